@@ -1,0 +1,2 @@
+//! The tandem binary.
+fn main() {}

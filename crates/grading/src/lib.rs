@@ -1,0 +1,1 @@
+//! Submissions, rubrics, prompts, verdicts and reports: a client of the OpenAI API.

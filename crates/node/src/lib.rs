@@ -1,0 +1,1 @@
+//! Worker daemon: engine thread, slots, handoff pumps, control API.

@@ -1,0 +1,1 @@
+//! Serde types of the OpenAI-compatible API and its stream framing.

@@ -1,0 +1,1 @@
+//! Control messages between coordinator and nodes.

@@ -1,0 +1,1 @@
+//! Which node prefills and which decodes: pure decisions.
