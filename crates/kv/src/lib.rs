@@ -1,1 +1,26 @@
-//! KV contract, planes, frames and the handoff state machines. No sockets, no clocks, no engine.
+//! What makes a KV cache exchangeable, and how it travels.
+//!
+//! This crate is pure: no sockets, no clocks, no randomness, no engine. It holds
+//!
+//! - [`contract`]: everything that must be equal on both ends of a handoff;
+//! - [`plane`]: neutral KV rows, `[token][kv_head][dim]`, little-endian f16;
+//! - [`digest`]: the one way token sequences are hashed;
+//! - [`codec`]: how planes become payload bytes (a closed enum with wire numbers);
+//! - [`frame`]: the 64-byte header, checksums, and the limits every length is checked against;
+//! - [`message`]: the payloads of the control frames (hello, accept, refuse, commit, ...);
+//! - [`sender`] and [`receiver`]: the two ends of a handoff as state machines without I/O.
+//!
+//! The byte tables are in `docs/wire-format.md`.
+
+pub mod codec;
+pub mod contract;
+pub mod digest;
+pub mod frame;
+pub mod limits;
+pub mod message;
+pub mod plane;
+pub mod receiver;
+pub mod sender;
+
+pub use contract::{Contract, ElementType, LayerKind, LayerSpec};
+pub use plane::{KvBlock, Plane, PlaneKind, Section};

@@ -1,0 +1,162 @@
+//! Neutral KV rows.
+//!
+//! A *plane* is one layer's K or V for a range of tokens: `[token][kv_head][dim]`,
+//! contiguous, little-endian, K after RoPE (and after the key norm, where a model has one).
+
+use std::ops::Range;
+
+use crate::contract::{Contract, LayerKind};
+
+/// K or V.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PlaneKind {
+    /// Keys, after RoPE.
+    Key,
+    /// Values, as projected.
+    Value,
+}
+
+/// Which layers a block of KV covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Section {
+    /// The layers that attend to all tokens; one block per chunk.
+    Full,
+    /// The layers with an attention window; one block, at the end.
+    Window,
+}
+
+impl Section {
+    /// The kind of layer that travels in this section.
+    #[must_use]
+    pub const fn layer_kind(self) -> LayerKind {
+        match self {
+            Self::Full => LayerKind::Full,
+            Self::Window => LayerKind::Window,
+        }
+    }
+
+    /// The number of this section in a frame header.
+    #[must_use]
+    pub const fn wire(self) -> u8 {
+        match self {
+            Self::Full => 0,
+            Self::Window => 1,
+        }
+    }
+
+    /// The section with this wire number.
+    #[must_use]
+    pub const fn from_wire(n: u8) -> Option<Self> {
+        match n {
+            0 => Some(Self::Full),
+            1 => Some(Self::Window),
+            _ => None,
+        }
+    }
+}
+
+/// One layer's K or V for a range of tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plane {
+    /// Index of the layer in the model.
+    pub layer: u32,
+    /// K or V.
+    pub kind: PlaneKind,
+    /// `tokens * kv_heads * dim` elements, little-endian.
+    pub data: Vec<u8>,
+}
+
+/// The planes of every layer of one section for a range of tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvBlock {
+    /// Which layers.
+    pub section: Section,
+    /// Token positions, start inclusive, end exclusive.
+    pub tokens: Range<u32>,
+    /// K then V of each layer of the section, layers ascending.
+    pub planes: Vec<Plane>,
+}
+
+/// A block whose planes are not what the contract says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("KV block for tokens {start}..{end}: {reason}")]
+pub struct InvalidBlock {
+    /// First token.
+    pub start: u32,
+    /// One past the last token.
+    pub end: u32,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl KvBlock {
+    /// Number of tokens.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.tokens.end.saturating_sub(self.tokens.start)
+    }
+
+    /// True if the block covers no token.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of all planes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.planes.iter().map(|p| p.data.len() as u64).sum()
+    }
+
+    /// Checks that the planes are exactly those of the section, in order, each of the right size.
+    ///
+    /// # Errors
+    /// Says which plane is missing or has the wrong size.
+    pub fn validate(&self, contract: &Contract) -> Result<(), InvalidBlock> {
+        let fail = |reason: String| {
+            Err(InvalidBlock {
+                start: self.tokens.start,
+                end: self.tokens.end,
+                reason,
+            })
+        };
+        let layers = contract.section_layers(self.section);
+        if self.tokens.start > self.tokens.end {
+            return fail("start after end".into());
+        }
+        if self.planes.len() != layers.len() * 2 {
+            return fail(format!(
+                "{} planes, expected {}",
+                self.planes.len(),
+                layers.len() * 2
+            ));
+        }
+        let expected = layers
+            .iter()
+            .flat_map(|&l| [(l, PlaneKind::Key), (l, PlaneKind::Value)]);
+        for (plane, (layer, kind)) in self.planes.iter().zip(expected) {
+            if plane.layer != layer || plane.kind != kind {
+                return fail(format!("expected layer {layer} {kind:?}"));
+            }
+            let rows = plane_bytes(contract, layer, kind, self.len());
+            if Some(plane.data.len() as u64) != rows {
+                return fail(format!(
+                    "layer {layer} {kind:?} has {} bytes",
+                    plane.data.len()
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of one plane of `tokens` tokens; `None` if the contract has no such layer.
+#[must_use]
+pub fn plane_bytes(contract: &Contract, layer: u32, kind: PlaneKind, tokens: u32) -> Option<u64> {
+    let spec = contract.layers.get(layer as usize)?;
+    let element = match kind {
+        PlaneKind::Key => contract.key_type,
+        PlaneKind::Value => contract.value_type,
+    };
+    spec.row_bytes(kind, element).checked_mul(u64::from(tokens))
+}
