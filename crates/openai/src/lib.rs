@@ -1,1 +1,32 @@
 //! Serde types of the OpenAI-compatible API and its stream framing.
+//!
+//! Pure: no sockets, no clock, no randomness. A server parses request bodies with
+//! [`parse_chat`] and [`parse_completion`], which answer every mistake with an OpenAI-shaped
+//! [`ApiError`] that names the field; a client serialises [`ChatRequest`] and reads the
+//! response types, all of which go both ways.
+//!
+//! The field names and their meanings follow the public OpenAI API reference
+//! (chat completions, completions, models); [`TandemOptions`] and [`TandemInfo`] are this
+//! project's extension under the single key `tandem`.
+
+mod chat;
+mod completion;
+mod error;
+mod fields;
+pub mod limits;
+mod refused;
+mod response;
+mod sampling;
+mod sse;
+mod tandem;
+
+pub use chat::{ChatRequest, Message, ResponseFormat, Role, parse_chat};
+pub use completion::{CompletionRequest, Prompt, parse_completion};
+pub use error::{ApiError, ErrorBody, ErrorDetail};
+pub use response::{
+    ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatMessage, Completion,
+    CompletionChoice, Delta, FinishReason, Model, ModelList, PromptTokensDetails, Usage,
+};
+pub use sampling::{Sampling, StreamOptions};
+pub use sse::{SSE_DONE, sse_error, sse_event};
+pub use tandem::{PhasesMs, RouteChoice, TandemInfo, TandemOptions};

@@ -1,0 +1,100 @@
+//! `POST /v1/completions`: the request.
+
+use crate::chat::model;
+use crate::error::ApiError;
+use crate::fields::{Fields, parse_body, wrong_type};
+use crate::limits;
+use crate::refused;
+use crate::sampling::{Sampling, StreamOptions};
+use crate::tandem::TandemOptions;
+use serde::Serialize;
+use serde_json::Value;
+
+/// A completion request, checked. Serialises to the body that [`parse_completion`] reads.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CompletionRequest {
+    /// Which model to ask.
+    pub model: String,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Sampling and stopping.
+    #[serde(flatten)]
+    pub sampling: Sampling,
+    /// Whether the answer comes as server-sent events.
+    pub stream: bool,
+    /// Options of the stream; without effect when `stream` is false.
+    #[serde(skip_serializing_if = "StreamOptions::is_default")]
+    pub stream_options: StreamOptions,
+    /// Extension.
+    #[serde(skip_serializing_if = "TandemOptions::is_default")]
+    pub tandem: TandemOptions,
+}
+
+/// A prompt without a chat template. An array with one string or one array of ids is read as its element.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// Text, still to be tokenised.
+    Text(String),
+    /// Token ids, at least one.
+    Tokens(Vec<u32>),
+}
+
+/// Reads and checks the body of a completion request.
+///
+/// # Errors
+/// As [`crate::parse_chat`].
+pub fn parse_completion(body: &[u8]) -> Result<CompletionRequest, ApiError> {
+    let mut fields = parse_body(body)?;
+    refused::check_completion(&fields)?;
+    Ok(CompletionRequest {
+        model: model(&mut fields)?,
+        prompt: prompt(&mut fields)?,
+        sampling: Sampling::parse(&mut fields)?,
+        stream: fields.boolean("stream")?.unwrap_or(false),
+        stream_options: StreamOptions::parse(&mut fields)?,
+        tandem: TandemOptions::parse(&mut fields)?,
+    })
+}
+
+fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
+    let value = fields
+        .take("prompt")
+        .ok_or_else(|| fields.missing("prompt"))?;
+    match value {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(items) => match items.as_slice() {
+            [] => Err(ApiError::invalid("prompt", "'prompt' must not be empty")),
+            [Value::String(text)] => Ok(Prompt::Text(text.clone())),
+            [Value::Array(ids)] => tokens(ids),
+            [Value::String(_) | Value::Array(_), ..] => Err(ApiError::invalid(
+                "prompt",
+                "'prompt' may hold one prompt only; send one request for each",
+            )),
+            ids => tokens(ids),
+        },
+        other => Err(wrong_type(
+            "prompt",
+            "a string or an array of token ids",
+            &other,
+        )),
+    }
+}
+
+fn tokens(ids: &[Value]) -> Result<Prompt, ApiError> {
+    if ids.is_empty() || ids.len() > limits::MAX_PROMPT_TOKENS {
+        let limit = limits::MAX_PROMPT_TOKENS;
+        return Err(ApiError::invalid(
+            "prompt",
+            format!("'prompt' must hold 1 to {limit} token ids"),
+        ));
+    }
+    let id = |(i, value): (usize, &Value)| {
+        let path = format!("prompt[{i}]");
+        let id = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        id.ok_or_else(|| wrong_type(&path, "a token id (an integer from 0 to 4294967295)", value))
+    };
+    Ok(Prompt::Tokens(
+        ids.iter().enumerate().map(id).collect::<Result<_, _>>()?,
+    ))
+}

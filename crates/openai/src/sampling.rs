@@ -1,0 +1,140 @@
+//! What both kinds of request share: sampling, stopping, streaming.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong_type};
+use crate::limits;
+use serde::Serialize;
+use serde_json::Value;
+
+/// How tokens are chosen and when to stop. `None` leaves the choice to the server.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Sampling {
+    /// Most tokens to generate, at least 1. `max_completion_tokens` is read as the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u32>,
+    /// 0 (greedy) to 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    /// 0 to 1; 1 keeps all tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f64>,
+    /// Extension: keep the k most likely tokens; 0 keeps all (-1 is read as 0).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// Extension: drop tokens less likely than this share of the likeliest; 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f64>,
+    /// Seed of the sampler. A negative seed is read as its two's complement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Strings at which generation ends; they are not part of the answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop: Vec<String>,
+}
+
+/// `stream_options`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct StreamOptions {
+    /// Send one more chunk, without choices, that carries the usage.
+    pub include_usage: bool,
+}
+
+impl StreamOptions {
+    /// Whether these are the defaults, which need not be sent.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub(crate) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
+        let Some(value) = fields.take("stream_options") else {
+            return Ok(Self::default());
+        };
+        let mut inner = Fields::of(value, "stream_options")?;
+        Ok(Self {
+            include_usage: inner.boolean("include_usage")?.unwrap_or(false),
+        })
+    }
+}
+
+impl Sampling {
+    pub(crate) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Self {
+            max_tokens: max_tokens(fields)?,
+            temperature: fields.number("temperature", 0.0, limits::MAX_TEMPERATURE)?,
+            top_p: fields.number("top_p", 0.0, 1.0)?,
+            top_k: fields
+                .integer("top_k", -1, limits::MAX_TOP_K)?
+                .map(|k| u32::try_from(k).unwrap_or(0)),
+            min_p: fields.number("min_p", 0.0, 1.0)?,
+            seed: seed(fields)?,
+            stop: stop(fields)?,
+        })
+    }
+}
+
+fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let old = fields.integer("max_tokens", 1, limits::MAX_GENERATED_TOKENS)?;
+    let new = fields.integer("max_completion_tokens", 1, limits::MAX_GENERATED_TOKENS)?;
+    match (old, new) {
+        (Some(a), Some(b)) if a != b => Err(ApiError::invalid(
+            "max_completion_tokens",
+            format!("'max_tokens' is {a} and 'max_completion_tokens' is {b}; give one of them"),
+        )),
+        (a, b) => Ok(a.or(b).and_then(|n| u32::try_from(n).ok())),
+    }
+}
+
+fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let Some(value) = fields.take("seed") else {
+        return Ok(None);
+    };
+    match (value.as_u64(), value.as_i64()) {
+        (Some(n), _) => Ok(Some(n)),
+        (None, Some(n)) => Ok(Some(n.cast_unsigned())),
+        (None, None) => Err(wrong_type("seed", "an integer of at most 64 bits", &value)),
+    }
+}
+
+fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let items = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(s)) => vec![Value::String(s)],
+        Some(Value::Array(items)) => items,
+        Some(other) => {
+            return Err(wrong_type(
+                "stop",
+                "a string or an array of strings",
+                &other,
+            ));
+        }
+    };
+    if items.len() > limits::MAX_STOP_STRINGS {
+        return Err(ApiError::invalid(
+            "stop",
+            format!(
+                "'stop' may hold at most {} strings",
+                limits::MAX_STOP_STRINGS
+            ),
+        ));
+    }
+    items
+        .into_iter()
+        .enumerate()
+        .map(|(i, item)| stop_string(i, item))
+        .collect()
+}
+
+fn stop_string(index: usize, item: Value) -> Result<String, ApiError> {
+    let path = format!("stop[{index}]");
+    let Value::String(text) = item else {
+        return Err(wrong_type(&path, "a string", &item));
+    };
+    if text.is_empty() || text.len() > limits::MAX_STOP_BYTES {
+        let limit = limits::MAX_STOP_BYTES;
+        return Err(ApiError::invalid(
+            &path,
+            format!("'{path}' must have 1 to {limit} bytes"),
+        ));
+    }
+    Ok(text)
+}
