@@ -1,1 +1,30 @@
-//! Control messages between coordinator and nodes.
+//! Control messages between coordinator and nodes: JSON over HTTP.
+//!
+//! | call | body | answer |
+//! |---|---|---|
+//! | `GET /node/v1/status` | – | [`NodeStatus`] |
+//! | `POST /node/v1/generate` | [`GenerateRequest`] | a stream of [`GenerateEvent`], one JSON object per line |
+//! | `POST /node/v1/prefill` | [`PrefillRequest`] | a stream of [`PrefillEvent`], one JSON object per line |
+//! | `POST /node/v1/requests/{id}/prefill-failed` | [`PrefillFailed`] | 204 |
+//!
+//! A request that cannot be started is answered with [`NodeError`] and a status from
+//! [`ErrorCode::http_status`]. A stream that is closed by the coordinator cancels the work; a
+//! stream is never silent for longer than [`limits::BEAT`] while the node is alive.
+//! KV never passes through here: it goes from node to node (crate `kv`).
+
+pub mod generate;
+pub mod limits;
+pub mod prefill;
+pub mod status;
+
+pub use generate::{
+    FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, PrefillMode,
+    PrefillSummary, Prompt, Ticket,
+};
+pub use prefill::{PrefillEvent, PrefillFailed, PrefillRequest};
+pub use status::{
+    Capacity, ErrorCode, ModelStatus, NodeError, NodeStatus, Phase, Role, SequenceStatus,
+};
+
+/// Version of these messages; a node and a coordinator with different versions do not work together.
+pub const PROTOCOL_VERSION: u32 = 1;

@@ -1,0 +1,237 @@
+//! A request to a decode node, and what it tells while it works.
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{MAX_GENERATED_TOKENS, MAX_REQUEST_ID};
+use crate::status::{ErrorCode, NodeError};
+
+/// One message of a chat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Message {
+    /// `system`, `user` or `assistant`; the model's template decides what it accepts.
+    pub role: String,
+    /// What was written. Tokenised with special tokens disabled.
+    pub content: String,
+}
+
+/// What to continue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prompt {
+    /// A chat, put into the model's template.
+    Chat(Vec<Message>),
+    /// Plain text, tokenised with special tokens disabled.
+    Text(String),
+    /// Token ids, used as they are.
+    Tokens(Vec<u32>),
+}
+
+/// What the answer must look like.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Anything.
+    #[default]
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that the schema accepts.
+    JsonSchema(serde_json::Value),
+}
+
+/// How to generate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Generation {
+    /// Tokens at most. `None`: until the context is full.
+    pub max_tokens: Option<u32>,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the k likeliest; 0 is off.
+    pub top_k: u32,
+    /// Keep the likeliest until their sum reaches p; 1 is off.
+    pub top_p: f32,
+    /// Keep those at least p times as likely as the likeliest; 0 is off.
+    pub min_p: f32,
+    /// Same seed, same tokens.
+    pub seed: u64,
+    /// Texts that end the answer.
+    pub stop: Vec<String>,
+    /// Constraint on the answer.
+    pub format: Format,
+}
+
+/// Who prefills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefillMode {
+    /// The decode node itself.
+    Local,
+    /// Another node, which will use the ticket.
+    Remote,
+}
+
+/// Body of `POST /node/v1/generate`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GenerateRequest {
+    /// Unique id; letters, digits, `-` and `_`.
+    pub request: String,
+    /// Name of the model.
+    pub model: String,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How.
+    pub generation: Generation,
+    /// Who prefills.
+    pub prefill: PrefillMode,
+    /// Tokens per chunk of the prefill, also of a local one, so that batch shapes are equal.
+    pub chunk: u32,
+}
+
+/// Permission for one handoff. Single use; expires with the request, or when the decode node has
+/// waited for [`crate::limits::HANDOFF_SILENCE`].
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ticket {
+    /// The secret, hex.
+    pub secret: String,
+    /// Id of the handoff.
+    pub handoff: u64,
+    /// TCP port of the decode node; its host is the one in the coordinator's configuration.
+    pub port: u16,
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Ticket {{ handoff: {}, port: {}, .. }}",
+            self.handoff, self.port
+        )
+    }
+}
+
+/// How the prompt's KV came to be, told when it is complete.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillSummary {
+    /// Tokens whose KV came from the prefill node.
+    pub remote_tokens: u32,
+    /// Tokens whose KV was computed here.
+    pub local_tokens: u32,
+    /// Time spent computing here, in milliseconds.
+    pub local_prefill_ms: f64,
+    /// Time spent putting received KV into the cache, in milliseconds.
+    pub apply_ms: f64,
+    /// Bytes of KV rows received.
+    pub handoff_bytes: u64,
+    /// Why the node prefilled (a part) itself though another node should have.
+    pub fallback: Option<String>,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// The model or a stop text ended it, or the constrained answer is complete.
+    Stop,
+    /// `max_tokens` or the context ended it.
+    Length,
+}
+
+/// One line of the answer to `POST /node/v1/generate`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
+pub enum GenerateEvent {
+    /// First: the prompt is tokenised and a sequence is reserved.
+    Opened {
+        /// Number of tokens of the prompt.
+        prompt_tokens: u32,
+        /// The tokens, if another node is to prefill them.
+        tokens: Option<Vec<u32>>,
+        /// The permission for that node; `None` if there is nothing to prefill.
+        ticket: Option<Ticket>,
+        /// Time spent on template and tokenizer, in milliseconds.
+        tokenize_ms: f64,
+    },
+    /// KV of all prompt tokens but the last is here.
+    Prefilled(PrefillSummary),
+    /// A token. Its text may be empty while a character or stop text is incomplete.
+    Token {
+        /// Its id.
+        id: u32,
+        /// Text that is now certain.
+        text: String,
+    },
+    /// Last: the answer is complete.
+    Done {
+        /// Why.
+        finish_reason: FinishReason,
+        /// Number of generated tokens.
+        generated_tokens: u32,
+        /// From KV complete to the first token sampled, in milliseconds.
+        first_token_ms: f64,
+        /// From the first token to the last, in milliseconds.
+        decode_ms: f64,
+    },
+    /// Last: the request failed.
+    Failed(NodeError),
+    /// Nothing new, but the node is alive.
+    Beat,
+}
+
+impl GenerateRequest {
+    /// Checks ids and ranges.
+    ///
+    /// # Errors
+    /// Names the field and what is allowed.
+    pub fn validate(&self) -> Result<(), NodeError> {
+        let fail = |message: String| Err(NodeError::new(ErrorCode::InvalidRequest, message));
+        check_request_id(&self.request)?;
+        let g = &self.generation;
+        if let Some(n) = g.max_tokens
+            && (n == 0 || n > MAX_GENERATED_TOKENS)
+        {
+            return fail(format!(
+                "`max_tokens` is {n}, allowed 1..={MAX_GENERATED_TOKENS}"
+            ));
+        }
+        if !(g.temperature.is_finite() && (0.0..=100.0).contains(&g.temperature)) {
+            return fail(format!(
+                "`temperature` is {}, allowed 0..=100",
+                g.temperature
+            ));
+        }
+        if !(g.top_p > 0.0 && g.top_p <= 1.0) {
+            return fail(format!("`top_p` is {}, allowed above 0 up to 1", g.top_p));
+        }
+        if !(0.0..=1.0).contains(&g.min_p) {
+            return fail(format!("`min_p` is {}, allowed 0..=1", g.min_p));
+        }
+        if self.chunk == 0 || self.chunk > tandem_kv::limits::MAX_CHUNK_TOKENS {
+            return fail(format!(
+                "`chunk` is {}, allowed 1..={}",
+                self.chunk,
+                tandem_kv::limits::MAX_CHUNK_TOKENS
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Checks a request id.
+///
+/// # Errors
+/// If it is empty, too long, or has other characters than letters, digits, `-` and `_`.
+pub fn check_request_id(id: &str) -> Result<(), NodeError> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    if id.is_empty() || id.len() > MAX_REQUEST_ID || !id.bytes().all(plain) {
+        return Err(NodeError::new(
+            ErrorCode::InvalidRequest,
+            format!("`request` must be 1 to {MAX_REQUEST_ID} letters, digits, `-` or `_`"),
+        ));
+    }
+    Ok(())
+}

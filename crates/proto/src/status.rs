@@ -1,0 +1,169 @@
+//! What a node holds and does, and how it says no.
+
+use serde::{Deserialize, Serialize};
+use tandem_kv::Contract;
+
+/// What a node is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes KV of prompts for other nodes.
+    Prefill,
+    /// Takes KV in and generates; can prefill for itself.
+    Decode,
+    /// Both.
+    Both,
+}
+
+impl Role {
+    /// True if the node computes KV for others.
+    #[must_use]
+    pub const fn prefills(self) -> bool {
+        matches!(self, Self::Prefill | Self::Both)
+    }
+
+    /// True if the node generates.
+    #[must_use]
+    pub const fn decodes(self) -> bool {
+        matches!(self, Self::Decode | Self::Both)
+    }
+}
+
+/// What fits into a model's engine at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capacity {
+    /// Sequences at once.
+    pub sequences: u32,
+    /// Tokens of one sequence, prompt and answer together.
+    pub tokens_per_sequence: u32,
+    /// Largest chunk of a prefill, in tokens.
+    pub prefill_tokens: u32,
+    /// Chunks must be multiples of this, in tokens.
+    pub microbatch_tokens: u32,
+}
+
+/// What a sequence is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Waits for KV from another node.
+    Receiving,
+    /// Computes KV.
+    Prefilling,
+    /// Generates.
+    Decoding,
+}
+
+/// One sequence of a model. No text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceStatus {
+    /// Id of its request.
+    pub request: String,
+    /// What it is doing.
+    pub phase: Phase,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens whose KV is here.
+    pub held_tokens: u32,
+    /// Tokens generated so far.
+    pub generated_tokens: u32,
+}
+
+/// One model of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelStatus {
+    /// Name under which requests ask for it.
+    pub name: String,
+    /// What must be equal on both ends of a handoff.
+    pub contract: Contract,
+    /// What fits.
+    pub capacity: Capacity,
+    /// What it does now.
+    pub sequences: Vec<SequenceStatus>,
+}
+
+/// Answer to `GET /node/v1/status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeStatus {
+    /// [`crate::PROTOCOL_VERSION`] of the node.
+    pub protocol: u32,
+    /// Version of the tandem binary.
+    pub version: String,
+    /// What it is for.
+    pub role: Role,
+    /// TCP port on which it takes KV in; only on nodes that decode.
+    pub handoff_port: Option<u16>,
+    /// Its models.
+    pub models: Vec<ModelStatus>,
+}
+
+/// Why a node says no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The request is malformed or asks for something impossible.
+    InvalidRequest,
+    /// The prompt, or the prompt and the answer together, exceed the context.
+    ContextLength,
+    /// The node does not have the model.
+    UnknownModel,
+    /// The node's role does not include this.
+    WrongRole,
+    /// All sequences are in use; try later or elsewhere.
+    Busy,
+    /// The other node refused the handoff, naming the field.
+    Refused,
+    /// The connection between the nodes failed.
+    Handoff,
+    /// The engine failed.
+    Engine,
+    /// The node is shutting down.
+    Stopping,
+}
+
+impl ErrorCode {
+    /// The HTTP status that goes with it.
+    #[must_use]
+    pub const fn http_status(self) -> u16 {
+        match self {
+            Self::InvalidRequest | Self::ContextLength | Self::WrongRole => 400,
+            Self::UnknownModel => 404,
+            Self::Refused => 409,
+            Self::Busy => 429,
+            Self::Engine => 500,
+            Self::Handoff => 502,
+            Self::Stopping => 503,
+        }
+    }
+
+    /// True if the same request may succeed on another node.
+    #[must_use]
+    pub const fn try_elsewhere(self) -> bool {
+        !matches!(self, Self::InvalidRequest | Self::ContextLength)
+    }
+}
+
+/// A refusal or failure, as body of an error answer or inside an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+#[serde(deny_unknown_fields)]
+pub struct NodeError {
+    /// The kind of reason.
+    pub code: ErrorCode,
+    /// For a person: the field or cause, and the mend. No prompt text.
+    pub message: String,
+}
+
+impl NodeError {
+    /// An error with this code and message.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+}
