@@ -1,0 +1,198 @@
+//! JSON-schema constrained decoding (llguidance).
+
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+
+use crate::tokenizer::{Token, Tokenizer};
+
+/// Largest schema, in bytes of JSON.
+pub const MAX_SCHEMA_BYTES: usize = 256 * 1024;
+
+/// Why output cannot be constrained.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConstraintError {
+    /// The tokenizer cannot end an answer.
+    #[error("the model's tokenizer has no end token, so constrained output could never end")]
+    NoEndToken,
+    /// The token trie could not be built.
+    #[error("cannot prepare constrained decoding for this tokenizer: {0}")]
+    Tokenizer(String),
+    /// The schema is wrong or uses something unsupported.
+    #[error("JSON schema refused: {0}")]
+    Schema(String),
+    /// The token does not fit; a bug of the caller, who must mask the logits.
+    #[error("token {token} breaks the constraint: {reason}")]
+    Token {
+        /// The token.
+        token: Token,
+        /// What the parser says.
+        reason: String,
+    },
+    /// The parser gave up.
+    #[error("constrained decoding failed: {0}")]
+    Failed(String),
+}
+
+/// Which tokens may come next.
+#[derive(Debug, Clone)]
+pub struct TokenMask(SimpleVob);
+
+impl TokenMask {
+    /// True if the token may come next. False for ids beyond the vocabulary.
+    #[must_use]
+    pub fn allows(&self, token: Token) -> bool {
+        (token as usize) < self.0.len() && self.0.is_allowed(token)
+    }
+}
+
+/// Makes constraints for one model. Building it walks the whole vocabulary, so keep one per model.
+pub struct ConstraintFactory {
+    factory: ParserFactory,
+}
+
+/// The constraint of one answer.
+pub struct Constraint {
+    matcher: Matcher,
+}
+
+impl ConstraintFactory {
+    /// Builds the token trie of a model.
+    ///
+    /// # Errors
+    /// If the tokenizer has no end token.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "keeps the callers' choice open"
+    )]
+    pub fn new(tokenizer: Arc<dyn Tokenizer>) -> Result<Self, ConstraintError> {
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie(tokenizer.as_ref())?));
+        let mut factory = ParserFactory::new(
+            &environment,
+            InferenceCapabilities::default(),
+            &SlicedBiasComputer::json_slices(),
+        )
+        .map_err(|e| ConstraintError::Tokenizer(format!("{e:#}")))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Self { factory })
+    }
+
+    /// A constraint to JSON that a schema accepts.
+    ///
+    /// # Errors
+    /// Names what is wrong or unsupported in the schema.
+    pub fn json_schema(&self, schema: &Value) -> Result<Constraint, ConstraintError> {
+        let grammar = TopLevelGrammar::from_json_schema(compact(schema)?);
+        let parser = self
+            .factory
+            .create_parser(grammar)
+            .map_err(|e| ConstraintError::Schema(format!("{e:#}")))?;
+        Ok(Constraint {
+            matcher: Matcher::new(Ok(parser)),
+        })
+    }
+
+    /// A constraint to some JSON object.
+    ///
+    /// # Errors
+    /// Not for a working build.
+    pub fn json_object(&self) -> Result<Constraint, ConstraintError> {
+        self.json_schema(&json!({"type": "object"}))
+    }
+}
+
+impl Constraint {
+    /// Which tokens may come next; only the end token once the JSON is complete.
+    ///
+    /// # Errors
+    /// If the schema is too complex for a step.
+    pub fn mask(&mut self) -> Result<TokenMask, ConstraintError> {
+        self.matcher
+            .compute_mask_or_eos()
+            .map(TokenMask)
+            .map_err(|e| ConstraintError::Failed(format!("{e:#}")))
+    }
+
+    /// Takes the chosen token in.
+    ///
+    /// # Errors
+    /// If the mask does not allow it. The constraint is of no use then.
+    pub fn accept(&mut self, token: Token) -> Result<(), ConstraintError> {
+        self.matcher
+            .consume_token(token)
+            .map_err(|e| ConstraintError::Token {
+                token,
+                reason: format!("{e:#}"),
+            })
+    }
+
+    /// True if nothing but the end token can follow.
+    pub fn is_complete(&mut self) -> bool {
+        self.matcher.is_stopped() && !self.matcher.is_error()
+    }
+}
+
+/// The schema with our whitespace: none but an optional space after `,` and `:`, so that a model
+/// cannot fill the answer with blanks.
+fn compact(schema: &Value) -> Result<Value, ConstraintError> {
+    let bytes = schema.to_string().len();
+    if bytes > MAX_SCHEMA_BYTES {
+        return Err(ConstraintError::Schema(format!(
+            "it has {bytes} bytes; at most {MAX_SCHEMA_BYTES} are allowed"
+        )));
+    }
+    let mut schema = match schema {
+        Value::Object(map) => map.clone(),
+        Value::Bool(true) => serde_json::Map::new(),
+        _ => {
+            return Err(ConstraintError::Schema(
+                "it must be a JSON object".to_owned(),
+            ));
+        }
+    };
+    schema.insert(
+        "x-guidance".to_owned(),
+        json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"}),
+    );
+    Ok(Value::Object(schema))
+}
+
+/// The bytes of every token as llguidance wants them.
+fn trie(tokenizer: &dyn Tokenizer) -> Result<TokTrie, ConstraintError> {
+    let ends = end_tokens(tokenizer);
+    let &first = ends.first().ok_or(ConstraintError::NoEndToken)?;
+    let words: Vec<Vec<u8>> = (0..tokenizer.len())
+        .map(|token| word(tokenizer, token, ends.contains(&token)))
+        .collect();
+    let info = TokRxInfo::new(tokenizer.len(), first);
+    Ok(TokTrie::from(&info, &words).with_eos_tokens(&ends))
+}
+
+/// The end token of the model first, then all others that end an answer.
+fn end_tokens(tokenizer: &dyn Tokenizer) -> Vec<Token> {
+    let size = tokenizer.len();
+    let mut ends: Vec<Token> = tokenizer.special().eos.into_iter().collect();
+    ends.extend((0..size).filter(|&t| tokenizer.is_end(t) && Some(t) != tokenizer.special().eos));
+    ends.retain(|&t| t < size);
+    ends
+}
+
+/// Control tokens carry llguidance's marker byte, which no JSON contains.
+fn word(tokenizer: &dyn Tokenizer, token: Token, is_end: bool) -> Vec<u8> {
+    match tokenizer.control_name(token) {
+        Some(name) => marked(&name),
+        None if is_end => marked(&format!("<end {token}>")),
+        None => tokenizer.bytes(token),
+    }
+}
+
+fn marked(name: &str) -> Vec<u8> {
+    let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+    word.extend_from_slice(name.as_bytes());
+    word
+}

@@ -1,0 +1,254 @@
+//! The KV rows of one fake sequence.
+
+use std::ops::Range;
+
+use half::f16;
+use tandem_kv::plane::plane_bytes;
+use tandem_kv::{Contract, KvBlock, LayerKind, Plane, PlaneKind, Section};
+
+use super::tokenizer::{FAKE_EOS, is_printable};
+use crate::tokenizer::Token;
+
+/// Stored rows of one plane.
+#[derive(Debug, Clone)]
+struct Rows {
+    layer: u32,
+    kind: PlaneKind,
+    section: Section,
+    row_bytes: usize,
+    /// Position of the first row.
+    first: u32,
+    data: Vec<u8>,
+}
+
+impl Rows {
+    fn range(&self, tokens: &Range<u32>) -> &[u8] {
+        let at = |position: u32| (position - self.first) as usize * self.row_bytes;
+        &self.data[at(tokens.start)..at(tokens.end)]
+    }
+
+    /// Forgets all rows before a position.
+    fn forget_before(&mut self, position: u32) {
+        if position > self.first {
+            let bytes = (position - self.first) as usize * self.row_bytes;
+            self.data.drain(..bytes.min(self.data.len()));
+            self.first = position;
+        }
+    }
+}
+
+/// All rows of one sequence. Window planes store the window only.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    seed: u64,
+    window: u32,
+    has_window: bool,
+    planes: Vec<Rows>,
+    /// Tokens in the full planes.
+    full_end: u32,
+    /// One past the last token of the window planes.
+    window_end: u32,
+    /// Hash of all rows of the full planes, in order of position.
+    full_hash: u64,
+}
+
+impl Cache {
+    /// An empty cache of the contract's shape.
+    pub fn new(contract: &Contract, seed: u64) -> Self {
+        let seed = fold(mix(seed), contract.weights.as_bytes());
+        let planes = (0..).zip(&contract.layers).flat_map(|(layer, spec)| {
+            let section = match spec.kind {
+                LayerKind::Full => Section::Full,
+                LayerKind::Window => Section::Window,
+            };
+            [PlaneKind::Key, PlaneKind::Value].map(|kind| Rows {
+                layer,
+                kind,
+                section,
+                row_bytes: plane_bytes(contract, layer, kind, 1)
+                    .and_then(|bytes| usize::try_from(bytes).ok())
+                    .unwrap_or(0),
+                first: 0,
+                data: Vec::new(),
+            })
+        });
+        Self {
+            seed,
+            window: contract.window,
+            has_window: contract.has_window(),
+            planes: planes.collect(),
+            full_end: 0,
+            window_end: 0,
+            full_hash: seed,
+        }
+    }
+
+    /// Tokens that can be continued from.
+    pub fn held(&self) -> u32 {
+        if self.has_window && self.window_end != self.full_end {
+            0
+        } else {
+            self.full_end
+        }
+    }
+
+    /// Forgets full planes whose window never came.
+    pub fn drop_incomplete(&mut self) {
+        if self.held() == 0 {
+            for rows in &mut self.planes {
+                rows.first = 0;
+                rows.data.clear();
+            }
+            self.full_end = 0;
+            self.window_end = 0;
+            self.full_hash = self.seed;
+        }
+    }
+
+    /// Evaluates one token at the next position.
+    pub fn push(&mut self, token: Token) {
+        let position = self.full_end;
+        let state = mix(self.state() ^ mix((u64::from(token) << 32) | u64::from(position)));
+        for rows in &mut self.planes {
+            let plane = u64::from(rows.layer) * 2 + u64::from(rows.kind == PlaneKind::Value);
+            let row = row(mix(state ^ mix(plane)), rows.row_bytes);
+            rows.data.extend_from_slice(&row);
+        }
+        self.full_end += 1;
+        self.window_end = self.full_end;
+        self.hash_full(position);
+        self.forget();
+    }
+
+    /// One logit per token id, from the stored rows. Printable characters and the end token are
+    /// likely, other control tokens never win.
+    pub fn logits(&self, vocabulary: u32) -> Vec<f32> {
+        let state = self.state();
+        let logit = |token: Token| {
+            let bonus = match token {
+                FAKE_EOS => 3.0,
+                t if is_printable(t) => 4.0,
+                t if t > 255 => -16.0,
+                _ => 0.0,
+            };
+            unit(mix(state ^ mix(0x10_0000 + u64::from(token)))) * 8.0 - 4.0 + bonus
+        };
+        (0..vocabulary).map(logit).collect()
+    }
+
+    /// Copies rows out.
+    pub fn export(&self, section: Section, tokens: Range<u32>) -> Result<KvBlock, String> {
+        let held = self.held();
+        if tokens.start > tokens.end || tokens.end > held {
+            return Err(format!("export of {tokens:?} while {held} tokens are held"));
+        }
+        let window = held.saturating_sub(self.window)..held;
+        if section == Section::Window && tokens != window {
+            return Err(format!("export of {tokens:?}; the window is {window:?}"));
+        }
+        let planes = self.planes.iter().filter(|rows| rows.section == section);
+        Ok(KvBlock {
+            section,
+            planes: planes
+                .map(|rows| Plane {
+                    layer: rows.layer,
+                    kind: rows.kind,
+                    data: rows.range(&tokens).to_vec(),
+                })
+                .collect(),
+            tokens,
+        })
+    }
+
+    /// Takes rows of a validated block in; on an error nothing has changed.
+    pub fn import(&mut self, block: &KvBlock) -> Result<(), String> {
+        let tokens = block.tokens.clone();
+        let expected = match block.section {
+            Section::Full => self.full_end..tokens.end,
+            Section::Window => self.full_end.saturating_sub(self.window)..self.full_end,
+        };
+        if tokens != expected {
+            return Err(format!(
+                "block {tokens:?} of {:?}; expected {expected:?}",
+                block.section
+            ));
+        }
+        let planes = self
+            .planes
+            .iter_mut()
+            .filter(|rows| rows.section == block.section);
+        for (rows, plane) in planes.zip(&block.planes) {
+            if block.section == Section::Window {
+                rows.first = tokens.start;
+                rows.data.clear();
+            }
+            rows.data.extend_from_slice(&plane.data);
+        }
+        match block.section {
+            Section::Window => self.window_end = tokens.end,
+            Section::Full => {
+                self.full_end = tokens.end;
+                tokens.for_each(|position| self.hash_full(position));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hash of everything that the next token attends to.
+    fn state(&self) -> u64 {
+        let end = self.full_end;
+        let mut state = mix(self.full_hash ^ u64::from(end));
+        let window = end.saturating_sub(self.window)..end;
+        for rows in self.planes.iter().filter(|r| r.section == Section::Window) {
+            state = fold(state, rows.range(&window));
+        }
+        state
+    }
+
+    fn hash_full(&mut self, position: u32) {
+        let mut hash = mix(self.full_hash ^ u64::from(position));
+        for rows in self.planes.iter().filter(|r| r.section == Section::Full) {
+            hash = fold(hash, rows.range(&(position..position + 1)));
+        }
+        self.full_hash = hash;
+    }
+
+    /// Drops what has left the window.
+    fn forget(&mut self) {
+        let start = self.window_end.saturating_sub(self.window);
+        let planes = self.planes.iter_mut();
+        for rows in planes.filter(|r| r.section == Section::Window) {
+            rows.forget_before(start);
+        }
+    }
+}
+
+/// Numbers between -1 and 1 as little-endian f16.
+fn row(state: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64 / 2)
+        .flat_map(|i| f16::from_f32(unit(mix(state ^ mix(i))) * 2.0 - 1.0).to_le_bytes())
+        .collect()
+}
+
+/// The finaliser of `SplitMix64` (Steele, Lea, Flood 2014).
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn fold(state: u64, bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(state, |state, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        mix(state ^ u64::from_le_bytes(word))
+    })
+}
+
+/// 24 bits as a number in `[0, 1)`.
+fn unit(bits: u64) -> f32 {
+    #[expect(clippy::cast_precision_loss, reason = "24 bits fit an f32 exactly")]
+    let numerator = (bits >> 40) as f32;
+    numerator / 16_777_216.0
+}

@@ -1,0 +1,120 @@
+//! The trait of engines that give token-level access to their KV cache.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tandem_kv::{Contract, KvBlock, Section};
+
+use crate::tokenizer::{Token, Tokenizer};
+
+/// A sequence inside an engine. Valid from [`KvEngine::open`] to [`KvEngine::release`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Sequence(pub u32);
+
+/// What fits into an engine at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Sequences that may be open at once.
+    pub sequences: u32,
+    /// Tokens of one sequence, prompt and answer together.
+    pub tokens_per_sequence: u32,
+    /// Largest number of tokens per call of [`KvEngine::prefill`]; chunks are cut at this size.
+    pub prefill_tokens: u32,
+    /// Tokens computed in one go inside a prefill; chunk sizes must be multiples of it for equal
+    /// batch shapes on both ends.
+    pub microbatch_tokens: u32,
+}
+
+/// One token to evaluate for one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeStep {
+    /// The sequence.
+    pub sequence: Sequence,
+    /// The token.
+    pub token: Token,
+    /// Its position, which must be the number of tokens the sequence holds.
+    pub position: u32,
+}
+
+/// Why an engine could not do something.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// All sequences are in use.
+    #[error("all {0} sequences of the engine are in use")]
+    Full(u32),
+    /// The call does not fit the state of the sequence: a bug of the caller, or of a peer.
+    #[error("engine call refused: {0}")]
+    Refused(String),
+    /// The engine itself failed.
+    #[error("engine failed: {0}")]
+    Failed(String),
+}
+
+/// Token-level access to a model and its KV cache. Synchronous; lives on its own thread.
+///
+/// The token contract: prefill covers tokens `[0, n-1)` of a prompt of `n` tokens; the decoding
+/// side evaluates token `n-1` by [`KvEngine::decode`] and samples from its logits. So no logits
+/// and no rollback cross from one engine to another.
+pub trait KvEngine: Send {
+    /// What must be equal on both ends of a handoff.
+    fn contract(&self) -> &Contract;
+
+    /// The tokenizer of the model.
+    fn tokenizer(&self) -> Arc<dyn Tokenizer>;
+
+    /// What fits.
+    fn capacity(&self) -> Capacity;
+
+    /// Opens an empty sequence.
+    ///
+    /// # Errors
+    /// [`EngineError::Full`] if all are in use.
+    fn open(&mut self) -> Result<Sequence, EngineError>;
+
+    /// Evaluates `tokens` at positions `start..` and keeps their KV. No logits.
+    ///
+    /// # Errors
+    /// If `start` is not the number of tokens held, or the engine fails.
+    fn prefill(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+    ) -> Result<(), EngineError>;
+
+    /// Copies KV of a range of tokens out. For [`Section::Window`] the range must be the window
+    /// that ends at the last token held.
+    ///
+    /// # Errors
+    /// If the range is not held, or the engine fails.
+    fn export(
+        &mut self,
+        sequence: Sequence,
+        section: Section,
+        tokens: Range<u32>,
+    ) -> Result<KvBlock, EngineError>;
+
+    /// Takes KV in. Full blocks must continue where the sequence ends; the window comes last.
+    /// On an error the sequence holds what it held before, or nothing ([`KvEngine::held`] tells).
+    ///
+    /// # Errors
+    /// If the block does not fit the contract or does not continue the sequence.
+    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError>;
+
+    /// Number of tokens from 0 whose KV is complete enough to continue from.
+    ///
+    /// For a model with window layers that is 0 until the window has been imported.
+    fn held(&self, sequence: Sequence) -> u32;
+
+    /// Drops all KV of a sequence and keeps it open.
+    fn clear(&mut self, sequence: Sequence);
+
+    /// Evaluates one token for each of several sequences; one row of `n_vocab` logits per step.
+    ///
+    /// # Errors
+    /// If a position is not the number of tokens held, or the engine fails.
+    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError>;
+
+    /// Closes a sequence and frees its KV.
+    fn release(&mut self, sequence: Sequence);
+}
