@@ -1,1 +1,19 @@
 //! Which node prefills and which decodes: pure decisions.
+//!
+//! A [`Scheduler`] is a function of its state and the next [`Event`]; it answers with
+//! [`Action`]s. It asks no clock, draws no random number and knows no socket, so the same events
+//! always give the same actions. The service around it reports what happens and does what it says.
+//!
+//! Life of a request: `Submit` → (`Queued`) → `Start` → `PrefillEnded` → `Finished`. A request
+//! ends exactly once: by `Reject`, or by the service telling `Finished`, `Cancel` or
+//! `DecodeFailed` without a retry.
+
+mod choice;
+mod event;
+pub mod limits;
+mod scheduler;
+mod view;
+
+pub use event::{Action, Event, Failure, Plan, Rejection, Route};
+pub use scheduler::{ModelRoutes, Scheduler, Topology};
+pub use view::{ModelLoad, NodeView};

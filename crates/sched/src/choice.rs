@@ -1,0 +1,307 @@
+//! How nodes are chosen for a request.
+
+use tandem_proto::{ModelStatus, Role};
+
+use crate::event::{Plan, Rejection, Route};
+use crate::scheduler::{NodeState, Scheduler, Waiting};
+
+/// What can be done about a waiting request now.
+pub(crate) enum Choice {
+    /// It can start.
+    Fits {
+        /// Index of the decode node.
+        decode: usize,
+        /// Index of the prefill node.
+        prefill: Option<usize>,
+        /// The same in words.
+        plan: Plan,
+    },
+    /// The nodes that can serve it are in use.
+    Wait,
+    /// No node can serve it.
+    Never(Rejection),
+}
+
+/// What can be done about a prefill for one decode node.
+enum Prefill {
+    /// This node can, after these notes.
+    Node(usize, Vec<String>),
+    /// A node can once something ends there.
+    Wait,
+    /// No node can, for these reasons.
+    Nobody(Vec<String>),
+}
+
+/// Whether a node can prefill for another. `Full` is worth a wait.
+enum Fitness {
+    Ready,
+    Full,
+    Unfit(String),
+}
+
+impl Scheduler {
+    /// Chooses nodes: among those that can decode the one with the fewest sequences of the model,
+    /// for it the prefill node with the fewest prefills; configured order decides ties.
+    pub(crate) fn choose(&self, model: usize, waiting: &Waiting) -> Choice {
+        let mut able = Vec::new();
+        let mut reasons = Vec::new();
+        for &node in &self.models[model].decode {
+            match self.can_decode(node, model, waiting) {
+                Ok(status) => able.push((node, status.capacity.sequences)),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        if able.is_empty() {
+            return Choice::Never(Rejection::NoDecodeNode {
+                model: self.models[model].name.clone(),
+                reasons: or_none_configured(reasons),
+            });
+        }
+        able.sort_by_key(|&(node, _)| self.decodes(node, model));
+        let mut without_prefill = Vec::new();
+        for &(decode, capacity) in &able {
+            let free = self.has_room(decode, model, capacity);
+            match self.with_prefill(decode, model, waiting.route) {
+                Ok(Prefill::Node(node, notes)) if free => {
+                    return self.fits(decode, Some(node), model, notes);
+                }
+                Ok(Prefill::Nobody(notes)) if free => return self.fits(decode, None, model, notes),
+                Ok(_) => {}
+                Err(reasons) => without_prefill.push(reasons),
+            }
+        }
+        if without_prefill.len() == able.len() {
+            let mut reasons: Vec<String> = without_prefill.into_iter().flatten().collect();
+            reasons.dedup();
+            return Choice::Never(Rejection::NoPrefillNode {
+                model: self.models[model].name.clone(),
+                reasons,
+            });
+        }
+        Choice::Wait
+    }
+
+    /// The prefill that the route leads to; an error if the route forbids what is left.
+    fn with_prefill(
+        &self,
+        decode: usize,
+        model: usize,
+        route: Route,
+    ) -> Result<Prefill, Vec<String>> {
+        if route == Route::Local {
+            return Ok(Prefill::Nobody(Vec::new()));
+        }
+        match (self.prefill_for(decode, model, route), route) {
+            (Prefill::Nobody(reasons), Route::Remote) => {
+                self.prefill_on_itself(decode, model, reasons)
+            }
+            (Prefill::Nobody(mut notes), _) => {
+                notes.push(format!("`{}` prefills by itself", self.nodes[decode].name));
+                Ok(Prefill::Nobody(notes))
+            }
+            (found, _) => Ok(found),
+        }
+    }
+
+    fn prefill_for(&self, decode: usize, model: usize, route: Route) -> Prefill {
+        let mut ready = Vec::new();
+        let mut full = false;
+        let mut notes = Vec::new();
+        let mut reasons = Vec::new();
+        for &node in &self.models[model].prefill {
+            if node == decode {
+                continue;
+            }
+            match self.can_prefill(node, decode, model, route) {
+                Ok(Fitness::Ready) => ready.push(node),
+                Ok(Fitness::Full) => full = true,
+                Ok(Fitness::Unfit(reason)) => reasons.push(reason),
+                Err(difference) => {
+                    notes.push(difference.clone());
+                    reasons.push(difference);
+                }
+            }
+        }
+        match ready.into_iter().min_by_key(|&n| self.prefills(n)) {
+            Some(node) => Prefill::Node(node, notes),
+            None if full => Prefill::Wait,
+            None => Prefill::Nobody(or_none_configured(reasons)),
+        }
+    }
+
+    /// With the route `Remote` a node hands KV to itself if there is no other.
+    fn prefill_on_itself(
+        &self,
+        decode: usize,
+        model: usize,
+        mut reasons: Vec<String>,
+    ) -> Result<Prefill, Vec<String>> {
+        let node = &self.nodes[decode];
+        let prefills = matches!(&node.state, NodeState::Up(s) if s.role.prefills());
+        if !prefills || !self.models[model].prefill.contains(&decode) {
+            return Err(reasons);
+        }
+        let capacity = node
+            .model(&self.models[model].name)
+            .map_or(0, |m| m.capacity.sequences);
+        if capacity < 2 {
+            reasons.push(format!(
+                "`{}` is the decode node and holds {capacity} sequence, a handoff to itself needs 2",
+                node.name
+            ));
+            return Err(reasons);
+        }
+        if self.used(decode, model) + 2 > capacity {
+            return Ok(Prefill::Wait);
+        }
+        let note = format!(
+            "`{}` hands KV to itself, no other node can prefill",
+            node.name
+        );
+        Ok(Prefill::Node(decode, vec![note]))
+    }
+
+    fn fits(
+        &self,
+        decode: usize,
+        prefill: Option<usize>,
+        model: usize,
+        notes: Vec<String>,
+    ) -> Choice {
+        let mut reason = format!(
+            "decode on `{}`, where {} sequences of the model run",
+            self.nodes[decode].name,
+            self.decodes(decode, model)
+        );
+        if let Some(node) = prefill {
+            let running = self.prefills(node);
+            let name = &self.nodes[node].name;
+            reason.push_str(&format!(
+                "; prefill on `{name}`, where {running} prefills run"
+            ));
+        }
+        let name = |node: usize| self.nodes[node].name.clone();
+        let plan = Plan {
+            decode: name(decode),
+            prefill: prefill.map(name),
+            reason,
+            notes,
+        };
+        Choice::Fits {
+            decode,
+            prefill,
+            plan,
+        }
+    }
+
+    fn can_decode(
+        &self,
+        node: usize,
+        model: usize,
+        waiting: &Waiting,
+    ) -> Result<&ModelStatus, String> {
+        let name = &self.nodes[node].name;
+        if waiting.tried.contains(&node) {
+            return Err(format!("`{name}` failed this request"));
+        }
+        self.holds(node, model, "decode", Role::decodes)
+    }
+
+    /// Why the node cannot decode the model at all; `None` if it can.
+    pub(crate) fn cannot_decode(&self, node: usize, model: usize) -> Option<String> {
+        self.holds(node, model, "decode", Role::decodes).err()
+    }
+
+    /// Whether the node can prefill for the decode node; an error is a difference of contract.
+    fn can_prefill(
+        &self,
+        node: usize,
+        decode: usize,
+        model: usize,
+        route: Route,
+    ) -> Result<Fitness, String> {
+        let status = match self.holds(node, model, "prefill for others", Role::prefills) {
+            Ok(status) => status,
+            Err(reason) => return Ok(Fitness::Unfit(reason)),
+        };
+        let name = &self.nodes[node].name;
+        if let Some(ours) = self.nodes[decode].model(&self.models[model].name)
+            && let Some(difference) = ours.contract.differences(&status.contract).first()
+        {
+            return Err(format!(
+                "`{name}` cannot prefill for `{}`: {difference}",
+                self.nodes[decode].name
+            ));
+        }
+        if self.has_room(node, model, status.capacity.sequences) {
+            return Ok(Fitness::Ready);
+        }
+        // Prefills end soon and are worth a wait; the sequences of a node that decodes are not.
+        let short = matches!(&self.nodes[node].state, NodeState::Up(s) if s.role == Role::Prefill);
+        if short || route == Route::Remote {
+            return Ok(Fitness::Full);
+        }
+        Ok(Fitness::Unfit(format!("`{name}` is full")))
+    }
+
+    /// The node's status of the model, if it is up, has the role and the model.
+    fn holds(
+        &self,
+        node: usize,
+        model: usize,
+        task: &str,
+        has_role: fn(Role) -> bool,
+    ) -> Result<&ModelStatus, String> {
+        let (node, model) = (&self.nodes[node], &self.models[model].name);
+        let name = &node.name;
+        let status = match &node.state {
+            NodeState::Down(reason) => return Err(format!("`{name}` is down: {reason}")),
+            NodeState::Up(status) => status,
+        };
+        if !has_role(status.role) {
+            return Err(format!(
+                "`{name}` does not {task}; start it with another role"
+            ));
+        }
+        let found = node.model(model);
+        let found = found.ok_or_else(|| format!("`{name}` does not hold `{model}`"))?;
+        if found.capacity.sequences == 0 {
+            return Err(format!(
+                "`{name}` has no room for any sequence of `{model}`"
+            ));
+        }
+        Ok(found)
+    }
+
+    fn has_room(&self, node: usize, model: usize, capacity: u32) -> bool {
+        let held = self.nodes[node].suspect || self.nodes[node].busy.contains(&model);
+        !held && self.used(node, model) < capacity
+    }
+
+    /// Sequences of the model that our requests use at the node.
+    fn used(&self, node: usize, model: usize) -> u32 {
+        let of_model = self.running.values().filter(|r| r.model == model);
+        of_model
+            .map(|r| u32::from(r.decode == node) + u32::from(r.prefill == Some(node)))
+            .sum()
+    }
+
+    /// Requests of the model that the node decodes.
+    pub(crate) fn decodes(&self, node: usize, model: usize) -> usize {
+        let mine = |r: &&crate::scheduler::Running| r.model == model && r.decode == node;
+        self.running.values().filter(mine).count()
+    }
+
+    /// Prefills of any model that run at the node.
+    fn prefills(&self, node: usize) -> usize {
+        let mine = |r: &&crate::scheduler::Running| r.prefill == Some(node);
+        self.running.values().filter(mine).count()
+    }
+}
+
+fn or_none_configured(mut reasons: Vec<String>) -> Vec<String> {
+    if reasons.is_empty() {
+        reasons.push("no other node is configured for it".to_owned());
+    }
+    reasons
+}

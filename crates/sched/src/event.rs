@@ -1,0 +1,169 @@
+//! What the scheduler is told and what it answers.
+
+use tandem_proto::NodeStatus;
+
+/// Where the prefill of a request may run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Route {
+    /// On another node if one can, otherwise on the decode node.
+    #[default]
+    Auto,
+    /// On a prefill node; refused if none can.
+    Remote,
+    /// On the decode node.
+    Local,
+}
+
+/// Why a decode node did not finish a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// The connection failed: nothing is started there until the node's next status.
+    Lost,
+    /// The node has no free sequence: nothing of this model is started there until a sequence
+    /// ends or the node's next status.
+    Busy,
+    /// The node answered that it cannot, for another reason.
+    Refused,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A node told its status.
+    NodeUp {
+        /// Its name in the configuration.
+        node: String,
+        /// What it holds.
+        status: Box<NodeStatus>,
+    },
+    /// A node cannot be used.
+    NodeDown {
+        /// Its name in the configuration.
+        node: String,
+        /// Why, for a person.
+        reason: String,
+    },
+    /// A new request.
+    Submit {
+        /// Unique id.
+        request: String,
+        /// Name of the model.
+        model: String,
+        /// Where the prefill may run.
+        route: Route,
+    },
+    /// Nobody waits for the request any more.
+    Cancel {
+        /// Its id.
+        request: String,
+    },
+    /// The prefill node is done with the request, or has failed.
+    PrefillEnded {
+        /// Its id.
+        request: String,
+    },
+    /// The request is answered.
+    Finished {
+        /// Its id.
+        request: String,
+    },
+    /// The decode node did not finish the request.
+    DecodeFailed {
+        /// Its id.
+        request: String,
+        /// The decode node of the plan that failed.
+        node: String,
+        /// Why.
+        failure: Failure,
+        /// Whether the request may start over; otherwise it has ended.
+        retry: bool,
+    },
+}
+
+/// Where a request runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Node that generates.
+    pub decode: String,
+    /// Node that prefills; `None` if the decode node does.
+    pub prefill: Option<String>,
+    /// Why these nodes, in one line.
+    pub reason: String,
+    /// What a person should know: nodes left out for a difference of contract, a fallback.
+    pub notes: Vec<String>,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Run the request like this.
+    Start {
+        /// Its id.
+        request: String,
+        /// Where.
+        plan: Plan,
+    },
+    /// The request has ended without an answer.
+    Reject {
+        /// Its id.
+        request: String,
+        /// Why.
+        reason: Rejection,
+    },
+    /// The request waits.
+    Queued {
+        /// Its id.
+        request: String,
+        /// Requests of the same model before it.
+        before: usize,
+    },
+}
+
+/// Why a request is not run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// The configuration does not name the model.
+    #[error("the model `{model}` is not configured")]
+    UnknownModel {
+        /// The name that was asked for.
+        model: String,
+    },
+    /// No node can generate now.
+    #[error("no node can decode `{model}`: {}", reasons.join("; "))]
+    NoDecodeNode {
+        /// Name of the model.
+        model: String,
+        /// One reason per configured node.
+        reasons: Vec<String>,
+    },
+    /// The route asks for a prefill node and none can be used.
+    #[error("no node can prefill `{model}` for another: {}", reasons.join("; "))]
+    NoPrefillNode {
+        /// Name of the model.
+        model: String,
+        /// One reason per configured node, naming a contract field that differs.
+        reasons: Vec<String>,
+    },
+    /// Too many requests wait for the model.
+    #[error("{limit} requests wait for `{model}` already; send this one again later")]
+    QueueFull {
+        /// Name of the model.
+        model: String,
+        /// [`crate::limits::MAX_QUEUED`].
+        limit: usize,
+    },
+    /// The request was started as often as allowed and failed each time.
+    #[error("gave up on `{model}` after {attempts} attempts")]
+    RetriesExhausted {
+        /// Name of the model.
+        model: String,
+        /// How often it was started.
+        attempts: usize,
+    },
+    /// A request with this id is waiting or running.
+    #[error("a request with the id `{request}` is waiting or running already")]
+    DuplicateRequest {
+        /// The id.
+        request: String,
+    },
+}

@@ -1,0 +1,303 @@
+//! The state: nodes, models, what runs and what waits.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use tandem_proto::{ModelStatus, NodeStatus};
+
+use crate::choice::Choice;
+use crate::event::{Action, Event, Failure, Rejection, Route};
+use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED};
+
+/// Which nodes may serve a model. The order decides between nodes that are equally loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelRoutes {
+    /// Name of the model.
+    pub name: String,
+    /// Names of nodes that may prefill it for others.
+    pub prefill: Vec<String>,
+    /// Names of nodes that may generate with it.
+    pub decode: Vec<String>,
+}
+
+/// What the configuration says about nodes and models.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// Names of the nodes.
+    pub nodes: Vec<String>,
+    /// The models. Names of nodes that [`Topology::nodes`] lacks are ignored.
+    pub models: Vec<ModelRoutes>,
+}
+
+/// Decides for each request where it runs.
+#[derive(Debug, Clone)]
+pub struct Scheduler {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) models: Vec<Model>,
+    pub(crate) running: BTreeMap<String, Running>,
+    arrivals: u64,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) state: NodeState,
+    /// The connection to it failed since its last status.
+    pub(crate) suspect: bool,
+    /// Models for which it said that it is busy, since a sequence ended or its last status.
+    pub(crate) busy: BTreeSet<usize>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum NodeState {
+    Up(Box<NodeStatus>),
+    Down(String),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    pub(crate) name: String,
+    /// Indices of nodes, in configured order.
+    pub(crate) prefill: Vec<usize>,
+    pub(crate) decode: Vec<usize>,
+    pub(crate) queue: VecDeque<Waiting>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Waiting {
+    pub(crate) request: String,
+    /// Order of submission.
+    arrival: u64,
+    pub(crate) route: Route,
+    /// Decode nodes that failed it.
+    pub(crate) tried: Vec<usize>,
+    busy_retries: u32,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    pub(crate) model: usize,
+    pub(crate) decode: usize,
+    /// Until the prefill has ended.
+    pub(crate) prefill: Option<usize>,
+    waiting: Waiting,
+}
+
+impl Node {
+    /// The node's status of the model with this name.
+    pub(crate) fn model(&self, name: &str) -> Option<&ModelStatus> {
+        match &self.state {
+            NodeState::Up(status) => status.models.iter().find(|m| m.name == name),
+            NodeState::Down(_) => None,
+        }
+    }
+}
+
+impl Scheduler {
+    /// A scheduler with all nodes down and nothing to do.
+    #[must_use]
+    pub fn new(topology: Topology) -> Self {
+        let nodes: Vec<Node> = topology
+            .nodes
+            .into_iter()
+            .map(|name| Node {
+                name,
+                state: NodeState::Down("has not told its status yet".to_owned()),
+                suspect: false,
+                busy: BTreeSet::new(),
+            })
+            .collect();
+        let indices = |names: &[String]| -> Vec<usize> {
+            let index = |name: &String| nodes.iter().position(|n| n.name == *name);
+            names.iter().filter_map(index).collect()
+        };
+        let models = topology
+            .models
+            .into_iter()
+            .map(|routes| Model {
+                prefill: indices(&routes.prefill),
+                decode: indices(&routes.decode),
+                name: routes.name,
+                queue: VecDeque::new(),
+            })
+            .collect();
+        Self {
+            nodes,
+            models,
+            running: BTreeMap::new(),
+            arrivals: 0,
+        }
+    }
+
+    /// Takes in an event and appends what is to be done. Events about unknown nodes and about
+    /// requests that have ended are ignored.
+    pub fn handle(&mut self, event: Event, out: &mut Vec<Action>) {
+        match event {
+            Event::NodeUp { node, status } => self.set_state(&node, NodeState::Up(status)),
+            Event::NodeDown { node, reason } => self.set_state(&node, NodeState::Down(reason)),
+            Event::Submit {
+                request,
+                model,
+                route,
+            } => return self.submit(request, &model, route, out),
+            Event::Cancel { request } | Event::Finished { request } => self.end(&request),
+            Event::PrefillEnded { request } => self.end_prefill(&request),
+            Event::DecodeFailed {
+                request,
+                node,
+                failure,
+                retry,
+            } => self.decode_failed(&request, &node, &failure, retry, out),
+        }
+        self.dispatch(out);
+    }
+
+    fn set_state(&mut self, name: &str, state: NodeState) {
+        if let Some(node) = self.nodes.iter_mut().find(|n| n.name == name) {
+            node.state = state;
+            node.suspect = false;
+            node.busy.clear();
+        }
+    }
+
+    fn submit(&mut self, request: String, model: &str, route: Route, out: &mut Vec<Action>) {
+        let Some(index) = self.models.iter().position(|m| m.name == model) else {
+            let model = model.to_owned();
+            return reject(request, Rejection::UnknownModel { model }, out);
+        };
+        if self.knows(&request) {
+            let reason = Rejection::DuplicateRequest {
+                request: request.clone(),
+            };
+            return reject(request, reason, out);
+        }
+        let queue = &mut self.models[index].queue;
+        if queue.len() >= MAX_QUEUED {
+            let reason = Rejection::QueueFull {
+                model: model.to_owned(),
+                limit: MAX_QUEUED,
+            };
+            return reject(request, reason, out);
+        }
+        queue.push_back(Waiting {
+            request: request.clone(),
+            arrival: self.arrivals,
+            route,
+            tried: Vec::new(),
+            busy_retries: 0,
+        });
+        self.arrivals += 1;
+        self.dispatch(out);
+        let queue = &self.models[index].queue;
+        if let Some(before) = queue.iter().position(|w| w.request == request) {
+            out.push(Action::Queued { request, before });
+        }
+    }
+
+    fn knows(&self, request: &str) -> bool {
+        let waits = |m: &Model| m.queue.iter().any(|w| w.request == request);
+        self.running.contains_key(request) || self.models.iter().any(waits)
+    }
+
+    fn end(&mut self, request: &str) {
+        if self.take_running(request).is_none() {
+            for model in &mut self.models {
+                model.queue.retain(|w| w.request != request);
+            }
+        }
+    }
+
+    fn end_prefill(&mut self, request: &str) {
+        if let Some(running) = self.running.get_mut(request)
+            && let Some(node) = running.prefill.take()
+        {
+            self.nodes[node].busy.remove(&running.model);
+        }
+    }
+
+    /// Frees what a running request holds.
+    fn take_running(&mut self, request: &str) -> Option<Running> {
+        let running = self.running.remove(request)?;
+        for node in [Some(running.decode), running.prefill]
+            .into_iter()
+            .flatten()
+        {
+            self.nodes[node].busy.remove(&running.model);
+        }
+        Some(running)
+    }
+
+    fn decode_failed(
+        &mut self,
+        request: &str,
+        node: &str,
+        failure: &Failure,
+        retry: bool,
+        out: &mut Vec<Action>,
+    ) {
+        let at_node = |r: &&Running| self.nodes[r.decode].name == node;
+        if self.running.get(request).filter(at_node).is_none() {
+            return;
+        }
+        let Some(running) = self.take_running(request) else {
+            return;
+        };
+        let (model, decode, mut waiting) = (running.model, running.decode, running.waiting);
+        match failure {
+            Failure::Busy => {
+                self.nodes[decode].busy.insert(model);
+                waiting.busy_retries += 1;
+            }
+            Failure::Lost => {
+                self.nodes[decode].suspect = true;
+                waiting.tried.push(decode);
+            }
+            Failure::Refused => waiting.tried.push(decode),
+        }
+        if !retry {
+            return;
+        }
+        if waiting.tried.len() >= MAX_ATTEMPTS || waiting.busy_retries > MAX_BUSY_RETRIES {
+            let reason = Rejection::RetriesExhausted {
+                model: self.models[model].name.clone(),
+                attempts: waiting.tried.len() + waiting.busy_retries as usize,
+            };
+            return reject(waiting.request, reason, out);
+        }
+        let queue = &mut self.models[model].queue;
+        let place = queue.partition_point(|w| w.arrival < waiting.arrival);
+        queue.insert(place, waiting);
+    }
+
+    /// Starts every waiting request that fits, in order of arrival, and rejects those that no
+    /// node can serve.
+    fn dispatch(&mut self, out: &mut Vec<Action>) {
+        for model in 0..self.models.len() {
+            let queue = std::mem::take(&mut self.models[model].queue);
+            for waiting in queue {
+                match self.choose(model, &waiting) {
+                    Choice::Fits {
+                        decode,
+                        prefill,
+                        plan,
+                    } => {
+                        let request = waiting.request.clone();
+                        let running = Running {
+                            model,
+                            decode,
+                            prefill,
+                            waiting,
+                        };
+                        self.running.insert(request.clone(), running);
+                        out.push(Action::Start { request, plan });
+                    }
+                    Choice::Wait => self.models[model].queue.push_back(waiting),
+                    Choice::Never(reason) => reject(waiting.request, reason, out),
+                }
+            }
+        }
+    }
+}
+
+fn reject(request: String, reason: Rejection, out: &mut Vec<Action>) {
+    out.push(Action::Reject { request, reason });
+}

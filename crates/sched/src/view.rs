@@ -1,0 +1,89 @@
+//! What the scheduler knows, for people and health checks.
+
+use tandem_proto::NodeStatus;
+
+use crate::event::Rejection;
+use crate::scheduler::{NodeState, Scheduler};
+
+/// One node as the scheduler sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its name.
+    pub name: String,
+    /// Its last status, or why it is down.
+    pub state: Result<Box<NodeStatus>, String>,
+    /// What requests of this scheduler use there, for each configured model with any.
+    pub load: Vec<ModelLoad>,
+}
+
+/// Requests of one model at one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelLoad {
+    /// Name of the model.
+    pub model: String,
+    /// Requests that decode there.
+    pub decodes: usize,
+    /// Requests that prefill there for another node.
+    pub prefills: usize,
+}
+
+impl Scheduler {
+    /// All nodes, in configured order.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeView> {
+        (0..self.nodes.len()).map(|n| self.view(n)).collect()
+    }
+
+    fn view(&self, node: usize) -> NodeView {
+        let load = |(index, model): (usize, &crate::scheduler::Model)| {
+            let of_model = self.running.values().filter(|r| r.model == index);
+            let prefills = of_model.filter(|r| r.prefill == Some(node)).count();
+            let decodes = self.decodes(node, index);
+            (decodes + prefills > 0).then(|| ModelLoad {
+                model: model.name.clone(),
+                decodes,
+                prefills,
+            })
+        };
+        let state = match &self.nodes[node].state {
+            NodeState::Up(status) => Ok(status.clone()),
+            NodeState::Down(reason) => Err(reason.clone()),
+        };
+        NodeView {
+            name: self.nodes[node].name.clone(),
+            state,
+            load: self.models.iter().enumerate().filter_map(load).collect(),
+        }
+    }
+
+    /// Models that no node can decode now, with the reasons; empty if all is well.
+    #[must_use]
+    pub fn unavailable(&self) -> Vec<Rejection> {
+        (0..self.models.len())
+            .filter_map(|model| {
+                let reasons: Result<Vec<String>, ()> = self.models[model]
+                    .decode
+                    .iter()
+                    .map(|&node| self.cannot_decode(node, model).ok_or(()))
+                    .collect();
+                reasons.ok().map(|reasons| Rejection::NoDecodeNode {
+                    model: self.models[model].name.clone(),
+                    reasons,
+                })
+            })
+            .collect()
+    }
+
+    /// Requests that wait for the model; 0 for an unknown one.
+    #[must_use]
+    pub fn queued(&self, model: &str) -> usize {
+        let found = self.models.iter().find(|m| m.name == model);
+        found.map_or(0, |m| m.queue.len())
+    }
+
+    /// Requests that run.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+}

@@ -1,0 +1,274 @@
+//! One situation, one decision.
+
+use super::*;
+
+const PAIR: &[&str] = &["p0", "p1", "d0", "d1"];
+
+/// Two prefill and two decode nodes, all up, `m` everywhere.
+fn pairs(sequences: u32) -> Scheduler {
+    let mut scheduler = Scheduler::new(Topology {
+        nodes: strings(PAIR),
+        models: vec![routes("m", &["p0", "p1"], &["d0", "d1"])],
+    });
+    for &node in PAIR {
+        let role = if node.starts_with('p') {
+            Role::Prefill
+        } else {
+            Role::Decode
+        };
+        tell(
+            &mut scheduler,
+            up(node, status(role, vec![held("m", sequences, "t")])),
+        );
+    }
+    scheduler
+}
+
+/// `request@decode<prefill`, `request!why` and `request?before` for what was decided.
+fn shown(actions: &[Action]) -> Vec<String> {
+    let show = |action: &Action| match action {
+        Action::Start { request, plan } => {
+            let prefill = plan.prefill.as_deref().unwrap_or("-");
+            format!("{request}@{}<{prefill}", plan.decode)
+        }
+        Action::Reject { request, reason } => format!("{request}!{reason}"),
+        Action::Queued { request, before } => format!("{request}?{before}"),
+    };
+    actions.iter().map(show).collect()
+}
+
+fn check(scheduler: &mut Scheduler, event: Event, expected: &[&str]) {
+    let text = format!("{event:?}");
+    assert_eq!(shown(&tell(scheduler, event)), expected, "{text}");
+}
+
+fn plan(scheduler: &mut Scheduler, request: &str, model: &str, route: Route) -> Plan {
+    match tell(scheduler, submit(request, model, route)).remove(0) {
+        Action::Start { plan, .. } => plan,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn rejection(scheduler: &mut Scheduler, model: &str, route: Route) -> Rejection {
+    match tell(scheduler, submit("r", model, route)).remove(0) {
+        Action::Reject { reason, .. } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn load_is_balanced_and_order_decides_ties() {
+    let mut s = pairs(2);
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+    check(&mut s, submit("b", "m", Route::Auto), &["b@d1<p1"]);
+    check(&mut s, finished("a"), &[]);
+    check(&mut s, submit("c", "m", Route::Remote), &["c@d0<p0"]);
+    let prefill_ended = Event::PrefillEnded {
+        request: "b".into(),
+    };
+    check(&mut s, prefill_ended, &[]);
+    check(&mut s, submit("d", "m", Route::Auto), &["d@d0<p1"]);
+    check(&mut s, submit("e", "m", Route::Local), &["e@d1<-"]);
+}
+
+#[test]
+fn the_queue_is_first_in_first_out_and_moves_when_a_request_ends() {
+    let mut s = pairs(1);
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+    check(&mut s, submit("b", "m", Route::Auto), &["b@d1<p1"]);
+    check(&mut s, submit("c", "m", Route::Auto), &["c?0"]);
+    check(&mut s, submit("d", "m", Route::Auto), &["d?1"]);
+    check(&mut s, submit("e", "m", Route::Auto), &["e?2"]);
+    let cancel = |request: &str| Event::Cancel {
+        request: request.into(),
+    };
+    check(&mut s, cancel("d"), &[]);
+    check(&mut s, finished("b"), &["c@d1<p1"]);
+    check(&mut s, cancel("a"), &["e@d0<p0"]);
+    assert_eq!(s.queued("m"), 0);
+    assert_eq!(s.running(), 2);
+}
+
+#[test]
+fn a_full_prefill_node_is_waited_for_and_freed_when_its_prefill_ends() {
+    let mut s = Scheduler::new(Topology {
+        nodes: strings(&["p", "d"]),
+        models: vec![routes("m", &["p"], &["d"])],
+    });
+    tell(
+        &mut s,
+        up("p", status(Role::Prefill, vec![held("m", 1, "t")])),
+    );
+    tell(
+        &mut s,
+        up("d", status(Role::Decode, vec![held("m", 4, "t")])),
+    );
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d<p"]);
+    check(&mut s, submit("b", "m", Route::Auto), &["b?0"]);
+    check(&mut s, submit("c", "m", Route::Local), &["c@d<-"]);
+    let prefill_ended = Event::PrefillEnded {
+        request: "a".into(),
+    };
+    check(&mut s, prefill_ended, &["b@d<p"]);
+}
+
+#[test]
+fn a_difference_of_contract_excludes_a_prefill_node_and_is_named() {
+    let mut s = pairs(2);
+    tell(
+        &mut s,
+        up("p0", status(Role::Prefill, vec![held("m", 2, "other")])),
+    );
+    let found = plan(&mut s, "a", "m", Route::Auto);
+    assert_eq!(found.prefill.as_deref(), Some("p1"));
+    assert!(found.notes[0].contains("`tokenizer`"), "{:?}", found.notes);
+    tell(
+        &mut s,
+        up("p1", status(Role::Prefill, vec![held("m", 2, "other")])),
+    );
+    let found = plan(&mut s, "b", "m", Route::Auto);
+    assert_eq!(found.prefill, None);
+    assert!(found.notes.iter().any(|n| n.contains("`tokenizer`")));
+    assert!(found.notes.iter().any(|n| n.contains("prefills by itself")));
+    let reason = rejection(&mut s, "m", Route::Remote);
+    assert!(matches!(reason, Rejection::NoPrefillNode { .. }));
+    assert!(reason.to_string().contains("`tokenizer`"), "{reason}");
+}
+
+#[test]
+fn the_remote_route_avoids_a_decode_node_without_prefill() {
+    let mut s = pairs(2);
+    tell(
+        &mut s,
+        up("d0", status(Role::Decode, vec![held("m", 2, "other")])),
+    );
+    assert_eq!(plan(&mut s, "a", "m", Route::Remote).decode, "d1");
+    assert_eq!(plan(&mut s, "b", "m", Route::Auto).decode, "d0");
+}
+
+#[test]
+fn refusals_say_why() {
+    let mut s = pairs(1);
+    let reason = rejection(&mut s, "x", Route::Auto);
+    assert_eq!(reason.to_string(), "the model `x` is not configured");
+    let down = |node: &str| Event::NodeDown {
+        node: node.into(),
+        reason: "connection refused".into(),
+    };
+    tell(&mut s, down("p0"));
+    tell(&mut s, down("p1"));
+    let reason = rejection(&mut s, "m", Route::Remote);
+    assert!(
+        reason
+            .to_string()
+            .contains("`p1` is down: connection refused")
+    );
+    assert!(s.unavailable().is_empty());
+    tell(&mut s, down("d0"));
+    tell(
+        &mut s,
+        up("d1", status(Role::Prefill, vec![held("m", 1, "t")])),
+    );
+    let reason = rejection(&mut s, "m", Route::Auto).to_string();
+    assert!(
+        reason.contains("`d0` is down: connection refused"),
+        "{reason}"
+    );
+    assert!(reason.contains("`d1` does not decode"), "{reason}");
+    assert_eq!(s.unavailable().len(), 1);
+    tell(
+        &mut s,
+        up("d1", status(Role::Decode, vec![held("other", 1, "t")])),
+    );
+    let reason = rejection(&mut s, "m", Route::Local).to_string();
+    assert!(reason.contains("`d1` does not hold `m`"), "{reason}");
+}
+
+#[test]
+fn the_queue_has_a_limit_and_ids_are_unique() {
+    let mut s = pairs(1);
+    for i in 0..limits::MAX_QUEUED + 2 {
+        tell(&mut s, submit(&format!("r{i}"), "m", Route::Auto));
+    }
+    let reason = rejection(&mut s, "m", Route::Auto);
+    assert!(matches!(reason, Rejection::QueueFull { limit: 256, .. }));
+    let mut s = pairs(1);
+    tell(&mut s, submit("r", "m", Route::Auto));
+    let reason = rejection(&mut s, "m", Route::Auto);
+    assert!(matches!(reason, Rejection::DuplicateRequest { .. }));
+}
+
+#[test]
+fn a_lost_decode_node_is_left_alone_until_its_next_status() {
+    let mut s = pairs(1);
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+    check(&mut s, failed("a", "d0", Failure::Lost, true), &["a@d1<p0"]);
+    check(&mut s, submit("b", "m", Route::Auto), &["b?0"]);
+    let d0 = || up("d0", status(Role::Decode, vec![held("m", 1, "t")]));
+    check(&mut s, d0(), &["b@d0<p1"]);
+    // A report about a plan that is no longer in force changes nothing.
+    check(&mut s, failed("a", "d0", Failure::Lost, true), &[]);
+    let both = "a!no node can decode `m`: `d0` failed this request; `d1` failed this request";
+    check(&mut s, failed("a", "d1", Failure::Lost, true), &[both]);
+}
+
+#[test]
+fn a_busy_node_is_asked_again_after_its_next_status() {
+    let mut s = Scheduler::new(Topology {
+        nodes: strings(&["d"]),
+        models: vec![routes("m", &[], &["d"])],
+    });
+    let status = || up("d", status(Role::Both, vec![held("m", 2, "t")]));
+    tell(&mut s, status());
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d<-"]);
+    check(&mut s, failed("a", "d", Failure::Busy, true), &[]);
+    check(&mut s, submit("b", "m", Route::Auto), &["b?1"]);
+    check(&mut s, status(), &["a@d<-", "b@d<-"]);
+    for _ in 1..limits::MAX_BUSY_RETRIES {
+        check(&mut s, failed("a", "d", Failure::Busy, true), &[]);
+        check(&mut s, status(), &["a@d<-"]);
+    }
+    let given_up = "a!gave up on `m` after 601 attempts";
+    check(&mut s, failed("a", "d", Failure::Busy, true), &[given_up]);
+}
+
+#[test]
+fn attempts_have_a_limit() {
+    let nodes = ["d0", "d1", "d2", "d3"];
+    let mut s = Scheduler::new(Topology {
+        nodes: strings(&nodes),
+        models: vec![routes("m", &[], &nodes)],
+    });
+    for node in nodes {
+        tell(
+            &mut s,
+            up(node, status(Role::Decode, vec![held("m", 1, "t")])),
+        );
+    }
+    tell(&mut s, submit("a", "m", Route::Auto));
+    tell(&mut s, failed("a", "d0", Failure::Refused, true));
+    tell(&mut s, failed("a", "d1", Failure::Refused, true));
+    let given_up = "a!gave up on `m` after 3 attempts";
+    check(
+        &mut s,
+        failed("a", "d2", Failure::Refused, true),
+        &[given_up],
+    );
+}
+
+#[test]
+fn a_node_hands_kv_to_itself_only_if_told_to_and_alone() {
+    let mut s = Scheduler::new(Topology {
+        nodes: strings(&["n"]),
+        models: vec![routes("m", &["n"], &["n"]), routes("one", &["n"], &["n"])],
+    });
+    let models = vec![held("m", 3, "t"), held("one", 1, "t")];
+    tell(&mut s, up("n", status(Role::Both, models)));
+    assert_eq!(plan(&mut s, "a", "m", Route::Auto).prefill, None);
+    let found = plan(&mut s, "b", "m", Route::Remote);
+    assert_eq!(found.prefill.as_deref(), Some("n"));
+    assert!(found.notes[0].contains("to itself"));
+    check(&mut s, submit("c", "m", Route::Local), &["c?0"]);
+    let reason = rejection(&mut s, "one", Route::Remote).to_string();
+    assert!(reason.contains("needs 2"), "{reason}");
+}

@@ -1,0 +1,105 @@
+//! Decisions of the scheduler, against tables and against an independent account of what runs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod decisions;
+mod properties;
+
+use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
+use tandem_proto::{Capacity, ModelStatus, NodeStatus, PROTOCOL_VERSION, Role};
+use tandem_sched::*;
+
+/// A contract whose tokenizer digest is `tokenizer`.
+fn contract(tokenizer: &str) -> Contract {
+    Contract {
+        layout_version: 1,
+        engine: "fake 1".into(),
+        architecture: "llama".into(),
+        quantisation: "f16".into(),
+        weights: "w".into(),
+        tokenizer: tokenizer.into(),
+        rope: "base=10000".into(),
+        rotation: "none".into(),
+        window: 0,
+        key_type: ElementType::F16,
+        value_type: ElementType::F16,
+        layers: vec![LayerSpec {
+            kind: LayerKind::Full,
+            kv_heads: 2,
+            key_dim: 8,
+            value_dim: 8,
+        }],
+    }
+}
+
+fn held(name: &str, sequences: u32, tokenizer: &str) -> ModelStatus {
+    ModelStatus {
+        name: name.into(),
+        contract: contract(tokenizer),
+        capacity: Capacity {
+            sequences,
+            tokens_per_sequence: 1024,
+            prefill_tokens: 512,
+            microbatch_tokens: 64,
+        },
+        sequences: Vec::new(),
+    }
+}
+
+fn status(role: Role, models: Vec<ModelStatus>) -> Box<NodeStatus> {
+    Box::new(NodeStatus {
+        protocol: PROTOCOL_VERSION,
+        version: "0".into(),
+        role,
+        handoff_port: role.decodes().then_some(1),
+        models,
+    })
+}
+
+fn strings(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&n| n.to_owned()).collect()
+}
+
+fn routes(name: &str, prefill: &[&str], decode: &[&str]) -> ModelRoutes {
+    ModelRoutes {
+        name: name.into(),
+        prefill: strings(prefill),
+        decode: strings(decode),
+    }
+}
+
+fn up(node: &str, status: Box<NodeStatus>) -> Event {
+    Event::NodeUp {
+        node: node.into(),
+        status,
+    }
+}
+
+fn submit(request: &str, model: &str, route: Route) -> Event {
+    Event::Submit {
+        request: request.into(),
+        model: model.into(),
+        route,
+    }
+}
+
+fn finished(request: &str) -> Event {
+    Event::Finished {
+        request: request.into(),
+    }
+}
+
+fn failed(request: &str, node: &str, failure: Failure, retry: bool) -> Event {
+    Event::DecodeFailed {
+        request: request.into(),
+        node: node.into(),
+        failure,
+        retry,
+    }
+}
+
+fn tell(scheduler: &mut Scheduler, event: Event) -> Vec<Action> {
+    let mut out = Vec::new();
+    scheduler.handle(event, &mut out);
+    out
+}
