@@ -93,6 +93,7 @@ pub struct Contract {
 
 /// One field in which two contracts differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Difference {
     /// Name of the field, e.g. `tokenizer` or `layers[3].kv_heads`.
     pub field: String,

@@ -34,6 +34,8 @@ pub enum Kind {
     Committed,
     /// Either way: the handoff ends here (JSON).
     Abort,
+    /// Sender to receiver: still computing (no payload). Bounds silence, not work.
+    Beat,
 }
 
 impl Kind {
@@ -49,6 +51,7 @@ impl Kind {
             Self::Commit => 6,
             Self::Committed => 7,
             Self::Abort => 8,
+            Self::Beat => 9,
         }
     }
 
@@ -64,6 +67,7 @@ impl Kind {
             6 => Self::Commit,
             7 => Self::Committed,
             8 => Self::Abort,
+            9 => Self::Beat,
             _ => return None,
         })
     }
@@ -73,7 +77,7 @@ impl Kind {
     pub const fn max_payload(self) -> u32 {
         match self {
             Self::Segment => MAX_SEGMENT_PAYLOAD,
-            Self::Ack | Self::Committed => 0,
+            Self::Ack | Self::Committed | Self::Beat => 0,
             _ => MAX_CONTROL_PAYLOAD,
         }
     }
@@ -150,6 +154,9 @@ pub enum FrameError {
     /// A range ends before it starts.
     #[error("frame field `{0}`: range ends before it starts")]
     Range(&'static str),
+    /// A field that this kind of frame does not use is not zero.
+    #[error("frame field `{0}` must be zero in this kind of frame")]
+    Unused(&'static str),
 }
 
 impl Header {
@@ -201,8 +208,8 @@ impl Header {
         out
     }
 
-    /// Reads and checks a header: magic, version, checksum, kind, reserved bytes, and every
-    /// length and range against its limit.
+    /// Reads and checks a header: magic, version, checksum, kind, reserved bytes, every
+    /// length and range against its limit, and that fields the kind does not use are zero.
     ///
     /// # Errors
     /// Names the field at fault.
@@ -239,6 +246,7 @@ impl Header {
             value_type: bytes[58],
         };
         header.check_limits()?;
+        header.check_unused()?;
         Ok(header)
     }
 
@@ -266,6 +274,35 @@ impl Header {
         for (field, start, end) in ranges {
             if start > end {
                 return Err(FrameError::Range(field));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_unused(&self) -> Result<(), FrameError> {
+        let of_segments = [
+            ("codec", u32::from(self.codec)),
+            ("raw_len", self.raw_len),
+            ("block_start", self.block_start),
+            ("block_end", self.block_end),
+            ("layer_start", self.layer_start.into()),
+            ("layer_end", self.layer_end.into()),
+            ("key_type", self.key_type.into()),
+            ("value_type", self.value_type.into()),
+        ];
+        let of_acks_too = [
+            ("token_start", self.token_start),
+            ("token_end", self.token_end),
+            ("section", self.section.into()),
+        ];
+        let unused = match self.kind {
+            Kind::Segment => return Ok(()),
+            Kind::Ack => of_segments.iter().chain(&[]),
+            _ => of_segments.iter().chain(&of_acks_too),
+        };
+        for (field, value) in unused {
+            if *value != 0 {
+                return Err(FrameError::Unused(field));
             }
         }
         Ok(())

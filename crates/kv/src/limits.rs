@@ -21,5 +21,7 @@ pub const MAX_CHUNK_TOKENS: u32 = 1 << 14;
 pub const MAX_STAGED_BYTES: u64 = 1 << 30;
 /// Chunks that may be applied but not yet acknowledged, or sent but not yet acknowledged.
 pub const MAX_CHUNKS_IN_FLIGHT: u32 = 4;
+/// Differences of contracts that a refusal names; further ones are left out.
+pub const MAX_DIFFERENCES: usize = 32;
 /// Longest string inside a contract or message, in bytes.
 pub const MAX_STRING: usize = 4096;

@@ -89,10 +89,19 @@ pub struct MessageError {
 /// # Errors
 /// Names the field that is missing, unknown or of the wrong type.
 pub fn parse<T: DeserializeOwned>(kind: Kind, payload: &[u8]) -> Result<T, MessageError> {
-    serde_json::from_slice(payload).map_err(|e| MessageError {
+    let fail = |reason: String| MessageError {
         kind,
-        reason: e.to_string(),
-    })
+        reason: shorten(&reason),
+    };
+    let mut json = serde_json::Deserializer::from_slice(payload);
+    let message = serde_path_to_error::deserialize(&mut json).map_err(|e| fail(e.to_string()))?;
+    json.end().map_err(|e| fail(e.to_string()))?;
+    Ok(message)
+}
+
+/// At most [`MAX_STRING`] bytes of a text that may hold what a peer sent.
+fn shorten(text: &str) -> String {
+    text.chars().take(MAX_STRING / 4).collect()
 }
 
 /// A control frame with a JSON payload, as bytes.
@@ -119,7 +128,7 @@ pub fn control_frame<T: Serialize>(
 /// An abort frame. The reason is shortened to the limit of strings.
 #[must_use]
 pub fn abort_frame(handoff: u64, sequence: u32, reason: &str) -> Vec<u8> {
-    let reason: String = reason.chars().take(MAX_STRING / 4).collect();
+    let reason = shorten(reason);
     control_frame(Kind::Abort, handoff, sequence, &Abort { reason }).unwrap_or_else(|_| {
         encode_frame(
             Header::control(Kind::Abort, handoff, sequence),
@@ -150,7 +159,7 @@ impl Manifest {
     /// Adds a segment. The header covers the payload by its checksum.
     pub fn add(&mut self, header: &Header) {
         self.hasher.update(&header.encode());
-        self.segments += 1;
+        self.segments = self.segments.saturating_add(1);
         self.raw_bytes += u64::from(header.raw_len);
     }
 

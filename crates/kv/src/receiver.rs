@@ -1,17 +1,21 @@
 //! The receiving end of a handoff: frames in, checked blocks out, coverage kept. No I/O.
 //!
 //! Rules: segments arrive in order; the layers of a block arrive in order and completely; blocks
-//! are contiguous from token 0; the window comes once, last. A block is handed out only when all
-//! of its segments are checked, and acknowledged only after the caller says it was applied.
+//! are contiguous from token 0; the window comes once, last; the sender keeps to its credit.
+//! A block is handed out only when all of its segments are checked, and acknowledged only after
+//! the caller says it was applied.
 //! After an error the receiver accepts nothing more; what was applied before stays valid.
 
 use crate::codec::Codec;
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, Header, Kind, encode_frame};
-use crate::limits::{MAX_CHUNKS_IN_FLIGHT, MAX_STAGED_BYTES};
+use crate::limits::{
+    MAX_CHUNK_TOKENS, MAX_CHUNKS_IN_FLIGHT, MAX_DIFFERENCES, MAX_STAGED_BYTES, MAX_STRING,
+};
 use crate::message::{
-    Accept, Commit, Hello, Manifest, MessageError, RefusalCode, Refuse, control_frame, parse,
+    Accept, Commit, Hello, Manifest, MessageError, RefusalCode, Refuse, abort_frame, control_frame,
+    parse,
 };
 use crate::plane::{KvBlock, Plane, PlaneKind, Section, plane_bytes};
 
@@ -101,43 +105,12 @@ impl Receiver {
     /// # Errors
     /// The refusal to send; it names the field and both values.
     pub fn accept(hello: &Hello, expected: Expectation) -> Result<(Self, Vec<u8>), Box<Refuse>> {
-        let refuse = |code, message: String, differences| {
-            Err(Box::new(Refuse {
-                code,
-                message,
-                differences,
-            }))
-        };
-        if let Err(e) = hello.contract.validate() {
-            return refuse(RefusalCode::Contract, e.to_string(), Vec::new());
-        }
-        let differences = expected.contract.differences(&hello.contract);
-        if !differences.is_empty() {
-            let message = join(&differences);
-            return refuse(RefusalCode::Contract, message, differences);
-        }
-        let digest = blake3::Hash::from(token_digest(&expected.tokens)).to_hex();
-        if hello.kv_end != expected.kv_end {
-            let message = format!(
-                "hello field `kv_end` differs: ours {}, theirs {}",
-                expected.kv_end, hello.kv_end
-            );
-            return refuse(RefusalCode::Tokens, message, Vec::new());
-        }
-        if hello.token_digest != digest.as_str() {
-            let message = format!(
-                "hello field `token_digest` differs: ours {digest}, theirs {}",
-                hello.token_digest
-            );
-            return refuse(RefusalCode::Tokens, message, Vec::new());
-        }
+        compare(hello, &expected)?;
         let accept = Accept {
             credit_blocks: MAX_CHUNKS_IN_FLIGHT,
         };
-        let frame = match control_frame(Kind::Accept, expected.handoff, 0, &accept) {
-            Ok(frame) => frame,
-            Err(e) => return refuse(RefusalCode::Hello, e.to_string(), Vec::new()),
-        };
+        let frame = control_frame(Kind::Accept, expected.handoff, 0, &accept)
+            .map_err(|e| refuse(RefusalCode::Hello, e.to_string()))?;
         let window_received = !expected.contract.has_window() || expected.kv_end == 0;
         let receiver = Self {
             contract: expected.contract,
@@ -172,15 +145,18 @@ impl Receiver {
             return Err(ReceiverError::Over);
         }
         field("handoff", header.handoff, self.handoff)?;
-        field("sequence", header.sequence, self.sequence_in)?;
+        // An abort ends the handoff whatever came before it.
+        if header.kind != Kind::Abort {
+            field("sequence", header.sequence, self.sequence_in)?;
+        }
         match header.kind {
             Kind::Segment if !self.all_sent => self.check_segment(header),
-            Kind::Commit if !self.all_sent => Ok(()),
+            Kind::Commit | Kind::Beat if !self.all_sent => Ok(()),
             Kind::Abort => Ok(()),
             other => Err(wrong(
                 "kind",
                 format!("{other:?}"),
-                "segment, commit or abort",
+                "segment, beat, commit or abort",
             )),
         }
     }
@@ -214,10 +190,29 @@ impl Receiver {
             field("block_start", header.block_start, staged.block.tokens.start)?;
             return field("block_end", header.block_end, staged.block.tokens.end);
         }
+        if self.unapplied >= MAX_CHUNKS_IN_FLIGHT {
+            return Err(wrong(
+                "block_start",
+                "a block without credit",
+                format!("at most {MAX_CHUNKS_IN_FLIGHT} unacknowledged blocks"),
+            ));
+        }
         let (start, end_min, end_max) = match section {
-            Section::Full => (self.next_token, self.next_token + 1, self.kv_end),
+            Section::Full => (
+                self.next_token,
+                self.next_token.saturating_add(1),
+                self.kv_end
+                    .min(self.next_token.saturating_add(MAX_CHUNK_TOKENS)),
+            ),
             Section::Window if self.window_received => {
                 return Err(wrong("section", "window", "no further window"));
+            }
+            Section::Window if !self.full_complete() => {
+                return Err(wrong(
+                    "section",
+                    "window",
+                    format!("full, up to token {}", self.kv_end),
+                ));
             }
             Section::Window => (
                 self.contract.window_start(self.kv_end),
@@ -246,6 +241,12 @@ impl Receiver {
         Ok(())
     }
 
+    /// True if no block of full-attention layers is missing.
+    fn full_complete(&self) -> bool {
+        // A model that has only window layers sends no full-attention blocks.
+        self.next_token == self.kv_end || self.contract.section_layers(Section::Full).is_empty()
+    }
+
     /// The layers of a segment: they must continue where the last segment ended; several layers
     /// at once carry all tokens of the block, a single layer may carry a part of them.
     fn segment_layers(&self, section: Section, header: &Header) -> Result<Vec<u32>, ReceiverError> {
@@ -268,12 +269,8 @@ impl Receiver {
             .copied()
             .take_while(|&l| l < u32::from(header.layer_end))
             .collect();
-        let last = covered.last().copied().unwrap_or(u32::MAX);
-        field(
-            "layer_end",
-            u32::from(header.layer_end),
-            last.wrapping_add(1),
-        )?;
+        let last = covered.last().copied().unwrap_or(next);
+        field("layer_end", u32::from(header.layer_end), last + 1)?;
         if header.token_end <= header.token_start || header.token_end > header.block_end {
             return Err(wrong("token_end", header.token_end, "inside the block"));
         }
@@ -297,9 +294,10 @@ impl Receiver {
     fn frame_inner(&mut self, header: &Header, payload: &[u8]) -> Result<Step, ReceiverError> {
         self.check_inner(header)?;
         header.check_payload(payload)?;
-        self.sequence_in += 1;
+        self.sequence_in = self.sequence_in.wrapping_add(1);
         match header.kind {
             Kind::Segment => Ok(self.segment(header, payload)),
+            Kind::Beat => Ok(Step::Wait),
             Kind::Commit => self.commit(&parse(Kind::Commit, payload)?),
             _ => Err(ReceiverError::Aborted(
                 parse::<crate::message::Abort>(Kind::Abort, payload)?.reason,
@@ -351,8 +349,7 @@ impl Receiver {
     }
 
     fn commit(&mut self, theirs: &Commit) -> Result<Step, ReceiverError> {
-        let needs_full = !self.contract.section_layers(Section::Full).is_empty();
-        if needs_full {
+        if !self.full_complete() {
             field("commit.tokens", self.next_token, self.kv_end)?;
         }
         if !self.window_received {
@@ -378,7 +375,7 @@ impl Receiver {
         header.section = section.wire();
         header.token_start = tokens.start;
         header.token_end = tokens.end;
-        self.sequence_out += 1;
+        self.sequence_out = self.sequence_out.wrapping_add(1);
         encode_frame(header, &[])
     }
 
@@ -391,6 +388,19 @@ impl Receiver {
         self.over = true;
         let header = Header::control(Kind::Committed, self.handoff, self.sequence_out);
         Some(encode_frame(header, &[]))
+    }
+
+    /// An abort frame with a reason. The handoff is over.
+    #[must_use]
+    pub fn abort(&mut self, reason: &str) -> Vec<u8> {
+        self.over = true;
+        abort_frame(self.handoff, self.sequence_out, reason)
+    }
+
+    /// True once the sender has committed: no further frame is expected.
+    #[must_use]
+    pub const fn all_sent(&self) -> bool {
+        self.all_sent
     }
 
     /// Blocks handed out but not yet applied.
@@ -427,6 +437,51 @@ impl Staged {
             }
         }
     }
+}
+
+/// Compares a hello with what its ticket permits.
+fn compare(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
+    for (name, text) in [
+        ("ticket", &hello.ticket),
+        ("token_digest", &hello.token_digest),
+    ] {
+        if text.len() > MAX_STRING {
+            let message = format!("hello field `{name}` is longer than {MAX_STRING} bytes");
+            return Err(refuse(RefusalCode::Hello, message));
+        }
+    }
+    if let Err(e) = hello.contract.validate() {
+        return Err(refuse(RefusalCode::Contract, e.to_string()));
+    }
+    let mut differences = expected.contract.differences(&hello.contract);
+    if !differences.is_empty() {
+        differences.truncate(MAX_DIFFERENCES);
+        return Err(Box::new(Refuse {
+            code: RefusalCode::Contract,
+            message: join(&differences),
+            differences,
+        }));
+    }
+    let digest = blake3::Hash::from(token_digest(&expected.tokens)).to_hex();
+    let (ours, theirs) = (expected.kv_end, hello.kv_end);
+    if ours != theirs {
+        let message = format!("hello field `kv_end` differs: ours {ours}, theirs {theirs}");
+        return Err(refuse(RefusalCode::Tokens, message));
+    }
+    if hello.token_digest != digest.as_str() {
+        let theirs = &hello.token_digest;
+        let message = format!("hello field `token_digest` differs: ours {digest}, theirs {theirs}");
+        return Err(refuse(RefusalCode::Tokens, message));
+    }
+    Ok(())
+}
+
+fn refuse(code: RefusalCode, message: String) -> Box<Refuse> {
+    Box::new(Refuse {
+        code,
+        message,
+        differences: Vec::new(),
+    })
 }
 
 fn join(differences: &[Difference]) -> String {

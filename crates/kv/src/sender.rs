@@ -3,10 +3,13 @@
 use std::ops::Range;
 
 use crate::codec::Codec;
-use crate::contract::Contract;
+use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
-use crate::frame::{Header, Kind, encode_frame};
-use crate::limits::{MAX_SEGMENT_PAYLOAD, TARGET_SEGMENT_BYTES};
+use crate::frame::{FrameError, Header, Kind, encode_frame};
+use crate::limits::{
+    MAX_CHUNK_TOKENS, MAX_CHUNKS_IN_FLIGHT, MAX_SEGMENT_PAYLOAD, MAX_STAGED_BYTES, MAX_TOKENS,
+    TARGET_SEGMENT_BYTES,
+};
 use crate::message::{Abort, Accept};
 use crate::message::{Hello, Manifest, MessageError, Refuse, abort_frame, control_frame, parse};
 use crate::plane::{InvalidBlock, KvBlock, PlaneKind, Section};
@@ -28,6 +31,15 @@ pub enum SenderError {
         /// Why it is not allowed.
         reason: String,
     },
+    /// A frame was damaged.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// Our own contract is out of bounds.
+    #[error(transparent)]
+    Contract(#[from] InvalidContract),
+    /// The caller asked for something that the rules do not allow now. Nothing was changed.
+    #[error("not allowed: {0}")]
+    NotAllowed(String),
     /// A message could not be read or built.
     #[error(transparent)]
     Message(#[from] MessageError),
@@ -55,6 +67,8 @@ pub enum SenderState {
     Committing,
     /// The receiver has applied everything.
     Committed,
+    /// Refused, aborted, or broken by a frame that was not allowed.
+    Failed,
 }
 
 /// The sending end of one handoff.
@@ -65,9 +79,10 @@ pub struct Sender {
     kv_end: u32,
     sequence: u32,
     state: SenderState,
+    sequence_in: u32,
     next_token: u32,
     window_sent: bool,
-    unacked: std::collections::VecDeque<(Section, u32)>,
+    unacked: std::collections::VecDeque<(Section, Range<u32>)>,
     credit: u32,
     manifest: Manifest,
 }
@@ -76,7 +91,7 @@ impl Sender {
     /// A sender for KV `[0, kv_end)` and its hello frame. `handoff` is the id in the ticket.
     ///
     /// # Errors
-    /// If the hello exceeds the limit of control frames.
+    /// If the contract is invalid, or `kv_end` lies beyond the tokens or beyond [`MAX_TOKENS`].
     pub fn new(
         contract: Contract,
         handoff: u64,
@@ -84,6 +99,13 @@ impl Sender {
         tokens: &[u32],
         kv_end: u32,
     ) -> Result<(Self, Vec<u8>), SenderError> {
+        contract.validate()?;
+        if kv_end > MAX_TOKENS || kv_end as usize > tokens.len() {
+            let (count, limit) = (tokens.len(), MAX_TOKENS);
+            return not_allowed(format!(
+                "kv_end {kv_end} with {count} tokens and a limit of {limit}"
+            ));
+        }
         let hello = Hello {
             ticket: ticket.to_owned(),
             contract: contract.clone(),
@@ -100,6 +122,7 @@ impl Sender {
             kv_end,
             sequence: 1,
             state: SenderState::AwaitAccept,
+            sequence_in: 0,
             next_token: 0,
             window_sent,
             unacked: std::collections::VecDeque::new(),
@@ -121,6 +144,12 @@ impl Sender {
         self.state == SenderState::Streaming && (self.unacked.len() as u64) < u64::from(self.credit)
     }
 
+    /// Blocks sent but not yet acknowledged.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.unacked.len()
+    }
+
     /// Bytes of rows sent so far.
     #[must_use]
     pub const fn raw_bytes(&self) -> u64 {
@@ -132,31 +161,51 @@ impl Sender {
     /// # Errors
     /// A refusal, an abort, or a frame that is not allowed now. The handoff is over.
     pub fn receive(&mut self, header: &Header, payload: &[u8]) -> Result<(), SenderError> {
-        let unexpected = |reason: &str| SenderError::Unexpected {
-            kind: header.kind,
-            reason: reason.to_owned(),
-        };
-        if header.handoff != self.handoff {
-            return Err(unexpected("handoff id differs"));
+        if matches!(self.state, SenderState::Committed | SenderState::Failed) {
+            return Err(unexpected(header, "the handoff is over"));
         }
+        let result = self.receive_inner(header, payload);
+        if result.is_err() {
+            self.state = SenderState::Failed;
+        }
+        result
+    }
+
+    fn receive_inner(&mut self, header: &Header, payload: &[u8]) -> Result<(), SenderError> {
+        header.check_payload(payload)?;
+        // The receiver does not know the handoff of a hello that it could not read.
+        let unread = header.kind == Kind::Refuse && header.handoff == 0;
+        if header.handoff != self.handoff && !unread {
+            return Err(unexpected(header, "handoff id differs"));
+        }
+        // A refusal or an abort ends the handoff whatever came before it.
+        let ends = matches!(header.kind, Kind::Refuse | Kind::Abort);
+        if !ends && header.sequence != self.sequence_in {
+            return Err(unexpected(header, "out of sequence"));
+        }
+        self.sequence_in = self.sequence_in.wrapping_add(1);
         match (header.kind, self.state) {
-            (Kind::Refuse, _) => Err(SenderError::Refused(parse(Kind::Refuse, payload)?)),
+            (Kind::Refuse, SenderState::AwaitAccept) => {
+                Err(SenderError::Refused(parse(Kind::Refuse, payload)?))
+            }
             (Kind::Abort, _) => Err(SenderError::Aborted(
                 parse::<Abort>(Kind::Abort, payload)?.reason,
             )),
             (Kind::Accept, SenderState::AwaitAccept) => {
                 let accept: Accept = parse(Kind::Accept, payload)?;
-                self.credit = accept.credit_blocks;
-                self.state = SenderState::Streaming;
-                if self.credit == 0 {
-                    return Err(unexpected("`credit_blocks` is zero"));
+                if accept.credit_blocks == 0 {
+                    return Err(unexpected(header, "`credit_blocks` is zero"));
                 }
+                self.credit = accept.credit_blocks.min(MAX_CHUNKS_IN_FLIGHT);
+                self.state = SenderState::Streaming;
                 Ok(())
             }
             (Kind::Ack, SenderState::Streaming | SenderState::Committing) => {
-                let got = Section::from_wire(header.section).map(|s| (s, header.token_end));
-                if got.is_none() || self.unacked.front().copied() != got {
-                    return Err(unexpected("does not match the oldest unacknowledged block"));
+                let tokens = header.token_start..header.token_end;
+                let got = Section::from_wire(header.section).map(|s| (s, tokens));
+                if got.is_none() || self.unacked.front() != got.as_ref() {
+                    let reason = "does not match the oldest unacknowledged block";
+                    return Err(unexpected(header, reason));
                 }
                 self.unacked.pop_front();
                 Ok(())
@@ -165,18 +214,45 @@ impl Sender {
                 self.state = SenderState::Committed;
                 Ok(())
             }
-            _ => Err(unexpected("not allowed in this state")),
+            _ => Err(unexpected(header, "not allowed in this state")),
         }
     }
 
     /// Cuts a block into segment frames. Blocks must be contiguous and the window comes last.
     ///
     /// # Errors
-    /// If the block does not fit the contract or does not continue where the last one ended.
+    /// If [`Self::may_send`] is false, or if the block does not fit the contract, exceeds a limit
+    /// or does not continue where the last one ended.
     pub fn block(&mut self, block: &KvBlock) -> Result<Vec<Vec<u8>>, SenderError> {
+        if !self.may_send() {
+            let (state, unacked) = (self.state, self.unacked.len());
+            return not_allowed(format!(
+                "a block in state {state:?}, {unacked} unacknowledged"
+            ));
+        }
         block.validate(&self.contract)?;
+        self.check_block(block)?;
+        let cuts = segment_cuts(&self.contract, block);
+        let frames = cuts.iter().map(|cut| self.segment(block, cut)).collect();
+        match block.section {
+            Section::Full => self.next_token = block.tokens.end,
+            Section::Window => self.window_sent = true,
+        }
+        self.unacked
+            .push_back((block.section, block.tokens.clone()));
+        Ok(frames)
+    }
+
+    fn check_block(&self, block: &KvBlock) -> Result<(), SenderError> {
+        if block.is_empty() || block.planes.is_empty() {
+            return not_allowed("an empty block".into());
+        }
         let expected = match block.section {
             Section::Full => self.next_token,
+            Section::Window if self.window_sent => return not_allowed("a second window".into()),
+            Section::Window if !self.full_complete() => {
+                return not_allowed("the window before the last full block".into());
+            }
             Section::Window => self.contract.window_start(self.kv_end),
         };
         if block.tokens.start != expected {
@@ -185,14 +261,25 @@ impl Sender {
                 expected,
             });
         }
-        let cuts = segment_cuts(&self.contract, block);
-        let frames = cuts.iter().map(|cut| self.segment(block, cut)).collect();
-        match block.section {
-            Section::Full => self.next_token = block.tokens.end,
-            Section::Window => self.window_sent = true,
+        let (end, kv_end) = (block.tokens.end, self.kv_end);
+        if end > kv_end || (block.section == Section::Window && end != kv_end) {
+            return not_allowed(format!("a block that ends at token {end} of {kv_end}"));
         }
-        self.unacked.push_back((block.section, block.tokens.end));
-        Ok(frames)
+        if block.section == Section::Full && block.len() > MAX_CHUNK_TOKENS {
+            let tokens = block.len();
+            return not_allowed(format!("{tokens} tokens, limit {MAX_CHUNK_TOKENS}"));
+        }
+        if block.bytes() > MAX_STAGED_BYTES {
+            let bytes = block.bytes();
+            return not_allowed(format!("{bytes} bytes, limit {MAX_STAGED_BYTES}"));
+        }
+        Ok(())
+    }
+
+    /// True if no block of full-attention layers is missing.
+    fn full_complete(&self) -> bool {
+        // A model that has only window layers sends no full-attention blocks.
+        self.next_token == self.kv_end || self.contract.section_layers(Section::Full).is_empty()
     }
 
     fn segment(&mut self, block: &KvBlock, cut: &Cut) -> Vec<u8> {
@@ -219,22 +306,27 @@ impl Sender {
         header.value_type = self.contract.value_type.wire();
         header.payload_checksum = xxhash_rust::xxh3::xxh3_64(&payload);
         self.manifest.add(&header);
-        self.sequence += 1;
+        self.sequence = self.sequence.wrapping_add(1);
         encode_frame(header, &payload)
     }
 
     /// The commit frame, once all blocks are sent.
     ///
     /// # Errors
-    /// [`SenderError::Gap`] if tokens are missing.
+    /// [`SenderError::Gap`] if tokens are missing; [`SenderError::NotAllowed`] before the accept,
+    /// without the window, or a second time.
     pub fn commit(&mut self) -> Result<Vec<u8>, SenderError> {
-        // A model that has only window layers sends no full-attention blocks.
-        let needs_full = !self.contract.section_layers(Section::Full).is_empty();
-        if (needs_full && self.next_token != self.kv_end) || !self.window_sent {
+        if self.state != SenderState::Streaming {
+            return not_allowed(format!("a commit in state {:?}", self.state));
+        }
+        if !self.full_complete() {
             return Err(SenderError::Gap {
                 found: self.kv_end,
                 expected: self.next_token,
             });
+        }
+        if !self.window_sent {
+            return not_allowed("a commit without the window".into());
         }
         let frame = control_frame(
             Kind::Commit,
@@ -242,15 +334,35 @@ impl Sender {
             self.sequence,
             &self.manifest.commit(),
         )?;
-        self.sequence += 1;
+        self.sequence = self.sequence.wrapping_add(1);
         self.state = SenderState::Committing;
         Ok(frame)
     }
 
-    /// An abort frame with a reason.
+    /// A sign of life while the next block is being computed.
+    #[must_use]
+    pub fn beat(&mut self) -> Vec<u8> {
+        let header = Header::control(Kind::Beat, self.handoff, self.sequence);
+        self.sequence = self.sequence.wrapping_add(1);
+        encode_frame(header, &[])
+    }
+
+    /// An abort frame with a reason. The handoff is over.
     #[must_use]
     pub fn abort(&mut self, reason: &str) -> Vec<u8> {
+        self.state = SenderState::Failed;
         abort_frame(self.handoff, self.sequence, reason)
+    }
+}
+
+fn not_allowed<T>(reason: String) -> Result<T, SenderError> {
+    Err(SenderError::NotAllowed(reason))
+}
+
+fn unexpected(header: &Header, reason: &str) -> SenderError {
+    SenderError::Unexpected {
+        kind: header.kind,
+        reason: reason.to_owned(),
     }
 }
 
