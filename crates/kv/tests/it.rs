@@ -1,0 +1,15 @@
+//! Tests of the public face of `tandem-kv`: both ends of a handoff joined in memory, hostile
+//! input at each of them, golden bytes, and the document that describes the bytes.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod it {
+    mod contracts;
+    mod damage;
+    mod document;
+    mod driver;
+    mod golden;
+    mod headers;
+    mod hostile_segments;
+    mod round_trip;
+    mod sender;
+}

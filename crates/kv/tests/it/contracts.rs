@@ -1,0 +1,425 @@
+//! Hellos: what differs is named with both values, what is hostile is refused without overflow.
+
+use serde_json::{Value, json};
+use tandem_kv::frame::Kind;
+use tandem_kv::limits::{
+    MAX_CONTROL_PAYLOAD, MAX_DIFFERENCES, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_STRING,
+};
+use tandem_kv::message::{Accept, Commit, Hello, RefusalCode, Refuse, control_frame, parse};
+use tandem_kv::receiver::Receiver;
+use tandem_kv::sender::{Sender, SenderError};
+use tandem_kv::{Contract, LayerKind, Section};
+
+use super::driver::{HANDOFF, TICKET, contract, expectation, full, mixed, prompt, split, windowed};
+
+fn hello(contract: &Contract, kv_end: u32) -> Hello {
+    let (_, frame) =
+        Sender::new(contract.clone(), HANDOFF, TICKET, &prompt(kv_end), kv_end).unwrap();
+    parse(Kind::Hello, split(&frame).1).unwrap()
+}
+
+fn refusal(hello: &Hello) -> Refuse {
+    let result = Receiver::accept(hello, expectation(&mixed(), 5));
+    *result.expect_err("accepted")
+}
+
+#[test]
+fn every_differing_field_is_named_with_both_values() {
+    type Change = fn(&mut Contract);
+    let table: [(&str, Change, &str, &str); 14] = [
+        ("layout_version", |c| c.layout_version = 2, "1", "2"),
+        ("engine", |c| c.engine = "fake 2".into(), "fake 1", "fake 2"),
+        ("architecture", |c| c.architecture.clear(), "llama", ""),
+        (
+            "quantisation",
+            |c| c.quantisation = "Q8_0".into(),
+            "F16",
+            "Q8_0",
+        ),
+        ("weights", |c| c.weights = "w".into(), WEIGHTS, "w"),
+        ("tokenizer", |c| c.tokenizer = "t".into(), TOKENIZER, "t"),
+        ("rope", |c| c.rope = "base=1".into(), "base=10000", "base=1"),
+        ("rotation", |c| c.rotation = "h".into(), "none", "h"),
+        ("window", |c| c.window = 8, "4", "8"),
+        ("layers.len", |c| c.layers.truncate(2), "3", "2"),
+        (
+            "layers[0].kind",
+            |c| c.layers[0].kind = LayerKind::Window,
+            "Full",
+            "Window",
+        ),
+        ("layers[1].kv_heads", |c| c.layers[1].kv_heads = 1, "2", "1"),
+        ("layers[2].key_dim", |c| c.layers[2].key_dim = 9, "1", "9"),
+        (
+            "layers[2].value_dim",
+            |c| c.layers[2].value_dim = 9,
+            "2",
+            "9",
+        ),
+    ];
+    for (field, change, ours, theirs) in table {
+        let mut hello = hello(&mixed(), 5);
+        change(&mut hello.contract);
+        let refuse = refusal(&hello);
+        assert_eq!(refuse.code, RefusalCode::Contract);
+        let [difference] = refuse.differences.as_slice() else {
+            panic!("{field}: {:?}", refuse.differences);
+        };
+        assert_eq!(
+            (
+                difference.field.as_str(),
+                &*difference.ours,
+                &*difference.theirs
+            ),
+            (field, ours, theirs)
+        );
+        let message = format!("contract field `{field}` differs: ours {ours}, theirs {theirs}");
+        assert_eq!(refuse.message, message);
+    }
+}
+
+const WEIGHTS: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+const TOKENIZER: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+
+/// The table above must have a row for each field of the contract; element types have one value
+/// in this version, and another one is refused by its name when the hello is read.
+#[test]
+fn the_contract_has_no_other_fields() {
+    let value = serde_json::to_value(mixed()).unwrap();
+    let keys: Vec<&str> = value.as_object().unwrap().keys().map(|k| &**k).collect();
+    assert_eq!(
+        keys,
+        [
+            "layout_version",
+            "engine",
+            "architecture",
+            "quantisation",
+            "weights",
+            "tokenizer",
+            "rope",
+            "rotation",
+            "window",
+            "key_type",
+            "value_type",
+            "layers",
+        ]
+    );
+    let layer: Vec<&str> = value["layers"][0]
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(|k| &**k)
+        .collect();
+    assert_eq!(layer, ["kind", "kv_heads", "key_dim", "value_dim"]);
+}
+
+#[test]
+fn same_size_is_not_compatible() {
+    // Two heads of one element are not one head of two.
+    let a = contract(0, vec![full(2, 1, 1)]);
+    let b = contract(0, vec![full(1, 2, 2)]);
+    assert_eq!(a.token_bytes(&[0]), b.token_bytes(&[0]));
+    assert_eq!(a.differences(&b).len(), 3);
+}
+
+#[test]
+fn other_tokens_are_refused() {
+    let mut other = hello(&mixed(), 5);
+    other.kv_end = 4;
+    let refuse = refusal(&other);
+    assert_eq!(refuse.code, RefusalCode::Tokens);
+    assert_eq!(
+        refuse.message,
+        "hello field `kv_end` differs: ours 5, theirs 4"
+    );
+    let mut other = hello(&mixed(), 5);
+    other.token_digest = "00".repeat(32);
+    let refuse = refusal(&other);
+    assert_eq!(refuse.code, RefusalCode::Tokens);
+    assert!(
+        refuse
+            .message
+            .contains(&format!("theirs {}", "00".repeat(32)))
+    );
+    assert!(
+        refuse
+            .message
+            .starts_with("hello field `token_digest` differs: ours ")
+    );
+}
+
+#[test]
+fn contracts_out_of_bounds_name_the_field() {
+    type Change = fn(&mut Contract);
+    let table: [(&str, Change); 20] = [
+        ("layers", |c| c.layers.clear()),
+        ("layers", |c| c.layers = vec![full(1, 1, 1); MAX_LAYERS + 1]),
+        ("layers", |c| c.layers = vec![full(1, 1, 1); 1_000_000]),
+        ("layers[1].kv_heads", |c| c.layers[1].kv_heads = 0),
+        ("layers[1].kv_heads", |c| {
+            c.layers[1].kv_heads = MAX_KV_HEADS + 1
+        }),
+        ("layers[1].kv_heads", |c| c.layers[1].kv_heads = u32::MAX),
+        ("layers[2].key_dim", |c| c.layers[2].key_dim = 0),
+        ("layers[2].key_dim", |c| {
+            c.layers[2].key_dim = MAX_HEAD_DIM + 1
+        }),
+        ("layers[2].key_dim", |c| c.layers[2].key_dim = u32::MAX),
+        ("layers[0].value_dim", |c| c.layers[0].value_dim = 0),
+        ("layers[0].value_dim", |c| c.layers[0].value_dim = u32::MAX),
+        ("window", |c| c.window = 0),
+        ("window", |c| c.layers = vec![full(1, 1, 1)]),
+        ("engine", |c| c.engine = "x".repeat(MAX_STRING + 1)),
+        ("architecture", |c| {
+            c.architecture = "x".repeat(MAX_STRING + 1)
+        }),
+        ("quantisation", |c| {
+            c.quantisation = "x".repeat(MAX_STRING + 1)
+        }),
+        ("tokenizer", |c| c.tokenizer = "x".repeat(MAX_STRING + 1)),
+        ("weights", |c| c.weights = "x".repeat(MAX_STRING + 1)),
+        ("rope", |c| c.rope = "x".repeat(MAX_STRING + 1)),
+        ("rotation", |c| c.rotation = "x".repeat(MAX_STRING + 1)),
+    ];
+    for (field, change) in table {
+        let mut hello = hello(&mixed(), 5);
+        change(&mut hello.contract);
+        let refuse = refusal(&hello);
+        assert_eq!(refuse.code, RefusalCode::Contract);
+        let start = format!("contract field `{field}` is invalid: ");
+        assert!(refuse.message.starts_with(&start), "{}", refuse.message);
+        // Our own contract is checked as well, before a frame is built from it.
+        let own = Sender::new(hello.contract, HANDOFF, TICKET, &prompt(5), 5);
+        assert!(matches!(own, Err(SenderError::Contract(e)) if e.field == field));
+    }
+}
+
+#[test]
+fn the_largest_contract_does_not_overflow() {
+    let mut layers = vec![full(MAX_KV_HEADS, MAX_HEAD_DIM, MAX_HEAD_DIM); MAX_LAYERS - 1];
+    layers.push(windowed(MAX_KV_HEADS, MAX_HEAD_DIM, MAX_HEAD_DIM));
+    let largest = contract(u32::MAX, layers);
+    largest.validate().unwrap();
+    assert_eq!(largest.window_start(7), 0);
+    let all: Vec<u32> = (0u32..).take(MAX_LAYERS).collect();
+    assert_eq!(largest.token_bytes(&all), 1 << 32);
+    let raw = tandem_kv::codec::Codec::Raw;
+    assert_eq!(
+        raw.payload_bytes(&largest, &all, u32::MAX),
+        Some(u64::from(u32::MAX) << 32)
+    );
+    assert_eq!(largest.section_layers(Section::Window), [1023]);
+}
+
+#[test]
+fn strings_of_the_hello_are_bounded() {
+    for field in ["ticket", "token_digest"] {
+        let mut hello = hello(&mixed(), 5);
+        let text = match field {
+            "ticket" => &mut hello.ticket,
+            _ => &mut hello.token_digest,
+        };
+        *text = "x".repeat(MAX_STRING + 1);
+        let refuse = refusal(&hello);
+        assert_eq!(refuse.code, RefusalCode::Hello);
+        assert!(refuse.message.contains(&format!("`{field}`")));
+    }
+}
+
+/// The worst that a valid contract can make a receiver say still fits a frame.
+#[test]
+fn any_refusal_fits_a_frame() {
+    let text = |c: char| c.to_string().repeat(MAX_STRING);
+    let make = |c: char, heads: u32| {
+        let mut out = contract(0, vec![full(heads, heads, heads); MAX_LAYERS]);
+        out.engine = text(c);
+        out.architecture = text(c);
+        out.quantisation = text(c);
+        out.tokenizer = text(c);
+        out.weights = text(c);
+        out.rope = text(c);
+        out.rotation = text(c);
+        out
+    };
+    // Control characters take six bytes each in JSON.
+    let (ours, theirs) = (make('\u{1}', 1023), make('\u{2}', 1022));
+    let mut hello = hello(&mixed(), 5);
+    hello.contract = theirs;
+    let refuse = Receiver::accept(&hello, expectation(&ours, 5)).unwrap_err();
+    assert_eq!(refuse.differences.len(), MAX_DIFFERENCES);
+    assert_eq!(refuse.differences[0].field, "engine");
+    let frame = control_frame(Kind::Refuse, HANDOFF, 0, &refuse).unwrap();
+    assert!(frame.len() <= MAX_CONTROL_PAYLOAD as usize);
+}
+
+fn hello_json() -> Value {
+    serde_json::to_value(hello(&mixed(), 5)).unwrap()
+}
+
+fn read(value: &Value) -> Result<Hello, String> {
+    parse(Kind::Hello, &serde_json::to_vec(value).unwrap()).map_err(|e| e.reason)
+}
+
+#[test]
+fn fields_of_the_wrong_type_are_named() {
+    let table: [(&str, &str, Value); 17] = [
+        ("/kv_end", "kv_end: ", json!("5")),
+        ("/kv_end", "kv_end: ", json!(-1)),
+        ("/kv_end", "kv_end: ", json!(4_294_967_296_u64)),
+        ("/kv_end", "kv_end: ", json!(5.0)),
+        ("/ticket", "ticket: ", json!(1)),
+        ("/token_digest", "token_digest: ", json!(null)),
+        ("/contract", "contract: ", json!(true)),
+        ("/contract/window", "contract.window: ", json!(1e300)),
+        ("/contract/engine", "contract.engine: ", json!(["x"])),
+        (
+            "/contract/key_type",
+            "contract.key_type: unknown variant `f32`, expected `f16`",
+            json!("f32"),
+        ),
+        (
+            "/contract/value_type",
+            "contract.value_type: unknown variant `q8_0`, expected `f16`",
+            json!("q8_0"),
+        ),
+        ("/contract/key_type", "contract.key_type: ", json!(1)),
+        ("/contract/layers", "contract.layers: ", json!({})),
+        ("/contract/layers/1", "contract.layers[1]: ", json!(7)),
+        (
+            "/contract/layers/1/kind",
+            "contract.layers[1].kind: unknown variant `linear`",
+            json!("linear"),
+        ),
+        (
+            "/contract/layers/1/kv_heads",
+            "contract.layers[1].kv_heads: ",
+            json!(-1),
+        ),
+        (
+            "/contract/layers/2/key_dim",
+            "contract.layers[2].key_dim: ",
+            json!(1e30),
+        ),
+    ];
+    assert_eq!(read(&hello_json()), Ok(hello(&mixed(), 5)));
+    for (pointer, start, value) in table {
+        let mut json = hello_json();
+        *json.pointer_mut(pointer).unwrap() = value;
+        let error = read(&json).expect_err(pointer);
+        assert!(error.starts_with(start), "{pointer}: {error}");
+    }
+}
+
+#[test]
+fn unknown_missing_and_repeated_keys_are_refused() {
+    for pointer in ["", "/contract", "/contract/layers/0"] {
+        let mut json = hello_json();
+        let object = json.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
+        object.insert("extra".into(), json!(1));
+        let error = read(&json).expect_err(pointer);
+        assert!(error.contains("unknown field `extra`"), "{error}");
+        let keys: Vec<String> = object_keys(&hello_json(), pointer);
+        for key in keys {
+            let mut json = hello_json();
+            let object = json.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
+            object.shift_remove(&key);
+            let error = read(&json).expect_err(&key);
+            assert!(error.contains(&format!("missing field `{key}`")), "{error}");
+        }
+    }
+    let text = hello_json().to_string();
+    let twice = text.replacen("\"kv_end\":5", "\"kv_end\":5,\"kv_end\":5", 1);
+    let error = parse::<Hello>(Kind::Hello, twice.as_bytes()).unwrap_err();
+    assert!(error.reason.contains("duplicate field `kv_end`"), "{error}");
+}
+
+fn object_keys(json: &Value, pointer: &str) -> Vec<String> {
+    let object = json.pointer(pointer).unwrap().as_object().unwrap();
+    object.keys().cloned().collect()
+}
+
+#[test]
+fn unknown_keys_of_the_other_messages_are_refused() {
+    fn check<T: serde::de::DeserializeOwned + std::fmt::Debug>(kind: Kind, good: Value) {
+        let read = |v: &Value| parse::<T>(kind, v.to_string().as_bytes());
+        read(&good).unwrap();
+        let mut bad = good;
+        bad["extra"] = json!(1);
+        let error = read(&bad).unwrap_err();
+        assert!(error.reason.contains("unknown field `extra`"), "{error}");
+    }
+    check::<Accept>(Kind::Accept, json!({"credit_blocks": 4}));
+    check::<Commit>(
+        Kind::Commit,
+        json!({"segments": 1, "raw_bytes": 2, "manifest": ""}),
+    );
+    check::<tandem_kv::message::Abort>(Kind::Abort, json!({"reason": ""}));
+    let refuse =
+        |difference: Value| json!({"code": "contract", "message": "", "differences": [difference]});
+    let difference = json!({"field": "a", "ours": "b", "theirs": "c"});
+    check::<Refuse>(Kind::Refuse, refuse(difference.clone()));
+    let mut bad = difference;
+    bad["extra"] = json!(1);
+    let error = parse::<Refuse>(Kind::Refuse, refuse(bad).to_string().as_bytes()).unwrap_err();
+    assert!(error.reason.starts_with("differences[0]"), "{error}");
+}
+
+#[test]
+fn what_is_not_json_is_refused() {
+    let text = hello_json().to_string();
+    let changed = |from: &str, to: &str| {
+        assert!(text.contains(from));
+        text.replacen(from, to, 1)
+    };
+    let payloads = [
+        changed("\"kv_end\":5", "\"kv_end\":NaN"),
+        changed("\"kv_end\":5", "\"kv_end\":Infinity"),
+        changed("\"kv_end\":5", "\"kv_end\":1e999"),
+        changed("\"kv_end\":5", "\"kv_end\":05"),
+        changed("\"kv_end\":5", "\"kv_end\":5,"),
+        changed("\"llama\"", "\"ll\\ud800ama\""),
+        format!("{text}{text}"),
+        format!("{text}\0"),
+        format!("\u{feff}{text}"),
+        "[".repeat(1 << 19),
+        "{\"contract\":".repeat(1 << 16),
+    ];
+    for payload in payloads {
+        let result = parse::<Hello>(Kind::Hello, payload.as_bytes());
+        let error = result.expect_err(payload.get(..80).unwrap_or(&payload));
+        assert!(error.reason.len() <= MAX_STRING);
+    }
+    let mut bytes = text.into_bytes();
+    let at = bytes.iter().position(|b| *b == b'l').unwrap();
+    bytes[at] = 0xFF;
+    parse::<Hello>(Kind::Hello, &bytes).unwrap_err();
+}
+
+#[test]
+fn what_a_peer_sent_is_not_repeated_at_length() {
+    let mut json = hello_json();
+    json["x".repeat(500_000)] = json!(1);
+    let error = read(&json).unwrap_err();
+    assert!(error.starts_with("xxx"), "{error}");
+    assert!(error.len() <= MAX_STRING);
+}
+
+#[test]
+fn a_million_layers_do_not_fit_a_hello() {
+    let layer = r#"{"kind":"full","kv_heads":1,"key_dim":1,"value_dim":1}"#;
+    assert!(layer.len() * 1_000_000 > MAX_CONTROL_PAYLOAD as usize);
+    let mut large = mixed();
+    large.layers = vec![full(1, 1, 1); 1_000_000];
+    let message = Hello {
+        contract: large,
+        ..hello(&mixed(), 5)
+    };
+    let error = control_frame(Kind::Hello, HANDOFF, 0, &message).unwrap_err();
+    assert!(error.reason.contains("exceed the limit"), "{error}");
+    // As many as fit are read and then refused by their number.
+    let mut json = hello_json();
+    json["contract"]["layers"] = json!(vec![json!(full(1, 1, 1)); 17_000]);
+    assert!(json.to_string().len() <= MAX_CONTROL_PAYLOAD as usize);
+    let refuse = refusal(&read(&json).unwrap());
+    assert!(refuse.message.contains("17000 layers, allowed 1..=1024"));
+}

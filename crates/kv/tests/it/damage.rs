@@ -1,0 +1,149 @@
+//! Streams that were damaged or cut: an error, no wrong block, never a commit.
+
+use tandem_kv::sender::{Sender, SenderState};
+
+use super::driver::{HANDOFF, Outcome, Recording, TICKET, mixed, next_frame, prompt, replay, run};
+
+fn small() -> Recording {
+    let got = run(&mixed(), 5, &[2, 3], true);
+    let outcome = replay(got.expectation(), &got.stream());
+    assert!(outcome.committed, "undamaged: {:?}", outcome.error);
+    assert_eq!(outcome.applied, got.sent);
+    got
+}
+
+/// What was applied must be the first blocks of what was sent.
+fn check_prefix(sent: &Recording, outcome: &Outcome, what: &str) {
+    assert!(!outcome.committed, "{what}: committed");
+    assert!(outcome.applied.len() <= sent.sent.len(), "{what}");
+    let prefix = &sent.sent[..outcome.applied.len()];
+    assert_eq!(outcome.applied, prefix, "{what}: another block was applied");
+}
+
+#[test]
+fn every_flipped_byte_is_refused() {
+    let sent = small();
+    let stream = sent.stream();
+    for at in 0..stream.len() {
+        for pattern in [0x01, 0x80, 0xFF] {
+            let mut damaged = stream.clone();
+            damaged[at] ^= pattern;
+            let outcome = replay(sent.expectation(), &damaged);
+            let what = format!("byte {at} xor {pattern:#04x}");
+            check_prefix(&sent, &outcome, &what);
+            let error = outcome.error.expect("no error");
+            assert_ne!(error, "incomplete", "{what}: went unnoticed");
+        }
+    }
+}
+
+#[test]
+fn every_truncation_stays_uncommitted() {
+    let sent = small();
+    let stream = sent.stream();
+    for end in 0..stream.len() {
+        let outcome = replay(sent.expectation(), &stream[..end]);
+        check_prefix(&sent, &outcome, &format!("cut at {end}"));
+        assert_eq!(outcome.error.as_deref(), Some("incomplete"), "cut at {end}");
+    }
+}
+
+#[test]
+fn every_missing_or_doubled_byte_is_refused() {
+    let sent = small();
+    let stream = sent.stream();
+    for at in 0..stream.len() {
+        let mut missing = stream.clone();
+        missing.remove(at);
+        let outcome = replay(sent.expectation(), &missing);
+        check_prefix(&sent, &outcome, &format!("byte {at} missing"));
+        let mut doubled = stream.clone();
+        doubled.insert(at, stream[at]);
+        let outcome = replay(sent.expectation(), &doubled);
+        if !outcome.committed {
+            check_prefix(&sent, &outcome, &format!("byte {at} doubled"));
+        } else {
+            // Doubling the last byte is the same as a byte after a complete handoff.
+            let tail = &stream[at..];
+            assert!(tail.iter().all(|b| *b == tail[0]), "byte {at} doubled");
+            assert_eq!(outcome.applied, sent.sent);
+        }
+    }
+}
+
+#[test]
+fn every_missing_repeated_or_swapped_frame_is_refused() {
+    let sent = small();
+    let count = sent.forward.len();
+    let check = |frames: Vec<Vec<u8>>, what: String| {
+        let outcome = replay(sent.expectation(), &frames.concat());
+        check_prefix(&sent, &outcome, &what);
+    };
+    for i in 0..count {
+        let mut frames = sent.forward.clone();
+        frames.remove(i);
+        check(frames, format!("frame {i} missing"));
+        for j in 0..count {
+            let mut frames = sent.forward.clone();
+            frames.swap(i, j);
+            if i != j {
+                check(frames, format!("frames {i} and {j} swapped"));
+            }
+            let mut frames = sent.forward.clone();
+            frames.insert(j, sent.forward[i].clone());
+            check(frames, format!("frame {i} again before {j}"));
+        }
+        let mut frames = sent.forward.clone();
+        frames.push(sent.forward[i].clone());
+        let outcome = replay(sent.expectation(), &frames.concat());
+        let error = outcome.error.expect("a frame after the commit");
+        assert!(error.contains("the handoff is over"), "{error}");
+        assert_eq!(outcome.applied, sent.sent);
+    }
+}
+
+/// What a sender makes of the answers to a whole handoff: true if it ends committed.
+fn answered(sent: &Recording, answers: &[u8]) -> Result<bool, String> {
+    let (mut sender, _) =
+        Sender::new(sent.contract.clone(), HANDOFF, TICKET, &prompt(5), 5).unwrap();
+    let mut rest = answers;
+    let mut accepted = false;
+    while let Some((header, payload)) = next_frame(&mut rest, |_| Ok(()))? {
+        sender
+            .receive(&header, payload)
+            .map_err(|e| e.to_string())?;
+        if !accepted {
+            for block in &sent.sent {
+                sender.block(block).unwrap();
+            }
+            sender.commit().unwrap();
+            accepted = true;
+        }
+    }
+    Ok(sender.state() == SenderState::Committed)
+}
+
+#[test]
+fn damaged_answers_do_not_commit() {
+    let sent = small();
+    let answers = sent.backward.concat();
+    assert_eq!(answered(&sent, &answers), Ok(true));
+    for at in 0..answers.len() {
+        for pattern in [0x01, 0x80, 0xFF] {
+            let mut damaged = answers.clone();
+            damaged[at] ^= pattern;
+            let result = answered(&sent, &damaged);
+            assert!(result.is_err(), "byte {at} xor {pattern:#04x}");
+        }
+        assert_eq!(answered(&sent, &answers[..at]), Ok(false), "cut at {at}");
+    }
+    for i in 0..sent.backward.len() {
+        let mut frames = sent.backward.clone();
+        frames.remove(i);
+        assert_ne!(answered(&sent, &frames.concat()), Ok(true), "{i} missing");
+        frames.insert(i, sent.backward[i].clone());
+        frames.insert(i, sent.backward[i].clone());
+        let result = answered(&sent, &frames.concat());
+        assert!(result.is_err(), "frame {i} twice");
+    }
+}

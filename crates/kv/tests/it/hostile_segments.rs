@@ -1,0 +1,429 @@
+//! A sender that computes valid checksums but does not keep to the rules.
+
+use tandem_kv::frame::{Header, Kind, encode_frame};
+use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_CHUNKS_IN_FLIGHT, MAX_STAGED_BYTES};
+use tandem_kv::message::{Commit, Hello, abort_frame, control_frame, parse};
+use tandem_kv::receiver::{Receiver, ReceiverError, Step};
+use tandem_kv::{Contract, Section};
+
+use super::driver::{
+    HANDOFF, Recording, contract, expectation, forged, full, mixed, run, split, windowed,
+    with_payload,
+};
+
+fn receiver(recording: &Recording) -> Receiver {
+    let (_, payload) = split(&recording.forward[0]);
+    let hello: Hello = parse(Kind::Hello, payload).unwrap();
+    Receiver::accept(&hello, recording.expectation()).unwrap().0
+}
+
+/// A receiver that has taken (and applied) the first frames of a recording.
+fn after(recording: &Recording, frames: usize) -> Receiver {
+    let mut receiver = receiver(recording);
+    for frame in &recording.forward[1..frames] {
+        let (header, payload) = split(frame);
+        receiver.check(&header).unwrap();
+        if let Step::Apply(block) = receiver.frame(&header, payload).unwrap() {
+            let _ = receiver.applied(block.section, &block.tokens);
+        }
+    }
+    receiver
+}
+
+/// The header is refused for this field, without a payload, and then nothing is accepted.
+fn refused(mut receiver: Receiver, frame: &[u8], name: &str) {
+    let (header, payload) = split(frame);
+    let error = receiver.check(&header).expect_err(name);
+    assert!(
+        matches!(&error, ReceiverError::Field { field, .. } if *field == name),
+        "expected `{name}`, got: {error}"
+    );
+    assert_eq!(receiver.check(&header), Err(ReceiverError::Over));
+    assert_eq!(
+        receiver.frame(&header, payload).err(),
+        Some(ReceiverError::Over)
+    );
+    assert_eq!(receiver.finish(), None);
+}
+
+type Change = fn(&mut Header);
+
+#[test]
+fn every_field_of_the_first_segment() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let table: [(&str, Change); 22] = [
+        ("handoff", |h| h.handoff ^= 1),
+        ("sequence", |h| h.sequence = 0),
+        ("sequence", |h| h.sequence = 2),
+        ("sequence", |h| h.sequence = u32::MAX),
+        ("section", |h| h.section = 2),
+        ("section", |h| h.section = 1),
+        ("codec", |h| h.codec = 1),
+        ("codec", |h| h.codec = 255),
+        ("key_type", |h| h.key_type = 0),
+        ("key_type", |h| h.key_type = 2),
+        ("value_type", |h| h.value_type = 2),
+        ("block_start", |h| h.block_start = 1),
+        ("block_end", |h| h.block_end = 0),
+        ("block_end", |h| h.block_end = 6),
+        ("layer_start", |h| h.layer_start = 1),
+        ("layer_end", |h| h.layer_end = 2),
+        ("layer_end", |h| h.layer_end = 4),
+        // No layer at all, and so no bytes: without an end if it were let through.
+        ("layer_end", |h| {
+            (h.layer_end, h.raw_len, h.payload_len) = (0, 0, 0)
+        }),
+        ("token_start", |h| h.token_start = 1),
+        ("token_end", |h| h.token_end = 0),
+        ("token_end", |h| h.token_end = 1),
+        ("token_end", |h| h.token_end = 3),
+    ];
+    for (name, change) in table {
+        let mut header = split(&sent.forward[1]).0;
+        change(&mut header);
+        let error = receiver(&sent).check(&header).expect_err(name);
+        assert!(
+            matches!(&error, ReceiverError::Field { field, .. } if *field == name),
+            "expected `{name}`, got: {error}"
+        );
+    }
+}
+
+#[test]
+fn lengths_must_be_those_of_the_contract() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let table: [(&str, Change); 4] = [
+        ("raw_len", |h| h.raw_len += 1),
+        ("raw_len", |h| h.raw_len = 0),
+        ("payload_len", |h| h.payload_len -= 1),
+        ("payload_len", |h| h.payload_len = 8 << 20),
+    ];
+    for (name, change) in table {
+        let mut header = split(&sent.forward[1]).0;
+        change(&mut header);
+        let error = receiver(&sent).check(&header).expect_err(name);
+        assert!(error.to_string().contains(name), "{error}");
+    }
+}
+
+#[test]
+fn blocks_repeated_overlapping_skipped_or_too_early() {
+    let sent = run(&mixed(), 6, &[2, 2, 2], true);
+    // Each block of this small contract is one segment: 1, 2, 3 full, 4 window, 5 commit.
+    assert_eq!(sent.block_starts(), [1, 2, 3, 4]);
+    let numbered = |i: usize, n: u32| forged(&sent.forward[i], |h| h.sequence = n);
+    let table = [
+        ("block_start", 2, numbered(1, 2)), // repeated
+        ("block_start", 2, numbered(3, 2)), // skipped
+        ("section", 2, numbered(4, 2)),     // window before the last full block
+        ("section", 1, numbered(4, 1)),     // window first
+        ("block_end", 4, numbered(3, 4)),   // a block after the last one
+        ("section", 5, numbered(4, 5)),     // second window
+    ];
+    for (i, (name, frames, frame)) in table.into_iter().enumerate() {
+        let mut receiver = after(&sent, frames);
+        let error = receiver.check(&split(&frame).0).expect_err("accepted");
+        let ReceiverError::Field { field, .. } = &error else {
+            panic!("case {i}: {error}")
+        };
+        // A block after the last one is wrong in its start or its end, whichever is seen first.
+        let late = name == "block_end" && *field == "block_start";
+        assert!(*field == name || late, "case {i}: {error}");
+    }
+    // Overlap: a block of two tokens where the last of them has arrived already.
+    let overlapping = forged(&sent.forward[2], |h| {
+        (h.block_start, h.token_start) = (1, 1);
+    });
+    refused(after(&sent, 2), &overlapping, "block_start");
+}
+
+#[test]
+fn a_block_in_progress_cannot_change() {
+    // Two segments for each block: 768 KiB for each layer.
+    let mut contract = contract(2, vec![full(16, 256, 256); 4]);
+    contract.layers.push(windowed(1, 1, 1));
+    let sent = run(&contract, 48, &[], true);
+    assert_eq!(sent.forward.len(), 5);
+    let table: [(&str, Change); 6] = [
+        ("section", |h| h.section = 1),
+        ("block_start", |h| h.block_start = 1),
+        ("block_end", |h| h.block_end = 49),
+        ("layer_start", |h| h.layer_start = 0),
+        ("layer_start", |h| h.layer_start = 3),
+        ("token_start", |h| h.token_start = 1),
+    ];
+    for (name, change) in table {
+        refused(after(&sent, 2), &forged(&sent.forward[2], change), name);
+    }
+    let repeated = forged(&sent.forward[1], |h| h.sequence = 2);
+    refused(after(&sent, 2), &repeated, "layer_start");
+    let mut receiver = after(&sent, 2);
+    let commit = forged(sent.forward.last().unwrap(), |h| h.sequence = 2);
+    let (header, payload) = split(&commit);
+    let error = receiver.frame(&header, payload).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("`commit.tokens`: got 0, expected 48")
+    );
+}
+
+#[test]
+fn token_cuts_continue_where_the_last_one_ended() {
+    let contract = contract(0, vec![full(64, 1024, 1024), full(1, 1, 1)]);
+    let sent = run(&contract, 35, &[], true);
+    let table: [(&str, Change); 5] = [
+        ("token_start", |h| h.token_start = 0),
+        ("token_start", |h| h.token_start = 9),
+        ("layer_start", |h| h.layer_start = 1),
+        // Two layers at once, although one of them has begun.
+        ("token_start", |h| h.layer_end = 2),
+        ("token_end", |h| h.token_end = 36),
+    ];
+    for (name, change) in table {
+        refused(after(&sent, 2), &forged(&sent.forward[2], change), name);
+    }
+}
+
+#[test]
+fn commit_must_be_complete_and_match() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let last = sent.forward.len() - 1;
+    let commit: Commit = parse(Kind::Commit, split(&sent.forward[last]).1).unwrap();
+    let frame = |sequence: usize, commit: &Commit| {
+        let sequence = u32::try_from(sequence).unwrap();
+        control_frame(Kind::Commit, HANDOFF, sequence, commit).unwrap()
+    };
+    let changed = |change: fn(&mut Commit)| {
+        let mut commit = commit.clone();
+        change(&mut commit);
+        frame(last, &commit)
+    };
+    let table = [
+        ("commit.tokens", 1, frame(1, &commit)),
+        ("commit.tokens", 2, frame(2, &commit)),
+        ("commit.window", 3, frame(3, &commit)),
+        ("commit.segments", last, changed(|c| c.segments += 1)),
+        ("commit.raw_bytes", last, changed(|c| c.raw_bytes -= 1)),
+        ("commit.manifest", last, changed(|c| c.manifest.clear())),
+    ];
+    for (name, frames, frame) in table {
+        let mut receiver = after(&sent, frames);
+        let (header, payload) = split(&frame);
+        receiver.check(&header).unwrap();
+        let error = receiver.frame(&header, payload).expect_err(name);
+        assert!(
+            matches!(&error, ReceiverError::Field { field, .. } if *field == name),
+            "expected `{name}`, got: {error}"
+        );
+        assert_eq!(receiver.finish(), None);
+    }
+}
+
+#[test]
+fn a_replaced_payload_is_found_by_the_manifest() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let mut receiver = receiver(&sent);
+    for (i, frame) in sent.forward.iter().enumerate().skip(1) {
+        let (header, payload) = split(frame);
+        let other = with_payload(frame, &vec![7; payload.len()]);
+        let (other_header, other_payload) = split(&other);
+        match header.kind {
+            Kind::Commit => {
+                let error = receiver.frame(&header, payload).unwrap_err();
+                assert!(error.to_string().contains("`commit.manifest`"), "{error}");
+            }
+            _ if i == 1 => drop(receiver.frame(&other_header, other_payload).unwrap()),
+            _ => drop(receiver.frame(&header, payload).unwrap()),
+        }
+    }
+    assert_eq!(receiver.finish(), None);
+}
+
+#[test]
+fn nothing_follows_a_commit() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let count = sent.forward.len();
+    for i in 0..count {
+        let number = u32::try_from(count).unwrap();
+        let late = forged(&sent.forward[i], |h| h.sequence = number);
+        refused(after(&sent, count), &late, "kind");
+    }
+}
+
+#[test]
+fn kinds_that_a_sender_may_not_send() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    // A second hello, and everything that only a receiver sends.
+    let mut frames = vec![forged(&sent.forward[0], |h| h.sequence = 1)];
+    frames.extend(sent.backward.iter().map(|f| forged(f, |h| h.sequence = 1)));
+    for frame in frames {
+        refused(receiver(&sent), &frame, "kind");
+    }
+}
+
+#[test]
+fn beats_come_between_accept_and_commit() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let beat = |sequence| encode_frame(Header::control(Kind::Beat, HANDOFF, sequence), &[]);
+    let mut receiver = receiver(&sent);
+    let mut applied = Vec::new();
+    // Before each frame a beat, and numbers that count both.
+    for (i, frame) in (0u32..).zip(&sent.forward[1..]) {
+        for frame in [beat(2 * i + 1), forged(frame, |h| h.sequence = 2 * i + 2)] {
+            let (header, payload) = split(&frame);
+            if header.kind == Kind::Commit {
+                // Its manifest is over headers with other numbers.
+                let error = receiver.frame(&header, payload).unwrap_err();
+                assert!(error.to_string().contains("`commit.manifest`"), "{error}");
+                continue;
+            }
+            if let Step::Apply(block) = receiver.frame(&header, payload).unwrap() {
+                let _ = receiver.applied(block.section, &block.tokens);
+                applied.push(block);
+            }
+        }
+    }
+    assert_eq!(applied, sent.sent);
+    let count = u32::try_from(sent.forward.len()).unwrap();
+    refused(after(&sent, sent.forward.len()), &beat(count), "kind");
+    refused(after(&sent, 2), &beat(1), "sequence");
+}
+
+#[test]
+fn an_abort_ends_it_at_any_time() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    for frames in 1..=sent.forward.len() {
+        for sequence in [0, 1, 77] {
+            let mut receiver = after(&sent, frames);
+            let frame = abort_frame(HANDOFF, sequence, "out of memory");
+            let (header, payload) = split(&frame);
+            receiver.check(&header).unwrap();
+            let error = receiver.frame(&header, payload).unwrap_err();
+            assert_eq!(error, ReceiverError::Aborted("out of memory".into()));
+            assert_eq!(receiver.finish(), None);
+        }
+    }
+}
+
+#[test]
+fn a_receiver_that_aborts_accepts_nothing_more() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let mut receiver = after(&sent, sent.forward.len());
+    let (header, payload) = {
+        let frame = receiver.abort("engine failed");
+        let (header, payload) = split(&frame);
+        (header, payload.to_vec())
+    };
+    assert_eq!(header.kind, Kind::Abort);
+    assert_eq!(payload, br#"{"reason":"engine failed"}"#);
+    assert_eq!(receiver.finish(), None);
+}
+
+#[test]
+fn the_credit_is_kept() {
+    let sent = run(&mixed(), 8, &[1; 8], true);
+    let credit = MAX_CHUNKS_IN_FLIGHT as usize;
+    let mut receiver = receiver(&sent);
+    let take = |receiver: &mut Receiver, i: usize| {
+        let (header, payload) = split(&sent.forward[i]);
+        receiver.check(&header)?;
+        receiver.frame(&header, payload).map(|_| ())
+    };
+    for i in 1..=credit {
+        take(&mut receiver, i).unwrap();
+    }
+    assert_eq!(receiver.unapplied(), MAX_CHUNKS_IN_FLIGHT);
+    let _ = receiver.applied(Section::Full, &(0..1));
+    take(&mut receiver, credit + 1).unwrap();
+    let error = take(&mut receiver, credit + 2).unwrap_err();
+    assert!(error.to_string().contains("without credit"), "{error}");
+}
+
+/// A segment header with the lengths that the contract implies.
+fn segment(contract: &Contract, section: Section, end: u32) -> Header {
+    let layers = contract.section_layers(section);
+    let mut header = Header::control(Kind::Segment, HANDOFF, 1);
+    header.section = section.wire();
+    (header.key_type, header.value_type) = (1, 1);
+    (header.block_end, header.token_end) = (end, end.min(1));
+    header.layer_end = 1;
+    let bytes = contract.token_bytes(&layers[..1]);
+    header.raw_len = u32::try_from(bytes).unwrap();
+    header.payload_len = header.raw_len;
+    header
+}
+
+#[test]
+fn blocks_beyond_the_limits_are_refused_by_their_first_header() {
+    let accept = |contract: &Contract, kv_end: u32| {
+        let hello = hello(contract, kv_end);
+        Receiver::accept(&hello, expectation(contract, kv_end))
+            .unwrap()
+            .0
+    };
+    let small = contract(0, vec![full(1, 1, 1)]);
+    let kv_end = MAX_CHUNK_TOKENS + 1;
+    let header = segment(&small, Section::Full, MAX_CHUNK_TOKENS);
+    accept(&small, kv_end).check(&header).unwrap();
+    let header = segment(&small, Section::Full, kv_end);
+    let error = accept(&small, kv_end).check(&header).unwrap_err();
+    assert!(error.to_string().contains("`block_end`"), "{error}");
+    // 4 MiB for each token: 256 of them are the most that a receiver stages.
+    let large = |window, spec| contract(window, vec![spec]);
+    for (contract, section) in [
+        (large(0, full(1024, 1024, 1024)), Section::Full),
+        (large(9999, windowed(1024, 1024, 1024)), Section::Window),
+    ] {
+        let most = u32::try_from(MAX_STAGED_BYTES / contract.token_bytes(&[0])).unwrap();
+        let header = segment(&contract, section, most);
+        accept(&contract, most).check(&header).unwrap();
+        let header = segment(&contract, section, most + 1);
+        let error = accept(&contract, most + 1).check(&header).unwrap_err();
+        assert!(error.to_string().contains("`block_end`"), "{error}");
+    }
+}
+
+fn hello(contract: &Contract, kv_end: u32) -> Hello {
+    let digest = tandem_kv::digest::token_digest(&super::driver::prompt(kv_end));
+    Hello {
+        ticket: String::new(),
+        contract: contract.clone(),
+        kv_end,
+        token_digest: blake3::Hash::from(digest).to_hex().to_string(),
+    }
+}
+
+#[test]
+fn unreadable_control_payloads() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let last = sent.forward.len() - 1;
+    let good = std::str::from_utf8(split(&sent.forward[last]).1).unwrap();
+    let payloads = [
+        String::new(),
+        "{".into(),
+        "null".into(),
+        format!("{good} x"),
+        good.replace("\"segments\"", "\"other\""),
+        good.replace('{', "{\"other\":1,"),
+        good.replace('{', "{\"segments\":1,"),
+        good.replace("\"segments\":", "\"segments\":-"),
+        good.replace("\"segments\":", "\"segments\":NaN"),
+        good.replace("\"segments\":", "\"segments\":1e999"),
+        good.replace("\"segments\":", "\"segments\":99999999999"),
+        "[".repeat(100_000),
+    ];
+    for payload in payloads {
+        let frame = with_payload(&sent.forward[last], payload.as_bytes());
+        let mut receiver = after(&sent, last);
+        let (header, payload) = split(&frame);
+        let error = receiver.frame(&header, payload).unwrap_err();
+        assert!(matches!(error, ReceiverError::Message(_)), "{error}");
+        assert_eq!(receiver.finish(), None);
+    }
+    let mut receiver = receiver(&sent);
+    let frame = encode_frame(Header::control(Kind::Abort, HANDOFF, 1), b"{}");
+    let (header, payload) = split(&frame);
+    let error = receiver.frame(&header, payload).unwrap_err();
+    assert!(error.to_string().contains("missing field `reason`"));
+}

@@ -1,0 +1,217 @@
+//! What is sent is received: once, contiguously, byte for byte.
+
+use proptest::prelude::*;
+use tandem_kv::frame::Kind;
+use tandem_kv::limits::{MAX_SEGMENT_PAYLOAD, MAX_STAGED_BYTES, TARGET_SEGMENT_BYTES};
+use tandem_kv::sender::max_block_tokens;
+use tandem_kv::{Contract, KvBlock, LayerKind, Section};
+
+use super::driver::{
+    Recording, contract, full, layer, mixed, run, run_with_beats, split, windowed,
+};
+
+/// Runs a handoff in both acknowledgement orders and checks it against what was put in.
+fn check(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Recording {
+    for lazy in [true, false] {
+        let got = run(contract, kv_end, chunks, lazy);
+        assert_eq!(got.applied, got.sent);
+        check_contiguous(contract, kv_end, &got.applied);
+        check_segments(&got);
+    }
+    let beaten = run_with_beats(contract, kv_end, chunks);
+    assert_eq!(beaten.applied, beaten.sent);
+    check_segments(&beaten);
+    run(contract, kv_end, chunks, true)
+}
+
+fn check_contiguous(contract: &Contract, kv_end: u32, applied: &[KvBlock]) {
+    let mut at = 0;
+    let mut windows = 0;
+    for block in applied {
+        match block.section {
+            Section::Full => {
+                assert_eq!(windows, 0, "full block after the window");
+                assert_eq!(block.tokens.start, at);
+                at = block.tokens.end;
+            }
+            Section::Window => {
+                windows += 1;
+                let start = kv_end.saturating_sub(contract.window);
+                assert_eq!(block.tokens, start..kv_end);
+            }
+        }
+    }
+    let has = |kind| contract.layers.iter().any(|l| l.kind == kind);
+    assert_eq!(at, if has(LayerKind::Full) { kv_end } else { 0 });
+    assert_eq!(
+        windows,
+        u32::from(has(LayerKind::Window) && kv_end > 0),
+        "windows"
+    );
+}
+
+fn check_segments(got: &Recording) {
+    let mut bytes = 0;
+    for (number, frame) in (0u32..).zip(&got.forward) {
+        let (header, payload) = split(frame);
+        assert_eq!(header.sequence, number);
+        if header.kind == Kind::Segment {
+            assert!(header.payload_len <= MAX_SEGMENT_PAYLOAD);
+            bytes += payload.len() as u64;
+        }
+    }
+    let sent: u64 = got.sent.iter().map(KvBlock::bytes).sum();
+    assert_eq!(bytes, sent, "every byte travels once");
+}
+
+fn segments(got: &Recording) -> Vec<(std::ops::Range<u16>, std::ops::Range<u32>)> {
+    got.forward
+        .iter()
+        .map(|f| split(f).0)
+        .filter(|h| h.kind == Kind::Segment)
+        .map(|h| (h.layer_start..h.layer_end, h.token_start..h.token_end))
+        .collect()
+}
+
+#[test]
+fn shapes_and_chunkings() {
+    let contracts = [
+        contract(0, vec![full(2, 4, 4)]),
+        contract(0, vec![full(2, 4, 4), full(1, 8, 2), full(3, 1, 5)]),
+        mixed(),
+        contract(4, vec![windowed(1, 2, 3), full(2, 2, 2), windowed(1, 1, 1)]),
+        contract(4, vec![windowed(2, 2, 2)]),
+        contract(1, vec![windowed(2, 2, 2), windowed(1, 3, 3)]),
+        contract(1000, vec![windowed(1, 1, 1), full(1, 1, 1)]),
+    ];
+    let chunkings: [(u32, &[u32]); 8] = [
+        (1, &[]),
+        (2, &[1, 1]),
+        (9, &[9]),
+        (9, &[3, 3, 3]),
+        (9, &[5, 1, 2]),
+        (4, &[2, 2]),
+        (5, &[4]),
+        // More blocks than credit.
+        (12, &[1; 12]),
+    ];
+    for contract in &contracts {
+        for (kv_end, chunks) in chunkings {
+            check(contract, kv_end, chunks);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_of_one_token_has_no_blocks() {
+    for contract in [
+        mixed(),
+        contract(0, vec![full(1, 1, 1)]),
+        contract(4, vec![windowed(1, 1, 1)]),
+    ] {
+        let got = check(&contract, 0, &[]);
+        assert!(got.applied.is_empty());
+        assert_eq!((got.forward.len(), got.backward.len()), (2, 2));
+    }
+}
+
+#[test]
+fn interleaved_sections_travel_together() {
+    let contract = contract(2, vec![full(1, 1, 1), windowed(1, 1, 1), full(1, 1, 1)]);
+    let got = check(&contract, 3, &[3]);
+    assert_eq!(segments(&got), [(0..3, 0..3), (1..2, 1..3)]);
+}
+
+#[test]
+fn segments_are_cut_at_layers_near_the_target() {
+    // 16 KiB for each token and layer, 48 tokens: 768 KiB for each layer, two of them in 2 MiB.
+    let contract = contract(0, vec![full(16, 256, 256); 5]);
+    let got = check(&contract, 48, &[]);
+    assert_eq!(
+        segments(&got),
+        [(0..2, 0..48), (2..4, 0..48), (4..5, 0..48)]
+    );
+    const { assert!(2 * 768 * 1024 <= TARGET_SEGMENT_BYTES) };
+}
+
+#[test]
+fn a_layer_larger_than_a_segment_is_cut_by_tokens() {
+    // 256 KiB for each token; 35 tokens are 8.75 MiB, cut into 8 tokens of 2 MiB.
+    let contract = contract(0, vec![full(1, 1, 1), full(64, 1024, 1024), full(1, 1, 1)]);
+    let got = check(&contract, 37, &[35, 2]);
+    let large = [(1..2, 0..8), (1..2, 8..16), (1..2, 16..24), (1..2, 24..32)];
+    let mut expected = vec![(0..1, 0..35)];
+    expected.extend(large);
+    // The last cut ends the layer, and the layers after it go on from the start of the block.
+    expected.extend([(1..2, 32..35), (2..3, 0..35), (0..3, 35..37)]);
+    assert_eq!(segments(&got), expected);
+}
+
+#[test]
+fn the_largest_row_fits_a_segment() {
+    // 4 MiB for each token, the most that a valid contract allows.
+    let contract = contract(3, vec![windowed(1024, 1024, 1024)]);
+    contract.validate().unwrap();
+    let got = check(&contract, 3, &[]);
+    assert_eq!(segments(&got), [(0..1, 0..1), (0..1, 1..2), (0..1, 2..3)]);
+    assert!(contract.token_bytes(&[0]) <= u64::from(MAX_SEGMENT_PAYLOAD));
+    assert!(contract.token_bytes(&[0]) <= MAX_STAGED_BYTES);
+}
+
+#[test]
+fn block_size_for_one_segment_per_layer() {
+    let table = [
+        (contract(0, vec![full(1024, 1024, 1024)]), Section::Full, 2),
+        (contract(0, vec![full(8, 128, 128)]), Section::Full, 2048),
+        (
+            contract(9, vec![full(8, 128, 128), windowed(64, 1024, 1024)]),
+            Section::Window,
+            32,
+        ),
+        // No layer of that section: no bound but the type's.
+        (
+            contract(0, vec![full(1, 1, 1)]),
+            Section::Window,
+            MAX_SEGMENT_PAYLOAD,
+        ),
+    ];
+    for (contract, section, expected) in table {
+        assert_eq!(max_block_tokens(&contract, section), expected);
+    }
+}
+
+fn any_contract(max_heads: u32, max_dim: u32) -> impl Strategy<Value = Contract> {
+    let kind = prop_oneof![Just(LayerKind::Full), Just(LayerKind::Window)];
+    let spec = (kind, 1..=max_heads, 1..=max_dim, 1..=max_dim)
+        .prop_map(|(kind, heads, key, value)| layer(kind, heads, key, value));
+    (proptest::collection::vec(spec, 1..7), 1u32..12).prop_map(|(layers, window)| {
+        let has_window = layers.iter().any(|l| l.kind == LayerKind::Window);
+        contract(if has_window { window } else { 0 }, layers)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_small_handoff(
+        contract in any_contract(4, 9),
+        kv_end in 0u32..40,
+        chunks in proptest::collection::vec(1u32..16, 0..8),
+    ) {
+        check(&contract, kv_end, &chunks);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_handoff_of_many_segments(
+        contract in any_contract(96, 512),
+        kv_end in 1u32..48,
+        chunks in proptest::collection::vec(1u32..48, 0..3),
+    ) {
+        check(&contract, kv_end, &chunks);
+    }
+}
