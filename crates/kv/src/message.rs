@@ -62,7 +62,7 @@ pub struct Commit {
     pub segments: u32,
     /// Bytes of all rows, before encoding.
     pub raw_bytes: u64,
-    /// [`Manifest::digest`] over all segments, hex.
+    /// Digest of [`Manifest`] over all segments, hex.
     pub manifest: String,
 }
 
