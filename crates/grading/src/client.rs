@@ -1,0 +1,231 @@
+//! One streamed request to an OpenAI-compatible server. Silence is bounded, work is not.
+
+use crate::config::GradingConfig;
+use crate::error::GradingError;
+use crate::limits;
+use eventsource_stream::Eventsource;
+use futures_util::{Stream, StreamExt};
+use reqwest::Response;
+use std::time::Duration;
+use tandem_openai::{
+    ChatCompletion, ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, TandemInfo, Usage,
+};
+use tokio::time::timeout;
+
+/// A server and how long to wait for it.
+pub(crate) struct Client {
+    http: reqwest::Client,
+    url: String,
+    idle: Duration,
+}
+
+/// A complete answer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) finish: Option<FinishReason>,
+    pub(crate) usage: Option<Usage>,
+    pub(crate) tandem: Option<TandemInfo>,
+}
+
+/// Why there is no complete answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum JobError {
+    #[error("the server cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("the server refused the request with status {status}: {message}")]
+    Refused { status: u16, message: String },
+    #[error("the server failed with status {status}: {message}")]
+    Server { status: u16, message: String },
+    #[error("the server failed in the middle of its answer: {0}")]
+    Reported(String),
+    #[error("the server was silent for {} ms", .0.as_millis())]
+    Silent(Duration),
+    #[error("the connection broke in the middle of the answer")]
+    Broken,
+    #[error("the server's answer cannot be read: {0}")]
+    Unreadable(String),
+    #[error("the answer is longer than {0} bytes")]
+    TooLong(usize),
+}
+
+impl JobError {
+    /// Whether the same request may succeed when sent again. A silent server is not asked again:
+    /// one hanging item would otherwise hold up the batch several times over.
+    pub(crate) fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable(_) | Self::Server { .. } | Self::Reported(_) | Self::Broken
+        )
+    }
+}
+
+impl Client {
+    pub(crate) fn new(config: &GradingConfig) -> Result<Self, GradingError> {
+        // Student work goes to the configured server only: no proxy, no redirect.
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(config.connect_limit)
+            .build()
+            .map_err(|e| GradingError::Config {
+                field: "base_url",
+                problem: e.to_string(),
+            })?;
+        let url = format!("{}/chat/completions", config.base_url.trim_end_matches('/'));
+        Ok(Self {
+            http,
+            url,
+            idle: config.idle_limit,
+        })
+    }
+
+    /// Sends a request and collects its answer.
+    pub(crate) async fn ask(&self, request: &ChatRequest) -> Result<Answer, JobError> {
+        let sending = self.http.post(&self.url).json(request).send();
+        let response = timeout(self.idle, sending)
+            .await
+            .map_err(|_| JobError::Silent(self.idle))?;
+        let response = response.map_err(|e| JobError::Unreachable(root_cause(&e)))?;
+        let status = response.status().as_u16();
+        if status != 200 {
+            return Err(self.refusal(status, response).await);
+        }
+        let kind = response
+            .headers()
+            .get("content-type")
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or("");
+        if kind.starts_with("application/json") {
+            return self.whole(response).await;
+        }
+        self.streamed(response).await
+    }
+
+    async fn refusal(&self, status: u16, response: Response) -> JobError {
+        let body = self
+            .body(response, limits::MAX_ERROR_BODY_BYTES)
+            .await
+            .unwrap_or_default();
+        let message = match serde_json::from_slice::<ErrorBody>(&body) {
+            Ok(body) => shortened(&body.error.message),
+            Err(_) => "no reason given".to_owned(),
+        };
+        match status {
+            429 | 500.. => JobError::Server { status, message },
+            _ => JobError::Refused { status, message },
+        }
+    }
+
+    /// A server that does not stream answers with one object.
+    async fn whole(&self, response: Response) -> Result<Answer, JobError> {
+        let body = self.body(response, limits::MAX_ANSWER_BYTES).await?;
+        let whole: ChatCompletion = serde_json::from_slice(&body).map_err(unreadable)?;
+        let choice = whole.choices.into_iter().next();
+        let choice = choice.ok_or_else(|| JobError::Unreadable("it has no choices".to_owned()))?;
+        Ok(Answer {
+            text: choice.message.content.unwrap_or_default(),
+            finish: choice.finish_reason,
+            usage: whole.usage,
+            tandem: whole.tandem,
+        })
+    }
+
+    async fn streamed(&self, response: Response) -> Result<Answer, JobError> {
+        let mut events = Box::pin(
+            self.bytes_of(response, limits::MAX_STREAM_BYTES)
+                .eventsource(),
+        );
+        let mut answer = Answer::default();
+        while let Some(event) = events.next().await {
+            let event = event.map_err(|e| match e {
+                eventsource_stream::EventStreamError::Transport(e) => e,
+                other => JobError::Unreadable(other.to_string()),
+            })?;
+            if event.data == "[DONE]" {
+                break;
+            }
+            answer.add(&event.data)?;
+        }
+        if answer.finish.is_none() {
+            return Err(JobError::Broken);
+        }
+        Ok(answer)
+    }
+
+    async fn body(&self, response: Response, limit: usize) -> Result<Vec<u8>, JobError> {
+        let mut bytes = Box::pin(self.bytes_of(response, limit));
+        let mut out = Vec::new();
+        while let Some(chunk) = bytes.next().await {
+            out.extend_from_slice(&chunk?);
+        }
+        Ok(out)
+    }
+
+    /// The body's bytes, with limits on silence and on length. Comments that keep a stream alive
+    /// are bytes too, so a server that works is not taken for one that hangs.
+    fn bytes_of(
+        &self,
+        response: Response,
+        limit: usize,
+    ) -> impl Stream<Item = Result<Vec<u8>, JobError>> + use<> {
+        let idle = self.idle;
+        futures_util::stream::try_unfold(
+            (response, 0usize),
+            move |(mut response, seen)| async move {
+                let chunk = timeout(idle, response.chunk())
+                    .await
+                    .map_err(|_| JobError::Silent(idle))?;
+                let Some(chunk) = chunk.map_err(|_| JobError::Broken)? else {
+                    return Ok(None);
+                };
+                let seen = seen + chunk.len();
+                if seen > limit {
+                    return Err(JobError::TooLong(limit));
+                }
+                Ok(Some((chunk.to_vec(), (response, seen))))
+            },
+        )
+    }
+}
+
+impl Answer {
+    fn add(&mut self, data: &str) -> Result<(), JobError> {
+        if let Ok(body) = serde_json::from_str::<ErrorBody>(data) {
+            return Err(JobError::Reported(shortened(&body.error.message)));
+        }
+        let chunk: ChatCompletionChunk = serde_json::from_str(data).map_err(unreadable)?;
+        if let Some(choice) = chunk.choices.into_iter().next() {
+            self.text
+                .push_str(&choice.delta.content.unwrap_or_default());
+            self.finish = choice.finish_reason.or(self.finish);
+        }
+        if self.text.len() > limits::MAX_ANSWER_BYTES {
+            return Err(JobError::TooLong(limits::MAX_ANSWER_BYTES));
+        }
+        self.usage = chunk.usage.or(self.usage);
+        self.tandem = chunk.tandem.or(self.tandem.take());
+        Ok(())
+    }
+}
+
+fn unreadable(e: serde_json::Error) -> JobError {
+    JobError::Unreadable(e.to_string())
+}
+
+fn shortened(message: &str) -> String {
+    message
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(limits::MAX_ERROR_CHARS)
+        .collect()
+}
+
+/// The innermost cause; the outer ones only repeat the address.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

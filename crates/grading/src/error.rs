@@ -1,0 +1,44 @@
+//! What stops a whole run. What concerns one submission is in its record instead.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A fault that stops a run before, or after, its submissions are graded.
+#[derive(Debug, thiserror::Error)]
+pub enum GradingError {
+    /// A file could not be read.
+    #[error("cannot read {path}: {source}", path = .path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The rubric cannot be used.
+    #[error("rubric: {field}: {problem}")]
+    Rubric {
+        /// The field at fault, as a path (`criteria[1].levels[0].points`).
+        field: String,
+        /// What is wrong and how to mend it.
+        problem: String,
+    },
+    /// No submission was found, or there are too many.
+    #[error("submissions: {0}")]
+    Submissions(String),
+    /// The configuration cannot be used.
+    #[error("grading configuration: {field}: {problem}")]
+    Config {
+        /// The field at fault.
+        field: &'static str,
+        /// What is wrong and how to mend it.
+        problem: String,
+    },
+    /// A result could not be written.
+    #[error("cannot write {path}: {source}", path = .path.display())]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,72 @@
+//! Named limits of the grading. What is beyond one of them is refused or reported, never silently cut.
+
+use std::time::Duration;
+
+/// Most bytes of a rubric file.
+pub const MAX_RUBRIC_BYTES: u64 = 256 << 10;
+/// Most criteria in a rubric.
+pub const MAX_CRITERIA: usize = 32;
+/// Most levels of one criterion, or values that its step allows.
+pub const MAX_LEVELS: usize = 201;
+/// Most characters of an id.
+pub const MAX_ID_CHARS: usize = 40;
+/// Most characters of a title or a label.
+pub const MAX_TITLE_CHARS: usize = 200;
+/// Most characters of a description.
+pub const MAX_DESCRIPTION_CHARS: usize = 2_000;
+/// Most characters of the task or of the guidelines.
+pub const MAX_TASK_CHARS: usize = 20_000;
+/// Most template files of one rubric.
+pub const MAX_TEMPLATES: usize = 16;
+
+/// Most submissions in one run.
+pub const MAX_SUBMISSIONS: usize = 10_000;
+/// Most files in one submission.
+pub const MAX_FILES: usize = 64;
+/// Deepest sub-folder that is searched for the files of one submission.
+pub const MAX_FOLDER_DEPTH: usize = 8;
+/// Most entries that are looked at in one submission's folder.
+pub const MAX_FOLDER_ENTRIES: usize = 4_096;
+/// Most bytes of one source file.
+pub const MAX_SOURCE_BYTES: u64 = 1 << 20;
+/// Most bytes of one notebook, images included.
+pub const MAX_NOTEBOOK_BYTES: u64 = 16 << 20;
+/// Most bytes that one submission may put into a prompt.
+pub const MAX_PROMPT_TEXT_BYTES: usize = 512 << 10;
+/// Most cells of one notebook.
+pub const MAX_CELLS: usize = 2_000;
+/// Lines kept at each end of a long cell output.
+pub const OUTPUT_EDGE_LINES: usize = 20;
+/// Most characters of one line of a cell output.
+pub const MAX_OUTPUT_LINE_CHARS: usize = 400;
+
+/// Most pieces of evidence for one criterion.
+pub const MAX_EVIDENCE: usize = 2;
+/// Most lines of a quote in a report.
+pub const MAX_QUOTE_LINES: usize = 12;
+/// Characters of a rationale, unless the configuration says otherwise.
+pub const DEFAULT_RATIONALE_CHARS: u32 = 200;
+/// Longest rationale that a configuration may ask for, in characters.
+pub const MAX_RATIONALE_CHARS: u32 = 4_000;
+
+/// Most bytes of one answer's text.
+pub const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Most bytes of one answer's stream, framing included.
+pub const MAX_STREAM_BYTES: usize = 256 << 20;
+/// Most bytes of an error body that are read.
+pub const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
+/// Most characters of a server's error message that are kept.
+pub const MAX_ERROR_CHARS: usize = 300;
+/// Most submissions graded at once.
+pub const MAX_PARALLEL: usize = 256;
+/// Attempts at one job, the first included, unless the configuration says otherwise.
+pub const DEFAULT_ATTEMPTS: u32 = 3;
+/// Pause before the second attempt, doubled before each further one.
+pub const DEFAULT_RETRY_DELAY: Duration = Duration::from_millis(500);
+/// Longest silence of a server, the prefill of a long prompt included. Work itself is not bounded.
+pub const DEFAULT_IDLE_LIMIT: Duration = Duration::from_secs(300);
+/// Longest time to connect.
+pub const DEFAULT_CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Most characters of a result's file name, without its extension.
+pub const MAX_FILE_NAME_CHARS: usize = 80;

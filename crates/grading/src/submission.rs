@@ -1,0 +1,351 @@
+//! Submissions: found under the given paths, read within limits, made ready for a prompt.
+
+use crate::attempt;
+use crate::error::GradingError;
+use crate::files;
+use crate::hidden::mark_hidden;
+use crate::limits;
+use crate::notebook::{NotebookCell, read_notebook};
+use crate::suspicion::suspicious;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use walkdir::WalkDir;
+
+/// One student's work.
+#[derive(Debug, Clone)]
+pub struct Submission {
+    /// What it is called in reports: the file's name without extension, or the folder's name.
+    pub name: String,
+    /// Its files, in the order of their names.
+    pub files: Vec<SourceFile>,
+    /// Why it cannot be graded, if so.
+    pub problem: Option<String>,
+    /// What the teacher should look at, such as hidden characters.
+    pub flags: Vec<String>,
+}
+
+/// One file of a submission, as it is shown to models and quoted in reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceFile {
+    /// Path within the submission.
+    pub name: String,
+    /// Lines, numbered from 1 wherever they are cited. Of a notebook: its cells and outputs in order.
+    pub lines: Vec<String>,
+    /// Findings for the teacher.
+    pub flags: Vec<String>,
+    /// Lines that show an attempt.
+    pub(crate) significant: Vec<String>,
+}
+
+/// Kinds of files that are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A text file; holds its language.
+    Text(&'static str),
+    /// A Jupyter notebook.
+    Notebook,
+}
+
+impl Kind {
+    pub(crate) fn max_bytes(self) -> u64 {
+        match self {
+            Self::Text(_) => limits::MAX_SOURCE_BYTES,
+            Self::Notebook => limits::MAX_NOTEBOOK_BYTES,
+        }
+    }
+}
+
+/// The kind of a file, by its extension; `None` if it is not supported.
+pub(crate) fn kind_of(path: &Path) -> Option<Kind> {
+    let extension = path.extension()?.to_str()?.to_lowercase();
+    match extension.as_str() {
+        "py" => Some(Kind::Text("py")),
+        "java" => Some(Kind::Text("java")),
+        "r" => Some(Kind::Text("r")),
+        "rmd" => Some(Kind::Text("rmd")),
+        "js" => Some(Kind::Text("js")),
+        "ts" => Some(Kind::Text("ts")),
+        "ipynb" => Some(Kind::Notebook),
+        _ => None,
+    }
+}
+
+/// Finds and reads submissions: each path is a file, or a folder in which every file and every
+/// sub-folder is one submission.
+///
+/// What cannot be read becomes a submission with a `problem`; it never stops the others.
+///
+/// # Errors
+/// A path that does not exist, no submission at all, or more than [`limits::MAX_SUBMISSIONS`].
+pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
+    let mut found = Vec::new();
+    for path in paths {
+        let read = |source| GradingError::Read {
+            path: path.clone(),
+            source,
+        };
+        if !std::fs::metadata(path).map_err(read)?.is_dir() {
+            found.push(path.clone());
+            continue;
+        }
+        let entries = std::fs::read_dir(path)
+            .map_err(read)?
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(read)?;
+        let mut entries: Vec<PathBuf> = entries
+            .into_iter()
+            .map(|e| e.path())
+            .filter(|p| !is_junk(p))
+            .collect();
+        entries.sort();
+        found.extend(entries);
+        if found.len() > limits::MAX_SUBMISSIONS {
+            let limit = limits::MAX_SUBMISSIONS;
+            return Err(GradingError::Submissions(format!(
+                "more than {limit}; grade them in several runs"
+            )));
+        }
+    }
+    if found.is_empty() {
+        return Err(GradingError::Submissions(
+            "none found under the given paths".to_owned(),
+        ));
+    }
+    let names = names_of(&found);
+    Ok(found
+        .iter()
+        .zip(names)
+        .map(|(path, name)| load(path, name))
+        .collect())
+}
+
+/// Names without extensions where that is unique, with them where it is not, numbered as a last resort.
+fn names_of(paths: &[PathBuf]) -> Vec<String> {
+    let lossy = |part: Option<&std::ffi::OsStr>| {
+        part.map(|p| p.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    };
+    let stems: Vec<String> = paths
+        .iter()
+        .map(|p| {
+            lossy(if p.is_dir() {
+                p.file_name()
+            } else {
+                p.file_stem()
+            })
+        })
+        .collect();
+    let mut stem_count: HashMap<&str, usize> = HashMap::new();
+    for stem in &stems {
+        *stem_count.entry(stem).or_default() += 1;
+    }
+    let mut taken: HashMap<String, usize> = HashMap::new();
+    let mut names = Vec::with_capacity(paths.len());
+    for (path, stem) in paths.iter().zip(&stems) {
+        let unique = stem_count.get(stem.as_str()) == Some(&1);
+        let name = if unique {
+            stem.clone()
+        } else {
+            lossy(path.file_name())
+        };
+        let seen = taken.entry(name.clone()).or_default();
+        *seen += 1;
+        names.push(if *seen == 1 {
+            name
+        } else {
+            format!("{name} ({seen})")
+        });
+    }
+    names
+}
+
+/// Entries that operating systems, editors and builds leave behind.
+fn is_junk(path: &Path) -> bool {
+    const FOLDERS: &[&str] = &[
+        "__MACOSX",
+        "__pycache__",
+        "node_modules",
+        "target",
+        "build",
+        "dist",
+        "renv",
+    ];
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    name.starts_with('.') || name.ends_with(".class") || FOLDERS.contains(&name.as_str())
+}
+
+fn load(path: &Path, name: String) -> Submission {
+    let (files, problem) = match read_files(path) {
+        Ok(files) => (files, None),
+        Err(problem) => (Vec::new(), Some(problem)),
+    };
+    let flags = files.iter().flat_map(|f| f.flags.iter().cloned()).collect();
+    let mut submission = Submission {
+        name,
+        files,
+        problem,
+        flags,
+    };
+    if submission.problem.is_none() && submission.text_bytes() > limits::MAX_PROMPT_TEXT_BYTES {
+        let limit = limits::MAX_PROMPT_TEXT_BYTES;
+        submission.problem = Some(format!(
+            "it has more than {limit} bytes of text; shorten it or grade it by hand"
+        ));
+    }
+    submission
+}
+
+fn read_files(path: &Path) -> Result<Vec<SourceFile>, String> {
+    let meta = std::fs::symlink_metadata(path).map_err(|e| format!("cannot be read: {e}"))?;
+    if meta.file_type().is_symlink() {
+        return Err("it is a symbolic link; links are not followed".to_owned());
+    }
+    if !meta.is_dir() {
+        let kind = kind_of(path).ok_or("this kind of file is not supported; look at it by hand")?;
+        let name = path
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        return Ok(vec![read_file(path, &name, kind)?]);
+    }
+    let mut files = Vec::new();
+    let walk = WalkDir::new(path)
+        .follow_links(false)
+        .max_depth(limits::MAX_FOLDER_DEPTH)
+        .sort_by_file_name();
+    let entries = walk
+        .into_iter()
+        .filter_entry(|e| e.depth() == 0 || !is_junk(e.path()));
+    for (seen, entry) in entries.enumerate() {
+        if seen >= limits::MAX_FOLDER_ENTRIES {
+            return Err(format!(
+                "its folder has more than {} entries",
+                limits::MAX_FOLDER_ENTRIES
+            ));
+        }
+        let entry = entry.map_err(|e| format!("its folder cannot be read: {e}"))?;
+        let Some(kind) = kind_of(entry.path()).filter(|_| entry.file_type().is_file()) else {
+            continue;
+        };
+        if files.len() == limits::MAX_FILES {
+            return Err(format!("it has more than {} files", limits::MAX_FILES));
+        }
+        let name = entry
+            .path()
+            .strip_prefix(path)
+            .unwrap_or(entry.path())
+            .to_string_lossy()
+            .replace('\\', "/");
+        files.push(read_file(entry.path(), &name, kind)?);
+    }
+    if files.is_empty() {
+        return Err("its folder holds no supported file".to_owned());
+    }
+    Ok(files)
+}
+
+fn read_file(path: &Path, name: &str, kind: Kind) -> Result<SourceFile, String> {
+    let bytes = files::read_bounded(path, kind.max_bytes())
+        .map_err(|e| format!("{name} cannot be read: {e}"))?;
+    read_source(name, kind, &bytes).map_err(|problem| format!("{name}: {problem}"))
+}
+
+/// Decodes a file and makes its lines ready to be shown.
+pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<SourceFile, String> {
+    let (text, fallback) = files::decode(bytes)?;
+    let (raw, significant) = match kind {
+        Kind::Text(language) => {
+            let lines = files::split_lines(&text);
+            let significant = attempt::significant_lines(language, &lines);
+            (lines, significant)
+        }
+        Kind::Notebook => {
+            let (language, cells) = read_notebook(&text)?;
+            let language = language.unwrap_or_else(|| "python".to_owned());
+            (
+                notebook_lines(&language, &cells),
+                notebook_significant(&language, &cells),
+            )
+        }
+    };
+    let name = mark_hidden(name).0;
+    let mut flags = Vec::new();
+    if fallback {
+        flags.push(format!("{name}: not UTF-8; read as Windows-1252"));
+    }
+    let mut lines = Vec::with_capacity(raw.len());
+    for (i, line) in raw.iter().enumerate() {
+        let (marked, hidden) = mark_hidden(line);
+        if hidden > 0 {
+            flags.push(format!(
+                "{name} line {}: {hidden} hidden character(s)",
+                i + 1
+            ));
+        }
+        if let Some(what) = suspicious(line) {
+            flags.push(format!("{name} line {}: {what}", i + 1));
+        }
+        lines.push(marked);
+    }
+    Ok(SourceFile {
+        name,
+        lines,
+        flags,
+        significant,
+    })
+}
+
+fn notebook_lines(language: &str, cells: &[NotebookCell]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (i, cell) in cells.iter().enumerate() {
+        let language = if cell.kind == "code" {
+            format!(", {language}")
+        } else {
+            String::new()
+        };
+        lines.push(format!("[cell {}: {}{language}]", i + 1, cell.kind));
+        lines.extend(cell.source.iter().cloned());
+        if !cell.outputs.is_empty() {
+            lines.push("[output]".to_owned());
+            lines.extend(cell.outputs.iter().cloned());
+        }
+    }
+    // A source may hold line breaks of its own, such as a lone carriage return.
+    lines
+        .iter()
+        .flat_map(|l| files::split_lines(if l.is_empty() { "\n" } else { l }))
+        .collect()
+}
+
+fn notebook_significant(language: &str, cells: &[NotebookCell]) -> Vec<String> {
+    let of = |cell: &NotebookCell| match cell.kind.as_str() {
+        "code" => attempt::significant_lines(language, &cell.source),
+        _ => attempt::significant_lines("markdown", &cell.source),
+    };
+    cells.iter().flat_map(of).collect()
+}
+
+impl Submission {
+    /// Whether nothing was added to one of these templates.
+    pub(crate) fn is_untouched(&self, templates: &[Vec<String>]) -> bool {
+        self.files
+            .iter()
+            .all(|file| attempt::is_untouched(&file.significant, templates))
+    }
+
+    /// Lines of the longest file.
+    pub(crate) fn max_lines(&self) -> usize {
+        self.files.iter().map(|f| f.lines.len()).max().unwrap_or(0)
+    }
+
+    fn text_bytes(&self) -> usize {
+        self.files
+            .iter()
+            .flat_map(|f| &f.lines)
+            .map(|l| l.len() + 1)
+            .sum()
+    }
+}

@@ -1,0 +1,177 @@
+//! An answer of the code analysis, checked in code. A grammar bounds each field; what it cannot
+//! bound is checked here, and totals are made here and nowhere else.
+
+use crate::graded::{CriterionResult, Evidence};
+use crate::hidden::mark_hidden;
+use crate::limits;
+use crate::points::Points;
+use crate::rubric::{Criterion, Rubric};
+use crate::submission::Submission;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// A checked answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// The criteria, in the rubric's order.
+    pub criteria: Vec<CriterionResult>,
+    /// Sum of the points.
+    pub total: Points,
+    /// What a person must look at, such as evidence that points nowhere.
+    pub doubts: Vec<String>,
+}
+
+/// Why an answer gives no score.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VerdictError {
+    /// It is not JSON of the right shape.
+    #[error("the answer is not the JSON that was asked for: {0}")]
+    Shape(String),
+    /// A criterion is missing or unknown.
+    #[error("the answer's criteria are not the rubric's: '{0}'")]
+    Criteria(String),
+    /// Points that the rubric does not allow.
+    #[error("criterion '{0}' was given points that the rubric does not allow")]
+    Points(String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawVerdict {
+    criteria: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCriterion {
+    evidence: Vec<RawEvidence>,
+    rationale: String,
+    points: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawEvidence {
+    file: Option<String>,
+    line_start: usize,
+    line_end: usize,
+}
+
+/// Reads and checks an answer.
+///
+/// # Errors
+/// An answer that gives no score. Doubtful evidence is no error; it is dropped and named in `doubts`.
+pub fn read_verdict(
+    answer: &str,
+    rubric: &Rubric,
+    submission: &Submission,
+) -> Result<Verdict, VerdictError> {
+    let shape = |e: serde_json::Error| VerdictError::Shape(e.to_string());
+    let mut raw: RawVerdict = serde_json::from_str(without_fence(answer)).map_err(shape)?;
+    let mut criteria = Vec::with_capacity(rubric.criteria.len());
+    let mut doubts = Vec::new();
+    for criterion in &rubric.criteria {
+        let value = raw
+            .criteria
+            .remove(&criterion.id)
+            .ok_or_else(|| VerdictError::Criteria(criterion.id.clone()))?;
+        let raw: RawCriterion = serde_json::from_value(value).map_err(shape)?;
+        criteria.push(check(raw, criterion, submission, &mut doubts)?);
+    }
+    if let Some(unknown) = raw.criteria.keys().next() {
+        return Err(VerdictError::Criteria(
+            unknown.chars().take(limits::MAX_ID_CHARS).collect(),
+        ));
+    }
+    let total = criteria.iter().map(|c| c.points).sum();
+    Ok(Verdict {
+        criteria,
+        total,
+        doubts,
+    })
+}
+
+/// Servers that do not constrain their answers often wrap JSON in a Markdown fence.
+fn without_fence(answer: &str) -> &str {
+    let answer = answer.trim();
+    let Some(inner) = answer
+        .strip_prefix("```")
+        .and_then(|a| a.strip_suffix("```"))
+    else {
+        return answer;
+    };
+    inner.strip_prefix("json").unwrap_or(inner)
+}
+
+fn check(
+    raw: RawCriterion,
+    criterion: &Criterion,
+    submission: &Submission,
+    doubts: &mut Vec<String>,
+) -> Result<CriterionResult, VerdictError> {
+    let id = &criterion.id;
+    let points = Points::from_f64(raw.points).filter(|p| criterion.allowed().contains(p));
+    let points = points.ok_or_else(|| VerdictError::Points(id.clone()))?;
+    if raw.evidence.len() > limits::MAX_EVIDENCE {
+        doubts.push(format!(
+            "criterion '{id}': more than {} pieces of evidence",
+            limits::MAX_EVIDENCE
+        ));
+    }
+    let mut evidence = Vec::new();
+    for piece in raw.evidence.into_iter().take(limits::MAX_EVIDENCE) {
+        match quote(&piece, submission) {
+            Some(found) => evidence.push(found),
+            None => doubts.push(format!(
+                "criterion '{id}': evidence at lines {} to {} does not exist",
+                piece.line_start, piece.line_end
+            )),
+        }
+    }
+    if evidence.is_empty() && points > Points::ZERO {
+        doubts.push(format!("criterion '{id}': points without evidence"));
+    }
+    let (rationale, hidden) = mark_hidden(&raw.rationale.replace(['\n', '\r', '\t'], " "));
+    if hidden > 0 || rationale.trim().is_empty() {
+        doubts.push(format!(
+            "criterion '{id}': the rationale is empty or has hidden characters"
+        ));
+    }
+    Ok(CriterionResult {
+        id: id.clone(),
+        title: criterion.title.clone(),
+        evidence,
+        rationale,
+        level: criterion.level_of(points).map(str::to_owned),
+        points,
+        max_points: criterion.max_points,
+    })
+}
+
+/// The cited lines, if they exist.
+fn quote(piece: &RawEvidence, submission: &Submission) -> Option<Evidence> {
+    let file = match (&piece.file, submission.files.as_slice()) {
+        (Some(name), files) if files.len() > 1 => files.iter().find(|f| f.name == *name)?,
+        (_, [only]) => only,
+        _ => return None,
+    };
+    let start = piece.line_start.checked_sub(1)?;
+    // `get` refuses a start after the end and an end after the last line.
+    let lines = file
+        .lines
+        .get(start..piece.line_end)
+        .filter(|lines| !lines.is_empty())?;
+    let mut quote = lines[..lines.len().min(limits::MAX_QUOTE_LINES)].join("\n");
+    if lines.len() > limits::MAX_QUOTE_LINES {
+        quote.push_str(&format!(
+            "\n[{} lines more]",
+            lines.len() - limits::MAX_QUOTE_LINES
+        ));
+    }
+    Some(Evidence {
+        file: file.name.clone(),
+        line_start: piece.line_start,
+        line_end: piece.line_end,
+        quote,
+    })
+}

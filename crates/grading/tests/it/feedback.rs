@@ -1,0 +1,39 @@
+//! Feedback that scores is found, feedback that does not is left alone.
+
+use tandem_grading::check_feedback;
+
+#[test]
+fn scores_are_found() {
+    for text in [
+        "You get 7/10 for this.",
+        "That is 85%.",
+        "Well done: 85 %",
+        "points: 3",
+        "I give 3 points.",
+        "Score: 4",
+        "Grade: B",
+        "grade = A",
+        "Your score is 9.",
+        "7 out of 10",
+        "**Score:** 4",
+        "`7/10`",
+        "8,5 Points",
+    ] {
+        assert!(!check_feedback(text).is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn plain_feedback_passes() {
+    for text in [
+        "Your loop works. Use a list comprehension as the next step.",
+        "In line 7 the variable `x` is never used.",
+        "Check `n % 2` once more.",
+        "```python\nscore = 7 / 10\nprint(85 % 3)\n```",
+        "You point out the edge case; a good point.",
+        "The function returns 3 and 4 for both calls.",
+        "Try the cases 1, 2 and 3 / other inputs.",
+    ] {
+        assert_eq!(check_feedback(text), Vec::<String>::new(), "{text}");
+    }
+}
