@@ -1,11 +1,72 @@
 //! The suite that every [`KvEngine`] must pass.
+//!
+//! A new engine runs it in a test of its own crate:
+//!
+//! ```
+//! use tandem_engine::conformance;
+//! use tandem_engine::fake::{FakeConfig, FakeEngine};
+//!
+//! conformance::run(&|| Box::new(FakeEngine::new(FakeConfig::default())));
+//! ```
+//!
+//! `make` is called twice: a *source* that prefills and exports, and a *receiver* that imports
+//! and decodes. Both must load the same weights. Give them at least two sequences and a small
+//! micro-batch (16 tokens, say): prompts are a few micro-batches long, and longer than twice the
+//! window if the model has one, and the suite says so if a sequence has too little room.
+//! Run it once per kind of model (with and without window layers) and per backend.
+//!
+//! What is checked:
+//!
+//! - remote prefill and decode give bitwise the same logits at the first generated position, and
+//!   the same tokens, greedy and with a seed, as the source going on by itself after the same
+//!   chunks, for chunkings {one, even, uneven,
+//!   shorter than a chunk, prompts of one and two tokens, around and beyond the window};
+//! - `held` at every step;
+//! - sequences prefilled, imported and decoded side by side stay independent;
+//! - misuse is refused and leaves the sequence as it was, or empty;
+//! - capacity, [`KvEngine::clear`], [`KvEngine::release`].
+
+mod handoff;
+mod misuse;
+mod plan;
+mod probe;
+mod sequences;
 
 use crate::kv_engine::KvEngine;
 
-/// Runs the suite. `make` gives a new engine with the same model each time.
+/// Tokens generated per answer.
+pub const GENERATED: u32 = 12;
+
+/// Largest difference between the logits of a sequence decoded alone and in a batch.
+///
+/// Batches of different shape may take different kernels, so bits may differ. Greedy tokens may
+/// then differ only where the two best logits are closer than twice this.
+pub const MAX_BATCH_DIFFERENCE: f32 = 0.05;
+
+/// What the suite measured on an engine that passed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Largest difference found between logits of a sequence decoded alone and in a batch, over
+    /// equal tokens; at most [`MAX_BATCH_DIFFERENCE`].
+    pub batch_difference: f32,
+    /// Sequences whose greedy tokens differed in a batch, where the best logits were that close.
+    pub close_calls: u32,
+}
+
+/// Runs the suite. `make` gives a new engine with the same weights each time.
 ///
 /// # Panics
 /// If the engine does not conform; the message says in what.
-pub fn run(make: &dyn Fn() -> Box<dyn KvEngine>) {
-    drop(make());
+pub fn run(make: &dyn Fn() -> Box<dyn KvEngine>) -> Measured {
+    let (mut source, mut receiver) = (make(), make());
+    let (source, receiver) = (source.as_mut(), receiver.as_mut());
+    probe::check_description(source, receiver);
+    let prompts = plan::prompts(source);
+    for prompt in &prompts {
+        handoff::check(source, receiver, prompt);
+    }
+    misuse::check(source, receiver, &prompts);
+    sequences::check_capacity(receiver);
+    sequences::check_reuse(receiver, &prompts);
+    sequences::check_independence(source, receiver, &prompts)
 }

@@ -71,7 +71,8 @@ pub trait KvEngine: Send {
     /// [`EngineError::Full`] if all are in use.
     fn open(&mut self) -> Result<Sequence, EngineError>;
 
-    /// Evaluates `tokens` at positions `start..` and keeps their KV. No logits.
+    /// Evaluates `tokens` at positions `start..` and keeps their KV. No logits. Whatever the
+    /// sequence has beyond [`KvEngine::held`] is dropped first.
     ///
     /// # Errors
     /// If `start` is not the number of tokens held, or the engine fails.

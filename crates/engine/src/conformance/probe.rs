@@ -1,0 +1,301 @@
+//! Driving an engine and comparing what comes out.
+
+use std::ops::Range;
+
+use tandem_kv::{KvBlock, Section};
+
+use super::GENERATED;
+use super::plan::Prompt;
+use crate::kv_engine::{DecodeStep, EngineError, KvEngine, Sequence};
+use crate::sampling::{Sampler, SamplingParams};
+use crate::tokenizer::Token;
+
+/// Takes the best token.
+pub fn greedy() -> SamplingParams {
+    SamplingParams::default()
+}
+
+/// Uses every sampling parameter.
+pub fn seeded() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.9,
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 0.01,
+        seed: 7,
+    }
+}
+
+/// What a sequence answered: the tokens, and the row of logits that each was chosen from.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub tokens: Vec<Token>,
+    pub logits: Vec<Vec<f32>>,
+}
+
+/// Unwraps, or ends the suite saying what was expected to work.
+pub fn ok<T>(what: &str, result: Result<T, EngineError>) -> T {
+    result.unwrap_or_else(|error| panic!("conformance: {what}: should work, but: {error}"))
+}
+
+/// Ends the suite unless the engine refused.
+pub fn refused<T>(what: &str, result: Result<T, EngineError>) {
+    assert!(
+        result.is_err(),
+        "conformance: {what}: should be refused, but was accepted"
+    );
+}
+
+/// Ends the suite if the engine's count differs.
+pub fn check_held(engine: &dyn KvEngine, what: &str, sequence: Sequence, expected: u32) {
+    let held = engine.held(sequence);
+    assert_eq!(
+        held, expected,
+        "conformance: {what}: `held` is {held}, expected {expected}"
+    );
+}
+
+/// Contract, capacity and tokenizer make sense and are equal on both sides.
+pub fn check_description(source: &dyn KvEngine, receiver: &dyn KvEngine) {
+    if let Err(error) = source.contract().validate() {
+        panic!("conformance: {error}");
+    }
+    let differences = source.contract().differences(receiver.contract());
+    assert!(
+        differences.is_empty(),
+        "conformance: two engines of `make` differ: {differences:?}"
+    );
+    for engine in [source, receiver] {
+        let capacity = engine.capacity();
+        assert!(
+            capacity.sequences >= 2,
+            "conformance: the suite needs at least 2 sequences"
+        );
+        assert!(
+            capacity.microbatch_tokens > 0
+                && capacity.prefill_tokens >= capacity.microbatch_tokens
+                && capacity
+                    .prefill_tokens
+                    .is_multiple_of(capacity.microbatch_tokens),
+            "conformance: `prefill_tokens` must be a multiple of `microbatch_tokens`: {capacity:?}"
+        );
+        assert!(
+            !engine.tokenizer().is_empty(),
+            "conformance: the vocabulary is empty"
+        );
+    }
+}
+
+/// Opens a sequence, which must be empty.
+pub fn open(engine: &mut dyn KvEngine, what: &str) -> Sequence {
+    let sequence = ok(&format!("{what}: open"), engine.open());
+    check_held(engine, &format!("{what}: after open"), sequence, 0);
+    sequence
+}
+
+/// Prefills one chunk of a prompt.
+pub fn prefill(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+    chunk: &Range<u32>,
+) {
+    let what = format!("{what}: prefill of {chunk:?}");
+    let result = engine.prefill(sequence, chunk.start, prompt.chunk(chunk));
+    ok(&what, result);
+    check_held(engine, &what, sequence, chunk.end);
+}
+
+/// Prefills all chunks from `start` on, which must be where one begins.
+pub fn prefill_from(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+    start: u32,
+) {
+    for chunk in prompt.chunks.iter().filter(|chunk| chunk.start >= start) {
+        prefill(engine, what, sequence, prompt, chunk);
+    }
+}
+
+/// Exports a block, which must be what was asked for and fit the contract.
+pub fn export(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    section: Section,
+    tokens: Range<u32>,
+) -> KvBlock {
+    let what = format!("{what}: export of {tokens:?} {section:?}");
+    let held = engine.held(sequence);
+    let block = ok(&what, engine.export(sequence, section, tokens.clone()));
+    assert!(
+        block.section == section && block.tokens == tokens,
+        "conformance: {what}: the block is of {:?} {:?}",
+        block.tokens,
+        block.section
+    );
+    if let Err(error) = block.validate(engine.contract()) {
+        panic!("conformance: {what}: {error}");
+    }
+    check_held(engine, &what, sequence, held);
+    block
+}
+
+/// Prefills a prompt and exports each chunk as it is done, the window last.
+pub fn prefill_and_export(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+) -> Vec<KvBlock> {
+    let mut blocks = Vec::new();
+    for chunk in &prompt.chunks {
+        prefill(engine, what, sequence, prompt, chunk);
+        blocks.push(export(engine, what, sequence, Section::Full, chunk.clone()));
+    }
+    blocks.extend(export_window(engine, what, sequence, prompt));
+    blocks
+}
+
+/// Exports the blocks of a prompt that is prefilled, the window last.
+pub fn export_all(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+) -> Vec<KvBlock> {
+    let chunks = prompt.chunks.iter().cloned();
+    let mut blocks: Vec<KvBlock> = chunks
+        .map(|chunk| export(engine, what, sequence, Section::Full, chunk))
+        .collect();
+    blocks.extend(export_window(engine, what, sequence, prompt));
+    blocks
+}
+
+fn export_window(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+) -> Option<KvBlock> {
+    let end = prompt.prefilled();
+    if !engine.contract().has_window() || end == 0 {
+        return None;
+    }
+    let window = engine.contract().window_start(end)..end;
+    Some(export(engine, what, sequence, Section::Window, window))
+}
+
+/// Imports a block that fits. A model with window layers holds nothing until the window is in.
+pub fn import(engine: &mut dyn KvEngine, what: &str, sequence: Sequence, block: &KvBlock) {
+    let what = format!("{what}: import of {:?} {:?}", block.tokens, block.section);
+    ok(&what, engine.import(sequence, block));
+    let complete = block.section == Section::Window || !engine.contract().has_window();
+    let held = if complete { block.tokens.end } else { 0 };
+    check_held(engine, &what, sequence, held);
+}
+
+/// Evaluates one token of each sequence.
+pub fn decode(engine: &mut dyn KvEngine, what: &str, steps: &[DecodeStep]) -> Vec<Vec<f32>> {
+    let what = format!("{what}: decode of {steps:?}");
+    let rows = ok(&what, engine.decode(steps));
+    assert_eq!(
+        rows.len(),
+        steps.len(),
+        "conformance: {what}: one row of logits per step"
+    );
+    let size = engine.tokenizer().len() as usize;
+    for (row, step) in rows.iter().zip(steps) {
+        assert_eq!(
+            row.len(),
+            size,
+            "conformance: {what}: one logit per token of the vocabulary"
+        );
+        check_held(engine, &what, step.sequence, step.position + 1);
+    }
+    rows
+}
+
+/// Generates tokens for a prompt whose first `n - 1` tokens are held.
+pub fn generate(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+    sampling: &SamplingParams,
+) -> Answer {
+    let mut answers = generate_all(engine, what, &[(sequence, prompt)], sampling);
+    answers.swap_remove(0)
+}
+
+/// Generates tokens for several sequences, all in one batch per step.
+pub fn generate_all(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequences: &[(Sequence, &Prompt)],
+    sampling: &SamplingParams,
+) -> Vec<Answer> {
+    let mut samplers = vec![Sampler::new(sampling); sequences.len()];
+    let empty = Answer {
+        tokens: Vec::new(),
+        logits: Vec::new(),
+    };
+    let mut answers = vec![empty; sequences.len()];
+    let mut steps: Vec<DecodeStep> = sequences
+        .iter()
+        .map(|&(sequence, prompt)| DecodeStep {
+            sequence,
+            token: prompt.tokens[prompt.prefilled() as usize],
+            position: prompt.prefilled(),
+        })
+        .collect();
+    for _ in 0..GENERATED {
+        let rows = decode(engine, what, &steps);
+        for (i, row) in rows.into_iter().enumerate() {
+            let token = ok(&format!("{what}: sampling"), samplers[i].sample(&row, None));
+            answers[i].tokens.push(token);
+            answers[i].logits.push(row);
+            steps[i].token = token;
+            steps[i].position += 1;
+        }
+    }
+    answers
+}
+
+/// The answer of an engine that computes everything by itself.
+pub fn compute(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    prompt: &Prompt,
+    sampling: &SamplingParams,
+) -> Answer {
+    let sequence = open(engine, what);
+    prefill_from(engine, what, sequence, prompt, 0);
+    let answer = generate(engine, what, sequence, prompt, sampling);
+    engine.release(sequence);
+    answer
+}
+
+/// Bitwise equal logits at the first generated position, and equal tokens.
+pub fn check_same(what: &str, expected: &Answer, got: &Answer) {
+    let rows = expected.logits.first().zip(got.logits.first());
+    let (expected_row, got_row) =
+        rows.unwrap_or_else(|| panic!("conformance: {what}: nothing was generated"));
+    let different = expected_row
+        .iter()
+        .zip(got_row)
+        .position(|(a, b)| a.to_bits() != b.to_bits());
+    if let Some(token) = different {
+        panic!(
+            "conformance: {what}: the first logits differ: token {token} has {}, expected {}",
+            got_row[token], expected_row[token]
+        );
+    }
+    assert_eq!(
+        got.tokens, expected.tokens,
+        "conformance: {what}: the tokens differ"
+    );
+}

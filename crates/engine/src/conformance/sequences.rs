@@ -1,0 +1,199 @@
+//! Several sequences, side by side and one after the other.
+
+use tandem_kv::KvBlock;
+
+use super::plan::Prompt;
+use super::probe::{self, Answer};
+use super::{MAX_BATCH_DIFFERENCE, Measured};
+use crate::kv_engine::{EngineError, KvEngine, Sequence};
+
+/// Most sequences that run side by side in the suite.
+const SIDE_BY_SIDE: usize = 3;
+
+/// As many sequences as the capacity says can be open, and no more.
+pub fn check_capacity(engine: &mut dyn KvEngine) {
+    let count = engine.capacity().sequences;
+    let open: Vec<Sequence> = (0..count)
+        .map(|i| probe::open(engine, &format!("capacity, sequence {i} of {count}")))
+        .collect();
+    for (i, sequence) in open.iter().enumerate() {
+        assert!(
+            !open[..i].contains(sequence),
+            "conformance: capacity: {sequence:?} was opened twice"
+        );
+    }
+    let more = engine.open();
+    assert!(
+        matches!(more, Err(EngineError::Full(_))),
+        "conformance: capacity: with {count} sequences open, `open` gave {more:?} instead of Full"
+    );
+    engine.release(open[0]);
+    let again = probe::open(engine, "capacity, after a release");
+    engine.release(again);
+    for &sequence in &open[1..] {
+        engine.release(sequence);
+    }
+}
+
+/// A sequence that was released and opened, or cleared, knows nothing of its past.
+pub fn check_reuse(engine: &mut dyn KvEngine, prompts: &[Prompt]) {
+    let (first, second) = (&prompts[0], &prompts[1]);
+    let expected = probe::compute(engine, "reuse", second, &probe::greedy());
+    let what = "reuse after release";
+    let sequence = probe::open(engine, what);
+    probe::prefill_from(engine, what, sequence, first, 0);
+    engine.release(sequence);
+    let got = probe::compute(engine, what, second, &probe::greedy());
+    probe::check_same(what, &expected, &got);
+
+    let what = "reuse after clear";
+    let sequence = probe::open(engine, what);
+    probe::prefill_from(engine, what, sequence, first, 0);
+    probe::generate(engine, what, sequence, first, &probe::greedy());
+    engine.clear(sequence);
+    probe::check_held(engine, what, sequence, 0);
+    probe::prefill_from(engine, what, sequence, second, 0);
+    let got = probe::generate(engine, what, sequence, second, &probe::greedy());
+    probe::check_same(what, &expected, &got);
+    engine.release(sequence);
+}
+
+/// Sequences prefilled, imported and decoded side by side answer as they do alone.
+pub fn check_independence(
+    source: &mut dyn KvEngine,
+    receiver: &mut dyn KvEngine,
+    prompts: &[Prompt],
+) -> Measured {
+    let count = SIDE_BY_SIDE.min(source.capacity().sequences as usize);
+    let mut chosen: Vec<&Prompt> = prompts.iter().filter(|p| p.chunks.len() > 1).collect();
+    chosen.reverse();
+    chosen.extend(prompts.iter().filter(|p| p.chunks.len() == 1));
+    chosen.truncate(count);
+    let alone: Vec<Answer> = chosen
+        .iter()
+        .map(|prompt| probe::compute(receiver, "side by side, alone", prompt, &probe::greedy()))
+        .collect();
+
+    let what = "side by side, prefilled";
+    let (sequences, blocks) = prefill_round_robin(source, what, &chosen);
+    let here = probe::generate_all(source, what, &sequences, &probe::greedy());
+    release_all(source, &sequences);
+    let mut measured = Measured {
+        batch_difference: 0.0,
+        close_calls: 0,
+    };
+    compare(what, &alone, &here, &mut measured);
+
+    let what = "side by side, imported";
+    let sequences = import_round_robin(receiver, what, &chosen, &blocks);
+    let there = probe::generate_all(receiver, what, &sequences, &probe::greedy());
+    release_all(receiver, &sequences);
+    compare(what, &alone, &there, &mut measured);
+    measured
+}
+
+type Opened<'a> = Vec<(Sequence, &'a Prompt)>;
+
+fn open_all<'a>(engine: &mut dyn KvEngine, what: &str, prompts: &[&'a Prompt]) -> Opened<'a> {
+    let open = |prompt: &&'a Prompt| (probe::open(engine, what), *prompt);
+    prompts.iter().map(open).collect()
+}
+
+fn release_all(engine: &mut dyn KvEngine, sequences: &Opened<'_>) {
+    for &(sequence, _) in sequences {
+        engine.release(sequence);
+    }
+}
+
+/// One chunk of each sequence in turn; the blocks are exported when all are done.
+fn prefill_round_robin<'a>(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    prompts: &[&'a Prompt],
+) -> (Opened<'a>, Vec<Vec<KvBlock>>) {
+    let sequences = open_all(engine, what, prompts);
+    let rounds = prompts.iter().map(|p| p.chunks.len()).max().unwrap_or(0);
+    for round in 0..rounds {
+        for &(sequence, prompt) in &sequences {
+            if let Some(chunk) = prompt.chunks.get(round) {
+                probe::prefill(engine, what, sequence, prompt, chunk);
+            }
+        }
+    }
+    let blocks = sequences
+        .iter()
+        .map(|&(sequence, prompt)| probe::export_all(engine, what, sequence, prompt))
+        .collect();
+    (sequences, blocks)
+}
+
+/// One block of each sequence in turn.
+fn import_round_robin<'a>(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    prompts: &[&'a Prompt],
+    blocks: &[Vec<KvBlock>],
+) -> Opened<'a> {
+    let sequences = open_all(engine, what, prompts);
+    let rounds = blocks.iter().map(Vec::len).max().unwrap_or(0);
+    for round in 0..rounds {
+        for (&(sequence, _), blocks) in sequences.iter().zip(blocks) {
+            if let Some(block) = blocks.get(round) {
+                probe::import(engine, what, sequence, block);
+            }
+        }
+    }
+    sequences
+}
+
+/// Equal tokens, or different ones only where the best logits are too close to call.
+fn compare(what: &str, alone: &[Answer], together: &[Answer], measured: &mut Measured) {
+    for (i, (alone, together)) in alone.iter().zip(together).enumerate() {
+        let what = format!("{what}, sequence {i}");
+        for step in 0..alone.tokens.len() {
+            let difference = largest_difference(&alone.logits[step], &together.logits[step]);
+            assert!(
+                difference <= MAX_BATCH_DIFFERENCE,
+                "conformance: {what}, token {step}: logits differ by {difference} from those of \
+                 the sequence alone; at most {MAX_BATCH_DIFFERENCE} is rounding"
+            );
+            measured.batch_difference = measured.batch_difference.max(difference);
+            if alone.tokens[step] != together.tokens[step] {
+                let gap = gap_of_best(&alone.logits[step]);
+                assert!(
+                    gap <= 2.0 * MAX_BATCH_DIFFERENCE,
+                    "conformance: {what}, token {step}: {} instead of {}, though the best logits \
+                     are {gap} apart",
+                    together.tokens[step],
+                    alone.tokens[step]
+                );
+                measured.close_calls += 1;
+                break;
+            }
+        }
+    }
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, |largest, d| {
+        if d > largest || d.is_nan() {
+            d
+        } else {
+            largest
+        }
+    })
+}
+
+/// Distance between the two best logits.
+fn gap_of_best(logits: &[f32]) -> f32 {
+    let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for &logit in logits {
+        if logit > best {
+            (best, second) = (logit, best);
+        } else if logit > second {
+            second = logit;
+        }
+    }
+    best - second
+}
