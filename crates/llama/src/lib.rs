@@ -1,1 +1,19 @@
-//! llama.cpp behind the engine traits: the only unsafe code.
+//! llama.cpp behind the engine traits.
+//!
+//! The only crate that knows llama.cpp and the only one with `unsafe`.
+//!
+//! - [`gguf`]: what a model file says about itself, and its fingerprints;
+//! - [`layout`]: which layers live in which section of llama.cpp's cache, and the [`Contract`](tandem_kv::Contract);
+//! - [`blob`]: llama.cpp's sequence state from and to neutral planes (safe, pure);
+//! - [`vocabulary`]: the tokenizer;
+//! - [`engine`]: [`LlamaEngine`], which implements [`KvEngine`](tandem_engine::KvEngine);
+//! - [`build`]: what this build can do (CPU features, backends).
+
+pub mod blob;
+pub mod build;
+pub mod engine;
+pub mod gguf;
+pub mod layout;
+pub mod vocabulary;
+
+pub use engine::{LlamaEngine, LlamaError, LlamaOptions};

@@ -1,0 +1,29 @@
+//! What this build can do.
+
+use std::ffi::CStr;
+
+/// Name and version of the engine, part of the contract. The sys crate pins llama.cpp.
+pub const ENGINE_NAME: &str = "llama.cpp (llama-cpp-sys-2 0.1.161, state 4)";
+
+/// CPU features that llama.cpp was built with, such as `AVX512 = 1 | AVX512_VNNI = 1`.
+#[must_use]
+pub fn cpu_features() -> String {
+    // SAFETY: returns a pointer to a static, NUL-terminated string; called under the backend
+    // lock because llama.cpp rebuilds that string on every call.
+    let text = unsafe {
+        let _lock = crate::engine::backend_lock();
+        CStr::from_ptr(llama_cpp_sys_2::llama_print_system_info())
+            .to_string_lossy()
+            .into_owned()
+    };
+    text.trim().trim_end_matches('|').trim().to_owned()
+}
+
+/// Compute devices that llama.cpp sees, such as `CPU` or `CUDA0`, with their descriptions.
+#[must_use]
+pub fn devices() -> Vec<String> {
+    llama_cpp_2::list_llama_ggml_backend_devices()
+        .into_iter()
+        .map(|d| format!("{} ({}, {})", d.name, d.backend, d.description))
+        .collect()
+}

@@ -1,0 +1,626 @@
+//! [`LlamaEngine`]: one model and one context.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::context::session::LlamaStateSeqFlags;
+use llama_cpp_2::llama_backend::LlamaBackend;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::LlamaModelParams;
+use tandem_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence, Token, Tokenizer};
+use tandem_kv::{Contract, KvBlock, Section};
+
+use crate::blob::{self, BlobError};
+use crate::gguf::{Gguf, GgufError, Value};
+use crate::layout::{self, LayoutError};
+use crate::vocabulary::{Vocabulary, native};
+
+/// Largest number of sequences: llama.cpp aborts the process beyond `LLAMA_MAX_SEQ` = 256 ids,
+/// and one id is the scratch.
+pub const MAX_SEQUENCES: u32 = 255;
+
+/// How to load a model.
+#[derive(Debug, Clone)]
+pub struct LlamaOptions {
+    /// What should fit at once.
+    pub capacity: Capacity,
+    /// CPU threads.
+    pub threads: u32,
+    /// Layers on the GPU, where the build has one; all by default.
+    pub gpu_layers: u32,
+}
+
+impl Default for LlamaOptions {
+    fn default() -> Self {
+        Self {
+            capacity: Capacity {
+                sequences: 4,
+                tokens_per_sequence: 8192,
+                prefill_tokens: 512,
+                microbatch_tokens: 512,
+            },
+            threads: 1,
+            gpu_layers: 999,
+        }
+    }
+}
+
+/// Why a model cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LlamaError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    /// The cache layout.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The cache that llama.cpp made is not the one that the metadata describe.
+    #[error(
+        "{path}: llama.cpp's cache is not what the metadata say, so KV cannot be exchanged: {source}"
+    )]
+    Probe {
+        /// The model.
+        path: PathBuf,
+        /// The difference.
+        source: BlobError,
+    },
+    /// An option is out of range.
+    #[error("option `{option}`: {reason}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// What is wrong and what is allowed.
+        reason: String,
+    },
+    /// llama.cpp refused.
+    #[error("{path}: llama.cpp: {reason}")]
+    Llama {
+        /// The model.
+        path: PathBuf,
+        /// Its message.
+        reason: String,
+    },
+}
+
+static LOADING: Mutex<()> = Mutex::new(());
+
+/// Serialises the calls into llama.cpp that touch process-wide state: loading and context creation.
+pub(crate) fn backend_lock() -> MutexGuard<'static, ()> {
+    LOADING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The process's one llama.cpp backend; the first call initialises it.
+///
+/// # Errors
+/// If llama.cpp cannot be initialised.
+pub fn shared_backend() -> Result<&'static LlamaBackend, String> {
+    static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
+    BACKEND
+        .get_or_init(|| {
+            llama_cpp_2::send_logs_to_tracing(llama_cpp_2::LogOptions::default());
+            LlamaBackend::init().map_err(|e| e.to_string())
+        })
+        .as_ref()
+        .map_err(Clone::clone)
+}
+
+self_cell::self_cell!(
+    struct Loaded {
+        owner: Arc<LlamaModel>,
+        #[not_covariant]
+        dependent: LlamaContext,
+    }
+);
+
+/// What tandem knows about an open sequence.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    open: bool,
+    /// Tokens in the cache of the full-attention layers.
+    full: u32,
+    /// True if the window of the last tokens is there too (always, without window layers).
+    complete: bool,
+}
+
+/// A model in llama.cpp. Sequence ids `0..sequences` are slots, the next one is the scratch.
+pub struct LlamaEngine {
+    cell: Loaded,
+    contract: Contract,
+    capacity: Capacity,
+    vocabulary: Arc<Vocabulary>,
+    slots: Vec<Slot>,
+}
+
+impl std::fmt::Debug for LlamaEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LlamaEngine")
+            .field("architecture", &self.contract.architecture)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LlamaEngine {
+    /// Loads a GGUF file, derives its contract, and checks it against a real state of its cache.
+    ///
+    /// # Errors
+    /// See [`LlamaError`].
+    pub fn load(path: &Path, options: &LlamaOptions) -> Result<Self, LlamaError> {
+        check_options(options)?;
+        let gguf = Gguf::read(path)?;
+        let contract = layout::contract(&gguf)?;
+        let chat_template = match gguf.metadata.get("tokenizer.chat_template") {
+            Some(Value::Text(t)) => Some(t.clone()),
+            _ => None,
+        };
+        let fail = |reason: String| LlamaError::Llama {
+            path: path.to_owned(),
+            reason,
+        };
+        let backend = shared_backend().map_err(fail)?;
+        let _lock = backend_lock();
+        let params = LlamaModelParams::default().with_n_gpu_layers(options.gpu_layers);
+        let model = LlamaModel::load_from_file(backend, path, &params)
+            .map_err(|e| fail(format!("{e}; is the file complete?")))?;
+        let model = Arc::new(model);
+        let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model), chat_template));
+        let cell = Loaded::try_new(model, |model| {
+            model.new_context(backend, context_params(options))
+        })
+        .map_err(|e| {
+            let c = options.capacity;
+            fail(format!(
+                "{e}; is there memory for {} x {} tokens of context?",
+                c.sequences, c.tokens_per_sequence
+            ))
+        })?;
+        let mut engine = Self {
+            cell,
+            contract,
+            capacity: options.capacity,
+            vocabulary,
+            slots: vec![Slot::default(); options.capacity.sequences as usize],
+        };
+        engine.probe().map_err(|source| LlamaError::Probe {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(engine)
+    }
+
+    /// Evaluates two tokens and reads them back, so that a model whose cache is not what the
+    /// contract says is refused at load time and not in the middle of a request.
+    fn probe(&mut self) -> Result<(), BlobError> {
+        let fail = |e: EngineError| BlobError {
+            at: "probe",
+            reason: e.to_string(),
+        };
+        let sequence = self.open().map_err(fail)?;
+        let result = self
+            .prefill(sequence, 0, &[0, 0])
+            .map_err(fail)
+            .and_then(|()| {
+                let state = self.state(native_id(sequence), false)?;
+                let sections = blob::parse(&state, &self.contract, false)?;
+                for (section, cells) in &sections {
+                    blob::to_block(&state, cells, &self.contract, *section, 0..2)?;
+                }
+                Ok(())
+            });
+        self.release(sequence);
+        result
+    }
+
+    fn scratch(&self) -> i32 {
+        i32::try_from(self.capacity.sequences).unwrap_or(0)
+    }
+
+    fn slot(&self, sequence: Sequence) -> Result<Slot, EngineError> {
+        match self.slots.get(sequence.0 as usize) {
+            Some(slot) if slot.open => Ok(*slot),
+            _ => Err(EngineError::Refused(format!(
+                "sequence {} is not open",
+                sequence.0
+            ))),
+        }
+    }
+
+    /// The number of tokens to continue from. A sequence that still lacks its window continues
+    /// from nothing, so what it has is dropped.
+    fn continue_from(&mut self, sequence: Sequence) -> Result<u32, EngineError> {
+        if !self.slot(sequence)?.complete {
+            self.clear(sequence);
+        }
+        Ok(self.held(sequence))
+    }
+
+    fn context<R>(&mut self, f: impl FnOnce(&mut LlamaContext<'_>) -> R) -> R {
+        self.cell.with_dependent_mut(|_, context| f(context))
+    }
+
+    fn remove(&mut self, id: i32) {
+        // Removing a whole sequence cannot fail (llama.h: "removing a whole sequence never fails").
+        self.context(|c| c.kv_cache_seq_rm(id, None, None).is_ok());
+    }
+
+    /// The state of a llama.cpp sequence as bytes.
+    fn state(&mut self, id: i32, only_window: bool) -> Result<Vec<u8>, BlobError> {
+        let flags = flags(only_window);
+        let (size, written, blob) = self.context(|c| {
+            let size = c.state_seq_get_size_ext(id, flags);
+            let mut blob = vec![0u8; size];
+            // SAFETY: `blob` has exactly the size that llama.cpp asks for with the same flags, and
+            // nothing changes the cache between the two calls (`&mut` context).
+            let written = unsafe { c.state_seq_get_data_ext(blob.as_mut_ptr(), id, flags) };
+            (size, written, blob)
+        });
+        if written != size || size == 0 {
+            return Err(BlobError {
+                at: "size",
+                reason: format!("llama.cpp wrote {written} of {size} bytes"),
+            });
+        }
+        Ok(blob)
+    }
+
+    fn set_state(&mut self, blob: &[u8], id: i32, only_window: bool) -> bool {
+        // SAFETY: the blob was built by `blob::from_block` from a block that passed
+        // `KvBlock::validate` for this engine's contract, which `probe` has shown to be the layout
+        // that this llama.cpp writes; `id` is below `n_seq_max`.
+        self.context(|c| unsafe { c.state_seq_set_data_ext(blob, id, flags(only_window)) })
+    }
+
+    fn run(&mut self, batch: &mut LlamaBatch<'_>) -> Result<(), EngineError> {
+        self.context(|c| c.decode(batch))
+            .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
+    }
+
+    fn export_full(&mut self, id: i32, tokens: &Range<u32>) -> Result<Vec<u8>, EngineError> {
+        let scratch = self.scratch();
+        let range = (Some(tokens.start), Some(tokens.end));
+        self.context(|c| c.kv_cache_seq_cp(id, scratch, range.0, range.1))
+            .map_err(|e| EngineError::Failed(e.to_string()))?;
+        // The tag must be gone before the next decode, or window cells are never recycled.
+        let state = self.state(scratch, false);
+        self.remove(scratch);
+        state.map_err(failed)
+    }
+
+    fn import_full(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+        let (id, scratch) = (native_id(sequence), self.scratch());
+        let native = blob::from_block(block, &self.contract);
+        let ok = self.set_state(&native, scratch, false);
+        let copied = ok
+            && self
+                .context(|c| c.kv_cache_seq_cp(scratch, id, None, None))
+                .is_ok();
+        self.remove(scratch);
+        if !copied {
+            return Err(EngineError::Failed(
+                "llama.cpp did not take the block; is the context full?".into(),
+            ));
+        }
+        let slot = &mut self.slots[sequence.0 as usize];
+        slot.full = block.tokens.end;
+        slot.complete = !self.contract.has_window();
+        Ok(())
+    }
+
+    fn import_window(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+        let native = blob::from_block(block, &self.contract);
+        if !self.set_state(&native, native_id(sequence), true) {
+            self.clear(sequence);
+            return Err(EngineError::Failed(
+                "llama.cpp did not take the window; the sequence was cleared".into(),
+            ));
+        }
+        self.slots[sequence.0 as usize].complete = true;
+        self.verify(sequence, block.tokens.end)
+    }
+
+    /// Checks llama.cpp's own idea of where a sequence ends.
+    fn verify(&mut self, sequence: Sequence, end: u32) -> Result<(), EngineError> {
+        let id = native_id(sequence);
+        let last = self.context(|c| c.kv_cache_seq_pos_max(id));
+        if i64::from(last) == i64::from(end) - 1 {
+            return Ok(());
+        }
+        self.clear(sequence);
+        Err(EngineError::Failed(format!(
+            "llama.cpp holds positions up to {last}, expected {}; the sequence was cleared",
+            i64::from(end) - 1
+        )))
+    }
+}
+
+fn failed(e: BlobError) -> EngineError {
+    EngineError::Failed(e.to_string())
+}
+
+fn flags(only_window: bool) -> LlamaStateSeqFlags {
+    if only_window {
+        LlamaStateSeqFlags::PARTIAL_ONLY
+    } else {
+        LlamaStateSeqFlags::empty()
+    }
+}
+
+fn native_id(sequence: Sequence) -> i32 {
+    i32::try_from(sequence.0).unwrap_or(0)
+}
+
+fn check_options(options: &LlamaOptions) -> Result<(), LlamaError> {
+    let c = options.capacity;
+    let fail = |option, reason: String| Err(LlamaError::Option { option, reason });
+    if c.sequences == 0 || c.sequences > MAX_SEQUENCES {
+        return fail(
+            "sequences",
+            format!("{}, allowed 1..={MAX_SEQUENCES}", c.sequences),
+        );
+    }
+    if c.tokens_per_sequence < 2 || c.tokens_per_sequence > tandem_kv::limits::MAX_TOKENS {
+        return fail(
+            "context",
+            format!(
+                "{}, allowed 2..={}",
+                c.tokens_per_sequence,
+                tandem_kv::limits::MAX_TOKENS
+            ),
+        );
+    }
+    if c.microbatch_tokens == 0
+        || !c.prefill_tokens.is_multiple_of(c.microbatch_tokens)
+        || c.prefill_tokens == 0
+    {
+        return fail(
+            "chunk",
+            format!(
+                "{} is not a multiple of the microbatch {}",
+                c.prefill_tokens, c.microbatch_tokens
+            ),
+        );
+    }
+    if options.threads == 0 || options.threads > 512 {
+        return fail("threads", format!("{}, allowed 1..=512", options.threads));
+    }
+    Ok(())
+}
+
+fn context_params(options: &LlamaOptions) -> LlamaContextParams {
+    let c = options.capacity;
+    let tokens = c.sequences.saturating_mul(c.tokens_per_sequence);
+    let threads = i32::try_from(options.threads).unwrap_or(1);
+    LlamaContextParams::default()
+        .with_n_ctx(std::num::NonZeroU32::new(tokens))
+        .with_n_batch(c.prefill_tokens.max(c.sequences))
+        .with_n_ubatch(c.microbatch_tokens)
+        .with_n_seq_max(c.sequences + 1)
+        .with_n_threads(threads)
+        .with_n_threads_batch(threads)
+        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)
+        .with_type_k(llama_cpp_2::context::params::KvCacheType::F16)
+        .with_type_v(llama_cpp_2::context::params::KvCacheType::F16)
+        .with_kv_unified(true)
+        .with_swa_full(false)
+        .with_offload_kqv(true)
+}
+
+impl KvEngine for LlamaEngine {
+    fn contract(&self) -> &Contract {
+        &self.contract
+    }
+
+    fn tokenizer(&self) -> Arc<dyn Tokenizer> {
+        Arc::clone(&self.vocabulary) as Arc<dyn Tokenizer>
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    fn open(&mut self) -> Result<Sequence, EngineError> {
+        let free = self.slots.iter().position(|s| !s.open);
+        let index = free.ok_or(EngineError::Full(self.capacity.sequences))?;
+        self.slots[index] = Slot {
+            open: true,
+            full: 0,
+            complete: true,
+        };
+        Ok(Sequence(u32::try_from(index).unwrap_or(0)))
+    }
+
+    fn prefill(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+    ) -> Result<(), EngineError> {
+        let held = self.continue_from(sequence)?;
+        if start != held {
+            return Err(EngineError::Refused(format!(
+                "prefill at {start}, but {held} tokens are held"
+            )));
+        }
+        let end = u64::from(start) + tokens.len() as u64;
+        if end > u64::from(self.capacity.tokens_per_sequence)
+            || tokens.len() > self.capacity.prefill_tokens as usize
+        {
+            return Err(EngineError::Refused(format!(
+                "{} tokens at {start} exceed the chunk size {} or the context {}",
+                tokens.len(),
+                self.capacity.prefill_tokens,
+                self.capacity.tokens_per_sequence
+            )));
+        }
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let mut batch = LlamaBatch::new(tokens.len(), 1);
+        for (position, token) in (start..).zip(tokens) {
+            push(
+                &mut batch,
+                *token,
+                position,
+                sequence,
+                false,
+                self.vocabulary.len(),
+            )?;
+        }
+        let result = self.run(&mut batch);
+        if result.is_err() {
+            self.clear(sequence);
+        } else {
+            self.slots[sequence.0 as usize].full = u32::try_from(end).unwrap_or(u32::MAX);
+        }
+        result
+    }
+
+    fn export(
+        &mut self,
+        sequence: Sequence,
+        section: Section,
+        tokens: Range<u32>,
+    ) -> Result<KvBlock, EngineError> {
+        self.slot(sequence)?;
+        let held = self.held(sequence);
+        let window = section == Section::Window;
+        let allowed = match section {
+            Section::Full => tokens.start < tokens.end && tokens.end <= held,
+            Section::Window => {
+                self.contract.has_window()
+                    && held > 0
+                    && tokens == (self.contract.window_start(held)..held)
+            }
+        };
+        if !allowed {
+            return Err(EngineError::Refused(format!(
+                "{section:?} tokens {}..{} are not held ({held} tokens are)",
+                tokens.start, tokens.end
+            )));
+        }
+        let state = if window {
+            self.state(native_id(sequence), true).map_err(failed)?
+        } else {
+            self.export_full(native_id(sequence), &tokens)?
+        };
+        let sections = blob::parse(&state, &self.contract, window).map_err(failed)?;
+        let cells = sections.iter().find(|(s, _)| *s == section);
+        let (_, cells) = cells.ok_or_else(|| EngineError::Failed("section is missing".into()))?;
+        blob::to_block(&state, cells, &self.contract, section, tokens).map_err(failed)
+    }
+
+    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+        let slot = self.slot(sequence)?;
+        block
+            .validate(&self.contract)
+            .map_err(|e| EngineError::Refused(e.to_string()))?;
+        // A model with only window layers has no full blocks; its window says where it ends.
+        let only_windows = self.contract.section_layers(Section::Full).is_empty();
+        let allowed = match block.section {
+            Section::Full => {
+                !block.is_empty()
+                    && block.tokens.start == slot.full
+                    && (!self.contract.has_window() || !slot.complete || slot.full == 0)
+            }
+            Section::Window => {
+                (only_windows || (!slot.complete && block.tokens.end == slot.full))
+                    && block.tokens.start == self.contract.window_start(block.tokens.end)
+            }
+        };
+        if !allowed || block.tokens.end > self.capacity.tokens_per_sequence {
+            return Err(EngineError::Refused(format!(
+                "{:?} block {}..{} does not continue the {} tokens held",
+                block.section, block.tokens.start, block.tokens.end, slot.full
+            )));
+        }
+        match block.section {
+            Section::Full => self.import_full(sequence, block),
+            Section::Window => {
+                self.slots[sequence.0 as usize].full = block.tokens.end;
+                self.import_window(sequence, block)
+            }
+        }
+    }
+
+    fn held(&self, sequence: Sequence) -> u32 {
+        match self.slots.get(sequence.0 as usize) {
+            Some(slot) if slot.open && slot.complete => slot.full,
+            _ => 0,
+        }
+    }
+
+    fn clear(&mut self, sequence: Sequence) {
+        self.remove(native_id(sequence));
+        if let Some(slot) = self.slots.get_mut(sequence.0 as usize) {
+            slot.full = 0;
+            slot.complete = true;
+        }
+    }
+
+    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut batch = LlamaBatch::new(steps.len().max(1), 1);
+        for (i, step) in steps.iter().enumerate() {
+            let held = self.continue_from(step.sequence)?;
+            let twice = steps[..i].iter().any(|s| s.sequence == step.sequence);
+            if step.position != held || twice || held >= self.capacity.tokens_per_sequence {
+                return Err(EngineError::Refused(format!(
+                    "decode at {} of sequence {}, which holds {held} of {} tokens",
+                    step.position, step.sequence.0, self.capacity.tokens_per_sequence
+                )));
+            }
+            push(
+                &mut batch,
+                step.token,
+                step.position,
+                step.sequence,
+                true,
+                self.vocabulary.len(),
+            )?;
+        }
+        if steps.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Err(e) = self.run(&mut batch) {
+            for step in steps {
+                self.clear(step.sequence);
+            }
+            return Err(e);
+        }
+        for step in steps {
+            self.slots[step.sequence.0 as usize].full += 1;
+        }
+        let n = i32::try_from(steps.len()).unwrap_or(0);
+        Ok(self.context(|c| (0..n).map(|i| c.get_logits_ith(i).to_vec()).collect()))
+    }
+
+    fn release(&mut self, sequence: Sequence) {
+        self.clear(sequence);
+        if let Some(slot) = self.slots.get_mut(sequence.0 as usize) {
+            slot.open = false;
+        }
+    }
+}
+
+fn push(
+    batch: &mut LlamaBatch<'_>,
+    token: Token,
+    position: u32,
+    sequence: Sequence,
+    logits: bool,
+    n_vocab: u32,
+) -> Result<(), EngineError> {
+    if token >= n_vocab {
+        return Err(EngineError::Refused(format!(
+            "token {token} is not in the vocabulary of {n_vocab}"
+        )));
+    }
+    let position = i32::try_from(position)
+        .map_err(|_| EngineError::Refused(format!("position {position}")))?;
+    batch
+        .add(native(token), position, &[native_id(sequence)], logits)
+        .map_err(|e| EngineError::Failed(e.to_string()))
+}
