@@ -1,1 +1,97 @@
-//! Worker daemon: engine thread, slots, handoff pumps, control API.
+//! Worker daemon: holds models, computes KV for other nodes, takes KV in, generates.
+//!
+//! A node does not know which engine it runs; the caller hands it [`KvEngine`]s.
+//!
+//! - [`worker`]: the engine thread of one model, which owns the engine and every sequence;
+//! - [`job`]: what a sequence is doing, and the commands and events around it;
+//! - [`api`]: the control API that the coordinator calls;
+//! - [`tickets`]: who may hand KV to which sequence;
+//! - [`receive`] and [`send`]: the two ends of a handoff on real sockets;
+//! - [`wire`]: frames to and from a TCP stream.
+
+pub mod api;
+pub mod job;
+pub mod limits;
+pub mod model;
+pub mod receive;
+pub mod running;
+pub mod send;
+pub mod tickets;
+pub mod wire;
+pub mod worker;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tandem_engine::KvEngine;
+use tandem_proto::Role;
+use tokio::net::TcpListener;
+
+pub use limits::Limits;
+
+/// How a node works.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// What the node is for.
+    pub role: Role,
+    /// Version told to the coordinator.
+    pub version: String,
+    /// Waits; the defaults are those of the protocol.
+    pub limits: Limits,
+}
+
+/// Why a node cannot start or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A socket failed.
+    #[error("the node's listener failed: {0}")]
+    Listener(#[from] std::io::Error),
+    /// A model cannot be used.
+    #[error("model `{model}`: {reason}")]
+    Model {
+        /// Its name.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Runs a node until `shutdown` completes.
+///
+/// `listener` takes the control API, `handoff` takes KV in (used by nodes that decode).
+///
+/// # Errors
+/// If a model cannot be served or a listener fails.
+pub async fn run(
+    listener: TcpListener,
+    handoff: TcpListener,
+    config: NodeConfig,
+    models: Vec<(String, Box<dyn KvEngine>)>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), RunError> {
+    let handoff_port = handoff.local_addr()?.port();
+    let mut served = Vec::new();
+    for (name, engine) in models {
+        served.push(Arc::new(model::Model::start(name, engine)?));
+    }
+    let node = Arc::new(api::Node {
+        handoff_port: config.role.decodes().then_some(handoff_port),
+        models: served,
+        tickets: tickets::Tickets::default(),
+        running: running::Running::default(),
+        config,
+    });
+    let receiving = tokio::spawn(receive::accept_loop(handoff, Arc::clone(&node)));
+    let result = axum::serve(listener, api::router(Arc::clone(&node)))
+        .with_graceful_shutdown(stop(shutdown, Arc::clone(&node)))
+        .await;
+    receiving.abort();
+    node.stop();
+    result.map_err(RunError::Listener)
+}
+
+/// Ends running requests when the shutdown comes, so that their streams close and the server can.
+async fn stop(shutdown: impl Future<Output = ()> + Send + 'static, node: Arc<api::Node>) {
+    shutdown.await;
+    node.stop();
+}

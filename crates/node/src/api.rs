@@ -1,0 +1,488 @@
+//! The control API that the coordinator calls.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::stream;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tandem_engine::Token;
+use tandem_engine::chat::{ChatMessage, completion_tokens};
+use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
+use tandem_engine::sampling::SamplingParams;
+use tandem_kv::receiver::Expectation;
+use tandem_proto::limits::MAX_BODY_BYTES;
+use tandem_proto::{
+    Capacity, ErrorCode, Format, GenerateEvent, GenerateRequest, ModelStatus, NodeError,
+    NodeStatus, PROTOCOL_VERSION, PrefillEvent, PrefillFailed, PrefillMode, PrefillRequest, Prompt,
+    Ticket,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::NodeConfig;
+use crate::job::{Command, GenerateJob, JobId, PrefillJob};
+use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
+use crate::model::Model;
+use crate::send::{Outgoing, send_kv};
+use crate::tickets::{Permitted, Tickets, handoff_id};
+
+/// Everything that the handlers share.
+#[derive(Debug)]
+pub struct Node {
+    /// How the node works.
+    pub config: NodeConfig,
+    /// Port on which KV is taken in.
+    pub handoff_port: Option<u16>,
+    /// The models.
+    pub models: Vec<Arc<Model>>,
+    /// Permitted handoffs.
+    pub tickets: Tickets,
+    /// Requests that generate here, by id.
+    pub running: crate::running::Running,
+}
+
+impl Node {
+    fn model(&self, name: &str) -> Result<&Arc<Model>, NodeError> {
+        self.models.iter().find(|m| m.name == name).ok_or_else(|| {
+            let known: Vec<&str> = self.models.iter().map(|m| m.name.as_str()).collect();
+            NodeError::new(
+                ErrorCode::UnknownModel,
+                format!(
+                    "this node has no model `{name}`; it has {}",
+                    known.join(", ")
+                ),
+            )
+        })
+    }
+
+    /// Ends all engine threads and with them all requests.
+    pub fn stop(&self) {
+        for model in &self.models {
+            // A thread whose queue is full or gone ends when its commands do.
+            let _ = model.command(Command::Stop);
+        }
+    }
+}
+
+/// The routes.
+pub fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/node/v1/status", get(status))
+        .route("/node/v1/generate", post(generate))
+        .route("/node/v1/prefill", post(prefill))
+        .route(
+            "/node/v1/requests/{id}/prefill-failed",
+            post(prefill_failed),
+        )
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(node)
+}
+
+/// A [`NodeError`] as an answer.
+struct Refusal(NodeError);
+
+impl From<NodeError> for Refusal {
+    fn from(error: NodeError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.code.http_status())
+            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self.0)).into_response()
+    }
+}
+
+fn invalid(message: impl Into<String>) -> NodeError {
+    NodeError::new(ErrorCode::InvalidRequest, message)
+}
+
+fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, NodeError> {
+    serde_json::from_slice(body).map_err(|e| invalid(format!("request body: {e}")))
+}
+
+async fn status(State(node): State<Arc<Node>>) -> Result<Json<NodeStatus>, Refusal> {
+    let mut models = Vec::new();
+    for model in &node.models {
+        let (reply, answer) = oneshot::channel();
+        model.command(Command::Status(reply))?;
+        let c = model.capacity;
+        // An engine in the middle of a long chunk answers after it; do not wait for that.
+        let sequences = tokio::time::timeout(node.config.limits.beat, answer).await;
+        models.push(ModelStatus {
+            name: model.name.clone(),
+            contract: model.contract.clone(),
+            capacity: Capacity {
+                sequences: c.sequences,
+                tokens_per_sequence: c.tokens_per_sequence,
+                prefill_tokens: c.prefill_tokens,
+                microbatch_tokens: c.microbatch_tokens,
+            },
+            sequences: sequences.ok().and_then(Result::ok).unwrap_or_default(),
+        });
+    }
+    Ok(Json(NodeStatus {
+        protocol: PROTOCOL_VERSION,
+        version: node.config.version.clone(),
+        role: node.config.role,
+        handoff_port: node.handoff_port,
+        models,
+    }))
+}
+
+/// Checks that chunks of this size can be computed in the batch shapes of the engine.
+fn check_chunk(model: &Model, chunk: u32) -> Result<(), NodeError> {
+    let c = model.capacity;
+    if chunk > c.prefill_tokens || !chunk.is_multiple_of(c.microbatch_tokens) {
+        return Err(invalid(format!(
+            "`chunk` is {chunk}; this node computes at most {} tokens at once, in multiples of {}",
+            c.prefill_tokens, c.microbatch_tokens
+        )));
+    }
+    Ok(())
+}
+
+async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response, Refusal> {
+    let request: GenerateRequest = parse(&body)?;
+    request.validate()?;
+    if !node.config.role.decodes() {
+        return Err(NodeError::new(ErrorCode::WrongRole, "this node only prefills").into());
+    }
+    let model = Arc::clone(node.model(&request.model)?);
+    check_chunk(&model, request.chunk)?;
+    let (id, wants_remote, chunk) = (
+        request.request.clone(),
+        request.prefill == PrefillMode::Remote,
+        request.chunk,
+    );
+    let start = Instant::now();
+    let prepared = {
+        let model = Arc::clone(&model);
+        tokio::task::spawn_blocking(move || prepare(&model, request)).await
+    };
+    let (tokens, generation) =
+        prepared.map_err(|e| NodeError::new(ErrorCode::Engine, e.to_string()))??;
+    let tokenize_ms = start.elapsed().as_secs_f64() * 1e3;
+    let remote = wants_remote && tokens.len() > 1;
+    let (events, receiver) = mpsc::channel(MAX_EVENTS);
+    let job = GenerateJob {
+        request: id.clone(),
+        tokens: tokens.clone(),
+        chunk,
+        remote,
+        generation,
+        events,
+    };
+    let (reply, answer) = oneshot::channel();
+    model.command(Command::Generate(Box::new(job), reply))?;
+    let job = answer.await.map_err(|_| stopped())??;
+    let guard = open_request(&node, &model, id, job, remote, &tokens);
+    let opened = GenerateEvent::Opened {
+        prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        tokens: remote.then_some(tokens),
+        ticket: guard.ticket.clone(),
+        tokenize_ms,
+    };
+    let is_last =
+        |e: &GenerateEvent| matches!(e, GenerateEvent::Done { .. } | GenerateEvent::Failed(_));
+    Ok(event_stream(
+        Some(opened),
+        receiver,
+        guard,
+        node.config.limits.beat,
+        GenerateEvent::Beat,
+        is_last,
+    ))
+}
+
+fn stopped() -> NodeError {
+    NodeError::new(ErrorCode::Stopping, "the engine has stopped")
+}
+
+/// Tokenises and checks a request; runs off the async threads.
+fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Generation), NodeError> {
+    let tokens = prompt_tokens(model, &request.prompt)?;
+    let context = model.capacity.tokens_per_sequence;
+    let n = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    if n == 0 {
+        return Err(invalid("`prompt` is empty"));
+    }
+    if let Some(token) = tokens.iter().find(|t| **t >= model.tokenizer.len()) {
+        return Err(invalid(format!(
+            "`prompt`: token {token} is not in the vocabulary"
+        )));
+    }
+    let wanted = request.generation.max_tokens.unwrap_or(1);
+    if n.saturating_add(wanted) > context {
+        return Err(NodeError::new(
+            ErrorCode::ContextLength,
+            format!(
+                "the prompt has {n} tokens and `max_tokens` is {wanted}, together more than the context of {context} tokens; \
+                 shorten the prompt, lower `max_tokens`, or start the node with a larger --context"
+            ),
+        ));
+    }
+    let g = request.generation;
+    let params = GenerationParams {
+        sampling: SamplingParams {
+            temperature: g.temperature,
+            top_k: g.top_k,
+            top_p: g.top_p,
+            min_p: g.min_p,
+            seed: g.seed,
+        },
+        max_tokens: g.max_tokens.unwrap_or(context - n),
+        stop: g.stop,
+        format: match g.format {
+            Format::Text => EngineFormat::Text,
+            Format::JsonObject => EngineFormat::JsonObject,
+            Format::JsonSchema(schema) => EngineFormat::JsonSchema(schema),
+        },
+    };
+    let generation = Generation::new(&params, Arc::clone(&model.tokenizer), &model.constraints)
+        .map_err(|e| invalid(e.to_string()))?;
+    Ok((tokens, generation))
+}
+
+fn prompt_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError> {
+    match prompt {
+        Prompt::Tokens(tokens) => Ok(tokens.clone()),
+        Prompt::Text(text) => Ok(completion_tokens(model.tokenizer.as_ref(), text)),
+        Prompt::Chat(messages) => {
+            let template = model.template.as_ref().map_err(|e| invalid(e.clone()))?;
+            let messages: Vec<ChatMessage> = messages
+                .iter()
+                .map(|m| ChatMessage {
+                    role: m.role.clone(),
+                    content: m.content.clone(),
+                })
+                .collect();
+            template
+                .tokens(&messages)
+                .map_err(|e| invalid(e.to_string()))
+        }
+    }
+}
+
+/// Registers a request: gives it a ticket if KV is to come, and a guard that undoes everything
+/// when the coordinator has gone.
+fn open_request(
+    node: &Arc<Node>,
+    model: &Arc<Model>,
+    request: String,
+    job: JobId,
+    remote: bool,
+    tokens: &[Token],
+) -> Guard {
+    let handoff = handoff_id();
+    let ticket = node.handoff_port.filter(|_| remote).map(|port| {
+        let permitted = Permitted {
+            request: request.clone(),
+            model: Arc::clone(model),
+            job,
+            expectation: Expectation {
+                contract: model.contract.clone(),
+                handoff,
+                tokens: tokens.to_vec(),
+                kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1,
+            },
+        };
+        Ticket {
+            secret: node.tickets.issue(permitted),
+            handoff,
+            port,
+        }
+    });
+    node.running.insert(&request, Arc::clone(model), job);
+    let guard = Guard {
+        node: Arc::clone(node),
+        model: Arc::clone(model),
+        request,
+        job,
+        ticket,
+    };
+    if let Some(ticket) = &guard.ticket {
+        tokio::spawn(expire(Arc::clone(node), ticket.secret.clone()));
+    }
+    guard
+}
+
+/// Ends the wait for a prefill node that never connects.
+async fn expire(node: Arc<Node>, secret: String) {
+    let wait = node.config.limits.handoff_silence;
+    tokio::time::sleep(wait).await;
+    if let Some(permitted) = node.tickets.take(&secret) {
+        let reason = format!("no prefill node connected within {} s", wait.as_secs_f32());
+        let _ = permitted
+            .model
+            .command(Command::HandoffFailed(permitted.job, reason));
+    }
+}
+
+/// Ends a request when its stream is dropped.
+struct Guard {
+    node: Arc<Node>,
+    model: Arc<Model>,
+    request: String,
+    job: JobId,
+    ticket: Option<Ticket>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(ticket) = &self.ticket {
+            self.node.tickets.take(&ticket.secret);
+        }
+        self.node.running.remove(&self.request, self.job);
+        // If the queue is full, the worker finds the closed channel by itself.
+        let _ = self.model.command(Command::Cancel(self.job));
+    }
+}
+
+async fn prefill_failed(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<StatusCode, Refusal> {
+    let failed: PrefillFailed = parse(&body)?;
+    let Some((model, job)) = node.running.get(&id) else {
+        return Err(invalid(format!("no request `{id}` is running here")).into());
+    };
+    model.command(Command::HandoffFailed(job, failed.reason))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response, Refusal> {
+    let request: PrefillRequest = parse(&body)?;
+    tandem_proto::generate::check_request_id(&request.request)?;
+    if !node.config.role.prefills() {
+        return Err(NodeError::new(ErrorCode::WrongRole, "this node only decodes").into());
+    }
+    let model = Arc::clone(node.model(&request.model)?);
+    if request.chunk == 0 {
+        return Err(invalid("`chunk` is 0").into());
+    }
+    check_chunk(&model, request.chunk)?;
+    check_prefill_tokens(&model, &request.tokens)?;
+    let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING);
+    let job = PrefillJob {
+        request: request.request.clone(),
+        tokens: request.tokens.clone(),
+        chunk: request.chunk,
+        chunks,
+    };
+    let (reply, answer) = oneshot::channel();
+    model.command(Command::Prefill(Box::new(job), reply))?;
+    let job = answer.await.map_err(|_| stopped())??;
+    let (events, receiver) = mpsc::channel(MAX_EVENTS);
+    let outgoing = Outgoing {
+        contract: model.contract.clone(),
+        request,
+        limits: node.config.limits,
+    };
+    let pump = tokio::spawn(send_kv(outgoing, computed, events));
+    let guard = PumpGuard {
+        pump: pump.abort_handle(),
+        model,
+        job,
+    };
+    let is_last =
+        |e: &PrefillEvent| matches!(e, PrefillEvent::Done { .. } | PrefillEvent::Failed(_));
+    Ok(event_stream(
+        None,
+        receiver,
+        guard,
+        node.config.limits.beat,
+        PrefillEvent::Beat,
+        is_last,
+    ))
+}
+
+fn check_prefill_tokens(model: &Model, tokens: &[Token]) -> Result<(), NodeError> {
+    let context = model.capacity.tokens_per_sequence;
+    if tokens.len() < 2 {
+        return Err(invalid(
+            "`tokens`: there is nothing to prefill before the last token",
+        ));
+    }
+    if tokens.len() > context as usize {
+        return Err(NodeError::new(
+            ErrorCode::ContextLength,
+            format!(
+                "the prompt has {} tokens; this node was started with a context of {context}",
+                tokens.len()
+            ),
+        ));
+    }
+    if let Some(token) = tokens.iter().find(|t| **t >= model.tokenizer.len()) {
+        return Err(invalid(format!(
+            "`tokens`: {token} is not in the vocabulary"
+        )));
+    }
+    Ok(())
+}
+
+/// Stops a prefill and its handoff when the coordinator has gone.
+struct PumpGuard {
+    pump: tokio::task::AbortHandle,
+    model: Arc<Model>,
+    job: JobId,
+}
+
+impl Drop for PumpGuard {
+    fn drop(&mut self) {
+        self.pump.abort();
+        let _ = self.model.command(Command::Cancel(self.job));
+    }
+}
+
+/// Events as lines of JSON, with beats in between, until the last one. `guard` lives as long as
+/// the stream.
+fn event_stream<E, G>(
+    first: Option<E>,
+    receiver: mpsc::Receiver<E>,
+    guard: G,
+    beat_every: Duration,
+    beat: E,
+    is_last: fn(&E) -> bool,
+) -> Response
+where
+    E: Serialize + Clone + Send + 'static,
+    G: Send + 'static,
+{
+    let state = (first, receiver, guard, beat, false);
+    let lines = stream::unfold(
+        state,
+        move |(mut first, mut receiver, guard, beat, over)| async move {
+            if over {
+                return None;
+            }
+            let event = match first.take() {
+                Some(event) => event,
+                None => match tokio::time::timeout(beat_every, receiver.recv()).await {
+                    Ok(event) => event?,
+                    Err(_) => beat.clone(),
+                },
+            };
+            let over = is_last(&event);
+            let mut line = serde_json::to_vec(&event).unwrap_or_default();
+            line.push(b'\n');
+            let item: Result<Vec<u8>, Infallible> = Ok(line);
+            Some((item, (first, receiver, guard, beat, over)))
+        },
+    );
+    (
+        [(header::CONTENT_TYPE, "application/x-ndjson")],
+        Body::from_stream(lines),
+    )
+        .into_response()
+}

@@ -1,0 +1,94 @@
+//! A model that a node serves: its engine thread and what is shared with it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+
+use tandem_engine::chat::ChatTemplate;
+use tandem_engine::constraint::ConstraintFactory;
+use tandem_engine::{Capacity, KvEngine, Tokenizer};
+use tandem_kv::Contract;
+use tandem_proto::{ErrorCode, NodeError};
+
+use crate::RunError;
+use crate::job::Command;
+use crate::limits::MAX_COMMANDS;
+use crate::worker::Worker;
+
+/// A model and the way to its engine thread.
+pub struct Model {
+    /// Name under which requests ask for it.
+    pub name: String,
+    /// What must be equal on both ends of a handoff.
+    pub contract: Contract,
+    /// What fits.
+    pub capacity: Capacity,
+    /// The tokenizer.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// The chat template, or why the model has none.
+    pub template: Result<ChatTemplate, String>,
+    /// Makes constraints over this vocabulary.
+    pub constraints: ConstraintFactory,
+    commands: SyncSender<Command>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model")
+            .field("name", &self.name)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Starts the engine thread.
+    ///
+    /// # Errors
+    /// If the vocabulary cannot be constrained or the thread cannot be started.
+    pub fn start(name: String, engine: Box<dyn KvEngine>) -> Result<Self, RunError> {
+        let fail = |reason: String| RunError::Model {
+            model: name.clone(),
+            reason,
+        };
+        let contract = engine.contract().clone();
+        let capacity = engine.capacity();
+        let tokenizer = engine.tokenizer();
+        let template = ChatTemplate::new(Arc::clone(&tokenizer)).map_err(|e| e.to_string());
+        let constraints =
+            ConstraintFactory::new(Arc::clone(&tokenizer)).map_err(|e| fail(e.to_string()))?;
+        let (commands, receiver) = sync_channel(MAX_COMMANDS);
+        std::thread::Builder::new()
+            .name(format!("engine {name}"))
+            .spawn(move || Worker::new(engine, receiver).run())
+            .map_err(|e| fail(e.to_string()))?;
+        Ok(Self {
+            name,
+            contract,
+            capacity,
+            tokenizer,
+            template,
+            constraints,
+            commands,
+        })
+    }
+
+    /// Hands a command to the engine thread.
+    ///
+    /// # Errors
+    /// If its queue is full, or the thread has ended.
+    pub fn command(&self, command: Command) -> Result<(), NodeError> {
+        self.commands.try_send(command).map_err(|e| match e {
+            TrySendError::Full(_) => NodeError::new(
+                ErrorCode::Busy,
+                format!(
+                    "the engine of `{}` has {MAX_COMMANDS} commands waiting",
+                    self.name
+                ),
+            ),
+            TrySendError::Disconnected(_) => NodeError::new(
+                ErrorCode::Stopping,
+                format!("the engine of `{}` has stopped", self.name),
+            ),
+        })
+    }
+}

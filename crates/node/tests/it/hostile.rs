@@ -1,0 +1,148 @@
+//! A peer that sends what it should not: refused, nothing applied that was not sent, the answer
+//! still right, the node still serving.
+
+use tandem_engine::KvEngine;
+use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_kv::Section;
+use tandem_kv::frame::{HEADER_BYTES, Header};
+use tandem_kv::sender::Sender;
+use tandem_proto::{PrefillMode, Role, Ticket};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::cluster::{PATIENCE, finish, limits, local_tokens, node, opened, prompt, request};
+
+/// The frames of a correct handoff: hello, one or more segments per chunk, commit.
+fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> Vec<Vec<u8>> {
+    let mut engine = FakeEngine::new(config.clone());
+    let sequence = engine.open().unwrap();
+    let kv_end = u32::try_from(tokens.len()).unwrap() - 1;
+    let contract = engine.contract().clone();
+    let (mut sender, hello) =
+        Sender::new(contract, ticket.handoff, &ticket.secret, tokens, kv_end).unwrap();
+    let mut frames = vec![hello];
+    let accept = tandem_kv::message::control_frame(
+        tandem_kv::frame::Kind::Accept,
+        ticket.handoff,
+        0,
+        &tandem_kv::message::Accept { credit_blocks: 4 },
+    )
+    .unwrap();
+    let header = Header::parse(accept[..HEADER_BYTES].try_into().unwrap()).unwrap();
+    sender.receive(&header, &accept[HEADER_BYTES..]).unwrap();
+    let mut at = 0;
+    while at < kv_end {
+        let end = (at + chunk).min(kv_end);
+        engine
+            .prefill(sequence, at, &tokens[at as usize..end as usize])
+            .unwrap();
+        let block = engine.export(sequence, Section::Full, at..end).unwrap();
+        frames.extend(sender.block(&block).unwrap());
+        at = end;
+    }
+    frames.push(sender.commit().unwrap());
+    frames
+}
+
+/// Ways to spoil a stream of frames. The result is what goes on the wire before it closes.
+fn spoilt(kind: &str, frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut frames = frames.to_vec();
+    match kind {
+        "correct" => {}
+        "payload byte flipped" => *frames[2].last_mut().unwrap() ^= 1,
+        "header byte flipped" => frames[2][20] ^= 1,
+        "magic gone" => frames[1][0] = 0,
+        "hello damaged" => frames[0][HEADER_BYTES + 3] ^= 0xff,
+        "truncated in a payload" => {
+            frames.truncate(3);
+            let half = frames[2].len() / 2;
+            frames[2].truncate(half);
+        }
+        "truncated in a header" => {
+            frames.truncate(3);
+            frames[2].truncate(HEADER_BYTES / 2);
+        }
+        "closed before commit" => drop(frames.pop()),
+        "repeated" => {
+            let again = frames[1].clone();
+            frames.insert(2, again);
+        }
+        "out of order" => frames.swap(1, 2),
+        "skipped" => drop(frames.remove(1)),
+        "oversized length" => {
+            let mut header = Header::parse(frames[1][..HEADER_BYTES].try_into().unwrap()).unwrap();
+            header.payload_len = u32::MAX;
+            frames[1][..HEADER_BYTES].copy_from_slice(&header.encode());
+        }
+        "overlapping tokens" => {
+            let mut header = Header::parse(frames[2][..HEADER_BYTES].try_into().unwrap()).unwrap();
+            header.token_start -= 1;
+            header.block_start -= 1;
+            frames[2][..HEADER_BYTES].copy_from_slice(&header.encode());
+        }
+        "second hello" => {
+            let again = frames[0].clone();
+            frames.insert(1, again);
+        }
+        "no hello" => drop(frames.remove(0)),
+        "garbage" => frames = vec![vec![0xa5; 4096]],
+        "nothing" => frames.clear(),
+        other => panic!("{other}"),
+    }
+    frames.concat()
+}
+
+const KINDS: [&str; 17] = [
+    "correct",
+    "payload byte flipped",
+    "header byte flipped",
+    "magic gone",
+    "hello damaged",
+    "truncated in a payload",
+    "truncated in a header",
+    "closed before commit",
+    "repeated",
+    "out of order",
+    "skipped",
+    "oversized length",
+    "overlapping tokens",
+    "second hello",
+    "no hello",
+    "garbage",
+    "nothing",
+];
+
+#[tokio::test]
+async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
+    let config = FakeConfig::default();
+    let chunk = config.microbatch_tokens;
+    let tokens = prompt(chunk * 3 + 2);
+    let expected = local_tokens(&config, &tokens, chunk).await;
+    let mut short = limits();
+    short.handoff_silence = std::time::Duration::from_millis(500);
+    let decode = node(Role::Decode, config.clone(), short).await;
+    for kind in KINDS {
+        let request = request(&tokens, PrefillMode::Remote, chunk);
+        let mut events = decode.generate(&request).await.unwrap();
+        let ticket = opened(&mut events).await.expect("ticket");
+        let bytes = spoilt(kind, &frames(&config, &tokens, &ticket, chunk));
+        let mut stream = TcpStream::connect(("127.0.0.1", ticket.port))
+            .await
+            .unwrap();
+        // The node may close first; that is its right.
+        let _ = stream.write_all(&bytes).await;
+        let _ = stream.shutdown().await;
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
+        let _ = read.await.expect("the node keeps a spoilt connection open");
+        let answer = finish(&mut events).await;
+        assert!(answer.done, "{kind}: {answer:?}");
+        assert_eq!(
+            answer.summary.fallback.is_none(),
+            kind == "correct",
+            "{kind}: {answer:?}"
+        );
+        assert_eq!(answer.tokens, expected, "{kind}");
+        decode.idle().await;
+    }
+}
