@@ -1,2 +1,44 @@
-//! Development tasks.
-fn main() {}
+//! Development tasks: `cargo xtask fixtures`, `cargo xtask tidy`, `cargo xtask check`.
+
+mod check;
+mod fixtures;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Development tasks of tandem.")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Writes a small model with random weights for every supported architecture.
+    Fixtures {
+        /// Folder to write to.
+        #[arg(long, default_value = "out/fixtures")]
+        out: PathBuf,
+    },
+    /// Checks what no compiler checks: arrows between crates, pure crates, where `unsafe` may stand.
+    Tidy,
+    /// Runs every check that is not a test: format, clippy, tidy, documentation, dependencies.
+    Check,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().task {
+        Task::Fixtures { out } => fixtures::write(&out),
+        Task::Tidy => tidy::run(root()),
+        Task::Check => check::run(root()),
+    }
+}
+
+/// The root of the checkout that this program was built from.
+fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here)
+}

@@ -1,0 +1,37 @@
+# `make demo` and `make test` are all that a newcomer needs. Everything is built with the release
+# profile, so that llama.cpp is built once. CARGO_TARGET_DIR is kept if it is set.
+#
+#   make demo ARGS="--compare"          arguments for `tandem demo`
+#   make demo FEATURES=cuda             a GPU backend: cuda, vulkan (Metal is on by itself)
+
+SHELL := bash
+CARGO ?= cargo
+FLAGS := --release --workspace $(if $(FEATURES),--features tandem-cli/$(FEATURES))
+
+.PHONY: demo build check test
+
+demo:
+	@scripts/install-deps.sh build
+	$(CARGO) build $(FLAGS)
+	@$(CARGO) run --quiet $(FLAGS) --bin tandem -- demo $(ARGS)
+
+build:
+	@scripts/install-deps.sh build
+	$(CARGO) build $(FLAGS)
+
+check:
+	@scripts/install-deps.sh build
+	$(CARGO) xtask check
+
+# The last lines are the summary of the test runner; the documentation's examples come before it.
+test:
+	@scripts/install-deps.sh test
+	$(CARGO) xtask check
+	$(CARGO) test --quiet $(FLAGS) --doc
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		echo "$(CARGO) nextest run $(FLAGS)"; \
+		$(CARGO) nextest run $(FLAGS); \
+	else \
+		echo "$(CARGO) test $(FLAGS) --lib --bins --tests"; \
+		$(CARGO) test $(FLAGS) --lib --bins --tests; \
+	fi
