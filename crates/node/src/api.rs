@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::NodeConfig;
 use crate::job::{Command, GenerateJob, JobId, PrefillJob};
-use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
+use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS, STOP_PATIENCE};
 use crate::model::Model;
 use crate::send::{Outgoing, send_kv};
 use crate::tickets::{Permitted, Tickets, handoff_id};
@@ -62,11 +62,17 @@ impl Node {
         })
     }
 
-    /// Ends all engine threads and with them all requests.
-    pub fn stop(&self) {
-        for model in &self.models {
-            // A thread whose queue is full or gone ends when its commands do.
-            let _ = model.command(Command::Stop);
+    /// Ends all engine threads and with them all requests, and waits for the threads up to
+    /// [`STOP_PATIENCE`].
+    pub async fn stop(self: &Arc<Self>) {
+        let node = Arc::clone(self);
+        let stopping = tokio::task::spawn_blocking(move || {
+            for model in &node.models {
+                model.stop();
+            }
+        });
+        if tokio::time::timeout(STOP_PATIENCE, stopping).await.is_err() {
+            tracing::warn!("an engine is still busy; leaving without it");
         }
     }
 }

@@ -86,12 +86,12 @@ pub async fn run(
         .with_graceful_shutdown(stop(shutdown, Arc::clone(&node)))
         .await;
     receiving.abort();
-    node.stop();
+    node.stop().await;
     result.map_err(RunError::Listener)
 }
 
 /// Ends running requests when the shutdown comes, so that their streams close and the server can.
 async fn stop(shutdown: impl Future<Output = ()> + Send + 'static, node: Arc<api::Node>) {
     shutdown.await;
-    node.stop();
+    node.stop().await;
 }

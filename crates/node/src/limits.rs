@@ -19,6 +19,9 @@ pub const HANDOFF_BEAT: Duration = Duration::from_secs(5);
 /// Longest answer to a failing peer before the connection is dropped.
 pub const GOODBYE: Duration = Duration::from_secs(1);
 
+/// A node that shuts down waits this long for the step that an engine is computing.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Waits that tests may shorten.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {

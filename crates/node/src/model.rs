@@ -1,7 +1,8 @@
 //! A model that a node serves: its engine thread and what is shared with it.
 
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
@@ -29,6 +30,7 @@ pub struct Model {
     /// Makes constraints over this vocabulary.
     pub constraints: ConstraintFactory,
     commands: SyncSender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for Model {
@@ -57,7 +59,7 @@ impl Model {
         let constraints =
             ConstraintFactory::new(Arc::clone(&tokenizer)).map_err(|e| fail(e.to_string()))?;
         let (commands, receiver) = sync_channel(MAX_COMMANDS);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name(format!("engine {name}"))
             .spawn(move || Worker::new(engine, receiver).run())
             .map_err(|e| fail(e.to_string()))?;
@@ -69,7 +71,27 @@ impl Model {
             template,
             constraints,
             commands,
+            thread: Mutex::new(Some(thread)),
         })
+    }
+
+    /// Asks the engine thread to end and waits for it, so that the engine is gone before the
+    /// process is. Blocks for at most the step in progress.
+    pub fn stop(&self) {
+        // A full queue means that the thread is alive; it takes the command when there is room.
+        if let Err(TrySendError::Full(command)) = self.commands.try_send(Command::Stop) {
+            let _ = self.commands.send(command);
+        }
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!(model = %self.name, "the engine thread panicked");
+        }
     }
 
     /// Hands a command to the engine thread.
