@@ -6,9 +6,10 @@ use crate::limits;
 use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
 use reqwest::Response;
+use serde_json::Value;
 use std::time::Duration;
 use tandem_openai::{
-    ChatCompletion, ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, TandemInfo, Usage,
+    ChatCompletion, ChatCompletionChunk, ChatRequest, FinishReason, TandemInfo, Usage,
 };
 use tokio::time::timeout;
 
@@ -107,10 +108,10 @@ impl Client {
             .body(response, limits::MAX_ERROR_BODY_BYTES)
             .await
             .unwrap_or_default();
-        let message = match serde_json::from_slice::<ErrorBody>(&body) {
-            Ok(body) => shortened(&body.error.message),
-            Err(_) => "no reason given".to_owned(),
-        };
+        let message = serde_json::from_slice::<Value>(&body)
+            .ok()
+            .and_then(|body| error_message(&body));
+        let message = message.unwrap_or_else(|| "no reason given".to_owned());
         match status {
             429 | 500.. => JobError::Server { status, message },
             _ => JobError::Refused { status, message },
@@ -191,10 +192,11 @@ impl Client {
 
 impl Answer {
     fn add(&mut self, data: &str) -> Result<(), JobError> {
-        if let Ok(body) = serde_json::from_str::<ErrorBody>(data) {
-            return Err(JobError::Reported(shortened(&body.error.message)));
+        let value: Value = serde_json::from_str(data).map_err(unreadable)?;
+        if let Some(message) = error_message(&value) {
+            return Err(JobError::Reported(message));
         }
-        let chunk: ChatCompletionChunk = serde_json::from_str(data).map_err(unreadable)?;
+        let chunk: ChatCompletionChunk = serde_json::from_value(value).map_err(unreadable)?;
         if let Some(choice) = chunk.choices.into_iter().next() {
             self.text
                 .push_str(&choice.delta.content.unwrap_or_default());
@@ -211,6 +213,18 @@ impl Answer {
 
 fn unreadable(e: serde_json::Error) -> JobError {
     JobError::Unreadable(e.to_string())
+}
+
+/// The message of an error body. Servers differ in what else they put there.
+fn error_message(body: &Value) -> Option<String> {
+    match body.get("error")? {
+        Value::Null => None,
+        Value::String(message) => Some(shortened(message)),
+        error => {
+            let message = error.get("message").and_then(Value::as_str);
+            Some(shortened(message.unwrap_or("no reason given")))
+        }
+    }
 }
 
 fn shortened(message: &str) -> String {

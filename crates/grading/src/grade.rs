@@ -123,7 +123,7 @@ impl Run<'_> {
         if let Some(problem) = &submission.problem {
             return self.without_models(submission, Status::Failed, problem.clone());
         }
-        if submission.is_untouched(&self.rubric.templates) {
+        if submission.is_untouched(self.rubric) {
             let reason = "blank, or nothing added to the template".to_owned();
             return self.without_models(submission, Status::NotAttempted, reason);
         }

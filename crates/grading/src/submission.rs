@@ -6,6 +6,7 @@ use crate::files;
 use crate::hidden::mark_hidden;
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
+use crate::rubric::Rubric;
 use crate::suspicion::suspicious;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -148,6 +149,7 @@ fn names_of(paths: &[PathBuf]) -> Vec<String> {
         } else {
             lossy(path.file_name())
         };
+        let name = mark_hidden(&name).0;
         let seen = taken.entry(name.clone()).or_default();
         *seen += 1;
         names.push(if *seen == 1 {
@@ -329,11 +331,12 @@ fn notebook_significant(language: &str, cells: &[NotebookCell]) -> Vec<String> {
 }
 
 impl Submission {
-    /// Whether nothing was added to one of these templates.
-    pub(crate) fn is_untouched(&self, templates: &[Vec<String>]) -> bool {
-        self.files
-            .iter()
-            .all(|file| attempt::is_untouched(&file.significant, templates))
+    /// Whether it is blank or adds nothing to the rubric's templates; such work reaches no model.
+    /// A submission with a `problem` is not judged.
+    pub fn is_untouched(&self, rubric: &Rubric) -> bool {
+        let untouched =
+            |file: &SourceFile| attempt::is_untouched(&file.significant, &rubric.templates);
+        self.problem.is_none() && self.files.iter().all(untouched)
     }
 
     /// Lines of the longest file.

@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tandem_openai::*;
 use tokio::net::TcpListener;
@@ -42,6 +43,17 @@ type Decide = dyn Fn(&ChatRequest, usize) -> Script + Send + Sync;
 pub struct Server {
     pub url: String,
     pub seen: Arc<Mutex<Vec<Value>>>,
+    /// Requests in flight; a client that goes away ends its request.
+    pub open: Arc<AtomicUsize>,
+}
+
+/// Counts one request while it lives.
+struct Open(Arc<AtomicUsize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 #[derive(Clone)]
@@ -49,6 +61,7 @@ struct Shared {
     decide: Arc<Decide>,
     seen: Arc<Mutex<Vec<Value>>>,
     barrier: Option<Arc<Barrier>>,
+    open: Arc<AtomicUsize>,
 }
 
 /// Starts a server that decides by the request and by how many requests came before it.
@@ -58,11 +71,13 @@ pub async fn serve(
     decide: impl Fn(&ChatRequest, usize) -> Script + Send + Sync + 'static,
 ) -> Server {
     let seen = Arc::new(Mutex::new(Vec::new()));
+    let open = Arc::new(AtomicUsize::new(0));
     let barrier = barrier.map(|n| Arc::new(Barrier::new(n)));
     let shared = Shared {
         decide: Arc::new(decide),
         seen: seen.clone(),
         barrier,
+        open: open.clone(),
     };
     let app = Router::new()
         .route("/v1/chat/completions", post(answer))
@@ -70,10 +85,12 @@ pub async fn serve(
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}/v1", listener.local_addr().expect("address"));
     tokio::spawn(async move { axum::serve(listener, app).await });
-    Server { url, seen }
+    Server { url, seen, open }
 }
 
 async fn answer(State(shared): State<Shared>, body: Bytes) -> Response {
+    shared.open.fetch_add(1, Ordering::SeqCst);
+    let _open = Open(shared.open.clone());
     let request = match parse_chat(&body) {
         Ok(request) => request,
         Err(e) => {

@@ -4,6 +4,7 @@ use crate::course::{rubric, submissions};
 use crate::fake::{Script, Server, serve};
 use serde_json::{Value, json};
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tandem_grading::{
     Graded, GradingConfig, Job, JobConfig, Progress, Rubric, Status, Submission, grade,
@@ -422,7 +423,7 @@ async fn a_limit_that_may_be_too_low_is_a_warning() {
     );
 }
 
-/// Dropping the run drops its requests; a future that can be sent between threads is needed for that.
+/// Dropping the run drops its requests, and the server sees it.
 #[tokio::test]
 async fn a_dropped_run_stops() {
     let server = serve(Some(3), |request, _| good(request)).await;
@@ -437,6 +438,9 @@ async fn a_dropped_run_stops() {
     }
     running.abort();
     assert!(running.await.expect_err("aborted").is_cancelled());
+    while server.open.load(Ordering::SeqCst) > 0 {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

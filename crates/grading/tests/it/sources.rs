@@ -1,6 +1,7 @@
 //! Reading submissions: kinds, notebooks, encodings, hidden characters, limits, attempts.
 
 use crate::course::{example, submissions, write};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use tandem_grading::{Rubric, Submission, limits, load_submissions, mark_hidden, read_notebook};
 
@@ -144,6 +145,72 @@ fn injections_are_flagged_by_line() {
             ),
             None => assert_eq!(list[0].flags, Vec::<String>::new(), "{text}"),
         }
+    }
+}
+
+#[test]
+fn what_was_not_attempted() {
+    let dir = tempfile::tempdir().unwrap();
+    let template = "\"\"\"Task.\"\"\"\n\ndef mean(xs):\n    # TODO\n    pass\n\nprint(mean([1]))\n";
+    write(dir.path(), "template.py", template.as_bytes());
+    write(dir.path(), "rubric.yaml", crate::course::RUBRIC.as_bytes());
+    let rubric = Rubric::load(&dir.path().join("rubric.yaml")).unwrap();
+    let table = [
+        ("a.py", "", true),
+        ("a.py", "\n  \n", true),
+        (
+            "a.py",
+            "# comment\n'''\nlong\n'''\n\"\"\"doc\"\"\"\npass\n",
+            true,
+        ),
+        ("a.py", template, true),
+        ("a.py", "def mean(xs):\n\tpass  \n# my comment\n", true),
+        ("a.py", "def mean(xs):\n    return sum(xs)\n", false),
+        ("a.py", "print(mean([1]))\ndef mean(xs):\n", false),
+        ("a.py", "\"\"\"x\"\"\"; y = 1", false),
+        ("a.java", "/* a\n b */\n// c\n;\n", true),
+        ("a.java", "/* a */ class A {}", false),
+        ("a.java", "class A {}", false),
+        ("a.js", "// x\n/** y */\n", true),
+        ("a.R", "# only\n#' roxygen\n", true),
+        ("a.R", "x <- 1", false),
+        ("a.Rmd", "---\n# Title\n```{r}\n# todo\n```\n", true),
+    ];
+    for (name, text, expected) in table {
+        let list = submissions(&[(name, text)]);
+        assert_eq!(list[0].is_untouched(&rubric), expected, "{name}: {text:?}");
+    }
+    let cell = |kind: &str, source: &str| json!({"cell_type": kind, "source": source});
+    let notebooks = [
+        (
+            json!([cell("markdown", "# Title"), cell("code", "# x")]),
+            true,
+        ),
+        (json!([cell("markdown", "My answer.")]), false),
+        (json!([cell("code", "x")]), false),
+    ];
+    for (cells, expected) in notebooks {
+        let list = submissions(&[("a.ipynb", &json!({"cells": cells}).to_string())]);
+        assert_eq!(list[0].is_untouched(&rubric), expected, "{cells}");
+    }
+}
+
+proptest! {
+    /// Neither a notebook's shape nor a source's bytes make the readers panic.
+    #[test]
+    fn any_input_is_read_or_refused(text in "\\PC{0,40}", bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let output = json!({"data": {text.clone(): text, "text/plain": [text]}, "traceback": text});
+        let cells = json!([text, {"source": [text], "outputs": [output, {"text": [text]}, text]}]);
+        for value in [json!(text), json!([text, 1]), json!({"cells": text}), json!({"cells": cells})] {
+            let _ = read_notebook(&value.to_string());
+        }
+        let _ = mark_hidden(&text);
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a.py", "a.ipynb", "a.Rmd", "a.java"] {
+            write(dir.path(), name, &bytes);
+            write(dir.path(), &format!("text-{name}"), text.as_bytes());
+        }
+        prop_assert_eq!(load_submissions(&[dir.path().to_owned()]).unwrap().len(), 8);
     }
 }
 
