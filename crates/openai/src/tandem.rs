@@ -67,7 +67,7 @@ pub struct PhasesMs {
     pub tokenize: f64,
     /// Evaluating the prompt on the prefill node.
     pub prefill: f64,
-    /// From the first KV byte sent to the last one acknowledged.
+    /// During which KV was on its way: sent, but not yet acknowledged as applied.
     pub transfer: f64,
     /// The part of the transfer after the last prompt token was computed.
     pub exposed_transfer: f64,
