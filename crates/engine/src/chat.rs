@@ -174,10 +174,10 @@ impl ChatTemplate {
             .enumerate()
             .map(|(i, message)| {
                 let content = format!("{SENTINEL_START}{i}{SENTINEL_END}");
-                Value::from_iter([("role", message.role.clone()), ("content", content)])
+                Value::from_pairs([("role", message.role.clone()), ("content", content)])
             })
             .collect();
-        let variables = Value::from_iter([
+        let variables = Value::from_pairs([
             ("messages", messages),
             ("add_generation_prompt", Value::from(true)),
             ("bos_token", Value::from(self.bos_text.as_str())),

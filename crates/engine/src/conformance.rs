@@ -23,7 +23,9 @@
 //!   shorter than a chunk, prompts of one and two tokens, around and beyond the window};
 //! - `held` at every step;
 //! - sequences prefilled, imported and decoded side by side stay independent;
-//! - misuse is refused and leaves the sequence as it was, or empty;
+//! - misuse is refused and leaves the sequence as it was, or empty, and prefill can go on from
+//!   what `held` says at once: with window layers that is from 0, over full blocks whose window
+//!   never came;
 //! - capacity, [`KvEngine::clear`], [`KvEngine::release`].
 
 mod handoff;

@@ -1,4 +1,9 @@
 //! JSON-schema constrained decoding (llguidance).
+//!
+//! The answer is what the schema accepts, token by token, so it always parses. Two things are up
+//! to the schema: strings and arrays without `maxLength` or `maxItems` may go on until
+//! `max_tokens`, and numbers without bounds may be too large for a reader (`1e999` is JSON).
+//! Control tokens are never part of the JSON; an end token is allowed once it may end.
 
 use std::sync::Arc;
 
