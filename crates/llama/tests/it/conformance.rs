@@ -6,7 +6,10 @@ use tandem_fixtures::Architecture;
 use super::models::engine;
 
 fn run(architecture: Architecture) {
-    tandem_engine::conformance::run(&|| Box::new(engine(architecture)) as Box<dyn KvEngine>);
+    let measured =
+        tandem_engine::conformance::run(&|| Box::new(engine(architecture)) as Box<dyn KvEngine>);
+    // Shown with `--nocapture`: how far batches of several sequences are from single ones.
+    println!("{architecture}: {measured:?}");
 }
 
 #[test]
