@@ -1,1 +1,27 @@
 //! The OpenAI API in front of the nodes: routes, streams, timelines.
+//!
+//! [`run`] serves until told to stop. One task owns the scheduler; requests, pollers and the API
+//! send it messages over a bounded channel. Each request is one task that holds the connections
+//! to its nodes, so that dropping the answer drops them and with them the nodes' work.
+
+mod answer;
+mod api;
+mod attempt;
+mod calls;
+mod cluster;
+mod config;
+mod error;
+mod life;
+pub mod limits;
+mod lines;
+mod overview;
+mod poll;
+mod serve;
+mod timeline;
+mod translate;
+
+pub use config::{Config, ModelConfig, NodeConfig};
+pub use error::{ConfigError, CoordinatorError};
+pub use limits::Limits;
+pub use overview::{ContractSummary, HealthReport, ModelReport, NodeList, NodeReport};
+pub use serve::run;

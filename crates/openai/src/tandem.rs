@@ -65,7 +65,7 @@ pub struct PhasesMs {
     pub queue: f64,
     /// Chat template and tokenizer.
     pub tokenize: f64,
-    /// Evaluating the prompt on the prefill node.
+    /// Evaluating the prompt, on the prefill node or, as far as it fell back, on the decode node.
     pub prefill: f64,
     /// During which KV was on its way: sent, but not yet acknowledged as applied.
     pub transfer: f64,
@@ -73,7 +73,7 @@ pub struct PhasesMs {
     pub exposed_transfer: f64,
     /// Writing received KV into the decode node's cache.
     pub apply: f64,
-    /// From the request's arrival to the first generated token.
+    /// From the prompt's KV being complete on the decode node to the first generated token.
     pub first_token: f64,
     /// From the first generated token to the last.
     pub decode: f64,

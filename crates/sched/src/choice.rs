@@ -95,6 +95,8 @@ impl Scheduler {
             (Prefill::Nobody(reasons), Route::Remote) => {
                 self.prefill_on_itself(decode, model, reasons)
             }
+            // Without other nodes in the configuration there is nothing to tell.
+            (Prefill::Nobody(notes), _) if notes.is_empty() => Ok(Prefill::Nobody(notes)),
             (Prefill::Nobody(mut notes), _) => {
                 notes.push(format!("`{}` prefills by itself", self.nodes[decode].name));
                 Ok(Prefill::Nobody(notes))
@@ -125,7 +127,7 @@ impl Scheduler {
         match ready.into_iter().min_by_key(|&n| self.prefills(n)) {
             Some(node) => Prefill::Node(node, notes),
             None if full => Prefill::Wait,
-            None => Prefill::Nobody(or_none_configured(reasons)),
+            None => Prefill::Nobody(reasons),
         }
     }
 
@@ -139,7 +141,7 @@ impl Scheduler {
         let node = &self.nodes[decode];
         let prefills = matches!(&node.state, NodeState::Up(s) if s.role.prefills());
         if !prefills || !self.models[model].prefill.contains(&decode) {
-            return Err(reasons);
+            return Err(or_none_configured(reasons));
         }
         let capacity = node
             .model(&self.models[model].name)

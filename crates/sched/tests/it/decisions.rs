@@ -260,15 +260,29 @@ fn attempts_have_a_limit() {
 fn a_node_hands_kv_to_itself_only_if_told_to_and_alone() {
     let mut s = Scheduler::new(Topology {
         nodes: strings(&["n"]),
-        models: vec![routes("m", &["n"], &["n"]), routes("one", &["n"], &["n"])],
+        models: vec![
+            routes("m", &["n"], &["n"]),
+            routes("one", &["n"], &["n"]),
+            routes("alone", &[], &["n"]),
+        ],
     });
-    let models = vec![held("m", 3, "t"), held("one", 1, "t")];
+    let models = vec![
+        held("m", 3, "t"),
+        held("one", 1, "t"),
+        held("alone", 9, "t"),
+    ];
     tell(&mut s, up("n", status(Role::Both, models)));
-    assert_eq!(plan(&mut s, "a", "m", Route::Auto).prefill, None);
+    let found = plan(&mut s, "a", "m", Route::Auto);
+    assert_eq!((found.prefill, found.notes), (None, Vec::new()));
     let found = plan(&mut s, "b", "m", Route::Remote);
     assert_eq!(found.prefill.as_deref(), Some("n"));
     assert!(found.notes[0].contains("to itself"));
     check(&mut s, submit("c", "m", Route::Local), &["c?0"]);
+    let reason = rejection(&mut s, "alone", Route::Remote).to_string();
+    assert!(
+        reason.ends_with("no other node is configured for it"),
+        "{reason}"
+    );
     let reason = rejection(&mut s, "one", Route::Remote).to_string();
     assert!(reason.contains("needs 2"), "{reason}");
 }

@@ -1,0 +1,237 @@
+//! The routes of the public API.
+
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::BytesMut;
+use futures_util::StreamExt;
+use tandem_openai::limits::MAX_BODY_BYTES;
+use tandem_openai::{ApiError, ModelList, TandemOptions, parse_chat, parse_completion};
+use tandem_proto::{Format, Generation, Prompt};
+
+use crate::answer::{self, Api, Frame, Refusal};
+use crate::life::{Job, Service};
+use crate::limits::MAX_DROPPED_BYTES;
+use crate::{overview, translate};
+
+/// What the handlers share.
+pub(crate) struct Server {
+    service: Arc<Service>,
+    /// Makes ids of different runs of the coordinator differ.
+    run: u64,
+    requests: AtomicU64,
+    /// When the coordinator started, in seconds since 1970.
+    started: u64,
+}
+
+/// The routes.
+pub(crate) fn router(service: Arc<Service>) -> Router {
+    let server = Server {
+        service,
+        // The standard library's only source of random bits.
+        run: std::hash::RandomState::new().build_hasher().finish(),
+        requests: AtomicU64::new(0),
+        started: now(),
+    };
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completion))
+        .route("/v1/models", get(models))
+        .route("/v1/nodes", get(nodes))
+        .route("/health", get(health))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(Arc::new(server))
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |d| d.as_secs())
+}
+
+impl Server {
+    fn next_id(&self) -> String {
+        let n = self.requests.fetch_add(1, Ordering::Relaxed);
+        format!("req-{:016x}-{n}", self.run)
+    }
+}
+
+async fn chat(
+    State(server): State<Arc<Server>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let body = read_body(&server.service, &headers, body).await?;
+    let request = parse_chat(&body)?;
+    drop(body);
+    let asked = Asked {
+        api: Api::Chat,
+        generation: translate::generation(
+            &request.sampling,
+            translate::format(&request.response_format),
+        ),
+        prompt: translate::chat_prompt(&request),
+        prompt_field: "messages",
+        model: request.model,
+        stream: request.stream,
+        include_usage: request.stream_options.include_usage,
+        options: request.tandem,
+    };
+    respond(&server, asked).await
+}
+
+async fn completion(
+    State(server): State<Arc<Server>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let body = read_body(&server.service, &headers, body).await?;
+    let request = parse_completion(&body)?;
+    drop(body);
+    let asked = Asked {
+        api: Api::Completion,
+        generation: translate::generation(&request.sampling, Format::Text),
+        prompt: translate::completion_prompt(&request),
+        prompt_field: "prompt",
+        model: request.model,
+        stream: request.stream,
+        include_usage: request.stream_options.include_usage,
+        options: request.tandem,
+    };
+    respond(&server, asked).await
+}
+
+/// A request of either API.
+struct Asked {
+    api: Api,
+    model: String,
+    prompt: Prompt,
+    prompt_field: &'static str,
+    generation: Generation,
+    stream: bool,
+    include_usage: bool,
+    options: TandemOptions,
+}
+
+async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
+    let id = server.next_id();
+    let prefix = match asked.api {
+        Api::Chat => "chatcmpl",
+        Api::Completion => "cmpl",
+    };
+    let frame = Frame {
+        api: asked.api,
+        id: format!("{prefix}-{id}"),
+        created: now(),
+        model: asked.model.clone(),
+        include_usage: asked.include_usage,
+    };
+    let job = Job {
+        id,
+        model: asked.model,
+        prompt: asked.prompt,
+        prompt_field: asked.prompt_field,
+        generation: asked.generation,
+        route: translate::route(asked.options.route),
+        return_tokens: asked.options.return_tokens,
+    };
+    let service = Arc::clone(&server.service);
+    if asked.stream {
+        answer::streamed(service, job, frame).await
+    } else {
+        answer::whole(service, job, frame).await
+    }
+}
+
+/// Reads a body of bounded size in bounded time. What is too much is read too, up to a limit,
+/// because a client that is still sending may not see the refusal.
+async fn read_body(
+    service: &Service,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<BytesMut, ApiError> {
+    let length = headers.get(header::CONTENT_LENGTH);
+    let length = length.and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|n| n > MAX_BODY_BYTES + MAX_DROPPED_BYTES) {
+        return Err(ApiError::too_large(MAX_BODY_BYTES));
+    }
+    let reading = async {
+        let mut stream = body.into_data_stream();
+        let mut kept = BytesMut::new();
+        let mut total = 0;
+        while let Some(bytes) = stream.next().await {
+            let bytes = bytes
+                .map_err(|_| ApiError::malformed("the request body broke off before its end"))?;
+            total += bytes.len();
+            if total > MAX_BODY_BYTES + MAX_DROPPED_BYTES {
+                break;
+            }
+            if total <= MAX_BODY_BYTES {
+                kept.extend_from_slice(&bytes);
+            }
+        }
+        if total > MAX_BODY_BYTES {
+            return Err(ApiError::too_large(MAX_BODY_BYTES));
+        }
+        Ok(kept)
+    };
+    let limit = service.config.limits.body;
+    let read = tokio::time::timeout(limit, reading).await;
+    read.unwrap_or_else(|_| {
+        let message = format!(
+            "the request body did not arrive within {} s",
+            limit.as_secs_f64()
+        );
+        Err(ApiError::new(
+            408,
+            "invalid_request_error",
+            None,
+            None,
+            message,
+        ))
+    })
+}
+
+async fn models(State(server): State<Arc<Server>>) -> Json<ModelList> {
+    let models = &server.service.config.models;
+    let names = models.iter().map(|m| m.name.as_str());
+    Json(ModelList::new(names, server.started))
+}
+
+async fn nodes(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
+    let look = server.service.cluster.look().await?;
+    Ok(Json(overview::nodes(&server.service.config, &look)).into_response())
+}
+
+async fn health(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
+    let look = server.service.cluster.look().await?;
+    let report = overview::health(&look);
+    let status = if report.reasons.is_empty() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    Ok((status, Json(report)).into_response())
+}
+
+async fn unknown_path() -> Refusal {
+    let message = "there is nothing here; see /v1/chat/completions, /v1/completions, /v1/models, \
+                   /v1/nodes and /health";
+    let kind = "invalid_request_error";
+    Refusal(ApiError::new(404, kind, None, Some("unknown_url"), message))
+}
+
+async fn wrong_method() -> Refusal {
+    let message = "this path does not take this method; POST to the completions, GET the others";
+    let (kind, code) = ("invalid_request_error", Some("method_not_allowed"));
+    Refusal(ApiError::new(405, kind, None, code, message))
+}

@@ -1,0 +1,305 @@
+//! One attempt at a request: a decode node, beside it a prefill node, until the answer is complete.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tandem_openai::{ApiError, FinishReason};
+use tandem_proto::{
+    ErrorCode, GenerateEvent, GenerateRequest, NodeError, PrefillEvent, PrefillMode,
+    PrefillRequest, PrefillSummary, Ticket,
+};
+use tandem_sched::{Failure, Plan};
+
+use crate::calls::{CallError, Calls};
+use crate::cluster::Slot;
+use crate::config::{Config, split_address};
+use crate::life::{Job, Sink};
+use crate::timeline::{PrefillTimes, Timeline};
+use crate::translate;
+
+/// The end of a prefill: its times, or why there are none.
+type PrefillEnd = Result<PrefillTimes, String>;
+type Prefilling = Pin<Box<dyn Future<Output = PrefillEnd> + Send>>;
+
+/// Why an attempt has no answer.
+pub(crate) enum AttemptError {
+    /// The decode node failed; another one may succeed.
+    Node { failure: Failure, message: String },
+    /// No node can do better.
+    Final(ApiError),
+}
+
+/// A complete answer.
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: FinishReason,
+    pub(crate) timeline: Timeline,
+}
+
+/// What an attempt works with.
+pub(crate) struct Attempt<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) calls: &'a Calls,
+    pub(crate) job: &'a Job,
+    pub(crate) plan: &'a Plan,
+    pub(crate) slot: &'a Slot,
+    pub(crate) sink: &'a mut Sink,
+    /// Notes for a person; survive the attempt.
+    pub(crate) events: &'a mut Vec<String>,
+}
+
+/// What an attempt has seen so far.
+#[derive(Default)]
+struct Progress {
+    opened: bool,
+    prefilled: bool,
+    text: String,
+    tokens: Vec<u32>,
+    timeline: Timeline,
+    prefill: Option<Prefilling>,
+}
+
+impl Attempt<'_> {
+    /// Runs until the answer is complete or the decode node has failed.
+    pub(crate) async fn run(mut self) -> Result<Answer, AttemptError> {
+        let request = self.request();
+        let valid = request.validate();
+        valid
+            .map_err(|e| AttemptError::Final(translate::bad_request(&e, self.job.prompt_field)))?;
+        let address = self.config.address(&self.plan.decode);
+        let started = self.calls.generate(address, &request).await;
+        drop(request);
+        let mut lines = started.map_err(|e| self.failed(e))?;
+        let mut progress = Progress::default();
+        loop {
+            let event = tokio::select! {
+                event = lines.next() => event.map_err(|e| self.failed(e))?,
+                end = ended(&mut progress.prefill) => {
+                    self.prefill_ended(end, progress.prefilled, &mut progress.timeline).await;
+                    continue;
+                }
+            };
+            if let Some(finish) = self.take(event, &mut progress).await? {
+                self.await_prefill(&mut progress).await;
+                return Ok(Answer {
+                    text: progress.text,
+                    tokens: progress.tokens,
+                    finish,
+                    timeline: progress.timeline,
+                });
+            }
+        }
+    }
+
+    fn request(&self) -> GenerateRequest {
+        let prefill = match self.plan.prefill {
+            Some(_) => PrefillMode::Remote,
+            None => PrefillMode::Local,
+        };
+        GenerateRequest {
+            request: self.job.id.clone(),
+            model: self.job.model.clone(),
+            prompt: self.job.prompt.clone(),
+            generation: self.job.generation.clone(),
+            prefill,
+            chunk: self.config.chunk,
+        }
+    }
+
+    /// Takes in one event; the reason of the end if it was the last.
+    async fn take(
+        &mut self,
+        event: GenerateEvent,
+        progress: &mut Progress,
+    ) -> Result<Option<FinishReason>, AttemptError> {
+        let in_order = match event {
+            GenerateEvent::Beat | GenerateEvent::Failed(_) => true,
+            GenerateEvent::Opened { .. } => !progress.opened,
+            _ => progress.opened,
+        };
+        if !in_order {
+            let broken = "sent its events in the wrong order".to_owned();
+            return Err(self.failed(CallError::Broken(broken)));
+        }
+        match event {
+            GenerateEvent::Beat => {}
+            GenerateEvent::Failed(error) => return Err(self.failed(CallError::Refused(error))),
+            GenerateEvent::Opened {
+                prompt_tokens,
+                tokens,
+                ticket,
+                tokenize_ms,
+            } => {
+                progress.opened = true;
+                progress.timeline.prompt_tokens = prompt_tokens;
+                progress.timeline.tokenize_ms = tokenize_ms;
+                progress.prefill = self.start_prefill(tokens, ticket).await;
+                self.sink.opened().await.map_err(AttemptError::Final)?;
+            }
+            GenerateEvent::Prefilled(summary) => {
+                progress.prefilled = true;
+                self.note_fallback(&summary);
+                progress.timeline.summary = summary;
+            }
+            GenerateEvent::Token { id, text } => {
+                progress.tokens.push(id);
+                progress.text.push_str(&text);
+                self.sink.text(text).await.map_err(AttemptError::Final)?;
+            }
+            GenerateEvent::Done {
+                finish_reason,
+                generated_tokens,
+                first_token_ms,
+                decode_ms,
+            } => {
+                progress.timeline.generated_tokens = generated_tokens;
+                progress.timeline.first_token_ms = first_token_ms;
+                progress.timeline.decode_ms = decode_ms;
+                return Ok(Some(translate::finish(finish_reason)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The prefill as a future of its own; `None` if there is nothing to prefill elsewhere.
+    async fn start_prefill(
+        &mut self,
+        tokens: Option<Vec<u32>>,
+        ticket: Option<Ticket>,
+    ) -> Option<Prefilling> {
+        let node = self.plan.prefill.as_ref()?;
+        let (Some(tokens), Some(ticket)) = (tokens, ticket) else {
+            // A prompt of one token leaves nothing to prefill.
+            self.slot.prefill_ended().await;
+            return None;
+        };
+        let host = split_address(self.config.address(&self.plan.decode)).map_or("", |(h, _)| h);
+        let request = PrefillRequest {
+            request: self.job.id.clone(),
+            model: self.job.model.clone(),
+            tokens,
+            chunk: self.config.chunk,
+            target: format!("{host}:{}", ticket.port),
+            ticket: ticket.secret,
+            handoff: ticket.handoff,
+        };
+        let address = self.config.address(node).to_owned();
+        Some(Box::pin(prefill(self.calls.clone(), address, request)))
+    }
+
+    /// Notes how the prefill ended. If it failed, the decode node is told, so that it computes
+    /// what is missing at once instead of waiting for it.
+    async fn prefill_ended(&mut self, end: PrefillEnd, prefilled: bool, timeline: &mut Timeline) {
+        self.slot.prefill_ended().await;
+        let node = self.plan.prefill.as_deref().unwrap_or_default();
+        let reason = match end {
+            Ok(times) => {
+                timeline.prefill = times;
+                return;
+            }
+            Err(reason) => format!("prefill node `{node}` {reason}"),
+        };
+        tracing::warn!(request = self.job.id, reason, "prefill failed");
+        if !prefilled {
+            let address = self.config.address(&self.plan.decode);
+            let told = self
+                .calls
+                .prefill_failed(address, &self.job.id, &reason)
+                .await;
+            if let Err(error) = told {
+                // The decode node finds out by itself; if it is gone, its stream says so.
+                tracing::warn!(request = self.job.id, %error, "decode node not told");
+            }
+        }
+        self.note(reason);
+    }
+
+    /// The answer is complete; the prefill node's account may still be on its way.
+    async fn await_prefill(&mut self, progress: &mut Progress) {
+        let limit = self.config.limits.prefill_report;
+        let Some(prefill) = progress.prefill.take() else {
+            return;
+        };
+        let end = tokio::time::timeout(limit, prefill).await;
+        let end = end.unwrap_or_else(|_| Err(late(limit)));
+        self.prefill_ended(end, true, &mut progress.timeline).await;
+    }
+
+    fn note_fallback(&mut self, summary: &PrefillSummary) {
+        if let Some(reason) = &summary.fallback {
+            let (node, tokens) = (&self.plan.decode, summary.local_tokens);
+            self.note(format!(
+                "decode node `{node}` prefilled {tokens} tokens itself: {reason}"
+            ));
+        }
+    }
+
+    fn note(&mut self, event: String) {
+        self.events.push(event);
+    }
+
+    fn failed(&self, error: CallError) -> AttemptError {
+        let failure = match &error {
+            CallError::Refused(refusal) => match refusal.code {
+                ErrorCode::InvalidRequest | ErrorCode::ContextLength => {
+                    return AttemptError::Final(self.bad_request(refusal));
+                }
+                ErrorCode::Busy => Failure::Busy,
+                _ => Failure::Refused,
+            },
+            _ => Failure::Lost,
+        };
+        let message = format!("decode node `{}` {error}", self.plan.decode);
+        AttemptError::Node { failure, message }
+    }
+
+    fn bad_request(&self, error: &NodeError) -> ApiError {
+        translate::bad_request(error, self.job.prompt_field)
+    }
+}
+
+fn late(limit: Duration) -> String {
+    format!(
+        "had not told its times {} s after the answer was complete",
+        limit.as_secs_f64()
+    )
+}
+
+/// Waits for the end of a prefill, for ever if there is none.
+async fn ended(prefill: &mut Option<Prefilling>) -> PrefillEnd {
+    match prefill {
+        None => std::future::pending().await,
+        Some(running) => {
+            let end = running.await;
+            *prefill = None;
+            end
+        }
+    }
+}
+
+/// Runs a prefill to its end. The error reads as the end of a sentence that begins with the node.
+async fn prefill(calls: Calls, address: String, request: PrefillRequest) -> PrefillEnd {
+    let started = calls.prefill(&address, &request).await;
+    drop(request);
+    let mut lines = started.map_err(|e| e.to_string())?;
+    loop {
+        match lines.next().await.map_err(|e| e.to_string())? {
+            PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat => {}
+            PrefillEvent::Failed(error) => return Err(format!("failed: {error}")),
+            PrefillEvent::Done {
+                prefill_ms,
+                transfer_ms,
+                exposed_transfer_ms,
+                ..
+            } => {
+                return Ok(PrefillTimes {
+                    prefill_ms,
+                    transfer_ms,
+                    exposed_transfer_ms,
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The task that owns the scheduler, and how everyone else speaks to it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tandem_openai::ApiError;
+use tandem_sched::{Action, Event, Failure, NodeView, Plan, Rejection, Route, Scheduler};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use crate::limits::{MAX_DECISIONS, MAX_MESSAGES, MAX_REQUESTS};
+
+/// What is said to the owner.
+enum Message {
+    Event(Event),
+    Submit {
+        request: String,
+        model: String,
+        route: Route,
+        decisions: mpsc::Sender<Decision>,
+    },
+    Look(oneshot::Sender<Look>),
+}
+
+/// What the scheduler knows at one moment.
+pub(crate) struct Look {
+    pub(crate) nodes: Vec<NodeView>,
+    pub(crate) unavailable: Vec<Rejection>,
+    pub(crate) queued: HashMap<String, usize>,
+}
+
+/// What is to become of a request.
+pub(crate) enum Decision {
+    Start(Plan),
+    Reject(Rejection),
+}
+
+/// Speaks to the owner.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    messages: mpsc::Sender<Message>,
+    open: Arc<Semaphore>,
+}
+
+/// The owner; [`Owner::run`] is its task.
+pub(crate) struct Owner {
+    scheduler: Scheduler,
+    models: Vec<String>,
+    messages: mpsc::Receiver<Message>,
+    waiting: HashMap<String, mpsc::Sender<Decision>>,
+}
+
+/// A submitted request. Dropping it frees what the request holds.
+pub(crate) struct Slot {
+    request: String,
+    decisions: mpsc::Receiver<Decision>,
+    messages: mpsc::Sender<Message>,
+    /// A place in the channel, so that the end can be told without waiting.
+    end: Option<mpsc::OwnedPermit<Message>>,
+    finished: bool,
+    _open: OwnedSemaphorePermit,
+}
+
+/// The owner of this scheduler, which offers these models, and the way to speak to it.
+pub(crate) fn cluster(scheduler: Scheduler, models: Vec<String>) -> (Cluster, Owner) {
+    // Each open request reserves one place; the others are for all other messages.
+    let (messages, receiver) = mpsc::channel(MAX_REQUESTS + MAX_MESSAGES);
+    let owner = Owner {
+        scheduler,
+        models,
+        messages: receiver,
+        waiting: HashMap::new(),
+    };
+    let open = Arc::new(Semaphore::new(MAX_REQUESTS));
+    (Cluster { messages, open }, owner)
+}
+
+fn stopping() -> ApiError {
+    ApiError::unavailable("the coordinator is stopping")
+}
+
+impl Cluster {
+    /// Tells the scheduler about a node.
+    pub(crate) async fn tell(&self, event: Event) {
+        // Without an owner the coordinator is stopping and nobody needs to know.
+        let _ = self.messages.send(Message::Event(event)).await;
+    }
+
+    /// What the scheduler knows now.
+    pub(crate) async fn look(&self) -> Result<Look, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.messages.send(Message::Look(reply)).await;
+        sent.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())
+    }
+
+    /// Submits a request.
+    pub(crate) async fn submit(
+        &self,
+        request: String,
+        model: String,
+        route: Route,
+    ) -> Result<Slot, ApiError> {
+        let open = Arc::clone(&self.open).try_acquire_owned().map_err(|_| {
+            ApiError::busy(format!(
+                "{MAX_REQUESTS} requests are open already; send this one again later"
+            ))
+        })?;
+        let end = self.messages.clone().reserve_owned().await;
+        let end = end.map_err(|_| stopping())?;
+        let (decisions, receiver) = mpsc::channel(MAX_DECISIONS);
+        let submit = Message::Submit {
+            request: request.clone(),
+            model,
+            route,
+            decisions,
+        };
+        let sent = self.messages.send(submit).await;
+        sent.map_err(|_| stopping())?;
+        Ok(Slot {
+            request,
+            decisions: receiver,
+            messages: self.messages.clone(),
+            end: Some(end),
+            finished: false,
+            _open: open,
+        })
+    }
+}
+
+impl Slot {
+    /// Waits for the next decision about the request.
+    pub(crate) async fn decision(&mut self) -> Result<Decision, ApiError> {
+        self.decisions.recv().await.ok_or_else(stopping)
+    }
+
+    /// The prefill node is done with the request.
+    pub(crate) async fn prefill_ended(&self) {
+        let request = self.request.clone();
+        self.tell(Event::PrefillEnded { request }).await;
+    }
+
+    /// The decode node failed; with `retry` a further decision follows.
+    pub(crate) async fn decode_failed(&self, node: &str, failure: Failure, retry: bool) {
+        self.tell(Event::DecodeFailed {
+            request: self.request.clone(),
+            node: node.to_owned(),
+            failure,
+            retry,
+        })
+        .await;
+    }
+
+    /// The request is answered.
+    pub(crate) fn finish(mut self) {
+        self.finished = true;
+    }
+
+    async fn tell(&self, event: Event) {
+        let _ = self.messages.send(Message::Event(event)).await;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let request = std::mem::take(&mut self.request);
+        let event = if self.finished {
+            Event::Finished { request }
+        } else {
+            Event::Cancel { request }
+        };
+        if let Some(end) = self.end.take() {
+            end.send(Message::Event(event));
+        }
+    }
+}
+
+impl Owner {
+    /// Handles one message after the other until nobody can send any more.
+    pub(crate) async fn run(mut self) {
+        let mut actions = Vec::new();
+        while let Some(message) = self.messages.recv().await {
+            let event = match message {
+                Message::Event(event) => event,
+                Message::Look(reply) => {
+                    // Who asked may have gone.
+                    let _ = reply.send(self.look());
+                    continue;
+                }
+                Message::Submit {
+                    request,
+                    model,
+                    route,
+                    decisions,
+                } => {
+                    self.waiting.insert(request.clone(), decisions);
+                    Event::Submit {
+                        request,
+                        model,
+                        route,
+                    }
+                }
+            };
+            if let Event::Cancel { request } | Event::Finished { request } = &event {
+                self.waiting.remove(request);
+            }
+            self.scheduler.handle(event, &mut actions);
+            for action in actions.drain(..) {
+                self.perform(action);
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        let (request, decision) = match action {
+            Action::Queued { request, before } => {
+                tracing::debug!(request, before, "queued");
+                return;
+            }
+            Action::Start { request, plan } => {
+                tracing::info!(request, plan = plan.reason, "start");
+                (request, Decision::Start(plan))
+            }
+            Action::Reject { request, reason } => {
+                tracing::info!(request, %reason, "rejected");
+                (request, Decision::Reject(reason))
+            }
+        };
+        if let Some(decisions) = self.waiting.get(&request) {
+            // If the request has gone, its end is on the way.
+            let _ = decisions.try_send(decision);
+        }
+    }
+
+    fn look(&self) -> Look {
+        let queued = |m: &String| (m.clone(), self.scheduler.queued(m));
+        Look {
+            nodes: self.scheduler.nodes(),
+            unavailable: self.scheduler.unavailable(),
+            queued: self.models.iter().map(queued).collect(),
+        }
+    }
+}

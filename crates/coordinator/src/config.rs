@@ -1,0 +1,188 @@
+//! Which nodes there are and which may serve which model.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use tandem_kv::limits::MAX_CHUNK_TOKENS;
+use tandem_sched::{ModelRoutes, Topology};
+
+use crate::error::ConfigError;
+use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
+
+/// What the coordinator works with.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The nodes.
+    pub nodes: Vec<NodeConfig>,
+    /// The models that are offered.
+    pub models: Vec<ModelConfig>,
+    /// Tokens per chunk of every prefill.
+    #[serde(default = "default_chunk")]
+    pub chunk: u32,
+    /// Waits; not part of a configuration file.
+    #[serde(skip)]
+    pub limits: Limits,
+}
+
+/// One node.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    /// Name in routes and answers.
+    pub name: String,
+    /// Where its control API listens, `host:port`. Other nodes reach it at the same host.
+    pub address: String,
+}
+
+/// One model. The order of nodes decides between equally loaded ones.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Name under which requests ask for it and nodes hold it.
+    pub name: String,
+    /// Names of nodes that may prefill it for others; none: the decode node prefills.
+    #[serde(default)]
+    pub prefill: Vec<String>,
+    /// Names of nodes that may decode it.
+    pub decode: Vec<String>,
+}
+
+const fn default_chunk() -> u32 {
+    Config::DEFAULT_CHUNK
+}
+
+impl Config {
+    /// Tokens per chunk if the configuration does not say.
+    pub const DEFAULT_CHUNK: u32 = 512;
+
+    /// A configuration with default chunk and limits.
+    #[must_use]
+    pub fn new(nodes: Vec<NodeConfig>, models: Vec<ModelConfig>) -> Self {
+        Self {
+            nodes,
+            models,
+            chunk: Self::DEFAULT_CHUNK,
+            limits: Limits::default(),
+        }
+    }
+
+    /// Checks every key.
+    ///
+    /// # Errors
+    /// Names the first key at fault and the mend.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        check_count("nodes", self.nodes.len(), MAX_NODES)?;
+        check_count("models", self.models.len(), MAX_MODELS)?;
+        let mut names = BTreeSet::new();
+        let mut addresses = BTreeSet::new();
+        for (i, node) in self.nodes.iter().enumerate() {
+            check_name(format!("nodes[{i}].name"), &node.name, &mut names)?;
+            let key = format!("nodes[{i}].address");
+            if split_address(&node.address).is_none() {
+                let problem = format!(
+                    "is \"{}\": write host:port, such as 192.168.1.5:7001",
+                    node.address
+                );
+                return Err(ConfigError { key, problem });
+            }
+            if !addresses.insert(&node.address) {
+                let problem = format!("repeats the address \"{}\"", node.address);
+                return Err(ConfigError { key, problem });
+            }
+        }
+        let mut models = BTreeSet::new();
+        for (i, model) in self.models.iter().enumerate() {
+            check_name(format!("models[{i}].name"), &model.name, &mut models)?;
+            check_nodes(&format!("models[{i}].prefill"), &model.prefill, &names)?;
+            check_nodes(&format!("models[{i}].decode"), &model.decode, &names)?;
+            if model.decode.is_empty() {
+                let (key, problem) = (
+                    format!("models[{i}].decode"),
+                    "is empty: name at least one node".to_owned(),
+                );
+                return Err(ConfigError { key, problem });
+            }
+        }
+        if self.chunk == 0 || self.chunk > MAX_CHUNK_TOKENS {
+            return Err(ConfigError {
+                key: "chunk".to_owned(),
+                problem: format!("is {}, allowed are 1 to {MAX_CHUNK_TOKENS}", self.chunk),
+            });
+        }
+        Ok(())
+    }
+
+    /// The same for the scheduler.
+    pub(crate) fn topology(&self) -> Topology {
+        let routes = |m: &ModelConfig| ModelRoutes {
+            name: m.name.clone(),
+            prefill: m.prefill.clone(),
+            decode: m.decode.clone(),
+        };
+        Topology {
+            nodes: self.nodes.iter().map(|n| n.name.clone()).collect(),
+            models: self.models.iter().map(routes).collect(),
+        }
+    }
+
+    /// The address of a configured node; empty for another one.
+    pub(crate) fn address(&self, name: &str) -> &str {
+        let found = self.nodes.iter().find(|n| n.name == name);
+        found.map_or("", |n| &n.address)
+    }
+}
+
+/// Host and port of `host:port`; an IPv6 host is in brackets and keeps them.
+pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|&p| p != 0)?;
+    let inner = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').filter(|h| h.contains(':'))?,
+        None => Some(host).filter(|h| !h.contains(':'))?,
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%');
+    (!inner.is_empty() && inner.chars().all(plain)).then_some((host, port))
+}
+
+fn check_count(key: &str, count: usize, max: usize) -> Result<(), ConfigError> {
+    if count == 0 || count > max {
+        return Err(ConfigError {
+            key: key.to_owned(),
+            problem: format!("has {count} entries, allowed are 1 to {max}"),
+        });
+    }
+    Ok(())
+}
+
+fn check_name<'a>(
+    key: String,
+    name: &'a str,
+    seen: &mut BTreeSet<&'a str>,
+) -> Result<(), ConfigError> {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+        let problem = format!("must have 1 to {MAX_NAME_BYTES} bytes");
+        return Err(ConfigError { key, problem });
+    }
+    if !seen.insert(name) {
+        let problem = format!("repeats the name \"{name}\": names must differ");
+        return Err(ConfigError { key, problem });
+    }
+    Ok(())
+}
+
+fn check_nodes(key: &str, nodes: &[String], known: &BTreeSet<&str>) -> Result<(), ConfigError> {
+    let mut seen = BTreeSet::new();
+    for (i, node) in nodes.iter().enumerate() {
+        let problem = if !known.contains(node.as_str()) {
+            format!("names unknown node \"{node}\": add it under nodes or correct the name")
+        } else if !seen.insert(node) {
+            format!("names node \"{node}\" twice")
+        } else {
+            continue;
+        };
+        let key = format!("{key}[{i}]");
+        return Err(ConfigError { key, problem });
+    }
+    Ok(())
+}

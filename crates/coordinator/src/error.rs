@@ -1,0 +1,25 @@
+//! Why the coordinator does not run.
+
+/// A key of the configuration that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}` {problem}")]
+pub struct ConfigError {
+    /// The key, such as `models[1].decode[0]`.
+    pub key: String,
+    /// What is wrong with its value, and the mend.
+    pub problem: String,
+}
+
+/// Why the coordinator stopped or did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum CoordinatorError {
+    /// The configuration cannot be used.
+    #[error("configuration: {0}")]
+    Config(#[from] ConfigError),
+    /// The HTTP client for the nodes could not be made.
+    #[error("cannot make the HTTP client for the nodes: {0}")]
+    Client(#[source] reqwest::Error),
+    /// The listener failed.
+    #[error("cannot serve: {0}")]
+    Serve(#[source] std::io::Error),
+}

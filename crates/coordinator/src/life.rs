@@ -1,0 +1,239 @@
+//! The life of a request: wait for a plan, attempt it, start over elsewhere, tell the outcome.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tandem_openai::{ApiError, FinishReason, TandemInfo, Usage};
+use tandem_proto::{Generation, Prompt};
+use tandem_sched::{Failure, Route};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::attempt::{Answer, Attempt, AttemptError};
+use crate::calls::Calls;
+use crate::cluster::{Cluster, Decision};
+use crate::config::Config;
+use crate::translate;
+
+/// What all requests share.
+pub(crate) struct Service {
+    pub(crate) config: Config,
+    pub(crate) calls: Calls,
+    pub(crate) cluster: Cluster,
+    /// Ends all requests when the coordinator stops.
+    pub(crate) stop: CancellationToken,
+}
+
+/// A request, translated.
+pub(crate) struct Job {
+    pub(crate) id: String,
+    pub(crate) model: String,
+    pub(crate) prompt: Prompt,
+    /// Field of the public request that holds the prompt, for messages.
+    pub(crate) prompt_field: &'static str,
+    pub(crate) generation: Generation,
+    pub(crate) route: Route,
+    pub(crate) return_tokens: bool,
+}
+
+/// A request that is answered.
+pub(crate) struct Outcome {
+    /// The whole text, also if it was streamed.
+    pub(crate) text: String,
+    pub(crate) finish: FinishReason,
+    pub(crate) usage: Usage,
+    pub(crate) info: TandemInfo,
+}
+
+/// A part of a streamed answer.
+pub(crate) enum Piece {
+    /// A node has taken the request on.
+    Opened,
+    /// More text.
+    Text(String),
+    /// Last: the answer is complete.
+    Done(Box<Outcome>),
+    /// Last: there is no (further) answer.
+    Failed(ApiError),
+}
+
+/// Where the pieces of an answer go; nowhere if it is wanted whole.
+pub(crate) struct Sink {
+    pieces: Option<mpsc::Sender<Piece>>,
+    stall: Duration,
+    opened: bool,
+    /// The client has seen text, so the request cannot start over.
+    begun: bool,
+}
+
+impl Sink {
+    pub(crate) fn new(pieces: Option<mpsc::Sender<Piece>>, stall: Duration) -> Self {
+        Self {
+            pieces,
+            stall,
+            opened: false,
+            begun: false,
+        }
+    }
+
+    /// Tells once that a node has taken the request on.
+    pub(crate) async fn opened(&mut self) -> Result<(), ApiError> {
+        if std::mem::replace(&mut self.opened, true) {
+            return Ok(());
+        }
+        self.send(Piece::Opened).await
+    }
+
+    /// Passes text on; an empty one is left out.
+    pub(crate) async fn text(&mut self, text: String) -> Result<(), ApiError> {
+        if text.is_empty() || self.pieces.is_none() {
+            return Ok(());
+        }
+        self.begun = true;
+        self.send(Piece::Text(text)).await
+    }
+
+    async fn send(&self, piece: Piece) -> Result<(), ApiError> {
+        let Some(pieces) = &self.pieces else {
+            return Ok(());
+        };
+        let sent = tokio::time::timeout(self.stall, pieces.send(piece)).await;
+        let seconds = self.stall.as_secs_f64();
+        match sent {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(ApiError::internal("the client has gone")),
+            Err(_) => Err(ApiError::internal(format!(
+                "the client left the answer unread for {seconds} s"
+            ))),
+        }
+    }
+}
+
+/// Runs a request to its end, or until the coordinator stops.
+pub(crate) async fn answer(
+    service: &Service,
+    job: &Job,
+    sink: &mut Sink,
+) -> Result<Outcome, ApiError> {
+    let result = tokio::select! {
+        result = live(service, job, sink) => result,
+        () = service.stop.cancelled() => Err(ApiError::unavailable("the coordinator is stopping")),
+    };
+    match &result {
+        Ok(outcome) => {
+            let info = &outcome.info;
+            tracing::info!(
+                request = job.id,
+                mode = info.mode,
+                prompt_tokens = info.prompt_tokens,
+                generated_tokens = info.generated_tokens,
+                handoff_bytes = info.handoff_bytes,
+                phases = ?info.phases_ms,
+                "answered"
+            );
+        }
+        Err(error) => tracing::warn!(request = job.id, %error, "not answered"),
+    }
+    result
+}
+
+/// Runs a request to its end and sends what happens; for a streamed answer.
+pub(crate) async fn stream(service: Arc<Service>, job: Job, pieces: mpsc::Sender<Piece>) {
+    let stall = service.config.limits.client_stall;
+    let mut sink = Sink::new(Some(pieces), stall);
+    let last = match answer(&service, &job, &mut sink).await {
+        Ok(outcome) => Piece::Done(Box::new(outcome)),
+        Err(error) => Piece::Failed(error),
+    };
+    // If the client has gone, nobody is left to be told.
+    let _ = sink.send(last).await;
+}
+
+async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, ApiError> {
+    let cluster = &service.cluster;
+    let mut slot = cluster
+        .submit(job.id.clone(), job.model.clone(), job.route)
+        .await?;
+    let mut queue = Duration::ZERO;
+    let mut busy = 0_u32;
+    let mut events = Vec::new();
+    let mut last_failure = None;
+    loop {
+        let waiting = Instant::now();
+        let decision = slot.decision().await?;
+        queue += waiting.elapsed();
+        let plan = match decision {
+            Decision::Start(plan) => plan,
+            Decision::Reject(reason) => return Err(after(last_failure, &reason)),
+        };
+        let mut attempt_events = plan.notes.clone();
+        let attempt = Attempt {
+            config: &service.config,
+            calls: &service.calls,
+            job,
+            plan: &plan,
+            slot: &slot,
+            sink,
+            events: &mut attempt_events,
+        };
+        match attempt.run().await {
+            Ok(answer) => {
+                slot.finish();
+                events.extend(busy_note(busy));
+                events.append(&mut attempt_events);
+                return Ok(outcome(job, answer, |timeline| {
+                    timeline.info(&job.id, &plan, queue, events)
+                }));
+            }
+            Err(AttemptError::Final(error)) => return Err(error),
+            Err(AttemptError::Node { failure, message }) => {
+                let retry = !sink.begun;
+                tracing::warn!(request = job.id, message, retry, "decode failed");
+                slot.decode_failed(&plan.decode, failure.clone(), retry)
+                    .await;
+                if !retry {
+                    return Err(ApiError::bad_gateway(message));
+                }
+                if failure == Failure::Busy {
+                    busy += 1;
+                } else {
+                    events.append(&mut attempt_events);
+                    events.push(format!("{message}; started over"));
+                }
+                last_failure = Some((failure, message));
+            }
+        }
+    }
+}
+
+fn busy_note(busy: u32) -> Option<String> {
+    (busy > 0).then(|| format!("waited because a decode node was busy, {busy} times"))
+}
+
+/// The answer to a request that is rejected, perhaps after an attempt that failed.
+fn after(failure: Option<(Failure, String)>, reason: &tandem_sched::Rejection) -> ApiError {
+    match failure {
+        None => translate::rejection(reason),
+        Some((Failure::Busy, message)) => ApiError::busy(format!("{message}; {reason}")),
+        Some((_, message)) => ApiError::bad_gateway(format!("{message}; {reason}")),
+    }
+}
+
+fn outcome(
+    job: &Job,
+    answer: Answer,
+    info: impl FnOnce(&crate::timeline::Timeline) -> TandemInfo,
+) -> Outcome {
+    let mut info = info(&answer.timeline);
+    info.tokens = job.return_tokens.then_some(answer.tokens);
+    Outcome {
+        text: answer.text,
+        finish: answer.finish,
+        usage: Usage::new(
+            info.prompt_tokens,
+            info.cached_tokens,
+            info.generated_tokens,
+        ),
+        info,
+    }
+}

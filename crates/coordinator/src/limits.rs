@@ -1,0 +1,65 @@
+//! Named limits of the coordinator.
+
+use std::time::Duration;
+
+/// Nodes in a configuration.
+pub const MAX_NODES: usize = 256;
+/// Models in a configuration.
+pub const MAX_MODELS: usize = 256;
+/// Longest name of a node or model, in bytes.
+pub const MAX_NAME_BYTES: usize = 128;
+/// Requests that are open at once, waiting or running.
+pub const MAX_REQUESTS: usize = 4096;
+/// Messages that may wait for the scheduler, beside the one that each open request has reserved.
+pub const MAX_MESSAGES: usize = 64;
+/// Decisions about one request that may wait for it; it takes each before it asks for the next.
+pub const MAX_DECISIONS: usize = 4;
+/// Pieces of an answer that may wait for the client; beyond that its nodes are not read.
+pub const MAX_PIECES: usize = 64;
+/// Bytes of a request body beyond the allowed ones that are read and dropped, so that the client
+/// has sent it all and sees the refusal.
+pub const MAX_DROPPED_BYTES: usize = 64 << 20;
+/// Longest refusal of a node, in bytes.
+pub const MAX_REFUSAL_BYTES: usize = 64 << 10;
+/// Longest status of a node, in bytes.
+pub const MAX_STATUS_BYTES: usize = 8 << 20;
+
+/// Waits, as durations that tests may shorten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest wait for a connection to a node, and for its whole status.
+    pub connect: Duration,
+    /// Longest silence of a node: before its answer begins and between two lines of it.
+    pub silence: Duration,
+    /// Between two questions for a node's status.
+    pub poll: Duration,
+    /// Statuses in a row that a node may miss before it counts as down.
+    pub missed_polls: u32,
+    /// Between two signs of life to a client that waits for a streamed answer. An error within the
+    /// first such time is answered with its status, a later one as an event.
+    pub keep_alive: Duration,
+    /// How long a complete answer waits for the prefill node's account of its times.
+    pub prefill_report: Duration,
+    /// How long a client may leave a piece of its streamed answer unread.
+    pub client_stall: Duration,
+    /// Longest wait for the whole body of a request.
+    pub body: Duration,
+    /// How long open answers may go on when the coordinator is told to stop.
+    pub shutdown: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: tandem_proto::limits::CONNECT,
+            silence: tandem_proto::limits::SILENCE,
+            poll: Duration::from_secs(1),
+            missed_polls: 3,
+            keep_alive: Duration::from_secs(3),
+            prefill_report: Duration::from_secs(2),
+            client_stall: Duration::from_secs(30),
+            body: Duration::from_secs(60),
+            shutdown: Duration::from_secs(2),
+        }
+    }
+}

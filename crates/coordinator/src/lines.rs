@@ -1,0 +1,151 @@
+//! Events of a node: lines of JSON from a stream of bytes, with bounded length and silence.
+
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, StreamExt};
+use serde::de::DeserializeOwned;
+
+use crate::calls::CallError;
+
+type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, reqwest::Error>> + Send>>;
+
+/// Reads one JSON object per line. Dropping it closes the connection.
+pub(crate) struct Lines<T> {
+    stream: ByteStream,
+    buffer: BytesMut,
+    /// Bytes of the buffer that are known to hold no line break.
+    searched: usize,
+    max_line: usize,
+    silence: Duration,
+    event: PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned> Lines<T> {
+    /// Lines of at most `max_line` bytes, at most `silence` apart.
+    pub(crate) fn new(
+        stream: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
+        max_line: usize,
+        silence: Duration,
+    ) -> Self {
+        Self {
+            stream: Box::pin(stream),
+            buffer: BytesMut::new(),
+            searched: 0,
+            max_line,
+            silence,
+            event: PhantomData,
+        }
+    }
+
+    /// The next event. Safe to drop and call again: what was read is kept.
+    ///
+    /// # Errors
+    /// If the stream ends, breaks, is silent for too long or holds something else.
+    pub(crate) async fn next(&mut self) -> Result<T, CallError> {
+        loop {
+            if let Some(line) = self.buffered_line()? {
+                return parse(&line);
+            }
+            let read = tokio::time::timeout(self.silence, self.stream.next()).await;
+            match read {
+                Err(_) => return Err(CallError::Silent(self.silence)),
+                Ok(None) => return Err(CallError::Broken("ended before the last event".into())),
+                Ok(Some(Err(e))) => return Err(CallError::broken(&e)),
+                Ok(Some(Ok(bytes))) => self.buffer.extend_from_slice(&bytes),
+            }
+        }
+    }
+
+    fn buffered_line(&mut self) -> Result<Option<BytesMut>, CallError> {
+        let fresh = &self.buffer[self.searched..];
+        let Some(offset) = fresh.iter().position(|&b| b == b'\n') else {
+            self.searched = self.buffer.len();
+            if self.searched > self.max_line {
+                return Err(CallError::LongLine(self.max_line));
+            }
+            return Ok(None);
+        };
+        let end = self.searched + offset;
+        self.searched = 0;
+        if end > self.max_line {
+            return Err(CallError::LongLine(self.max_line));
+        }
+        Ok(Some(self.buffer.split_to(end + 1)))
+    }
+}
+
+/// The message gives only the place: the line may hold text of a prompt or an answer.
+fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, CallError> {
+    serde_json::from_slice(line).map_err(|e| {
+        CallError::Broken(format!(
+            "sent a line that is no event ({:?} error at byte {} of {})",
+            e.classify(),
+            e.column(),
+            line.len()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::stream;
+    use serde_json::{Value, json};
+
+    async fn read(parts: &[&'static str], max_line: usize) -> Vec<Result<Value, String>> {
+        let parts: Vec<Result<Bytes, reqwest::Error>> = parts
+            .iter()
+            .map(|p| Ok(Bytes::from_static(p.as_bytes())))
+            .collect();
+        let mut lines = Lines::new(stream::iter(parts), max_line, Duration::from_secs(60));
+        let mut out = Vec::new();
+        loop {
+            let next = lines.next().await.map_err(|e| e.to_string());
+            out.push(next);
+            if out.last().is_some_and(Result::is_err) {
+                return out;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn lines_are_put_together_from_any_pieces() {
+        let whole = read(&["{\"a\":1}\n{\"b\":2}\n"], 100).await;
+        let cut = read(&["{\"a\"", ":1}", "\n{\"b\":2}", "\n"], 100).await;
+        assert_eq!(whole[..2], [Ok(json!({"a": 1})), Ok(json!({"b": 2}))]);
+        assert_eq!(whole, cut);
+        assert_eq!(whole[2], Err("ended before the last event".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_line_has_a_limit_whether_it_ends_or_not() {
+        let expected = Err("sent a line longer than 8 bytes".to_owned());
+        assert_eq!(
+            read(&["[1,2,3,4,5]\n"], 8).await,
+            std::slice::from_ref(&expected)
+        );
+        assert_eq!(read(&["[1,2", ",3,4,5"], 8).await, [expected]);
+        assert_eq!(read(&["[1,2,34]\n"], 8).await[0], Ok(json!([1, 2, 34])));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_event_is_not_repeated() {
+        let found = read(&["{\"secret\": oops}\n"], 100).await.remove(0);
+        let message = found.expect_err("no JSON");
+        assert!(
+            !message.contains("secret") && !message.contains("oops"),
+            "{message}"
+        );
+        assert!(message.contains("byte 1"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn silence_has_a_limit() {
+        let mut lines = Lines::<Value>::new(stream::pending(), 8, Duration::from_millis(10));
+        let error = lines.next().await.expect_err("silent");
+        assert_eq!(error.to_string(), "was silent for 0.01 s");
+    }
+}

@@ -1,0 +1,179 @@
+//! `GET /health` and `GET /v1/nodes`: what each node holds and does. No text of any prompt.
+
+use serde::{Deserialize, Serialize};
+use tandem_kv::{Contract, ElementType};
+use tandem_proto::{Capacity, ModelStatus, Role, SequenceStatus};
+use tandem_sched::NodeView;
+
+use crate::cluster::Look;
+use crate::config::Config;
+
+/// Answer to `GET /health`; 200 if `reasons` is empty, otherwise 503.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthReport {
+    /// `ok` or `unavailable`.
+    pub status: String,
+    /// Why models cannot be served now.
+    pub reasons: Vec<String>,
+}
+
+/// Answer to `GET /v1/nodes`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeList {
+    /// `list`.
+    pub object: String,
+    /// The nodes, in configured order.
+    pub data: Vec<NodeReport>,
+    /// The configured models with the requests that wait for each.
+    pub queued: Vec<QueueReport>,
+}
+
+/// Requests that wait for a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueReport {
+    /// Name of the model.
+    pub model: String,
+    /// How many wait.
+    pub requests: usize,
+}
+
+/// One node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// Name in the configuration.
+    pub name: String,
+    /// Address in the configuration.
+    pub address: String,
+    /// Whether it can be used.
+    pub up: bool,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+    /// Version of tandem there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Its models.
+    pub models: Vec<ModelReport>,
+}
+
+/// One model of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelReport {
+    /// Its name.
+    pub name: String,
+    /// What must be equal on both ends of a handoff.
+    pub contract: ContractSummary,
+    /// What fits.
+    pub capacity: Capacity,
+    /// Requests of this coordinator that decode there.
+    pub decodes: usize,
+    /// Requests of this coordinator that prefill there.
+    pub prefills: usize,
+    /// What the node says that it does, as of its last status.
+    pub sequences: Vec<SequenceStatus>,
+}
+
+/// The fingerprint fields of a contract.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContractSummary {
+    /// Version of the plane layout.
+    pub layout_version: u32,
+    /// Name and version of the engine.
+    pub engine: String,
+    /// Architecture of the model.
+    pub architecture: String,
+    /// How the weights are quantised.
+    pub quantisation: String,
+    /// Digest of the weights, hex.
+    pub weights: String,
+    /// Digest of the vocabulary, hex.
+    pub tokenizer: String,
+    /// Rotary-embedding parameters.
+    pub rope: String,
+    /// Rotation of stored rows.
+    pub rotation: String,
+    /// Sliding window in tokens; 0 if there is none.
+    pub window: u32,
+    /// Element type of K.
+    pub key_type: ElementType,
+    /// Element type of V.
+    pub value_type: ElementType,
+    /// Number of layers.
+    pub layers: usize,
+}
+
+impl From<&Contract> for ContractSummary {
+    fn from(c: &Contract) -> Self {
+        Self {
+            layout_version: c.layout_version,
+            engine: c.engine.clone(),
+            architecture: c.architecture.clone(),
+            quantisation: c.quantisation.clone(),
+            weights: c.weights.clone(),
+            tokenizer: c.tokenizer.clone(),
+            rope: c.rope.clone(),
+            rotation: c.rotation.clone(),
+            window: c.window,
+            key_type: c.key_type,
+            value_type: c.value_type,
+            layers: c.layers.len(),
+        }
+    }
+}
+
+pub(crate) fn health(look: &Look) -> HealthReport {
+    let reasons: Vec<String> = look.unavailable.iter().map(ToString::to_string).collect();
+    let status = if reasons.is_empty() {
+        "ok"
+    } else {
+        "unavailable"
+    };
+    HealthReport {
+        status: status.to_owned(),
+        reasons,
+    }
+}
+
+pub(crate) fn nodes(config: &Config, look: &Look) -> NodeList {
+    let queued = |model: &crate::config::ModelConfig| QueueReport {
+        model: model.name.clone(),
+        requests: look.queued.get(&model.name).copied().unwrap_or(0),
+    };
+    NodeList {
+        object: "list".to_owned(),
+        data: look.nodes.iter().map(|n| node(config, n)).collect(),
+        queued: config.models.iter().map(queued).collect(),
+    }
+}
+
+fn node(config: &Config, view: &NodeView) -> NodeReport {
+    let (status, reason) = match &view.state {
+        Ok(status) => (Some(status), None),
+        Err(reason) => (None, Some(reason.clone())),
+    };
+    let models = status.map_or(&[][..], |s| &s.models);
+    NodeReport {
+        name: view.name.clone(),
+        address: config.address(&view.name).to_owned(),
+        up: status.is_some(),
+        reason,
+        role: status.map(|s| s.role),
+        version: status.map(|s| s.version.clone()),
+        models: models.iter().map(|m| model(view, m)).collect(),
+    }
+}
+
+fn model(view: &NodeView, status: &ModelStatus) -> ModelReport {
+    let load = view.load.iter().find(|l| l.model == status.name);
+    ModelReport {
+        name: status.name.clone(),
+        contract: ContractSummary::from(&status.contract),
+        capacity: status.capacity,
+        decodes: load.map_or(0, |l| l.decodes),
+        prefills: load.map_or(0, |l| l.prefills),
+        sequences: status.sequences.clone(),
+    }
+}

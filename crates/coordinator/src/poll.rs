@@ -1,0 +1,68 @@
+//! Asks a node for its status again and again.
+
+use tandem_sched::Event;
+use tokio::sync::oneshot;
+
+use crate::calls::{CallError, Calls};
+use crate::cluster::Cluster;
+use crate::config::NodeConfig;
+use crate::limits::Limits;
+
+/// Polls one node for ever; `first` is sent when the scheduler knows the first result.
+pub(crate) async fn poll(
+    calls: Calls,
+    cluster: Cluster,
+    node: NodeConfig,
+    limits: Limits,
+    first: oneshot::Sender<()>,
+) {
+    let mut first = Some(first);
+    let mut missed = limits.missed_polls;
+    let mut up = None;
+    loop {
+        let result = calls.status(&node.address).await;
+        missed = if result.is_ok() {
+            0
+        } else {
+            missed.saturating_add(1)
+        };
+        // A node that answers, but with something unusable, is down at once.
+        let patient = matches!(
+            result,
+            Err(CallError::Connect(_) | CallError::Silent(_) | CallError::Broken(_))
+        );
+        if !patient || missed >= limits.missed_polls {
+            if up != Some(result.is_ok()) {
+                up = Some(result.is_ok());
+                announce(&node, &result);
+            }
+            cluster.tell(event(&node, result)).await;
+        }
+        if let Some(first) = first.take() {
+            // Nobody waits if the coordinator is stopping.
+            let _ = first.send(());
+        }
+        tokio::time::sleep(limits.poll).await;
+    }
+}
+
+fn event(node: &NodeConfig, result: Result<Box<tandem_proto::NodeStatus>, CallError>) -> Event {
+    let node = node.name.clone();
+    match result {
+        Ok(status) => Event::NodeUp { node, status },
+        Err(e) => Event::NodeDown {
+            node,
+            reason: e.to_string(),
+        },
+    }
+}
+
+fn announce(node: &NodeConfig, result: &Result<Box<tandem_proto::NodeStatus>, CallError>) {
+    let (name, address) = (&node.name, &node.address);
+    match result {
+        Ok(status) => {
+            tracing::info!(node = name, address, version = status.version, "node is up");
+        }
+        Err(reason) => tracing::warn!(node = name, address, %reason, "node is down"),
+    }
+}

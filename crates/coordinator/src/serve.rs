@@ -1,0 +1,81 @@
+//! Starts everything, serves, and ends everything.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tandem_sched::Scheduler;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::router;
+use crate::calls::Calls;
+use crate::cluster::{Cluster, cluster};
+use crate::config::Config;
+use crate::error::CoordinatorError;
+use crate::life::Service;
+use crate::poll::poll;
+
+/// Serves the public API on `listener` until `shutdown` completes. Connections are accepted as
+/// soon as every node has told its status or failed to. After `shutdown` open answers may go on
+/// for [`crate::Limits::shutdown`], then they end with an error.
+///
+/// # Errors
+/// If the configuration cannot be used or the listener fails.
+pub async fn run(
+    listener: TcpListener,
+    config: Config,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), CoordinatorError> {
+    config.validate()?;
+    let calls = Calls::new(config.limits).map_err(CoordinatorError::Client)?;
+    let models = config.models.iter().map(|m| m.name.clone()).collect();
+    let (cluster, owner) = cluster(Scheduler::new(config.topology()), models);
+    // Dropping this set ends its tasks.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(owner.run());
+    let stop = CancellationToken::new();
+    let _stop_on_drop = stop.clone().drop_guard();
+    start_polling(&config, &calls, &cluster, &mut tasks).await;
+    let limit = config.limits.shutdown;
+    let service = Arc::new(Service {
+        config,
+        calls,
+        cluster,
+        stop: stop.clone(),
+    });
+    let told = CancellationToken::new();
+    let tell = told.clone();
+    let graceful = async move {
+        shutdown.await;
+        tell.cancel();
+    };
+    let serving = axum::serve(listener, router(service)).with_graceful_shutdown(graceful);
+    let ending = async {
+        told.cancelled().await;
+        tokio::time::sleep(limit).await;
+        stop.cancel();
+        // Time for the errors to reach the clients.
+        tokio::time::sleep(limit).await;
+    };
+    tokio::select! {
+        result = serving.into_future() => result.map_err(CoordinatorError::Serve),
+        () = ending => Ok(()),
+    }
+}
+
+/// Starts the pollers and waits for the first result of each.
+async fn start_polling(config: &Config, calls: &Calls, cluster: &Cluster, tasks: &mut JoinSet<()>) {
+    let mut firsts = Vec::new();
+    for node in &config.nodes {
+        let (first, told) = oneshot::channel();
+        let (calls, cluster) = (calls.clone(), cluster.clone());
+        tasks.spawn(poll(calls, cluster, node.clone(), config.limits, first));
+        firsts.push(told);
+    }
+    for told in firsts {
+        // Each poller tells after at most its time limit for one status.
+        let _ = told.await;
+    }
+}

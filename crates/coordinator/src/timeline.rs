@@ -1,0 +1,109 @@
+//! What is known about a request when it ends, and how it is told.
+
+use std::time::Duration;
+
+use tandem_openai::{PhasesMs, TandemInfo};
+use tandem_proto::PrefillSummary;
+use tandem_sched::Plan;
+
+/// The prefill node's account, from its `Done`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PrefillTimes {
+    pub(crate) prefill_ms: f64,
+    pub(crate) transfer_ms: f64,
+    pub(crate) exposed_transfer_ms: f64,
+}
+
+/// What one attempt collects.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Timeline {
+    pub(crate) prompt_tokens: u32,
+    pub(crate) tokenize_ms: f64,
+    pub(crate) prefill: PrefillTimes,
+    pub(crate) summary: PrefillSummary,
+    pub(crate) generated_tokens: u32,
+    pub(crate) first_token_ms: f64,
+    pub(crate) decode_ms: f64,
+}
+
+impl Timeline {
+    /// True if no KV of the prompt was computed on the decode node though it could have been.
+    fn is_remote(&self, plan: &Plan) -> bool {
+        plan.prefill.is_some() && self.summary.local_tokens == 0
+    }
+
+    /// The extension of the answer.
+    pub(crate) fn info(
+        &self,
+        request: &str,
+        plan: &Plan,
+        queue: Duration,
+        events: Vec<String>,
+    ) -> TandemInfo {
+        let remote = plan.prefill.as_ref().filter(|_| self.is_remote(plan));
+        let mode = if remote.is_some() { "remote" } else { "local" };
+        TandemInfo {
+            request_id: request.to_owned(),
+            mode: mode.to_owned(),
+            prefill_node: remote.unwrap_or(&plan.decode).clone(),
+            decode_node: plan.decode.clone(),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: 0,
+            generated_tokens: self.generated_tokens,
+            phases_ms: PhasesMs {
+                queue: queue.as_secs_f64() * 1e3,
+                tokenize: self.tokenize_ms,
+                prefill: self.prefill.prefill_ms + self.summary.local_prefill_ms,
+                transfer: self.prefill.transfer_ms,
+                exposed_transfer: self.prefill.exposed_transfer_ms,
+                apply: self.summary.apply_ms,
+                first_token: self.first_token_ms,
+                decode: self.decode_ms,
+            },
+            handoff_bytes: self.summary.handoff_bytes,
+            events,
+            tokens: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mode_says_who_computed_the_prompt() {
+        // (planned prefill node, tokens from there, tokens computed here, mode, prefill node told)
+        let table = [
+            (Some("p"), 9, 0, "remote", "p"),
+            (Some("p"), 5, 4, "local", "d"),
+            (Some("p"), 0, 9, "local", "d"),
+            (Some("p"), 0, 0, "remote", "p"),
+            (None, 0, 9, "local", "d"),
+            (None, 0, 0, "local", "d"),
+        ];
+        for (prefill, remote_tokens, local_tokens, mode, node) in table {
+            let plan = Plan {
+                decode: "d".into(),
+                prefill: prefill.map(str::to_owned),
+                reason: String::new(),
+                notes: Vec::new(),
+            };
+            let summary = PrefillSummary {
+                remote_tokens,
+                local_tokens,
+                ..PrefillSummary::default()
+            };
+            let timeline = Timeline {
+                summary,
+                ..Timeline::default()
+            };
+            let info = timeline.info("r", &plan, Duration::ZERO, Vec::new());
+            assert_eq!(
+                (&*info.mode, &*info.prefill_node),
+                (mode, node),
+                "{prefill:?}"
+            );
+        }
+    }
+}

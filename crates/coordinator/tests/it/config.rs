@@ -1,0 +1,88 @@
+//! Configurations that cannot be used name the key at fault.
+
+use tandem_coordinator::{Config, ModelConfig, NodeConfig};
+
+fn good() -> Config {
+    let node = |name: &str, address: &str| NodeConfig {
+        name: name.into(),
+        address: address.into(),
+    };
+    let model = |name: &str| ModelConfig {
+        name: name.into(),
+        prefill: vec!["p".into()],
+        decode: vec!["d".into(), "p".into()],
+    };
+    Config::new(
+        vec![node("p", "10.0.0.1:7001"), node("d", "[fe80::1]:7001")],
+        vec![model("a"), model("b")],
+    )
+}
+
+#[test]
+fn the_key_at_fault_is_named() {
+    type Change = fn(&mut Config);
+    let table: [(Change, &str); 16] = [
+        (|c| c.nodes.clear(), "`nodes` has 0 entries"),
+        (|c| c.models.clear(), "`models` has 0 entries"),
+        (
+            |c| c.nodes[1].name.clear(),
+            "`nodes[1].name` must have 1 to 128 bytes",
+        ),
+        (
+            |c| c.nodes[1].name = "p".into(),
+            "`nodes[1].name` repeats the name \"p\"",
+        ),
+        (
+            |c| c.nodes[0].address = "host".into(),
+            "`nodes[0].address` is \"host\": write host:port",
+        ),
+        (
+            |c| c.nodes[0].address = "host:0".into(),
+            "`nodes[0].address`",
+        ),
+        (
+            |c| c.nodes[0].address = "http://host:1".into(),
+            "`nodes[0].address`",
+        ),
+        (
+            |c| c.nodes[0].address = "user@host:1".into(),
+            "`nodes[0].address`",
+        ),
+        (
+            |c| c.nodes[0].address = "fe80::1:1".into(),
+            "`nodes[0].address`",
+        ),
+        (
+            |c| c.nodes[0].address = c.nodes[1].address.clone(),
+            "`nodes[1].address` repeats the address",
+        ),
+        (
+            |c| c.models[1].name = "a".into(),
+            "`models[1].name` repeats the name \"a\"",
+        ),
+        (
+            |c| c.models[1].decode[0] = "x".into(),
+            "`models[1].decode[0]` names unknown node \"x\": add it under nodes",
+        ),
+        (
+            |c| c.models[0].prefill[0] = "x".into(),
+            "`models[0].prefill[0]` names unknown node",
+        ),
+        (
+            |c| c.models[0].decode[1] = "d".into(),
+            "`models[0].decode[1]` names node \"d\" twice",
+        ),
+        (
+            |c| c.models[0].decode.clear(),
+            "`models[0].decode` is empty",
+        ),
+        (|c| c.chunk = 0, "`chunk` is 0"),
+    ];
+    good().validate().expect("the start is good");
+    for (change, expected) in table {
+        let mut config = good();
+        change(&mut config);
+        let message = config.validate().expect_err(expected).to_string();
+        assert!(message.starts_with(expected), "{message} / {expected}");
+    }
+}

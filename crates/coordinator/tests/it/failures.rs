@@ -1,0 +1,361 @@
+//! Nodes that fail: the answer still comes, or an error does, never silence.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tandem_openai::TandemInfo;
+use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillEvent, Role};
+
+use crate::fake::{Events, FakeNode, status};
+use crate::rig::{Rig, Sse, config, error_of, text_of, whole_of};
+
+/// How the prefill node fails.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    RefusesCall,
+    RefusesHandoff,
+    EndsEarly,
+    BreaksOff,
+    FallsSilent,
+    TalksNonsense,
+    CannotBeReached,
+}
+
+/// Runs a request whose prefill fails in this way; the reason the decode node was told and the
+/// extension of the answer.
+async fn fall_back(way: Way, route: &str) -> (String, TandemInfo) {
+    let (mut p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let mut config = config(&[&p], &[&d]);
+    config.limits.missed_polls = u32::MAX;
+    if way == Way::FallsSilent {
+        config.limits.silence = Duration::from_secs(1);
+    }
+    let rig = Rig::start(config).await;
+    let answer = rig.chat(json!({"tandem": {"route": route}}));
+    let (asked, decode) = d.generate().await.accept();
+    if way == Way::CannotBeReached {
+        p.stop().await;
+    }
+    decode.open(10, true).await;
+    let held = fail(way, &p).await;
+    // The decode node is alive all the time; it waits only for the coordinator to read.
+    let told = loop {
+        tokio::select! {
+            told = d.failure() => break told,
+            () = decode.send(&GenerateEvent::Beat) => {}
+        }
+    };
+    assert_eq!(told.0, asked.request);
+    if let Some(events) = held {
+        events.closed().await;
+    }
+    decode.prefilled(0, 9, Some(&told.1)).await;
+    decode.say_hello().await;
+    let (text, info) = whole_of(answer.await.unwrap()).await;
+    assert_eq!(text, "Hello");
+    (told.1, info)
+}
+
+/// Fails the next prefill; the stream is returned if it stays open.
+async fn fail(way: Way, p: &FakeNode) -> Option<Events> {
+    if way == Way::CannotBeReached {
+        return None;
+    }
+    let call = p.prefill_call().await;
+    if way == Way::RefusesCall {
+        call.refuse(ErrorCode::Busy, "all sequences are in use");
+        return None;
+    }
+    let (_, events) = call.accept();
+    events.send(&PrefillEvent::Accepted).await;
+    match way {
+        Way::RefusesHandoff => {
+            let difference = "contract field `rope` differs: ours a, theirs b";
+            let error = NodeError::new(ErrorCode::Refused, difference);
+            events.send(&PrefillEvent::Failed(error)).await;
+        }
+        Way::BreaksOff => events.break_off().await,
+        Way::TalksNonsense => events.send_raw("{\"event\":\"secret\"}\n").await,
+        Way::FallsSilent => return Some(events),
+        _ => {}
+    }
+    None
+}
+
+#[tokio::test]
+async fn a_failed_prefill_costs_time_but_no_answer() {
+    let table = [
+        (Way::RefusesCall, "refused: all sequences are in use"),
+        (Way::RefusesHandoff, "contract field `rope` differs"),
+        (Way::EndsEarly, "ended before the last event"),
+        (Way::BreaksOff, "broke the connection"),
+        (Way::FallsSilent, "was silent for 1 s"),
+        (Way::TalksNonsense, "sent a line that is no event"),
+        (Way::CannotBeReached, "cannot be reached"),
+    ];
+    for (way, expected) in table {
+        for route in ["auto", "remote"] {
+            let (told, info) = fall_back(way, route).await;
+            assert!(told.contains("prefill node `p`"), "{way:?}: {told}");
+            assert!(told.contains(expected), "{way:?}: {told}");
+            assert!(!told.contains("secret"), "{told}");
+            assert!(info.events[0].contains(expected), "{:?}", info.events);
+            assert!(info.events[1].contains("prefilled 9 tokens itself"));
+            assert_eq!(
+                (&*info.mode, &*info.prefill_node),
+                ("local", "d"),
+                "{way:?}"
+            );
+            assert_eq!(info.phases_ms.prefill, 30.0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_node_that_never_tells_its_times_does_not_hold_the_answer() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let mut config = config(&[&p], &[&d]);
+    config.limits.prefill_report = Duration::from_millis(5);
+    let rig = Rig::start(config).await;
+    let answer = rig.chat(json!({}));
+    let (_, decode) = d.generate().await.accept();
+    decode.open(10, true).await;
+    let (_, prefill) = p.prefill_call().await.accept();
+    decode.prefilled(9, 0, None).await;
+    decode.say_hello().await;
+    let (text, info) = whole_of(answer.await.unwrap()).await;
+    assert_eq!((&*text, &*info.mode), ("Hello", "remote"));
+    assert!(
+        info.events[0].contains("had not told its times"),
+        "{:?}",
+        info.events
+    );
+    prefill.closed().await;
+}
+
+#[tokio::test]
+async fn a_contract_that_differs_is_told_before_anything_moves() {
+    let p = FakeNode::start("p", status(Role::Prefill, 8, "other")).await;
+    let d = FakeNode::decode("d", 1).await;
+    let rig = Rig::start(config(&[&p], &[&d])).await;
+    let refused = rig
+        .chat(json!({"tandem": {"route": "remote"}}))
+        .await
+        .unwrap();
+    let (status, error) = error_of(refused).await;
+    assert_eq!((status, error.code.as_deref()), (503, Some("no_node")));
+    assert!(
+        error.message.contains("contract field `tokenizer` differs"),
+        "{}",
+        error.message
+    );
+    let answer = rig.chat(json!({}));
+    let (_, decode) = d.generate().await.accept();
+    decode.open(10, false).await;
+    decode.prefilled(0, 9, None).await;
+    decode.say_hello().await;
+    let (_, info) = whole_of(answer.await.unwrap()).await;
+    assert!(info.events[0].contains("`tokenizer`"), "{:?}", info.events);
+}
+
+/// Lets the node answer a local request.
+async fn answer_locally(node: &FakeNode) {
+    let (_, decode) = node.generate().await.accept();
+    decode.open(10, false).await;
+    decode.prefilled(0, 9, None).await;
+    decode.say_hello().await;
+}
+
+#[tokio::test]
+async fn a_decode_node_lost_before_any_text_is_replaced() {
+    for stream in [false, true] {
+        let (d0, d1) = (
+            FakeNode::decode("d0", 1).await,
+            FakeNode::decode("d1", 1).await,
+        );
+        let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+        let answer = rig.chat(json!({"stream": stream, "tandem": {"return_tokens": true}}));
+        let (_, decode) = d0.generate().await.accept();
+        decode.open(10, false).await;
+        decode.prefilled(0, 9, None).await;
+        // A token without certain text has not reached the client.
+        decode.token(1, "").await;
+        decode.break_off().await;
+        answer_locally(&d1).await;
+        let (text, info) = if stream {
+            let (events, done) = Sse::new(answer.await.unwrap()).rest().await;
+            assert!(done);
+            let roles = events
+                .iter()
+                .filter(|e| e["choices"][0]["delta"]["role"].is_string());
+            assert_eq!(roles.count(), 1);
+            let info = events.last().unwrap()["tandem"].clone();
+            (text_of(&events), serde_json::from_value(info).unwrap())
+        } else {
+            whole_of(answer.await.unwrap()).await
+        };
+        let info: TandemInfo = info;
+        assert_eq!((&*text, &*info.decode_node), ("Hello", "d1"));
+        assert_eq!(info.tokens, Some(vec![7, 8]));
+        assert!(info.events[0].contains("decode node `d0` broke the connection"));
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_starts_over_even_after_text() {
+    let (d0, d1) = (
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+    );
+    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let answer = rig.chat(json!({}));
+    let (_, decode) = d0.generate().await.accept();
+    decode.open(10, false).await;
+    decode.prefilled(0, 9, None).await;
+    decode.token(1, "Never ").await;
+    drop(decode);
+    answer_locally(&d1).await;
+    let (text, info) = whole_of(answer.await.unwrap()).await;
+    assert_eq!(text, "Hello");
+    assert!(info.events[0].contains("ended before the last event"));
+}
+
+#[tokio::test]
+async fn a_decode_node_lost_after_text_ends_the_stream_with_an_error() {
+    let (d0, d1) = (
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+    );
+    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let answer = rig.chat(json!({"stream": true}));
+    let (_, decode) = d0.generate().await.accept();
+    decode.open(10, false).await;
+    decode.prefilled(0, 9, None).await;
+    decode.token(1, "Hel").await;
+    let mut sse = Sse::new(answer.await.unwrap());
+    sse.next().await.unwrap();
+    assert_eq!(sse.json().await["choices"][0]["delta"]["content"], "Hel");
+    decode.break_off().await;
+    let (events, done) = sse.rest().await;
+    assert!(!done);
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0]["error"]["code"], "node_failed");
+    assert!(!d1.has_generate().await);
+}
+
+#[tokio::test]
+async fn a_lost_decode_node_without_replacement_is_an_error_with_status() {
+    let mut d = FakeNode::decode("d", 1).await;
+    let mut config = config(&[], &[&d]);
+    config.limits.missed_polls = u32::MAX;
+    let rig = Rig::start(config).await;
+    assert_eq!(rig.get("/health").await.0, 200);
+    d.stop().await;
+    let (status, error) = error_of(rig.chat(json!({"stream": true})).await.unwrap()).await;
+    assert_eq!((status, error.code.as_deref()), (502, Some("node_failed")));
+    let message = error.message;
+    assert!(message.contains("`d` cannot be reached"), "{message}");
+}
+
+#[tokio::test]
+async fn a_silent_decode_node_is_given_up() {
+    let (d0, d1) = (
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+    );
+    let mut config = config(&[], &[&d0, &d1]);
+    config.limits.silence = Duration::from_secs(1);
+    let rig = Rig::start(config).await;
+    let answer = rig.chat(json!({}));
+    let (_, silent) = d0.generate().await.accept();
+    silent.open(10, false).await;
+    silent.closed().await;
+    answer_locally(&d1).await;
+    let (_, info) = whole_of(answer.await.unwrap()).await;
+    assert!(
+        info.events[0].contains("was silent for 1 s"),
+        "{:?}",
+        info.events
+    );
+}
+
+#[tokio::test]
+async fn a_busy_node_is_asked_again() {
+    let d = FakeNode::decode("d", 1).await;
+    let rig = Rig::start(config(&[], &[&d])).await;
+    let answer = rig.chat(json!({}));
+    for _ in 0..3 {
+        d.generate()
+            .await
+            .refuse(ErrorCode::Busy, "all sequences are in use");
+    }
+    answer_locally(&d).await;
+    let (_, info) = whole_of(answer.await.unwrap()).await;
+    assert_eq!(
+        info.events,
+        ["waited because a decode node was busy, 3 times"]
+    );
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_is_replaced_and_a_request_that_cannot_is_refused() {
+    let (d0, d1) = (
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+    );
+    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let answer = rig.chat(json!({}));
+    let (_, decode) = d0.generate().await.accept();
+    decode.open(10, false).await;
+    let error = NodeError::new(ErrorCode::Engine, "out of memory");
+    decode.send(&GenerateEvent::Failed(error)).await;
+    answer_locally(&d1).await;
+    let (_, info) = whole_of(answer.await.unwrap()).await;
+    assert!(
+        info.events[0].contains("out of memory"),
+        "{:?}",
+        info.events
+    );
+
+    let too_long = "the prompt has 2000 tokens, the context 1024";
+    for (stream, path, param) in [
+        (false, "/v1/chat/completions", "messages"),
+        (true, "/v1/completions", "prompt"),
+    ] {
+        let body = json!({"model": "m", "stream": stream, "prompt": "x",
+            "messages": [{"role": "user", "content": "x"}]});
+        let answer = rig.post(path, body);
+        d0.generate()
+            .await
+            .refuse(ErrorCode::ContextLength, too_long);
+        let (status, error) = error_of(answer.await.unwrap()).await;
+        assert_eq!(status, 400);
+        assert_eq!(error.code.as_deref(), Some("context_length_exceeded"));
+        assert_eq!(error.param.as_deref(), Some(param));
+        assert_eq!(error.message, too_long);
+    }
+    assert!(!d1.has_generate().await);
+}
+
+#[tokio::test]
+async fn when_every_node_fails_the_error_names_the_last_one() {
+    let (d0, d1) = (
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+    );
+    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let answer = rig.chat(json!({}));
+    d0.generate().await.refuse(ErrorCode::Engine, "broken");
+    d1.generate()
+        .await
+        .refuse(ErrorCode::Stopping, "going down");
+    let (status, error) = error_of(answer.await.unwrap()).await;
+    assert_eq!((status, error.code.as_deref()), (502, Some("node_failed")));
+    assert!(
+        error
+            .message
+            .contains("decode node `d1` refused: going down"),
+        "{}",
+        error.message
+    );
+}

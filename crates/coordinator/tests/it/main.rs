@@ -1,0 +1,12 @@
+//! The coordinator over real sockets, between a client and scripted nodes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod config;
+mod disconnects;
+mod errors;
+mod failures;
+mod fake;
+mod overview;
+mod requests;
+mod rig;
