@@ -23,5 +23,5 @@ mod translate;
 pub use config::{Config, ModelConfig, NodeConfig};
 pub use error::{ConfigError, CoordinatorError};
 pub use limits::Limits;
-pub use overview::{ContractSummary, HealthReport, ModelReport, NodeList, NodeReport};
+pub use overview::{ContractSummary, HealthReport, ModelReport, NodeList, NodeReport, QueueReport};
 pub use serve::run;

@@ -233,6 +233,25 @@ fn a_busy_node_is_asked_again_after_its_next_status() {
 }
 
 #[test]
+fn a_request_that_starts_over_keeps_its_turn() {
+    let mut s = pairs(1);
+    for (request, expected) in [
+        ("a", "a@d0<p0"),
+        ("b", "b@d1<p1"),
+        ("c", "c?0"),
+        ("d", "d?1"),
+    ] {
+        check(&mut s, submit(request, "m", Route::Auto), &[expected]);
+    }
+    check(&mut s, failed("b", "d1", Failure::Busy, true), &[]);
+    check(&mut s, failed("a", "d0", Failure::Busy, true), &[]);
+    let status = |node: &str| up(node, status(Role::Decode, vec![held("m", 1, "t")]));
+    check(&mut s, status("d1"), &["a@d1<p0"]);
+    check(&mut s, status("d0"), &["b@d0<p1"]);
+    check(&mut s, finished("a"), &["c@d1<p0"]);
+}
+
+#[test]
 fn attempts_have_a_limit() {
     let nodes = ["d0", "d1", "d2", "d3"];
     let mut s = Scheduler::new(Topology {
