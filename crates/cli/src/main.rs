@@ -1,2 +1,96 @@
-//! The tandem binary.
-fn main() {}
+//! The `tandem` binary: reads arguments, configuration and environment, and wires the rest.
+//!
+//! One file per command ([`node`], [`serve`], [`run`], [`grade`], [`demo`]); [`config`] is the
+//! configuration file, [`environment`] the only reader of environment variables, [`coordinator`] a
+//! coordinator inside this process, [`nodes`] what is wrong with the configured nodes.
+
+mod config;
+mod coordinator;
+mod demo;
+mod environment;
+mod grade;
+mod node;
+mod nodes;
+mod output;
+mod progress;
+mod run;
+mod serve;
+mod shutdown;
+mod tables;
+mod version;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use environment::Environment;
+
+/// Prefills prompts on one node and decodes them on another.
+#[derive(Parser)]
+#[command(
+    name = "tandem",
+    disable_version_flag = true,
+    arg_required_else_help = true
+)]
+struct Arguments {
+    /// Prints version, engine, CPU features and devices of this build.
+    #[arg(short = 'V', long)]
+    version: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// A worker daemon: holds models, prefills, takes KV in, decodes.
+    Node(node::Arguments),
+    /// The coordinator: an OpenAI-compatible API in front of the nodes.
+    Serve(serve::Arguments),
+    /// Answers one prompt on the terminal and shows the timings.
+    Run(run::Arguments),
+    /// Grades submissions and writes the results into a folder.
+    Grade(grade::Arguments),
+    /// Starts four nodes and a coordinator on this machine and grades the sample course.
+    Demo(demo::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let environment = Environment::read();
+    match dispatch(arguments, &environment) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("tandem: {}", output::explain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
+    if arguments.version {
+        output::print(&version::text())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(command) = arguments.command else {
+        anyhow::bail!("name a command; `tandem --help` lists them");
+    };
+    environment.start_logging(match command {
+        Command::Node(_) | Command::Serve(_) => "info",
+        Command::Run(_) | Command::Grade(_) | Command::Demo(_) => "error",
+    });
+    match command {
+        Command::Node(arguments) => node::main(arguments),
+        Command::Serve(arguments) => on_runtime(serve::main(arguments)),
+        Command::Run(arguments) => on_runtime(run::main(arguments)),
+        Command::Grade(arguments) => on_runtime(grade::main(arguments)),
+        Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
+    }
+}
+
+/// Runs a command to its end on a new runtime.
+fn on_runtime(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?
+        .block_on(command)
+}

@@ -1,0 +1,355 @@
+//! The configuration file: [`Typed`] is what was typed, [`Config`] is what to do.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use tandem_coordinator::{Config as CoordinatorConfig, ModelConfig, NodeConfig};
+use tandem_grading::JobConfig;
+use tandem_grading::limits::MAX_PARALLEL;
+
+/// Where the coordinator listens unless the file says otherwise.
+const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
+
+/// Largest configuration file, in bytes.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// A checked configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where `tandem serve` listens.
+    pub listen: SocketAddr,
+    /// Nodes, models and chunk.
+    pub coordinator: CoordinatorConfig,
+    /// The jobs of `tandem grade`.
+    pub grading: Option<Grading>,
+    /// What is allowed and looks like a mistake.
+    pub warnings: Vec<String>,
+}
+
+/// The jobs of `tandem grade`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grading {
+    /// Submissions at once.
+    pub parallel: usize,
+    /// The job that assesses each criterion.
+    pub code_analysis: JobConfig,
+    /// The job that writes to the student.
+    pub feedback: JobConfig,
+}
+
+/// The file as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Typed {
+    #[serde(default = "default_listen")]
+    listen: String,
+    #[serde(default = "default_chunk")]
+    chunk: u32,
+    #[serde(default)]
+    node: Vec<NodeConfig>,
+    #[serde(default)]
+    model: Vec<ModelConfig>,
+    grading: Option<TypedGrading>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedGrading {
+    #[serde(default = "default_parallel")]
+    parallel: usize,
+    code_analysis: Option<JobConfig>,
+    feedback: Option<JobConfig>,
+}
+
+fn default_listen() -> String {
+    DEFAULT_LISTEN.to_owned()
+}
+
+const fn default_chunk() -> u32 {
+    CoordinatorConfig::DEFAULT_CHUNK
+}
+
+const fn default_parallel() -> usize {
+    1
+}
+
+/// Reads and checks a configuration file.
+///
+/// # Errors
+/// Names the file, the key and the mend.
+pub fn load(path: &Path) -> anyhow::Result<Config> {
+    let shown = path.display();
+    let size = std::fs::metadata(path)
+        .with_context(|| format!("cannot read the configuration {shown}"))?
+        .len();
+    if size > MAX_CONFIG_BYTES {
+        bail!("{shown} has {size} bytes; a configuration has at most {MAX_CONFIG_BYTES}");
+    }
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration {shown}"))?;
+    parse(&text).with_context(|| shown.to_string())
+}
+
+fn parse(text: &str) -> anyhow::Result<Config> {
+    let typed: Typed = toml::from_str(text)
+        .map_err(|e| anyhow::anyhow!("{}; correct that line", e.to_string().trim_end()))?;
+    let Ok(listen) = typed.listen.parse() else {
+        bail!(
+            "`listen` is \"{}\": write IP:port, such as {DEFAULT_LISTEN}",
+            typed.listen
+        );
+    };
+    let mut coordinator = CoordinatorConfig::new(typed.node, typed.model);
+    coordinator.chunk = typed.chunk;
+    coordinator.validate().map_err(|e| in_file_words(&e))?;
+    let grading = typed
+        .grading
+        .map(|g| check_grading(g, &coordinator))
+        .transpose()?;
+    Ok(Config {
+        listen,
+        warnings: warnings(&coordinator),
+        coordinator,
+        grading,
+    })
+}
+
+/// The coordinator counts `nodes[0]`; in the file that is the first `[[node]]`.
+fn in_file_words(error: &tandem_coordinator::ConfigError) -> anyhow::Error {
+    let key = error
+        .key
+        .replace("nodes", "node")
+        .replace("models", "model");
+    let mut problem = error.problem.replace("under nodes", "as a [[node]]");
+    if problem.contains("has 0 entries") {
+        problem = format!("is missing: add at least one [[{key}]]");
+    }
+    anyhow::anyhow!("`{key}` {problem}")
+}
+
+fn check_grading(typed: TypedGrading, config: &CoordinatorConfig) -> anyhow::Result<Grading> {
+    if typed.parallel == 0 || typed.parallel > MAX_PARALLEL {
+        bail!(
+            "`grading.parallel` is {}, allowed are 1 to {MAX_PARALLEL}",
+            typed.parallel
+        );
+    }
+    Ok(Grading {
+        parallel: typed.parallel,
+        code_analysis: check_job("code_analysis", typed.code_analysis, config)?,
+        feedback: check_job("feedback", typed.feedback, config)?,
+    })
+}
+
+fn check_job(
+    name: &str,
+    job: Option<JobConfig>,
+    config: &CoordinatorConfig,
+) -> anyhow::Result<JobConfig> {
+    let key = format!("grading.{name}");
+    let Some(job) = job else {
+        bail!("`{key}` is missing: add [{key}] with `model` and `max_tokens`");
+    };
+    let models: Vec<&str> = config.models.iter().map(|m| m.name.as_str()).collect();
+    if !models.contains(&job.model.as_str()) {
+        bail!(
+            "`{key}.model` names unknown model \"{}\": add it as a [[model]], or use one of {}",
+            job.model,
+            models.join(", ")
+        );
+    }
+    let most = tandem_proto::limits::MAX_GENERATED_TOKENS;
+    if job.max_tokens == 0 || job.max_tokens > most {
+        bail!(
+            "`{key}.max_tokens` is {}, allowed are 1 to {most}",
+            job.max_tokens
+        );
+    }
+    let hottest = tandem_openai::limits::MAX_TEMPERATURE;
+    if !(0.0..=hottest).contains(&job.temperature) {
+        bail!(
+            "`{key}.temperature` is {}, allowed are 0 (always the likeliest token) to {hottest}",
+            job.temperature
+        );
+    }
+    Ok(job)
+}
+
+fn warnings(config: &CoordinatorConfig) -> Vec<String> {
+    let used: BTreeSet<&String> = config
+        .models
+        .iter()
+        .flat_map(|m| m.prefill.iter().chain(&m.decode))
+        .collect();
+    config
+        .nodes
+        .iter()
+        .filter(|n| !used.contains(&n.name))
+        .map(|n| {
+            format!(
+                "node `{}` is not used: list it under `prefill` or `decode` of a [[model]], or remove it",
+                n.name
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        listen = "127.0.0.1:9000"
+        chunk = 256
+        [[node]]
+        name = "a"
+        address = "10.0.0.1:7001"
+        [[node]]
+        name = "b"
+        address = "10.0.0.2:7001"
+        [[model]]
+        name = "code"
+        prefill = ["a"]
+        decode = ["b"]
+        [grading]
+        parallel = 3
+        [grading.code_analysis]
+        model = "code"
+        max_tokens = 1500
+        [grading.feedback]
+        model = "code"
+        max_tokens = 300
+        temperature = 0.5
+        seed = 7
+    "#;
+
+    #[test]
+    fn a_good_file_is_understood() {
+        let config = parse(GOOD).unwrap();
+        assert_eq!(config.listen.port(), 9000);
+        assert_eq!(config.coordinator.chunk, 256);
+        assert_eq!(config.coordinator.nodes.len(), 2);
+        assert_eq!(config.coordinator.models[0].decode, ["b"]);
+        let grading = config.grading.unwrap();
+        assert_eq!(grading.parallel, 3);
+        assert_eq!(grading.feedback.seed, Some(7));
+        assert!(grading.code_analysis.temperature.abs() < f64::EPSILON);
+        assert_eq!(config.warnings, Vec::<String>::new());
+    }
+
+    /// What to change in the good file, and what the message must say: the key and the mend.
+    const BAD: &[(&str, &str, &[&str])] = &[
+        ("chunk = 256", "chunks = 256", &["chunks", "`chunk`"]),
+        ("chunk = 256", "chunk = 0", &["`chunk`", "1 to"]),
+        (
+            "chunk = 256",
+            "chunk = \"x\"",
+            &["chunk", "correct that line"],
+        ),
+        ("127.0.0.1:9000", "localhost", &["`listen`", "IP:port"]),
+        (
+            "name = \"b\"",
+            "name = \"a\"",
+            &["`node[1].name`", "must differ"],
+        ),
+        (
+            "10.0.0.2:7001",
+            "10.0.0.2",
+            &["`node[1].address`", "host:port"],
+        ),
+        (
+            "10.0.0.2:7001",
+            "10.0.0.1:7001",
+            &["`node[1].address`", "repeats"],
+        ),
+        (
+            "prefill = [\"a\"]",
+            "prefill = [\"c\"]",
+            &["`model[0].prefill[0]`", "\"c\"", "[[node]]"],
+        ),
+        (
+            "decode = [\"b\"]",
+            "decode = []",
+            &["`model[0].decode`", "at least one"],
+        ),
+        ("decode = [\"b\"]", "", &["decode", "correct that line"]),
+        (
+            "decode = [\"b\"]",
+            "decode = [\"b\", \"b\"]",
+            &["`model[0].decode[1]`", "twice"],
+        ),
+        (
+            "parallel = 3",
+            "parallel = 0",
+            &["`grading.parallel`", "1 to"],
+        ),
+        ("parallel = 3", "paralel = 3", &["paralel", "`parallel`"]),
+        (
+            "max_tokens = 1500",
+            "max_tokens = 0",
+            &["`grading.code_analysis.max_tokens`", "1 to"],
+        ),
+        (
+            "max_tokens = 300",
+            "max_tokens = -1",
+            &["max_tokens", "correct that line"],
+        ),
+        (
+            "temperature = 0.5",
+            "temperature = 9.0",
+            &["`grading.feedback.temperature`", "0 (always"],
+        ),
+        (
+            "[grading.feedback]\n        model = \"code\"",
+            "[grading.feedback]\n        model = \"x\"",
+            &["`grading.feedback.model`", "\"x\"", "[[model]]"],
+        ),
+        (
+            "[grading.feedback]",
+            "[grading.remarks]",
+            &["remarks", "`feedback`"],
+        ),
+    ];
+
+    #[test]
+    fn a_bad_file_is_refused_with_key_and_mend() {
+        for (from, to, expected) in BAD {
+            assert!(GOOD.contains(from), "{from}");
+            let error = crate::output::explain(&parse(&GOOD.replace(from, to)).unwrap_err());
+            for part in *expected {
+                assert!(error.contains(part), "`{part}` is not in: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let start = GOOD.find("[grading.feedback]").unwrap();
+        for (text, expected) in [
+            ("", "[[node]]"),
+            ("[[node]]\nname = \"a\"\naddress = \"h:1\"", "[[model]]"),
+            (&GOOD[..start], "add [grading.feedback]"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unused_node_is_worth_a_warning() {
+        let config = parse(&GOOD.replace("prefill = [\"a\"]", "")).unwrap();
+        assert_eq!(config.warnings.len(), 1);
+        assert!(config.warnings[0].contains("`a`"), "{:?}", config.warnings);
+    }
+
+    #[test]
+    fn the_example_is_good() {
+        let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/tandem.toml");
+        let config = load(&example).unwrap();
+        assert_eq!(config.warnings, Vec::<String>::new());
+        assert!(config.grading.is_some());
+    }
+}

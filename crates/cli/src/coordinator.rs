@@ -1,0 +1,131 @@
+//! A coordinator inside this process.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Longest wait for a coordinator on this machine to answer. It first asks every node once.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Longest wait for a coordinator to end after it was told to.
+const END: Duration = Duration::from_secs(10);
+
+/// A running coordinator. Dropping it tells it to stop.
+pub struct Coordinator {
+    address: SocketAddr,
+    http: reqwest::Client,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), CoordinatorError>>,
+}
+
+impl Coordinator {
+    /// Starts a coordinator on `address`; port 0 takes any free one.
+    ///
+    /// # Errors
+    /// If the address cannot be used.
+    pub async fn start(address: SocketAddr, config: Config) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("`listen`: cannot listen on {address}; choose an address of this machine and a free port")
+        })?;
+        let address = listener.local_addr()?;
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        Ok(Self {
+            address,
+            // Prompts stay on the way that the configuration names: no proxy.
+            http: reqwest::Client::builder().no_proxy().build()?,
+            task: tokio::spawn(tandem_coordinator::run(listener, config, stopped)),
+            stop,
+        })
+    }
+
+    /// `http://…/v1`, where clients of the OpenAI API go.
+    pub fn base_url(&self) -> String {
+        format!("http://{}/v1", self.address)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A client without proxies.
+    pub fn http(&self) -> &reqwest::Client {
+        &self.http
+    }
+
+    /// What is known of the nodes; waits for the first account of each.
+    ///
+    /// # Errors
+    /// If the coordinator does not answer, or has ended.
+    pub async fn nodes(&mut self) -> anyhow::Result<NodeList> {
+        let request = self.http.get(format!("{}/nodes", self.base_url()));
+        tokio::select! {
+            ended = &mut self.task => {
+                ended.context("the coordinator failed")??;
+                bail!("the coordinator ended before it was told to");
+            }
+            answer = answer(request) => Ok(answer?.1),
+        }
+    }
+
+    /// Why some models cannot be served now; empty if all can.
+    ///
+    /// # Errors
+    /// If the coordinator does not answer.
+    pub async fn unavailable(&self) -> anyhow::Result<Vec<String>> {
+        let request = self.http.get(format!("http://{}/health", self.address));
+        let report: HealthReport = answer(request).await?.1;
+        Ok(report.reasons)
+    }
+
+    /// Waits for the coordinator to end by itself, which it does only when it fails.
+    ///
+    /// # Errors
+    /// Why it ended.
+    pub async fn failed(&mut self) -> anyhow::Result<()> {
+        (&mut self.task).await.context("the coordinator failed")??;
+        Ok(())
+    }
+
+    /// Stops and waits for the end, within a limit.
+    ///
+    /// # Errors
+    /// If it failed before.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        match tokio::time::timeout(END, &mut self.task).await {
+            Ok(ended) => Ok(ended.context("the coordinator failed")??),
+            Err(_) => {
+                self.task.abort();
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn answer<T: serde::de::DeserializeOwned>(
+    request: reqwest::RequestBuilder,
+) -> anyhow::Result<(u16, T)> {
+    let response = request
+        .timeout(ANSWER)
+        .send()
+        .await
+        .context("the coordinator does not answer")?;
+    let status = response.status().as_u16();
+    let body = response.json().await;
+    Ok((
+        status,
+        body.context("the coordinator's answer cannot be read")?,
+    ))
+}

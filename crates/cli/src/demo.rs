@@ -1,0 +1,262 @@
+//! `tandem demo`: four nodes and a coordinator on this machine grade the sample course.
+//!
+//! - [`models`]: which models, given or made;
+//! - [`course`]: where the sample course is;
+//! - [`processes`]: the four node processes;
+//! - [`summary`]: the outcome as JSON, and whether it is a success.
+
+mod course;
+mod models;
+mod processes;
+mod summary;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::bail;
+use clap::Args;
+use tandem_coordinator::{Config, ModelConfig, NodeConfig};
+use tandem_grading::{
+    Graded, GradingConfig, JobConfig, Rubric, Submission, grade, load_submissions, write_results,
+};
+use tandem_openai::RouteChoice;
+use tandem_proto::Role;
+
+use crate::coordinator::Coordinator;
+use crate::environment::Environment;
+use crate::node::parse_model;
+use crate::progress::Reporter;
+use crate::{nodes, output, shutdown, tables};
+use models::Models;
+use processes::NodeProcess;
+use summary::Summary;
+
+/// Tokens of the code analysis at most. An answer that is cut there has no score.
+const CODE_TOKENS: u32 = 6000;
+/// Tokens of the feedback at most.
+const FEEDBACK_TOKENS: u32 = 400;
+/// The feedback is sampled, so that the comparison covers sampling too.
+const FEEDBACK_TEMPERATURE: f64 = 0.7;
+/// Seed of the feedback.
+const FEEDBACK_SEED: u64 = 1;
+
+/// Arguments of `tandem demo`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Prints one JSON object and nothing else on standard output.
+    #[arg(long)]
+    json: bool,
+    /// Grades once more with prefill and decode on the same node, and compares every token.
+    #[arg(long)]
+    compare: bool,
+    /// Folder for results and logs.
+    #[arg(long, value_name = "DIR", default_value = "out/demo")]
+    out: PathBuf,
+    /// Model files for `code` and `feedback` [default: models/nano-coder.gguf and
+    /// models/nano-writer.gguf if both are there, otherwise small models with random weights].
+    #[arg(long, value_name = "NAME=PATH", value_parser = parse_model)]
+    model: Vec<(String, PathBuf)>,
+    /// A folder with rubric.yaml and submissions/ [default: the sample course].
+    #[arg(long, value_name = "DIR")]
+    course: Option<PathBuf>,
+}
+
+/// What is graded, and how.
+struct Task {
+    rubric: Rubric,
+    submissions: Vec<Submission>,
+    compare: bool,
+}
+
+/// Both runs; the second only if a comparison was asked for.
+struct Outcome {
+    remote: Vec<Graded>,
+    local: Option<Vec<Graded>>,
+    wall_ms: f64,
+}
+
+/// Runs the demo and stops everything that it started, also when it is told to stop.
+///
+/// # Errors
+/// If something cannot be started, read or written, if a submission that should be graded has no
+/// answer, or if a comparison finds a difference.
+pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
+    let course = course::find(arguments.course.as_deref())?;
+    let task = Task {
+        rubric: Rubric::load(&course.join("rubric.yaml"))?,
+        submissions: load_submissions(&[course.join("submissions")])?,
+        compare: arguments.compare,
+    };
+    let models = models::choose(&arguments.model, environment)?;
+    let logs = arguments.out.join("logs");
+    eprintln!("starting four nodes; their logs: {}", logs.display());
+    let nodes = tokio::select! {
+        nodes = start_nodes(&models, &logs) => nodes?,
+        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
+    };
+    let outcome = tokio::select! {
+        outcome = run(&nodes, &task) => Some(outcome),
+        () = shutdown::signal() => None,
+    };
+    processes::stop(nodes).await;
+    let Some(outcome) = outcome else {
+        eprintln!("tandem: stopped, with everything that was started");
+        return Ok(ExitCode::from(shutdown::INTERRUPTED));
+    };
+    finish(&arguments, &models, &task, &outcome?)
+}
+
+async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodeProcess>> {
+    let mut starting = Vec::new();
+    for (model, path) in [("code", &models.code), ("feedback", &models.feedback)] {
+        for role in [Role::Prefill, Role::Decode] {
+            starting.push(NodeProcess::start(role, model, path, logs));
+        }
+    }
+    let nodes = futures_util::future::try_join_all(starting).await?;
+    for node in &nodes {
+        eprintln!("node {} is ready at {}", node.name, node.address);
+    }
+    Ok(nodes)
+}
+
+/// Starts a coordinator in front of the nodes and grades, once or twice.
+async fn run(nodes: &[NodeProcess], task: &Task) -> anyhow::Result<Outcome> {
+    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let config = config(nodes);
+    let mut coordinator = Coordinator::start(any_port, config.clone()).await?;
+    let mut faults = nodes::problems(&config, &coordinator.nodes().await?);
+    faults.extend(coordinator.unavailable().await?);
+    if !faults.is_empty() {
+        bail!("the nodes cannot be used: {}", faults.join("; "));
+    }
+    let start = Instant::now();
+    let remote = run_once(&coordinator, task, RouteChoice::Auto).await?;
+    let wall_ms = start.elapsed().as_secs_f64() * 1e3;
+    let local = match task.compare {
+        true => Some(run_once(&coordinator, task, RouteChoice::Local).await?),
+        false => None,
+    };
+    coordinator.stop().await?;
+    Ok(Outcome {
+        remote,
+        local,
+        wall_ms,
+    })
+}
+
+fn config(nodes: &[NodeProcess]) -> Config {
+    let name = |model: &str, role: Role| {
+        let names = nodes.iter().filter(|n| n.model == model && n.role == role);
+        names.map(|n| n.name.clone()).collect()
+    };
+    let model = |model: &str| ModelConfig {
+        name: model.to_owned(),
+        prefill: name(model, Role::Prefill),
+        decode: name(model, Role::Decode),
+    };
+    let node = |n: &NodeProcess| NodeConfig {
+        name: n.name.clone(),
+        address: n.address.to_string(),
+    };
+    Config::new(
+        nodes.iter().map(node).collect(),
+        vec![model("code"), model("feedback")],
+    )
+}
+
+async fn run_once(
+    coordinator: &Coordinator,
+    task: &Task,
+    route: RouteChoice,
+) -> anyhow::Result<Vec<Graded>> {
+    let code = JobConfig {
+        model: "code".to_owned(),
+        max_tokens: CODE_TOKENS,
+        temperature: 0.0,
+        seed: None,
+    };
+    let feedback = JobConfig {
+        model: "feedback".to_owned(),
+        max_tokens: FEEDBACK_TOKENS,
+        temperature: FEEDBACK_TEMPERATURE,
+        seed: Some(FEEDBACK_SEED),
+    };
+    let mut settings = GradingConfig::new(coordinator.base_url(), code, feedback);
+    settings.route = route;
+    settings.return_tokens = task.compare;
+    let label = match route {
+        RouteChoice::Local => "grading again, prefill and decode on the same node",
+        _ => "grading",
+    };
+    let reporter = Reporter::new(label, task.submissions.len());
+    let graded = grade(&settings, &task.rubric, &task.submissions, &|p| {
+        reporter.report(&p);
+    })
+    .await;
+    reporter.finish();
+    Ok(graded?)
+}
+
+/// Writes and shows what came out.
+fn finish(
+    arguments: &Arguments,
+    models: &Models,
+    task: &Task,
+    outcome: &Outcome,
+) -> anyhow::Result<ExitCode> {
+    write_results(&arguments.out, &task.rubric, &outcome.remote)?;
+    if let Some(local) = &outcome.local {
+        write_results(&arguments.out.join("local"), &task.rubric, local)?;
+    }
+    let summary = Summary::new(&outcome.remote, outcome.local.as_deref(), outcome.wall_ms);
+    if arguments.json {
+        output::print(&serde_json::to_string_pretty(&summary)?)?;
+    } else {
+        show(arguments, models, outcome, &summary)?;
+    }
+    let faults = summary::faults(&outcome.remote, outcome.local.as_deref());
+    if !faults.is_empty() {
+        bail!("the demo failed: {}", faults.join("; "));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(
+    arguments: &Arguments,
+    models: &Models,
+    outcome: &Outcome,
+    summary: &Summary,
+) -> anyhow::Result<()> {
+    let table = tables::jobs(&outcome.remote, outcome.local.as_deref());
+    output::print(&table.to_string())?;
+    for (name, event) in summary::notes(&outcome.remote) {
+        output::print(&format!("note: {name}: {event}"))?;
+    }
+    let totals = &summary.totals;
+    output::print(&format!(
+        "{:.1} s, {:.0} submissions per hour on this machine",
+        totals.wall_ms / 1e3,
+        totals.submissions_per_hour
+    ))?;
+    match totals.identical {
+        Some(true) => output::print(
+            "compared with prefill and decode on the same node (second line of each job): \
+             every generated token is the same",
+        )?,
+        Some(false) => {
+            output::print("compared with prefill and decode on the same node: NOT the same")?
+        }
+        None => {}
+    }
+    if models.random {
+        output::print(
+            "The models are test models with RANDOM weights: their scores and texts mean nothing; \
+             the path, the timings and the comparison are real.\n\
+             For real answers: tandem demo --model code=PATH --model feedback=PATH",
+        )?;
+    }
+    output::print(&format!("results: {}", arguments.out.display()))
+}

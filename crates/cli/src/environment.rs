@@ -1,0 +1,56 @@
+//! Environment variables, read once.
+
+use std::path::{Path, PathBuf};
+
+use tracing_subscriber::EnvFilter;
+
+/// What the environment says.
+#[derive(Debug, Clone, Default)]
+pub struct Environment {
+    /// `TANDEM_LOG`: which events are logged, such as `debug` or `tandem_node=debug,warn`.
+    log: Option<String>,
+    /// Where things are kept that can be made again: `TANDEM_CACHE`, else `tandem` below
+    /// `XDG_CACHE_HOME` or `~/.cache`.
+    cache: Option<PathBuf>,
+}
+
+impl Environment {
+    /// Reads the variables of this process.
+    pub fn read() -> Self {
+        let text = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let below = |name: &str, path: &str| text(name).map(|v| Path::new(&v).join(path));
+        Self {
+            log: text("TANDEM_LOG"),
+            cache: below("TANDEM_CACHE", "")
+                .or_else(|| below("XDG_CACHE_HOME", "tandem"))
+                .or_else(|| below("HOME", ".cache/tandem")),
+        }
+    }
+
+    /// The folder for fixtures.
+    ///
+    /// # Errors
+    /// If no variable says where it could be.
+    pub fn fixtures(&self) -> anyhow::Result<PathBuf> {
+        let cache = self.cache.as_ref();
+        let cache = cache.ok_or_else(|| {
+            anyhow::anyhow!(
+                "there is no cache folder for the demo's models: set TANDEM_CACHE to one"
+            )
+        })?;
+        Ok(cache.join("fixtures"))
+    }
+
+    /// Sends logs to standard error; `level` holds unless `TANDEM_LOG` says otherwise. The engine's
+    /// own messages are shown from warnings on.
+    pub fn start_logging(&self, level: &str) {
+        let filter = match &self.log {
+            Some(log) => EnvFilter::new(log),
+            None => EnvFilter::new(format!("{level},llama-cpp-2=warn,llama.cpp=warn,ggml=warn")),
+        };
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .init();
+    }
+}

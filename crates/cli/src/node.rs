@@ -1,0 +1,190 @@
+//! `tandem node`: a worker daemon.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use tandem_engine::{Capacity, KvEngine};
+use tandem_llama::{LlamaEngine, LlamaOptions};
+use tandem_node::{Limits, NodeConfig};
+use tandem_proto::Role;
+
+use crate::shutdown::{self, StdinWatch};
+use crate::{output, version};
+
+/// Largest batch that is computed at once unless the command line says otherwise, in tokens.
+const DEFAULT_UBATCH: u32 = 512;
+
+/// Arguments of `tandem node`.
+#[derive(Args)]
+pub struct Arguments {
+    /// What the node is for.
+    #[arg(long, value_enum)]
+    role: RoleName,
+    /// A model file and the name under which it is asked for; may be repeated.
+    #[arg(long, value_name = "NAME=PATH", required = true, value_parser = parse_model)]
+    model: Vec<(String, PathBuf)>,
+    /// Where the coordinator reaches this node; port 0 takes any free one.
+    #[arg(long, value_name = "IP:PORT")]
+    listen: SocketAddr,
+    /// Where KV from prefill nodes is taken in [default: the same IP, any free port].
+    #[arg(long, value_name = "IP:PORT")]
+    handoff: Option<SocketAddr>,
+    /// Tokens of one sequence, prompt and answer together.
+    #[arg(long, default_value_t = 8192)]
+    context: u32,
+    /// Sequences at once, of each model.
+    #[arg(long, default_value_t = 4)]
+    slots: u32,
+    /// Largest chunk of a prefill, in tokens; at least the coordinator's `chunk`.
+    #[arg(long, default_value_t = 512)]
+    chunk: u32,
+    /// Tokens computed at once; must divide the chunk, and be equal on nodes that exchange KV
+    /// [default: 512, or the chunk if that is smaller].
+    #[arg(long)]
+    ubatch: Option<u32>,
+    /// CPU threads [default: all].
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Layers on the GPU, where the build has one.
+    #[arg(long, default_value_t = 999)]
+    gpu_layers: u32,
+    /// Ends when standard input ends, so that a child does not outlive its parent.
+    #[arg(long, hide = true)]
+    stop_with_stdin: bool,
+}
+
+/// [`Role`] on the command line.
+#[derive(Clone, Copy, ValueEnum)]
+enum RoleName {
+    /// Computes KV of prompts for other nodes.
+    Prefill,
+    /// Takes KV in and generates; can prefill for itself.
+    Decode,
+    /// Both.
+    Both,
+}
+
+impl From<RoleName> for Role {
+    fn from(name: RoleName) -> Self {
+        match name {
+            RoleName::Prefill => Self::Prefill,
+            RoleName::Decode => Self::Decode,
+            RoleName::Both => Self::Both,
+        }
+    }
+}
+
+/// Reads `NAME=PATH`.
+pub fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok((name.to_owned(), PathBuf::from(path)))
+        }
+        _ => Err("write NAME=PATH, such as code=models/coder.gguf".to_owned()),
+    }
+}
+
+/// Runs a node until it is told to stop.
+///
+/// # Errors
+/// If an address is taken, a model cannot be loaded, or a listener fails.
+pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let input = arguments.stop_with_stdin.then(StdinWatch::start);
+    check_names(&arguments.model)?;
+    let listener = bind("--listen", arguments.listen)?;
+    let handoff = arguments.handoff;
+    let handoff = bind(
+        "--handoff",
+        handoff.unwrap_or_else(|| SocketAddr::new(arguments.listen.ip(), 0)),
+    )?;
+    // Until the models are loaded, a signal ends the process at once: there is nothing to end yet.
+    let models = load(&arguments)?;
+    let config = NodeConfig {
+        role: arguments.role.into(),
+        version: version::VERSION.to_owned(),
+        limits: Limits::default(),
+    };
+    crate::on_runtime(async move {
+        let (listener, handoff) = (
+            tokio::net::TcpListener::from_std(listener)?,
+            tokio::net::TcpListener::from_std(handoff)?,
+        );
+        let ready = format!(
+            "ready http://{} handoff {}",
+            listener.local_addr()?,
+            handoff.local_addr()?
+        );
+        let stop = async move {
+            tokio::select! {
+                () = shutdown::signal() => {}
+                () = ended(input) => {}
+            }
+        };
+        output::print(&ready)?;
+        tandem_node::run(listener, handoff, config, models, stop).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+async fn ended(input: Option<StdinWatch>) {
+    match input {
+        Some(input) => input.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn check_names(models: &[(String, PathBuf)]) -> anyhow::Result<()> {
+    for (i, (name, _)) in models.iter().enumerate() {
+        if models[..i].iter().any(|(n, _)| n == name) {
+            bail!("--model `{name}` is given twice: every model needs a name of its own");
+        }
+    }
+    Ok(())
+}
+
+fn bind(option: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).with_context(|| {
+        format!("{option}: cannot listen on {address}; choose an address of this machine and a free port")
+    })?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn load(arguments: &Arguments) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
+    let options = LlamaOptions {
+        capacity: Capacity {
+            sequences: arguments.slots,
+            tokens_per_sequence: arguments.context,
+            prefill_tokens: arguments.chunk,
+            microbatch_tokens: arguments
+                .ubatch
+                .unwrap_or_else(|| arguments.chunk.min(DEFAULT_UBATCH)),
+        },
+        threads: arguments.threads.unwrap_or_else(cores),
+        gpu_layers: arguments.gpu_layers,
+    };
+    let mut engines: Vec<(String, Box<dyn KvEngine>)> = Vec::new();
+    for (name, path) in &arguments.model {
+        let start = Instant::now();
+        let engine = LlamaEngine::load(path, &options)
+            .with_context(|| format!("--model `{name}`: {} cannot be used", path.display()))?;
+        tracing::info!(
+            model = name,
+            load_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            threads = options.threads,
+            "model loaded"
+        );
+        engines.push((name.clone(), Box::new(engine)));
+    }
+    Ok(engines)
+}
+
+/// CPU cores that this process may use.
+pub fn cores() -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    u32::try_from(cores).unwrap_or(1)
+}

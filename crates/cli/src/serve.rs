@@ -1,0 +1,46 @@
+//! `tandem serve`: the coordinator.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::config::{self, Config};
+use crate::coordinator::Coordinator;
+use crate::{nodes, output, shutdown};
+
+/// Arguments of `tandem serve`.
+#[derive(Args)]
+pub struct Arguments {
+    /// The configuration; examples/tandem.toml is one.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Where to listen instead of the configuration's `listen`; port 0 takes any free one.
+    #[arg(long, value_name = "IP:PORT")]
+    listen: Option<SocketAddr>,
+}
+
+/// Serves until told to stop. Nodes that are not there yet are named and may come later.
+///
+/// # Errors
+/// If the configuration cannot be used or the address is taken.
+pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = config::load(&arguments.config)?;
+    let listen = arguments.listen.unwrap_or(config.listen);
+    let mut coordinator = Coordinator::start(listen, config.coordinator.clone()).await?;
+    tokio::select! {
+        result = serve(&mut coordinator, &config) => result?,
+        () = shutdown::signal() => coordinator.stop().await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result<()> {
+    let found = nodes::problems(&config.coordinator, &coordinator.nodes().await?);
+    for warning in config.warnings.iter().chain(&found) {
+        eprintln!("tandem: warning: {warning}");
+    }
+    output::print(&format!("ready http://{}", coordinator.address()))?;
+    coordinator.failed().await
+}
