@@ -102,6 +102,19 @@ pub trait KvEngine: Send {
     /// If the block does not fit the contract or does not continue the sequence.
     fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError>;
 
+    /// Puts the KV of a sequence that was prefilled here to where an import would have put it.
+    ///
+    /// Called once, after the last chunk and before the first decode. Engines whose results depend
+    /// on the order of cache cells need it for a local answer to be that of a handoff, to the bit:
+    /// a window cache is a ring, and an imported window does not start in its middle.
+    ///
+    /// # Errors
+    /// If the engine fails; the sequence is then empty.
+    fn settle(&mut self, sequence: Sequence) -> Result<(), EngineError> {
+        let _ = sequence;
+        Ok(())
+    }
+
     /// Number of tokens from 0 whose KV is complete enough to continue from.
     ///
     /// For a model with window layers that is 0 until the window has been imported.

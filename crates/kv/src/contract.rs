@@ -81,7 +81,8 @@ pub struct Contract {
     pub rope: String,
     /// Rotation applied to stored rows; `none` for f16 caches.
     pub rotation: String,
-    /// Length of the attention window of [`LayerKind::Window`] layers in tokens; 0 if there are none.
+    /// Past tokens that [`LayerKind::Window`] layers attend to: the attention window less the token
+    /// itself; 0 if there are no such layers.
     pub window: u32,
     /// Element type of K rows.
     pub key_type: ElementType,

@@ -154,10 +154,11 @@ fn row_bytes(contract: &Contract, layer: u32, kind: PlaneKind) -> usize {
         .unwrap_or(0)
 }
 
-/// Copies rows out of a parsed section into a block, ordered by position.
+/// Copies rows out of a parsed section into a block, ordered by position. Cells of other positions
+/// are left out: a window cache may still hold the token before the window, or have recycled it.
 ///
 /// # Errors
-/// If the cells are not exactly the positions of `tokens`, each once.
+/// If a position of `tokens` is missing or there twice.
 pub fn to_block(
     blob: &[u8],
     cells: &Cells,
@@ -165,7 +166,10 @@ pub fn to_block(
     section: Section,
     tokens: Range<u32>,
 ) -> Result<KvBlock, BlobError> {
-    let mut order: Vec<(u32, usize)> = cells.positions.iter().copied().zip(0..).collect();
+    let cells_of_tokens = cells.positions.iter().copied().zip(0..);
+    let mut order: Vec<(u32, usize)> = cells_of_tokens
+        .filter(|(position, _)| tokens.contains(position))
+        .collect();
     order.sort_unstable();
     if !order.iter().map(|(p, _)| *p).eq(tokens.clone()) {
         return Err(BlobError {
@@ -200,12 +204,15 @@ pub fn to_block(
 
 fn gather(blob: &[u8], rows: &Rows, order: &[(u32, usize)]) -> Vec<u8> {
     let bytes = &blob[rows.range.clone()];
-    if order.windows(2).all(|w| w[1].1 == w[0].1 + 1) {
-        return bytes.to_vec();
+    let row = rows.row_bytes;
+    if let (Some((_, first)), Some((_, last))) = (order.first(), order.last())
+        && order.windows(2).all(|w| w[1].1 == w[0].1 + 1)
+    {
+        return bytes[first * row..(last + 1) * row].to_vec();
     }
-    let mut out = Vec::with_capacity(bytes.len());
+    let mut out = Vec::with_capacity(order.len() * row);
     for (_, cell) in order {
-        out.extend_from_slice(&bytes[cell * rows.row_bytes..(cell + 1) * rows.row_bytes]);
+        out.extend_from_slice(&bytes[cell * row..(cell + 1) * row]);
     }
     out
 }

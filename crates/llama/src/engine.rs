@@ -546,6 +546,18 @@ impl KvEngine for LlamaEngine {
         }
     }
 
+    /// A window cache is a ring: after a long prefill the window starts in its middle, while an
+    /// imported one starts at its first cell. The order of cells is the order of float sums.
+    fn settle(&mut self, sequence: Sequence) -> Result<(), EngineError> {
+        let held = self.held(sequence);
+        if held == 0 || !self.contract.has_window() {
+            return Ok(());
+        }
+        let window = self.contract.window_start(held)..held;
+        let block = self.export(sequence, Section::Window, window)?;
+        self.import_window(sequence, &block)
+    }
+
     fn held(&self, sequence: Sequence) -> u32 {
         match self.slots.get(sequence.0 as usize) {
             Some(slot) if slot.open && slot.complete => slot.full,

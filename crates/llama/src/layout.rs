@@ -59,8 +59,11 @@ pub fn contract(gguf: &Gguf) -> Result<Contract, LayoutError> {
     for (i, windowed) in windows.iter().enumerate() {
         layers.push(layer(gguf, i, *windowed)?);
     }
+    // The attention window includes the token itself; what must be kept are the ones before it.
     let window = if windows.iter().any(|w| *w) {
-        gguf.number("attention.sliding_window").unwrap_or(0)
+        gguf.number("attention.sliding_window")
+            .unwrap_or(0)
+            .saturating_sub(1)
     } else {
         0
     };

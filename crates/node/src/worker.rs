@@ -450,9 +450,12 @@ impl Worker {
         let start = Instant::now();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
         self.engine.prefill(job.sequence, range.start, tokens)?;
-        job.prefill_ms += milliseconds(start);
         let kv_end = job.kv_end();
         let done = range.end == kv_end;
+        if done && matches!(job.work, Work::Generate(_)) {
+            self.engine.settle(job.sequence)?;
+        }
+        job.prefill_ms += milliseconds(start);
         match &mut job.work {
             Work::Export { next, chunks } => {
                 let computed = Instant::now();

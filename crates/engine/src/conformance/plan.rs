@@ -55,6 +55,9 @@ pub fn prompts(engine: &dyn KvEngine) -> Vec<Prompt> {
         plans.push(("exactly the window", cut(window, chunk)));
         plans.push(("longer than the window", cut(2 * window + odd, chunk)));
     }
+    // Long enough for caches that are rings to have gone round.
+    let room = capacity.tokens_per_sequence.saturating_sub(1 + GENERATED);
+    plans.push(("as long as fits", cut(room, chunk)));
     let tokenizer = engine.tokenizer();
     let mut seeds = SEED..;
     plans

@@ -107,7 +107,7 @@ pub fn prefill(
     check_held(engine, &what, sequence, chunk.end);
 }
 
-/// Prefills all chunks from `start` on, which must be where one begins.
+/// Prefills all chunks from `start` on, which must be where one begins, and settles.
 pub fn prefill_from(
     engine: &mut dyn KvEngine,
     what: &str,
@@ -118,6 +118,14 @@ pub fn prefill_from(
     for chunk in prompt.chunks.iter().filter(|chunk| chunk.start >= start) {
         prefill(engine, what, sequence, prompt, chunk);
     }
+    settle(engine, what, sequence, prompt);
+}
+
+/// Ends a local prefill.
+pub fn settle(engine: &mut dyn KvEngine, what: &str, sequence: Sequence, prompt: &Prompt) {
+    let what = format!("{what}: settle");
+    ok(&what, engine.settle(sequence));
+    check_held(engine, &what, sequence, prompt.prefilled());
 }
 
 /// Exports a block, which must be what was asked for and fit the contract.
@@ -144,7 +152,7 @@ pub fn export(
     block
 }
 
-/// Prefills a prompt and exports each chunk as it is done, the window last.
+/// Prefills a prompt and exports each chunk as it is done, the window last; then settles.
 pub fn prefill_and_export(
     engine: &mut dyn KvEngine,
     what: &str,
@@ -157,6 +165,7 @@ pub fn prefill_and_export(
         blocks.push(export(engine, what, sequence, Section::Full, chunk.clone()));
     }
     blocks.extend(export_window(engine, what, sequence, prompt));
+    settle(engine, what, sequence, prompt);
     blocks
 }
 
