@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_openai::{ApiError, FinishReason};
 use tandem_proto::{
@@ -46,6 +46,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) slot: &'a Slot,
     pub(crate) sink: &'a mut Sink,
+    /// When the request arrived.
+    pub(crate) arrived: Instant,
     /// Notes for a person; survive the attempt.
     pub(crate) events: &'a mut Vec<String>,
 }
@@ -144,6 +146,9 @@ impl Attempt<'_> {
                 progress.timeline.summary = summary;
             }
             GenerateEvent::Token { id, text } => {
+                if progress.tokens.is_empty() {
+                    progress.timeline.first_token_ms = self.arrived.elapsed().as_secs_f64() * 1e3;
+                }
                 progress.tokens.push(id);
                 progress.text.push_str(&text);
                 self.sink.text(text).await.map_err(AttemptError::Final)?;
@@ -151,11 +156,9 @@ impl Attempt<'_> {
             GenerateEvent::Done {
                 finish_reason,
                 generated_tokens,
-                first_token_ms,
                 decode_ms,
             } => {
                 progress.timeline.generated_tokens = generated_tokens;
-                progress.timeline.first_token_ms = first_token_ms;
                 progress.timeline.decode_ms = decode_ms;
                 return Ok(Some(translate::finish(finish_reason)));
             }

@@ -155,6 +155,7 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
         .submit(job.id.clone(), job.model.clone(), job.route)
         .await?;
     let mut queue = Duration::ZERO;
+    let arrived = Instant::now();
     let mut busy = 0_u32;
     let mut events = Vec::new();
     let mut last_failure = None;
@@ -174,6 +175,7 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
             plan: &plan,
             slot: &slot,
             sink,
+            arrived,
             events: &mut attempt_events,
         };
         match attempt.run().await {

@@ -86,7 +86,7 @@ pub enum Command {
     /// Put received KV into the cache.
     Apply(JobId, Box<KvBlock>, oneshot::Sender<Result<(), String>>),
     /// All KV of the job has been applied and the sender has committed.
-    Committed(JobId, u64),
+    Committed(JobId),
     /// No (more) KV will come; compute what is missing.
     HandoffFailed(JobId, String),
     /// Nobody waits for the job any more.

@@ -169,8 +169,7 @@ impl Pump<'_> {
     async fn run(&mut self) -> Result<(), String> {
         loop {
             if let Some(frame) = self.receiver.finish() {
-                let bytes = self.receiver.raw_bytes();
-                let committed = Command::Committed(self.permitted.job, bytes);
+                let committed = Command::Committed(self.permitted.job);
                 self.permitted
                     .model
                     .command(committed)

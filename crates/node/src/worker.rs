@@ -70,7 +70,7 @@ enum Stage {
     Decoding {
         token: Token,
         position: u32,
-        prefilled: Instant,
+        /// When the first token was sampled.
         first: Option<Instant>,
     },
 }
@@ -114,6 +114,14 @@ impl Job {
         }
     }
 
+    /// True if a token can be computed now.
+    fn can_decode(&self) -> bool {
+        match &self.work {
+            Work::Export { .. } => false,
+            Work::Generate(g) => matches!(g.stage, Stage::Decoding { .. }) && g.has_room(),
+        }
+    }
+
     /// True if a chunk can be computed now.
     fn can_prefill(&self) -> bool {
         match &self.work {
@@ -126,6 +134,11 @@ impl Job {
 }
 
 impl Generating {
+    /// True if a token and the last event can be delivered.
+    fn has_room(&self) -> bool {
+        self.events.capacity() >= 2
+    }
+
     /// Delivers an event if there is room; the caller has checked that there is.
     fn tell(&mut self, event: GenerateEvent) {
         if let Err(TrySendError::Full(_)) = self.events.try_send(event) {
@@ -140,7 +153,6 @@ impl Generating {
         self.stage = Stage::Decoding {
             token: last_token,
             position,
-            prefilled: Instant::now(),
             first: None,
         };
     }
@@ -176,11 +188,11 @@ impl Worker {
         }
     }
 
+    /// True if a step would do something.
     fn busy(&self) -> bool {
-        self.jobs.values().any(|j| {
-            j.can_prefill()
-                || matches!(&j.work, Work::Generate(g) if matches!(g.stage, Stage::Decoding { .. }) && g.events.capacity() > 0)
-        })
+        self.jobs
+            .values()
+            .any(|j| j.can_prefill() || j.can_decode())
     }
 
     fn take_commands(&mut self) {
@@ -217,7 +229,7 @@ impl Worker {
                 // The pump may have given up meanwhile; then nobody needs the answer.
                 let _ = reply.send(self.apply(id, &block));
             }
-            Command::Committed(id, bytes) => self.committed(id, bytes),
+            Command::Committed(id) => self.committed(id),
             Command::HandoffFailed(id, reason) => self.fall_back(id, reason),
             Command::Cancel(id) => self.end(id),
             Command::Status(reply) => {
@@ -332,10 +344,12 @@ impl Worker {
         let start = Instant::now();
         let result = self.engine.import(job.sequence, block);
         g.summary.apply_ms += milliseconds(start);
-        result.map_err(|e| e.to_string())
+        result.map_err(|e| e.to_string())?;
+        g.summary.handoff_bytes += block.bytes();
+        Ok(())
     }
 
-    fn committed(&mut self, id: JobId, bytes: u64) {
+    fn committed(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -348,7 +362,6 @@ impl Worker {
         if !matches!(g.stage, Stage::Receiving) {
             return;
         }
-        g.summary.handoff_bytes = bytes;
         if held == kv_end {
             g.summary.remote_tokens = held;
             g.start_decoding(last, kv_end);
@@ -502,8 +515,7 @@ impl Worker {
             else {
                 continue;
             };
-            // One place is kept for the last event.
-            if g.events.capacity() < 2 {
+            if !g.has_room() {
                 g.stalled.get_or_insert_with(Instant::now);
                 continue;
             }
@@ -551,7 +563,6 @@ impl Worker {
         let Stage::Decoding {
             token,
             position,
-            prefilled,
             first,
         } = &mut g.stage
         else {
@@ -560,7 +571,7 @@ impl Worker {
         *token = step.token;
         *position += 1;
         let full = *position >= context;
-        let (prefilled, first) = (*prefilled, *first.get_or_insert_with(Instant::now));
+        let first = *first.get_or_insert_with(Instant::now);
         g.tell(GenerateEvent::Token {
             id: step.token,
             text: step.text,
@@ -576,7 +587,6 @@ impl Worker {
             g.tell(GenerateEvent::Done {
                 finish_reason,
                 generated_tokens: u32::try_from(generated).unwrap_or(u32::MAX),
-                first_token_ms: first.duration_since(prefilled).as_secs_f64() * 1e3,
                 decode_ms: milliseconds(first),
             });
             self.end(id);

@@ -125,7 +125,7 @@ pub struct PrefillSummary {
     pub local_prefill_ms: f64,
     /// Time spent putting received KV into the cache, in milliseconds.
     pub apply_ms: f64,
-    /// Bytes of KV rows received.
+    /// Bytes of KV rows received and put into the cache.
     pub handoff_bytes: u64,
     /// Why the node prefilled (a part) itself though another node should have.
     pub fallback: Option<String>,
@@ -171,8 +171,6 @@ pub enum GenerateEvent {
         finish_reason: FinishReason,
         /// Number of generated tokens.
         generated_tokens: u32,
-        /// From KV complete to the first token sampled, in milliseconds.
-        first_token_ms: f64,
         /// From the first token to the last, in milliseconds.
         decode_ms: f64,
     },

@@ -12,7 +12,10 @@ use crate::rig::{Rig, Sse, config, error_of, text_of, whole_of};
 async fn a_client_that_leaves_stops_both_nodes_and_frees_the_sequence() {
     for stream in [true, false] {
         let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
-        let rig = Rig::start(config(&[&p], &[&d])).await;
+        // The nodes are not given up for their silence, only because the client has gone.
+        let mut config = config(&[&p], &[&d]);
+        config.limits.silence = Duration::from_secs(3600);
+        let rig = Rig::start(config).await;
         let answer = rig.chat(json!({"stream": stream}));
         let (_, decode) = d.generate().await.accept();
         decode.open(10, true).await;

@@ -168,37 +168,36 @@ async fn answer_locally(node: &FakeNode) {
 
 #[tokio::test]
 async fn a_decode_node_lost_before_any_text_is_replaced() {
-    for stream in [false, true] {
-        let (d0, d1) = (
-            FakeNode::decode("d0", 1).await,
-            FakeNode::decode("d1", 1).await,
-        );
-        let rig = Rig::start(config(&[], &[&d0, &d1])).await;
-        let answer = rig.chat(json!({"stream": stream, "tandem": {"return_tokens": true}}));
-        let (_, decode) = d0.generate().await.accept();
-        decode.open(10, false).await;
-        decode.prefilled(0, 9, None).await;
-        // A token without certain text has not reached the client.
-        decode.token(1, "").await;
-        decode.break_off().await;
-        answer_locally(&d1).await;
-        let (text, info) = if stream {
-            let (events, done) = Sse::new(answer.await.unwrap()).rest().await;
-            assert!(done);
-            let roles = events
-                .iter()
-                .filter(|e| e["choices"][0]["delta"]["role"].is_string());
-            assert_eq!(roles.count(), 1);
-            let info = events.last().unwrap()["tandem"].clone();
-            (text_of(&events), serde_json::from_value(info).unwrap())
-        } else {
-            whole_of(answer.await.unwrap()).await
-        };
-        let info: TandemInfo = info;
-        assert_eq!((&*text, &*info.decode_node), ("Hello", "d1"));
-        assert_eq!(info.tokens, Some(vec![7, 8]));
-        assert!(info.events[0].contains("decode node `d0` broke the connection"));
-    }
+    let (d0, d1) = (
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+    );
+    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let answer = rig.chat(json!({"stream": true, "tandem": {"return_tokens": true}}));
+    let (_, decode) = d0.generate().await.accept();
+    decode.open(10, false).await;
+    let mut sse = Sse::new(answer.await.unwrap());
+    assert_eq!(sse.json().await["choices"][0]["delta"]["role"], "assistant");
+    decode.prefilled(0, 9, None).await;
+    // A token without certain text has not reached the client.
+    decode.token(1, "").await;
+    decode.break_off().await;
+    answer_locally(&d1).await;
+    let (events, done) = sse.rest().await;
+    assert!(done);
+    assert_eq!(text_of(&events), "Hello");
+    // The role is not told again.
+    let role = |e: &serde_json::Value| e["choices"][0]["delta"]["role"].is_string();
+    assert!(!events.iter().any(role));
+    let info = events.last().unwrap()["tandem"].clone();
+    let info: TandemInfo = serde_json::from_value(info).unwrap();
+    assert_eq!((&*info.mode, &*info.decode_node), ("local", "d1"));
+    assert_eq!(info.tokens, Some(vec![7, 8]));
+    let event = &info.events[0];
+    assert!(
+        event.contains("decode node `d0` broke the connection"),
+        "{event}"
+    );
 }
 
 #[tokio::test]
@@ -358,4 +357,31 @@ async fn when_every_node_fails_the_error_names_the_last_one() {
         "{}",
         error.message
     );
+}
+
+#[tokio::test]
+async fn events_in_the_wrong_order_are_a_failure() {
+    let (d0, d1) = (
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+    );
+    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    for twice in [false, true] {
+        let answer = rig.chat(json!({}));
+        let (_, decode) = d0.generate().await.accept();
+        if twice {
+            decode.open(10, false).await;
+            decode.open(10, false).await;
+        } else {
+            decode.prefilled(0, 9, None).await;
+        }
+        decode.closed().await;
+        answer_locally(&d1).await;
+        let (_, info) = whole_of(answer.await.unwrap()).await;
+        let event = &info.events[0];
+        assert!(event.contains("in the wrong order"), "{event}");
+        // The scheduler leaves a node alone that failed, until its next status.
+        let status = serde_json::to_value(status(Role::Decode, 1, "t")).unwrap();
+        d0.become_status(status).await;
+    }
 }

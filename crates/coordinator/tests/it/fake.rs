@@ -171,7 +171,7 @@ impl FakeNode {
 
     /// Answers status questions with this from now on, and returns when the coordinator has it:
     /// one question may have been answered before, the next gets the new status, and the one
-    /// after that is asked when the scheduler has been told.
+    /// after that is asked when the scheduler has been told. With `null` the questions fail.
     pub async fn become_status(&self, status: Value) {
         *self.status.lock().unwrap() = status;
         let mut statuses = self.statuses.lock().await;
@@ -281,7 +281,6 @@ impl Events {
         self.send(&GenerateEvent::Done {
             finish_reason: FinishReason::Stop,
             generated_tokens,
-            first_token_ms: 3.5,
             decode_ms: 4.5,
         })
         .await;
@@ -309,6 +308,9 @@ impl Events {
 async fn tell_status(State(shared): State<Arc<Shared>>) -> Response {
     let status = shared.status.lock().unwrap().clone();
     let _ = shared.statuses.send(());
+    if status.is_null() {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
     // No connection is kept, so that a node that has stopped cannot be reached through an old one.
     ([(header::CONNECTION, "close")], Json(status)).into_response()
 }

@@ -35,7 +35,19 @@ async fn nodes_tell_what_they_hold_and_do() {
         (prefill.models[0].decodes, prefill.models[0].prefills),
         (0, 1)
     );
-    drop(call);
+    // A prefill that has ended no longer counts, though the request goes on.
+    let (_, decode) = call.accept();
+    decode.open(10, true).await;
+    let (_, prefill) = p.prefill_call().await.accept();
+    prefill.prefill_done().await;
+    loop {
+        let (_, nodes) = rig.get("/v1/nodes").await;
+        let list: NodeList = serde_json::from_value(nodes).unwrap();
+        assert_eq!(list.data[1].models[0].decodes, 1);
+        if list.data[0].models[0].prefills == 0 {
+            break;
+        }
+    }
 }
 
 #[tokio::test]
@@ -102,4 +114,18 @@ async fn a_node_that_goes_and_comes_back_is_noticed() {
     assert_eq!(nodes["data"][0]["up"], false);
     let reason = nodes["data"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("cannot be reached"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_node_may_miss_some_polls() {
+    for (missed_polls, expected) in [(u32::MAX, 200), (1, 503)] {
+        let d = FakeNode::decode("d", 1).await;
+        let mut config = config(&[], &[&d]);
+        config.limits.missed_polls = missed_polls;
+        let rig = Rig::start(config).await;
+        assert_eq!(rig.get("/health").await.0, 200);
+        d.become_status(serde_json::Value::Null).await;
+        let (code, report) = rig.get("/health").await;
+        assert_eq!(code, expected, "{report}");
+    }
 }

@@ -100,8 +100,8 @@ async fn a_whole_chat_tells_nodes_phases_and_usage() {
         (1.5, 20.0, 2.5)
     );
     assert_eq!((phases.transfer, phases.exposed_transfer), (10.0, 5.0));
-    assert_eq!((phases.first_token, phases.decode), (3.5, 4.5));
-    assert!(phases.queue >= 0.0);
+    assert_eq!(phases.decode, 4.5);
+    assert!(phases.queue >= 0.0 && phases.first_token > phases.queue);
     assert_eq!(info.events, Vec::<String>::new());
     assert_eq!(info.tokens, None);
 }
