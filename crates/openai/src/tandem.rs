@@ -73,7 +73,7 @@ pub struct PhasesMs {
     pub exposed_transfer: f64,
     /// Writing received KV into the decode node's cache.
     pub apply: f64,
-    /// From the prompt's KV being complete on the decode node to the first generated token.
+    /// From the request's arrival to the first generated token.
     pub first_token: f64,
     /// From the first generated token to the last.
     pub decode: f64,
