@@ -34,7 +34,8 @@ struct Rule {
     development: &'static [&'static str],
 }
 
-/// The drawing in `ARCHITECTURE.md` as a table. The programs, `cli` and `xtask`, stand on top.
+/// The drawing in `ARCHITECTURE.md` as a table. `cli`, `xtask` and what makes training
+/// data, `corpus`, stand on top.
 const RULES: &[Rule] = &[
     rule("kv", &[], &[]),
     rule("openai", &[], &[]),
@@ -46,7 +47,12 @@ const RULES: &[Rule] = &[
     rule("node", &["kv", "proto", "engine"], &[]),
     rule("coordinator", &["kv", "proto", "sched", "openai"], &[]),
     rule("grading", &["openai"], &[]),
-    rule("xtask", &["fixtures"], &[]),
+    rule("corpus", &["grading"], &[]),
+    rule(
+        "xtask",
+        &["engine", "llama", "grading", "corpus", "fixtures"],
+        &[],
+    ),
     rule(
         "cli",
         &[

@@ -1,0 +1,172 @@
+//! Arguments, `--version`, `run`, and how processes end.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tandem_fixtures::Architecture;
+
+use super::daemon::{Daemon, TANDEM, fixture, write_config};
+
+fn tandem(arguments: &[&str]) -> Output {
+    Command::new(TANDEM)
+        .args(arguments)
+        .output()
+        .expect("the binary runs")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn shown(path: &Path) -> &str {
+    path.to_str().expect("a UTF-8 path")
+}
+
+#[test]
+fn the_version_names_engine_and_cpu_features() {
+    for flag in ["-V", "--version"] {
+        let output = tandem(&[flag]);
+        assert!(output.status.success());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        for part in ["tandem 0.", "llama.cpp", "backends CPU", "devices", " = 1"] {
+            assert!(text.contains(part), "`{part}` is not in {text}");
+        }
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused_with_the_mend() {
+    let dir = tempfile::tempdir().expect("dir");
+    let file = dir.path().join("tandem.toml");
+    std::fs::write(&file, "[[nodes]]\nname = \"a\"\n").expect("config");
+    let (file, gguf) = (shown(&file), fixture(Architecture::Llama));
+    let model = format!("m={}", gguf.display());
+    let node = [
+        "node",
+        "--listen",
+        "127.0.0.1:0",
+        "--role",
+        "decode",
+        "--model",
+    ];
+    let with = |more: &[&'static str]| -> Vec<String> {
+        let words = node.iter().copied().chain([model.as_str()]);
+        words
+            .chain(more.iter().copied())
+            .map(str::to_owned)
+            .collect()
+    };
+    let words = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
+    for (arguments, expected) in [
+        (
+            words(&["serve", "--config", "missing.toml"]),
+            vec!["missing.toml"],
+        ),
+        (words(&["serve", "--config", file]), vec!["nodes", "`node`"]),
+        (words(&["run", "--config", file]), vec!["<PROMPT>"]),
+        (
+            words(&["grade", "--config", file]),
+            vec!["--rubric", "--out"],
+        ),
+        (
+            words(&["node", "--role", "cook"]),
+            vec!["prefill", "decode", "both"],
+        ),
+        (words(&[&node[..], &["x"]].concat()), vec!["NAME=PATH"]),
+        (
+            words(&[&node[..], &["m=missing.gguf"]].concat()),
+            vec!["`m`", "missing.gguf"],
+        ),
+        (
+            with(&["--chunk", "100", "--ubatch", "64"]),
+            vec!["chunk", "multiple"],
+        ),
+        (with(&["--slots", "0"]), vec!["sequences"]),
+        (
+            with(&["--handoff", "192.0.2.1:1"]),
+            vec!["--handoff", "192.0.2.1:1"],
+        ),
+        (words(&["demo", "--course", "missing"]), vec!["rubric.yaml"]),
+        (
+            words(&["demo", "--model", "code=missing.gguf"]),
+            vec!["missing.gguf"],
+        ),
+    ] {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = tandem(&arguments);
+        assert!(!output.status.success(), "{arguments:?} succeeded");
+        let text = stderr(&output);
+        for part in expected {
+            assert!(
+                text.contains(part),
+                "{arguments:?}: `{part}` is not in {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_prompt_is_answered_on_the_terminal_with_its_timings() {
+    let model = Architecture::Qwen3;
+    let prefill = Daemon::node("prefill", &[model], &[]);
+    let decode = Daemon::node("decode", &[model], &[]);
+    let dir = tempfile::tempdir().expect("dir");
+    let nodes = [("p", prefill.address), ("d", decode.address)];
+    let config = write_config(dir.path(), 512, &nodes, &[(model, &["p"], &["d"])]);
+    let prompt = dir.path().join("prompt.txt");
+    std::fs::write(&prompt, "How do I read a file?").expect("prompt");
+    let config = shown(&config);
+    let from_argument = [
+        "run",
+        "--config",
+        config,
+        "--max-tokens",
+        "8",
+        "How do I read a file?",
+    ];
+    let from_file = [
+        "run",
+        "--config",
+        config,
+        "--max-tokens",
+        "8",
+        "--prompt-file",
+        shown(&prompt),
+    ];
+    let first = tandem(&from_argument);
+    assert!(first.status.success(), "{}", stderr(&first));
+    for part in ["p → d", "remote", "prefill ms", "handoff MB"] {
+        assert!(stderr(&first).contains(part), "{}", stderr(&first));
+    }
+    let second = tandem(&from_file);
+    assert!(second.status.success(), "{}", stderr(&second));
+    assert_eq!(first.stdout, second.stdout);
+    assert!(!first.stdout.is_empty());
+}
+
+#[test]
+fn a_node_that_is_not_there_is_named_with_the_mend() {
+    // A port that was free a moment ago, and on which nothing listens.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = gone.local_addr().expect("an address");
+    drop(gone);
+    let dir = tempfile::tempdir().expect("dir");
+    let model = Architecture::Llama;
+    let config = write_config(dir.path(), 512, &[("d", address)], &[(model, &[], &["d"])]);
+    let output = tandem(&["run", "--config", shown(&config), "hello"]);
+    assert!(!output.status.success());
+    let (text, at) = (stderr(&output), address.to_string());
+    for part in [
+        "`d`",
+        at.as_str(),
+        "tandem node --role decode --model llama=PATH",
+    ] {
+        assert!(text.contains(part), "`{part}` is not in {text}");
+    }
+}
+
+#[test]
+fn a_node_ends_cleanly_when_its_standard_input_does() {
+    let node = Daemon::node("both", &[Architecture::Llama], &[]);
+    assert!(node.close_stdin_and_wait().success());
+}

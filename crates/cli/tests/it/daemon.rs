@@ -1,0 +1,118 @@
+//! Processes of the binary under test.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tandem_fixtures::{Architecture, Spec};
+
+/// The binary under test.
+pub const TANDEM: &str = env!("CARGO_BIN_EXE_tandem");
+
+/// Where fixtures and other things live that tests can share.
+pub fn shared_dir() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned()
+}
+
+/// A fixture model on disk.
+pub fn fixture(architecture: Architecture) -> PathBuf {
+    let dir = shared_dir().join("fixtures");
+    tandem_fixtures::ensure(&dir, &Spec::new(architecture)).expect("fixture")
+}
+
+/// A process that has said where it listens. It is killed at the end of the test, and ends by itself
+/// if the test process dies.
+pub struct Daemon {
+    child: Child,
+    /// Where its API listens.
+    pub address: SocketAddr,
+    /// Kept open, so that it can write.
+    _output: BufReader<std::process::ChildStdout>,
+}
+
+impl Daemon {
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the process starts");
+        let mut output = BufReader::new(child.stdout.take().expect("output"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("a line");
+        let address = line
+            .strip_prefix("ready http://")
+            .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        let Some(address) = address else {
+            let _ = child.kill();
+            panic!("the process said {line:?} instead of its address");
+        };
+        Self {
+            child,
+            address,
+            _output: output,
+        }
+    }
+
+    /// Starts a node with these models and further arguments.
+    pub fn node(role: &str, models: &[Architecture], further: &[&str]) -> Self {
+        let mut command = Command::new(TANDEM);
+        command.args(["node", "--role", role, "--listen", "127.0.0.1:0"]);
+        command.args(["--stop-with-stdin", "--threads", "1"]);
+        command.env("TANDEM_LOG", "warn");
+        for model in models {
+            let path = fixture(*model);
+            command.arg("--model");
+            command.arg(format!("{model}={}", path.display()));
+        }
+        Self::spawn(command.args(further))
+    }
+
+    /// Starts a coordinator with this configuration.
+    pub fn serve(config: &Path) -> Self {
+        let mut command = Command::new(TANDEM);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--config"]);
+        command.arg(config).env("TANDEM_LOG", "error");
+        Self::spawn(&mut command)
+    }
+
+    /// Ends it as a crash of the machine would.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("SIGKILL");
+        self.child.wait().expect("its end");
+    }
+
+    /// Closes its standard input and waits for its end.
+    pub fn close_stdin_and_wait(mut self) -> std::process::ExitStatus {
+        drop(self.child.stdin.take());
+        self.child.wait().expect("its end")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A configuration file: nodes by name, and for each model its prefill and decode nodes.
+pub fn write_config(
+    dir: &Path,
+    chunk: u32,
+    nodes: &[(&str, SocketAddr)],
+    models: &[(Architecture, &[&str], &[&str])],
+) -> PathBuf {
+    let mut text = format!("chunk = {chunk}\n");
+    for (name, address) in nodes {
+        text += &format!("[[node]]\nname = \"{name}\"\naddress = \"{address}\"\n");
+    }
+    for (model, prefill, decode) in models {
+        text +=
+            &format!("[[model]]\nname = \"{model}\"\nprefill = {prefill:?}\ndecode = {decode:?}\n");
+    }
+    let path = dir.join("tandem.toml");
+    std::fs::write(&path, text).expect("config");
+    path
+}

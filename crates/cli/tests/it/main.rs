@@ -1,0 +1,11 @@
+//! The binary as users run it: real processes, real sockets, the real engine on fixture models.
+
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod cli;
+mod client;
+mod daemon;
+mod demo;
+mod grade;
+mod openai_client;
+mod processes;

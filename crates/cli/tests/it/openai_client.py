@@ -1,0 +1,59 @@
+"""Talks to the coordinator at argv[1] with the official client; model argv[2]. Prints `ok` at the end."""
+
+import sys
+
+import openai
+
+client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0)
+model = sys.argv[2]
+messages = [
+    {"role": "system", "content": "You are brief."},
+    {"role": "user", "content": "What is a list?"},
+]
+request = dict(model=model, messages=messages, max_tokens=24, temperature=0)
+
+assert [m.id for m in client.models.list()] == [model]
+
+whole = client.chat.completions.create(**request)
+choice = whole.choices[0]
+assert choice.finish_reason in ("stop", "length"), choice
+assert choice.message.role == "assistant"
+assert whole.usage.completion_tokens >= 1
+assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+assert whole.model_extra["tandem"]["mode"] == "remote", whole.model_extra
+
+text, finish, usage = "", None, None
+for chunk in client.chat.completions.create(
+    **request, stream=True, stream_options={"include_usage": True}
+):
+    for choice_part in chunk.choices:
+        text += choice_part.delta.content or ""
+        finish = choice_part.finish_reason or finish
+    usage = chunk.usage or usage
+assert text == choice.message.content, (text, choice.message.content)
+assert finish == choice.finish_reason
+assert usage == whole.usage, (usage, whole.usage)
+
+completion = client.completions.create(model=model, prompt="def f(", max_tokens=8, temperature=0)
+assert completion.choices[0].finish_reason in ("stop", "length")
+
+try:
+    client.chat.completions.create(**{**request, "model": "unheard-of"})
+    raise SystemExit("an unknown model was accepted")
+except openai.NotFoundError as error:
+    assert error.code == "model_not_found", error
+
+try:
+    client.chat.completions.create(**{**request, "temperature": -1})
+    raise SystemExit("a negative temperature was accepted")
+except openai.BadRequestError as error:
+    assert error.param == "temperature", error
+
+try:
+    long = [{"role": "user", "content": "x" * 20000}]
+    client.chat.completions.create(**{**request, "messages": long})
+    raise SystemExit("a prompt longer than the context was accepted")
+except openai.BadRequestError as error:
+    assert error.code == "context_length_exceeded", error
+
+print("ok")

@@ -1,0 +1,203 @@
+//! Handoffs between processes, and the loss of each of them.
+
+use std::net::SocketAddr;
+
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use tandem_fixtures::Architecture;
+use tandem_proto::Phase;
+
+use super::client::{ask, ask_any, chat, http, node_status, text, tokens};
+use super::daemon::{Daemon, write_config};
+
+/// Tokens per chunk, so that prompts have many.
+const CHUNK: u32 = 64;
+/// Longer than the windows of the fixtures.
+const LONG: usize = 1500;
+/// How often a test tries to be in time for the middle of a handoff.
+const ATTEMPTS: usize = 8;
+
+/// Further arguments of every node here.
+const NODE: [&str; 6] = ["--chunk", "64", "--context", "16384", "--slots", "2"];
+
+struct Cluster {
+    prefill: Daemon,
+    decodes: Vec<Daemon>,
+    coordinator: Daemon,
+    _dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// One prefill node, some decode nodes and a coordinator.
+    fn start(models: &[Architecture], decodes: usize) -> Self {
+        let prefill = Daemon::node("prefill", models, &NODE);
+        let decodes: Vec<Daemon> = (0..decodes)
+            .map(|_| Daemon::node("decode", models, &NODE))
+            .collect();
+        let names: Vec<String> = (0..decodes.len()).map(|i| format!("d{i}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut nodes = vec![("p", prefill.address)];
+        nodes.extend(names.iter().copied().zip(decodes.iter().map(|d| d.address)));
+        let routes: Vec<_> = models
+            .iter()
+            .map(|m| (*m, &["p"][..], names.as_slice()))
+            .collect();
+        let dir = tempfile::tempdir().expect("dir");
+        let config = write_config(dir.path(), CHUNK, &nodes, &routes);
+        Self {
+            coordinator: Daemon::serve(&config),
+            prefill,
+            decodes,
+            _dir: dir,
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.coordinator.address
+    }
+}
+
+#[tokio::test]
+async fn what_another_process_prefilled_continues_with_the_same_tokens() {
+    let cluster = Cluster::start(&Architecture::ALL, 1);
+    for architecture in Architecture::ALL {
+        for (length, temperature) in [(10, 0.0), (200, 0.0), (LONG, 0.0), (LONG, 0.8)] {
+            let with = |route| {
+                let mut body = chat(architecture.name(), &text(length), 32, route);
+                body["temperature"] = json!(temperature);
+                body["seed"] = json!(7);
+                body
+            };
+            let remote = ask(cluster.address(), &with("remote")).await;
+            let local = ask(cluster.address(), &with("local")).await;
+            let case = format!("{architecture}, {length} bytes, temperature {temperature}");
+            assert_eq!(remote["tandem"]["mode"], "remote", "{case}: {remote}");
+            assert_eq!(remote["tandem"]["prefill_node"], "p", "{case}");
+            assert!(
+                remote["tandem"]["handoff_bytes"].as_u64() > Some(0),
+                "{case}"
+            );
+            assert_eq!(local["tandem"]["mode"], "local", "{case}");
+            assert_eq!(local["tandem"]["handoff_bytes"], 0, "{case}");
+            assert_eq!(tokens(&remote), tokens(&local), "{case}");
+        }
+    }
+}
+
+/// Waits until the sequence on a decode node is in this phase with some KV, but not all of it.
+async fn in_the_middle(node: SocketAddr, phase: Phase) {
+    loop {
+        let status = node_status(node).await;
+        let mut sequences = status.models.iter().flat_map(|m| &m.sequences);
+        let found = sequences
+            .any(|s| s.phase == phase && s.held_tokens > 0 && s.held_tokens < s.prompt_tokens - 1);
+        if found {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_node_lost_in_the_middle_of_a_handoff_costs_no_answer() {
+    let model = Architecture::Llama;
+    let body = chat(model.name(), &text(6_000), 16, "remote");
+    for _ in 0..ATTEMPTS {
+        let mut cluster = Cluster::start(&[model], 1);
+        let (coordinator, decode) = (cluster.address(), cluster.decodes[0].address);
+        let asking = tokio::spawn({
+            let body = body.clone();
+            async move { ask(coordinator, &body).await }
+        });
+        in_the_middle(decode, Phase::Receiving).await;
+        cluster.prefill.kill();
+        let answer = asking.await.expect("an answer");
+        if answer["tandem"]["mode"] == "remote" {
+            // The handoff was faster than the signal; another attempt.
+            continue;
+        }
+        // What came before the loss is kept: the decode node prefilled only the rest.
+        let prompt = answer["tandem"]["prompt_tokens"].as_u64().expect("a count");
+        let own = prefilled_by_itself(&answer);
+        assert!(own > 0 && own < prompt - 1, "{own} of {prompt}: {answer}");
+        let local = ask(coordinator, &chat(model.name(), &text(6_000), 16, "local")).await;
+        assert_eq!(tokens(&answer), tokens(&local));
+        return;
+    }
+    panic!("no handoff was caught in the middle in {ATTEMPTS} attempts");
+}
+
+/// The number of tokens that, by the timeline's notes, the decode node prefilled itself.
+fn prefilled_by_itself(answer: &Value) -> u64 {
+    let events = answer["tandem"]["events"].as_array().expect("events");
+    let mut told = events.iter().rev().filter_map(|e| {
+        let (_, rest) = e.as_str()?.split_once("decode node `d0` prefilled ")?;
+        rest.split(' ').next()?.parse().ok()
+    });
+    told.next()
+        .unwrap_or_else(|| panic!("the timeline tells no fallback: {answer}"))
+}
+
+/// The index of the decode node that works on a request.
+async fn busy(decodes: &[Daemon]) -> usize {
+    loop {
+        for (i, node) in decodes.iter().enumerate() {
+            let status = node_status(node.address).await;
+            if status.models.iter().any(|m| !m.sequences.is_empty()) {
+                return i;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_is_retried_when_its_decode_node_is_lost() {
+    let model = Architecture::Llama;
+    let mut cluster = Cluster::start(&[model], 2);
+    let coordinator = cluster.address();
+    let body = chat(model.name(), &text(3000), 2000, "remote");
+    let expected = tokens(&ask(coordinator, &body).await);
+    let asking = tokio::spawn({
+        let body = body.clone();
+        async move { ask(coordinator, &body).await }
+    });
+    let lost = busy(&cluster.decodes).await;
+    cluster.decodes[lost].kill();
+    let answer = asking.await.expect("an answer");
+    assert_eq!(tokens(&answer), expected);
+    let other = format!("d{}", 1 - lost);
+    assert_eq!(answer["tandem"]["decode_node"], other.as_str(), "{answer}");
+    let events = answer["tandem"]["events"].to_string();
+    assert!(events.contains(&format!("d{lost}")), "{events}");
+}
+
+#[tokio::test]
+async fn a_streamed_answer_ends_with_an_error_when_its_decode_node_is_lost() {
+    let model = Architecture::Llama;
+    let mut cluster = Cluster::start(&[model], 1);
+    let mut body = chat(model.name(), &text(100), 8000, "remote");
+    body["stream"] = json!(true);
+    let response = http()
+        .post(format!("http://{}/v1/chat/completions", cluster.address()))
+        .json(&body)
+        .send()
+        .await
+        .expect("a stream");
+    assert_eq!(response.status().as_u16(), 200);
+    let mut stream = response.bytes_stream();
+    let mut seen = String::new();
+    let mut killed = false;
+    while let Some(bytes) = stream.next().await {
+        seen += &String::from_utf8_lossy(&bytes.expect("the stream goes on"));
+        if !killed && seen.matches("\"content\"").count() > 2 {
+            cluster.decodes[0].kill();
+            killed = true;
+        }
+    }
+    let last = seen.trim_end().lines().last().expect("a line");
+    let last: Value = serde_json::from_str(last.trim_start_matches("data: ")).expect("JSON");
+    assert!(last["error"]["message"].is_string(), "{last}");
+    assert!(!seen.contains("[DONE]"));
+    // The next request is told what is missing, with the right status.
+    let (status, answer) = ask_any(cluster.address(), &chat(model.name(), "x", 1, "auto")).await;
+    assert_eq!(status, 503, "{answer}");
+}
