@@ -180,18 +180,17 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
     let tokenize_ms = start.elapsed().as_secs_f64() * 1e3;
     let remote = wants_remote && tokens.len() > 1;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
+    let admission = model.admit()?;
+    let guard = open_request(&node, &model, id.clone(), admission.job, remote, &tokens);
     let job = GenerateJob {
-        request: id.clone(),
+        request: id,
         tokens: tokens.clone(),
         chunk,
         remote,
         generation,
         events,
     };
-    let (reply, answer) = oneshot::channel();
-    model.command(Command::Generate(Box::new(job), reply))?;
-    let job = answer.await.map_err(|_| stopped())??;
-    let guard = open_request(&node, &model, id, job, remote, &tokens);
+    model.command(Command::Generate(admission, Box::new(job)))?;
     let opened = GenerateEvent::Opened {
         prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
         tokens: remote.then_some(tokens),
@@ -208,10 +207,6 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
         GenerateEvent::Beat,
         is_last,
     ))
-}
-
-fn stopped() -> NodeError {
-    NodeError::new(ErrorCode::Stopping, "the engine has stopped")
 }
 
 /// Tokenises and checks a request; runs off the async threads.
@@ -386,9 +381,9 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
         chunk: request.chunk,
         chunks,
     };
-    let (reply, answer) = oneshot::channel();
-    model.command(Command::Prefill(Box::new(job), reply))?;
-    let job = answer.await.map_err(|_| stopped())??;
+    let admission = model.admit()?;
+    let id = admission.job;
+    model.command(Command::Prefill(admission, Box::new(job)))?;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let outgoing = Outgoing {
         contract: model.contract.clone(),
@@ -399,7 +394,7 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
     let guard = PumpGuard {
         pump: pump.abort_handle(),
         model,
-        job,
+        job: id,
     };
     let is_last =
         |e: &PrefillEvent| matches!(e, PrefillEvent::Done { .. } | PrefillEvent::Failed(_));

@@ -6,13 +6,22 @@ use std::time::Instant;
 use tandem_engine::Token;
 use tandem_engine::generation::Generation;
 use tandem_kv::{KvBlock, Section};
-use tandem_proto::{GenerateEvent, NodeError, SequenceStatus};
-use tokio::sync::{mpsc, oneshot};
+use tandem_proto::{GenerateEvent, SequenceStatus};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 /// Number of a job; never used twice by a worker, so that a late message for a job that has
 /// ended finds nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(pub u64);
+
+/// A job's number and its place in the engine; the place is free again when this is dropped.
+#[derive(Debug)]
+pub struct Admission {
+    /// The number.
+    pub job: JobId,
+    /// One of the engine's sequences.
+    pub place: OwnedSemaphorePermit,
+}
 
 /// A request to generate.
 pub struct GenerateJob {
@@ -79,10 +88,10 @@ pub struct Computed {
 /// What an engine thread is asked to do.
 #[derive(Debug)]
 pub enum Command {
-    /// Start a generation; answers with the job, or why not.
-    Generate(Box<GenerateJob>, oneshot::Sender<Result<JobId, NodeError>>),
+    /// Start a generation.
+    Generate(Admission, Box<GenerateJob>),
     /// Start a prefill for another node.
-    Prefill(Box<PrefillJob>, oneshot::Sender<Result<JobId, NodeError>>),
+    Prefill(Admission, Box<PrefillJob>),
     /// Put received KV into the cache.
     Apply(JobId, Box<KvBlock>, oneshot::Sender<Result<(), String>>),
     /// All KV of the job has been applied and the sender has committed.

@@ -1,5 +1,6 @@
 //! A model that a node serves: its engine thread and what is shared with it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,8 +11,10 @@ use tandem_engine::{Capacity, KvEngine, Tokenizer};
 use tandem_kv::Contract;
 use tandem_proto::{ErrorCode, NodeError};
 
+use tokio::sync::Semaphore;
+
 use crate::RunError;
-use crate::job::Command;
+use crate::job::{Admission, Command, JobId};
 use crate::limits::MAX_COMMANDS;
 use crate::worker::Worker;
 
@@ -30,6 +33,8 @@ pub struct Model {
     /// Makes constraints over this vocabulary.
     pub constraints: ConstraintFactory,
     commands: SyncSender<Command>,
+    places: Arc<Semaphore>,
+    next_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -71,6 +76,8 @@ impl Model {
             template,
             constraints,
             commands,
+            places: Arc::new(Semaphore::new(capacity.sequences as usize)),
+            next_job: AtomicU64::new(1),
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -92,6 +99,25 @@ impl Model {
         {
             tracing::error!(model = %self.name, "the engine thread panicked");
         }
+    }
+
+    /// Reserves a sequence for a new job, without waiting for the engine thread, which may be in the
+    /// middle of a long chunk.
+    ///
+    /// # Errors
+    /// If all sequences are in use.
+    pub fn admit(&self) -> Result<Admission, NodeError> {
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            let n = self.capacity.sequences;
+            NodeError::new(
+                ErrorCode::Busy,
+                format!("all {n} sequences of `{}` are in use", self.name),
+            )
+        })?;
+        Ok(Admission {
+            job: JobId(self.next_job.fetch_add(1, Ordering::Relaxed)),
+            place,
+        })
     }
 
     /// Hands a command to the engine thread.

@@ -19,7 +19,7 @@ use tandem_proto::{
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::job::{Command, Computed, GenerateJob, JobId, PrefillJob};
+use crate::job::{Admission, Command, Computed, GenerateJob, JobId, PrefillJob};
 use crate::limits::{EVENT_STALL, IDLE_TICK};
 
 /// Owns the engine and every sequence of one model.
@@ -27,7 +27,6 @@ pub struct Worker {
     engine: Box<dyn KvEngine>,
     commands: Receiver<Command>,
     jobs: BTreeMap<JobId, Job>,
-    next_id: u64,
     /// The job that computed the last chunk, for taking turns.
     last_prefill: JobId,
     stopping: bool,
@@ -40,6 +39,8 @@ struct Job {
     chunk: u32,
     prefill_ms: f64,
     work: Work,
+    /// Frees the place when the job is dropped, after its sequence is released.
+    _admission: Admission,
 }
 
 enum Work {
@@ -166,7 +167,6 @@ impl Worker {
             engine,
             commands,
             jobs: BTreeMap::new(),
-            next_id: 0,
             last_prefill: JobId(0),
             stopping: false,
         }
@@ -217,14 +217,8 @@ impl Worker {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Generate(job, reply) => {
-                let result = self.start_generate(*job);
-                self.admitted(result, reply);
-            }
-            Command::Prefill(job, reply) => {
-                let result = self.start_prefill(*job);
-                self.admitted(result, reply);
-            }
+            Command::Generate(admission, job) => self.start_generate(admission, *job),
+            Command::Prefill(admission, job) => self.start_prefill(admission, *job),
             Command::Apply(id, block, reply) => {
                 // The pump may have given up meanwhile; then nobody needs the answer.
                 let _ = reply.send(self.apply(id, &block));
@@ -236,17 +230,6 @@ impl Worker {
                 let _ = reply.send(self.status());
             }
             Command::Stop => self.stopping = true,
-        }
-    }
-
-    /// Tells the caller which job was started; ends it if the caller has gone.
-    fn admitted(
-        &mut self,
-        result: Result<JobId, NodeError>,
-        reply: tokio::sync::oneshot::Sender<Result<JobId, NodeError>>,
-    ) {
-        if let Err(Ok(id)) = reply.send(result) {
-            self.end(id);
         }
     }
 
@@ -267,14 +250,15 @@ impl Worker {
             .collect()
     }
 
-    fn open(&mut self) -> Result<(JobId, Sequence), NodeError> {
-        let sequence = self.engine.open().map_err(|e| engine_error(&e))?;
-        self.next_id += 1;
-        Ok((JobId(self.next_id), sequence))
-    }
-
-    fn start_generate(&mut self, job: GenerateJob) -> Result<JobId, NodeError> {
-        let (id, sequence) = self.open()?;
+    fn start_generate(&mut self, admission: Admission, job: GenerateJob) {
+        let sequence = match self.engine.open() {
+            Ok(sequence) => sequence,
+            Err(e) => {
+                // The stream ends either way.
+                let _ = job.events.try_send(GenerateEvent::Failed(engine_error(&e)));
+                return;
+            }
+        };
         let stage = if job.remote {
             Stage::Receiving
         } else {
@@ -287,37 +271,41 @@ impl Worker {
             summary: PrefillSummary::default(),
             stalled: None,
         }));
-        self.insert(id, sequence, job.request, job.tokens, job.chunk, work);
+        let id = admission.job;
+        let job = Job {
+            request: job.request,
+            sequence,
+            tokens: job.tokens,
+            chunk: job.chunk,
+            prefill_ms: 0.0,
+            work,
+            _admission: admission,
+        };
+        self.jobs.insert(id, job);
         self.finish_empty_prefill(id);
-        Ok(id)
     }
 
-    fn start_prefill(&mut self, job: PrefillJob) -> Result<JobId, NodeError> {
-        let (id, sequence) = self.open()?;
+    fn start_prefill(&mut self, admission: Admission, job: PrefillJob) {
+        let sequence = match self.engine.open() {
+            Ok(sequence) => sequence,
+            Err(e) => {
+                tracing::error!(request = %job.request, error = %e, "no sequence for a prefill");
+                return;
+            }
+        };
         let work = Work::Export {
             chunks: job.chunks,
             next: 0,
         };
-        self.insert(id, sequence, job.request, job.tokens, job.chunk, work);
-        Ok(id)
-    }
-
-    fn insert(
-        &mut self,
-        id: JobId,
-        sequence: Sequence,
-        request: String,
-        tokens: Vec<Token>,
-        chunk: u32,
-        work: Work,
-    ) {
+        let id = admission.job;
         let job = Job {
-            request,
+            request: job.request,
             sequence,
-            tokens,
-            chunk,
+            tokens: job.tokens,
+            chunk: job.chunk,
             prefill_ms: 0.0,
             work,
+            _admission: admission,
         };
         self.jobs.insert(id, job);
     }
