@@ -224,14 +224,30 @@ fn finish(
     Ok(ExitCode::SUCCESS)
 }
 
+/// The first feedback that a teacher could read.
+fn show_feedback(graded: &[Graded]) -> anyhow::Result<()> {
+    let Some((one, text)) = graded.iter().find_map(|g| Some((g, g.feedback.as_ref()?))) else {
+        return Ok(());
+    };
+    output::print(&format!("feedback for {}:", one.name))?;
+    for line in text.lines() {
+        output::print(&format!("  {line}"))?;
+    }
+    Ok(())
+}
+
 fn show(
     arguments: &Arguments,
     models: &Models,
     outcome: &Outcome,
     summary: &Summary,
 ) -> anyhow::Result<()> {
+    output::print(&tables::grades(&outcome.remote).to_string())?;
     let table = tables::jobs(&outcome.remote, outcome.local.as_deref());
     output::print(&table.to_string())?;
+    if !models.random {
+        show_feedback(&outcome.remote)?;
+    }
     for (name, event) in summary::notes(&outcome.remote) {
         output::print(&format!("note: {name}: {event}"))?;
     }
@@ -243,8 +259,7 @@ fn show(
     ))?;
     match totals.identical {
         Some(true) => output::print(
-            "compared with prefill and decode on the same node (second line of each job): \
-             every generated token is the same",
+            "compared with prefill and decode on the same node: every generated token is the same",
         )?,
         Some(false) => {
             output::print("compared with prefill and decode on the same node: NOT the same")?

@@ -1,5 +1,6 @@
 //! Environment variables, read once.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use tracing_subscriber::EnvFilter;
@@ -50,6 +51,7 @@ impl Environment {
         };
         tracing_subscriber::fmt()
             .with_env_filter(filter)
+            .with_ansi(std::io::stderr().is_terminal())
             .with_writer(std::io::stderr)
             .init();
     }

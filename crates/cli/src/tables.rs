@@ -2,147 +2,143 @@
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
-use tandem_grading::{Graded, JobRecord};
-use tandem_openai::TandemInfo;
+use tandem_grading::{Graded, Job, JobRecord};
+use tandem_openai::{PhasesMs, TandemInfo};
 
 /// What an unknown value is shown as.
 const NOTHING: &str = "–";
 
-/// How one request was served.
+/// How one request was served, a line per figure.
 pub fn timings(info: &TandemInfo) -> Table {
-    let mut table = new(&[
-        "prefill → decode",
-        "mode",
-        "prompt",
-        "generated",
-        "queue ms",
-        "tokenize ms",
-        "prefill ms",
-        "transfer ms",
-        "exposed ms",
-        "apply ms",
-        "first token ms",
-        "decode ms",
-        "handoff MB",
-    ]);
     let p = &info.phases_ms;
-    let mut row = vec![
-        Cell::new(route(info)),
-        Cell::new(&info.mode),
-        number(info.prompt_tokens),
-        number(info.generated_tokens),
-    ];
-    row.extend(
-        [
-            p.queue,
-            p.tokenize,
-            p.prefill,
-            p.transfer,
-            p.exposed_transfer,
-            p.apply,
-            p.first_token,
-            p.decode,
-        ]
-        .map(ms),
-    );
-    row.push(megabytes(info.handoff_bytes));
-    table.add_row(row);
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    let tokens = format!("{} + {} tokens", info.prompt_tokens, info.generated_tokens);
+    let served = format!("{}, {}", route(info), info.mode);
+    for (name, value) in [
+        ("prefill → decode", served),
+        ("prompt + answer", tokens),
+        ("queue", ms(p.queue)),
+        ("tokenize", ms(p.tokenize)),
+        ("prefill", ms(p.prefill)),
+        ("transfer", ms(p.transfer)),
+        ("exposed transfer", ms(p.exposed_transfer)),
+        ("apply", ms(p.apply)),
+        ("first token after", ms(p.first_token)),
+        ("decode", ms(p.decode)),
+        ("handoff", format!("{} MB", megabytes(info.handoff_bytes))),
+    ] {
+        table.add_row(vec![Cell::new(name), right(value)]);
+    }
     table
 }
 
-/// One line per submission.
+/// One line per submission: what it got, and where points were lost.
 pub fn grades(graded: &[Graded]) -> Table {
-    let mut table = new(&["submission", "status", "score", "why"]);
+    let mut table = new(&["submission", "status", "score", "points lost on"]);
     for one in graded {
-        let why = one.reasons.first().map_or("", String::as_str);
         table.add_row(vec![
             Cell::new(&one.name),
             Cell::new(one.status.as_str()),
             score(one),
-            Cell::new(why),
+            Cell::new(remark(one)),
         ]);
     }
     table
 }
 
-/// One line per job of each submission; with a second run, whose lines stand below those of the
-/// first, and whether the tokens are the same.
+/// The criteria that lost points; without criteria, why there are none.
+fn remark(one: &Graded) -> String {
+    if one.score.is_none() {
+        return one.reasons.first().cloned().unwrap_or_default();
+    }
+    let lost = one.criteria.iter().filter(|c| c.points != c.max_points);
+    let lost: Vec<String> = lost
+        .map(|c| format!("{} {}/{}", c.id, c.points, c.max_points))
+        .collect();
+    match lost.is_empty() {
+        true => "nothing".to_owned(),
+        false => lost.join(", "),
+    }
+}
+
+/// One line per job and run: where it ran and the mean of each figure, side by side.
 pub fn jobs(graded: &[Graded], compared: Option<&[Graded]>) -> Table {
     let mut header = vec![
-        "submission",
-        "status",
-        "score",
-        "job",
+        "job (means)",
         "mode",
-        "prefill → decode",
+        "answers",
         "prompt",
         "prefill ms",
         "transfer ms",
         "exposed ms",
+        "first token ms",
         "decode ms",
-        "handoff MB",
+        "KV MB",
     ];
     if compared.is_some() {
         header.push("same tokens");
     }
     let mut table = new(&header);
-    for (i, one) in graded.iter().enumerate() {
-        let other = compared.and_then(|c| c.get(i));
-        let mut head = [
-            Cell::new(&one.name),
-            Cell::new(one.status.as_str()),
-            score(one),
-        ];
-        if one.jobs.is_empty() {
-            table.add_row(head.to_vec());
-        }
-        for (j, record) in one.jobs.iter().enumerate() {
-            let again = other.and_then(|o| o.jobs.get(j));
-            let mut row = std::mem::replace(&mut head, ["", "", ""].map(Cell::new)).to_vec();
-            row.extend(job(record));
-            if compared.is_some() {
-                let same = again.and_then(|a| identical(record, a));
-                row.push(Cell::new(match same {
-                    Some(true) => "yes",
-                    Some(false) => "NO",
-                    None => NOTHING,
-                }));
+    for job in [Job::CodeAnalysis, Job::Feedback] {
+        let first = records(graded, job);
+        let second = compared.map(|c| records(c, job));
+        for (i, run) in [Some(&first), second.as_ref()]
+            .into_iter()
+            .flatten()
+            .enumerate()
+        {
+            let mut row = means(job, run);
+            if let (0, Some(second)) = (i, &second) {
+                let same = first
+                    .iter()
+                    .zip(second)
+                    .filter(|(a, b)| identical(a, b) == Some(true));
+                row.push(right(format!("{} of {}", same.count(), first.len())));
             }
             table.add_row(row);
-            if let Some(again) = again {
-                let mut row = ["", "", ""].map(Cell::new).to_vec();
-                row.extend(job(again));
-                table.add_row(row);
-            }
         }
     }
     table
+}
+
+fn records(graded: &[Graded], job: Job) -> Vec<&JobRecord> {
+    let all = graded.iter().flat_map(|g| &g.jobs);
+    all.filter(|r| r.job == job).collect()
+}
+
+fn means(job: Job, run: &[&JobRecord]) -> Vec<Cell> {
+    let infos: Vec<&TandemInfo> = run.iter().filter_map(|r| r.tandem.as_ref()).collect();
+    let n = f64::from(u32::try_from(infos.len()).unwrap_or(u32::MAX)).max(1.0);
+    let mean = |figure: fn(&TandemInfo) -> f64| infos.iter().map(|i| figure(i)).sum::<f64>() / n;
+    let phase = |figure: fn(&PhasesMs) -> f64| {
+        right(format!(
+            "{:.1}",
+            infos.iter().map(|i| figure(&i.phases_ms)).sum::<f64>() / n
+        ))
+    };
+    let bytes = infos.iter().map(|i| i.handoff_bytes).sum::<u64>();
+    let mut modes: Vec<&str> = infos.iter().map(|i| i.mode.as_str()).collect();
+    modes.sort_unstable();
+    modes.dedup();
+    vec![
+        Cell::new(job.as_str()),
+        Cell::new(modes.join(", ")),
+        right(infos.len()),
+        right(format!("{:.0}", mean(|i| f64::from(i.prompt_tokens)))),
+        phase(|p| p.prefill),
+        phase(|p| p.transfer),
+        phase(|p| p.exposed_transfer),
+        phase(|p| p.first_token),
+        phase(|p| p.decode),
+        right(megabytes(bytes / (infos.len() as u64).max(1))),
+    ]
 }
 
 /// Whether two runs of a job generated the same tokens; `None` if one of them has no tokens to show.
 pub fn identical(a: &JobRecord, b: &JobRecord) -> Option<bool> {
     let tokens = |record: &JobRecord| record.tandem.as_ref()?.tokens.clone();
     Some(tokens(a)? == tokens(b)?)
-}
-
-fn job(record: &JobRecord) -> Vec<Cell> {
-    let name = Cell::new(record.job.as_str());
-    let Some(info) = &record.tandem else {
-        let error = record.error.as_deref().unwrap_or(NOTHING);
-        return vec![name, Cell::new(error)];
-    };
-    let p = &info.phases_ms;
-    vec![
-        name,
-        Cell::new(&info.mode),
-        Cell::new(route(info)),
-        number(info.prompt_tokens),
-        ms(p.prefill),
-        ms(p.transfer),
-        ms(p.exposed_transfer),
-        ms(p.decode),
-        megabytes(info.handoff_bytes),
-    ]
 }
 
 fn new(header: &[&str]) -> Table {
@@ -163,19 +159,15 @@ fn score(one: &Graded) -> Cell {
     right(text)
 }
 
-fn ms(value: f64) -> Cell {
-    right(format!("{value:.1}"))
+fn ms(value: f64) -> String {
+    format!("{value:.1} ms")
 }
 
-fn number(value: u32) -> Cell {
-    right(value.to_string())
-}
-
-fn megabytes(bytes: u64) -> Cell {
+fn megabytes(bytes: u64) -> String {
     // Exact to the shown digits for anything below 2^53 bytes.
     #[expect(clippy::cast_precision_loss, reason = "shown with two digits")]
     let value = bytes as f64 / 1e6;
-    right(format!("{value:.2}"))
+    format!("{value:.2}")
 }
 
 fn right(text: impl ToString) -> Cell {

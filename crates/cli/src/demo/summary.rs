@@ -100,7 +100,8 @@ fn job(record: &JobRecord, other: Option<&JobRecord>) -> JobSummary {
     }
 }
 
-/// Why the demo is no success: jobs without an answer or without a timeline, and differences.
+/// Why the demo is no success: jobs without an answer or without a timeline, jobs of the first run
+/// that another node should have prefilled, and differences.
 ///
 /// Feedback that was cut at its limit is an answer here: models with random weights seldom end by
 /// themselves. The report of the submission says so.
@@ -109,6 +110,17 @@ pub fn faults(graded: &[Graded], compared: Option<&[Graded]>) -> Vec<String> {
     for run in [Some(graded), compared].into_iter().flatten() {
         for one in run {
             found.extend(faults_of(one));
+        }
+    }
+    for one in graded {
+        for record in &one.jobs {
+            if record.tandem.as_ref().is_some_and(|i| i.mode != "remote") {
+                let job = record.job.as_str();
+                found.push(format!(
+                    "`{}` {job}: not prefilled on the other node",
+                    one.name
+                ));
+            }
         }
     }
     for (one, other) in graded.iter().zip(compared.unwrap_or_default()) {
@@ -170,6 +182,7 @@ mod tests {
             attempts: 1,
             usage: None,
             tandem: Some(TandemInfo {
+                mode: "remote".into(),
                 tokens: Some(tokens.to_vec()),
                 ..TandemInfo::default()
             }),
@@ -214,6 +227,10 @@ mod tests {
             (with(|r| r.answer = None), "no answer"),
             (with(|r| r.error = Some("cut".into())), "cut"),
             (with(|r| r.tandem = None), "no phases"),
+            (
+                with(|r| r.tandem.get_or_insert_default().mode = "local".into()),
+                "not prefilled on the other node",
+            ),
         ] {
             let found = faults(&[graded(vec![record])], None).join("; ");
             assert!(found.contains(expected), "{found}");
