@@ -33,12 +33,7 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     cargo(
         root,
         "doc",
-        &[
-            "--release",
-            "--workspace",
-            "--no-deps",
-            "--document-private-items",
-        ],
+        &["--release", "--workspace", "--no-deps"],
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
     dependencies(root)

@@ -119,6 +119,10 @@ async fn a_prefill_node_lost_in_the_middle_of_a_handoff_costs_no_answer() {
         let prompt = answer["tandem"]["prompt_tokens"].as_u64().expect("a count");
         let own = prefilled_by_itself(&answer);
         assert!(own > 0 && own < prompt - 1, "{own} of {prompt}: {answer}");
+        assert!(
+            answer["tandem"]["handoff_bytes"].as_u64() > Some(0),
+            "{answer}"
+        );
         let local = ask(coordinator, &chat(model.name(), &text(6_000), 16, "local")).await;
         assert_eq!(tokens(&answer), tokens(&local));
         return;
