@@ -1,7 +1,9 @@
 //! Development tasks: `cargo xtask fixtures`, `cargo xtask tidy`, `cargo xtask check`.
 
 mod check;
+mod corpus;
 mod fixtures;
+mod nano_eval;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +25,10 @@ enum Task {
         #[arg(long, default_value = "out/fixtures")]
         out: PathBuf,
     },
+    /// Writes training data of the nano models.
+    Corpus(corpus::CorpusArguments),
+    /// Measures the nano models on submissions to tasks that they were not trained on.
+    NanoEval(nano_eval::NanoEvalArguments),
     /// Checks what no compiler checks: arrows between crates, pure crates, where `unsafe` may stand.
     Tidy,
     /// Runs every check that is not a test: format, clippy, tidy, documentation, dependencies.
@@ -32,6 +38,8 @@ enum Task {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::Fixtures { out } => fixtures::write(&out),
+        Task::Corpus(arguments) => corpus::write(&arguments),
+        Task::NanoEval(arguments) => nano_eval::run(&arguments),
         Task::Tidy => tidy::run(root()),
         Task::Check => check::run(root()),
     }
