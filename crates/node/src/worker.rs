@@ -264,50 +264,51 @@ impl Worker {
         } else {
             Stage::Prefilling { next: 0 }
         };
-        let work = Work::Generate(Box::new(Generating {
-            stage,
-            generation: job.generation,
-            events: job.events,
-            summary: PrefillSummary::default(),
-            stalled: None,
-        }));
         let id = admission.job;
-        let job = Job {
-            request: job.request,
-            sequence,
-            tokens: job.tokens,
-            chunk: job.chunk,
-            prefill_ms: 0.0,
-            work,
-            _admission: admission,
-        };
-        self.jobs.insert(id, job);
+        self.jobs.insert(
+            id,
+            Job {
+                request: job.request,
+                sequence,
+                tokens: job.tokens,
+                chunk: job.chunk,
+                prefill_ms: 0.0,
+                work: Work::Generate(Box::new(Generating {
+                    stage,
+                    generation: job.generation,
+                    events: job.events,
+                    summary: PrefillSummary::default(),
+                    stalled: None,
+                })),
+                _admission: admission,
+            },
+        );
         self.finish_empty_prefill(id);
     }
 
     fn start_prefill(&mut self, admission: Admission, job: PrefillJob) {
-        let sequence = match self.engine.open() {
-            Ok(sequence) => sequence,
-            Err(e) => {
-                tracing::error!(request = %job.request, error = %e, "no sequence for a prefill");
-                return;
-            }
+        let Ok(sequence) = self.engine.open() else {
+            // The pump sees its channel closed and says that the prefill ended early.
+            tracing::error!(request = %job.request, "no sequence for an admitted prefill");
+            return;
         };
         let work = Work::Export {
             chunks: job.chunks,
             next: 0,
         };
         let id = admission.job;
-        let job = Job {
-            request: job.request,
-            sequence,
-            tokens: job.tokens,
-            chunk: job.chunk,
-            prefill_ms: 0.0,
-            work,
-            _admission: admission,
-        };
-        self.jobs.insert(id, job);
+        self.jobs.insert(
+            id,
+            Job {
+                request: job.request,
+                sequence,
+                tokens: job.tokens,
+                chunk: job.chunk,
+                prefill_ms: 0.0,
+                work,
+                _admission: admission,
+            },
+        );
     }
 
     /// A prompt of one token has nothing to prefill.

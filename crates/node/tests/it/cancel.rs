@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 use tandem_engine::fake::{CallKind, FakeConfig};
 use tandem_proto::{PrefillEvent, PrefillMode, Role};
 
-use super::cluster::{limits, node, opened, prefill_request, prompt, request};
+use super::cluster::{hand_over, limits, node, opened, prompt, request};
 
 /// A gate that lets calls of one kind pass one by one, as the test says, and reports each.
 fn gate(
@@ -60,13 +60,7 @@ async fn both_nodes_stop_when_their_streams_are_dropped() {
     let decode = node(Role::Decode, FakeConfig::default(), limits()).await;
     let chunk = slow.microbatch_tokens;
     let tokens = prompt(chunk * 8);
-    let request = request(&tokens, PrefillMode::Remote, chunk);
-    let mut events = decode.generate(&request).await.unwrap();
-    let ticket = opened(&mut events).await.expect("ticket");
-    let mut sending = prefill
-        .prefill(&prefill_request(&tokens, &ticket, chunk))
-        .await
-        .unwrap();
+    let (events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
     at.recv().unwrap();
     go.send(()).unwrap();
     while !matches!(sending.next().await, Some(PrefillEvent::Progress { .. })) {}

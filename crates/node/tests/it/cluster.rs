@@ -232,3 +232,19 @@ pub async fn local_tokens(config: &FakeConfig, tokens: &[u32], chunk: u32) -> Ve
     assert!(answer.done, "{answer:?}");
     answer.tokens
 }
+
+/// Opens a request at a decode node and starts its prefill at a prefill node.
+pub async fn hand_over(
+    prefill: &TestNode,
+    decode: &TestNode,
+    tokens: &[u32],
+    chunk: u32,
+) -> (Events<GenerateEvent>, Events<PrefillEvent>) {
+    let request = request(tokens, PrefillMode::Remote, chunk);
+    let mut events = decode.generate(&request).await.unwrap();
+    let ticket = opened(&mut events).await.expect("ticket");
+    let sending = prefill
+        .prefill(&prefill_request(tokens, &ticket, chunk))
+        .await;
+    (events, sending.unwrap())
+}

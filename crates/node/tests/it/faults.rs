@@ -4,7 +4,7 @@ use tandem_engine::fake::{CallKind, Failure, FakeConfig};
 use tandem_proto::{ErrorCode, PrefillEvent, PrefillFailed, PrefillMode, Role};
 
 use super::cluster::{
-    finish, limits, local_tokens, node, opened, prefill_end, prefill_request, prompt, request,
+    finish, hand_over, limits, local_tokens, node, opened, prefill_end, prompt, request,
 };
 
 #[tokio::test]
@@ -20,13 +20,7 @@ async fn a_prefill_that_fails_midway_costs_time_and_not_the_answer() {
         });
         let prefill = node(Role::Prefill, broken, limits()).await;
         let decode = node(Role::Decode, config.clone(), limits()).await;
-        let request = request(&tokens, PrefillMode::Remote, chunk);
-        let mut events = decode.generate(&request).await.unwrap();
-        let ticket = opened(&mut events).await.expect("ticket");
-        let mut sending = prefill
-            .prefill(&prefill_request(&tokens, &ticket, chunk))
-            .await
-            .unwrap();
+        let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
         let end = prefill_end(&mut sending).await;
         assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
         let answer = finish(&mut events).await;
@@ -57,13 +51,7 @@ async fn an_import_that_fails_is_made_good_by_a_local_prefill() {
     });
     let prefill = node(Role::Prefill, config.clone(), limits()).await;
     let decode = node(Role::Decode, broken, limits()).await;
-    let request = request(&tokens, PrefillMode::Remote, chunk);
-    let mut events = decode.generate(&request).await.unwrap();
-    let ticket = opened(&mut events).await.expect("ticket");
-    let mut sending = prefill
-        .prefill(&prefill_request(&tokens, &ticket, chunk))
-        .await
-        .unwrap();
+    let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
     let answer = finish(&mut events).await;
     assert_eq!(answer.summary.remote_tokens, chunk * 2);
     assert_eq!(answer.tokens, expected);

@@ -4,7 +4,8 @@ use tandem_engine::fake::FakeConfig;
 use tandem_proto::{PrefillEvent, PrefillMode, Role};
 
 use super::cluster::{
-    finish, limits, local_tokens, node, opened, prefill_end, prefill_request, prompt, request,
+    finish, hand_over, limits, local_tokens, node, opened, prefill_end, prefill_request, prompt,
+    request,
 };
 
 #[tokio::test]
@@ -15,13 +16,7 @@ async fn remote_prefill_gives_the_tokens_of_local_prefill() {
         let chunk = config.microbatch_tokens * 2;
         for n in [2, 3, chunk, chunk + 1, chunk * 3 + 5] {
             let tokens = prompt(n);
-            let request = request(&tokens, PrefillMode::Remote, chunk);
-            let mut events = decode.generate(&request).await.unwrap();
-            let ticket = opened(&mut events).await.expect("ticket");
-            let mut sending = prefill
-                .prefill(&prefill_request(&tokens, &ticket, chunk))
-                .await
-                .unwrap();
+            let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
             let answer = finish(&mut events).await;
             assert!(answer.done, "{answer:?}");
             assert_eq!(answer.summary.fallback, None);

@@ -6,7 +6,8 @@ use tandem_engine::fake::FakeConfig;
 use tandem_proto::{ErrorCode, PrefillEvent, PrefillMode, Prompt, Role};
 
 use super::cluster::{
-    finish, limits, local_tokens, node, opened, prefill_end, prefill_request, prompt, request,
+    finish, hand_over, limits, local_tokens, node, opened, prefill_end, prefill_request, prompt,
+    request,
 };
 
 fn changed(field: &str) -> FakeConfig {
@@ -37,13 +38,7 @@ async fn a_difference_of_contract_is_refused_by_name_and_the_answer_still_comes(
     ] {
         let prefill = node(Role::Prefill, changed(field), limits()).await;
         let decode = node(Role::Decode, config.clone(), limits()).await;
-        let request = request(&tokens, PrefillMode::Remote, chunk);
-        let mut events = decode.generate(&request).await.unwrap();
-        let ticket = opened(&mut events).await.expect("ticket");
-        let mut sending = prefill
-            .prefill(&prefill_request(&tokens, &ticket, chunk))
-            .await
-            .unwrap();
+        let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
         let PrefillEvent::Failed(error) = prefill_end(&mut sending).await else {
             panic!("{field} was not refused");
         };
