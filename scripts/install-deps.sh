@@ -15,8 +15,23 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 has_compiler() { has c++ || has g++ || has clang++; }
 
+# A library without clang's own headers, as libclang1 installs it, is not enough: bindgen then finds no stddef.h.
 has_libclang() {
     [[ -n "${LIBCLANG_PATH:-}" ]] && return 0
+    has_libclang_library && { [[ "$(uname -s)" != Linux ]] || has_clang_headers; }
+}
+
+has_clang_headers() {
+    local file
+    for file in /usr/lib/llvm*/lib/clang/*/include/stddef.h /usr/lib/clang/*/include/stddef.h \
+        /usr/lib64/clang/*/include/stddef.h /usr/lib64/llvm*/lib/clang/*/include/stddef.h \
+        /usr/local/lib/clang/*/include/stddef.h; do
+        [[ -e "$file" ]] && return 0
+    done
+    return 1
+}
+
+has_libclang_library() {
     local file
     for file in /usr/lib/libclang*.so* /usr/lib/*/libclang*.so* /usr/lib64/libclang*.so* \
         /usr/lib64/llvm*/lib/libclang*.so* /usr/lib/llvm*/lib/libclang*.so* /usr/local/lib/libclang*.so* \
