@@ -8,6 +8,13 @@ SHELL := bash
 CARGO ?= cargo
 FLAGS := --release --workspace $(if $(FEATURES),--features tandem-cli/$(FEATURES))
 
+# RUSTFLAGS replaces the flags of .cargo/config.toml, which name the CPU.
+ifneq ($(RUSTFLAGS),)
+ifeq ($(findstring target-cpu,$(RUSTFLAGS)),)
+$(warning RUSTFLAGS is set and replaces target-cpu=native: llama.cpp will be slow; add -C target-cpu=native to it)
+endif
+endif
+
 .PHONY: demo build check test
 
 demo:
