@@ -6,7 +6,8 @@
 
 SHELL := bash
 CARGO ?= cargo
-FLAGS := --release --workspace $(if $(FEATURES),--features tandem-cli/$(FEATURES))
+FEATURE_FLAGS := $(if $(FEATURES),--features tandem-cli/$(FEATURES))
+FLAGS := --release --workspace $(FEATURE_FLAGS)
 
 # RUSTFLAGS replaces the flags of .cargo/config.toml, which name the CPU.
 ifneq ($(RUSTFLAGS),)
@@ -19,8 +20,7 @@ endif
 
 demo:
 	@scripts/install-deps.sh build
-	$(CARGO) build $(FLAGS)
-	@$(CARGO) run --quiet $(FLAGS) --bin tandem -- demo $(ARGS)
+	$(CARGO) run --release --package tandem-cli $(FEATURE_FLAGS) -- demo $(ARGS)
 
 build:
 	@scripts/install-deps.sh build
