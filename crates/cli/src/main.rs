@@ -20,6 +20,7 @@ mod tables;
 mod version;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -87,10 +88,31 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
     }
 }
 
-/// Runs a command to its end on a new runtime.
+/// How long blocking work, such as a chunk that an engine computes, may go on when a command has
+/// ended.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Runs a command to its end on a new runtime. Work that is then still going on is left behind.
 fn on_runtime(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        .build()?
-        .block_on(command)
+        .build()?;
+    let result = runtime.block_on(command);
+    runtime.shutdown_timeout(LINGER);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_does_not_end_does_not_hold_a_command_up() {
+        let (_open, never) = std::sync::mpsc::channel::<()>();
+        let result = on_runtime(async move {
+            tokio::task::spawn_blocking(move || never.recv());
+            Ok(ExitCode::SUCCESS)
+        });
+        assert!(result.is_ok());
+    }
 }

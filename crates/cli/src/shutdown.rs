@@ -8,23 +8,57 @@ use tokio_util::sync::CancellationToken;
 /// Exit status of a process that a signal ended, as shells report it for Ctrl-C.
 pub const INTERRUPTED: u8 = 130;
 
-/// Completes when the process is told to stop. From the first call on, signals no longer end it.
+/// Completes when the process is told to stop. From the first call on, the first signal only asks for
+/// an orderly end; the next one ends the process at once.
 pub async fn signal() {
-    let interrupt = tokio::signal::ctrl_c();
-    #[cfg(unix)]
-    {
+    // Without a handler a signal ends the process, which is a stop too.
+    let Ok(mut signals) = Signals::listen() else {
+        return std::future::pending().await;
+    };
+    signals.next().await;
+    tokio::spawn(async move {
+        signals.next().await;
+        std::process::exit(i32::from(INTERRUPTED));
+    });
+}
+
+/// Ctrl-C and SIGTERM. None that comes after [`Signals::listen`] is missed.
+#[cfg(unix)]
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = interrupt => {}
-                _ = terminate.recv() => {}
-            }
-            return;
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
         }
     }
-    // Without a handler the signal ends the process, which is a stop too.
-    if interrupt.await.is_err() {
-        std::future::pending::<()>().await;
+}
+
+/// Ctrl-C.
+#[cfg(windows)]
+struct Signals(tokio::signal::windows::CtrlC);
+
+#[cfg(windows)]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self(tokio::signal::windows::ctrl_c()?))
+    }
+
+    async fn next(&mut self) {
+        self.0.recv().await;
     }
 }
 

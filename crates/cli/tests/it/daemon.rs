@@ -17,8 +17,13 @@ pub fn shared_dir() -> PathBuf {
 
 /// A fixture model on disk.
 pub fn fixture(architecture: Architecture) -> PathBuf {
+    fixture_of(&Spec::new(architecture))
+}
+
+/// A fixture model on disk that differs from the usual ones.
+pub fn fixture_of(spec: &Spec) -> PathBuf {
     let dir = shared_dir().join("fixtures");
-    tandem_fixtures::ensure(&dir, &Spec::new(architecture)).expect("fixture")
+    tandem_fixtures::ensure(&dir, spec).expect("fixture")
 }
 
 /// A process that has said where it listens. It is killed at the end of the test, and ends by itself
@@ -55,16 +60,22 @@ impl Daemon {
         }
     }
 
-    /// Starts a node with these models and further arguments.
+    /// Starts a node with these models, named after their architecture, and further arguments.
     pub fn node(role: &str, models: &[Architecture], further: &[&str]) -> Self {
+        let specs: Vec<Spec> = models.iter().map(|m| Spec::new(*m)).collect();
+        Self::node_with(role, &specs, further)
+    }
+
+    /// The same with models that differ from the usual ones.
+    pub fn node_with(role: &str, models: &[Spec], further: &[&str]) -> Self {
         let mut command = Command::new(TANDEM);
         command.args(["node", "--role", role, "--listen", "127.0.0.1:0"]);
         command.args(["--stop-with-stdin", "--threads", "1"]);
         command.env("TANDEM_LOG", "warn");
         for model in models {
-            let path = fixture(*model);
+            let path = fixture_of(model);
             command.arg("--model");
-            command.arg(format!("{model}={}", path.display()));
+            command.arg(format!("{}={}", model.architecture, path.display()));
         }
         Self::spawn(command.args(further))
     }
@@ -83,10 +94,23 @@ impl Daemon {
         self.child.wait().expect("its end");
     }
 
+    /// Sends it a signal, by its name for `kill`.
+    #[cfg(unix)]
+    pub fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// Waits for its end, which something else brings about.
+    pub fn wait(mut self) -> std::process::ExitStatus {
+        self.child.wait().expect("its end")
+    }
+
     /// Closes its standard input and waits for its end.
     pub fn close_stdin_and_wait(mut self) -> std::process::ExitStatus {
         drop(self.child.stdin.take());
-        self.child.wait().expect("its end")
+        self.wait()
     }
 }
 
