@@ -1,5 +1,7 @@
 //! Arguments, `--version`, `run`, and how processes end.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -135,7 +137,7 @@ fn a_prompt_is_answered_on_the_terminal_with_its_timings() {
     ];
     let first = tandem(&from_argument);
     assert!(first.status.success(), "{}", stderr(&first));
-    for part in ["p → d", "remote", "prefill ms", "handoff MB"] {
+    for part in ["p → d", "remote", "prefill", "exposed transfer", "MB"] {
         assert!(stderr(&first).contains(part), "{}", stderr(&first));
     }
     let second = tandem(&from_file);
@@ -159,7 +161,7 @@ fn a_node_that_is_not_there_is_named_with_the_mend() {
     for part in [
         "`d`",
         at.as_str(),
-        "tandem node --role decode --model llama=PATH",
+        &format!("tandem node --role decode --model llama=PATH --listen {at}`"),
     ] {
         assert!(text.contains(part), "`{part}` is not in {text}");
     }
@@ -169,4 +171,33 @@ fn a_node_that_is_not_there_is_named_with_the_mend() {
 fn a_node_ends_cleanly_when_its_standard_input_does() {
     let node = Daemon::node("both", &[Architecture::Llama], &[]);
     assert!(node.close_stdin_and_wait().success());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_a_process_at_once() {
+    let dir = tempfile::tempdir().expect("dir");
+    let model = Architecture::Llama;
+    let nowhere = ([127, 0, 0, 1], 1).into();
+    let config = write_config(dir.path(), 512, &[("d", nowhere)], &[(model, &[], &["d"])]);
+    let coordinator = Daemon::serve(&config);
+    // A request whose body never comes holds up an orderly end. That the coordinator asks for the
+    // body shows that it has the request.
+    let mut request = TcpStream::connect(coordinator.address).expect("a connection");
+    request
+        .write_all(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\
+              Expect: 100-continue\r\n\r\n",
+        )
+        .expect("the request is sent");
+    let mut answer = [0; 12];
+    request.read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 100");
+    coordinator.signal("TERM");
+    // It takes no connection any more: it has the first signal.
+    while TcpStream::connect(coordinator.address).is_ok() {
+        std::thread::yield_now();
+    }
+    coordinator.signal("TERM");
+    assert_eq!(coordinator.wait().code(), Some(130));
 }
