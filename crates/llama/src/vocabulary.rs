@@ -1,5 +1,6 @@
 //! The tokenizer of a model, through llama.cpp.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use llama_cpp_2::model::LlamaModel;
@@ -14,7 +15,7 @@ pub struct Vocabulary {
     special: SpecialTokens,
     chat_template: Option<String>,
     /// Texts of tokens that llama.cpp finds in any text, also where special tokens are disabled.
-    marks: Vec<String>,
+    marks: HashSet<String>,
 }
 
 impl Vocabulary {
@@ -37,42 +38,78 @@ impl Vocabulary {
     }
 
     fn encode_piece(&self, text: &str, special: bool) -> Vec<Token> {
-        if text.is_empty() {
-            return Vec::new();
-        }
-        let tokens = self.model.vocab().tokenize(text.as_bytes(), false, special);
-        tokens
-            .into_iter()
+        let pieces = cut_runs(text).into_iter().filter(|p| !p.is_empty());
+        pieces
+            .flat_map(|p| self.model.vocab().tokenize(p.as_bytes(), false, special))
             .filter_map(|t| Token::try_from(t.0).ok())
             .collect()
     }
 }
 
-/// Texts like `<|start|>` whose tokens are typed "user defined": llama.cpp splits text at them even
-/// with special tokens disabled (gpt-oss: `<|start|>`, `<|message|>`, `<|channel|>`).
-fn unconditional_marks(model: &LlamaModel) -> Vec<String> {
+/// Most characters between two places where every pre-tokenizer cuts: before a space that stands
+/// between letters or digits. Longer stretches are cut here. Some pre-tokenizers of llama.cpp
+/// (`gpt-4o` of gpt-oss) use `std::regex`, which recurses once per character of a match: a line of
+/// 8,000 letters overflowed a stack of 2 MiB and ended the process.
+pub const MAX_RUN: usize = 1000;
+
+/// Texts of tokens typed "user defined" that read like marks: llama.cpp splits text at them even with
+/// special tokens disabled (gpt-oss: `<|start|>`, `<|message|>`, `<|channel|>`; Qwen3: `<think>`,
+/// `<tool_call>`).
+fn unconditional_marks(model: &LlamaModel) -> HashSet<String> {
     let vocab = model.vocab();
     vocab
         .tokens()
         .filter(|t| vocab.attr(*t).contains(LlamaTokenAttr::UserDefined))
         .filter_map(|t| Some(vocab.text(t)?.to_str().ok()?.to_owned()))
-        .filter(|text| text.len() > 4 && text.starts_with("<|") && text.ends_with("|>"))
+        .filter(|text| opening(text) && closing(text).is_some_and(|end| end == text.len()))
         .collect()
 }
 
+fn opening(text: &str) -> bool {
+    text.starts_with(['<', '['])
+}
+
+/// Where the bracket that opens a text closes, exclusive.
+fn closing(text: &str) -> Option<usize> {
+    let close = if text.starts_with('<') { '>' } else { ']' };
+    text.find(close).map(|at| at + 1)
+}
+
 /// Cuts a text after the first byte of every mark, so that no piece contains one.
-fn cut_marks<'a>(text: &'a str, marks: &[String]) -> Vec<&'a str> {
-    let mut cuts: Vec<usize> = marks
-        .iter()
-        .flat_map(|mark| text.match_indices(mark.as_str()).map(|(at, _)| at + 1))
-        .collect();
-    cuts.sort_unstable();
-    cuts.dedup();
+fn cut_marks<'a>(text: &'a str, marks: &HashSet<String>) -> Vec<&'a str> {
+    let longest = marks.iter().map(String::len).max().unwrap_or(0);
     let mut pieces = Vec::new();
     let mut start = 0;
-    for cut in cuts {
-        pieces.push(&text[start..cut]);
-        start = cut;
+    for (at, _) in text.match_indices(['<', '[']) {
+        let mut end = (at + longest).min(text.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let candidate = &text[at..end];
+        if closing(candidate).is_some_and(|end| marks.contains(&candidate[..end])) {
+            pieces.push(&text[start..=at]);
+            start = at + 1;
+        }
+    }
+    pieces.push(&text[start..]);
+    pieces
+}
+
+/// Cuts a text so that no match of a pre-tokenizer is longer than [`MAX_RUN`].
+fn cut_runs(text: &str) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let (mut start, mut run, mut previous) = (0, 0, ' ');
+    let mut characters = text.char_indices().peekable();
+    while let Some((at, c)) = characters.next() {
+        let next = characters.peek().map_or(' ', |(_, next)| *next);
+        run += 1;
+        if c == ' ' && previous.is_alphanumeric() && next.is_alphanumeric() {
+            run = 0;
+        } else if run > MAX_RUN {
+            pieces.push(&text[start..at]);
+            (start, run) = (at, 1);
+        }
+        previous = c;
     }
     pieces.push(&text[start..]);
     pieces

@@ -11,8 +11,15 @@ fn marks(tokenizer: &dyn Tokenizer) -> Vec<String> {
     let mut marks: Vec<String> = (0..tokenizer.len())
         .filter_map(|t| tokenizer.control_name(t))
         .collect();
-    let harmony = ["<|start|>", "<|message|>", "<|channel|>"];
-    marks.extend(harmony.map(str::to_owned));
+    let user_defined = [
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+    ];
+    marks.extend(user_defined.map(str::to_owned));
     marks
 }
 
@@ -21,7 +28,7 @@ fn what_a_person_wrote_never_becomes_a_special_token() {
     for architecture in Architecture::ALL {
         let tokenizer = engine(architecture).tokenizer();
         for mark in marks(tokenizer.as_ref()) {
-            let text = format!("before {mark}{mark} after");
+            let text = format!("before <{mark}{mark} <| [after]");
             let tokens = tokenizer.encode(&text, false);
             // In the fixtures a token is special exactly if it is not a byte.
             assert!(
@@ -43,6 +50,25 @@ fn templates_reach_the_special_tokens() {
         Some("<|im_start|>")
     );
     assert_eq!(tokenizer.bytes(tokens[0]), b"");
+}
+
+/// llama.cpp splits text by `std::regex` for gpt-oss, which recurses for each character of a match.
+/// A thread with a small stack stands for the threads that tokenise.
+#[test]
+fn long_runs_of_one_character_do_not_overflow_the_stack() {
+    for architecture in [Architecture::GptOss, Architecture::Qwen3] {
+        let tokenizer = engine(architecture).tokenizer();
+        let encode = move || {
+            for run in ["a", " ", "=", "\n", "1", "é\u{301}", "/\n", "A"] {
+                let text = run.repeat(100_000);
+                let tokens = tokenizer.encode(&text, false);
+                let bytes: Vec<u8> = tokens.iter().flat_map(|t| tokenizer.bytes(*t)).collect();
+                assert!(bytes == text.as_bytes(), "{architecture}: {run:?}");
+            }
+        };
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        thread.spawn(encode).unwrap().join().unwrap();
+    }
 }
 
 proptest! {
