@@ -27,9 +27,11 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// True if no KV of the prompt was computed on the decode node though it could have been.
+    /// True if KV of the prompt came from the prefill node, and all of it did. A prompt of one token
+    /// has no KV to come from anywhere.
     fn is_remote(&self, plan: &Plan) -> bool {
-        plan.prefill.is_some() && self.summary.local_tokens == 0
+        let summary = &self.summary;
+        plan.prefill.is_some() && summary.remote_tokens > 0 && summary.local_tokens == 0
     }
 
     /// The extension of the answer.
@@ -78,7 +80,7 @@ mod tests {
             (Some("p"), 9, 0, "remote", "p"),
             (Some("p"), 5, 4, "local", "d"),
             (Some("p"), 0, 9, "local", "d"),
-            (Some("p"), 0, 0, "remote", "p"),
+            (Some("p"), 0, 0, "local", "d"),
             (None, 0, 9, "local", "d"),
             (None, 0, 0, "local", "d"),
         ];

@@ -132,7 +132,7 @@ async fn a_prompt_of_one_token_leaves_nothing_to_hand_over() {
     decode.prefilled(0, 0, None).await;
     decode.say_hello().await;
     let (_, info) = whole_of(answer.await.unwrap()).await;
-    assert_eq!(info.mode, "remote");
+    assert_eq!((&*info.mode, &*info.prefill_node), ("local", "d"));
     assert_eq!(info.handoff_bytes, 0);
 }
 
