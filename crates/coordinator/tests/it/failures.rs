@@ -150,32 +150,45 @@ async fn a_contract_that_differs_is_told_before_anything_moves() {
         error.message
     );
     let answer = rig.chat(json!({}));
-    let (_, decode) = d.generate().await.accept();
-    decode.open(10, false).await;
-    decode.prefilled(0, 9, None).await;
-    decode.say_hello().await;
+    answer_locally(&d).await;
     let (_, info) = whole_of(answer.await.unwrap()).await;
     assert!(info.events[0].contains("`tokenizer`"), "{:?}", info.events);
 }
 
-/// Lets the node answer a local request.
-async fn answer_locally(node: &FakeNode) {
-    let (_, decode) = node.generate().await.accept();
-    decode.open(10, false).await;
-    decode.prefilled(0, 9, None).await;
-    decode.say_hello().await;
-}
-
-#[tokio::test]
-async fn a_decode_node_lost_before_any_text_is_replaced() {
+/// A coordinator in front of two decode nodes that have room for one sequence each.
+async fn two_nodes() -> (FakeNode, FakeNode, Rig) {
     let (d0, d1) = (
         FakeNode::decode("d0", 1).await,
         FakeNode::decode("d1", 1).await,
     );
     let rig = Rig::start(config(&[], &[&d0, &d1])).await;
-    let answer = rig.chat(json!({"stream": true, "tandem": {"return_tokens": true}}));
-    let (_, decode) = d0.generate().await.accept();
+    (d0, d1, rig)
+}
+
+/// The node's next request, opened for a prefill by the node itself.
+async fn open_locally(node: &FakeNode) -> Events {
+    let (_, decode) = node.generate().await.accept();
     decode.open(10, false).await;
+    decode
+}
+
+/// The same, prefilled.
+async fn prefill_locally(node: &FakeNode) -> Events {
+    let decode = open_locally(node).await;
+    decode.prefilled(0, 9, None).await;
+    decode
+}
+
+/// Lets the node answer a local request.
+async fn answer_locally(node: &FakeNode) {
+    prefill_locally(node).await.say_hello().await;
+}
+
+#[tokio::test]
+async fn a_decode_node_lost_before_any_text_is_replaced() {
+    let (d0, d1, rig) = two_nodes().await;
+    let answer = rig.chat(json!({"stream": true, "tandem": {"return_tokens": true}}));
+    let decode = open_locally(&d0).await;
     let mut sse = Sse::new(answer.await.unwrap());
     assert_eq!(sse.json().await["choices"][0]["delta"]["role"], "assistant");
     decode.prefilled(0, 9, None).await;
@@ -202,15 +215,9 @@ async fn a_decode_node_lost_before_any_text_is_replaced() {
 
 #[tokio::test]
 async fn a_whole_answer_starts_over_even_after_text() {
-    let (d0, d1) = (
-        FakeNode::decode("d0", 1).await,
-        FakeNode::decode("d1", 1).await,
-    );
-    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let (d0, d1, rig) = two_nodes().await;
     let answer = rig.chat(json!({}));
-    let (_, decode) = d0.generate().await.accept();
-    decode.open(10, false).await;
-    decode.prefilled(0, 9, None).await;
+    let decode = prefill_locally(&d0).await;
     decode.token(1, "Never ").await;
     drop(decode);
     answer_locally(&d1).await;
@@ -221,15 +228,9 @@ async fn a_whole_answer_starts_over_even_after_text() {
 
 #[tokio::test]
 async fn a_decode_node_lost_after_text_ends_the_stream_with_an_error() {
-    let (d0, d1) = (
-        FakeNode::decode("d0", 1).await,
-        FakeNode::decode("d1", 1).await,
-    );
-    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let (d0, d1, rig) = two_nodes().await;
     let answer = rig.chat(json!({"stream": true}));
-    let (_, decode) = d0.generate().await.accept();
-    decode.open(10, false).await;
-    decode.prefilled(0, 9, None).await;
+    let decode = prefill_locally(&d0).await;
     decode.token(1, "Hel").await;
     let mut sse = Sse::new(answer.await.unwrap());
     sse.next().await.unwrap();
@@ -266,8 +267,7 @@ async fn a_silent_decode_node_is_given_up() {
     config.limits.silence = Duration::from_secs(1);
     let rig = Rig::start(config).await;
     let answer = rig.chat(json!({}));
-    let (_, silent) = d0.generate().await.accept();
-    silent.open(10, false).await;
+    let silent = open_locally(&d0).await;
     silent.closed().await;
     answer_locally(&d1).await;
     let (_, info) = whole_of(answer.await.unwrap()).await;
@@ -298,14 +298,9 @@ async fn a_busy_node_is_asked_again() {
 
 #[tokio::test]
 async fn a_node_that_cannot_is_replaced_and_a_request_that_cannot_is_refused() {
-    let (d0, d1) = (
-        FakeNode::decode("d0", 1).await,
-        FakeNode::decode("d1", 1).await,
-    );
-    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let (d0, d1, rig) = two_nodes().await;
     let answer = rig.chat(json!({}));
-    let (_, decode) = d0.generate().await.accept();
-    decode.open(10, false).await;
+    let decode = open_locally(&d0).await;
     let error = NodeError::new(ErrorCode::Engine, "out of memory");
     decode.send(&GenerateEvent::Failed(error)).await;
     answer_locally(&d1).await;
@@ -338,11 +333,7 @@ async fn a_node_that_cannot_is_replaced_and_a_request_that_cannot_is_refused() {
 
 #[tokio::test]
 async fn when_every_node_fails_the_error_names_the_last_one() {
-    let (d0, d1) = (
-        FakeNode::decode("d0", 1).await,
-        FakeNode::decode("d1", 1).await,
-    );
-    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let (d0, d1, rig) = two_nodes().await;
     let answer = rig.chat(json!({}));
     d0.generate().await.refuse(ErrorCode::Engine, "broken");
     d1.generate()
@@ -361,11 +352,7 @@ async fn when_every_node_fails_the_error_names_the_last_one() {
 
 #[tokio::test]
 async fn events_in_the_wrong_order_are_a_failure() {
-    let (d0, d1) = (
-        FakeNode::decode("d0", 1).await,
-        FakeNode::decode("d1", 1).await,
-    );
-    let rig = Rig::start(config(&[], &[&d0, &d1])).await;
+    let (d0, d1, rig) = two_nodes().await;
     for twice in [false, true] {
         let answer = rig.chat(json!({}));
         let (_, decode) = d0.generate().await.accept();
