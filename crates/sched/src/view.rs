@@ -80,10 +80,4 @@ impl Scheduler {
         let found = self.models.iter().find(|m| m.name == model);
         found.map_or(0, |m| m.queue.len())
     }
-
-    /// Requests that run.
-    #[must_use]
-    pub fn running(&self) -> usize {
-        self.running.len()
-    }
 }

@@ -86,7 +86,7 @@ fn the_queue_is_first_in_first_out_and_moves_when_a_request_ends() {
     check(&mut s, finished("b"), &["c@d1<p1"]);
     check(&mut s, cancel("a"), &["e@d0<p0"]);
     assert_eq!(s.queued("m"), 0);
-    assert_eq!(s.running(), 2);
+    assert_eq!(running(&s), 2);
 }
 
 #[test]

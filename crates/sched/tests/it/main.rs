@@ -103,3 +103,9 @@ fn tell(scheduler: &mut Scheduler, event: Event) -> Vec<Action> {
     scheduler.handle(event, &mut out);
     out
 }
+
+/// Requests that run: each decodes at exactly one node.
+fn running(scheduler: &Scheduler) -> usize {
+    let nodes = scheduler.nodes();
+    nodes.iter().flat_map(|n| &n.load).map(|l| l.decodes).sum()
+}

@@ -196,8 +196,7 @@ fn run(steps: &[Step]) -> Account {
             let actions = tell(&mut scheduler, event);
             account.take(actions);
         }
-        let running: usize = account.plans.len();
-        assert_eq!(scheduler.running(), running);
+        assert_eq!(running(&scheduler), account.plans.len());
         let queued = scheduler.queued("m") + scheduler.queued("k");
         assert_eq!(queued, account.waiting.len(), "a request was lost");
     }
