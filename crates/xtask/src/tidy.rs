@@ -3,11 +3,13 @@
 //! - [`arrows`]: which crate may depend on which, and what pure crates may not depend on;
 //! - [`sources`]: what pure crates may not name, and where `unsafe` may stand;
 //! - [`files`]: names of files, paths of one machine, documents that forget a crate;
+//! - [`links`]: links of documents to files;
 //! - [`code`]: Rust source without its comments and literals.
 
 mod arrows;
 mod code;
 mod files;
+mod links;
 mod sources;
 
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Files: their names, what none of them may contain, documents that must not forget a crate.
+//! Files: their names, what none of them may contain, documents that must not forget a crate or link
+//! to nothing.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use anyhow::Context;
 use walkdir::{DirEntry, WalkDir};
 
 use super::arrows::Crate;
-use super::sources;
+use super::{links, sources};
 
 /// Folders that are not part of the project.
 const SKIPPED: &[&str] = &[".git", "target", "out", "models", "node_modules"];
@@ -58,6 +59,9 @@ pub fn check(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String>> {
         // What is not text is data, which these rules do not concern.
         if let Ok(text) = String::from_utf8(bytes) {
             found.extend(check_text(relative, &text));
+            if relative.extension().is_some_and(|e| e == "md") {
+                found.extend(links::check(root, relative, &text));
+            }
         }
     }
     found.extend(check_code_map(root, crates));
@@ -148,6 +152,10 @@ mod tests {
         write("crates/kv/src/lib.rs", "//! Fine.\n");
         write("crates/kv/tests/it.rs", "fn f() { std::fs::read(p); }\n");
         write("target/x.rs", "unsafe\n");
+        write(
+            "docs/links.md",
+            "[a](../ARCHITECTURE.md#b)\n```\n[c](gone)\n```\n",
+        );
         assert_eq!(
             check(dir.path(), &[crate_named("kv")]).unwrap(),
             Vec::<String>::new()
@@ -155,18 +163,19 @@ mod tests {
 
         write("crates/kv/src/utils.rs", "fn f() {}\n");
         write("crates/kv/src/clock.rs", "\nuse std::time::Instant;\n");
-        write("docs/x.md", concat!("see ..", "/shared/x\n"));
+        write("docs/x.md", concat!("see ..", "/shared/x\n[a](gone.md)\n"));
         let found = check(dir.path(), &[crate_named("kv"), crate_named("new")]).unwrap();
         let all = found.join("\n");
         for expected in [
             "crates/kv/src/utils.rs: name it",
             "crates/kv/src/clock.rs:2: ",
             "docs/x.md:1: ",
+            "docs/x.md:2: the link to `gone.md`",
             "no row for `new`",
         ] {
             assert!(all.contains(expected), "{expected} is not in\n{all}");
         }
-        assert_eq!(found.len(), 4, "{all}");
+        assert_eq!(found.len(), 5, "{all}");
     }
 
     #[test]
