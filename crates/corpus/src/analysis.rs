@@ -103,14 +103,15 @@ pub(crate) fn tested(draft: &Draft) -> String {
 }
 
 fn correct(draft: &Draft, pages: &[Page]) -> (Vec<Option<Lines>>, String) {
-    let test = find(pages, Tag::Condition);
+    let result = find(pages, Tag::Result);
+    let test = find(pages, Tag::Condition).or(result);
     let line = match draft.plan.correct {
         Correct::Right | Correct::Boundary => test,
         Correct::SkipsFirst | Correct::SkipsLast => find(pages, Tag::Loop).or(test),
         Correct::WholeDivision
         | Correct::WrongReturn
         | Correct::NoSelection
-        | Correct::HardCoded => find(pages, Tag::Result),
+        | Correct::HardCoded => result,
     };
     (vec![line], pick(draft, 0, &correct_texts(draft)))
 }

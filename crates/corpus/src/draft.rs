@@ -59,6 +59,7 @@ impl Draft {
     /// The language's nothing.
     pub(crate) fn nothing(&self) -> &'static str {
         match self.plan.language {
+            Language::Java if self.plan.optional => crate::java::empty_optional(self.task),
             Language::Python => "None",
             Language::Java => "null",
             Language::R => "NA",

@@ -91,7 +91,7 @@ fn example(
     (shape, varied): (Shape, usize),
     mut dice: Dice,
 ) -> Result<Example, CorpusError> {
-    let mut plan = Plan::draw(task, &mut dice);
+    let mut plan = Plan::draw(task, varied > 0, &mut dice);
     let mut draft = Draft::new(task, plan, varied, dice.clone());
     let mut pages = pages(&mut draft);
     if plan.readable == Readable::Cramped && find_cramped(&pages).is_none() {
@@ -225,8 +225,20 @@ fn notebook(plan: &Plan, page: &mut Page) -> Value {
             cell["outputs"] = json!([]);
             cell["execution_count"] = json!(number);
         }
-        cells.push(cell);
+        let output = plan.outputs && lines.iter().any(|l| l.0 == Tag::Call);
         page.lines.extend(lines);
+        if output {
+            let value = if plan.language == Language::R {
+                "[1] 8.5"
+            } else {
+                "8.5"
+            };
+            cell["outputs"] =
+                json!([{"output_type": "stream", "name": "stdout", "text": format!("{value}\n")}]);
+            page.push(Tag::Other, "[output]");
+            page.push(Tag::Other, value);
+        }
+        cells.push(cell);
     }
     json!({"cells": cells, "metadata": {"kernelspec": {"display_name": kernel, "language": kernel, "name": kernel.to_lowercase()},
         "language_info": {"name": kernel}}, "nbformat": 4, "nbformat_minor": 5})

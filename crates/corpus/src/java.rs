@@ -4,7 +4,7 @@ use crate::condition::length;
 use crate::draft::Draft;
 use crate::page::{Page, Tag};
 use crate::plan::{Correct, Empty, Language, Readable, Shown, Style};
-use crate::task::{Aggregate, Select};
+use crate::task::{Aggregate, Select, Task};
 
 /// One file, or two if the plan is parted and a call is shown.
 pub(crate) fn write(draft: &mut Draft) -> Vec<Page> {
@@ -51,8 +51,17 @@ pub(crate) fn write(draft: &mut Draft) -> Vec<Page> {
 fn imports(page: &mut Page) {
     let uses = |word: &str| page.lines.iter().any(|l| l.1.contains(word));
     let mut lines = Vec::new();
-    for class in ["ArrayList", "Collections", "Comparator", "List"] {
-        if uses(&format!("{class}<")) || uses(&format!("{class}.")) {
+    for class in [
+        "ArrayList",
+        "Arrays",
+        "Collections",
+        "Comparator",
+        "List",
+        "OptionalDouble",
+        "OptionalInt",
+    ] {
+        let returned = class.starts_with("Optional") && uses(&format!("{class} "));
+        if returned || uses(&format!("{class}<")) || uses(&format!("{class}.")) {
             lines.push((Tag::Other, format!("import java.util.{class};")));
         }
     }
@@ -79,8 +88,19 @@ fn parameter_type(draft: &Draft) -> &'static str {
     }
 }
 
+/// The nothing of the streams that return an `Optional`.
+pub(crate) fn empty_optional(task: Task) -> &'static str {
+    let whole = matches!(task.select, Select::Even | Select::Odd | Select::Multiple);
+    if whole && task.aggregate != Aggregate::Mean {
+        "OptionalInt.empty()"
+    } else {
+        "OptionalDouble.empty()"
+    }
+}
+
 fn return_type(draft: &Draft) -> &'static str {
     match draft.task.aggregate {
+        _ if draft.plan.optional => empty_optional(draft.task).trim_end_matches(".empty()"),
         Aggregate::Mean => "Double",
         Aggregate::Count | Aggregate::Length => "Integer",
         _ => element_type(draft).1,
@@ -119,6 +139,7 @@ fn method(draft: &mut Draft, page: &mut Page) {
         }
         Correct::NoSelection => no_selection(draft, page),
         _ if draft.plan.style == Style::Tally => tally(draft, page),
+        _ if draft.plan.style == Style::Expression => stream(draft, page),
         _ => collect(draft, page),
     }
     page.push(Tag::Other, "    }");
@@ -156,6 +177,37 @@ fn no_selection(draft: &Draft, page: &mut Page) {
     );
     page.push(Tag::Other, line);
     page.push(Tag::Other, "        }");
+    let line = format!("        return {};", result(draft));
+    page.push(Tag::Result, draft.spaced(&line));
+}
+
+fn stream(draft: &Draft, page: &mut Page) {
+    let n = &draft.names;
+    let (plain, boxed) = element_type(draft);
+    let part = match draft.plan.correct {
+        Correct::SkipsFirst => ".skip(1)".to_owned(),
+        Correct::SkipsLast => format!(".limit({}.length - 1)", n.list),
+        _ => String::new(),
+    };
+    let (list, element, test) = (&n.list, &n.element, draft.test(&n.element));
+    let kept = format!("Arrays.stream({list}){part}.filter({element} -> {test})");
+    if draft.plan.optional {
+        let end = match draft.task.aggregate {
+            Aggregate::Mean => "average",
+            Aggregate::Largest => "max",
+            _ => "min",
+        };
+        let line = format!("        return {kept}.{end}();");
+        page.push(Tag::Result, draft.spaced(&line));
+        return;
+    }
+    let boxing = if plain == boxed { "" } else { ".boxed()" };
+    let line = format!(
+        "        List<{boxed}> {} = {kept}{boxing}.toList();",
+        n.selected
+    );
+    page.push(Tag::Condition, draft.spaced(&line));
+    edge(draft, page, &format!("{}.isEmpty()", n.selected));
     let line = format!("        return {};", result(draft));
     page.push(Tag::Result, draft.spaced(&line));
 }

@@ -161,7 +161,7 @@ const VARIED_LIMITS: [&str; 8] = [
     "edge",
     "given",
 ];
-const VARIED_LETTERS: [&str; 6] = ["char", "character", "symbol", "piece", "part", "sign"];
+const VARIED_LETTERS: [&str; 6] = ["glyph", "character", "symbol", "piece", "part", "sign"];
 const VARIED_POOR: [&str; 20] = [
     "e", "f", "g", "h", "m", "o", "p", "r", "s", "t", "u", "w", "var1", "thing", "stuff", "bla",
     "bb", "zz", "xyz", "abc",

@@ -101,11 +101,18 @@ pub struct Plan {
     pub(crate) parted: bool,
     /// A comment tries to instruct the grader.
     pub(crate) pleads: bool,
+    /// Java's streams, ...
+    pub(crate) streams: bool,
+    /// ... which return an `Optional`.
+    pub(crate) optional: bool,
+    /// Notebooks show an output.
+    pub(crate) outputs: bool,
 }
 
 impl Plan {
-    /// A plan for a task: often one defect, sometimes none or several.
-    pub(crate) fn draw(task: Task, dice: &mut Dice) -> Self {
+    /// A plan for a task: often one defect, sometimes none or several. With `varied` more ways to write
+    /// it; without, no choice is spent on them.
+    pub(crate) fn draw(task: Task, varied: bool, dice: &mut Dice) -> Self {
         let language =
             dice.weighted(&[(5, Language::Python), (3, Language::Java), (2, Language::R)]);
         let mut plan = Self {
@@ -118,6 +125,9 @@ impl Plan {
             indexed: dice.chance(25),
             parted: dice.chance(12),
             pleads: false,
+            streams: varied && dice.chance(60),
+            optional: varied && dice.chance(60),
+            outputs: varied && dice.chance(70),
         };
         let defects = dice.weighted(&[(12, 0), (55, 1), (25, 2), (8, 3)]);
         for _ in 0..defects {
@@ -172,8 +182,8 @@ impl Plan {
         if self.style == Style::Tally && !tallies.contains(&task.aggregate) {
             self.style = dice.pick(&[Style::Expression, Style::Collect]);
         }
-        // Java's expression is a loop that collects.
-        if self.language == Language::Java && self.style == Style::Expression {
+        // Without streams Java's expression is a loop that collects.
+        if self.language == Language::Java && self.style == Style::Expression && !self.streams {
             self.style = Style::Collect;
         }
         let division = task.aggregate == Aggregate::Mean && self.language != Language::Java;
@@ -197,6 +207,17 @@ impl Plan {
             }
             _ => {}
         }
+        self.optional = self.optional
+            && self.language == Language::Java
+            && self.style == Style::Expression
+            && !task.words()
+            && !self.blind()
+            && self.correct != Correct::WrongReturn
+            && self.empty == Empty::Right
+            && matches!(
+                task.aggregate,
+                Aggregate::Mean | Aggregate::Largest | Aggregate::Smallest
+            );
         // R's first element of nothing is NA without a test.
         if self.language == Language::R
             && task.aggregate == Aggregate::First
