@@ -22,8 +22,12 @@ use crate::{nodes, output, shutdown, tables};
 /// Longest silence of the coordinator, which sends signs of life while it works.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Largest prompt, in bytes.
-const MAX_PROMPT_BYTES: u64 = 16 << 20;
+/// Room in a request for everything but the prompt, in bytes.
+const REQUEST_ALLOWANCE: usize = 64 << 10;
+
+/// Largest prompt, in bytes: what the coordinator takes, less the allowance. Characters that JSON
+/// escapes count more there, and the coordinator says so.
+const MAX_PROMPT_BYTES: usize = tandem_openai::limits::MAX_BODY_BYTES - REQUEST_ALLOWANCE;
 
 /// Arguments of `tandem run`.
 #[derive(Args)]
@@ -123,11 +127,11 @@ fn read_prompt(arguments: &Arguments) -> anyhow::Result<String> {
     };
     let mut text = String::new();
     source
-        .take(MAX_PROMPT_BYTES + 1)
+        .take(MAX_PROMPT_BYTES as u64 + 1)
         .read_to_string(&mut text)
         .context("the prompt cannot be read as UTF-8 text")?;
-    if text.len() as u64 > MAX_PROMPT_BYTES {
-        bail!("the prompt is longer than {MAX_PROMPT_BYTES} bytes");
+    if text.len() > MAX_PROMPT_BYTES {
+        bail!("the prompt is longer than {MAX_PROMPT_BYTES} bytes: shorten it");
     }
     Ok(text)
 }
@@ -220,5 +224,29 @@ async fn show(response: reqwest::Response) -> anyhow::Result<(TandemInfo, Finish
     match (info, finish) {
         (Some(info), Some(finish)) => Ok((info, finish)),
         _ => bail!("the answer broke off before its end"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tandem_coordinator::limits::MAX_NAME_BYTES;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn the_coordinator_takes_the_longest_prompt() {
+        let line = "run --config x --max-tokens 1048576 --temperature 0.12345678901234567 \
+                    --seed 18446744073709551615 --route remote -";
+        let arguments = Line::parse_from(line.split_whitespace()).arguments;
+        let (model, prompt) = ("m".repeat(MAX_NAME_BYTES), "x".repeat(MAX_PROMPT_BYTES));
+        let body = serde_json::to_vec(&request(&arguments, model, prompt)).unwrap();
+        tandem_openai::parse_chat(&body).unwrap();
     }
 }
