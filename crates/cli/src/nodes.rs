@@ -4,16 +4,49 @@ use tandem_coordinator::{Config, ModelConfig, NodeList, NodeReport};
 use tandem_proto::Role;
 
 /// One sentence per fault: nodes that cannot be reached, that lack a model, or have another role than
-/// the configuration gives them.
+/// the configuration gives them; ends of a handoff that were started with other options than each
+/// other.
 pub fn problems(config: &Config, nodes: &NodeList) -> Vec<String> {
-    nodes
-        .data
-        .iter()
-        .flat_map(|node| match &node.reason {
-            Some(reason) => vec![unreachable(config, node, reason)],
-            None => mismatches(config, node),
-        })
-        .collect()
+    let of_one = nodes.data.iter().flat_map(|node| match &node.reason {
+        Some(reason) => vec![unreachable(config, node, reason)],
+        None => mismatches(config, node),
+    });
+    let of_two = config.models.iter().flat_map(|m| unequal_ends(m, nodes));
+    of_one.chain(of_two).collect()
+}
+
+/// Options that a model's prefill and decode nodes must have in common for answers to have the same
+/// bits wherever the prompt was prefilled.
+fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
+    let held_by = |name: &String| {
+        let node = nodes.data.iter().find(|n| n.name == *name)?;
+        node.models.iter().find(|m| m.name == model.name)
+    };
+    let mut found = Vec::new();
+    for prefill in &model.prefill {
+        for decode in model.decode.iter().filter(|d| *d != prefill) {
+            let (Some(p), Some(d)) = (held_by(prefill), held_by(decode)) else {
+                continue;
+            };
+            let (a, b) = (p.capacity, d.capacity);
+            // Where a model has windows, the number of sequences decides on the size of their cache.
+            let has_window = p.contract.window > 0;
+            for (option, a, b) in [
+                ("--ubatch", a.microbatch_tokens, b.microbatch_tokens),
+                ("--slots", a.sequences, b.sequences),
+            ] {
+                if a != b && (option == "--ubatch" || has_window) {
+                    found.push(format!(
+                        "nodes `{prefill}` and `{decode}` hold model `{}` with different {option} ({a} and \
+                         {b}): answers may differ in rounding from local ones; start both with equal \
+                         {option}",
+                        model.name
+                    ));
+                }
+            }
+        }
+    }
+    found
 }
 
 fn unreachable(config: &Config, node: &NodeReport, reason: &str) -> String {
@@ -22,12 +55,23 @@ fn unreachable(config: &Config, node: &NodeReport, reason: &str) -> String {
         .iter()
         .map(|m| format!(" --model {m}=PATH"))
         .collect();
-    let port = node.address.rsplit_once(':').map_or("", |(_, port)| port);
     format!(
         "node `{}` at {} cannot be used: {reason}; start it there with `tandem node --role {role}{models} \
-         --listen 0.0.0.0:{port}`, or correct its `address`",
-        node.name, node.address
+         --listen {}`, or correct its `address`",
+        node.name,
+        node.address,
+        listen(&node.address)
     )
+}
+
+/// Where a node with this address should listen: there, and nowhere else. A host name stands for an
+/// IP that only its owner knows.
+fn listen(address: &str) -> String {
+    if address.parse::<std::net::SocketAddr>().is_ok() {
+        return address.to_owned();
+    }
+    let port = address.rsplit_once(':').map_or("", |(_, port)| port);
+    format!("IP:{port}")
 }
 
 /// The role and the models that the configuration gives a node.
@@ -78,38 +122,69 @@ fn mismatches(config: &Config, node: &NodeReport) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tandem_coordinator::NodeConfig;
+    use tandem_coordinator::{ModelReport, NodeConfig};
+    use tandem_proto::Capacity;
 
     use super::*;
 
-    fn config() -> Config {
+    const ADDRESS: &str = "192.168.1.5:7001";
+
+    fn config(prefill: &[&str], decode: &[&str]) -> Config {
+        let names = |nodes: &[&str]| nodes.iter().map(|n| (*n).to_owned()).collect();
+        let node = |name: &&str| NodeConfig {
+            name: (*name).to_owned(),
+            address: ADDRESS.to_owned(),
+        };
         Config::new(
-            vec![NodeConfig {
-                name: "big".into(),
-                address: "192.168.1.5:7001".into(),
-            }],
+            prefill.iter().chain(decode).map(node).collect(),
             vec![ModelConfig {
                 name: "code".into(),
-                prefill: Vec::new(),
-                decode: vec!["big".into()],
+                prefill: names(prefill),
+                decode: names(decode),
             }],
         )
     }
 
-    fn report(reason: Option<&str>, role: Role) -> NodeList {
+    fn report(name: &str, role: Role, models: Vec<ModelReport>) -> NodeReport {
+        NodeReport {
+            name: name.into(),
+            address: ADDRESS.into(),
+            up: true,
+            reason: None,
+            role: Some(role),
+            version: None,
+            models,
+        }
+    }
+
+    fn list(data: Vec<NodeReport>) -> NodeList {
         NodeList {
             object: "list".into(),
-            data: vec![NodeReport {
-                name: "big".into(),
-                address: "192.168.1.5:7001".into(),
-                up: reason.is_none(),
-                reason: reason.map(str::to_owned),
-                role: Some(role),
-                version: None,
-                models: Vec::new(),
-            }],
+            data,
             queued: Vec::new(),
         }
+    }
+
+    /// The model with this window, microbatch and number of sequences.
+    fn held(window: u32, microbatch_tokens: u32, sequences: u32) -> Vec<ModelReport> {
+        let contract = serde_json::json!({
+            "layout_version": 1, "engine": "", "architecture": "", "quantisation": "", "weights": "",
+            "tokenizer": "", "rope": "", "rotation": "", "window": window, "key_type": "f16",
+            "value_type": "f16", "layers": 1,
+        });
+        vec![ModelReport {
+            name: "code".into(),
+            contract: serde_json::from_value(contract).unwrap(),
+            capacity: Capacity {
+                sequences,
+                tokens_per_sequence: 1024,
+                prefill_tokens: 512,
+                microbatch_tokens,
+            },
+            decodes: 0,
+            prefills: 0,
+            sequences: Vec::new(),
+        }]
     }
 
     #[test]
@@ -120,7 +195,7 @@ mod tests {
                 Role::Decode,
                 vec![
                     "connection refused",
-                    "tandem node --role decode --model code=PATH --listen 0.0.0.0:7001",
+                    "tandem node --role decode --model code=PATH --listen 192.168.1.5:7001`",
                 ],
             ),
             (
@@ -130,10 +205,66 @@ mod tests {
             ),
             (None, Role::Prefill, vec!["does not decode", "--role both"]),
         ] {
-            let found = problems(&config(), &report(reason, role)).join("\n");
-            for part in expected.iter().chain(&["`big`", "192.168.1.5:7001"]) {
+            let mut node = report("big", role, Vec::new());
+            node.reason = reason.map(str::to_owned);
+            let found = problems(&config(&[], &["big"]), &list(vec![node])).join("\n");
+            for part in expected.iter().chain(&["`big`", ADDRESS]) {
                 assert!(found.contains(part), "`{part}` is not in: {found}");
             }
         }
+    }
+
+    #[test]
+    fn no_node_is_told_to_listen_on_more_than_its_address() {
+        for (address, expected) in [
+            ("127.0.0.1:7001", "127.0.0.1:7001"),
+            ("[::1]:7001", "[::1]:7001"),
+            ("192.168.1.5:7001", "192.168.1.5:7001"),
+            ("studio.local:7001", "IP:7001"),
+        ] {
+            assert_eq!(listen(address), expected);
+        }
+    }
+
+    #[test]
+    fn ends_with_different_options_are_told() {
+        // (window, microbatch and sequences of the prefill node, of the decode node, options told)
+        for (window, prefill, decode, expected) in [
+            (0, (512, 4), (512, 4), vec![]),
+            (0, (512, 4), (512, 8), vec![]),
+            (0, (512, 4), (256, 4), vec!["--ubatch (512 and 256)"]),
+            (1024, (512, 4), (512, 4), vec![]),
+            (1024, (512, 4), (512, 8), vec!["--slots (4 and 8)"]),
+            (
+                1024,
+                (512, 4),
+                (256, 8),
+                vec!["--ubatch (512 and 256)", "--slots (4 and 8)"],
+            ),
+        ] {
+            let held = |(ubatch, slots)| held(window, ubatch, slots);
+            let nodes = list(vec![
+                report("p", Role::Prefill, held(prefill)),
+                report("d", Role::Decode, held(decode)),
+            ]);
+            let found = problems(&config(&["p"], &["d"]), &nodes);
+            let case = format!("{window} {prefill:?} {decode:?}: {found:?}");
+            assert_eq!(found.len(), expected.len(), "{case}");
+            for (sentence, option) in found.iter().zip(expected) {
+                assert!(sentence.contains(option), "{case}");
+                assert!(sentence.contains("`p` and `d` hold model `code`"), "{case}");
+            }
+        }
+        // A node is equal to itself, and one that is not there is told of as such.
+        let both = list(vec![report("b", Role::Both, held(9, 512, 4))]);
+        assert_eq!(
+            problems(&config(&["b"], &["b"]), &both),
+            Vec::<String>::new()
+        );
+        let alone = list(vec![report("p", Role::Prefill, held(9, 512, 4))]);
+        assert_eq!(
+            problems(&config(&["p"], &["d"]), &alone),
+            Vec::<String>::new()
+        );
     }
 }
