@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use tandem_fixtures::Architecture;
+use tandem_fixtures::{Architecture, Spec, TokenizerVariant, WeightType};
 use tandem_proto::Phase;
 
 use super::client::{ask, ask_any, chat, http, node_status, text, tokens};
@@ -204,4 +204,50 @@ async fn a_streamed_answer_ends_with_an_error_when_its_decode_node_is_lost() {
     // The next request is told what is missing, with the right status.
     let (status, answer) = ask_any(cluster.address(), &chat(model.name(), "x", 1, "auto")).await;
     assert_eq!(status, 503, "{answer}");
+}
+
+#[tokio::test]
+async fn models_that_differ_exchange_nothing_and_the_field_is_named() {
+    let model = Architecture::Llama;
+    let usual = Spec::new(model);
+    let table = [
+        (
+            "quantisation",
+            Spec {
+                weights: WeightType::Q8_0,
+                ..usual.clone()
+            },
+        ),
+        (
+            "tokenizer",
+            Spec {
+                tokenizer: TokenizerVariant::Shifted,
+                ..usual.clone()
+            },
+        ),
+    ];
+    let decode = Daemon::node("decode", &[model], &NODE);
+    for (field, other) in table {
+        let prefill = Daemon::node_with("prefill", &[other], &NODE);
+        let dir = tempfile::tempdir().expect("dir");
+        let nodes = [("p", prefill.address), ("d", decode.address)];
+        let config = write_config(dir.path(), CHUNK, &nodes, &[(model, &["p"], &["d"])]);
+        let serving = Daemon::serve(&config);
+        let coordinator = serving.address;
+        let expected = format!("contract field `{field}` differs");
+
+        let body = |route| chat(model.name(), &text(200), 8, route);
+        let (status, refused) = ask_any(coordinator, &body("remote")).await;
+        assert_eq!(status, 503, "{refused}");
+        let message = refused["error"]["message"].to_string();
+        assert!(message.contains(&expected), "{message}");
+
+        let answer = ask(coordinator, &body("auto")).await;
+        assert_eq!(answer["tandem"]["mode"], "local", "{answer}");
+        assert_eq!(answer["tandem"]["handoff_bytes"], 0, "{answer}");
+        let events = answer["tandem"]["events"].to_string();
+        assert!(events.contains(&expected), "{events}");
+        let local = ask(coordinator, &body("local")).await;
+        assert_eq!(tokens(&answer), tokens(&local), "{field}");
+    }
 }
