@@ -34,7 +34,7 @@ pub enum Kind {
     Committed,
     /// Either way: the handoff ends here (JSON).
     Abort,
-    /// Sender to receiver: still computing (no payload). Bounds silence, not work.
+    /// Either way: still computing, or still applying (no payload). Bounds silence, not work.
     Beat,
 }
 

@@ -414,6 +414,14 @@ impl Receiver {
     pub const fn raw_bytes(&self) -> u64 {
         self.manifest.raw_bytes()
     }
+
+    /// A sign of life while a block waits to be applied.
+    #[must_use]
+    pub fn beat(&mut self) -> Vec<u8> {
+        let header = Header::control(Kind::Beat, self.handoff, self.sequence_out);
+        self.sequence_out = self.sequence_out.wrapping_add(1);
+        encode_frame(header, &[])
+    }
 }
 
 impl Staged {

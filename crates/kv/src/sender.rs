@@ -210,6 +210,7 @@ impl Sender {
                 self.unacked.pop_front();
                 Ok(())
             }
+            (Kind::Beat, SenderState::Streaming | SenderState::Committing) => Ok(()),
             (Kind::Committed, SenderState::Committing) if self.unacked.is_empty() => {
                 self.state = SenderState::Committed;
                 Ok(())

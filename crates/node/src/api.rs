@@ -2,11 +2,13 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -28,7 +30,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::NodeConfig;
 use crate::job::{Command, GenerateJob, JobId, PrefillJob};
-use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS, STOP_PATIENCE};
+use crate::limits::{BODY, MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
 use crate::send::{Outgoing, send_kv};
 use crate::tickets::{Permitted, Tickets, handoff_id};
@@ -46,6 +48,8 @@ pub struct Node {
     pub tickets: Tickets,
     /// Requests that generate here, by id.
     pub running: crate::running::Running,
+    /// Set when the node shuts down, so that the end of an engine thread is no fault.
+    pub stopping: AtomicBool,
 }
 
 impl Node {
@@ -62,16 +66,23 @@ impl Node {
         })
     }
 
-    /// Ends all engine threads and with them all requests, and waits for the threads up to
-    /// [`STOP_PATIENCE`].
+    /// Ends all engine threads and with them all requests, and waits for the threads for a limited
+    /// time ([`crate::Limits::stop`]).
     pub async fn stop(self: &Arc<Self>) {
+        self.stopping.store(true, Ordering::Relaxed);
         let node = Arc::clone(self);
-        let stopping = tokio::task::spawn_blocking(move || {
+        let (done, stopped) = oneshot::channel::<()>();
+        // A plain thread: the end of the process does not wait for it.
+        std::thread::spawn(move || {
             for model in &node.models {
                 model.stop();
             }
+            let _ = done.send(());
         });
-        if tokio::time::timeout(STOP_PATIENCE, stopping).await.is_err() {
+        if tokio::time::timeout(self.config.limits.stop, stopped)
+            .await
+            .is_err()
+        {
             tracing::warn!("an engine is still busy; leaving without it");
         }
     }
@@ -87,8 +98,28 @@ pub fn router(node: Arc<Node>) -> Router {
             "/node/v1/requests/{id}/prefill-failed",
             post(prefill_failed),
         )
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        // The middleware has the limit.
+        .layer(DefaultBodyLimit::disable())
+        .layer(axum::middleware::from_fn(whole_body))
         .with_state(node)
+}
+
+/// Reads the body within [`MAX_BODY_BYTES`] and [`BODY`], so that no request hangs in it.
+async fn whole_body(request: Request, next: Next) -> Result<Response, Refusal> {
+    let (parts, body) = request.into_parts();
+    let reading = axum::body::to_bytes(body, MAX_BODY_BYTES);
+    let bytes = tokio::time::timeout(BODY, reading)
+        .await
+        .map_err(|_| {
+            invalid(format!(
+                "the request body did not come within {} s",
+                BODY.as_secs()
+            ))
+        })?
+        .map_err(|e| invalid(format!("request body: {e}; at most {MAX_BODY_BYTES} bytes")))?;
+    Ok(next
+        .run(Request::from_parts(parts, Body::from(bytes)))
+        .await)
 }
 
 /// A [`NodeError`] as an answer.
@@ -116,33 +147,37 @@ fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, NodeError> {
     serde_json::from_slice(body).map_err(|e| invalid(format!("request body: {e}")))
 }
 
-async fn status(State(node): State<Arc<Node>>) -> Result<Json<NodeStatus>, Refusal> {
-    let mut models = Vec::new();
-    for model in &node.models {
-        let (reply, answer) = oneshot::channel();
-        model.command(Command::Status(reply))?;
-        let c = model.capacity;
-        // An engine in the middle of a long chunk answers after it; do not wait for that.
-        let sequences = tokio::time::timeout(node.config.limits.beat, answer).await;
-        models.push(ModelStatus {
-            name: model.name.clone(),
-            contract: model.contract.clone(),
-            capacity: Capacity {
-                sequences: c.sequences,
-                tokens_per_sequence: c.tokens_per_sequence,
-                prefill_tokens: c.prefill_tokens,
-                microbatch_tokens: c.microbatch_tokens,
-            },
-            sequences: sequences.ok().and_then(Result::ok).unwrap_or_default(),
-        });
-    }
-    Ok(Json(NodeStatus {
+async fn status(State(node): State<Arc<Node>>) -> Json<NodeStatus> {
+    let limit = node.config.limits.beat;
+    let models = node.models.iter().map(|model| model_status(model, limit));
+    Json(NodeStatus {
         protocol: PROTOCOL_VERSION,
         version: node.config.version.clone(),
         role: node.config.role,
         handoff_port: node.handoff_port,
-        models,
-    }))
+        models: futures_util::future::join_all(models).await,
+    })
+}
+
+/// An engine in the middle of a long chunk is not waited for: its sequences are then left out.
+async fn model_status(model: &Model, limit: Duration) -> ModelStatus {
+    let (reply, answer) = oneshot::channel();
+    let sequences = match model.command(Command::Status(reply)) {
+        Ok(()) => tokio::time::timeout(limit, answer).await.ok(),
+        Err(_) => None,
+    };
+    let c = model.capacity;
+    ModelStatus {
+        name: model.name.clone(),
+        contract: model.contract.clone(),
+        capacity: Capacity {
+            sequences: c.sequences,
+            tokens_per_sequence: c.tokens_per_sequence,
+            prefill_tokens: c.prefill_tokens,
+            microbatch_tokens: c.microbatch_tokens,
+        },
+        sequences: sequences.and_then(Result::ok).unwrap_or_default(),
+    }
 }
 
 /// Checks that chunks of this size can be computed in the batch shapes of the engine.
@@ -323,9 +358,8 @@ async fn expire(node: Arc<Node>, secret: String) {
     tokio::time::sleep(wait).await;
     if let Some(permitted) = node.tickets.take(&secret) {
         let reason = format!("no prefill node connected within {} s", wait.as_secs_f32());
-        let _ = permitted
-            .model
-            .command(Command::HandoffFailed(permitted.job, reason));
+        let failed = Command::HandoffFailed(permitted.job, reason);
+        permitted.model.deliver(failed).await;
     }
 }
 
@@ -386,7 +420,7 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
     model.command(Command::Prefill(admission, Box::new(job)))?;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let outgoing = Outgoing {
-        contract: model.contract.clone(),
+        model: Arc::clone(&model),
         request,
         limits: node.config.limits,
     };

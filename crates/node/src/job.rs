@@ -102,6 +102,8 @@ pub enum Command {
     Cancel(JobId),
     /// Tell what is going on.
     Status(oneshot::Sender<Vec<SequenceStatus>>),
+    /// There is room again for what a job computes.
+    Wake,
     /// End all jobs and the thread.
     Stop,
 }

@@ -22,10 +22,13 @@ pub mod worker;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tandem_engine::KvEngine;
 use tandem_proto::Role;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 
 pub use limits::Limits;
 
@@ -79,19 +82,58 @@ pub async fn run(
         models: served,
         tickets: tickets::Tickets::default(),
         running: running::Running::default(),
+        stopping: AtomicBool::new(false),
         config,
     });
     let receiving = tokio::spawn(receive::accept_loop(handoff, Arc::clone(&node)));
-    let result = axum::serve(listener, api::router(Arc::clone(&node)))
-        .with_graceful_shutdown(stop(shutdown, Arc::clone(&node)))
-        .await;
+    let (told, asked) = oneshot::channel();
+    let serving = axum::serve(listener, api::router(Arc::clone(&node)))
+        .with_graceful_shutdown(stop(shutdown, Arc::clone(&node), told));
+    let result = tokio::select! {
+        result = async { serving.await } => result.map_err(RunError::Listener),
+        () = overdue(asked, node.config.limits.stop) => Ok(()),
+        fault = engine_fault(&node) => Err(fault),
+    };
     receiving.abort();
     node.stop().await;
-    result.map_err(RunError::Listener)
+    result
 }
 
 /// Ends running requests when the shutdown comes, so that their streams close and the server can.
-async fn stop(shutdown: impl Future<Output = ()> + Send + 'static, node: Arc<api::Node>) {
+async fn stop(
+    shutdown: impl Future<Output = ()> + Send + 'static,
+    node: Arc<api::Node>,
+    told: oneshot::Sender<()>,
+) {
     shutdown.await;
+    let _ = told.send(());
     node.stop().await;
+}
+
+/// Completes some time after the shutdown was asked for: a client that keeps its connection open
+/// does not keep the node alive.
+async fn overdue(asked: oneshot::Receiver<()>, patience: Duration) {
+    if asked.await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(patience * 2).await;
+    tracing::warn!("connections are still open; leaving without them");
+}
+
+/// Completes when an engine thread has ended though nobody asked it to: a panic.
+async fn engine_fault(node: &api::Node) -> RunError {
+    let ended = node.models.iter().map(|model| {
+        Box::pin(async move {
+            model.ended().await;
+            model.name.clone()
+        })
+    });
+    let (model, _, _) = futures_util::future::select_all(ended).await;
+    if node.stopping.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
+    RunError::Model {
+        model,
+        reason: "its engine thread has ended; see the log".to_owned(),
+    }
 }

@@ -14,13 +14,14 @@ pub const MAX_CHUNKS_WAITING: usize = 2;
 pub const MAX_HANDOFF_CONNECTIONS: usize = 64;
 /// An engine thread without work looks for closed requests this often.
 pub const IDLE_TICK: Duration = Duration::from_millis(100);
-/// A sender shows this often that it is alive, also during a long chunk.
-pub const HANDOFF_BEAT: Duration = Duration::from_secs(5);
+/// Pause after a connection that could not be taken, such as for want of file descriptors.
+pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Pause before a command is offered again to an engine thread whose queue is full.
+pub const COMMAND_RETRY: Duration = Duration::from_millis(50);
+/// Longest wait for the body of a control request.
+pub const BODY: Duration = Duration::from_secs(30);
 /// Longest answer to a failing peer before the connection is dropped.
 pub const GOODBYE: Duration = Duration::from_secs(1);
-
-/// A node that shuts down waits this long for the step that an engine is computing.
-pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Waits that tests may shorten.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +32,11 @@ pub struct Limits {
     pub connect: Duration,
     /// Longest silence of an event stream.
     pub beat: Duration,
+    /// Each end of a handoff shows this often that it is alive, also during a long chunk.
+    pub handoff_beat: Duration,
+    /// A node that shuts down waits this long for the step that an engine is computing, and this
+    /// long again for its connections.
+    pub stop: Duration,
 }
 
 impl Default for Limits {
@@ -39,6 +45,8 @@ impl Default for Limits {
             handoff_silence: tandem_proto::limits::HANDOFF_SILENCE,
             connect: tandem_proto::limits::CONNECT,
             beat: tandem_proto::limits::BEAT,
+            handoff_beat: Duration::from_secs(5),
+            stop: Duration::from_secs(10),
         }
     }
 }

@@ -11,11 +11,11 @@ use tandem_engine::{Capacity, KvEngine, Tokenizer};
 use tandem_kv::Contract;
 use tandem_proto::{ErrorCode, NodeError};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::RunError;
 use crate::job::{Admission, Command, JobId};
-use crate::limits::MAX_COMMANDS;
+use crate::limits::{COMMAND_RETRY, MAX_COMMANDS};
 use crate::worker::Worker;
 
 /// A model and the way to its engine thread.
@@ -36,6 +36,7 @@ pub struct Model {
     places: Arc<Semaphore>,
     next_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
+    ended: watch::Receiver<bool>,
 }
 
 impl std::fmt::Debug for Model {
@@ -64,9 +65,14 @@ impl Model {
         let constraints =
             ConstraintFactory::new(Arc::clone(&tokenizer)).map_err(|e| fail(e.to_string()))?;
         let (commands, receiver) = sync_channel(MAX_COMMANDS);
+        let (running, ended) = watch::channel(false);
         let thread = std::thread::Builder::new()
             .name(format!("engine {name}"))
-            .spawn(move || Worker::new(engine, receiver).run())
+            .spawn(move || {
+                // Dropped also by a panic, which tells those who wait.
+                let _running = running;
+                Worker::new(engine, receiver).run();
+            })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {
             name,
@@ -79,6 +85,7 @@ impl Model {
             places: Arc::new(Semaphore::new(capacity.sequences as usize)),
             next_job: AtomicU64::new(1),
             thread: Mutex::new(Some(thread)),
+            ended,
         })
     }
 
@@ -118,6 +125,21 @@ impl Model {
             job: JobId(self.next_job.fetch_add(1, Ordering::Relaxed)),
             place,
         })
+    }
+
+    /// Hands over a command that must not be lost; waits while the queue is full.
+    pub async fn deliver(&self, command: Command) {
+        let mut command = command;
+        while let Err(TrySendError::Full(back)) = self.commands.try_send(command) {
+            command = back;
+            tokio::time::sleep(COMMAND_RETRY).await;
+        }
+    }
+
+    /// Waits until the engine thread has ended, for whatever reason.
+    pub async fn ended(&self) {
+        // Its value never changes: the thread drops the sender, which is an error here.
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 
     /// Hands a command to the engine thread.

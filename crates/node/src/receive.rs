@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_kv::frame::{Header, Kind};
-use tandem_kv::limits::MAX_CHUNKS_IN_FLIGHT;
+use tandem_kv::limits::{MAX_CHUNKS_IN_FLIGHT, MAX_STRING};
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame, control_frame, parse};
 use tandem_kv::receiver::{Receiver, ReceiverError, Step};
 use tokio::io::AsyncWriteExt;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::api::Node;
 use crate::job::{Applied, Command};
-use crate::limits::{GOODBYE, Limits, MAX_HANDOFF_CONNECTIONS};
+use crate::limits::{ACCEPT_RETRY, GOODBYE, Limits, MAX_HANDOFF_CONNECTIONS};
 use crate::tickets::Permitted;
 use crate::wire::{FrameReader, WireError};
 
@@ -27,8 +27,13 @@ pub async fn accept_loop(listener: TcpListener, node: Arc<Node>) {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             return;
         };
-        let Ok((stream, peer)) = listener.accept().await else {
-            continue;
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::error!(%error, "cannot take a handoff connection");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
         };
         let node = Arc::clone(&node);
         tokio::spawn(async move {
@@ -80,7 +85,7 @@ async fn connection(stream: TcpStream, node: &Node) -> Result<(), String> {
     let result = serve(&permitted, &hello, limits, reader, read, write).await;
     if let Err(reason) = &result {
         let failed = Command::HandoffFailed(permitted.job, reason.clone());
-        let _ = permitted.model.command(failed);
+        permitted.model.deliver(failed).await;
     }
     result
 }
@@ -102,7 +107,15 @@ async fn refuse(write: &mut OwnedWriteHalf, handoff: u64, code: RefusalCode, mes
 }
 
 async fn say(write: &mut OwnedWriteHalf, handoff: u64, refuse: &Refuse) {
-    if let Ok(frame) = control_frame(Kind::Refuse, handoff, 0, refuse) {
+    // Differences of hostile length do not fit a frame; the message names the first ones anyway.
+    let short = || Refuse {
+        message: refuse.message.chars().take(MAX_STRING).collect(),
+        differences: Vec::new(),
+        code: refuse.code,
+    };
+    let frame = control_frame(Kind::Refuse, handoff, 0, refuse)
+        .or_else(|_| control_frame(Kind::Refuse, handoff, 0, &short()));
+    if let Ok(frame) = frame {
         let _ = timeout(GOODBYE, write.write_all(&frame)).await;
     }
 }
@@ -170,10 +183,7 @@ impl Pump<'_> {
         loop {
             if let Some(frame) = self.receiver.finish() {
                 let committed = Command::Committed(self.permitted.job);
-                self.permitted
-                    .model
-                    .command(committed)
-                    .map_err(|e| e.message)?;
+                self.permitted.model.deliver(committed).await;
                 return self.send(&frame).await;
             }
             let room = self.applying.len() < MAX_CHUNKS_IN_FLIGHT as usize;
@@ -188,6 +198,11 @@ impl Pump<'_> {
                     result?;
                     let ack = self.receiver.applied(block.section, &block.tokens);
                     self.send(&ack).await?;
+                }
+                // A beat for the sender, which would take a long step of the engine for silence.
+                () = tokio::time::sleep(self.limits.handoff_beat), if !self.applying.is_empty() => {
+                    let beat = self.receiver.beat();
+                    self.send(&beat).await?;
                 }
                 frame = timeout(self.limits.handoff_silence, next), if reading => {
                     let frame = frame.map_err(|_| {

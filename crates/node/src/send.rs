@@ -1,8 +1,8 @@
 //! The sending end of a handoff on a real socket.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use tandem_kv::Contract;
 use tandem_kv::frame::Header;
 use tandem_kv::sender::{Sender, SenderError, SenderState};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
@@ -12,15 +12,16 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::job::Computed;
-use crate::limits::{GOODBYE, HANDOFF_BEAT, Limits};
+use crate::job::{Command, Computed};
+use crate::limits::{GOODBYE, Limits};
+use crate::model::Model;
 use crate::wire::{FrameReader, WireError};
 
 /// What to send where.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// The sender's contract.
-    pub contract: Contract,
+    /// The model whose KV is sent.
+    pub model: Arc<Model>,
     /// Tokens, target and ticket.
     pub request: PrefillRequest,
     /// Waits.
@@ -73,6 +74,7 @@ struct Pump {
     events: mpsc::Sender<PrefillEvent>,
     limits: Limits,
     clock: TransferClock,
+    model: Arc<Model>,
 }
 
 impl Drop for Pump {
@@ -107,7 +109,7 @@ impl Pump {
         events: mpsc::Sender<PrefillEvent>,
     ) -> Result<Self, NodeError> {
         let Outgoing {
-            contract,
+            model,
             request,
             limits,
         } = outgoing;
@@ -126,7 +128,7 @@ impl Pump {
             .map_err(|e| broken(e.to_string()))?;
         let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
         let (sender, hello) = Sender::new(
-            contract,
+            model.contract.clone(),
             request.handoff,
             &request.ticket,
             &request.tokens,
@@ -144,6 +146,7 @@ impl Pump {
             events,
             limits,
             clock: TransferClock::default(),
+            model,
         };
         pump.write(&hello).await?;
         while pump.sender.state() == SenderState::AwaitAccept {
@@ -219,10 +222,12 @@ impl Pump {
         loop {
             tokio::select! {
                 chunk = computed.recv() => {
+                    // The engine may have paused for want of room; a full queue wakes it anyway.
+                    let _ = self.model.command(Command::Wake);
                     return chunk.ok_or_else(|| NodeError::new(ErrorCode::Engine, "the prefill ended early"));
                 }
                 frame = self.incoming.recv() => self.received(frame)?,
-                () = tokio::time::sleep(HANDOFF_BEAT) => {
+                () = tokio::time::sleep(self.limits.handoff_beat) => {
                     let beat = self.sender.beat();
                     self.write(&beat).await?;
                 }

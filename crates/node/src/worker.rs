@@ -229,6 +229,7 @@ impl Worker {
             Command::Status(reply) => {
                 let _ = reply.send(self.status());
             }
+            Command::Wake => {}
             Command::Stop => self.stopping = true,
         }
     }

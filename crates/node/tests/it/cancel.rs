@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use tandem_engine::fake::{CallKind, FakeConfig};
-use tandem_proto::{PrefillEvent, PrefillMode, Role};
+use tandem_proto::{PrefillEvent, PrefillFailed, PrefillMode, Role};
 
-use super::cluster::{hand_over, limits, node, opened, prompt, request};
+use super::cluster::{
+    PATIENCE, TestNode, finish, hand_over, limits, node, opened, prompt, request,
+};
 
 /// A gate that lets calls of one kind pass one by one, as the test says, and reports each.
 fn gate(
@@ -29,44 +31,63 @@ fn gate(
     (at, go)
 }
 
+/// Waits until a node no longer knows a request: it has seen the closed connection.
+async fn forgotten(node: &TestNode, request: &str) {
+    let url = format!("{}/node/v1/requests/{request}/prefill-failed", node.url);
+    let body = PrefillFailed {
+        reason: "asking".into(),
+    };
+    let http = reqwest::Client::new();
+    let wait = async {
+        while http.post(&url).json(&body).send().await.unwrap().status() != 400 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("the request lives on");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_stops_within_one_step_when_the_coordinator_goes() {
     let mut config = FakeConfig::default();
     let (at, go) = gate(&mut config, CallKind::Decode);
     let both = node(Role::Both, config.clone(), limits()).await;
     let chunk = config.microbatch_tokens;
-    let request = request(&prompt(4), PrefillMode::Local, chunk);
+    let mut request = request(&prompt(4), PrefillMode::Local, chunk);
+    request.generation.max_tokens = Some(config.tokens_per_sequence / 2);
     let mut events = both.generate(&request).await.unwrap();
     opened(&mut events).await;
     at.recv().unwrap();
     drop(events);
-    // The step in progress may end; the server must notice the closed connection before the next
-    // is allowed, which the status shows by the ended request's absence.
-    go.send(()).unwrap();
+    forgotten(&both, "req-1").await;
+    // Nothing is held back from here on; the step in progress ends, and no other begins.
     drop(go);
     both.idle().await;
-    let steps = at.try_iter().count();
-    assert!(
-        steps < 12,
-        "all {steps} further steps were computed for nobody"
-    );
+    assert_eq!(at.try_iter().count(), 0, "steps were computed for nobody");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_nodes_stop_when_their_streams_are_dropped() {
+async fn a_prefill_stops_within_one_chunk_when_the_coordinator_goes() {
     let mut slow = FakeConfig::default();
     let (at, go) = gate(&mut slow, CallKind::Prefill);
     let prefill = node(Role::Prefill, slow.clone(), limits()).await;
     let decode = node(Role::Decode, FakeConfig::default(), limits()).await;
     let chunk = slow.microbatch_tokens;
     let tokens = prompt(chunk * 8);
-    let (events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
+    let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
     at.recv().unwrap();
     go.send(()).unwrap();
     while !matches!(sending.next().await, Some(PrefillEvent::Progress { .. })) {}
+    // The second chunk has begun and is held back.
+    at.recv().unwrap();
     drop(sending);
-    drop(events);
+    // The decode node sees the handoff end, which the prefill node does when it stops for good.
+    let answer = finish(&mut events).await;
+    assert!(answer.summary.fallback.is_some(), "{answer:?}");
+    assert_eq!(answer.summary.remote_tokens, chunk);
     drop(go);
     prefill.idle().await;
     decode.idle().await;
+    assert_eq!(at.try_iter().count(), 0, "chunks were computed for nobody");
 }

@@ -22,6 +22,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct TestNode {
     pub url: String,
     stop: Option<oneshot::Sender<()>>,
+    running: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Drop for TestNode {
@@ -52,7 +53,7 @@ pub async fn node(role: Role, config: FakeConfig, limits: Limits) -> TestNode {
         limits,
     };
     let models = vec![(MODEL.to_owned(), engine)];
-    tokio::spawn(async move {
+    let running = tokio::spawn(async move {
         let shutdown = async move {
             let _ = stopped.await;
         };
@@ -63,6 +64,7 @@ pub async fn node(role: Role, config: FakeConfig, limits: Limits) -> TestNode {
     TestNode {
         url,
         stop: Some(stop),
+        running: Some(running),
     }
 }
 
@@ -127,6 +129,14 @@ impl TestNode {
         request: &PrefillRequest,
     ) -> Result<Events<PrefillEvent>, NodeError> {
         self.post("/node/v1/prefill", request).await
+    }
+
+    /// Shuts the node down and waits until it has ended.
+    pub async fn end(mut self) {
+        drop(self.stop.take());
+        let running = self.running.take().unwrap();
+        let ended = tokio::time::timeout(PATIENCE, running).await;
+        ended.expect("the node lives on").unwrap();
     }
 
     pub async fn status(&self) -> NodeStatus {

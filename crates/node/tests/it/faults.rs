@@ -107,3 +107,90 @@ async fn an_engine_that_fails_to_decode_gives_an_error_and_frees_the_slot() {
     let answer = finish(&mut both.generate(&request).await.unwrap()).await;
     assert!(answer.done);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_step_of_the_decoding_engine_is_not_taken_for_silence() {
+    let (reached, at) = std::sync::mpsc::sync_channel(64);
+    let (go, pass) = std::sync::mpsc::sync_channel::<()>(1);
+    let pass = std::sync::Mutex::new(pass);
+    let hold = move |call: &tandem_engine::fake::Call| {
+        if call.kind() == CallKind::Import {
+            let _ = reached.send(());
+            let _ = pass.lock().unwrap().recv();
+        }
+    };
+    let config = FakeConfig {
+        gate: Some(std::sync::Arc::new(hold)),
+        ..FakeConfig::default()
+    };
+    // The step lasts twice as long as silence may; beats come far more often.
+    let mut short = limits();
+    short.handoff_silence = std::time::Duration::from_millis(1500);
+    short.handoff_beat = std::time::Duration::from_millis(20);
+    let plain = FakeConfig::default();
+    let prefill = node(Role::Prefill, plain.clone(), short).await;
+    let decode = node(Role::Decode, config, short).await;
+    let chunk = plain.microbatch_tokens;
+    let tokens = prompt(chunk * 3);
+    let (mut events, _sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
+    at.recv().unwrap();
+    tokio::time::sleep(short.handoff_silence * 2).await;
+    drop(go);
+    let answer = finish(&mut events).await;
+    assert_eq!(answer.summary.fallback, None);
+    assert_eq!(answer.tokens, local_tokens(&plain, &tokens, chunk).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_thread_that_panics_ends_the_node_with_an_error() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let handoff = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let config = FakeConfig {
+        gate: Some(std::sync::Arc::new(|call| {
+            assert!(call.kind() != CallKind::Decode, "this engine cannot decode");
+        })),
+        ..FakeConfig::default()
+    };
+    let chunk = config.microbatch_tokens;
+    let models: Vec<(String, Box<dyn tandem_engine::KvEngine>)> = vec![(
+        super::cluster::MODEL.to_owned(),
+        Box::new(tandem_engine::fake::FakeEngine::new(config)),
+    )];
+    let node_config = tandem_node::NodeConfig {
+        role: Role::Both,
+        version: "test".into(),
+        limits: limits(),
+    };
+    let running = tokio::spawn(tandem_node::run(
+        listener,
+        handoff,
+        node_config,
+        models,
+        std::future::pending(),
+    ));
+    let body = request(&prompt(5), PrefillMode::Local, chunk);
+    let url = format!("{url}/node/v1/generate");
+    let _stream = reqwest::Client::new().post(url).json(&body).send().await;
+    let ended = tokio::time::timeout(super::cluster::PATIENCE, running);
+    let error = ended
+        .await
+        .expect("the node lives on")
+        .unwrap()
+        .unwrap_err();
+    assert!(error.to_string().contains("engine thread"), "{error}");
+}
+
+#[tokio::test]
+async fn a_request_whose_body_never_ends_does_not_keep_the_node_alive() {
+    let mut short = limits();
+    short.stop = std::time::Duration::from_millis(100);
+    let node = node(Role::Both, FakeConfig::default(), short).await;
+    let address = node.url.trim_start_matches("http://").to_owned();
+    let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+    let head = "POST /node/v1/generate HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{";
+    tokio::io::AsyncWriteExt::write_all(&mut stream, head.as_bytes())
+        .await
+        .unwrap();
+    node.end().await;
+}
