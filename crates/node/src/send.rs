@@ -260,10 +260,16 @@ impl Pump {
         })
     }
 
-    /// Tells the decode node why the handoff ends, if it still listens.
+    /// Tells the decode node why the handoff ends, if it still listens, and lets it read what was
+    /// sent: closing with unread acknowledgements would reset the connection and take KV with it.
     async fn goodbye(&mut self, error: &NodeError) {
         let frame = self.sender.abort(&error.message);
-        let _ = timeout(GOODBYE, self.write.write_all(&frame)).await;
+        let leave = async {
+            let _ = self.write.write_all(&frame).await;
+            let _ = self.write.shutdown().await;
+            while let Some(Ok(_)) = self.incoming.recv().await {}
+        };
+        let _ = timeout(GOODBYE, leave).await;
     }
 }
 
