@@ -119,7 +119,7 @@ async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
     let tokens = prompt(chunk * 3 + 2);
     let expected = local_tokens(&config, &tokens, chunk).await;
     let mut short = limits();
-    short.handoff_silence = std::time::Duration::from_secs(5);
+    short.handoff_silence = std::time::Duration::from_secs(2);
     let decode = node(Role::Decode, config.clone(), short).await;
     for kind in KINDS {
         let request = request(&tokens, PrefillMode::Remote, chunk);
