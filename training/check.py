@@ -2,7 +2,8 @@
 
 `cargo xtask nano-eval --logits FILE` writes what llama.cpp makes of prompts and reference answers. Here
 the same text goes through the tokenizer and the model of the training; tokens must be equal, and the
-figures tell how far the logits differ.
+figures tell how far the logits differ. With `--draft` also how often a smaller model's likeliest token is that
+of the model, which is what speculation lives on.
 """
 
 import argparse
@@ -21,9 +22,11 @@ def main():
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--logits", required=True, help="FILE of FILE.jsonl and FILE.f32")
+    parser.add_argument("--draft", help="checkpoint of a smaller model with the same tokenizer")
     args = parser.parse_args()
     torch.set_num_threads(2)
     model, encoder = load(args.checkpoint), Encoder(args.tokenizer)
+    draft, drafted = load(args.draft) if args.draft else None, []
     size = model.config.vocabulary
     stored = np.memmap(args.logits + ".f32", dtype="<f4", mode="r").reshape(-1, size)
     row = 0
@@ -44,6 +47,10 @@ def main():
         top = ours.argmax(-1) == theirs.argmax(-1)
         # Position t predicts token t + 1.
         cut = example["prompt_tokens"] - 1
+        if draft:
+            with torch.no_grad():
+                guess = draft.logits(draft(torch.tensor([tokens]))[0])[0].argmax(-1)
+            drafted += (guess == ours.argmax(-1))[cut:].tolist()
         for name, part in (("prompt", slice(0, cut)), ("answer", slice(cut, None))):
             same[name] += top[part].tolist()
             divergence[name] += kl[part].tolist()
@@ -52,6 +59,8 @@ def main():
             f"{name}: {len(same[name])} positions, top-1 agreement {100 * np.mean(same[name]):.3f} %,"
             f" mean KL {np.mean(divergence[name]):.2e}, largest {np.max(divergence[name]):.2e} nats"
         )
+    if drafted:
+        print(f"draft: the same likeliest token at {100 * np.mean(drafted):.2f} % of {len(drafted)} positions of answers")
 
 
 if __name__ == "__main__":
