@@ -27,3 +27,19 @@ pub fn devices() -> Vec<String> {
         .map(|d| format!("{} ({}, {})", d.name, d.backend, d.description))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::ENGINE_NAME;
+
+    /// The name is part of the contract, so it must change with the crate that pins llama.cpp.
+    #[test]
+    fn the_name_is_that_of_the_pinned_crate() {
+        let manifest = include_str!("../../../Cargo.toml");
+        let (_, rest) = manifest
+            .split_once("llama-cpp-sys-2 = { version = \"=")
+            .unwrap();
+        let (version, _) = rest.split_once('"').unwrap();
+        assert!(ENGINE_NAME.contains(&format!("llama-cpp-sys-2 {version},")));
+    }
+}
