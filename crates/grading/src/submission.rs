@@ -180,11 +180,13 @@ fn is_junk(path: &Path) -> bool {
 }
 
 fn load(path: &Path, name: String) -> Submission {
-    let (files, problem) = match read_files(path) {
+    let mut left_out = Vec::new();
+    let (files, problem) = match read_files(path, &mut left_out) {
         Ok(files) => (files, None),
         Err(problem) => (Vec::new(), Some(problem)),
     };
-    let flags = files.iter().flat_map(|f| f.flags.iter().cloned()).collect();
+    let of_files = files.iter().flat_map(|f| f.flags.iter().cloned());
+    let flags = of_files.chain(left_out).collect();
     let mut submission = Submission {
         name,
         files,
@@ -200,7 +202,8 @@ fn load(path: &Path, name: String) -> Submission {
     submission
 }
 
-fn read_files(path: &Path) -> Result<Vec<SourceFile>, String> {
+/// Reads the files of a submission; `left_out` gets a line for each entry that is not read.
+fn read_files(path: &Path, left_out: &mut Vec<String>) -> Result<Vec<SourceFile>, String> {
     let meta = std::fs::symlink_metadata(path).map_err(|e| format!("cannot be read: {e}"))?;
     if meta.file_type().is_symlink() {
         return Err("it is a symbolic link; links are not followed".to_owned());
@@ -229,24 +232,47 @@ fn read_files(path: &Path) -> Result<Vec<SourceFile>, String> {
             ));
         }
         let entry = entry.map_err(|e| format!("its folder cannot be read: {e}"))?;
-        let Some(kind) = kind_of(entry.path()).filter(|_| entry.file_type().is_file()) else {
-            continue;
-        };
-        if files.len() == limits::MAX_FILES {
-            return Err(format!("it has more than {} files", limits::MAX_FILES));
-        }
         let name = entry
             .path()
             .strip_prefix(path)
             .unwrap_or(entry.path())
             .to_string_lossy()
             .replace('\\', "/");
+        let kind = match why_left_out(&entry) {
+            Ok(Some(kind)) => kind,
+            Ok(None) => continue,
+            Err(why) => {
+                left_out.push(format!("{name}: not read, {why}"));
+                continue;
+            }
+        };
+        if files.len() == limits::MAX_FILES {
+            return Err(format!("it has more than {} files", limits::MAX_FILES));
+        }
         files.push(read_file(entry.path(), &name, kind)?);
     }
     if files.is_empty() {
         return Err("its folder holds no supported file".to_owned());
     }
     Ok(files)
+}
+
+/// The kind of a file to read; `None` for a folder that is walked; or why an entry is not read.
+fn why_left_out(entry: &walkdir::DirEntry) -> Result<Option<Kind>, &'static str> {
+    let kind = entry.file_type();
+    if kind.is_dir() {
+        let deepest = entry.depth() == limits::MAX_FOLDER_DEPTH;
+        return if deepest {
+            Err("too deep a folder")
+        } else {
+            Ok(None)
+        };
+    }
+    if !kind.is_file() {
+        return Err("links are not followed");
+    }
+    let kind = kind_of(entry.path()).ok_or("this kind of file is not supported")?;
+    Ok(Some(kind))
 }
 
 fn read_file(path: &Path, name: &str, kind: Kind) -> Result<SourceFile, String> {

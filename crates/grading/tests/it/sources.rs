@@ -345,3 +345,25 @@ fn the_example_course_is_read() {
         assert!(shared <= 1800, "{job:?}: {shared} bytes");
     }
 }
+
+#[test]
+fn what_is_not_read_of_a_folder_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = dir.path().join("one");
+    std::fs::create_dir(&one).unwrap();
+    std::fs::write(one.join("main.py"), "print(1)\n").unwrap();
+    std::fs::write(one.join("notes.pdf"), "not read").unwrap();
+    std::fs::write(one.join(".DS_Store"), "junk is not worth a word").unwrap();
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("/etc/hostname", one.join("link.py")).unwrap();
+    let submissions = tandem_grading::load_submissions(&[dir.path().to_owned()]).unwrap();
+    let flags = submissions[0].flags.join("; ");
+    assert!(
+        flags.contains("notes.pdf: not read, this kind of file"),
+        "{flags}"
+    );
+    #[cfg(unix)]
+    assert!(flags.contains("link.py: not read, links"), "{flags}");
+    assert!(!flags.contains("DS_Store"), "{flags}");
+    assert_eq!(submissions[0].files.len(), 1);
+}
