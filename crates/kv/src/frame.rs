@@ -4,14 +4,14 @@
 //! has arrived; [`Header::parse`] checks every length against a limit before the
 //! caller allocates anything. All integers are little-endian. Byte table: `docs/wire-format.md`.
 
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use crate::limits::{MAX_CONTROL_PAYLOAD, MAX_SEGMENT_PAYLOAD, MAX_TOKENS};
 
 /// First four bytes of every frame: `TNDM`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TNDM");
 /// Version of the wire format.
-pub const WIRE_VERSION: u16 = 1;
+pub const WIRE_VERSION: u16 = 2;
 /// Size of a header in bytes.
 pub const HEADER_BYTES: usize = 64;
 
@@ -36,6 +36,10 @@ pub enum Kind {
     Abort,
     /// Either way: still computing, or still applying (no payload). Bounds silence, not work.
     Beat,
+    /// Sender to receiver, first on a further connection: one more stream of a handoff (JSON).
+    Join,
+    /// Sender to receiver, after the commit: what the sender computed for the last token (JSON).
+    Receipt,
 }
 
 impl Kind {
@@ -52,6 +56,8 @@ impl Kind {
             Self::Committed => 7,
             Self::Abort => 8,
             Self::Beat => 9,
+            Self::Join => 10,
+            Self::Receipt => 11,
         }
     }
 
@@ -68,6 +74,8 @@ impl Kind {
             7 => Self::Committed,
             8 => Self::Abort,
             9 => Self::Beat,
+            10 => Self::Join,
+            11 => Self::Receipt,
             _ => return None,
         })
     }
@@ -313,12 +321,31 @@ impl Header {
     /// # Errors
     /// [`FrameError::PayloadChecksum`] if it is damaged or has another length.
     pub fn check_payload(&self, payload: &[u8]) -> Result<(), FrameError> {
-        if payload.len() as u64 != u64::from(self.payload_len)
-            || xxh3_64(payload) != self.payload_checksum
-        {
+        self.check_parts([payload])
+    }
+
+    /// Like [`Self::check_payload`], for a payload that lies in several places.
+    ///
+    /// # Errors
+    /// [`FrameError::PayloadChecksum`] if it is damaged or has another length.
+    pub fn check_parts<'a>(
+        &self,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), FrameError> {
+        let (length, checksum) = checksum_of(parts);
+        if length != u64::from(self.payload_len) || checksum != self.payload_checksum {
             return Err(FrameError::PayloadChecksum);
         }
         Ok(())
+    }
+
+    /// Sets length and checksum to those of a payload.
+    #[must_use]
+    pub fn with_parts<'a>(mut self, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let (length, checksum) = checksum_of(parts);
+        self.payload_len = u32::try_from(length).unwrap_or(u32::MAX);
+        self.payload_checksum = checksum;
+        self
     }
 }
 
@@ -336,6 +363,17 @@ pub fn encode_frame(mut header: Header, payload: &[u8]) -> Vec<u8> {
     out.extend_from_slice(&header.encode());
     out.extend_from_slice(payload);
     out
+}
+
+/// Bytes and XXH3-64 of parts, as if they lay behind each other.
+fn checksum_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> (u64, u64) {
+    let mut hasher = Xxh3Default::new();
+    let mut length = 0;
+    for part in parts {
+        hasher.update(part);
+        length += part.len() as u64;
+    }
+    (length, hasher.digest())
 }
 
 fn header_checksum(bytes: &[u8; HEADER_BYTES]) -> u32 {

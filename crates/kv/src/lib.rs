@@ -5,10 +5,13 @@
 //! - [`contract`]: everything that must be equal on both ends of a handoff;
 //! - [`plane`]: neutral KV rows, `[token][kv_head][dim]`, little-endian f16;
 //! - [`digest`]: the one way token sequences are hashed;
+//! - [`page`]: the identity of 64 tokens of KV, and of all before them;
 //! - [`codec`]: how planes become payload bytes (a closed enum with wire numbers);
 //! - [`frame`]: the 64-byte header, checksums, and the limits every length is checked against;
 //! - [`message`]: the payloads of the control frames (hello, accept, refuse, commit, ...);
-//! - [`sender`] and [`receiver`]: the two ends of a handoff as state machines without I/O.
+//! - [`segment`]: blocks cut and encoded for the wire;
+//! - [`sender`] and [`receiver`]: the two ends of a handoff as state machines without I/O;
+//! - [`receipt`]: whether both ends compute the same from the same KV.
 //!
 //! The byte tables are in `docs/wire-format.md`.
 
@@ -19,7 +22,9 @@ pub mod frame;
 pub mod limits;
 pub mod message;
 pub mod plane;
+pub mod receipt;
 pub mod receiver;
+pub mod segment;
 pub mod sender;
 
 pub use contract::{Contract, ElementType, LayerKind, LayerSpec};

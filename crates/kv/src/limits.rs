@@ -17,10 +17,23 @@ pub const MAX_HEAD_DIM: u32 = 1024;
 pub const MAX_TOKENS: u32 = 1 << 22;
 /// Largest number of tokens in one chunk (the unit of prefill, apply and acknowledgement).
 pub const MAX_CHUNK_TOKENS: u32 = 1 << 14;
-/// Largest number of bytes that a receiver stages for one incomplete chunk.
+/// Largest number of bytes of one block. Only a window comes near it: full blocks have another limit.
 pub const MAX_STAGED_BYTES: u64 = 1 << 30;
-/// Chunks that may be applied but not yet acknowledged, or sent but not yet acknowledged.
-pub const MAX_CHUNKS_IN_FLIGHT: u32 = 4;
+/// Largest number of bytes of a block of full-attention layers.
+pub const MAX_FULL_BLOCK_BYTES: u64 = 64 << 20;
+/// The sender cuts chunks into blocks of at most about this many bytes: what an engine applies at
+/// once, and so how long others wait for it.
+pub const TARGET_BLOCK_BYTES: u64 = 16 << 20;
+/// Bytes that may be sent and not yet acknowledged: the credit that a receiver gives.
+pub const CREDIT_BYTES: u64 = 64 << 20;
+/// Blocks that may be sent and not yet acknowledged, whatever their size.
+pub const MAX_BLOCKS_IN_FLIGHT: usize = 256;
+/// Connections of one handoff.
+pub const MAX_STREAMS: u32 = 8;
+/// Tokens after the prompt that a handoff may name (a conversation's answer that is handed back).
+pub const MAX_CONTINUATION: usize = 1 << 16;
+/// Likeliest tokens that a receipt names.
+pub const RECEIPT_TOKENS: usize = 32;
 /// Differences of contracts that a refusal names; further ones are left out.
 pub const MAX_DIFFERENCES: usize = 32;
 /// Longest string inside a contract or message, in bytes.

@@ -6,26 +6,70 @@ use crate::contract::{Contract, Difference};
 use crate::frame::{Header, Kind, encode_frame};
 use crate::limits::MAX_STRING;
 
-/// Sender to receiver, first frame of a connection.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Sender to receiver, first frame of the main connection of a handoff.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
-    /// The receiver's single-use permission, hex.
+    /// The receiver's single-use permission, hex: its ticket, or after a broken connection the
+    /// session of the last accept.
     pub ticket: String,
     /// The sender's contract.
     pub contract: Contract,
-    /// KV covers tokens `[0, kv_end)` of the prompt.
+    /// KV covers tokens `[0, kv_end)`.
     pub kv_end: u32,
-    /// [`crate::digest::token_digest`] of the whole prompt, hex.
+    /// Tokens that follow the prompt which the ticket is for: an answer whose KV is handed back.
+    pub continuation: Vec<u32>,
+    /// [`crate::digest::token_digest`] of the prompt and the continuation, hex.
     pub token_digest: String,
 }
 
-/// Receiver to sender: the handoff may start.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+impl std::fmt::Debug for Hello {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hello")
+            .field("kv_end", &self.kv_end)
+            .field("n_continuation", &self.continuation.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sender to receiver, first frame of each further connection of a handoff. The receiver answers
+/// only if it refuses.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Join {
+    /// The stream secret of the accept, hex.
+    pub stream: String,
+}
+
+/// Receiver to sender: the handoff may start, or go on.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Accept {
-    /// Blocks that may be sent without being acknowledged.
-    pub credit_blocks: u32,
+    /// What a hello on a new connection names as its ticket, should this one break, hex.
+    pub session: String,
+    /// What a join names, hex.
+    pub stream: String,
+    /// Connections of this handoff, the main one included.
+    pub streams: u32,
+    /// Bytes of blocks that may be sent without being acknowledged. One block may exceed it alone.
+    pub credit_bytes: u64,
+    /// Full-attention KV of tokens `[0, have_tokens)` is there already and must not be sent.
+    pub have_tokens: u32,
+    /// [`crate::page::PageId`] of the last complete page of these tokens, hex; absent if there is none.
+    pub have_page: Option<String>,
+    /// True if the window is there already.
+    pub have_window: bool,
+}
+
+impl std::fmt::Debug for Accept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Accept")
+            .field("streams", &self.streams)
+            .field("credit_bytes", &self.credit_bytes)
+            .field("have_tokens", &self.have_tokens)
+            .field("have_window", &self.have_window)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why a handoff was refused before any KV moved.
@@ -34,12 +78,14 @@ pub struct Accept {
 pub enum RefusalCode {
     /// The contracts differ.
     Contract,
-    /// The ticket is unknown, used or expired.
+    /// The ticket is unknown, used, expired, or another peer's.
     Ticket,
     /// The sender prefilled other tokens.
     Tokens,
-    /// The first frame was not a readable hello.
+    /// The first frame was not a readable hello or join.
     Hello,
+    /// The receiver has no memory for a further handoff now.
+    Busy,
 }
 
 /// Receiver to sender: the handoff may not start.
@@ -58,11 +104,11 @@ pub struct Refuse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Commit {
-    /// Number of segments sent.
+    /// Number of segments sent since the last accept.
     pub segments: u32,
-    /// Bytes of all rows, before encoding.
+    /// Bytes of their rows, before encoding.
     pub raw_bytes: u64,
-    /// Digest of [`Manifest`] over all segments, hex.
+    /// Digest of the [`Manifest`] over all blocks sent since the last accept, hex.
     pub manifest: String,
 }
 
@@ -137,7 +183,46 @@ pub fn abort_frame(handoff: u64, sequence: u32, reason: &str) -> Vec<u8> {
     })
 }
 
-/// Digest over the headers of all segments, kept by both ends and compared at commit.
+/// Digest over the segments of one block, in their order.
+#[derive(Debug, Clone)]
+pub struct BlockDigest {
+    hasher: blake3::Hasher,
+    segments: u32,
+    raw_bytes: u64,
+}
+
+impl Default for BlockDigest {
+    fn default() -> Self {
+        Self {
+            hasher: blake3::Hasher::new_derive_key("tandem block v2"),
+            segments: 0,
+            raw_bytes: 0,
+        }
+    }
+}
+
+impl BlockDigest {
+    /// Adds a segment. The header covers the payload by its checksum; its place in the stream is
+    /// left out, because blocks may travel on any stream.
+    pub fn add(&mut self, header: &Header) {
+        let header = Header {
+            sequence: 0,
+            ..*header
+        };
+        self.hasher.update(&header.encode());
+        self.segments = self.segments.saturating_add(1);
+        self.raw_bytes += u64::from(header.raw_len);
+    }
+
+    /// Bytes of the rows so far, before encoding.
+    #[must_use]
+    pub const fn raw_bytes(&self) -> u64 {
+        self.raw_bytes
+    }
+}
+
+/// Digest over all blocks since the last accept, in the order in which they are applied; kept by
+/// both ends and compared at commit.
 #[derive(Debug, Clone)]
 pub struct Manifest {
     hasher: blake3::Hasher,
@@ -148,7 +233,7 @@ pub struct Manifest {
 impl Default for Manifest {
     fn default() -> Self {
         Self {
-            hasher: blake3::Hasher::new_derive_key("tandem manifest v1"),
+            hasher: blake3::Hasher::new_derive_key("tandem manifest v2"),
             segments: 0,
             raw_bytes: 0,
         }
@@ -156,17 +241,11 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// Adds a segment. The header covers the payload by its checksum.
-    pub fn add(&mut self, header: &Header) {
-        self.hasher.update(&header.encode());
-        self.segments = self.segments.saturating_add(1);
-        self.raw_bytes += u64::from(header.raw_len);
-    }
-
-    /// Bytes of all rows so far, before encoding.
-    #[must_use]
-    pub const fn raw_bytes(&self) -> u64 {
-        self.raw_bytes
+    /// Adds a block.
+    pub fn add(&mut self, block: &BlockDigest) {
+        self.hasher.update(block.hasher.finalize().as_bytes());
+        self.segments = self.segments.saturating_add(block.segments);
+        self.raw_bytes += block.raw_bytes;
     }
 
     /// The commit message for what has been added so far.

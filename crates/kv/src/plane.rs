@@ -108,6 +108,23 @@ impl KvBlock {
         self.planes.iter().map(|p| p.data.len() as u64).sum()
     }
 
+    /// The rows of a part of the tokens, copied. Tokens outside of the block are left out.
+    #[must_use]
+    pub fn part(&self, tokens: Range<u32>) -> Self {
+        let start = tokens.start.clamp(self.tokens.start, self.tokens.end);
+        let tokens = start..tokens.end.clamp(start, self.tokens.end);
+        let planes = self.planes.iter().map(|plane| Plane {
+            layer: plane.layer,
+            kind: plane.kind,
+            data: plane.data[crate::segment::row_range(plane, &self.tokens, &tokens)].to_vec(),
+        });
+        Self {
+            section: self.section,
+            planes: planes.collect(),
+            tokens,
+        }
+    }
+
     /// Checks that the planes are exactly those of the section, in order, each of the right size.
     ///
     /// # Errors

@@ -1,256 +1,736 @@
-//! The receiving end of a handoff: frames in, checked blocks out, coverage kept. No I/O.
+//! The receiving end of a handoff: what may arrive when, over one or several streams. No I/O.
 //!
-//! Rules: segments arrive in order; the layers of a block arrive in order and completely; blocks
-//! are contiguous from token 0; the window comes once, last; the sender keeps to its credit.
-//! A block is handed out only when all of its segments are checked, and acknowledged only after
-//! the caller says it was applied.
-//! After an error the receiver accepts nothing more; what was applied before stays valid.
+//! [`Receiver`] is the handoff: coverage, credit, order of applying, commit. Each connection has an
+//! [`Inbound`], which checks the order of its frames and assembles one block at a time; raw rows are
+//! read straight into the block ([`Inbound::rows`]).
 
-use crate::codec::Codec;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::codec::{Codec, CodecError, Decoder, RunSpec};
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, Header, Kind, encode_frame};
 use crate::limits::{
-    MAX_CHUNK_TOKENS, MAX_CHUNKS_IN_FLIGHT, MAX_DIFFERENCES, MAX_STAGED_BYTES, MAX_STRING,
+    MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_DIFFERENCES,
+    MAX_FULL_BLOCK_BYTES, MAX_STAGED_BYTES, MAX_STRING,
 };
 use crate::message::{
-    Accept, Commit, Hello, Manifest, MessageError, RefusalCode, Refuse, abort_frame, control_frame,
-    parse,
+    Abort, Accept, BlockDigest, Commit, Hello, Manifest, MessageError, RefusalCode, Refuse,
+    abort_frame, control_frame, parse,
 };
-use crate::plane::{KvBlock, Plane, PlaneKind, Section, plane_bytes};
+use crate::plane::{KvBlock, Plane, Section, plane_bytes};
+use crate::receipt::Receipt;
+use crate::segment::{PLANES, row_range};
+
+/// What a ticket permits.
+#[derive(Clone)]
+pub struct Expectation {
+    /// What the rows must be.
+    pub contract: Arc<Contract>,
+    /// Id of the handoff.
+    pub handoff: u64,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// KV must cover `[0, kv_end)`; with `continued` at least that.
+    pub kv_end: u32,
+    /// True if the sender may name tokens that follow the prompt.
+    pub continued: bool,
+    /// The lossiest codec that may be used; lossless ones always may.
+    pub ceiling: Codec,
+}
+
+impl std::fmt::Debug for Expectation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Expectation")
+            .field("handoff", &self.handoff)
+            .field("n_tokens", &self.tokens.len())
+            .field("kv_end", &self.kv_end)
+            .finish_non_exhaustive()
+    }
+}
 
 /// Why a handoff failed at the receiving end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiverError {
-    /// The frame itself is damaged or beyond a limit.
+    /// A frame was damaged.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A message could not be read.
-    #[error(transparent)]
-    Message(#[from] MessageError),
-    /// The frame is well formed but not allowed here.
-    #[error("frame field `{field}`: got {found}, expected {expected}")]
+    /// A field breaks a rule.
+    #[error("frame field `{field}`: found {found}, expected {expected}")]
     Field {
         /// Name of the field.
         field: &'static str,
-        /// What arrived.
+        /// What it is.
         found: String,
-        /// What would have been right.
+        /// What it should be.
         expected: String,
     },
+    /// A message could not be read or built.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// Rows could not be decoded.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
     /// The sender ended the handoff.
-    #[error("aborted by the prefill node: {0}")]
+    #[error("aborted by the sender: {0}")]
     Aborted(String),
-    /// Something arrived after the handoff had failed or was complete.
+    /// A frame after the end.
     #[error("the handoff is over")]
     Over,
 }
 
-/// What the receiver knows about the handoff that a ticket permits.
-#[derive(Debug, Clone)]
-pub struct Expectation {
-    /// The receiver's contract.
-    pub contract: Contract,
-    /// Id of the handoff.
-    pub handoff: u64,
-    /// All tokens of the prompt.
-    pub tokens: Vec<u32>,
-    /// KV must cover tokens `[0, kv_end)`.
-    pub kv_end: u32,
+impl ReceiverError {
+    /// True if the bytes were damaged on the way and no rule was broken: worth another connection.
+    #[must_use]
+    pub const fn is_damage(&self) -> bool {
+        matches!(self, Self::Frame(_))
+    }
 }
 
-/// What the caller must do next.
+/// What to answer to a hello.
+#[derive(Clone)]
+pub struct Terms {
+    /// Secret for a new connection after this one.
+    pub session: String,
+    /// Secret for further streams.
+    pub stream: String,
+    /// Streams that may be used.
+    pub streams: u32,
+    /// Bytes of blocks that may be on their way or wait to be applied.
+    pub credit_bytes: u64,
+    /// Id of the last complete page of the tokens that are held, hex.
+    pub have_page: Option<String>,
+}
+
+/// A block that has arrived whole and is next in order.
 #[derive(Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its rows.
+    pub block: KvBlock,
+    /// The codec it came with; the lossiest one if there were several.
+    pub codec: Codec,
+}
+
+/// What a frame led to.
+#[derive(Debug, PartialEq)]
 pub enum Step {
-    /// Nothing; more frames are needed.
+    /// Nothing to do.
     Wait,
-    /// Hand the block to the engine, then call [`Receiver::applied`].
-    Apply(KvBlock),
-    /// All frames have arrived; [`Receiver::finish`] once everything is applied.
-    AllSent,
+    /// A block is whole; see [`Receiver::next_block`].
+    Block,
+    /// The sender has committed; [`Receiver::finish`] confirms when all is applied.
+    Commit,
+    /// The sender's account of the last token.
+    Receipt(Receipt),
+}
+
+/// A block that is being assembled or waits for its turn.
+#[derive(Debug)]
+struct Known {
+    end: u32,
+    bytes: u64,
+    done: Option<(Arrived, BlockDigest)>,
 }
 
 /// The receiving end of one handoff.
 #[derive(Debug)]
 pub struct Receiver {
-    contract: Contract,
+    contract: Arc<Contract>,
     handoff: u64,
     kv_end: u32,
-    sequence_in: u32,
+    ceiling: Codec,
+    credit_bytes: u64,
+    /// Number of the next frame of ours.
     sequence_out: u32,
+    /// Counts accepts: a stream of an earlier one is refused, not obeyed.
+    generation: u32,
+    streams: u32,
+    /// End of what has been given out for applying.
     next_token: u32,
-    window_received: bool,
-    staged: Option<Staged>,
-    unapplied: u32,
+    /// End of the last full block that was opened.
+    opened_to: u32,
+    window_opened: bool,
+    window_given: bool,
+    known: BTreeMap<(u8, u32), Known>,
+    known_bytes: u64,
+    ready: VecDeque<Arrived>,
+    /// Given out and not yet applied.
+    unapplied: VecDeque<(Section, Range<u32>, u64)>,
+    commit: Option<Commit>,
     all_sent: bool,
+    confirmed: bool,
     over: bool,
     manifest: Manifest,
-}
-
-/// A block of which some layers have arrived.
-#[derive(Debug)]
-struct Staged {
-    block: KvBlock,
-    /// Layers of the section.
-    layers: Vec<u32>,
-    /// Index into `layers` of the next row.
-    layer_at: usize,
-    /// Next token of that layer.
-    token_at: u32,
+    raw_bytes: u64,
+    wire_bytes: u64,
+    /// Buffers of applied blocks, for the next ones.
+    spare: Vec<Vec<u8>>,
 }
 
 impl Receiver {
-    /// Compares a hello with what its ticket permits; gives the receiver and the accept frame.
+    /// Compares a hello with what its ticket permits; gives the end of the KV that is to come.
     ///
     /// # Errors
-    /// The refusal to send; it names the field and both values.
-    pub fn accept(hello: &Hello, expected: Expectation) -> Result<(Self, Vec<u8>), Box<Refuse>> {
-        compare(hello, &expected)?;
-        let accept = Accept {
-            credit_blocks: MAX_CHUNKS_IN_FLIGHT,
-        };
-        let frame = control_frame(Kind::Accept, expected.handoff, 0, &accept)
-            .map_err(|e| refuse(RefusalCode::Hello, e.to_string()))?;
-        let window_received = !expected.contract.has_window() || expected.kv_end == 0;
-        let receiver = Self {
-            contract: expected.contract,
+    /// The refusal to send, naming the field and both values.
+    pub fn check_hello(hello: &Hello, expected: &Expectation) -> Result<u32, Box<Refuse>> {
+        compare(hello, expected)
+    }
+
+    /// A receiver for a hello that passed [`Self::check_hello`], which gave `kv_end`, and its accept
+    /// frame. The full-attention layers hold tokens `[0, have)` already.
+    ///
+    /// # Errors
+    /// If the accept cannot be built.
+    pub fn accept(
+        expected: &Expectation,
+        kv_end: u32,
+        have: u32,
+        terms: &Terms,
+    ) -> Result<(Self, Vec<u8>), ReceiverError> {
+        let contract = Arc::clone(&expected.contract);
+        let mut receiver = Self {
             handoff: expected.handoff,
-            kv_end: expected.kv_end,
-            sequence_in: 1,
-            sequence_out: 1,
-            next_token: 0,
-            window_received,
-            staged: None,
-            unapplied: 0,
+            kv_end,
+            ceiling: expected.ceiling,
+            credit_bytes: 0,
+            sequence_out: 0,
+            generation: 0,
+            streams: 1,
+            next_token: have.min(kv_end),
+            opened_to: 0,
+            window_opened: false,
+            window_given: !contract.has_window() || kv_end == 0,
+            known: BTreeMap::new(),
+            known_bytes: 0,
+            ready: VecDeque::new(),
+            unapplied: VecDeque::new(),
+            commit: None,
             all_sent: false,
+            confirmed: false,
             over: false,
             manifest: Manifest::default(),
+            raw_bytes: 0,
+            wire_bytes: 0,
+            spare: Vec::new(),
+            contract,
         };
+        let frame = receiver.resume(terms)?;
         Ok((receiver, frame))
     }
 
-    /// Checks a header before its payload is read: order, coverage, and the exact length that the
-    /// contract implies. Only after `Ok` may the caller allocate `payload_len` bytes.
+    /// The accept frame for a new connection. Everything that was given out must have been applied;
+    /// what was incomplete or out of order counts as not sent.
     ///
     /// # Errors
-    /// Names the field at fault; the handoff is over.
-    pub fn check(&mut self, header: &Header) -> Result<(), ReceiverError> {
-        let result = self.check_inner(header);
-        self.over |= result.is_err();
-        result
-    }
-
-    fn check_inner(&self, header: &Header) -> Result<(), ReceiverError> {
-        if self.over {
+    /// [`ReceiverError::Over`] after a rule was broken or the sender aborted.
+    pub fn resume(&mut self, terms: &Terms) -> Result<Vec<u8>, ReceiverError> {
+        if self.over || !self.unapplied.is_empty() || !self.ready.is_empty() {
             return Err(ReceiverError::Over);
         }
-        field("handoff", header.handoff, self.handoff)?;
-        // An abort ends the handoff whatever came before it.
-        if header.kind != Kind::Abort {
-            field("sequence", header.sequence, self.sequence_in)?;
-        }
-        match header.kind {
-            Kind::Segment if !self.all_sent => self.check_segment(header),
-            Kind::Commit | Kind::Beat if !self.all_sent => Ok(()),
-            Kind::Abort => Ok(()),
-            other => Err(wrong(
-                "kind",
-                format!("{other:?}"),
-                "segment, beat, commit or abort",
-            )),
-        }
+        self.known.clear();
+        self.known_bytes = 0;
+        self.opened_to = self.next_token;
+        self.window_opened = self.window_given;
+        self.commit = None;
+        self.all_sent = false;
+        self.confirmed = false;
+        self.manifest = Manifest::default();
+        self.sequence_out = 1;
+        self.generation += 1;
+        self.streams = 1;
+        self.credit_bytes = terms.credit_bytes;
+        let accept = Accept {
+            session: terms.session.clone(),
+            stream: terms.stream.clone(),
+            streams: terms.streams,
+            credit_bytes: terms.credit_bytes,
+            have_tokens: self.next_token,
+            have_page: terms.have_page.clone(),
+            have_window: self.contract.has_window() && self.kv_end > 0 && self.window_given,
+        };
+        Ok(control_frame(Kind::Accept, self.handoff, 0, &accept)?)
     }
 
-    fn check_segment(&self, header: &Header) -> Result<(), ReceiverError> {
-        let Some(section) = Section::from_wire(header.section) else {
-            return Err(wrong("section", header.section, "0 or 1"));
-        };
-        let Some(codec) = Codec::from_wire(header.codec) else {
-            return Err(wrong("codec", header.codec, "0"));
-        };
-        field("key_type", header.key_type, self.contract.key_type.wire())?;
-        field(
-            "value_type",
-            header.value_type,
-            self.contract.value_type.wire(),
-        )?;
-        self.check_block(section, header)?;
-        let layers = self.segment_layers(section, header)?;
-        let tokens = header.token_end - header.token_start;
-        let raw = codec.payload_bytes(&self.contract, &layers, tokens);
-        let expected = raw.unwrap_or(u64::MAX);
-        field("raw_len", u64::from(header.raw_len), expected)?;
-        field("payload_len", u64::from(header.payload_len), expected)
+    /// End of the tokens that were given out for applying.
+    #[must_use]
+    pub const fn next_token(&self) -> u32 {
+        self.next_token
     }
 
-    /// The block must be the one in progress, or the one that comes next.
-    fn check_block(&self, section: Section, header: &Header) -> Result<(), ReceiverError> {
-        if let Some(staged) = &self.staged {
-            field("section", header.section, staged.block.section.wire())?;
-            field("block_start", header.block_start, staged.block.tokens.start)?;
-            return field("block_end", header.block_end, staged.block.tokens.end);
-        }
-        if self.unapplied >= MAX_CHUNKS_IN_FLIGHT {
-            return Err(wrong(
-                "block_start",
-                "a block without credit",
-                format!("at most {MAX_CHUNKS_IN_FLIGHT} unacknowledged blocks"),
-            ));
-        }
-        let (start, end_min, end_max) = match section {
-            Section::Full => (
-                self.next_token,
-                self.next_token.saturating_add(1),
-                self.kv_end
-                    .min(self.next_token.saturating_add(MAX_CHUNK_TOKENS)),
-            ),
-            Section::Window if self.window_received => {
-                return Err(wrong("section", "window", "no further window"));
-            }
-            Section::Window if !self.full_complete() => {
-                return Err(wrong(
-                    "section",
-                    "window",
-                    format!("full, up to token {}", self.kv_end),
-                ));
-            }
-            Section::Window => (
-                self.contract.window_start(self.kv_end),
-                self.kv_end,
-                self.kv_end,
-            ),
-        };
-        field("block_start", header.block_start, start)?;
-        if header.block_end < end_min || header.block_end > end_max {
-            return Err(wrong(
-                "block_end",
-                header.block_end,
-                format!("{end_min}..={end_max}"),
-            ));
-        }
-        let layers = self.contract.section_layers(section);
-        let tokens = u64::from(header.block_end - header.block_start);
-        let bytes = self.contract.token_bytes(&layers).saturating_mul(tokens);
-        if bytes > MAX_STAGED_BYTES {
-            return Err(wrong(
-                "block_end",
-                format!("{bytes} bytes"),
-                format!("at most {MAX_STAGED_BYTES} bytes"),
-            ));
-        }
-        Ok(())
+    /// Ends the handoff: no frame is accepted any more.
+    pub fn close(&mut self) {
+        self.over = true;
+    }
+
+    /// True after [`Self::close`], a broken rule or an abort.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.over
+    }
+
+    fn full_layers(&self) -> bool {
+        !self.contract.section_layers(Section::Full).is_empty()
     }
 
     /// True if no block of full-attention layers is missing.
     fn full_complete(&self) -> bool {
         // A model that has only window layers sends no full-attention blocks.
-        self.next_token == self.kv_end || self.contract.section_layers(Section::Full).is_empty()
+        self.next_token == self.kv_end || !self.full_layers()
+    }
+
+    /// The next block to apply. Blocks come in order, the window last.
+    pub fn next_block(&mut self) -> Option<Arrived> {
+        let arrived = self.ready.pop_front()?;
+        let block = &arrived.block;
+        self.unapplied
+            .push_back((block.section, block.tokens.clone(), block.bytes()));
+        Some(arrived)
+    }
+
+    /// Says that the oldest block given out has been applied; gives the ack frame.
+    #[must_use]
+    pub fn applied(&mut self) -> Vec<u8> {
+        let mut header = Header::control(Kind::Ack, self.handoff, self.sequence_out);
+        if let Some((section, tokens, bytes)) = self.unapplied.pop_front() {
+            header.section = section.wire();
+            header.token_start = tokens.start;
+            header.token_end = tokens.end;
+            self.known_bytes = self.known_bytes.saturating_sub(bytes);
+        }
+        self.sequence_out = self.sequence_out.wrapping_add(1);
+        encode_frame(header, &[])
+    }
+
+    /// Takes the buffers of a block that has been applied, for blocks to come.
+    pub fn recycle(&mut self, block: KvBlock) {
+        let kept: usize = self.spare.iter().map(Vec::capacity).sum();
+        if kept as u64 + block.bytes() <= self.credit_bytes {
+            self.spare.extend(block.planes.into_iter().map(|p| p.data));
+        }
+    }
+
+    /// The committed frame, once everything has been sent and applied.
+    #[must_use]
+    pub fn finish(&mut self) -> Option<Vec<u8>> {
+        let open = !self.unapplied.is_empty() || !self.ready.is_empty();
+        if !self.all_sent || self.confirmed || open || self.over {
+            return None;
+        }
+        self.confirmed = true;
+        let header = Header::control(Kind::Committed, self.handoff, self.sequence_out);
+        self.sequence_out = self.sequence_out.wrapping_add(1);
+        Some(encode_frame(header, &[]))
+    }
+
+    /// An abort frame with a reason. The handoff is over.
+    #[must_use]
+    pub fn abort(&mut self, reason: &str) -> Vec<u8> {
+        self.over = true;
+        abort_frame(self.handoff, self.sequence_out, reason)
+    }
+
+    /// A sign of life while a block waits to be applied.
+    #[must_use]
+    pub fn beat(&mut self) -> Vec<u8> {
+        let header = Header::control(Kind::Beat, self.handoff, self.sequence_out);
+        self.sequence_out = self.sequence_out.wrapping_add(1);
+        encode_frame(header, &[])
+    }
+
+    /// True once the sender has committed.
+    #[must_use]
+    pub const fn all_sent(&self) -> bool {
+        self.all_sent
+    }
+
+    /// True once [`Self::finish`] has confirmed.
+    #[must_use]
+    pub const fn confirmed(&self) -> bool {
+        self.confirmed
+    }
+
+    /// Blocks given out but not yet applied.
+    #[must_use]
+    pub fn unapplied(&self) -> usize {
+        self.unapplied.len()
+    }
+
+    /// Bytes of blocks that are being assembled, wait, or were given out and not applied.
+    #[must_use]
+    pub const fn staged_bytes(&self) -> u64 {
+        self.known_bytes
+    }
+
+    /// Bytes of rows received so far, decoded.
+    #[must_use]
+    pub const fn raw_bytes(&self) -> u64 {
+        self.raw_bytes
+    }
+
+    /// Bytes of segments received so far, with headers, as they were on the wire.
+    #[must_use]
+    pub const fn wire_bytes(&self) -> u64 {
+        self.wire_bytes
+    }
+
+    /// A further connection of this handoff.
+    ///
+    /// # Errors
+    /// If it may not have another one.
+    pub fn join(&mut self, limit: u32) -> Result<Inbound, ReceiverError> {
+        if self.over || self.all_sent {
+            return Err(ReceiverError::Over);
+        }
+        if self.streams >= limit {
+            return Err(wrong("stream", self.streams + 1, format!("at most {limit}")));
+        }
+        self.streams += 1;
+        Ok(Inbound::new(self.streams - 1, self.generation))
+    }
+
+    /// The main connection, after its hello.
+    #[must_use]
+    pub const fn main(&self) -> Inbound {
+        Inbound::new(0, self.generation)
+    }
+
+    /// A block may start: it lies where it should, and there is credit for it.
+    fn may_open(&self, section: Section, header: &Header) -> Result<u64, ReceiverError> {
+        if self.known.len() + self.ready.len() + self.unapplied.len() >= MAX_BLOCKS_IN_FLIGHT {
+            let limit = format!("at most {MAX_BLOCKS_IN_FLIGHT} unacknowledged blocks");
+            return Err(wrong("block_start", "a block without credit", limit));
+        }
+        let (start, end) = (header.block_start, header.block_end);
+        let limit = match section {
+            Section::Full => {
+                self.may_open_full(start, end)?;
+                MAX_FULL_BLOCK_BYTES
+            }
+            Section::Window => {
+                self.may_open_window(start, end)?;
+                MAX_STAGED_BYTES
+            }
+        };
+        let layers = self.contract.section_layers(section);
+        let bytes = self
+            .contract
+            .token_bytes(&layers)
+            .saturating_mul(u64::from(end - start));
+        if bytes > limit {
+            let found = format!("{bytes} bytes");
+            return Err(wrong("block_end", found, format!("at most {limit} bytes")));
+        }
+        if self.known_bytes > 0 && self.known_bytes.saturating_add(bytes) > self.credit_bytes {
+            let expected = format!("at most {} bytes on their way", self.credit_bytes);
+            return Err(wrong("block_start", "a block without credit", expected));
+        }
+        Ok(bytes)
+    }
+
+    fn may_open_full(&self, start: u32, end: u32) -> Result<(), ReceiverError> {
+        if !self.full_layers() {
+            return Err(wrong("section", "full", "no layers of this section"));
+        }
+        if self.streams == 1 {
+            field("block_start", start, self.opened_to)?;
+        }
+        let overlaps = self
+            .known
+            .range(..(Section::Full.wire(), end))
+            .next_back()
+            .is_some_and(|(_, known)| known.end > start);
+        if start < self.next_token || overlaps {
+            let expected = format!("no token before {} and none twice", self.next_token);
+            return Err(wrong("block_start", start, expected));
+        }
+        let last = self.kv_end.min(start.saturating_add(MAX_CHUNK_TOKENS));
+        if end <= start || end > last {
+            let allowed = format!("{}..={last}", start.saturating_add(1));
+            return Err(wrong("block_end", end, allowed));
+        }
+        Ok(())
+    }
+
+    fn may_open_window(&self, start: u32, end: u32) -> Result<(), ReceiverError> {
+        if self.window_opened || !self.contract.has_window() || self.kv_end == 0 {
+            return Err(wrong("section", "window", "no further window"));
+        }
+        if self.streams == 1 && self.full_layers() && self.opened_to != self.kv_end {
+            let expected = format!("full, up to token {}", self.kv_end);
+            return Err(wrong("section", "window", expected));
+        }
+        field("block_start", start, self.contract.window_start(self.kv_end))?;
+        field("block_end", end, self.kv_end)
+    }
+
+    fn open(&mut self, section: Section, header: &Header, bytes: u64) {
+        match section {
+            Section::Full => self.opened_to = self.opened_to.max(header.block_end),
+            Section::Window => self.window_opened = true,
+        }
+        self.known_bytes += bytes;
+        let known = Known {
+            end: header.block_end,
+            bytes,
+            done: None,
+        };
+        self.known
+            .insert((section.wire(), header.block_start), known);
+    }
+
+    /// A block is whole: it and those that waited for it are given out in order.
+    fn whole(&mut self, arrived: Arrived, digest: BlockDigest) -> Result<Step, ReceiverError> {
+        let key = (arrived.block.section.wire(), arrived.block.tokens.start);
+        let Some(known) = self.known.get_mut(&key) else {
+            return Err(ReceiverError::Over);
+        };
+        debug_assert_eq!(known.bytes, arrived.block.bytes());
+        known.done = Some((arrived, digest));
+        let before = self.ready.len();
+        while let Some(next) = self.next_in_order() {
+            let Some(Known {
+                done: Some((arrived, digest)),
+                ..
+            }) = self.known.remove(&next)
+            else {
+                break;
+            };
+            match arrived.block.section {
+                Section::Full => self.next_token = arrived.block.tokens.end,
+                Section::Window => self.window_given = true,
+            }
+            self.manifest.add(&digest);
+            self.ready.push_back(arrived);
+        }
+        let step = if self.ready.len() > before {
+            Step::Block
+        } else {
+            Step::Wait
+        };
+        self.try_commit()?;
+        Ok(step)
+    }
+
+    /// The whole block that is next to be applied.
+    fn next_in_order(&self) -> Option<(u8, u32)> {
+        let key = if self.full_complete() {
+            let start = self.contract.window_start(self.kv_end);
+            (Section::Window.wire(), start)
+        } else {
+            (Section::Full.wire(), self.next_token)
+        };
+        let known = self.known.get(&key)?;
+        known.done.is_some().then_some(key)
+    }
+
+    fn commit(&mut self, theirs: Commit) -> Result<Step, ReceiverError> {
+        self.commit = Some(theirs);
+        // With one stream everything has come before the commit.
+        if self.streams == 1 {
+            if !self.full_complete() {
+                field("commit.tokens", self.next_token, self.kv_end)?;
+            }
+            if !self.window_given {
+                let expected = "the window of the last tokens";
+                return Err(wrong("commit.window", "no window", expected));
+            }
+        }
+        self.try_commit()?;
+        Ok(Step::Commit)
+    }
+
+    /// Compares the commit once everything that it covers has come.
+    fn try_commit(&mut self) -> Result<(), ReceiverError> {
+        let complete = self.full_complete() && self.window_given && self.known.is_empty();
+        if !complete {
+            return Ok(());
+        }
+        let Some(theirs) = self.commit.take() else {
+            return Ok(());
+        };
+        let ours = self.manifest.commit();
+        field("commit.segments", theirs.segments, ours.segments)?;
+        field("commit.raw_bytes", theirs.raw_bytes, ours.raw_bytes)?;
+        field("commit.manifest", &theirs.manifest, &ours.manifest)?;
+        self.all_sent = true;
+        Ok(())
+    }
+
+    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        let at = self.spare.iter().position(|b| b.capacity() >= bytes);
+        let mut buffer = at.map_or_else(Vec::new, |i| self.spare.swap_remove(i));
+        if buffer.capacity() == 0 {
+            return vec![0; bytes];
+        }
+        buffer.resize(bytes, 0);
+        buffer
+    }
+}
+
+/// A block in progress.
+#[derive(Debug)]
+struct Staged {
+    block: KvBlock,
+    layers: Vec<u32>,
+    /// Index into `layers` of the next incomplete layer.
+    layer_at: usize,
+    /// Next token of that layer.
+    token_at: u32,
+    codec: Codec,
+    digest: BlockDigest,
+}
+
+/// One connection of a handoff.
+#[derive(Debug)]
+pub struct Inbound {
+    stream: u32,
+    generation: u32,
+    sequence: u32,
+    staged: Option<Staged>,
+    /// The segment whose header passed and whose payload has not come.
+    pending: Option<Pending>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    header: Header,
+    codec: Codec,
+    /// Layers of the segment, as indices into those of the section.
+    layers: Range<usize>,
+    /// Its runs, in order.
+    specs: Vec<RunSpec>,
+    /// True once its rows are in the block.
+    filled: bool,
+}
+
+impl Inbound {
+    const fn new(stream: u32, generation: u32) -> Self {
+        Self {
+            stream,
+            generation,
+            sequence: 1,
+            staged: None,
+            pending: None,
+        }
+    }
+
+    /// Runs a step; a broken rule ends the handoff, but not one that has gone on without us.
+    fn judged<T>(
+        &mut self,
+        receiver: &mut Receiver,
+        step: impl FnOnce(&mut Self, &mut Receiver) -> Result<T, ReceiverError>,
+    ) -> Result<T, ReceiverError> {
+        if receiver.over || receiver.generation != self.generation {
+            return Err(ReceiverError::Over);
+        }
+        let result = step(self, receiver);
+        receiver.over |= result.as_ref().is_err_and(|e| !e.is_damage());
+        result
+    }
+
+    /// Checks a header before its payload is read: order, coverage, and the length that the contract
+    /// implies. Only after `Ok` may the caller allocate `payload_len` bytes.
+    ///
+    /// # Errors
+    /// Names the field at fault; the handoff is over.
+    pub fn check(
+        &mut self,
+        receiver: &mut Receiver,
+        header: &Header,
+    ) -> Result<(), ReceiverError> {
+        self.judged(receiver, |own, receiver| own.check_inner(receiver, header))
+    }
+
+    fn check_inner(
+        &mut self,
+        receiver: &mut Receiver,
+        header: &Header,
+    ) -> Result<(), ReceiverError> {
+        field("handoff", header.handoff, receiver.handoff)?;
+        // An abort ends the handoff whatever came before it.
+        if header.kind != Kind::Abort {
+            field("sequence", header.sequence, self.sequence)?;
+        }
+        let main = self.stream == 0;
+        match header.kind {
+            Kind::Segment if receiver.commit.is_none() && !receiver.all_sent => {
+                self.check_segment(receiver, header)
+            }
+            // The commit may overtake segments of other streams.
+            Kind::Segment if !main && !receiver.all_sent => self.check_segment(receiver, header),
+            Kind::Commit if main && receiver.commit.is_none() && !receiver.all_sent => {
+                if let Some(staged) = &self.staged {
+                    return Err(wrong("kind", "Commit", rest_of(staged)));
+                }
+                Ok(())
+            }
+            Kind::Receipt if main && (receiver.all_sent || receiver.commit.is_some()) => Ok(()),
+            Kind::Beat | Kind::Abort if main => Ok(()),
+            other => Err(wrong(
+                "kind",
+                format!("{other:?}"),
+                "a frame that is allowed now",
+            )),
+        }
+    }
+
+    fn check_segment(
+        &mut self,
+        receiver: &mut Receiver,
+        header: &Header,
+    ) -> Result<(), ReceiverError> {
+        let contract = Arc::clone(&receiver.contract);
+        let Some(section) = Section::from_wire(header.section) else {
+            return Err(wrong("section", header.section, "0 or 1"));
+        };
+        let Some(codec) = Codec::from_wire(header.codec) else {
+            return Err(wrong("codec", header.codec, "a codec of this version"));
+        };
+        if !codec.within(receiver.ceiling) {
+            let expected = format!("no lossier than {}", receiver.ceiling);
+            return Err(wrong("codec", codec, expected));
+        }
+        field("key_type", header.key_type, contract.key_type.wire())?;
+        field("value_type", header.value_type, contract.value_type.wire())?;
+        let bytes = match &self.staged {
+            Some(staged) => {
+                field("section", header.section, staged.block.section.wire())?;
+                field("block_start", header.block_start, staged.block.tokens.start)?;
+                field("block_end", header.block_end, staged.block.tokens.end)?;
+                None
+            }
+            None => Some(receiver.may_open(section, header)?),
+        };
+        let layers = self.segment_layers(&contract, section, header)?;
+        let all = contract.section_layers(section);
+        let tokens = header.token_end - header.token_start;
+        let specs = run_specs(&contract, &all[layers.clone()], tokens)?;
+        check_lengths(&specs, codec, header)?;
+        if let Some(bytes) = bytes {
+            receiver.open(section, header, bytes);
+            self.staged = Some(receiver.stage(section, header)?);
+        }
+        self.pending = Some(Pending {
+            header: *header,
+            codec,
+            layers,
+            specs,
+            filled: false,
+        });
+        Ok(())
     }
 
     /// The layers of a segment: they must continue where the last segment ended; several layers
     /// at once carry all tokens of the block, a single layer may carry a part of them.
-    fn segment_layers(&self, section: Section, header: &Header) -> Result<Vec<u32>, ReceiverError> {
-        let layers = self.contract.section_layers(section);
+    fn segment_layers(
+        &self,
+        contract: &Contract,
+        section: Section,
+        header: &Header,
+    ) -> Result<Range<usize>, ReceiverError> {
+        let layers = contract.section_layers(section);
         let (layer_at, token_at) = self
             .staged
             .as_ref()
@@ -264,79 +744,158 @@ impl Receiver {
         };
         field("layer_start", u32::from(header.layer_start), next)?;
         field("token_start", header.token_start, token_at)?;
-        let covered: Vec<u32> = layers[layer_at..]
+        let count = layers[layer_at..]
             .iter()
-            .copied()
-            .take_while(|&l| l < u32::from(header.layer_end))
-            .collect();
-        let last = covered.last().copied().unwrap_or(next);
-        field("layer_end", u32::from(header.layer_end), last + 1)?;
+            .take_while(|&&l| l < u32::from(header.layer_end))
+            .count();
+        let last = layers[layer_at..layer_at + count].last().copied();
+        field("layer_end", u32::from(header.layer_end), last.unwrap_or(next) + 1)?;
         if header.token_end <= header.token_start || header.token_end > header.block_end {
             return Err(wrong("token_end", header.token_end, "inside the block"));
         }
-        if covered.len() > 1 {
+        if count > 1 {
             field("token_start", header.token_start, header.block_start)?;
             field("token_end", header.token_end, header.block_end)?;
         }
-        Ok(covered)
+        Ok(layer_at..layer_at + count)
+    }
+
+    /// Where the payload of a raw segment that passed [`Self::check`] goes, in order; together
+    /// `payload_len` bytes. `None` for other frames, whose payload goes to [`Self::frame`].
+    pub fn rows(&mut self) -> Option<Vec<&mut [u8]>> {
+        let (staged, pending) = (self.staged.as_mut()?, self.pending.as_ref()?);
+        if pending.codec != Codec::Raw {
+            return None;
+        }
+        Some(staged.slices(pending))
+    }
+
+    /// The payload of a raw segment has been read into [`Self::rows`]. Needs no [`Receiver`], so that
+    /// other streams do not wait for the checksum.
+    ///
+    /// # Errors
+    /// A damaged payload.
+    pub fn rows_read(&mut self) -> Result<(), ReceiverError> {
+        let (Some(staged), Some(pending)) = (self.staged.as_mut(), self.pending.as_mut()) else {
+            return Err(ReceiverError::Over);
+        };
+        let slices = staged.slices(pending);
+        pending.header.check_parts(slices.iter().map(|s| &**s))?;
+        pending.filled = true;
+        Ok(())
+    }
+
+    /// Decodes the payload of a segment that passed [`Self::check`] into its block. Needs no
+    /// [`Receiver`], so that other streams do not wait for it.
+    ///
+    /// # Errors
+    /// A damaged payload, or one that the codec did not write.
+    pub fn decode(&mut self, decoder: &mut Decoder, payload: &[u8]) -> Result<(), ReceiverError> {
+        let (Some(staged), Some(pending)) = (self.staged.as_mut(), self.pending.as_mut()) else {
+            return Err(ReceiverError::Over);
+        };
+        pending.header.check_payload(payload)?;
+        let mut rest = payload;
+        for (slice, spec) in staged.slices(pending).into_iter().zip(&pending.specs) {
+            let used = decoder.decode(pending.codec, spec, rest, slice)?;
+            rest = rest.get(used..).unwrap_or_default();
+        }
+        field("payload_len", payload.len() - rest.len(), payload.len())?;
+        pending.filled = true;
+        Ok(())
+    }
+
+    /// Takes the segment whose rows have come.
+    ///
+    /// # Errors
+    /// A commit that does not match; [`ReceiverError::Over`] if the handoff has ended meanwhile.
+    pub fn complete(&mut self, receiver: &mut Receiver) -> Result<Step, ReceiverError> {
+        self.judged(receiver, |own, receiver| {
+            let pending = own.pending.take().filter(|p| p.filled);
+            own.segment_done(receiver, &pending.ok_or(ReceiverError::Over)?)
+        })
     }
 
     /// Takes a frame whose header passed [`Self::check`].
     ///
     /// # Errors
-    /// A damaged payload, an abort, or a commit that does not match; the handoff is over.
-    pub fn frame(&mut self, header: &Header, payload: &[u8]) -> Result<Step, ReceiverError> {
-        let result = self.frame_inner(header, payload);
-        self.over |= result.is_err();
-        result
+    /// A damaged payload, an abort, or a commit that does not match; the handoff is over unless the
+    /// fault [is damage](ReceiverError::is_damage) and it is resumed.
+    pub fn frame(
+        &mut self,
+        receiver: &mut Receiver,
+        decoder: &mut Decoder,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<Step, ReceiverError> {
+        self.judged(receiver, |own, receiver| {
+            if header.kind == Kind::Segment {
+                own.decode(decoder, payload)?;
+                return own.complete(receiver);
+            }
+            header.check_payload(payload)?;
+            own.sequence = own.sequence.wrapping_add(1);
+            match header.kind {
+                Kind::Beat => Ok(Step::Wait),
+                Kind::Commit => receiver.commit(parse(Kind::Commit, payload)?),
+                Kind::Receipt => Ok(Step::Receipt(parse(Kind::Receipt, payload)?)),
+                _ => Err(ReceiverError::Aborted(
+                    parse::<Abort>(Kind::Abort, payload)?.reason,
+                )),
+            }
+        })
     }
 
-    fn frame_inner(&mut self, header: &Header, payload: &[u8]) -> Result<Step, ReceiverError> {
-        self.check_inner(header)?;
-        header.check_payload(payload)?;
-        self.sequence_in = self.sequence_in.wrapping_add(1);
-        match header.kind {
-            Kind::Segment => Ok(self.segment(header, payload)),
-            Kind::Beat => Ok(Step::Wait),
-            Kind::Commit => self.commit(&parse(Kind::Commit, payload)?),
-            _ => Err(ReceiverError::Aborted(
-                parse::<crate::message::Abort>(Kind::Abort, payload)?.reason,
-            )),
-        }
-    }
-
-    fn segment(&mut self, header: &Header, payload: &[u8]) -> Step {
-        self.manifest.add(header);
-        let mut staged = match self.staged.take() {
-            Some(staged) => staged,
-            None => self.new_staged(header),
+    fn segment_done(
+        &mut self,
+        receiver: &mut Receiver,
+        pending: &Pending,
+    ) -> Result<Step, ReceiverError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let Some(mut staged) = self.staged.take() else {
+            return Err(ReceiverError::Over);
         };
-        staged.fill(&self.contract, header, payload);
+        let header = &pending.header;
+        staged.digest.add(header);
+        receiver.raw_bytes += u64::from(header.raw_len);
+        receiver.wire_bytes += u64::from(header.payload_len) + crate::frame::HEADER_BYTES as u64;
+        if pending.codec.wire() > staged.codec.wire() {
+            staged.codec = pending.codec;
+        }
+        if header.token_end == staged.block.tokens.end {
+            staged.layer_at = pending.layers.end;
+            staged.token_at = staged.block.tokens.start;
+        } else {
+            staged.token_at = header.token_end;
+        }
         if staged.layer_at < staged.layers.len() {
             self.staged = Some(staged);
-            return Step::Wait;
+            return Ok(Step::Wait);
         }
-        match staged.block.section {
-            Section::Full => self.next_token = staged.block.tokens.end,
-            Section::Window => self.window_received = true,
-        }
-        self.unapplied += 1;
-        Step::Apply(staged.block)
+        let arrived = Arrived {
+            block: staged.block,
+            codec: staged.codec,
+        };
+        receiver.whole(arrived, staged.digest)
     }
+}
 
-    fn new_staged(&self, header: &Header) -> Staged {
-        let section = Section::from_wire(header.section).unwrap_or(Section::Full);
-        let layers = self.contract.section_layers(section);
-        let planes = layers
-            .iter()
-            .flat_map(|&l| [(l, PlaneKind::Key), (l, PlaneKind::Value)])
-            .map(|(layer, kind)| Plane {
-                layer,
-                kind,
-                data: Vec::new(),
-            })
-            .collect();
-        Staged {
+impl Receiver {
+    fn stage(&mut self, section: Section, header: &Header) -> Result<Staged, ReceiverError> {
+        let contract = Arc::clone(&self.contract);
+        let layers = contract.section_layers(section);
+        let tokens = header.block_end - header.block_start;
+        let mut planes = Vec::with_capacity(layers.len() * 2);
+        for &layer in &layers {
+            for kind in PLANES {
+                let bytes = plane_bytes(&contract, layer, kind, tokens)
+                    .and_then(|b| usize::try_from(b).ok())
+                    .ok_or(ReceiverError::Over)?;
+                let data = self.buffer(bytes);
+                planes.push(Plane { layer, kind, data });
+            }
+        }
+        Ok(Staged {
             block: KvBlock {
                 section,
                 tokens: header.block_start..header.block_end,
@@ -345,110 +904,67 @@ impl Receiver {
             layers,
             layer_at: 0,
             token_at: header.block_start,
-        }
-    }
-
-    fn commit(&mut self, theirs: &Commit) -> Result<Step, ReceiverError> {
-        if !self.full_complete() {
-            field("commit.tokens", self.next_token, self.kv_end)?;
-        }
-        if !self.window_received {
-            return Err(wrong(
-                "commit.window",
-                "no window",
-                "the window of the last tokens",
-            ));
-        }
-        let ours = self.manifest.commit();
-        field("commit.segments", theirs.segments, ours.segments)?;
-        field("commit.raw_bytes", theirs.raw_bytes, ours.raw_bytes)?;
-        field("commit.manifest", &theirs.manifest, &ours.manifest)?;
-        self.all_sent = true;
-        Ok(Step::AllSent)
-    }
-
-    /// Says that the oldest block handed out has been applied; gives the ack frame.
-    #[must_use]
-    pub fn applied(&mut self, section: Section, tokens: &std::ops::Range<u32>) -> Vec<u8> {
-        self.unapplied = self.unapplied.saturating_sub(1);
-        let mut header = Header::control(Kind::Ack, self.handoff, self.sequence_out);
-        header.section = section.wire();
-        header.token_start = tokens.start;
-        header.token_end = tokens.end;
-        self.sequence_out = self.sequence_out.wrapping_add(1);
-        encode_frame(header, &[])
-    }
-
-    /// The committed frame, if everything has been sent and applied.
-    #[must_use]
-    pub fn finish(&mut self) -> Option<Vec<u8>> {
-        if !self.all_sent || self.unapplied > 0 || self.over {
-            return None;
-        }
-        self.over = true;
-        let header = Header::control(Kind::Committed, self.handoff, self.sequence_out);
-        Some(encode_frame(header, &[]))
-    }
-
-    /// An abort frame with a reason. The handoff is over.
-    #[must_use]
-    pub fn abort(&mut self, reason: &str) -> Vec<u8> {
-        self.over = true;
-        abort_frame(self.handoff, self.sequence_out, reason)
-    }
-
-    /// True once the sender has committed: no further frame is expected.
-    #[must_use]
-    pub const fn all_sent(&self) -> bool {
-        self.all_sent
-    }
-
-    /// Blocks handed out but not yet applied.
-    #[must_use]
-    pub const fn unapplied(&self) -> u32 {
-        self.unapplied
-    }
-
-    /// Bytes of rows received so far.
-    #[must_use]
-    pub const fn raw_bytes(&self) -> u64 {
-        self.manifest.raw_bytes()
-    }
-
-    /// A sign of life while a block waits to be applied.
-    #[must_use]
-    pub fn beat(&mut self) -> Vec<u8> {
-        let header = Header::control(Kind::Beat, self.handoff, self.sequence_out);
-        self.sequence_out = self.sequence_out.wrapping_add(1);
-        encode_frame(header, &[])
+            codec: Codec::Raw,
+            digest: BlockDigest::default(),
+        })
     }
 }
 
 impl Staged {
-    fn fill(&mut self, contract: &Contract, header: &Header, payload: &[u8]) {
-        let tokens = header.token_end - header.token_start;
-        let mut at = 0;
-        while at < payload.len() && self.layer_at < self.layers.len() {
-            let layer = self.layers[self.layer_at];
-            for (offset, kind) in [(0, PlaneKind::Key), (1, PlaneKind::Value)] {
-                let bytes = plane_bytes(contract, layer, kind, tokens).unwrap_or(0);
-                let end = (at + usize::try_from(bytes).unwrap_or(usize::MAX)).min(payload.len());
-                let plane = &mut self.block.planes[self.layer_at * 2 + offset];
-                plane.data.extend_from_slice(&payload[at..end]);
-                at = end;
-            }
-            if header.token_end == self.block.tokens.end {
-                self.layer_at += 1;
-                self.token_at = self.block.tokens.start;
-            } else {
-                self.token_at = header.token_end;
-            }
-        }
+    /// The rows of a segment, K and V of each layer.
+    fn slices(&mut self, pending: &Pending) -> Vec<&mut [u8]> {
+        let tokens = pending.header.token_start..pending.header.token_end;
+        let of = self.block.tokens.clone();
+        self.block.planes[pending.layers.start * 2..pending.layers.end * 2]
+            .iter_mut()
+            .map(|plane| {
+                let range = row_range(plane, &of, &tokens);
+                &mut plane.data[range]
+            })
+            .collect()
     }
 }
 
-/// Compares a hello with what its ticket permits.
-fn compare(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
+fn run_specs(
+    contract: &Contract,
+    layers: &[u32],
+    tokens: u32,
+) -> Result<Vec<RunSpec>, ReceiverError> {
+    let runs = layers.iter().flat_map(|&l| PLANES.map(|kind| (l, kind)));
+    runs.map(|(layer, kind)| RunSpec::of(contract, layer, kind, tokens))
+        .collect::<Option<_>>()
+        .ok_or(ReceiverError::Over)
+}
+
+/// The payload must have a length that the codec can give for these rows.
+fn check_lengths(specs: &[RunSpec], codec: Codec, header: &Header) -> Result<(), ReceiverError> {
+    let raw: u64 = specs.iter().map(RunSpec::raw_bytes).sum();
+    field("raw_len", u64::from(header.raw_len), raw)?;
+    let (mut least, mut most) = (0u64, 0u64);
+    for spec in specs {
+        let bytes = codec.encoded_bytes(spec);
+        least += bytes.start();
+        most += bytes.end();
+    }
+    let found = u64::from(header.payload_len);
+    if (least..=most).contains(&found) {
+        return Ok(());
+    }
+    let expected = if least == most {
+        least.to_string()
+    } else {
+        format!("{least} to {most}")
+    };
+    Err(wrong("payload_len", found, expected))
+}
+
+fn rest_of(staged: &Staged) -> String {
+    let tokens = &staged.block.tokens;
+    format!("the rest of block {}..{}", tokens.start, tokens.end)
+}
+
+/// Compares a hello with what its ticket permits; gives the end of its KV.
+fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<Refuse>> {
     for (name, text) in [
         ("ticket", &hello.ticket),
         ("token_digest", &hello.token_digest),
@@ -470,18 +986,36 @@ fn compare(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
             differences,
         }));
     }
-    let digest = blake3::Hash::from(token_digest(&expected.tokens)).to_hex();
+    let count = hello.continuation.len();
+    let limit = if expected.continued { MAX_CONTINUATION } else { 0 };
+    if count > limit {
+        let message = format!("hello field `continuation` has {count} tokens, limit {limit}");
+        return Err(refuse(RefusalCode::Tokens, message));
+    }
+    let most = expected.tokens.len().saturating_add(count);
     let (ours, theirs) = (expected.kv_end, hello.kv_end);
-    if ours != theirs {
+    let fits = if expected.continued {
+        theirs >= ours && theirs as usize <= most
+    } else {
+        ours == theirs
+    };
+    if !fits {
         let message = format!("hello field `kv_end` differs: ours {ours}, theirs {theirs}");
         return Err(refuse(RefusalCode::Tokens, message));
     }
+    let all: Vec<u32> = expected
+        .tokens
+        .iter()
+        .chain(&hello.continuation)
+        .copied()
+        .collect();
+    let digest = blake3::Hash::from(token_digest(&all)).to_hex();
     if hello.token_digest != digest.as_str() {
         let theirs = &hello.token_digest;
         let message = format!("hello field `token_digest` differs: ours {digest}, theirs {theirs}");
         return Err(refuse(RefusalCode::Tokens, message));
     }
-    Ok(())
+    Ok(theirs)
 }
 
 fn refuse(code: RefusalCode, message: String) -> Box<Refuse> {

@@ -1,30 +1,40 @@
-//! The sending end of a handoff: blocks in, frames out, coverage and credits kept. No I/O.
+//! The sending end of a handoff: what may be sent when, over one or several streams. No I/O.
+//!
+//! The pump that drives it keeps each block until it is acknowledged, so that it can be sent again
+//! over a new connection.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::codec::Codec;
+use crate::codec::CodecError;
 use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
-use crate::frame::{FrameError, Header, Kind, encode_frame};
+use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
 use crate::limits::{
-    MAX_CHUNK_TOKENS, MAX_CHUNKS_IN_FLIGHT, MAX_SEGMENT_PAYLOAD, MAX_STAGED_BYTES, MAX_TOKENS,
-    TARGET_SEGMENT_BYTES,
+    CREDIT_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_FULL_BLOCK_BYTES,
+    MAX_STAGED_BYTES, MAX_STREAMS, MAX_TOKENS,
 };
-use crate::message::{Abort, Accept};
-use crate::message::{Hello, Manifest, MessageError, Refuse, abort_frame, control_frame, parse};
-use crate::plane::{InvalidBlock, KvBlock, PlaneKind, Section};
+use crate::message::{
+    Abort, Accept, BlockDigest, Hello, Join, Manifest, MessageError, Refuse, abort_frame,
+    control_frame, parse,
+};
+use crate::page::{PAGE_TOKENS, PageId};
+use crate::plane::{InvalidBlock, KvBlock, Section};
+use crate::receipt::Receipt;
+use crate::segment::Cutter;
 
 /// Why a handoff failed at the sending end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SenderError {
     /// The receiver refused before any KV moved.
-    #[error("refused by the decode node: {}", .0.message)]
+    #[error("refused by the receiver: {}", .0.message)]
     Refused(Refuse),
     /// The receiver ended the handoff.
-    #[error("aborted by the decode node: {0}")]
+    #[error("aborted by the receiver: {0}")]
     Aborted(String),
     /// A frame arrived that is not allowed now.
-    #[error("unexpected {kind:?} frame from the decode node: {reason}")]
+    #[error("unexpected {kind:?} frame from the receiver: {reason}")]
     Unexpected {
         /// Its kind.
         kind: Kind,
@@ -46,6 +56,9 @@ pub enum SenderError {
     /// A block does not fit the contract.
     #[error(transparent)]
     Block(#[from] InvalidBlock),
+    /// A block cannot be encoded.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
     /// A block that does not continue where the last one ended.
     #[error("block starts at token {found}, expected {expected}")]
     Gap {
@@ -71,65 +84,145 @@ pub enum SenderState {
     Failed,
 }
 
+/// What a handoff is about.
+#[derive(Clone)]
+pub struct Offer {
+    /// What the rows are.
+    pub contract: Arc<Contract>,
+    /// Id in the ticket.
+    pub handoff: u64,
+    /// The permission, hex.
+    pub ticket: String,
+    /// The prompt that the ticket is for, and behind it the continuation.
+    pub tokens: Vec<u32>,
+    /// How many of the last tokens are the continuation.
+    pub continuation: u32,
+    /// KV covers `[0, kv_end)`.
+    pub kv_end: u32,
+    /// Page chain of the tokens, to check what the receiver says it has.
+    pub pages: Vec<PageId>,
+}
+
+impl std::fmt::Debug for Offer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Offer")
+            .field("handoff", &self.handoff)
+            .field("n_tokens", &self.tokens.len())
+            .field("kv_end", &self.kv_end)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A block on its way.
+#[derive(Debug)]
+struct Unacked {
+    section: Section,
+    tokens: Range<u32>,
+    bytes: u64,
+}
+
 /// The sending end of one handoff.
 #[derive(Debug)]
 pub struct Sender {
-    contract: Contract,
-    handoff: u64,
-    kv_end: u32,
-    sequence: u32,
+    offer: Offer,
+    digest: String,
     state: SenderState,
+    /// Next number of each stream's frames; stream 0 is the main connection.
+    sequences: Vec<u32>,
     sequence_in: u32,
+    accept: Accept,
     next_token: u32,
     window_sent: bool,
-    unacked: std::collections::VecDeque<(Section, Range<u32>)>,
-    credit: u32,
+    /// End of the tokens that were acknowledged: they are not kept and cannot be sent again.
+    acked: u32,
+    unacked: VecDeque<Unacked>,
+    /// Digests of blocks that are not in the manifest yet, by their place in the order.
+    digests: BTreeMap<u64, Option<BlockDigest>>,
+    opened: u64,
     manifest: Manifest,
+    raw_bytes: u64,
 }
 
 impl Sender {
-    /// A sender for KV `[0, kv_end)` and its hello frame. `handoff` is the id in the ticket.
+    /// A sender and its hello frame.
     ///
     /// # Errors
-    /// If the contract is invalid, or `kv_end` lies beyond the tokens or beyond [`MAX_TOKENS`].
-    pub fn new(
-        contract: Contract,
-        handoff: u64,
-        ticket: &str,
-        tokens: &[u32],
-        kv_end: u32,
-    ) -> Result<(Self, Vec<u8>), SenderError> {
-        contract.validate()?;
-        if kv_end > MAX_TOKENS || kv_end as usize > tokens.len() {
-            let (count, limit) = (tokens.len(), MAX_TOKENS);
+    /// If the contract is invalid, or the offer is out of bounds.
+    pub fn new(offer: Offer) -> Result<(Self, Vec<u8>), SenderError> {
+        offer.contract.validate()?;
+        let (count, kv_end) = (offer.tokens.len(), offer.kv_end);
+        if kv_end > MAX_TOKENS || kv_end as usize > count {
             return not_allowed(format!(
-                "kv_end {kv_end} with {count} tokens and a limit of {limit}"
+                "kv_end {kv_end} with {count} tokens and a limit of {MAX_TOKENS}"
             ));
         }
-        let hello = Hello {
-            ticket: ticket.to_owned(),
-            contract: contract.clone(),
-            kv_end,
-            token_digest: blake3::Hash::from(token_digest(tokens))
-                .to_hex()
-                .to_string(),
-        };
-        let frame = control_frame(Kind::Hello, handoff, 0, &hello)?;
-        let window_sent = !contract.has_window() || kv_end == 0;
-        let sender = Self {
-            contract,
-            handoff,
-            kv_end,
-            sequence: 1,
+        let continuation = offer.continuation as usize;
+        if continuation > MAX_CONTINUATION || continuation > count {
+            return not_allowed(format!(
+                "a continuation of {continuation} in {count} tokens, limit {MAX_CONTINUATION}"
+            ));
+        }
+        let digest = blake3::Hash::from(token_digest(&offer.tokens)).to_hex();
+        let mut sender = Self {
+            window_sent: !offer.contract.has_window() || kv_end == 0,
+            offer,
+            digest: digest.to_string(),
             state: SenderState::AwaitAccept,
+            sequences: vec![1],
             sequence_in: 0,
+            accept: Accept {
+                session: String::new(),
+                stream: String::new(),
+                streams: 1,
+                credit_bytes: 0,
+                have_tokens: 0,
+                have_page: None,
+                have_window: false,
+            },
             next_token: 0,
-            window_sent,
-            unacked: std::collections::VecDeque::new(),
-            credit: 0,
+            acked: 0,
+            unacked: VecDeque::new(),
+            digests: BTreeMap::new(),
+            opened: 0,
             manifest: Manifest::default(),
+            raw_bytes: 0,
         };
-        Ok((sender, frame))
+        let ticket = sender.offer.ticket.clone();
+        let hello = sender.hello(ticket)?;
+        Ok((sender, hello))
+    }
+
+    fn hello(&mut self, ticket: String) -> Result<Vec<u8>, SenderError> {
+        let prompt = self.offer.tokens.len() - self.offer.continuation as usize;
+        let hello = Hello {
+            ticket,
+            contract: Contract::clone(&self.offer.contract),
+            kv_end: self.offer.kv_end,
+            continuation: self.offer.tokens[prompt..].to_vec(),
+            token_digest: self.digest.clone(),
+        };
+        Ok(control_frame(Kind::Hello, self.offer.handoff, 0, &hello)?)
+    }
+
+    /// The hello for a new connection after the last one broke. What had been sent and not
+    /// acknowledged counts as not sent.
+    ///
+    /// # Errors
+    /// [`SenderError::NotAllowed`] before the first accept, and when the handoff is over.
+    pub fn reconnect(&mut self) -> Result<Vec<u8>, SenderError> {
+        let over = matches!(self.state, SenderState::Failed | SenderState::Committed);
+        if over || self.accept.session.is_empty() {
+            return not_allowed(format!("to go on in state {:?}", self.state));
+        }
+        let hello = self.hello(self.accept.session.clone())?;
+        self.state = SenderState::AwaitAccept;
+        self.sequences = vec![1];
+        self.sequence_in = 0;
+        self.unacked.clear();
+        self.digests.clear();
+        self.opened = 0;
+        self.manifest = Manifest::default();
+        Ok(hello)
     }
 
     /// Where the handoff stands.
@@ -138,10 +231,20 @@ impl Sender {
         self.state
     }
 
-    /// True if another block may be sent before an acknowledgement.
+    /// What the receiver said last.
     #[must_use]
-    pub fn may_send(&self) -> bool {
-        self.state == SenderState::Streaming && (self.unacked.len() as u64) < u64::from(self.credit)
+    pub const fn accepted(&self) -> &Accept {
+        &self.accept
+    }
+
+    /// True if a block of this many bytes may be sent before an acknowledgement.
+    #[must_use]
+    pub fn may_send(&self, bytes: u64) -> bool {
+        let in_flight: u64 = self.unacked.iter().map(|u| u.bytes).sum();
+        self.state == SenderState::Streaming
+            && self.unacked.len() < MAX_BLOCKS_IN_FLIGHT
+            && (self.unacked.is_empty()
+                || in_flight.saturating_add(bytes) <= self.accept.credit_bytes)
     }
 
     /// Blocks sent but not yet acknowledged.
@@ -150,10 +253,28 @@ impl Sender {
         self.unacked.len()
     }
 
-    /// Bytes of rows sent so far.
+    /// First token of the full-attention layers that has not been sent; the receiver has those before.
+    #[must_use]
+    pub const fn next_token(&self) -> u32 {
+        self.next_token
+    }
+
+    /// True if the receiver has the window, or it is on its way, or there is none.
+    #[must_use]
+    pub const fn window_sent(&self) -> bool {
+        self.window_sent
+    }
+
+    /// End of the tokens that the receiver has applied.
+    #[must_use]
+    pub const fn acknowledged(&self) -> u32 {
+        self.acked
+    }
+
+    /// Bytes of rows sent so far, with what was sent twice.
     #[must_use]
     pub const fn raw_bytes(&self) -> u64 {
-        self.manifest.raw_bytes()
+        self.raw_bytes
     }
 
     /// Takes a frame from the receiver.
@@ -165,7 +286,8 @@ impl Sender {
             return Err(unexpected(header, "the handoff is over"));
         }
         let result = self.receive_inner(header, payload);
-        if result.is_err() {
+        // A damaged frame ends the connection, not the handoff.
+        if result.as_ref().is_err_and(|e| !matches!(e, SenderError::Frame(_))) {
             self.state = SenderState::Failed;
         }
         result
@@ -175,7 +297,7 @@ impl Sender {
         header.check_payload(payload)?;
         // The receiver does not know the handoff of a hello that it could not read.
         let unread = header.kind == Kind::Refuse && header.handoff == 0;
-        if header.handoff != self.handoff && !unread {
+        if header.handoff != self.offer.handoff && !unread {
             return Err(unexpected(header, "handoff id differs"));
         }
         // A refusal or an abort ends the handoff whatever came before it.
@@ -192,24 +314,9 @@ impl Sender {
                 parse::<Abort>(Kind::Abort, payload)?.reason,
             )),
             (Kind::Accept, SenderState::AwaitAccept) => {
-                let accept: Accept = parse(Kind::Accept, payload)?;
-                if accept.credit_blocks == 0 {
-                    return Err(unexpected(header, "`credit_blocks` is zero"));
-                }
-                self.credit = accept.credit_blocks.min(MAX_CHUNKS_IN_FLIGHT);
-                self.state = SenderState::Streaming;
-                Ok(())
+                self.accepts(header, parse(Kind::Accept, payload)?)
             }
-            (Kind::Ack, SenderState::Streaming | SenderState::Committing) => {
-                let tokens = header.token_start..header.token_end;
-                let got = Section::from_wire(header.section).map(|s| (s, tokens));
-                if got.is_none() || self.unacked.front() != got.as_ref() {
-                    let reason = "does not match the oldest unacknowledged block";
-                    return Err(unexpected(header, reason));
-                }
-                self.unacked.pop_front();
-                Ok(())
-            }
+            (Kind::Ack, SenderState::Streaming | SenderState::Committing) => self.acks(header),
             (Kind::Beat, SenderState::Streaming | SenderState::Committing) => Ok(()),
             (Kind::Committed, SenderState::Committing) if self.unacked.is_empty() => {
                 self.state = SenderState::Committed;
@@ -219,42 +326,132 @@ impl Sender {
         }
     }
 
-    /// Cuts a block into segment frames. Blocks must be contiguous and the window comes last.
+    fn accepts(&mut self, header: &Header, accept: Accept) -> Result<(), SenderError> {
+        let kv_end = self.offer.kv_end;
+        if accept.credit_bytes == 0 {
+            return Err(unexpected(header, "`credit_bytes` is zero"));
+        }
+        if accept.session.is_empty() || accept.stream.is_empty() {
+            return Err(unexpected(header, "`session` or `stream` is empty"));
+        }
+        if !(1..=MAX_STREAMS).contains(&accept.streams) {
+            return Err(unexpected(header, "`streams` is out of bounds"));
+        }
+        if accept.have_tokens > kv_end {
+            return Err(unexpected(header, "`have_tokens` lies beyond the handoff"));
+        }
+        // What was acknowledged has not been kept.
+        if accept.have_tokens < self.acked {
+            return Err(unexpected(header, "`have_tokens` lies before what was acknowledged"));
+        }
+        let ours = (accept.have_tokens / PAGE_TOKENS)
+            .checked_sub(1)
+            .map(|last| self.offer.pages.get(last as usize).map(ToString::to_string));
+        let agrees = match (&ours, &accept.have_page) {
+            (None, None) => true,
+            (Some(Some(ours)), Some(theirs)) => ours == theirs,
+            _ => false,
+        };
+        if !agrees {
+            return Err(unexpected(header, "`have_page` is not the page of these tokens"));
+        }
+        let has_window = self.offer.contract.has_window() && kv_end > 0;
+        if accept.have_window && has_window && !self.complete_at(accept.have_tokens) {
+            return Err(unexpected(header, "`have_window` without the tokens before it"));
+        }
+        self.next_token = accept.have_tokens;
+        self.acked = accept.have_tokens;
+        self.window_sent = !has_window || accept.have_window;
+        self.accept = accept;
+        self.accept.credit_bytes = self.accept.credit_bytes.min(CREDIT_BYTES);
+        self.state = SenderState::Streaming;
+        Ok(())
+    }
+
+    fn acks(&mut self, header: &Header) -> Result<(), SenderError> {
+        let tokens = header.token_start..header.token_end;
+        let got = Section::from_wire(header.section).map(|s| (s, tokens));
+        let oldest = self.unacked.front().map(|u| (u.section, u.tokens.clone()));
+        if got.is_none() || oldest != got {
+            let reason = "does not match the oldest unacknowledged block";
+            return Err(unexpected(header, reason));
+        }
+        if let Some((Section::Full, tokens)) = oldest {
+            self.acked = tokens.end;
+        }
+        self.unacked.pop_front();
+        Ok(())
+    }
+
+    /// The frame with which a further connection joins; it is stream `1, 2, ...` from now on.
+    ///
+    /// # Errors
+    /// [`SenderError::NotAllowed`] if the receiver takes no further stream.
+    pub fn join(&mut self) -> Result<(usize, Vec<u8>), SenderError> {
+        let stream = self.sequences.len();
+        if self.state != SenderState::Streaming || stream >= self.accept.streams as usize {
+            return not_allowed(format!(
+                "stream {stream} of {} in state {:?}",
+                self.accept.streams, self.state
+            ));
+        }
+        let join = Join {
+            stream: self.accept.stream.clone(),
+        };
+        let frame = control_frame(Kind::Join, self.offer.handoff, 0, &join)?;
+        self.sequences.push(1);
+        Ok((stream, frame))
+    }
+
+    /// Opens a block: its place in the order, and what cuts and encodes it. All its segments go over
+    /// one stream. Blocks must be contiguous and the window comes last.
     ///
     /// # Errors
     /// If [`Self::may_send`] is false, or if the block does not fit the contract, exceeds a limit
-    /// or does not continue where the last one ended.
-    pub fn block(&mut self, block: &KvBlock) -> Result<Vec<Vec<u8>>, SenderError> {
-        if !self.may_send() {
+    /// or does not continue where the last one ended. Nothing is changed then.
+    pub fn open(&mut self, block: &KvBlock) -> Result<(u64, Cutter), SenderError> {
+        let bytes = block.bytes();
+        if !self.may_send(bytes) {
             let (state, unacked) = (self.state, self.unacked.len());
             return not_allowed(format!(
                 "a block in state {state:?}, {unacked} unacknowledged"
             ));
         }
-        block.validate(&self.contract)?;
+        block.validate(&self.offer.contract)?;
         self.check_block(block)?;
-        let cuts = segment_cuts(&self.contract, block);
-        let frames = cuts.iter().map(|cut| self.segment(block, cut)).collect();
         match block.section {
             Section::Full => self.next_token = block.tokens.end,
             Section::Window => self.window_sent = true,
         }
-        self.unacked
-            .push_back((block.section, block.tokens.clone()));
-        Ok(frames)
+        self.unacked.push_back(Unacked {
+            section: block.section,
+            tokens: block.tokens.clone(),
+            bytes,
+        });
+        let place = self.opened;
+        self.opened += 1;
+        self.digests.insert(place, None);
+        let cutter = Cutter::new(
+            Arc::clone(&self.offer.contract),
+            self.offer.handoff,
+            block.section,
+            block.tokens.clone(),
+        );
+        Ok((place, cutter))
     }
 
     fn check_block(&self, block: &KvBlock) -> Result<(), SenderError> {
         if block.is_empty() || block.planes.is_empty() {
             return not_allowed("an empty block".into());
         }
-        let expected = match block.section {
-            Section::Full => self.next_token,
+        let kv_end = self.offer.kv_end;
+        let (expected, limit) = match block.section {
+            Section::Full => (self.next_token, MAX_FULL_BLOCK_BYTES),
             Section::Window if self.window_sent => return not_allowed("a second window".into()),
-            Section::Window if !self.full_complete() => {
+            Section::Window if !self.complete_at(self.next_token) => {
                 return not_allowed("the window before the last full block".into());
             }
-            Section::Window => self.contract.window_start(self.kv_end),
+            Section::Window => (self.offer.contract.window_start(kv_end), MAX_STAGED_BYTES),
         };
         if block.tokens.start != expected {
             return Err(SenderError::Gap {
@@ -262,7 +459,7 @@ impl Sender {
                 expected,
             });
         }
-        let (end, kv_end) = (block.tokens.end, self.kv_end);
+        let end = block.tokens.end;
         if end > kv_end || (block.section == Section::Window && end != kv_end) {
             return not_allowed(format!("a block that ends at token {end} of {kv_end}"));
         }
@@ -270,81 +467,97 @@ impl Sender {
             let tokens = block.len();
             return not_allowed(format!("{tokens} tokens, limit {MAX_CHUNK_TOKENS}"));
         }
-        if block.bytes() > MAX_STAGED_BYTES {
-            let bytes = block.bytes();
-            return not_allowed(format!("{bytes} bytes, limit {MAX_STAGED_BYTES}"));
+        if block.bytes() > limit {
+            return not_allowed(format!("{} bytes, limit {limit}", block.bytes()));
         }
         Ok(())
     }
 
-    /// True if no block of full-attention layers is missing.
-    fn full_complete(&self) -> bool {
+    /// True if no block of full-attention layers is missing when the next one would start here.
+    fn complete_at(&self, next: u32) -> bool {
         // A model that has only window layers sends no full-attention blocks.
-        self.next_token == self.kv_end || self.contract.section_layers(Section::Full).is_empty()
+        next == self.offer.kv_end || self.offer.contract.section_layers(Section::Full).is_empty()
     }
 
-    fn segment(&mut self, block: &KvBlock, cut: &Cut) -> Vec<u8> {
-        let mut payload = Vec::new();
-        for plane in &block.planes[cut.planes.clone()] {
-            let rows = u64::from(block.len()).max(1);
-            let row = usize::try_from(plane.data.len() as u64 / rows).unwrap_or(0);
-            let from = (cut.tokens.start - block.tokens.start) as usize * row;
-            let to = (cut.tokens.end - block.tokens.start) as usize * row;
-            payload.extend_from_slice(&plane.data[from..to]);
+    /// The header bytes of a segment as the next frame of a stream.
+    pub fn stamp(&mut self, stream: usize, header: &Header) -> [u8; HEADER_BYTES] {
+        self.raw_bytes += u64::from(header.raw_len);
+        let header = Header {
+            sequence: self.number(stream),
+            ..*header
+        };
+        header.encode()
+    }
+
+    fn number(&mut self, stream: usize) -> u32 {
+        let Some(next) = self.sequences.get_mut(stream) else {
+            return u32::MAX;
+        };
+        let number = *next;
+        *next = next.wrapping_add(1);
+        number
+    }
+
+    /// All segments of the block at this place have been written.
+    pub fn close(&mut self, place: u64, digest: BlockDigest) {
+        if let Some(slot) = self.digests.get_mut(&place) {
+            *slot = Some(digest);
         }
-        let mut header = Header::control(Kind::Segment, self.handoff, self.sequence);
-        header.codec = Codec::Raw.wire();
-        header.payload_len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        header.raw_len = header.payload_len;
-        header.token_start = cut.tokens.start;
-        header.token_end = cut.tokens.end;
-        header.block_start = block.tokens.start;
-        header.block_end = block.tokens.end;
-        header.layer_start = cut.layers.start;
-        header.layer_end = cut.layers.end;
-        header.section = block.section.wire();
-        header.key_type = self.contract.key_type.wire();
-        header.value_type = self.contract.value_type.wire();
-        header.payload_checksum = xxhash_rust::xxh3::xxh3_64(&payload);
-        self.manifest.add(&header);
-        self.sequence = self.sequence.wrapping_add(1);
-        encode_frame(header, &payload)
+        while let Some(entry) = self.digests.first_entry()
+            && let Some(digest) = entry.get()
+        {
+            self.manifest.add(digest);
+            entry.remove();
+        }
     }
 
     /// The commit frame, once all blocks are sent.
     ///
     /// # Errors
     /// [`SenderError::Gap`] if tokens are missing; [`SenderError::NotAllowed`] before the accept,
-    /// without the window, or a second time.
+    /// without the window, with a block that is not closed, or a second time.
     pub fn commit(&mut self) -> Result<Vec<u8>, SenderError> {
         if self.state != SenderState::Streaming {
             return not_allowed(format!("a commit in state {:?}", self.state));
         }
-        if !self.full_complete() {
+        if !self.complete_at(self.next_token) {
             return Err(SenderError::Gap {
-                found: self.kv_end,
+                found: self.offer.kv_end,
                 expected: self.next_token,
             });
         }
         if !self.window_sent {
             return not_allowed("a commit without the window".into());
         }
-        let frame = control_frame(
-            Kind::Commit,
-            self.handoff,
-            self.sequence,
-            &self.manifest.commit(),
-        )?;
-        self.sequence = self.sequence.wrapping_add(1);
+        if !self.digests.is_empty() {
+            return not_allowed("a commit with a block that is still being written".into());
+        }
+        let commit = self.manifest.commit();
+        let number = self.number(0);
+        let frame = control_frame(Kind::Commit, self.offer.handoff, number, &commit)?;
         self.state = SenderState::Committing;
         Ok(frame)
     }
 
-    /// A sign of life while the next block is being computed.
+    /// What was computed for the last token, after the commit.
+    ///
+    /// # Errors
+    /// [`SenderError::NotAllowed`] before the commit.
+    pub fn receipt(&mut self, receipt: &Receipt) -> Result<Vec<u8>, SenderError> {
+        if !matches!(
+            self.state,
+            SenderState::Committing | SenderState::Committed
+        ) {
+            return not_allowed(format!("a receipt in state {:?}", self.state));
+        }
+        let number = self.number(0);
+        Ok(control_frame(Kind::Receipt, self.offer.handoff, number, receipt)?)
+    }
+
+    /// A sign of life on the main connection.
     #[must_use]
     pub fn beat(&mut self) -> Vec<u8> {
-        let header = Header::control(Kind::Beat, self.handoff, self.sequence);
-        self.sequence = self.sequence.wrapping_add(1);
+        let header = Header::control(Kind::Beat, self.offer.handoff, self.number(0));
         encode_frame(header, &[])
     }
 
@@ -352,7 +565,7 @@ impl Sender {
     #[must_use]
     pub fn abort(&mut self, reason: &str) -> Vec<u8> {
         self.state = SenderState::Failed;
-        abort_frame(self.handoff, self.sequence, reason)
+        abort_frame(self.offer.handoff, self.sequences[0], reason)
     }
 }
 
@@ -365,73 +578,4 @@ fn unexpected(header: &Header, reason: &str) -> SenderError {
         kind: header.kind,
         reason: reason.to_owned(),
     }
-}
-
-struct Cut {
-    /// Index range into the block's planes (K and V of a layer stay together).
-    planes: Range<usize>,
-    layers: Range<u16>,
-    tokens: Range<u32>,
-}
-
-/// Cuts a block at layer boundaries into segments of about [`TARGET_SEGMENT_BYTES`]; a layer
-/// that is larger than [`MAX_SEGMENT_PAYLOAD`] by itself is cut by tokens too.
-fn segment_cuts(contract: &Contract, block: &KvBlock) -> Vec<Cut> {
-    let layers = contract.section_layers(block.section);
-    let mut cuts = Vec::new();
-    let mut at = 0;
-    while at < layers.len() {
-        let per_token = contract.token_bytes(&layers[at..=at]).max(1);
-        let layer_bytes = per_token * u64::from(block.len());
-        if layer_bytes > u64::from(MAX_SEGMENT_PAYLOAD) {
-            let step = u32::try_from(u64::from(TARGET_SEGMENT_BYTES) / per_token)
-                .unwrap_or(u32::MAX)
-                .max(1);
-            let mut start = block.tokens.start;
-            while start < block.tokens.end {
-                let end = start.saturating_add(step).min(block.tokens.end);
-                cuts.push(cut(&layers, at..at + 1, start..end));
-                start = end;
-            }
-            at += 1;
-            continue;
-        }
-        let mut end = at + 1;
-        while end < layers.len()
-            && contract.token_bytes(&layers[at..=end]) * u64::from(block.len())
-                <= u64::from(TARGET_SEGMENT_BYTES)
-        {
-            end += 1;
-        }
-        cuts.push(cut(&layers, at..end, block.tokens.clone()));
-        at = end;
-    }
-    cuts
-}
-
-fn cut(layers: &[u32], at: Range<usize>, tokens: Range<u32>) -> Cut {
-    let index = |l: u32| u16::try_from(l).unwrap_or(u16::MAX);
-    Cut {
-        layers: index(layers[at.start])..index(layers[at.end - 1]) + 1,
-        planes: at.start * 2..at.end * 2,
-        tokens,
-    }
-}
-
-/// Largest number of tokens of a block such that one layer fits a segment; at least 1.
-#[must_use]
-pub fn max_block_tokens(contract: &Contract, section: Section) -> u32 {
-    let largest = contract
-        .section_layers(section)
-        .iter()
-        .map(|&l| {
-            let spec = &contract.layers[l as usize];
-            spec.row_bytes(PlaneKind::Key, contract.key_type)
-                + spec.row_bytes(PlaneKind::Value, contract.value_type)
-        })
-        .max()
-        .unwrap_or(1);
-    u32::try_from(u64::from(MAX_SEGMENT_PAYLOAD) / largest.max(1))
-        .unwrap_or(u32::MAX)
-        .max(1)
 }

@@ -1,0 +1,237 @@
+//! Blocks as segments: where they are cut, and how one is encoded.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::codec::{Codec, CodecError, Encoder, RunSpec};
+use crate::contract::Contract;
+use crate::frame::{Header, Kind};
+use crate::limits::{
+    MAX_CHUNK_TOKENS, MAX_SEGMENT_PAYLOAD, TARGET_BLOCK_BYTES, TARGET_SEGMENT_BYTES,
+};
+use crate::message::BlockDigest;
+use crate::page::PAGE_TOKENS;
+use crate::plane::{KvBlock, Plane, PlaneKind, Section};
+
+/// A part of a block, ready for the wire but for its number in the stream.
+#[derive(Debug)]
+pub struct Segment {
+    /// Everything but `sequence`.
+    pub header: Header,
+    /// The bytes, or where they lie in the block.
+    pub payload: Payload,
+}
+
+/// The bytes of a segment.
+#[derive(Debug)]
+pub enum Payload {
+    /// Rows as they lie in the block: index of the plane and bytes of it, in order.
+    Rows(Vec<(usize, Range<usize>)>),
+    /// Encoded rows.
+    Encoded(Vec<u8>),
+}
+
+impl Segment {
+    /// The payload in its parts. `block` is the block that the segment was cut from.
+    #[must_use]
+    pub fn parts<'a>(&'a self, block: &'a KvBlock) -> Vec<&'a [u8]> {
+        match &self.payload {
+            Payload::Rows(rows) => row_slices(&block.planes, rows),
+            Payload::Encoded(bytes) => vec![bytes.as_slice()],
+        }
+    }
+}
+
+/// Largest segment that we cut, before encoding: a codec may add to it.
+const LARGEST_SEGMENT: u64 = (MAX_SEGMENT_PAYLOAD / 2) as u64;
+
+fn row_slices<'a>(planes: &'a [Plane], rows: &[(usize, Range<usize>)]) -> Vec<&'a [u8]> {
+    rows.iter()
+        .map(|(plane, range)| &planes[*plane].data[range.clone()])
+        .collect()
+}
+
+/// Cuts and encodes one block. Touches no socket and may run on a thread of its own.
+#[derive(Debug)]
+pub struct Cutter {
+    contract: Arc<Contract>,
+    handoff: u64,
+    section: Section,
+    tokens: Range<u32>,
+    cuts: std::vec::IntoIter<Cut>,
+    digest: BlockDigest,
+}
+
+impl Cutter {
+    pub(crate) fn new(
+        contract: Arc<Contract>,
+        handoff: u64,
+        section: Section,
+        tokens: Range<u32>,
+    ) -> Self {
+        let cuts = segment_cuts(&contract, section, &tokens).into_iter();
+        Self {
+            contract,
+            handoff,
+            section,
+            tokens,
+            cuts,
+            digest: BlockDigest::default(),
+        }
+    }
+
+    /// The next segment of `block`, `None` after the last.
+    ///
+    /// # Errors
+    /// If rows cannot be encoded with this codec, such as infinities with a lossy one.
+    pub fn next(
+        &mut self,
+        block: &KvBlock,
+        codec: Codec,
+        encoder: &mut Encoder,
+    ) -> Result<Option<Segment>, CodecError> {
+        let Some(cut) = self.cuts.next() else {
+            return Ok(None);
+        };
+        let rows: Vec<(usize, Range<usize>)> = cut
+            .planes
+            .clone()
+            .map(|i| (i, row_range(&block.planes[i], &self.tokens, &cut.tokens)))
+            .collect();
+        let slices = row_slices(&block.planes, &rows);
+        let raw_len: usize = slices.iter().map(|s| s.len()).sum();
+        let payload = if codec == Codec::Raw {
+            Payload::Rows(rows)
+        } else {
+            Payload::Encoded(self.encode(block, &cut, &slices, codec, encoder)?)
+        };
+        let mut header = Header::control(Kind::Segment, self.handoff, 0);
+        header.codec = codec.wire();
+        header.raw_len = u32::try_from(raw_len).unwrap_or(u32::MAX);
+        header.token_start = cut.tokens.start;
+        header.token_end = cut.tokens.end;
+        header.block_start = self.tokens.start;
+        header.block_end = self.tokens.end;
+        header.layer_start = cut.layers.start;
+        header.layer_end = cut.layers.end;
+        header.section = self.section.wire();
+        header.key_type = self.contract.key_type.wire();
+        header.value_type = self.contract.value_type.wire();
+        let header = match &payload {
+            Payload::Rows(_) => header.with_parts(slices),
+            Payload::Encoded(bytes) => header.with_parts([bytes.as_slice()]),
+        };
+        self.digest.add(&header);
+        Ok(Some(Segment { header, payload }))
+    }
+
+    fn encode(
+        &self,
+        block: &KvBlock,
+        cut: &Cut,
+        slices: &[&[u8]],
+        codec: Codec,
+        encoder: &mut Encoder,
+    ) -> Result<Vec<u8>, CodecError> {
+        let tokens = cut.tokens.end - cut.tokens.start;
+        let mut out = Vec::new();
+        for (plane, rows) in block.planes[cut.planes.clone()].iter().zip(slices) {
+            let spec = RunSpec::of(&self.contract, plane.layer, plane.kind, tokens)
+                .ok_or(CodecError::NoSuchLayer(plane.layer))?;
+            encoder.encode(codec, &spec, rows, &mut out)?;
+        }
+        Ok(out)
+    }
+
+    /// The digest of the block, once all segments are cut.
+    #[must_use]
+    pub fn finish(self) -> BlockDigest {
+        self.digest
+    }
+}
+
+/// The bytes of `tokens` in a plane that holds `of`.
+pub(crate) fn row_range(plane: &Plane, of: &Range<u32>, tokens: &Range<u32>) -> Range<usize> {
+    let count = ((of.end - of.start) as usize).max(1);
+    let row = plane.data.len() / count;
+    (tokens.start - of.start) as usize * row..(tokens.end - of.start) as usize * row
+}
+
+#[derive(Debug)]
+struct Cut {
+    /// Index range into the block's planes (K and V of a layer stay together).
+    planes: Range<usize>,
+    layers: Range<u16>,
+    tokens: Range<u32>,
+}
+
+/// Cuts a block at layer boundaries into segments of about [`TARGET_SEGMENT_BYTES`]; a layer
+/// that is larger than [`LARGEST_SEGMENT`] by itself is cut by tokens too.
+fn segment_cuts(contract: &Contract, section: Section, tokens: &Range<u32>) -> Vec<Cut> {
+    let layers = contract.section_layers(section);
+    let count = u64::from(tokens.end - tokens.start);
+    let bytes = |at: &[u32]| contract.token_bytes(at).max(1);
+    let mut cuts = Vec::new();
+    let mut at = 0;
+    while at < layers.len() {
+        let per_token = bytes(&layers[at..=at]);
+        if per_token * count > LARGEST_SEGMENT {
+            let step = u32::try_from(u64::from(TARGET_SEGMENT_BYTES) / per_token)
+                .unwrap_or(u32::MAX)
+                .max(1);
+            let mut start = tokens.start;
+            while start < tokens.end {
+                let end = start.saturating_add(step).min(tokens.end);
+                cuts.push(cut(&layers, at..at + 1, start..end));
+                start = end;
+            }
+            at += 1;
+            continue;
+        }
+        let mut end = at + 1;
+        while end < layers.len()
+            && bytes(&layers[at..=end]) * count <= u64::from(TARGET_SEGMENT_BYTES)
+        {
+            end += 1;
+        }
+        cuts.push(cut(&layers, at..end, tokens.clone()));
+        at = end;
+    }
+    cuts
+}
+
+fn cut(layers: &[u32], at: Range<usize>, tokens: Range<u32>) -> Cut {
+    let index = |l: u32| u16::try_from(l).unwrap_or(u16::MAX);
+    Cut {
+        layers: index(layers[at.start])..index(layers[at.end - 1]) + 1,
+        planes: at.start * 2..at.end * 2,
+        tokens,
+    }
+}
+
+/// Tokens of a block of full-attention layers: about [`TARGET_BLOCK_BYTES`], whole pages where a
+/// page is smaller than that, and such that the row of one token and layer fits a segment.
+#[must_use]
+pub fn block_tokens(contract: &Contract) -> u32 {
+    let layers = contract.section_layers(Section::Full);
+    let all = contract.token_bytes(&layers).max(1);
+    let tokens = u32::try_from(TARGET_BLOCK_BYTES / all)
+        .unwrap_or(u32::MAX)
+        .clamp(1, MAX_CHUNK_TOKENS);
+    if tokens >= PAGE_TOKENS {
+        tokens - tokens % PAGE_TOKENS
+    } else {
+        tokens
+    }
+}
+
+/// Bytes of the window that a handoff of `[0, kv_end)` ends with; 0 without such layers.
+#[must_use]
+pub fn window_bytes(contract: &Contract, kv_end: u32) -> u64 {
+    let layers = contract.section_layers(Section::Window);
+    let tokens = kv_end - contract.window_start(kv_end);
+    contract.token_bytes(&layers).saturating_mul(tokens.into())
+}
+
+/// K or V, as they alternate in a segment.
+pub(crate) const PLANES: [PlaneKind; 2] = [PlaneKind::Key, PlaneKind::Value];
