@@ -3,6 +3,7 @@
 //! This crate is pure: no sockets, no clocks, no randomness, no engine. It holds
 //!
 //! - [`contract`]: everything that must be equal on both ends of a handoff;
+//! - [`page`]: names of KV pages, a keyed hash chain;
 //! - [`plane`]: neutral KV rows, `[token][kv_head][dim]`, little-endian f16;
 //! - [`digest`]: the one way token sequences are hashed;
 //! - [`codec`]: how planes become payload bytes (a closed enum with wire numbers);
@@ -18,6 +19,7 @@ pub mod digest;
 pub mod frame;
 pub mod limits;
 pub mod message;
+pub mod page;
 pub mod plane;
 pub mod receiver;
 pub mod sender;
