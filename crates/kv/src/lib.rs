@@ -3,6 +3,7 @@
 //! This crate is pure: no sockets, no clocks, no randomness, no engine. It holds
 //!
 //! - [`contract`]: everything that must be equal on both ends of a handoff;
+//! - [`page`]: names of KV pages, a keyed hash chain;
 //! - [`plane`]: neutral KV rows, `[token][kv_head][dim]`, little-endian f16;
 //! - [`digest`]: the one way token sequences are hashed;
 //! - [`page`]: the identity of 64 tokens of KV, and of all before them;
@@ -21,6 +22,7 @@ pub mod digest;
 pub mod frame;
 pub mod limits;
 pub mod message;
+pub mod page;
 pub mod plane;
 pub mod receipt;
 pub mod receiver;

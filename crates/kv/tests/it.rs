@@ -10,6 +10,7 @@ mod it {
     mod golden;
     mod headers;
     mod hostile_segments;
+    mod pages;
     mod round_trip;
     mod sender;
 }

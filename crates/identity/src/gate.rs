@@ -1,0 +1,128 @@
+//! A listener that shakes hands with many peers at once.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinHandle};
+
+use crate::limits::{ACCEPT_RETRY, MAX_HANDSHAKES, MAX_LINKS_WAITING};
+use crate::link::Link;
+use crate::security::{LinkError, Security};
+
+/// Takes connections and shakes hands with each in a task of its own, so that a peer that says
+/// nothing holds nobody up. Dropping it closes the listener and ends the handshakes.
+#[derive(Debug)]
+pub struct Gate {
+    links: mpsc::Receiver<(Link, SocketAddr)>,
+    address: SocketAddr,
+    accepting: JoinHandle<()>,
+}
+
+impl Gate {
+    /// Starts to take connections; each has `limit` for its handshake.
+    ///
+    /// # Errors
+    /// [`LinkError::PlaintextElsewhere`] if TLS is needed where the listener is, or if the listener
+    /// has no address.
+    pub fn start(
+        listener: TcpListener,
+        security: Security,
+        limit: Duration,
+    ) -> Result<Self, LinkError> {
+        let address = listener.local_addr()?;
+        security.check_listen(address)?;
+        let (taken, links) = mpsc::channel(MAX_LINKS_WAITING);
+        let accepting = tokio::spawn(accept(listener, security, limit, taken));
+        Ok(Self {
+            links,
+            address,
+            accepting,
+        })
+    }
+
+    /// The next peer that has shaken hands. Safe to drop and call again.
+    pub async fn next(&mut self) -> (Link, SocketAddr) {
+        match self.links.recv().await {
+            Some(link) => link,
+            // The task ends only with the gate.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Where the listener is.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Ends the handshakes that are going on when it is dropped.
+#[derive(Default)]
+struct Shaking(VecDeque<AbortHandle>);
+
+impl Shaking {
+    /// Adds a handshake; the oldest gives way if there are too many.
+    fn add(&mut self, task: AbortHandle) {
+        self.0.retain(|t| !t.is_finished());
+        if self.0.len() >= MAX_HANDSHAKES
+            && let Some(oldest) = self.0.pop_front()
+        {
+            tracing::warn!("too many peers connect and say nothing; the oldest is dropped");
+            oldest.abort();
+        }
+        self.0.push_back(task);
+    }
+}
+
+impl Drop for Shaking {
+    fn drop(&mut self) {
+        for task in &self.0 {
+            task.abort();
+        }
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    security: Security,
+    limit: Duration,
+    taken: mpsc::Sender<(Link, SocketAddr)>,
+) {
+    let mut shaking = Shaking::default();
+    loop {
+        match listener.accept().await {
+            Ok((tcp, from)) => {
+                let (security, taken) = (security.clone(), taken.clone());
+                let task = tokio::spawn(shake(tcp, from, security, limit, taken));
+                shaking.add(task.abort_handle());
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot take a connection");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+async fn shake(
+    tcp: TcpStream,
+    from: SocketAddr,
+    security: Security,
+    limit: Duration,
+    taken: mpsc::Sender<(Link, SocketAddr)>,
+) {
+    match security.accept(tcp, limit).await {
+        // If nobody takes it any more, it is closed.
+        Ok(link) => drop(taken.send((link, from)).await),
+        Err(reason) => tracing::warn!(%from, %reason, "connection refused"),
+    }
+}

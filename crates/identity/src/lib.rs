@@ -1,0 +1,29 @@
+//! Who may speak to whom: the authority of a cluster, the certificates that it gives its machines,
+//! how a machine joins, and the connections between them.
+//!
+//! - [`Security`]: how a process connects and takes connections: TLS 1.3 with certificates on both
+//!   sides, or plain TCP on loopback addresses;
+//! - [`Link`]: such a connection; [`Gate`]: a listener that shakes hands with many peers at once;
+//! - [`PeerId`]: who is at the other end;
+//! - [`Authority`], [`Identity`]: who vouches, and what this machine is vouched for with.
+//!
+//! A certificate names no host: it says that its key belongs to a machine of the cluster, wherever
+//! that is. So every one carries the same DNS name ([`NODE_NAME`]), and connections to an IP address
+//! check that name.
+
+mod authority;
+mod explain;
+mod gate;
+mod identity;
+pub mod limits;
+mod link;
+mod peer;
+mod security;
+
+pub use authority::{Authority, AuthorityError, JOIN_NAME, NODE_NAME, Validity};
+pub use explain::explain;
+pub use gate::Gate;
+pub use identity::{Identity, IdentityError};
+pub use link::{Link, ReadHalf, WriteHalf};
+pub use peer::{PeerId, PeerIdError};
+pub use security::{LinkError, Security};
