@@ -150,6 +150,19 @@ fn shorten(text: &str) -> String {
     text.chars().take(MAX_STRING / 4).collect()
 }
 
+/// The JSON payload of a control frame.
+///
+/// # Errors
+/// If the message cannot be serialised or exceeds the limit of its kind.
+pub fn control_payload<T: Serialize>(kind: Kind, message: &T) -> Result<Vec<u8>, MessageError> {
+    let fail = |reason: String| MessageError { kind, reason };
+    let payload = serde_json::to_vec(message).map_err(|e| fail(e.to_string()))?;
+    if payload.len() > kind.max_payload() as usize {
+        return Err(fail(format!("{} bytes exceed the limit", payload.len())));
+    }
+    Ok(payload)
+}
+
 /// A control frame with a JSON payload, as bytes.
 ///
 /// # Errors
@@ -160,11 +173,7 @@ pub fn control_frame<T: Serialize>(
     sequence: u32,
     message: &T,
 ) -> Result<Vec<u8>, MessageError> {
-    let fail = |reason: String| MessageError { kind, reason };
-    let payload = serde_json::to_vec(message).map_err(|e| fail(e.to_string()))?;
-    if payload.len() > kind.max_payload() as usize {
-        return Err(fail(format!("{} bytes exceed the limit", payload.len())));
-    }
+    let payload = control_payload(kind, message)?;
     Ok(encode_frame(
         Header::control(kind, handoff, sequence),
         &payload,

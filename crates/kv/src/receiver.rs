@@ -688,8 +688,8 @@ impl Inbound {
         let Some(codec) = Codec::from_wire(header.codec) else {
             return Err(wrong("codec", header.codec, "a codec of this version"));
         };
-        if !codec.within(receiver.ceiling) {
-            let expected = format!("no lossier than {}", receiver.ceiling);
+        if !codec.is_lossless() && codec > receiver.ceiling {
+            let expected = format!("lossless, or at most {}", receiver.ceiling);
             return Err(wrong("codec", codec, expected));
         }
         field("key_type", header.key_type, contract.key_type.wire())?;

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::codec::CodecError;
 use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
@@ -17,7 +19,7 @@ use crate::limits::{
 };
 use crate::message::{
     Abort, Accept, BlockDigest, Hello, Join, Manifest, MessageError, Refuse, abort_frame,
-    control_frame, parse,
+    control_frame, control_payload, parse,
 };
 use crate::page::{PAGE_TOKENS, PageId};
 use crate::plane::{InvalidBlock, KvBlock, Section};
@@ -127,8 +129,7 @@ pub struct Sender {
     offer: Offer,
     digest: String,
     state: SenderState,
-    /// Next number of each stream's frames; stream 0 is the main connection.
-    sequences: Vec<u32>,
+    streams: u32,
     sequence_in: u32,
     accept: Accept,
     next_token: u32,
@@ -168,7 +169,7 @@ impl Sender {
             offer,
             digest: digest.to_string(),
             state: SenderState::AwaitAccept,
-            sequences: vec![1],
+            streams: 1,
             sequence_in: 0,
             accept: Accept {
                 session: String::new(),
@@ -216,7 +217,7 @@ impl Sender {
         }
         let hello = self.hello(self.accept.session.clone())?;
         self.state = SenderState::AwaitAccept;
-        self.sequences = vec![1];
+        self.streams = 1;
         self.sequence_in = 0;
         self.unacked.clear();
         self.digests.clear();
@@ -383,24 +384,34 @@ impl Sender {
         Ok(())
     }
 
-    /// The frame with which a further connection joins; it is stream `1, 2, ...` from now on.
+    /// The frame with which a further connection joins, and that connection's [`Outbound`].
     ///
     /// # Errors
     /// [`SenderError::NotAllowed`] if the receiver takes no further stream.
-    pub fn join(&mut self) -> Result<(usize, Vec<u8>), SenderError> {
-        let stream = self.sequences.len();
-        if self.state != SenderState::Streaming || stream >= self.accept.streams as usize {
+    pub fn join(&mut self) -> Result<(Outbound, Vec<u8>), SenderError> {
+        if self.state != SenderState::Streaming || self.streams >= self.accept.streams {
             return not_allowed(format!(
-                "stream {stream} of {} in state {:?}",
-                self.accept.streams, self.state
+                "stream {} of {} in state {:?}",
+                self.streams + 1,
+                self.accept.streams,
+                self.state
             ));
         }
         let join = Join {
             stream: self.accept.stream.clone(),
         };
         let frame = control_frame(Kind::Join, self.offer.handoff, 0, &join)?;
-        self.sequences.push(1);
-        Ok((stream, frame))
+        self.streams += 1;
+        Ok((self.outbound(), frame))
+    }
+
+    /// The numbering of a connection whose first frame has been written.
+    #[must_use]
+    pub const fn outbound(&self) -> Outbound {
+        Outbound {
+            handoff: self.offer.handoff,
+            sequence: 1,
+        }
     }
 
     /// Opens a block: its place in the order, and what cuts and encodes it. All its segments go over
@@ -479,27 +490,9 @@ impl Sender {
         next == self.offer.kv_end || self.offer.contract.section_layers(Section::Full).is_empty()
     }
 
-    /// The header bytes of a segment as the next frame of a stream.
-    pub fn stamp(&mut self, stream: usize, header: &Header) -> [u8; HEADER_BYTES] {
-        self.raw_bytes += u64::from(header.raw_len);
-        let header = Header {
-            sequence: self.number(stream),
-            ..*header
-        };
-        header.encode()
-    }
-
-    fn number(&mut self, stream: usize) -> u32 {
-        let Some(next) = self.sequences.get_mut(stream) else {
-            return u32::MAX;
-        };
-        let number = *next;
-        *next = next.wrapping_add(1);
-        number
-    }
-
     /// All segments of the block at this place have been written.
     pub fn close(&mut self, place: u64, digest: BlockDigest) {
+        self.raw_bytes += digest.raw_bytes();
         if let Some(slot) = self.digests.get_mut(&place) {
             *slot = Some(digest);
         }
@@ -511,12 +504,12 @@ impl Sender {
         }
     }
 
-    /// The commit frame, once all blocks are sent.
+    /// The commit, once all blocks are sent; it goes over the main connection.
     ///
     /// # Errors
     /// [`SenderError::Gap`] if tokens are missing; [`SenderError::NotAllowed`] before the accept,
     /// without the window, with a block that is not closed, or a second time.
-    pub fn commit(&mut self) -> Result<Vec<u8>, SenderError> {
+    pub fn commit(&mut self) -> Result<Outgoing, SenderError> {
         if self.state != SenderState::Streaming {
             return not_allowed(format!("a commit in state {:?}", self.state));
         }
@@ -532,40 +525,81 @@ impl Sender {
         if !self.digests.is_empty() {
             return not_allowed("a commit with a block that is still being written".into());
         }
-        let commit = self.manifest.commit();
-        let number = self.number(0);
-        let frame = control_frame(Kind::Commit, self.offer.handoff, number, &commit)?;
+        let commit = Outgoing::of(Kind::Commit, &self.manifest.commit())?;
         self.state = SenderState::Committing;
-        Ok(frame)
+        Ok(commit)
     }
 
-    /// What was computed for the last token, after the commit.
+    /// What was computed for the last token, after the commit; it goes over the main connection.
     ///
     /// # Errors
     /// [`SenderError::NotAllowed`] before the commit.
-    pub fn receipt(&mut self, receipt: &Receipt) -> Result<Vec<u8>, SenderError> {
-        if !matches!(
-            self.state,
-            SenderState::Committing | SenderState::Committed
-        ) {
+    pub fn receipt(&self, receipt: &Receipt) -> Result<Outgoing, SenderError> {
+        if !matches!(self.state, SenderState::Committing | SenderState::Committed) {
             return not_allowed(format!("a receipt in state {:?}", self.state));
         }
-        let number = self.number(0);
-        Ok(control_frame(Kind::Receipt, self.offer.handoff, number, receipt)?)
-    }
-
-    /// A sign of life on the main connection.
-    #[must_use]
-    pub fn beat(&mut self) -> Vec<u8> {
-        let header = Header::control(Kind::Beat, self.offer.handoff, self.number(0));
-        encode_frame(header, &[])
+        Outgoing::of(Kind::Receipt, receipt)
     }
 
     /// An abort frame with a reason. The handoff is over.
     #[must_use]
     pub fn abort(&mut self, reason: &str) -> Vec<u8> {
         self.state = SenderState::Failed;
-        abort_frame(self.offer.handoff, self.sequences[0], reason)
+        // Any number will do.
+        abort_frame(self.offer.handoff, 0, reason)
+    }
+}
+
+/// A control frame that has no number yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outgoing {
+    kind: Kind,
+    payload: Vec<u8>,
+}
+
+impl Outgoing {
+    fn of<T: Serialize>(kind: Kind, message: &T) -> Result<Self, SenderError> {
+        let payload = control_payload(kind, message)?;
+        Ok(Self { kind, payload })
+    }
+
+    /// A sign of life; it goes over the main connection.
+    #[must_use]
+    pub const fn beat() -> Self {
+        Self {
+            kind: Kind::Beat,
+            payload: Vec::new(),
+        }
+    }
+}
+
+/// Numbers the frames of one connection, in the order in which they are written.
+#[derive(Debug)]
+pub struct Outbound {
+    handoff: u64,
+    sequence: u32,
+}
+
+impl Outbound {
+    /// The header bytes of a segment as the next frame.
+    pub fn segment(&mut self, header: &Header) -> [u8; HEADER_BYTES] {
+        let header = Header {
+            sequence: self.next(),
+            ..*header
+        };
+        header.encode()
+    }
+
+    /// A control frame as the next frame.
+    pub fn control(&mut self, message: &Outgoing) -> Vec<u8> {
+        let header = Header::control(message.kind, self.handoff, self.next());
+        encode_frame(header, &message.payload)
+    }
+
+    const fn next(&mut self) -> u32 {
+        let number = self.sequence;
+        self.sequence = number.wrapping_add(1);
+        number
     }
 }
 
