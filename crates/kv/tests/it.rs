@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod it {
+    mod codec;
+    mod codec_bounds;
+    mod codec_hostile;
     mod contracts;
     mod damage;
     mod document;

@@ -58,7 +58,7 @@ fn every_field_of_the_first_segment() {
         ("sequence", |h| h.sequence = u32::MAX),
         ("section", |h| h.section = 2),
         ("section", |h| h.section = 1),
-        ("codec", |h| h.codec = 1),
+        ("codec", |h| h.codec = 4),
         ("codec", |h| h.codec = 255),
         ("key_type", |h| h.key_type = 0),
         ("key_type", |h| h.key_type = 2),
