@@ -630,6 +630,12 @@ impl Inbound {
         result
     }
 
+    /// Which accept of the handoff this connection belongs to.
+    #[must_use]
+    pub const fn generation(&self) -> u32 {
+        self.generation
+    }
+
     /// Checks a header before its payload is read: order, coverage, and the length that the contract
     /// implies. Only after `Ok` may the caller allocate `payload_len` bytes.
     ///

@@ -82,8 +82,10 @@ impl Cutter {
 
     /// The next segment of `block`, `None` after the last.
     ///
+    /// Rows that the codec has no code for, such as infinities, travel raw.
+    ///
     /// # Errors
-    /// If rows cannot be encoded with this codec, such as infinities with a lossy one.
+    /// If the codec itself fails.
     pub fn next(
         &mut self,
         block: &KvBlock,
@@ -100,10 +102,19 @@ impl Cutter {
             .collect();
         let slices = row_slices(&block.planes, &rows);
         let raw_len: usize = slices.iter().map(|s| s.len()).sum();
-        let payload = if codec == Codec::Raw {
-            Payload::Rows(rows)
+        let encoded = if codec == Codec::Raw {
+            None
         } else {
-            Payload::Encoded(self.encode(block, &cut, &slices, codec, encoder)?)
+            match self.encode(block, &cut, &slices, codec, encoder) {
+                Ok(bytes) => Some(bytes),
+                // Infinities and the like have no code: these rows travel as they are.
+                Err(CodecError::NotFinite { .. } | CodecError::TooLarge { .. }) => None,
+                Err(e) => return Err(e),
+            }
+        };
+        let (codec, payload) = match encoded {
+            Some(bytes) => (codec, Payload::Encoded(bytes)),
+            None => (Codec::Raw, Payload::Rows(rows.clone())),
         };
         let mut header = Header::control(Kind::Segment, self.handoff, 0);
         header.codec = codec.wire();

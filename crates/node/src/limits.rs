@@ -10,8 +10,31 @@ pub const MAX_EVENTS: usize = 256;
 pub const EVENT_STALL: Duration = Duration::from_secs(60);
 /// Chunks of a prefill that may wait to be sent; beyond that the prefill pauses.
 pub const MAX_CHUNKS_WAITING: usize = 2;
-/// Handoff connections at once.
-pub const MAX_HANDOFF_CONNECTIONS: usize = 64;
+/// Handoffs that are being received at once.
+pub const MAX_HANDOFFS: usize = 64;
+/// Connections that have not said hello; beyond that the oldest of them is dropped.
+pub const MAX_UNGREETED: usize = 128;
+/// Connections of one handoff that this node takes.
+pub const STREAMS: u32 = 4;
+/// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`].
+pub const STAGING_UNITS: usize = 4096;
+/// The unit in which memory for KV is given out.
+pub const STAGING_UNIT: u64 = 1 << 20;
+/// Steps that the connections of a handoff may have taken and its owner not looked at.
+pub const MAX_STEPS_WAITING: usize = 16;
+/// New connections of a handoff that may wait for its owner.
+pub const MAX_ARRIVALS: usize = 8;
+/// Bytes of KV that an engine takes in between two steps of running generations. A window, which
+/// cannot be divided, may be larger.
+pub const MAX_APPLY_SLICE_BYTES: u64 = tandem_kv::limits::TARGET_BLOCK_BYTES;
+/// Blocks that a sender gives to one connection before they are written.
+pub const BLOCKS_PER_STREAM: usize = 2;
+/// Segments that are encoded before they are written.
+pub const SEGMENTS_AHEAD: usize = 2;
+/// Broken connections after which a handoff is given up.
+pub const MAX_RECONNECTS: u32 = 16;
+/// Pause before the first attempt at a new connection; it doubles up to 32 times this.
+pub const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// An engine thread without work looks for closed requests this often.
 pub const IDLE_TICK: Duration = Duration::from_millis(100);
 /// Pause after a connection that could not be taken, such as for want of file descriptors.
@@ -28,8 +51,14 @@ pub const GOODBYE: Duration = Duration::from_secs(1);
 pub struct Limits {
     /// Longest silence of a handoff connection, and longest wait for it to open.
     pub handoff_silence: Duration,
-    /// Longest wait for a connection and for a hello or its answer.
+    /// Longest wait for a connection and for a hello.
     pub connect: Duration,
+    /// Longest wait for the answer to a hello, which comes when held pages are in place.
+    pub accept: Duration,
+    /// How long a handoff whose connection broke waits for a new one.
+    pub resume: Duration,
+    /// How long an answer that is complete waits for the prefill node's receipt.
+    pub receipt: Duration,
     /// Longest silence of an event stream.
     pub beat: Duration,
     /// Each end of a handoff shows this often that it is alive, also during a long chunk.
@@ -44,6 +73,9 @@ impl Default for Limits {
         Self {
             handoff_silence: tandem_proto::limits::HANDOFF_SILENCE,
             connect: tandem_proto::limits::CONNECT,
+            accept: tandem_proto::limits::HANDOFF_SILENCE,
+            resume: Duration::from_secs(10),
+            receipt: Duration::from_secs(1),
             beat: tandem_proto::limits::BEAT,
             handoff_beat: Duration::from_secs(5),
             stop: Duration::from_secs(10),

@@ -1,103 +1,161 @@
-//! The receiving end of a handoff on a real socket.
+//! The receiving end of a handoff on real connections.
+//!
+//! Each handoff has one owner ([`Pump`]), which applies blocks and answers; each of its connections
+//! has a reader ([`stream`]), which checks and decodes. A connection that breaks leaves the owner
+//! waiting for another one for a limited time; what was applied stays.
 
-use std::sync::Arc;
+mod stream;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
+use tandem_identity::{Gate, Link, WriteHalf};
+use tandem_kv::KvBlock;
 use tandem_kv::frame::{Header, Kind};
-use tandem_kv::limits::{MAX_CHUNKS_IN_FLIGHT, MAX_STRING};
-use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame, control_frame, parse};
-use tandem_kv::receiver::{Receiver, ReceiverError, Step};
+use tandem_kv::limits::{CREDIT_BYTES, MAX_STRING};
+use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse};
+use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::receiver::{Arrived, Receiver, ReceiverError, Step, Terms};
+use tandem_kv::segment::window_bytes;
 use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, oneshot};
-use tokio::time::timeout;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::api::Node;
-use crate::job::{Applied, Command};
-use crate::limits::{ACCEPT_RETRY, GOODBYE, Limits, MAX_HANDOFF_CONNECTIONS};
-use crate::tickets::Permitted;
-use crate::wire::{FrameReader, WireError};
+use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
+use crate::job::{Command, HandedOver};
+use crate::limits::{
+    GOODBYE, Limits, MAX_ARRIVALS, MAX_HANDOFFS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT,
+    STREAMS,
+};
+use crate::tickets::{Permitted, Target};
+use crate::wire::{Activity, WireError, flush, read_header, read_payload, write_parts};
+use stream::{Reader, StepOf};
 
-/// Takes handoff connections, at most [`MAX_HANDOFF_CONNECTIONS`] at once.
-pub async fn accept_loop(listener: TcpListener, node: Arc<Node>) {
-    let places = Arc::new(Semaphore::new(MAX_HANDOFF_CONNECTIONS));
+/// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
+/// number, and the oldest gives way.
+pub async fn accept_loop(mut gate: Gate, node: Arc<Node>) {
+    let places = Arc::new(Semaphore::new(MAX_HANDOFFS));
+    let mut ungreeted: VecDeque<(AbortHandle, Arc<std::sync::atomic::AtomicBool>)> =
+        VecDeque::new();
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
-        };
-        let (stream, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::error!(%error, "cannot take a handoff connection");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-                continue;
-            }
-        };
-        let node = Arc::clone(&node);
-        tokio::spawn(async move {
-            if let Err(reason) = connection(stream, &node).await {
-                tracing::warn!(%peer, %reason, "handoff connection ended");
-            }
-            drop(place);
+        let (link, from) = gate.next().await;
+        ungreeted.retain(|(task, greeted)| {
+            !task.is_finished() && !greeted.load(std::sync::atomic::Ordering::Relaxed)
         });
+        if ungreeted.len() >= MAX_UNGREETED
+            && let Some((oldest, _)) = ungreeted.pop_front()
+        {
+            tracing::warn!("too many connections say nothing; the oldest is dropped");
+            oldest.abort();
+        }
+        let greeted = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (node, places, flag) = (Arc::clone(&node), Arc::clone(&places), Arc::clone(&greeted));
+        let task = tokio::spawn(async move {
+            if let Err(reason) = connection(link, from, &node, &places, &flag).await {
+                tracing::warn!(%from, %reason, "handoff connection ended");
+            }
+        });
+        ungreeted.push_back((task.abort_handle(), greeted));
     }
 }
 
-/// One connection: hello, then KV for one job.
-async fn connection(stream: TcpStream, node: &Node) -> Result<(), String> {
-    stream.set_nodelay(true).map_err(|e| e.to_string())?;
+/// One connection: its first frame says where it belongs.
+async fn connection(
+    link: Link,
+    from: SocketAddr,
+    node: &Arc<Node>,
+    places: &Arc<Semaphore>,
+    greeted: &std::sync::atomic::AtomicBool,
+) -> Result<(), String> {
     let limits = node.config.limits;
-    let (mut read, mut write) = stream.into_split();
-    let mut reader = FrameReader::default();
-    let hello = timeout(limits.connect, reader.next(&mut read, only_hello)).await;
-    let (header, payload) = match hello {
+    let peer = link.peer().cloned();
+    let (mut read, mut write) = link.into_split();
+    let first = timeout(limits.connect, first_frame(&mut read, limits)).await;
+    let (header, payload) = match first {
         Ok(Ok(frame)) => frame,
-        Ok(Err(e)) => {
-            refuse(&mut write, 0, RefusalCode::Hello, &e.to_string()).await;
-            return Err(e.to_string());
-        }
-        Err(_) => {
-            return Err(format!(
-                "no hello within {} s",
-                limits.connect.as_secs_f32()
-            ));
-        }
-    };
-    let hello = header
-        .check_payload(&payload)
-        .map_err(|e| e.to_string())
-        .and_then(|()| parse::<Hello>(Kind::Hello, &payload).map_err(|e| e.to_string()));
-    let hello = match hello {
-        Ok(hello) => hello,
-        Err(reason) => {
-            refuse(&mut write, header.handoff, RefusalCode::Hello, &reason).await;
+        Ok(Err(reason)) => {
+            refuse(&mut write, 0, RefusalCode::Hello, &reason).await;
             return Err(reason);
         }
+        Err(_) => return Err(format!("no hello within {} s", limits.connect.as_secs_f32())),
     };
-    let permitted = node.tickets.take(&hello.ticket);
-    let Some(permitted) = permitted.filter(|p| p.expectation.handoff == header.handoff) else {
-        let reason = "hello field `ticket`: unknown, used or expired";
-        refuse(&mut write, header.handoff, RefusalCode::Ticket, reason).await;
-        return Err(reason.into());
-    };
-    let result = serve(&permitted, &hello, limits, reader, read, write).await;
-    if let Err(reason) = &result {
-        let failed = Command::HandoffFailed(permitted.job, reason.clone());
-        permitted.model.deliver(failed).await;
-    }
-    result
-}
-
-fn only_hello(header: &Header) -> Result<(), String> {
-    if header.kind == Kind::Hello && header.sequence == 0 {
+    greeted.store(true, std::sync::atomic::Ordering::Relaxed);
+    let handoff = header.handoff;
+    let unread = |e: &dyn std::fmt::Display| e.to_string();
+    let stranger = "unknown, used, expired, or another machine's";
+    if header.kind == Kind::Join {
+        let join: Join = match parse(Kind::Join, &payload) {
+            Ok(join) => join,
+            Err(e) => {
+                refuse(&mut write, handoff, RefusalCode::Hello, &unread(&e)).await;
+                return Err(unread(&e));
+            }
+        };
+        let owner = node
+            .handoffs
+            .find(&join.stream, Purpose::Stream, handoff, peer.as_ref());
+        let Some(owner) = owner else {
+            let reason = format!("join field `stream`: {stranger}");
+            refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
+            return Err(reason);
+        };
+        let _ = owner.send(Arrival::Further(Greeted { read, write })).await;
         return Ok(());
     }
-    Err("the first frame must be a hello with sequence 0".into())
+    let hello: Hello = match parse(Kind::Hello, &payload) {
+        Ok(hello) => hello,
+        Err(e) => {
+            refuse(&mut write, handoff, RefusalCode::Hello, &unread(&e)).await;
+            return Err(unread(&e));
+        }
+    };
+    let again = node
+        .handoffs
+        .find(&hello.ticket, Purpose::Session, handoff, peer.as_ref());
+    if let Some(owner) = again {
+        let arrival = Arrival::Again(Greeted { read, write }, Box::new(hello));
+        let _ = owner.send(arrival).await;
+        return Ok(());
+    }
+    let Some(permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
+        let reason = format!("hello field `ticket`: {stranger}");
+        refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
+        return Err(reason);
+    };
+    let failing = permitted.clone();
+    let greeted = Greeted { read, write };
+    let served = serve(node, permitted, &hello, greeted, places, from).await;
+    if let Err(reason) = &served {
+        failing.failed(reason.clone()).await;
+    }
+    served
 }
 
-async fn refuse(write: &mut OwnedWriteHalf, handoff: u64, code: RefusalCode, message: &str) {
+/// The first frame of a connection, which must be a hello or a join.
+async fn first_frame(
+    read: &mut tandem_identity::ReadHalf,
+    limits: Limits,
+) -> Result<(Header, Vec<u8>), String> {
+    let header = read_header(read, None, limits.connect)
+        .await
+        .map_err(|e| e.to_string())?;
+    if !matches!(header.kind, Kind::Hello | Kind::Join) || header.sequence != 0 {
+        return Err("the first frame must be a hello or a join with sequence 0".into());
+    }
+    let payload = read_payload(read, &header, limits.connect)
+        .await
+        .map_err(|e| e.to_string())?;
+    header.check_payload(&payload).map_err(|e| e.to_string())?;
+    Ok((header, payload))
+}
+
+async fn refuse(write: &mut WriteHalf, handoff: u64, code: RefusalCode, message: &str) {
     let refuse = Refuse {
         code,
         message: message.to_owned(),
@@ -106,7 +164,7 @@ async fn refuse(write: &mut OwnedWriteHalf, handoff: u64, code: RefusalCode, mes
     say(write, handoff, &refuse).await;
 }
 
-async fn say(write: &mut OwnedWriteHalf, handoff: u64, refuse: &Refuse) {
+async fn say(write: &mut WriteHalf, handoff: u64, refuse: &Refuse) {
     // Differences of hostile length do not fit a frame; the message names the first ones anyway.
     let short = || Refuse {
         message: refuse.message.chars().take(MAX_STRING).collect(),
@@ -116,128 +174,431 @@ async fn say(write: &mut OwnedWriteHalf, handoff: u64, refuse: &Refuse) {
     let frame = control_frame(Kind::Refuse, handoff, 0, refuse)
         .or_else(|_| control_frame(Kind::Refuse, handoff, 0, &short()));
     if let Ok(frame) = frame {
-        let _ = timeout(GOODBYE, write.write_all(&frame)).await;
+        last_words(write, &frame).await;
     }
+}
+
+/// Writes a last frame and closes, if the peer takes it within [`GOODBYE`].
+async fn last_words(write: &mut WriteHalf, frame: &[u8]) {
+    let leave = async {
+        write.write_all(frame).await?;
+        write.flush().await?;
+        write.shutdown().await
+    };
+    let _ = timeout(GOODBYE, leave).await;
 }
 
 /// Serves a handoff that its ticket permits.
 async fn serve(
-    permitted: &Permitted,
+    node: &Arc<Node>,
+    permitted: Permitted,
     hello: &Hello,
-    limits: Limits,
-    reader: FrameReader,
-    read: OwnedReadHalf,
-    mut write: OwnedWriteHalf,
+    mut first: Greeted,
+    places: &Arc<Semaphore>,
+    from: SocketAddr,
 ) -> Result<(), String> {
-    let handoff = permitted.expectation.handoff;
-    let (receiver, accept) = match Receiver::accept(hello, permitted.expectation.clone()) {
-        Ok(accepted) => accepted,
+    let expected = &permitted.expectation;
+    let handoff = expected.handoff;
+    let kv_end = match Receiver::check_hello(hello, expected) {
+        Ok(kv_end) => kv_end,
         Err(refusal) => {
-            say(&mut write, handoff, &refusal).await;
+            say(&mut first.write, handoff, &refusal).await;
             return Err(refusal.message);
         }
     };
+    let memory = CREDIT_BYTES + window_bytes(&expected.contract, kv_end);
+    let units = u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX);
+    let place = Arc::clone(places).try_acquire_owned();
+    let staging = Arc::clone(&node.staging).try_acquire_many_owned(units);
+    let (Ok(place), Ok(staging)) = (place, staging) else {
+        let reason = "this node has no memory for a further handoff now";
+        refuse(&mut first.write, handoff, RefusalCode::Busy, reason).await;
+        return Err(reason.into());
+    };
+    let (arrivals, connections) = mpsc::channel(MAX_ARRIVALS);
+    let secrets = Secrets::new(
+        Arc::clone(&node.handoffs),
+        handoff,
+        permitted.peer.clone(),
+        arrivals,
+    );
+    let mut tokens = expected.tokens.clone();
+    tokens.extend_from_slice(&hello.continuation);
+    tokens.truncate(kv_end as usize);
+    let held = permitted.pages.held(&permitted, &tokens).await;
+    let (steps, taken) = mpsc::channel(MAX_STEPS_WAITING);
     let mut pump = Pump {
-        permitted,
-        receiver,
-        reader,
-        read,
-        write,
-        limits,
+        limits: node.config.limits,
+        receiver: None,
+        connection: None,
+        secrets,
+        connections,
+        steps,
+        taken,
         applying: FuturesOrdered::new(),
+        broken: None,
+        _place: place,
+        staging: Some(staging),
+        handed: HandedOver::default(),
+        receipt: false,
+        committed: false,
+        from,
+        permitted,
+        tokens,
+        kv_end,
+        held,
     };
-    let result = match pump.send(&accept).await {
-        Ok(()) => pump.run().await,
-        Err(e) => Err(e),
-    };
-    if let Err(reason) = &result {
-        let frame = abort_frame(handoff, 0, reason);
-        let _ = timeout(GOODBYE, pump.write.write_all(&frame)).await;
-    }
+    let result = pump.run(first).await;
+    pump.end(&result).await;
     result
 }
 
-type Applying = std::pin::Pin<Box<dyn Future<Output = (Applied, Result<(), String>)> + Send>>;
-
-struct Pump<'a> {
-    permitted: &'a Permitted,
-    receiver: Receiver,
-    reader: FrameReader,
-    read: OwnedReadHalf,
-    write: OwnedWriteHalf,
-    limits: Limits,
-    applying: FuturesOrdered<Applying>,
+fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
+    receiver.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Pump<'_> {
-    async fn send(&mut self, frame: &[u8]) -> Result<(), String> {
-        let silence = self.limits.handoff_silence;
-        timeout(silence, self.write.write_all(frame))
-            .await
-            .map_err(|_| "the prefill node takes no answers".to_owned())?
-            .map_err(|e| format!("connection to the prefill node: {e}"))
+/// A block on its way into the engine.
+type Applying =
+    std::pin::Pin<Box<dyn Future<Output = (Arc<KvBlock>, Result<(), String>)> + Send>>;
+
+/// The open connections of the handoff.
+struct Connection {
+    write: WriteHalf,
+    readers: Vec<tokio::task::JoinHandle<()>>,
+    /// Further connections are held open for writing, too.
+    further: Vec<WriteHalf>,
+    generation: u32,
+    activity: Activity,
+}
+
+struct Pump {
+    permitted: Permitted,
+    /// Tokens `[0, kv_end)`.
+    tokens: Vec<u32>,
+    kv_end: u32,
+    limits: Limits,
+    receiver: Option<Arc<Mutex<Receiver>>>,
+    connection: Option<Connection>,
+    secrets: Secrets,
+    connections: mpsc::Receiver<Arrival>,
+    steps: mpsc::Sender<StepOf>,
+    taken: mpsc::Receiver<StepOf>,
+    applying: FuturesOrdered<Applying>,
+    /// When the last connection broke, and why.
+    broken: Option<(Instant, String)>,
+    _place: OwnedSemaphorePermit,
+    staging: Option<OwnedSemaphorePermit>,
+    handed: HandedOver,
+    /// True once a receipt has come, or none can come any more.
+    receipt: bool,
+    committed: bool,
+    from: SocketAddr,
+    /// Pages that are there already, in order.
+    held: Vec<KvBlock>,
+}
+
+/// Why the owner of a handoff stops.
+enum Fault {
+    /// The connection; another one may come.
+    Broken(String),
+    /// The handoff.
+    Over(String),
+}
+
+impl Pump {
+    async fn run(&mut self, first: Greeted) -> Result<(), String> {
+        match self.start(first).await {
+            Ok(()) => {}
+            Err(Fault::Over(reason)) => return Err(reason),
+            Err(Fault::Broken(reason)) => self.break_off(reason).await?,
+        }
+        while !self.done() {
+            match self.step().await {
+                Ok(()) => {}
+                Err(Fault::Over(reason)) => return Err(reason),
+                Err(Fault::Broken(reason)) => self.break_off(reason).await?,
+            }
+        }
+        Ok(())
     }
 
-    /// Reads frames and applies blocks, until everything is applied and confirmed.
-    async fn run(&mut self) -> Result<(), String> {
-        loop {
-            if let Some(frame) = self.receiver.finish() {
-                let committed = Command::Committed(self.permitted.job);
-                self.permitted.model.deliver(committed).await;
-                return self.send(&frame).await;
+    fn done(&self) -> bool {
+        self.committed && self.receipt
+    }
+
+    /// Puts held pages into place, and says what must still be sent.
+    async fn start(&mut self, first: Greeted) -> Result<(), Fault> {
+        let mut have = 0;
+        for block in std::mem::take(&mut self.held) {
+            let end = block.tokens.end;
+            let applied = self.permitted.target.apply(Arc::new(block), None).await;
+            applied.map_err(Fault::Over)?;
+            have = end;
+        }
+        self.handed.have_tokens = have;
+        let terms = self.terms(have);
+        let (receiver, accept) =
+            Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
+                .map_err(|e| Fault::Over(e.to_string()))?;
+        self.receiver = Some(Arc::new(Mutex::new(receiver)));
+        self.open(first, accept).await
+    }
+
+    fn terms(&mut self, have: u32) -> Terms {
+        let (session, stream) = self.secrets.renew();
+        let last_page = (have / PAGE_TOKENS).checked_sub(1);
+        let have_page = last_page.and_then(|page| {
+            let count = (page + 1) as usize * PAGE_TOKENS as usize;
+            let chain = self.permitted.namespace.chain(self.tokens.get(..count)?);
+            chain.last().map(ToString::to_string)
+        });
+        Terms {
+            session,
+            stream,
+            streams: STREAMS,
+            credit_bytes: CREDIT_BYTES,
+            have_page,
+        }
+    }
+
+    /// Starts to read from a connection after its answer has been written.
+    async fn open(&mut self, greeted: Greeted, accept: Vec<u8>) -> Result<(), Fault> {
+        let Some(receiver) = self.receiver.clone() else {
+            return Err(Fault::Over("not started".into()));
+        };
+        let inbound = lock(&receiver).main();
+        let Greeted { read, write } = greeted;
+        let reader = Reader::new(read, inbound, receiver, self.steps.clone(), self.limits);
+        let generation = reader.generation();
+        self.connection = Some(Connection {
+            write,
+            readers: vec![tokio::spawn(reader.run(true))],
+            further: Vec::new(),
+            generation,
+            activity: Activity::default(),
+        });
+        self.broken = None;
+        self.say(&accept).await
+    }
+
+    async fn say(&mut self, frame: &[u8]) -> Result<(), Fault> {
+        let silence = self.limits.handoff_silence;
+        let Some(c) = &mut self.connection else {
+            return Ok(());
+        };
+        let writing = async {
+            write_parts(&mut c.write, &[frame], silence, &c.activity).await?;
+            flush(&mut c.write, silence, &c.activity).await
+        };
+        writing
+            .await
+            .map_err(|e: WireError| Fault::Broken(e.to_string()))
+    }
+
+    /// Waits for one thing to happen and deals with it.
+    async fn step(&mut self) -> Result<(), Fault> {
+        self.finish().await?;
+        if self.done() {
+            return Ok(());
+        }
+        let waiting_for = self.broken.as_ref().map_or(Duration::MAX, |(since, _)| {
+            self.limits.resume.saturating_sub(since.elapsed())
+        });
+        tokio::select! {
+            applied = self.applying.next(), if !self.applying.is_empty() => {
+                let Some((block, result)) = applied else { return Ok(()) };
+                result.map_err(Fault::Over)?;
+                self.applied(block).await
             }
-            let room = self.applying.len() < MAX_CHUNKS_IN_FLIGHT as usize;
-            let reading = room && !self.receiver.all_sent();
-            let receiver = &mut self.receiver;
-            let next = self
-                .reader
-                .next(&mut self.read, |header| receiver.check(header));
-            tokio::select! {
-                applied = self.applying.next(), if !self.applying.is_empty() => {
-                    let Some((block, result)) = applied else { continue };
-                    result?;
-                    let ack = self.receiver.applied(block.section, &block.tokens);
-                    self.send(&ack).await?;
+            step = self.taken.recv() => match step {
+                Some(step) => self.took(step),
+                None => Ok(()),
+            },
+            arrival = self.connections.recv() => match arrival {
+                Some(Arrival::Again(greeted, hello)) => self.again(greeted, &hello).await,
+                Some(Arrival::Further(greeted)) => self.further(greeted),
+                None => Ok(()),
+            },
+            // A beat for the sender, which would take a long step of the engine for silence.
+            () = sleep(self.limits.handoff_beat), if !self.applying.is_empty() => {
+                let beat = self.receiver.as_ref().map(|r| lock(r).beat());
+                match beat {
+                    Some(beat) => self.say(&beat).await,
+                    None => Ok(()),
                 }
-                // A beat for the sender, which would take a long step of the engine for silence.
-                () = tokio::time::sleep(self.limits.handoff_beat), if !self.applying.is_empty() => {
-                    let beat = self.receiver.beat();
-                    self.send(&beat).await?;
+            }
+            () = self.permitted.ended() => Err(Fault::Over("the request has ended".into())),
+            () = sleep(waiting_for), if self.broken.is_some() => {
+                let reason = self.broken.as_ref().map(|(_, r)| r.clone());
+                if self.committed {
+                    self.receipt = true;
+                    return Ok(());
                 }
-                frame = timeout(self.limits.handoff_silence, next), if reading => {
-                    let frame = frame.map_err(|_| {
-                        format!("the prefill node was silent for {} s", self.limits.handoff_silence.as_secs_f32())
-                    })?;
-                    let (header, payload) = frame.map_err(|e: WireError<ReceiverError>| e.to_string())?;
-                    self.frame(&header, &payload)?;
-                }
+                Err(Fault::Over(reason.unwrap_or_default()))
             }
         }
     }
 
-    fn frame(&mut self, header: &Header, payload: &[u8]) -> Result<(), String> {
-        match self
-            .receiver
-            .frame(header, payload)
-            .map_err(|e| e.to_string())?
-        {
-            Step::Wait | Step::AllSent => Ok(()),
-            Step::Apply(block) => {
-                let applied = Applied {
-                    section: block.section,
-                    tokens: block.tokens.clone(),
-                };
-                let (reply, answer) = oneshot::channel();
-                let apply = Command::Apply(self.permitted.job, Box::new(block), reply);
-                self.permitted.model.command(apply).map_err(|e| e.message)?;
-                self.applying.push_back(Box::pin(async move {
-                    let result = answer.await;
-                    (
-                        applied,
-                        result.unwrap_or_else(|_| Err("the engine has stopped".into())),
-                    )
-                }));
+    /// Confirms once everything has been applied.
+    async fn finish(&mut self) -> Result<(), Fault> {
+        let frame = self.receiver.as_ref().and_then(|r| lock(r).finish());
+        let Some(frame) = frame else { return Ok(()) };
+        if !self.committed {
+            self.committed = true;
+            if let Some(receiver) = &self.receiver {
+                let receiver = lock(receiver);
+                self.handed.raw_bytes = receiver.raw_bytes();
+                self.handed.wire_bytes = receiver.wire_bytes();
+            }
+            self.permitted.committed(self.handed).await;
+            // Nothing more will be staged.
+            self.staging = None;
+        }
+        self.say(&frame).await
+    }
+
+    async fn applied(&mut self, block: Arc<KvBlock>) -> Result<(), Fault> {
+        let Some(receiver) = self.receiver.clone() else {
+            return Ok(());
+        };
+        let ack = {
+            let mut receiver = lock(&receiver);
+            let ack = receiver.applied();
+            if let Ok(block) = Arc::try_unwrap(block) {
+                receiver.recycle(block);
+            }
+            ack
+        };
+        self.say(&ack).await
+    }
+
+    fn took(&mut self, step: StepOf) -> Result<(), Fault> {
+        let current = self.connection.as_ref().map(|c| c.generation);
+        if current != Some(step.generation) {
+            return Ok(());
+        }
+        match step.result {
+            Ok(Step::Wait | Step::Commit) => Ok(()),
+            Ok(Step::Block) => {
+                self.apply_blocks();
                 Ok(())
+            }
+            Ok(Step::Receipt(receipt)) => {
+                self.receipt = true;
+                let from = self.from.ip();
+                self.permitted.receipt(receipt, from);
+                Ok(())
+            }
+            // After the commit the sender may leave without a receipt.
+            Err(stream::Fault::Wire(WireError::Closed)) if self.committed => {
+                Err(Fault::Broken("the sender left".into()))
+            }
+            Err(fault) if fault.is_lasting() => Err(Fault::Over(fault.to_string())),
+            Err(fault) => Err(Fault::Broken(fault.to_string())),
+        }
+    }
+
+    fn apply_blocks(&mut self) {
+        let Some(receiver) = self.receiver.clone() else {
+            return;
+        };
+        loop {
+            let next = lock(&receiver).next_block();
+            let Some(Arrived { block, codec }) = next else {
+                return;
+            };
+            let block = Arc::new(block);
+            self.handed.codec = self.handed.codec.max(Some(codec));
+            let target = self.permitted.target.clone();
+            let keeping = self.permitted.keep(Arc::clone(&block), codec, &self.tokens);
+            self.applying.push_back(Box::pin(async move {
+                let applied = target.apply(Arc::clone(&block), Some(keeping)).await;
+                (block, applied)
+            }));
+        }
+    }
+
+    fn further(&mut self, greeted: Greeted) -> Result<(), Fault> {
+        let (Some(receiver), Some(connection)) = (self.receiver.clone(), &mut self.connection)
+        else {
+            return Ok(());
+        };
+        let joined = lock(&receiver).join(STREAMS);
+        // Dropping the connection refuses it; the sender then does without.
+        let Ok(inbound) = joined else { return Ok(()) };
+        let Greeted { read, write } = greeted;
+        let reader = Reader::new(read, inbound, receiver, self.steps.clone(), self.limits);
+        connection.readers.push(tokio::spawn(reader.run(false)));
+        connection.further.push(write);
+        Ok(())
+    }
+
+    /// A new connection in the place of the last one, which may not have noticed that it is broken.
+    async fn again(&mut self, mut greeted: Greeted, hello: &Hello) -> Result<(), Fault> {
+        self.close().await;
+        if let Err(refusal) = Receiver::check_hello(hello, &self.permitted.expectation) {
+            say(&mut greeted.write, self.permitted.expectation.handoff, &refusal).await;
+            return Err(Fault::Over(refusal.message));
+        }
+        // What was given out is applied first: it will not be sent again.
+        self.apply_blocks();
+        while let Some((block, result)) = self.applying.next().await {
+            result.map_err(Fault::Over)?;
+            self.applied(block).await?;
+        }
+        let Some(receiver) = self.receiver.clone() else {
+            return Err(Fault::Over("not started".into()));
+        };
+        let have = lock(&receiver).next_token();
+        let terms = self.terms(have);
+        let resumed = lock(&receiver).resume(&terms);
+        let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;
+        self.handed.reconnects += 1;
+        self.open(greeted, accept).await
+    }
+
+    /// Ends the readers and waits for them, so that none touches what comes after.
+    async fn close(&mut self) {
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        for reader in &connection.readers {
+            reader.abort();
+        }
+        for reader in connection.readers {
+            let _ = reader.await;
+        }
+    }
+
+    /// The connection is broken; waits for another one from now on.
+    async fn break_off(&mut self, reason: String) -> Result<(), String> {
+        self.close().await;
+        if self.receiver.as_ref().is_none_or(|r| lock(r).is_over()) {
+            return Err(reason);
+        }
+        tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
+        self.broken = Some((Instant::now(), reason));
+        Ok(())
+    }
+
+    /// Tells the sender how it ended.
+    async fn end(&mut self, result: &Result<(), String>) {
+        if !self.receipt {
+            self.permitted.no_receipt();
+        }
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
+        for reader in &connection.readers {
+            reader.abort();
+        }
+        match result {
+            Err(reason) => {
+                let frame = abort_frame(self.permitted.expectation.handoff, 0, reason);
+                last_words(&mut connection.write, &frame).await;
+            }
+            Ok(()) => {
+                let _ = timeout(GOODBYE, connection.write.shutdown()).await;
             }
         }
     }

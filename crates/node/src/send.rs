@@ -1,86 +1,148 @@
-//! The sending end of a handoff on a real socket.
+//! The sending end of a handoff on real connections.
+//!
+//! [`transmit`] owns the state machine and keeps every block until it is acknowledged; each
+//! connection has a writer of its own ([`stream`]). A connection that breaks is opened again and the
+//! handoff goes on after the last block that was applied: nothing is computed twice.
 
+mod choice;
+mod stream;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use tandem_identity::{Link, PeerId, Security};
+use tandem_kv::KvBlock;
+use tandem_kv::Section;
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::Header;
-use tandem_kv::sender::{Sender, SenderError, SenderState};
-use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
-use tokio::io::{AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tandem_kv::message::RefusalCode;
+use tandem_kv::receipt::Receipt;
+use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderState};
+use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
 
-use crate::job::{Command, Computed};
-use crate::limits::{GOODBYE, Limits};
-use crate::model::Model;
-use crate::wire::{FrameReader, WireError};
+pub use choice::{Choice, Measured};
 
-/// What to send where.
-#[derive(Debug)]
-pub struct Outgoing {
-    /// The model whose KV is sent.
-    pub model: Arc<Model>,
-    /// Tokens, target and ticket.
-    pub request: PrefillRequest,
+use crate::job::Computed;
+use crate::limits::{BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE};
+use crate::wire::{Activity, WireError, read_header, read_payload, write_parts};
+use stream::{Order, Writer, Written};
+
+/// Where a handoff goes and how.
+#[derive(Debug, Clone)]
+pub struct Route {
+    /// `host:port` on which the receiver takes KV in.
+    pub target: String,
+    /// Who must be there; `None` without TLS.
+    pub peer: Option<PeerId>,
+    /// How connections are made.
+    pub security: Security,
     /// Waits.
     pub limits: Limits,
+    /// Connections that may be used.
+    pub streams: u32,
+    /// How rows are encoded.
+    pub choice: Choice,
 }
 
-/// Sends chunks as they are computed; tells the coordinator about it.
-pub async fn send_kv(
-    outgoing: Outgoing,
-    computed: mpsc::Receiver<Computed>,
-    events: mpsc::Sender<PrefillEvent>,
-) {
-    let request = outgoing.request.request.clone();
-    let last = match Pump::connect(outgoing, events.clone()).await {
-        Ok(mut pump) => match pump.run(computed).await {
-            Ok(done) => done,
-            Err(e) => {
-                pump.goodbye(&e).await;
-                PrefillEvent::Failed(e)
-            }
-        },
-        Err(e) => PrefillEvent::Failed(e),
-    };
-    if let PrefillEvent::Failed(e) = &last {
-        tracing::warn!(%request, error = %e, "handoff failed");
+/// What the engine gives to be sent.
+#[derive(Debug)]
+pub enum Input {
+    /// The next chunk.
+    Chunk(Computed),
+    /// After the last chunk: what it computed for the last token.
+    Receipt(Box<Receipt>),
+}
+
+/// How a handoff went.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Time spent computing, in milliseconds.
+    pub prefill_ms: f64,
+    /// Time during which KV was written but not acknowledged, in milliseconds.
+    pub transfer_ms: f64,
+    /// The part of that after the last prompt token was computed.
+    pub exposed_transfer_ms: f64,
+    /// Tokens that the receiver had.
+    pub have_tokens: u32,
+    /// Bytes of KV rows sent.
+    pub raw_bytes: u64,
+    /// Bytes written for them, with headers.
+    pub wire_bytes: u64,
+    /// The lossiest codec that was used.
+    pub codec: Option<Codec>,
+    /// Connections that broke and were opened again.
+    pub reconnects: u32,
+}
+
+/// Why a step failed.
+enum Fault {
+    /// The connection is of no use; another one may be.
+    Broken(String),
+    /// The handoff is over.
+    Over(NodeError),
+}
+
+impl From<WireError> for Fault {
+    fn from(error: WireError) -> Self {
+        Self::Broken(error.to_string())
     }
-    // The coordinator may have gone; then nobody needs the event.
-    let _ = events.send(last).await;
+}
+
+impl From<SenderError> for Fault {
+    fn from(error: SenderError) -> Self {
+        match &error {
+            SenderError::Frame(_) => Self::Broken(error.to_string()),
+            SenderError::Refused(r) if r.code == RefusalCode::Busy => {
+                Self::Broken(error.to_string())
+            }
+            SenderError::Refused(_) => {
+                Self::Over(NodeError::new(ErrorCode::Refused, error.to_string()))
+            }
+            _ => Self::Over(broken(error.to_string())),
+        }
+    }
 }
 
 fn broken(message: impl Into<String>) -> NodeError {
     NodeError::new(ErrorCode::Handoff, message)
 }
 
-fn sender_error(e: &SenderError) -> NodeError {
-    let code = match e {
-        SenderError::Refused(_) => ErrorCode::Refused,
-        _ => ErrorCode::Handoff,
-    };
-    NodeError::new(code, e.to_string())
-}
-
-type Incoming = Result<(Header, Vec<u8>), NodeError>;
-
-struct Pump {
-    sender: Sender,
-    write: OwnedWriteHalf,
-    incoming: mpsc::Receiver<Incoming>,
-    reader: tokio::task::AbortHandle,
+/// Sends what `input` gives and ends when the receiver has confirmed it. `events` hears of progress;
+/// it may be closed.
+///
+/// # Errors
+/// If the receiver refuses, a rule is broken, the engine fails, or the receiver cannot be reached
+/// any more.
+pub async fn transmit(
+    offer: Offer,
+    route: Route,
+    input: mpsc::Receiver<Input>,
     events: mpsc::Sender<PrefillEvent>,
-    limits: Limits,
-    clock: TransferClock,
-    model: Arc<Model>,
-}
-
-impl Drop for Pump {
-    fn drop(&mut self) {
-        self.reader.abort();
+) -> Result<Report, NodeError> {
+    let (sender, hello) =
+        Sender::new(offer).map_err(|e| NodeError::new(ErrorCode::Handoff, e.to_string()))?;
+    let mut pump = Pump {
+        sender,
+        connection: None,
+        queue: VecDeque::new(),
+        sent: VecDeque::new(),
+        last: None,
+        receipt: ReceiptState::Open,
+        clock: TransferClock::default(),
+        measured: Measured::new(&route.choice),
+        report: Report::default(),
+        route,
+        events,
+    };
+    let result = pump.run(&hello, input).await;
+    if let Err(error) = &result {
+        pump.goodbye(error).await;
     }
+    result
 }
 
 /// Time during which KV was written but not acknowledged.
@@ -102,188 +164,454 @@ impl TransferClock {
     }
 }
 
-impl Pump {
-    /// Connects, says hello and waits for the answer. No KV moves before it.
-    async fn connect(
-        outgoing: Outgoing,
-        events: mpsc::Sender<PrefillEvent>,
-    ) -> Result<Self, NodeError> {
-        let Outgoing {
-            model,
-            request,
-            limits,
-        } = outgoing;
-        let connecting = timeout(limits.connect, TcpStream::connect(&request.target)).await;
-        let stream = connecting
-            .map_err(|_| {
-                broken(format!(
-                    "no connection to {} within {} s",
-                    request.target,
-                    limits.connect.as_secs_f32()
-                ))
-            })?
-            .map_err(|e| broken(format!("cannot connect to {}: {e}", request.target)))?;
-        stream
-            .set_nodelay(true)
-            .map_err(|e| broken(e.to_string()))?;
-        let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
-        let (sender, hello) = Sender::new(
-            model.contract.clone(),
-            request.handoff,
-            &request.ticket,
-            &request.tokens,
-            kv_end,
-        )
-        .map_err(|e| sender_error(&e))?;
-        let (read, write) = stream.into_split();
-        let (frames, incoming) = mpsc::channel(8);
-        let reader = tokio::spawn(read_frames(read, frames)).abort_handle();
-        let mut pump = Self {
-            sender,
-            write,
-            incoming,
-            reader,
-            events,
-            limits,
-            clock: TransferClock::default(),
-            model,
-        };
-        pump.write(&hello).await?;
-        while pump.sender.state() == SenderState::AwaitAccept {
-            let frame = timeout(limits.connect, pump.incoming.recv()).await;
-            let frame = frame.map_err(|_| broken("the decode node did not answer the hello"))?;
-            pump.received(frame)?;
+/// The last chunk, when it has come.
+struct Last {
+    computed: Instant,
+}
+
+#[derive(PartialEq)]
+enum ReceiptState {
+    /// May come.
+    Open,
+    /// Has come.
+    Here(Box<Receipt>),
+    /// Sent, or none will come.
+    Done,
+}
+
+type Incoming = Result<(Header, Vec<u8>), WireError>;
+
+/// The open connections of the handoff.
+struct Connection {
+    streams: Vec<Stream>,
+    incoming: mpsc::Receiver<Incoming>,
+    written: mpsc::Receiver<Result<Written, Fault>>,
+    report: mpsc::Sender<Result<Written, Fault>>,
+    tasks: Vec<AbortHandle>,
+    activity: Arc<Activity>,
+}
+
+struct Stream {
+    orders: mpsc::Sender<Order>,
+    /// Blocks that it has been given and has not written.
+    waiting: usize,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
         }
-        pump.tell(PrefillEvent::Accepted).await;
-        Ok(pump)
+    }
+}
+
+struct Pump {
+    sender: Sender,
+    connection: Option<Connection>,
+    /// Blocks that have not been opened.
+    queue: VecDeque<Arc<KvBlock>>,
+    /// Blocks that have been opened and not acknowledged.
+    sent: VecDeque<Arc<KvBlock>>,
+    last: Option<Last>,
+    receipt: ReceiptState,
+    clock: TransferClock,
+    measured: Measured,
+    report: Report,
+    route: Route,
+    events: mpsc::Sender<PrefillEvent>,
+}
+
+impl Pump {
+    async fn run(
+        &mut self,
+        hello: &[u8],
+        mut input: mpsc::Receiver<Input>,
+    ) -> Result<Report, NodeError> {
+        match self.connect(hello).await {
+            Ok(()) => {}
+            Err(Fault::Over(e)) => return Err(e),
+            Err(Fault::Broken(reason)) => return Err(broken(reason)),
+        }
+        self.report.have_tokens = self.sender.accepted().have_tokens;
+        self.tell(PrefillEvent::Accepted).await;
+        loop {
+            match self.step(&mut input).await {
+                Ok(None) => {}
+                Ok(Some(report)) => return Ok(report),
+                Err(Fault::Over(e)) => return Err(e),
+                Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
+            }
+        }
     }
 
     async fn tell(&self, event: PrefillEvent) {
         let _ = self.events.send(event).await;
     }
 
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), NodeError> {
-        let silence = self.limits.handoff_silence;
-        timeout(silence, self.write.write_all(bytes))
-            .await
-            .map_err(|_| {
-                broken(format!(
-                    "the decode node took nothing for {} s",
-                    silence.as_secs_f32()
-                ))
-            })?
-            .map_err(|e| broken(format!("connection to the decode node: {e}")))
+    /// Opens connections and hears the receiver's answer. No KV moves before it.
+    async fn connect(&mut self, hello: &[u8]) -> Result<(), Fault> {
+        self.connection = None;
+        let limits = self.route.limits;
+        let link = self.link().await?;
+        let (mut read, mut write) = link.into_split();
+        let activity = Arc::new(Activity::default());
+        write_parts(&mut write, &[hello], limits.handoff_silence, &activity).await?;
+        crate::wire::flush(&mut write, limits.handoff_silence, &activity).await?;
+        while self.sender.state() == SenderState::AwaitAccept {
+            let patience = Some(limits.accept);
+            let header = read_header(&mut read, patience, limits.handoff_silence).await?;
+            let payload = read_payload(&mut read, &header, limits.handoff_silence).await?;
+            self.sender.receive(&header, &payload)?;
+        }
+        let (frames, incoming) = mpsc::channel(8);
+        let (report, written) = mpsc::channel(64);
+        let reading = tokio::spawn(read_frames(read, frames, Arc::clone(&activity), limits));
+        let mut connection = Connection {
+            streams: Vec::new(),
+            incoming,
+            written,
+            report,
+            tasks: vec![reading.abort_handle()],
+            activity,
+        };
+        connection.add(write, self.sender.outbound(), limits);
+        let streams = self.route.streams.min(self.sender.accepted().streams);
+        for _ in 1..streams {
+            self.join(&mut connection).await?;
+        }
+        self.connection = Some(connection);
+        self.requeue();
+        Ok(())
     }
 
-    fn received(&mut self, frame: Option<Incoming>) -> Result<(), NodeError> {
-        let (header, payload) =
-            frame.ok_or_else(|| broken("the decode node closed the connection"))??;
-        self.sender
-            .receive(&header, &payload)
-            .map_err(|e| sender_error(&e))?;
+    async fn link(&self) -> Result<Link, Fault> {
+        let (target, limit) = (&self.route.target, self.route.limits.connect);
+        let link = match &self.route.peer {
+            Some(peer) => self.route.security.connect_to(target, peer, limit).await,
+            None => self.route.security.connect(target, limit).await,
+        };
+        link.map_err(|e| Fault::Broken(e.to_string()))
+    }
+
+    /// One more connection. Its end is that of all, so one that cannot be opened is an error.
+    async fn join(&mut self, connection: &mut Connection) -> Result<(), Fault> {
+        let limits = self.route.limits;
+        let (read, mut write) = self.link().await?.into_split();
+        let (outbound, frame) = self.sender.join()?;
+        let silence = limits.handoff_silence;
+        write_parts(&mut write, &[&frame], silence, &connection.activity).await?;
+        crate::wire::flush(&mut write, silence, &connection.activity).await?;
+        // The receiver says something on it only if it refuses.
+        let refused = connection.report.clone();
+        let watching = tokio::spawn(async move {
+            let mut read = read;
+            let reason = match read_header(&mut read, None, silence).await {
+                Ok(_) => "refused a further connection".to_owned(),
+                Err(e) => e.to_string(),
+            };
+            let _ = refused.send(Err(Fault::Broken(reason))).await;
+        });
+        connection.tasks.push(watching.abort_handle());
+        connection.add(write, outbound, limits);
+        Ok(())
+    }
+
+    /// What was opened and not acknowledged counts as not sent; what the receiver has is dropped.
+    fn requeue(&mut self) {
+        let mut blocks = std::mem::take(&mut self.sent);
+        blocks.append(&mut self.queue);
+        for block in blocks {
+            self.push(block);
+        }
+        self.clock.all_acknowledged();
+    }
+
+    /// Queues what the receiver lacks of a block.
+    fn push(&mut self, block: Arc<KvBlock>) {
+        let have = self.sender.accepted().have_tokens;
+        match block.section {
+            Section::Window if self.sender.window_sent() => {}
+            Section::Full if block.tokens.end <= have => {}
+            Section::Full if block.tokens.start < have => {
+                self.queue
+                    .push_back(Arc::new(block.part(have..block.tokens.end)));
+            }
+            _ => self.queue.push_back(block),
+        }
+    }
+
+    /// Goes on over a new connection, within [`Limits::resume`].
+    async fn reconnect(&mut self, reason: &str) -> Result<(), NodeError> {
+        let give_up = Instant::now() + self.route.limits.resume;
+        let mut pause = RECONNECT_PAUSE;
+        let mut reason = reason.to_owned();
+        // A further connection that breaks takes all with it; do without.
+        self.route.streams = 1;
+        loop {
+            self.connection = None;
+            self.report.reconnects += 1;
+            tracing::warn!(%reason, "the connection of a handoff broke");
+            if self.report.reconnects > MAX_RECONNECTS || Instant::now() + pause > give_up {
+                return Err(broken(format!("connection to the decode node: {reason}")));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(RECONNECT_PAUSE * 32);
+            let hello = match self.sender.reconnect() {
+                Ok(hello) => hello,
+                Err(_) => return Err(broken(format!("connection to the decode node: {reason}"))),
+            };
+            match self.connect(&hello).await {
+                Ok(()) => return Ok(()),
+                Err(Fault::Over(e)) => return Err(e),
+                Err(Fault::Broken(next)) => reason = next,
+            }
+        }
+    }
+
+    /// Does what can be done now, then waits for one thing to happen.
+    async fn step(&mut self, input: &mut mpsc::Receiver<Input>) -> Result<Option<Report>, Fault> {
+        self.open_blocks()?;
+        let all_written = self.queue.is_empty() && self.last.is_some();
+        if all_written && self.sender.state() == SenderState::Streaming && self.idle() {
+            let commit = self.sender.commit()?;
+            self.main(commit)?;
+        }
+        if self.sender.state() == SenderState::Committed {
+            if let Some(last) = &self.last
+                && self.report.exposed_transfer_ms == 0.0
+            {
+                self.report.exposed_transfer_ms = last.computed.elapsed().as_secs_f64() * 1e3;
+            }
+            if self.receipt == ReceiptState::Done && self.idle() {
+                return Ok(Some(self.reported()));
+            }
+        }
+        self.send_receipt()?;
+        let wants_input = self.queue.is_empty() && self.receipt == ReceiptState::Open;
+        let silence = self.route.limits.handoff_silence;
+        let waiting = self.sender.in_flight() > 0 || self.sender.state() == SenderState::Committing;
+        let Some(connection) = &mut self.connection else {
+            return Err(Fault::Broken("not connected".into()));
+        };
+        let over = self.sender.state() == SenderState::Committed;
+        let patience = silence.saturating_sub(connection.activity.idle());
+        tokio::select! {
+            frame = connection.incoming.recv(), if !over => {
+                let (header, payload) = frame.ok_or(WireError::Closed)??;
+                self.received(&header, &payload)?;
+            }
+            written = connection.written.recv() => {
+                let written = written.ok_or(WireError::Closed)??;
+                self.written(written);
+            }
+            given = input.recv(), if wants_input => self.take(given).await?,
+            () = sleep(self.route.limits.handoff_beat) => self.beat()?,
+            () = sleep(patience), if waiting => {
+                if connection.activity.idle() >= silence {
+                    return Err(WireError::Silent(silence).into());
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// True if no writer has anything left.
+    fn idle(&self) -> bool {
+        let streams = self.connection.as_ref().map(|c| &c.streams);
+        streams.is_some_and(|s| s.iter().all(|s| s.waiting == 0))
+    }
+
+    fn open_blocks(&mut self) -> Result<(), Fault> {
+        while let Some(block) = self.queue.front() {
+            let Some(connection) = &mut self.connection else {
+                return Ok(());
+            };
+            let (index, stream) = match connection
+                .streams
+                .iter_mut()
+                .enumerate()
+                .min_by_key(|(_, s)| s.waiting)
+            {
+                Some((i, s)) if s.waiting < BLOCKS_PER_STREAM => (i, s),
+                _ => return Ok(()),
+            };
+            if !self.sender.may_send(block.bytes()) {
+                return Ok(());
+            }
+            let (place, cutter) = self.sender.open(block)?;
+            let codec = self.measured.codec();
+            let order = Order::Block {
+                block: Arc::clone(block),
+                place,
+                cutter: Box::new(cutter),
+                codec,
+            };
+            stream
+                .orders
+                .try_send(order)
+                .map_err(|_| Fault::Broken(format!("the writer of connection {index} ended")))?;
+            stream.waiting += 1;
+            self.report.codec = self.report.codec.max(Some(codec));
+            self.clock.sent();
+            if let Some(block) = self.queue.pop_front() {
+                self.sent.push_back(block);
+            }
+        }
+        Ok(())
+    }
+
+    fn written(&mut self, written: Written) {
+        if let Some(connection) = &mut self.connection
+            && let Some(stream) = connection.streams.get_mut(written.stream)
+        {
+            stream.waiting = stream.waiting.saturating_sub(1);
+        }
+        let Some(done) = written.block else { return };
+        self.report.wire_bytes += done.wire_bytes;
+        self.measured.block(&done);
+        self.sender.close(done.place, done.digest);
+    }
+
+    fn received(&mut self, header: &Header, payload: &[u8]) -> Result<(), Fault> {
+        let before = self.sender.in_flight();
+        self.sender.receive(header, payload)?;
+        for _ in self.sender.in_flight()..before {
+            self.sent.pop_front();
+        }
         if self.sender.in_flight() == 0 {
             self.clock.all_acknowledged();
         }
         Ok(())
     }
 
-    /// Sends everything; ends when the decode node has confirmed.
-    async fn run(
-        &mut self,
-        mut computed: mpsc::Receiver<Computed>,
-    ) -> Result<PrefillEvent, NodeError> {
-        loop {
-            let chunk = self.next_chunk(&mut computed).await?;
-            for block in &chunk.blocks {
-                while !self.sender.may_send() {
-                    self.wait_for_frame().await?;
+    /// Takes what the engine gives.
+    async fn take(&mut self, given: Option<Input>) -> Result<(), Fault> {
+        match given {
+            Some(Input::Chunk(chunk)) => {
+                self.report.prefill_ms = chunk.prefill_ms;
+                self.measured.produced(&chunk);
+                if chunk.last {
+                    self.last = Some(Last {
+                        computed: chunk.computed,
+                    });
+                    if !chunk.receipt_follows {
+                        self.receipt = ReceiptState::Done;
+                    }
                 }
-                self.clock.sent();
-                for frame in self.sender.block(block).map_err(|e| sender_error(&e))? {
-                    self.write(&frame).await?;
+                let tokens = chunk.tokens;
+                for block in chunk.blocks {
+                    self.push(block);
                 }
+                let sent_bytes = self.sender.raw_bytes();
+                self.tell(PrefillEvent::Progress { tokens, sent_bytes })
+                    .await;
+                Ok(())
             }
-            self.tell(PrefillEvent::Progress {
-                tokens: chunk.tokens,
-                sent_bytes: self.sender.raw_bytes(),
-            })
-            .await;
-            if chunk.last {
-                return self.commit(&chunk).await;
+            Some(Input::Receipt(receipt)) => {
+                self.receipt = ReceiptState::Here(receipt);
+                Ok(())
             }
+            None if self.last.is_some() => {
+                self.receipt = ReceiptState::Done;
+                Ok(())
+            }
+            None => Err(Fault::Over(NodeError::new(
+                ErrorCode::Engine,
+                "the prefill ended early",
+            ))),
         }
     }
 
-    /// The next computed chunk; takes acknowledgements and shows signs of life meanwhile.
-    async fn next_chunk(
-        &mut self,
-        computed: &mut mpsc::Receiver<Computed>,
-    ) -> Result<Computed, NodeError> {
-        loop {
-            tokio::select! {
-                chunk = computed.recv() => {
-                    // The engine may have paused for want of room; a full queue wakes it anyway.
-                    let _ = self.model.command(Command::Wake);
-                    return chunk.ok_or_else(|| NodeError::new(ErrorCode::Engine, "the prefill ended early"));
-                }
-                frame = self.incoming.recv() => self.received(frame)?,
-                () = tokio::time::sleep(self.limits.handoff_beat) => {
-                    let beat = self.sender.beat();
-                    self.write(&beat).await?;
-                }
-            }
+    fn send_receipt(&mut self) -> Result<(), Fault> {
+        let state = self.sender.state();
+        if !matches!(state, SenderState::Committing | SenderState::Committed) {
+            return Ok(());
+        }
+        if let ReceiptState::Here(receipt) = &self.receipt {
+            let frame = self.sender.receipt(receipt)?;
+            self.main(frame)?;
+            self.receipt = ReceiptState::Done;
+        }
+        Ok(())
+    }
+
+    fn beat(&mut self) -> Result<(), Fault> {
+        match &self.connection {
+            // A writer that is busy shows that this end is alive.
+            Some(c) if c.streams[0].waiting == 0 => self.main(Outgoing::beat()),
+            _ => Ok(()),
         }
     }
 
-    async fn wait_for_frame(&mut self) -> Result<(), NodeError> {
-        let silence = self.limits.handoff_silence;
-        let frame = timeout(silence, self.incoming.recv()).await.map_err(|_| {
-            broken(format!(
-                "the decode node acknowledged nothing for {} s",
-                silence.as_secs_f32()
-            ))
-        })?;
-        self.received(frame)
+    /// A control frame on the main connection.
+    fn main(&mut self, frame: Outgoing) -> Result<(), Fault> {
+        let stream = self.connection.as_mut().and_then(|c| c.streams.first_mut());
+        let stream = stream.ok_or(WireError::Closed)?;
+        let given = stream.orders.try_send(Order::Control(frame));
+        given.map_err(|_| Fault::Broken("the writer of the main connection ended".into()))?;
+        stream.waiting += 1;
+        Ok(())
     }
 
-    async fn commit(&mut self, last: &Computed) -> Result<PrefillEvent, NodeError> {
-        let frame = self.sender.commit().map_err(|e| sender_error(&e))?;
-        self.write(&frame).await?;
-        while self.sender.state() != SenderState::Committed {
-            self.wait_for_frame().await?;
-        }
-        Ok(PrefillEvent::Done {
-            prefill_ms: last.prefill_ms,
-            transfer_ms: self.clock.total_ms,
-            exposed_transfer_ms: last.computed.elapsed().as_secs_f64() * 1e3,
-            handoff_bytes: self.sender.raw_bytes(),
-        })
+    fn reported(&mut self) -> Report {
+        self.report.transfer_ms = self.clock.total_ms;
+        self.report.raw_bytes = self.sender.raw_bytes();
+        self.report.clone()
     }
 
-    /// Tells the decode node why the handoff ends, if it still listens, and lets it read what was
+    /// Tells the receiver why the handoff ends, if it still listens, and lets it read what was
     /// sent: closing with unread acknowledgements would reset the connection and take KV with it.
     async fn goodbye(&mut self, error: &NodeError) {
         let frame = self.sender.abort(&error.message);
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
         let leave = async {
-            let _ = self.write.write_all(&frame).await;
-            let _ = self.write.shutdown().await;
-            while let Some(Ok(_)) = self.incoming.recv().await {}
+            let main = connection.streams.swap_remove(0);
+            connection.streams.clear();
+            let _ = main.orders.send(Order::Last(frame)).await;
+            while let Some(Ok(_)) = connection.incoming.recv().await {}
         };
         let _ = timeout(GOODBYE, leave).await;
     }
 }
 
-async fn read_frames(read: OwnedReadHalf, frames: mpsc::Sender<Incoming>) {
-    let mut stream = BufReader::new(read);
-    let mut reader = FrameReader::default();
+impl Connection {
+    fn add(&mut self, write: tandem_identity::WriteHalf, outbound: Outbound, limits: Limits) {
+        // Room for the blocks, a commit, a receipt, beats and a goodbye.
+        let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + 8);
+        let writer = Writer {
+            stream: self.streams.len(),
+            write,
+            outbound,
+            orders: taken,
+            report: self.report.clone(),
+            activity: Arc::clone(&self.activity),
+            silence: limits.handoff_silence,
+        };
+        self.tasks.push(tokio::spawn(writer.run()).abort_handle());
+        self.streams.push(Stream { orders, waiting: 0 });
+    }
+}
+
+async fn read_frames(
+    mut read: tandem_identity::ReadHalf,
+    frames: mpsc::Sender<Incoming>,
+    activity: Arc<Activity>,
+    limits: Limits,
+) {
     loop {
-        let frame = reader
-            .next(&mut stream, |_| Ok::<(), String>(()))
-            .await
-            .map_err(|e: WireError<String>| broken(format!("connection to the decode node: {e}")));
+        let frame = async {
+            let header = read_header(&mut read, None, limits.handoff_silence).await?;
+            let payload = read_payload(&mut read, &header, limits.handoff_silence).await?;
+            Ok((header, payload))
+        };
+        let frame = frame.await;
+        activity.touch();
         let over = frame.is_err();
         if frames.send(frame).await.is_err() || over {
             return;
         }
     }
 }
+

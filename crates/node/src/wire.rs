@@ -1,84 +1,159 @@
-//! Frames to and from a stream.
+//! Frames to and from a connection. Silence is bounded, not the length of a transfer: each limit is
+//! for the next bytes.
+
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use tandem_kv::frame::{FrameError, HEADER_BYTES, Header};
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 
-/// Why no further frame can be read.
+/// Why a connection cannot be used any further.
 #[derive(Debug, thiserror::Error)]
-pub enum WireError<E> {
-    /// The connection failed.
+pub enum WireError {
+    /// It failed.
     #[error("connection failed: {0}")]
     Io(#[from] std::io::Error),
-    /// The peer closed the connection at a frame boundary.
+    /// The peer closed it at a frame boundary.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer closed the connection inside a frame.
+    /// The peer closed it inside a frame.
     #[error("the peer closed the connection inside a frame")]
     Truncated,
+    /// Nothing came, or nothing was taken.
+    #[error("the peer was silent for {} s", .0.as_secs_f32())]
+    Silent(Duration),
     /// The header is not to be trusted.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The header is not allowed here.
-    #[error("{0}")]
-    Check(E),
 }
 
-/// Reads frames. What has been read of an incomplete frame is kept here, so that
-/// [`FrameReader::next`] may be dropped and called again.
+/// When something last moved on any connection of a handoff.
 #[derive(Debug)]
-pub struct FrameReader {
-    header: [u8; HEADER_BYTES],
-    header_filled: usize,
-    payload: Option<(Header, Vec<u8>, usize)>,
+pub struct Activity {
+    start: Instant,
+    last_ms: AtomicU64,
 }
 
-impl Default for FrameReader {
+impl Default for Activity {
     fn default() -> Self {
         Self {
-            header: [0; HEADER_BYTES],
-            header_filled: 0,
-            payload: None,
+            start: Instant::now(),
+            last_ms: AtomicU64::new(0),
         }
     }
 }
 
-impl FrameReader {
-    /// The next frame. `check` sees the header before its payload is allocated.
-    ///
-    /// # Errors
-    /// See [`WireError`]. The stream cannot be used after an error.
-    pub async fn next<R: AsyncRead + Unpin, E>(
-        &mut self,
-        stream: &mut R,
-        mut check: impl FnMut(&Header) -> Result<(), E>,
-    ) -> Result<(Header, Vec<u8>), WireError<E>> {
-        loop {
-            if let Some((header, payload, filled)) = &mut self.payload {
-                if *filled == payload.len() {
-                    let frame = (*header, std::mem::take(payload));
-                    self.payload = None;
-                    self.header_filled = 0;
-                    return Ok(frame);
-                }
-                let n = stream.read(&mut payload[*filled..]).await?;
-                if n == 0 {
-                    return Err(WireError::Truncated);
-                }
-                *filled += n;
-                continue;
-            }
-            let n = stream.read(&mut self.header[self.header_filled..]).await?;
-            match (n, self.header_filled) {
-                (0, 0) => return Err(WireError::Closed),
-                (0, _) => return Err(WireError::Truncated),
-                _ => self.header_filled += n,
-            }
-            if self.header_filled == HEADER_BYTES {
-                let header = Header::parse(&self.header)?;
-                check(&header).map_err(WireError::Check)?;
-                let payload = vec![0; header.payload_len as usize];
-                self.payload = Some((header, payload, 0));
-            }
+impl Activity {
+    /// Something moved.
+    pub fn touch(&self) {
+        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// For how long nothing has moved.
+    #[must_use]
+    pub fn idle(&self) -> Duration {
+        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+        self.start.elapsed().saturating_sub(last)
+    }
+}
+
+/// Reads exactly `buffer`; each part of it must come within `limit` of the one before.
+///
+/// # Errors
+/// [`WireError::Truncated`] if the peer closes before that, [`WireError::Silent`], or a failure.
+pub async fn fill<R: AsyncRead + Unpin>(
+    stream: &mut R,
+    buffer: &mut [u8],
+    limit: Duration,
+) -> Result<(), WireError> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let reading = timeout(limit, stream.read(&mut buffer[filled..]));
+        match reading.await.map_err(|_| WireError::Silent(limit))?? {
+            0 => return Err(WireError::Truncated),
+            n => filled += n,
         }
     }
+    Ok(())
+}
+
+/// The next header, checked. `patience` is the limit for its first byte, `None` if there is none.
+///
+/// # Errors
+/// See [`WireError`].
+pub async fn read_header<R: AsyncRead + Unpin>(
+    stream: &mut R,
+    patience: Option<Duration>,
+    limit: Duration,
+) -> Result<Header, WireError> {
+    let mut bytes = [0; HEADER_BYTES];
+    let first = stream.read(&mut bytes);
+    let n = match patience {
+        Some(patience) => timeout(patience, first)
+            .await
+            .map_err(|_| WireError::Silent(patience))??,
+        None => first.await?,
+    };
+    if n == 0 {
+        return Err(WireError::Closed);
+    }
+    fill(stream, &mut bytes[n..], limit).await?;
+    Ok(Header::parse(&bytes)?)
+}
+
+/// The payload of a header whose length has been checked.
+///
+/// # Errors
+/// See [`fill`].
+pub async fn read_payload<R: AsyncRead + Unpin>(
+    stream: &mut R,
+    header: &Header,
+    limit: Duration,
+) -> Result<Vec<u8>, WireError> {
+    let mut payload = vec![0; header.payload_len as usize];
+    fill(stream, &mut payload, limit).await?;
+    Ok(payload)
+}
+
+/// Writes parts behind each other, with as few calls as the stream allows; the peer must take
+/// something within each `limit`.
+///
+/// # Errors
+/// [`WireError::Silent`], or a failure.
+pub async fn write_parts<W: AsyncWrite + Unpin>(
+    stream: &mut W,
+    parts: &[&[u8]],
+    limit: Duration,
+    activity: &Activity,
+) -> Result<(), WireError> {
+    let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|p| IoSlice::new(p)).collect();
+    let mut rest = slices.as_mut_slice();
+    IoSlice::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        let writing = timeout(limit, stream.write_vectored(rest));
+        match writing.await.map_err(|_| WireError::Silent(limit))?? {
+            0 => return Err(WireError::Closed),
+            n => IoSlice::advance_slices(&mut rest, n),
+        }
+        activity.touch();
+    }
+    Ok(())
+}
+
+/// Lets out what the stream holds back.
+///
+/// # Errors
+/// [`WireError::Silent`], or a failure.
+pub async fn flush<W: AsyncWrite + Unpin>(
+    stream: &mut W,
+    limit: Duration,
+    activity: &Activity,
+) -> Result<(), WireError> {
+    let flushing = timeout(limit, stream.flush());
+    flushing.await.map_err(|_| WireError::Silent(limit))??;
+    activity.touch();
+    Ok(())
 }

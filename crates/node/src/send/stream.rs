@@ -1,0 +1,184 @@
+//! The writer of one connection of a handoff: encodes the next segment while the last is written.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tandem_identity::WriteHalf;
+use tandem_kv::KvBlock;
+use tandem_kv::codec::{Codec, CodecError, Encoder};
+use tandem_kv::frame::HEADER_BYTES;
+use tandem_kv::message::BlockDigest;
+use tandem_kv::segment::{Cutter, Segment};
+use tandem_kv::sender::{Outbound, Outgoing};
+use tandem_proto::{ErrorCode, NodeError};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::Fault;
+use crate::limits::SEGMENTS_AHEAD;
+use crate::wire::{Activity, flush, write_parts};
+
+/// What a writer is told to do.
+pub(super) enum Order {
+    /// Encode and write a block.
+    Block {
+        block: Arc<KvBlock>,
+        place: u64,
+        cutter: Box<Cutter>,
+        codec: Codec,
+    },
+    /// Write a control frame.
+    Control(Outgoing),
+    /// Write this and close.
+    Last(Vec<u8>),
+}
+
+/// A writer has done what it was told.
+pub(super) struct Written {
+    pub(super) stream: usize,
+    /// What it wrote, if it was a block.
+    pub(super) block: Option<Done>,
+}
+
+/// A block that has been written.
+pub struct Done {
+    pub(super) place: u64,
+    pub(super) digest: BlockDigest,
+    pub(super) codec: Codec,
+    pub(super) raw_bytes: u64,
+    pub(super) wire_bytes: u64,
+    /// Time spent encoding.
+    pub(super) encoding: Duration,
+    /// Time from the first to the last write, less what was spent waiting for the encoder.
+    pub(super) writing: Duration,
+}
+
+pub(super) struct Writer {
+    pub(super) stream: usize,
+    pub(super) write: WriteHalf,
+    pub(super) outbound: Outbound,
+    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) report: mpsc::Sender<Result<Written, Fault>>,
+    pub(super) activity: Arc<Activity>,
+    pub(super) silence: Duration,
+}
+
+impl Writer {
+    pub(super) async fn run(mut self) {
+        let mut encoder = None;
+        while let Some(order) = self.orders.recv().await {
+            let done = match order {
+                Order::Block {
+                    block,
+                    place,
+                    cutter,
+                    codec,
+                } => self
+                    .block(&block, place, cutter, codec, &mut encoder)
+                    .await
+                    .map(Some),
+                Order::Control(frame) => self.control(&frame).await.map(|()| None),
+                Order::Last(frame) => {
+                    let _ = self.bytes(&[&frame]).await;
+                    let _ = self.write.shutdown().await;
+                    return;
+                }
+            };
+            let over = done.is_err();
+            let stream = self.stream;
+            let report = done.map(|block| Written { stream, block });
+            if self.report.send(report).await.is_err() || over {
+                return;
+            }
+        }
+    }
+
+    async fn control(&mut self, frame: &Outgoing) -> Result<(), Fault> {
+        let frame = self.outbound.control(frame);
+        self.bytes(&[&frame]).await?;
+        Ok(flush(&mut self.write, self.silence, &self.activity).await?)
+    }
+
+    async fn bytes(&mut self, parts: &[&[u8]]) -> Result<(), Fault> {
+        Ok(write_parts(&mut self.write, parts, self.silence, &self.activity).await?)
+    }
+
+    async fn block(
+        &mut self,
+        block: &Arc<KvBlock>,
+        place: u64,
+        cutter: Box<Cutter>,
+        codec: Codec,
+        encoder: &mut Option<Encoder>,
+    ) -> Result<Done, Fault> {
+        let own = match encoder.take() {
+            Some(encoder) => encoder,
+            None => Encoder::new().map_err(cannot_encode)?,
+        };
+        let (ready, mut segments) = mpsc::channel(SEGMENTS_AHEAD);
+        let source = Arc::clone(block);
+        let encoding = tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
+        let mut wire_bytes = 0;
+        let mut writing = Duration::ZERO;
+        while let Some(segment) = segments.recv().await {
+            let start = Instant::now();
+            wire_bytes += u64::from(segment.header.payload_len) + HEADER_BYTES as u64;
+            let header = self.outbound.segment(&segment.header);
+            let mut parts = vec![header.as_slice()];
+            parts.extend(segment.parts(block));
+            self.bytes(&parts).await?;
+            writing += start.elapsed();
+        }
+        flush(&mut self.write, self.silence, &self.activity).await?;
+        let (own, digest, encoding) = finished(encoding).await?;
+        *encoder = Some(own);
+        Ok(Done {
+            place,
+            digest,
+            codec,
+            raw_bytes: block.bytes(),
+            wire_bytes,
+            encoding,
+            writing,
+        })
+    }
+}
+
+type Encoded = Result<(Encoder, BlockDigest, Duration), CodecError>;
+
+/// Cuts and encodes a block; waits while enough segments are ready.
+fn encode(
+    block: &KvBlock,
+    mut cutter: Cutter,
+    codec: Codec,
+    mut encoder: Encoder,
+    ready: &mpsc::Sender<Segment>,
+) -> Encoded {
+    let mut spent = Duration::ZERO;
+    loop {
+        let start = Instant::now();
+        let segment = cutter.next(block, codec, &mut encoder)?;
+        spent += start.elapsed();
+        let Some(segment) = segment else {
+            return Ok((encoder, cutter.finish(), spent));
+        };
+        if ready.blocking_send(segment).is_err() {
+            // The writer has given up and says why.
+            return Ok((encoder, cutter.finish(), spent));
+        }
+    }
+}
+
+async fn finished(encoding: JoinHandle<Encoded>) -> Result<(Encoder, BlockDigest, Duration), Fault> {
+    match encoding.await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(e)) => Err(cannot_encode(e)),
+        Err(e) => Err(cannot_encode(e)),
+    }
+}
+
+fn cannot_encode(error: impl std::fmt::Display) -> Fault {
+    let message = format!("KV cannot be encoded: {error}");
+    Fault::Over(NodeError::new(ErrorCode::Handoff, message))
+}
