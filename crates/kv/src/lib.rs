@@ -7,12 +7,14 @@
 //! - [`plane`]: neutral KV rows, `[token][kv_head][dim]`, little-endian f16;
 //! - [`digest`]: the one way token sequences are hashed;
 //! - [`codec`]: how planes become payload bytes (a closed enum with wire numbers);
+//! - [`adaptive`]: which of them a handoff takes;
 //! - [`frame`]: the 64-byte header, checksums, and the limits every length is checked against;
 //! - [`message`]: the payloads of the control frames (hello, accept, refuse, commit, ...);
 //! - [`sender`] and [`receiver`]: the two ends of a handoff as state machines without I/O.
 //!
 //! The byte tables are in `docs/wire-format.md`.
 
+pub mod adaptive;
 pub mod codec;
 pub mod contract;
 pub mod digest;
