@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod it {
+    mod adaptive;
     mod codec;
     mod codec_bounds;
     mod codec_hostile;

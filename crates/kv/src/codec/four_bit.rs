@@ -49,7 +49,7 @@ pub fn error_bound(norm: f64, elements: u32, rotated: impl IntoIterator<Item = f
 pub fn encode(raw: &[u8], dim: usize, out: &mut Vec<u8>) -> Result<(), CodecError> {
     let start = out.len();
     out.resize(start + raw.len() / HALF_BYTES * BLOCK_BYTES, 0);
-    let mut rotation = Rotation::new(dim);
+    let rotation = Rotation::new(dim);
     let mut buffer = [0.0; MAX_DIM];
     let group = dim.max(BLOCK);
     let values = &mut buffer[..group];
@@ -58,7 +58,9 @@ pub fn encode(raw: &[u8], dim: usize, out: &mut Vec<u8>) -> Result<(), CodecErro
     for (i, (rows, to)) in groups.zip(encoded).enumerate() {
         let (rows, _) = rows.as_chunks::<HALF_BYTES>();
         for (j, (block, to)) in rows.iter().zip(values.as_chunks_mut().0).enumerate() {
-            Halves::read(block, i * group + j * BLOCK)?.widen(to);
+            let halves = Halves::read(block);
+            halves.check(|| i * group + j * BLOCK)?;
+            halves.widen(to);
         }
         rotation.forward(values);
         let blocks = values.as_chunks::<BLOCK>().0.iter();
@@ -77,17 +79,17 @@ pub fn encode(raw: &[u8], dim: usize, out: &mut Vec<u8>) -> Result<(), CodecErro
 fn encode_block(values: &[f32; BLOCK], to: &mut [u8; BLOCK_BYTES]) -> bool {
     // Sign behind the magnitude: integers in the order that is wanted, and an integer maximum
     // vectorises where one of floats does not.
-    let keys = values.map(|v| v.to_bits().rotate_left(1));
-    let largest = keys.into_iter().fold(0, u32::max);
+    let keys = values.iter().map(|v| v.to_bits().rotate_left(1));
+    let largest = keys.fold(0, u32::max);
     let scale = f32::from_bits(largest.rotate_right(1)) / -STEPS;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     // Adding 0 makes the scale of a block of zeros +0.
     let half = f16::from_f32(scale + 0.0);
-    to[..2].copy_from_slice(&half.to_le_bytes());
-    let codes = values.map(|v| rounded_byte(v * inverse + STEPS).min(MAX_CODE));
-    let (low, high) = codes.split_at(BLOCK / 2);
+    [to[0], to[1]] = half.to_le_bytes();
+    let code = |value: f32| rounded_byte(value * inverse + STEPS).min(MAX_CODE);
+    let (low, high) = values.split_at(BLOCK / 2);
     for ((to, low), high) in to[2..].iter_mut().zip(low).zip(high) {
-        *to = low | high << 4;
+        *to = code(*low) | code(*high) << 4;
     }
     half.is_finite()
 }
@@ -96,7 +98,7 @@ fn encode_block(values: &[f32; BLOCK], to: &mut [u8; BLOCK_BYTES]) -> bool {
 pub fn decode(bytes: &[u8], dim: usize, out: &mut [u8]) -> Result<usize, CodecError> {
     let len = out.len() / HALF_BYTES * BLOCK_BYTES;
     let bytes = part(bytes, 0, len, "blocks")?;
-    let mut rotation = Rotation::new(dim);
+    let rotation = Rotation::new(dim);
     let mut buffer = [0.0; MAX_DIM];
     let group = dim.max(BLOCK);
     let values = &mut buffer[..group];

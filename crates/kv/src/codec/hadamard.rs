@@ -37,7 +37,7 @@ pub struct Rotation {
     dim: usize,
     /// Sign over root of the size.
     factors: [f32; MAX_DIM],
-    scratch: [f32; MAX_DIM],
+    transform: fn(&mut [f32]),
 }
 
 impl Rotation {
@@ -47,71 +47,92 @@ impl Rotation {
         Self {
             dim,
             factors: SIGNS.map(|sign| sign / root),
-            scratch: [0.0; MAX_DIM],
+            transform: transform_of(dim),
         }
     }
 
     /// Rotates every head of `values`, whole heads.
-    pub fn forward(&mut self, values: &mut [f32]) {
+    pub fn forward(&self, values: &mut [f32]) {
         for head in values.chunks_exact_mut(self.dim) {
-            flip(head, &self.factors);
-            transform(head, &mut self.scratch[..self.dim]);
+            self.flip(head);
+            (self.transform)(head);
         }
     }
 
     /// Undoes [`Rotation::forward`]: the transform is its own inverse, and so are the signs.
-    pub fn backward(&mut self, values: &mut [f32]) {
+    pub fn backward(&self, values: &mut [f32]) {
         for head in values.chunks_exact_mut(self.dim) {
-            transform(head, &mut self.scratch[..self.dim]);
-            flip(head, &self.factors);
+            (self.transform)(head);
+            self.flip(head);
+        }
+    }
+
+    #[inline]
+    fn flip(&self, head: &mut [f32]) {
+        for (value, factor) in head.iter_mut().zip(&self.factors) {
+            *value *= factor;
         }
     }
 }
 
-#[inline]
-fn flip(head: &mut [f32], factors: &[f32; MAX_DIM]) {
-    for (value, factor) in head.iter_mut().zip(factors) {
-        *value *= factor;
+/// The transform for a size. Each is compiled for itself, which is about twice as fast as one for any.
+fn transform_of(dim: usize) -> fn(&mut [f32]) {
+    match dim {
+        2 => transform::<2>,
+        4 => transform::<4>,
+        8 => transform::<8>,
+        16 => transform::<16>,
+        32 => transform::<32>,
+        64 => transform::<64>,
+        128 => transform::<128>,
+        256 => transform::<256>,
+        512 => transform::<512>,
+        1024 => transform::<1024>,
+        // One element is its own transform.
+        _ => |_| {},
     }
 }
 
-/// The transform without its divisor, in natural (Sylvester) order.
+/// The transform of the first `N` elements without its divisor, in natural (Sylvester) order.
 ///
 /// Every stage takes sums and differences of element `i` and element `i + n/2` to `2i` and `2i + 1`;
 /// after `log2 n` such stages the order is natural again. All stages being alike, they vectorise at
 /// every size, unlike the butterflies of the last stages of the usual form. Two stages go at once.
-#[inline]
-fn transform(head: &mut [f32], scratch: &mut [f32]) {
-    let mut stages = head.len().ilog2();
+fn transform<const N: usize>(head: &mut [f32]) {
+    let Some(head) = head.first_chunk_mut::<N>() else {
+        return;
+    };
+    let mut scratch = [0.0; N];
+    let mut stages = N.ilog2();
     while stages >= 4 {
-        two_stages(head, scratch);
-        two_stages(scratch, head);
+        two_stages(head, &mut scratch);
+        two_stages(&scratch, head);
         stages -= 4;
     }
     if stages >= 2 {
-        two_stages(head, scratch);
-        head.copy_from_slice(scratch);
+        two_stages(head, &mut scratch);
+        *head = scratch;
         stages -= 2;
     }
     if stages == 1 {
-        one_stage(head, scratch);
-        head.copy_from_slice(scratch);
+        one_stage(head, &mut scratch);
+        *head = scratch;
     }
 }
 
 #[inline]
-fn one_stage(from: &[f32], to: &mut [f32]) {
-    let (a, b) = from.split_at(from.len() / 2);
+fn one_stage<const N: usize>(from: &[f32; N], to: &mut [f32; N]) {
+    let (a, b) = from.split_at(N / 2);
     for ((to, a), b) in to.as_chunks_mut::<2>().0.iter_mut().zip(a).zip(b) {
         *to = [a + b, a - b];
     }
 }
 
 #[inline]
-fn two_stages(from: &[f32], to: &mut [f32]) {
-    let (low, high) = from.split_at(from.len() / 2);
-    let (a, b) = low.split_at(low.len() / 2);
-    let (c, d) = high.split_at(high.len() / 2);
+fn two_stages<const N: usize>(from: &[f32; N], to: &mut [f32; N]) {
+    let (low, high) = from.split_at(N / 2);
+    let (a, b) = low.split_at(N / 4);
+    let (c, d) = high.split_at(N / 4);
     let quarters = a.iter().zip(b).zip(c).zip(d);
     for (to, (((a, b), c), d)) in to.as_chunks_mut::<4>().0.iter_mut().zip(quarters) {
         let (p, q, r, s) = (a + c, a - c, b + d, b - d);

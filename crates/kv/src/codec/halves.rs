@@ -15,7 +15,7 @@ pub type RawBlock = [u8; HALF_BYTES];
 const MAX_FINITE: u16 = 0x7BFF;
 const MAGNITUDE: u16 = 0x7FFF;
 
-/// A block of finite half floats.
+/// A block of half floats.
 pub struct Halves {
     bits: [u16; BLOCK],
     /// Bits of the largest magnitude; half floats without sign are ordered as their bits are.
@@ -23,21 +23,34 @@ pub struct Halves {
 }
 
 impl Halves {
-    /// Reads a block.
-    ///
-    /// # Errors
-    /// [`CodecError::NotFinite`]; `first` is the index of the first element in the run.
     #[inline]
-    pub fn read(block: &RawBlock, first: usize) -> Result<Self, CodecError> {
+    pub fn read(block: &RawBlock) -> Self {
         let mut bits = [0; BLOCK];
-        for (to, from) in bits.iter_mut().zip(block.as_chunks::<2>().0) {
-            *to = u16::from_le_bytes(*from);
+        for (i, to) in bits.iter_mut().enumerate() {
+            *to = u16::from_le_bytes([block[2 * i], block[2 * i + 1]]);
         }
         let largest = bits.iter().fold(0, |max, b| max.max(b & MAGNITUDE));
-        if largest > MAX_FINITE {
-            return Err(not_finite(&bits, first));
+        Self { bits, largest }
+    }
+
+    /// # Errors
+    /// [`CodecError::NotFinite`] if an element is; `first` is the index of the first one in the run.
+    #[inline]
+    pub fn check(&self, first: impl FnOnce() -> usize) -> Result<(), CodecError> {
+        if self.largest <= MAX_FINITE {
+            return Ok(());
         }
-        Ok(Self { bits, largest })
+        Err(self.not_finite(first()))
+    }
+
+    #[cold]
+    fn not_finite(&self, first: usize) -> CodecError {
+        let mut bits = self.bits.iter();
+        let at = bits.position(|b| b & MAGNITUDE > MAX_FINITE).unwrap_or(0);
+        CodecError::NotFinite {
+            element: (first + at) as u64,
+            bits: self.bits[at],
+        }
     }
 
     /// The largest magnitude.
@@ -55,26 +68,19 @@ impl Halves {
     }
 }
 
-#[cold]
-fn not_finite(bits: &[u16; BLOCK], first: usize) -> CodecError {
-    let found = bits.iter().position(|b| b & MAGNITUDE > MAX_FINITE);
-    let at = found.unwrap_or(0);
-    CodecError::NotFinite {
-        element: (first + at) as u64,
-        bits: bits[at],
-    }
-}
-
 /// Writes values as half floats, rounded to the nearest (ties to even) and held to the finite range:
 /// a scale that was rounded up may lead just beyond 65504.
 #[inline]
 pub fn narrow(values: &[f32; BLOCK], out: &mut RawBlock) {
     let limit = f16::MAX.to_f32();
-    let held = values.map(|v| v.clamp(-limit, limit));
+    let mut held = [0.0; BLOCK];
+    for (held, value) in held.iter_mut().zip(values) {
+        *held = value.clamp(-limit, limit);
+    }
     let mut halves = [f16::ZERO; BLOCK];
     halves.convert_from_f32_slice(&held);
-    for (to, from) in out.as_chunks_mut::<2>().0.iter_mut().zip(&halves) {
-        *to = from.to_le_bytes();
+    for (i, half) in halves.iter().enumerate() {
+        [out[2 * i], out[2 * i + 1]] = half.to_le_bytes();
     }
 }
 

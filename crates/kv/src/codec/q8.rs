@@ -40,7 +40,9 @@ pub fn encode(raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
     out.resize(start + blocks.len() * BLOCK_BYTES, 0);
     let (encoded, _) = out[start..].as_chunks_mut::<BLOCK_BYTES>();
     for (i, (block, to)) in blocks.iter().zip(encoded).enumerate() {
-        encode_block(&Halves::read(block, i * BLOCK)?, to);
+        let halves = Halves::read(block);
+        halves.check(|| i * BLOCK)?;
+        encode_block(&halves, to);
     }
     Ok(())
 }
@@ -51,9 +53,10 @@ fn encode_block(halves: &Halves, to: &mut [u8; BLOCK_BYTES]) {
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     let mut values = [0.0; BLOCK];
     halves.widen(&mut values);
-    let codes = values.map(|v| rounded_byte(v * inverse));
-    to[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-    to[2..].copy_from_slice(&codes);
+    [to[0], to[1]] = f16::from_f32(scale).to_le_bytes();
+    for (to, value) in to[2..].iter_mut().zip(&values) {
+        *to = rounded_byte(value * inverse);
+    }
 }
 
 /// Fills `out`, which is whole blocks, and says how many bytes that took.

@@ -1,0 +1,248 @@
+//! The choice of the codec: worked cases, what no conditions may lead to, and steadiness.
+
+use proptest::prelude::*;
+use tandem_kv::adaptive::{
+    Adaptive, CodecRate, CodecRates, Conditions, MARGIN, Quality, REVIEW_BYTES, WORTHWHILE, choose,
+};
+use tandem_kv::codec::Codec::{self, K8v4, Plane, Q8, Raw};
+
+const MB: f64 = 1e6;
+
+/// Rates of a server core, as a published comparison of such codecs has them.
+fn rates() -> CodecRates {
+    let rate = |ratio, encode, decode| CodecRate {
+        ratio,
+        encode: encode * 1e9,
+        decode: decode * 1e9,
+    };
+    CodecRates {
+        raw: rate(1.0, 15.0, 15.0),
+        plane: rate(1.16, 1.5, 2.2),
+        q8: rate(1.88, 3.5, 26.0),
+        k8v4: rate(2.4, 1.5, 3.0),
+    }
+}
+
+fn conditions(production: f64, goodput: f64) -> Conditions {
+    Conditions {
+        production: production * MB,
+        goodput: goodput * MB,
+        encoders: 1,
+        decoders: 1,
+        rates: rates(),
+    }
+}
+
+/// Goodput of Ethernet after the overhead of TCP, MB/s.
+const TEN_GIGABIT: f64 = 1170.0;
+const TWO_AND_A_HALF: f64 = 290.0;
+const GIGABIT: f64 = 117.0;
+const WIRELESS: f64 = 60.0;
+/// KV of a 30B model with 3B active parameters (48 layers, 4 heads of 128) at 2900 tokens a second.
+const PRODUCTION: f64 = 285.0;
+const HELD: f64 = f64::INFINITY;
+
+#[test]
+fn worked_cases() {
+    let table = [
+        // production, goodput, then the choice under: lossless, q8, k8v4.
+        (PRODUCTION, TEN_GIGABIT, [Raw, Raw, Raw]),
+        (PRODUCTION, TWO_AND_A_HALF, [Plane, Q8, Q8]),
+        (PRODUCTION, GIGABIT, [Plane, Q8, K8v4]),
+        (PRODUCTION, WIRELESS, [Plane, Q8, K8v4]),
+        // Rows that are held already: as fast as possible, if it is worth coding at all.
+        (HELD, TEN_GIGABIT, [Plane, Q8, Q8]),
+        (HELD, GIGABIT, [Plane, Q8, K8v4]),
+        // Faster than every codec: raw.
+        (HELD, 5000.0, [Raw, Raw, Raw]),
+        // A prefill that is slower than any link.
+        (10.0, WIRELESS, [Raw, Raw, Raw]),
+        // Just enough for each in turn: needed are 125 MB/s.
+        (100.0, 125.0, [Raw, Raw, Raw]),
+        (100.0, 124.0, [Plane, Plane, Plane]),
+        (100.0, 107.0, [Plane, Q8, Q8]),
+        (100.0, 67.0, [Plane, Q8, Q8]),
+        (100.0, 66.0, [Plane, Q8, K8v4]),
+        // Nothing is known.
+        (PRODUCTION, 0.0, [Raw, Raw, Raw]),
+        (PRODUCTION, f64::NAN, [Raw, Raw, Raw]),
+        (f64::NAN, GIGABIT, [Raw, Raw, Raw]),
+        (0.0, GIGABIT, [Raw, Raw, Raw]),
+        (-1.0, GIGABIT, [Raw, Raw, Raw]),
+    ];
+    for (production, goodput, expected) in table {
+        let conditions = conditions(production, goodput);
+        let found = Quality::ALL.map(|ceiling| choose(&conditions, ceiling));
+        assert_eq!(found, expected, "P {production} MB/s, B {goodput} MB/s");
+    }
+}
+
+/// 492 MB of held rows on 10GbE: 0.42 s raw, 0.36 s in byte planes, 0.22 s in 8 bits.
+#[test]
+fn rates_are_those_of_the_slowest_stage() {
+    let held = conditions(HELD, TEN_GIGABIT);
+    for (codec, seconds) in [(Raw, 0.42), (Plane, 0.36), (Q8, 0.22), (K8v4, 0.328)] {
+        let found = 492.0 * MB / held.rate(codec);
+        assert!((found - seconds).abs() < 0.005, "{codec}: {found}");
+    }
+    // K8V4 is bound by its encoder, so two of them help, and then the link binds.
+    let two = Conditions {
+        encoders: 2,
+        ..held
+    };
+    assert!((two.rate(K8v4) - 2808.0 * MB).abs() < MB);
+    assert_eq!(choose(&two, Quality::K8v4), K8v4);
+    let none = Conditions {
+        decoders: 0,
+        ..held
+    };
+    assert!(Codec::ALL.iter().all(|c| none.rate(*c) == 0.0));
+    let mut endless = held;
+    endless.rates.raw.encode = f64::INFINITY;
+    assert!((endless.rate(Raw) - TEN_GIGABIT * MB).abs() < 1.0);
+    endless.encoders = 0;
+    assert!(endless.rate(Raw) == 0.0);
+}
+
+#[test]
+fn names_of_ceilings_and_what_they_allow() {
+    let expected = [
+        ("lossless", vec![Raw, Plane]),
+        ("q8", vec![Raw, Plane, Q8]),
+        ("k8v4", vec![Raw, Plane, Q8, K8v4]),
+    ];
+    for (quality, (name, codecs)) in Quality::ALL.into_iter().zip(expected) {
+        assert_eq!(quality.to_string(), name);
+        assert_eq!(name.parse(), Ok(quality));
+        let allowed = Codec::ALL.into_iter().filter(|c| quality.allows(*c));
+        assert_eq!(allowed.collect::<Vec<_>>(), codecs);
+    }
+    assert!("lossy".parse::<Quality>().is_err());
+    assert_eq!(Quality::default(), Quality::Lossless);
+}
+
+#[test]
+fn the_first_measurement_decides_and_then_only_every_so_many_bytes() {
+    let mut adaptive = Adaptive::new(Quality::K8v4);
+    assert_eq!(adaptive.codec(), Raw);
+    // Nothing measured yet: bytes do not count, and the next review is due.
+    adaptive.acknowledged(REVIEW_BYTES);
+    assert_eq!(adaptive.review(&conditions(PRODUCTION, 0.0)), Raw);
+    assert!(adaptive.is_due());
+    assert_eq!(adaptive.review(&conditions(PRODUCTION, GIGABIT)), K8v4);
+    assert!(!adaptive.is_due());
+    let fast = conditions(PRODUCTION, TEN_GIGABIT);
+    adaptive.acknowledged(REVIEW_BYTES - 1);
+    assert_eq!(adaptive.review(&fast), K8v4);
+    adaptive.acknowledged(1);
+    assert!(adaptive.is_due());
+    assert_eq!(adaptive.review(&fast), Raw);
+    assert_eq!(adaptive.codec(), Raw);
+    // Without measurements the codec stays, and the review stays due.
+    adaptive.acknowledged(u64::MAX);
+    adaptive.acknowledged(u64::MAX);
+    assert_eq!(adaptive.review(&conditions(PRODUCTION, f64::NAN)), Raw);
+    assert!(adaptive.is_due());
+}
+
+/// Reviews with a goodput that swings around the threshold of raw, `1.25 * 285 = 356` MB/s.
+fn reviews(goodputs: &[f64]) -> Vec<Codec> {
+    let mut adaptive = Adaptive::new(Quality::Q8);
+    let review = |goodput: &f64| {
+        adaptive.acknowledged(REVIEW_BYTES);
+        adaptive.review(&conditions(PRODUCTION, *goodput))
+    };
+    goodputs.iter().map(review).collect()
+}
+
+#[test]
+fn a_swinging_goodput_does_not_swing_the_codec() {
+    let table = [
+        // Within a fifth of the threshold: whatever came first stays.
+        ([340.0, 370.0, 340.0, 370.0], [Plane, Plane, Plane, Plane]),
+        ([300.0, 365.0, 300.0, 365.0], [Q8, Q8, Q8, Q8]),
+        ([370.0, 300.0, 370.0, 300.0], [Raw, Raw, Raw, Raw]),
+        // Beyond it the codec follows.
+        ([370.0, 290.0, 360.0, 440.0], [Raw, Q8, Q8, Raw]),
+    ];
+    for (goodputs, expected) in table {
+        assert_eq!(reviews(&goodputs), expected, "{goodputs:?}");
+    }
+}
+
+fn any_rate() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        8 => (-3.0f64..13.0).prop_map(|e| 10f64.powf(e)),
+        1 => Just(0.0),
+        1 => Just(f64::INFINITY),
+        1 => Just(f64::NAN),
+        1 => any::<f64>(),
+    ]
+}
+
+fn any_conditions() -> impl Strategy<Value = Conditions> {
+    let codec = || {
+        (0.5f64..4.0, any_rate(), any_rate()).prop_map(|(ratio, encode, decode)| CodecRate {
+            ratio,
+            encode,
+            decode,
+        })
+    };
+    let rates = (codec(), codec(), codec(), codec());
+    let rates = rates.prop_map(|(raw, plane, q8, k8v4)| CodecRates {
+        raw,
+        plane,
+        q8,
+        k8v4,
+    });
+    (any_rate(), any_rate(), 0u32..9, 0u32..9, rates).prop_map(
+        |(production, goodput, encoders, decoders, rates)| Conditions {
+            production,
+            goodput,
+            encoders,
+            decoders,
+            rates,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn no_conditions_lead_beyond_the_ceiling(
+        reviewed in proptest::collection::vec((any_conditions(), any::<u64>()), 1..8)
+    ) {
+        for ceiling in Quality::ALL {
+            let mut adaptive = Adaptive::new(ceiling);
+            for (conditions, bytes) in &reviewed {
+                prop_assert!(ceiling.allows(choose(conditions, ceiling)));
+                prop_assert!(ceiling.allows(adaptive.review(conditions)));
+                prop_assert!(ceiling.allows(adaptive.codec()));
+                prop_assert!(ceiling != Quality::Lossless || adaptive.codec().is_lossless());
+                adaptive.acknowledged(*bytes);
+            }
+        }
+    }
+
+    /// The rule, from the other side: whatever is chosen, nothing allowed is better by its own terms.
+    #[test]
+    fn nothing_better_is_allowed(conditions in any_conditions()) {
+        for ceiling in Quality::ALL {
+            let chosen = choose(&conditions, ceiling);
+            let needed = MARGIN * conditions.production;
+            let usable = conditions.goodput > 0.0 && conditions.production > 0.0;
+            if !usable || conditions.goodput >= needed {
+                prop_assert_eq!(chosen, Raw);
+                continue;
+            }
+            let rate = conditions.rate(chosen);
+            let worth = WORTHWHILE * conditions.rate(Raw);
+            for other in Codec::ALL.into_iter().filter(|c| ceiling.allows(*c)) {
+                let theirs = conditions.rate(other);
+                // Less lossy and fast enough, or faster where none is.
+                prop_assert!(other >= chosen || theirs < needed);
+                let held = conditions.production.is_infinite() && theirs < worth;
+                prop_assert!(rate >= needed || theirs <= rate || held, "{} {}", other, chosen);
+            }
+        }
+    }
+}
