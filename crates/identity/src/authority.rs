@@ -9,12 +9,12 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
     PublicKeyData,
 };
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 
 use crate::identity::{Identity, IdentityError};
 use crate::limits::{AUTHORITY_VALIDITY, CLOCK_SKEW, JOIN_VALIDITY, NODE_VALIDITY};
-use crate::peer::hex;
+use crate::peer::{PeerId, hex};
 
 /// The DNS name in every certificate of a machine.
 pub const NODE_NAME: &str = "node.tandem.internal";
@@ -171,21 +171,24 @@ impl Authority {
         })
     }
 
-    /// The certificate, PEM, for a machine that asks with this request (PKCS #10, DER). Only its
-    /// public key counts, and that the asker has the private one: everything else in the
-    /// certificate is the authority's choice.
+    /// The certificate, PEM, for a machine that asks with this request (PKCS #10, PEM), and who that
+    /// is. Only the request's public key counts, and that the asker has the private one: everything
+    /// else in the certificate is the authority's choice.
     ///
     /// # Errors
     /// If the request cannot be read, is not signed with its key, or its key is of another kind than
     /// ECDSA P-256.
-    pub fn sign(&self, request: &[u8]) -> Result<String, AuthorityError> {
-        let request = CertificateSigningRequestDer::from(request);
-        let asked = CertificateSigningRequestParams::from_der(&request)
-            .map_err(|e| AuthorityError::Request(e.to_string()))?;
+    pub fn sign_pem(&self, request: &str) -> Result<(String, PeerId), AuthorityError> {
+        let unusable = |e: rcgen::Error| AuthorityError::Request(e.to_string());
+        let asked = CertificateSigningRequestParams::from_pem(request).map_err(unusable)?;
         if asked.public_key.algorithm() != &PKCS_ECDSA_P256_SHA256 {
             return Err(AuthorityError::Request("its key is not ECDSA P-256".into()));
         }
-        self.sign_node(&asked.public_key, Validity::starting_now(NODE_VALIDITY))
+        let validity = Validity::starting_now(NODE_VALIDITY);
+        let certificate = self.sign_node(&asked.public_key, validity)?;
+        let read = CertificateDer::from_pem_slice(certificate.as_bytes());
+        let peer = read.ok().and_then(|c| PeerId::of(&c));
+        Ok((certificate, peer.ok_or(AuthorityError::Unreadable)?))
     }
 
     fn sign_node(
@@ -248,6 +251,12 @@ pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; SHA256_OUTPU
     let mut out = [0; SHA256_OUTPUT_LEN];
     out.copy_from_slice(digest(&SHA256, certificate).as_ref());
     out
+}
+
+/// The same of a certificate in PEM, hex.
+pub(crate) fn fingerprint_of_pem(pem: &str) -> Option<String> {
+    let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+    Some(hex(&fingerprint(&certificate)))
 }
 
 /// Until when a certificate is valid.

@@ -5,25 +5,33 @@
 //!   sides, or plain TCP on loopback addresses;
 //! - [`Link`]: such a connection; [`Gate`]: a listener that shakes hands with many peers at once;
 //! - [`PeerId`]: who is at the other end;
-//! - [`Authority`], [`Identity`]: who vouches, and what this machine is vouched for with.
+//! - [`Authority`], [`Identity`]: who vouches, and what this machine is vouched for with;
+//! - [`ClusterDir`]: where both are kept;
+//! - [`invite`] and [`join`]: how a further machine gets its certificate.
 //!
 //! A certificate names no host: it says that its key belongs to a machine of the cluster, wherever
 //! that is. So every one carries the same DNS name ([`NODE_NAME`]), and connections to an IP address
 //! check that name.
 
 mod authority;
+mod directory;
 mod explain;
 mod gate;
 mod identity;
+pub mod invite;
+pub mod join;
 pub mod limits;
 mod link;
 mod peer;
 mod security;
+mod token;
 
 pub use authority::{Authority, AuthorityError, JOIN_NAME, NODE_NAME, Validity};
+pub use directory::{ClusterDir, DirectoryError};
 pub use explain::explain;
 pub use gate::Gate;
 pub use identity::{Identity, IdentityError};
 pub use link::{Link, ReadHalf, WriteHalf};
 pub use peer::{PeerId, PeerIdError};
 pub use security::{LinkError, Security};
+pub use token::{Token, TokenError};

@@ -37,20 +37,20 @@ pub enum LinkError {
     )]
     PlaintextElsewhere(String),
     /// The name has no address.
-    #[error("the address of {address} cannot be found: {reason}")]
+    #[error("the address of {address} cannot be found: {source}")]
     Resolve {
         /// What was looked up.
         address: String,
         /// Why it was not found.
-        reason: io::Error,
+        source: io::Error,
     },
     /// Nobody takes the connection.
-    #[error("cannot connect to {address}: {reason}")]
+    #[error("cannot connect to {address}: {source}")]
     Connect {
         /// Where.
         address: String,
         /// Why.
-        reason: io::Error,
+        source: io::Error,
     },
     /// The other side did not connect or shake hands in time.
     #[error("the other side was silent for {} s", .0.as_secs_f64())]
@@ -176,9 +176,9 @@ impl Security {
 
     /// A TCP connection, to the first address of the name that takes it.
     async fn reach(&self, addr: &str) -> Result<TcpStream, LinkError> {
-        let resolve = |reason| LinkError::Resolve {
+        let resolve = |source| LinkError::Resolve {
             address: addr.to_owned(),
-            reason,
+            source,
         };
         let mut failed = io::Error::new(io::ErrorKind::NotFound, "it has none");
         let mut tried = false;
@@ -195,7 +195,7 @@ impl Security {
         }
         Err(LinkError::Connect {
             address: addr.to_owned(),
-            reason: failed,
+            source: failed,
         })
     }
 }

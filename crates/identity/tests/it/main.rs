@@ -5,6 +5,9 @@
     reason = "a test fails by panicking"
 )]
 
+mod directory;
 mod handshakes;
+mod joining;
 mod pair;
 mod plaintext;
+mod tokens;
