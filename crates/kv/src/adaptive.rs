@@ -7,6 +7,8 @@
 
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::codec::Codec;
 
 /// A codec hides behind the prefill if it is this much faster: transfers are not even.
@@ -19,7 +21,10 @@ pub const REVIEW_BYTES: u64 = 64 << 20;
 pub const HYSTERESIS: f64 = 1.2;
 
 /// The lossiest codec that may be chosen: a promise about quality, set by the operator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
 pub enum Quality {
     /// Every bit arrives.
     #[default]

@@ -20,6 +20,8 @@ mod run;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::contract::Contract;
 
 pub use error::{CodecError, UnknownCodec};
@@ -34,7 +36,8 @@ use run::Scheme;
 pub const BLOCK: usize = 32;
 
 /// Encodings of KV rows, a closed set with wire numbers, from exact to most lossy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Codec {
     /// The rows as they are.
     Raw,

@@ -7,10 +7,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits::RECEIPT_TOKENS;
+use crate::limits::{MAX_STRING, RECEIPT_TOKENS};
 
-/// Stands for the logarithm of zero, which JSON cannot carry.
+/// Stands for the logarithm of zero, which JSON cannot carry: `exp` of it is 0 in f64 too.
 const LOWEST: f64 = -1e4;
+/// By how much probabilities of a receipt may miss what they should add up to: its numbers are f32.
+const SLACK: f64 = 1e-3;
 
 /// One token of a distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -55,16 +57,21 @@ pub struct Receipt {
 
 /// A receipt that cannot be compared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("receipt field `top`: {0}")]
-pub struct InvalidReceipt(String);
+#[error("receipt field `{field}`: {reason}")]
+pub struct InvalidReceipt {
+    /// Name of the field.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub reason: String,
+}
 
 /// How far two ends agree on the token after a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parity {
-    /// Kullback-Leibler divergence of ours from theirs in nats, over the tokens of the receipt and
-    /// one more outcome for all others together. A lower bound of the divergence over the whole
-    /// vocabulary (data-processing inequality).
+    /// Kullback-Leibler divergence in nats, `sum of p * ln(p / q)` with `p` theirs and `q` ours, over
+    /// the tokens of the receipt and one more outcome for all others together. A lower bound of the
+    /// divergence over the whole vocabulary (data-processing inequality).
     pub kl: f64,
     /// True if both find the same token likeliest.
     pub same_top: bool,
@@ -137,13 +144,19 @@ impl Receipt {
         Self { top, hand_back }
     }
 
-    /// Compares with our own logits for the same position.
+    /// Compares with our own logits for the same position, `[n_vocab]`.
     ///
     /// # Errors
-    /// If the receipt is not a distribution over our vocabulary.
+    /// If the receipt is not a distribution over our vocabulary, or our logits are none: NaN, or
+    /// infinite but for tokens that are ruled out.
     pub fn compare(&self, logits: &[f32]) -> Result<Parity, InvalidReceipt> {
         self.check(logits.len())?;
-        let ours = log_softmax(logits);
+        let mut ours = log_softmax(logits);
+        if ours.iter().any(|o| o.is_nan()) {
+            return invalid("top", "our own logits are no numbers".into());
+        }
+        // Differences stay finite, as JSON needs them.
+        ours.iter_mut().for_each(|o| *o = o.max(LOWEST));
         let (mut kl, mut max_difference) = (0.0, 0.0f64);
         let (mut left_theirs, mut left_ours) = (1.0, 1.0);
         for score in &self.top {
@@ -175,11 +188,26 @@ impl Receipt {
         })
     }
 
-    fn check(&self, vocabulary: usize) -> Result<(), InvalidReceipt> {
-        let fail = |reason: String| Err(InvalidReceipt(reason));
-        if self.top.is_empty() || self.top.len() > RECEIPT_TOKENS {
-            return fail(format!("{} tokens, allowed 1..={RECEIPT_TOKENS}", self.top.len()));
+    /// Checks what can be checked without a vocabulary.
+    ///
+    /// # Errors
+    /// If it names too many tokens, or a string is too long.
+    pub fn check_lengths(&self) -> Result<(), InvalidReceipt> {
+        let count = self.top.len();
+        if !(1..=RECEIPT_TOKENS).contains(&count) {
+            return invalid("top", format!("{count} tokens, allowed 1..={RECEIPT_TOKENS}"));
         }
+        match &self.hand_back {
+            Some(back) if back.ticket.len() > MAX_STRING => {
+                invalid("hand_back.ticket", format!("longer than {MAX_STRING} bytes"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check(&self, vocabulary: usize) -> Result<(), InvalidReceipt> {
+        self.check_lengths()?;
+        let fail = |reason: String| invalid("top", reason);
         let mut seen = std::collections::BTreeSet::new();
         let mut sum = 0.0;
         for pair in self.top.windows(2) {
@@ -194,14 +222,25 @@ impl Receipt {
             if !seen.insert(score.token) {
                 return fail(format!("token {} twice", score.token));
             }
-            if score.logprob.is_nan() || score.logprob > 1e-3 {
-                return fail(format!("{} is no log-probability", score.logprob));
+            let logprob = f64::from(score.logprob);
+            if !(LOWEST..=SLACK).contains(&logprob) {
+                return fail(format!("{logprob} is no log-probability"));
             }
-            sum += f64::from(score.logprob).exp();
+            sum += logprob.exp();
         }
-        if sum > 1.01 {
-            return fail(format!("probabilities add up to {sum:.3}"));
+        // No token that is left out is likelier than the last one that is named. This also finds the
+        // receipt of logits that were no numbers.
+        let last = self.top.last().map_or(0.0, |s| f64::from(s.logprob).exp());
+        #[expect(clippy::cast_precision_loss, reason = "a vocabulary is far below 2^52")]
+        let most = sum + last * (vocabulary - self.top.len()) as f64;
+        if sum > 1.0 + SLACK || most < 1.0 - SLACK {
+            let range = format!("{sum:.3} to {most:.3}");
+            return fail(format!("probabilities add up to {range}, not 1"));
         }
         Ok(())
     }
+}
+
+fn invalid<T>(field: &'static str, reason: String) -> Result<T, InvalidReceipt> {
+    Err(InvalidReceipt { field, reason })
 }

@@ -8,20 +8,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::adaptive::Quality;
 use crate::codec::{Codec, CodecError, Decoder, RunSpec};
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, Header, Kind, encode_frame};
 use crate::limits::{
     MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_DIFFERENCES,
-    MAX_FULL_BLOCK_BYTES, MAX_STAGED_BYTES, MAX_STRING,
+    MAX_FULL_BLOCK_BYTES, MAX_STAGED_BYTES, MAX_STREAMS, MAX_STRING,
 };
 use crate::message::{
     Abort, Accept, BlockDigest, Commit, Hello, Manifest, MessageError, RefusalCode, Refuse,
     abort_frame, control_frame, parse,
 };
 use crate::plane::{KvBlock, Plane, Section, plane_bytes};
-use crate::receipt::Receipt;
+use crate::receipt::{InvalidReceipt, Receipt};
 use crate::segment::{PLANES, row_range};
 
 /// What a ticket permits.
@@ -37,8 +38,8 @@ pub struct Expectation {
     pub kv_end: u32,
     /// True if the sender may name tokens that follow the prompt.
     pub continued: bool,
-    /// The lossiest codec that may be used; lossless ones always may.
-    pub ceiling: Codec,
+    /// How far rows may differ from what was computed.
+    pub quality: Quality,
 }
 
 impl std::fmt::Debug for Expectation {
@@ -73,6 +74,9 @@ pub enum ReceiverError {
     /// Rows could not be decoded.
     #[error(transparent)]
     Codec(#[from] CodecError),
+    /// A receipt beyond the limits.
+    #[error(transparent)]
+    Receipt(#[from] InvalidReceipt),
     /// The sender ended the handoff.
     #[error("aborted by the sender: {0}")]
     Aborted(String),
@@ -140,13 +144,16 @@ pub struct Receiver {
     contract: Arc<Contract>,
     handoff: u64,
     kv_end: u32,
-    ceiling: Codec,
+    quality: Quality,
     credit_bytes: u64,
     /// Number of the next frame of ours.
     sequence_out: u32,
     /// Counts accepts: a stream of an earlier one is refused, not obeyed.
     generation: u32,
+    /// Connections so far, and how many there may be. A further one may announce itself later than
+    /// the first blocks on the main one, so the order of blocks follows from the latter.
     streams: u32,
+    max_streams: u32,
     /// End of what has been given out for applying.
     next_token: u32,
     /// End of the last full block that was opened.
@@ -160,6 +167,7 @@ pub struct Receiver {
     unapplied: VecDeque<(Section, Range<u32>, u64)>,
     commit: Option<Commit>,
     all_sent: bool,
+    receipt: bool,
     confirmed: bool,
     over: bool,
     manifest: Manifest,
@@ -193,11 +201,12 @@ impl Receiver {
         let mut receiver = Self {
             handoff: expected.handoff,
             kv_end,
-            ceiling: expected.ceiling,
+            quality: expected.quality,
             credit_bytes: 0,
             sequence_out: 0,
             generation: 0,
             streams: 1,
+            max_streams: 1,
             next_token: have.min(kv_end),
             opened_to: 0,
             window_opened: false,
@@ -208,6 +217,7 @@ impl Receiver {
             unapplied: VecDeque::new(),
             commit: None,
             all_sent: false,
+            receipt: false,
             confirmed: false,
             over: false,
             manifest: Manifest::default(),
@@ -235,16 +245,18 @@ impl Receiver {
         self.window_opened = self.window_given;
         self.commit = None;
         self.all_sent = false;
+        self.receipt = false;
         self.confirmed = false;
         self.manifest = Manifest::default();
         self.sequence_out = 1;
         self.generation += 1;
         self.streams = 1;
+        self.max_streams = terms.streams.clamp(1, MAX_STREAMS);
         self.credit_bytes = terms.credit_bytes;
         let accept = Accept {
             session: terms.session.clone(),
             stream: terms.stream.clone(),
-            streams: terms.streams,
+            streams: self.max_streams,
             credit_bytes: terms.credit_bytes,
             have_tokens: self.next_token,
             have_page: terms.have_page.clone(),
@@ -383,6 +395,7 @@ impl Receiver {
         if self.over || self.all_sent {
             return Err(ReceiverError::Over);
         }
+        let limit = limit.min(self.max_streams);
         if self.streams >= limit {
             return Err(wrong("stream", self.streams + 1, format!("at most {limit}")));
         }
@@ -394,6 +407,11 @@ impl Receiver {
     #[must_use]
     pub const fn main(&self) -> Inbound {
         Inbound::new(0, self.generation)
+    }
+
+    /// One receipt may follow the commit.
+    const fn awaits_receipt(&self) -> bool {
+        (self.all_sent || self.commit.is_some()) && !self.receipt
     }
 
     /// A block may start: it lies where it should, and there is credit for it.
@@ -433,7 +451,7 @@ impl Receiver {
         if !self.full_layers() {
             return Err(wrong("section", "full", "no layers of this section"));
         }
-        if self.streams == 1 {
+        if self.max_streams == 1 {
             field("block_start", start, self.opened_to)?;
         }
         let overlaps = self
@@ -457,7 +475,7 @@ impl Receiver {
         if self.window_opened || !self.contract.has_window() || self.kv_end == 0 {
             return Err(wrong("section", "window", "no further window"));
         }
-        if self.streams == 1 && self.full_layers() && self.opened_to != self.kv_end {
+        if self.max_streams == 1 && self.full_layers() && self.opened_to != self.kv_end {
             let expected = format!("full, up to token {}", self.kv_end);
             return Err(wrong("section", "window", expected));
         }
@@ -528,7 +546,7 @@ impl Receiver {
     fn commit(&mut self, theirs: Commit) -> Result<Step, ReceiverError> {
         self.commit = Some(theirs);
         // With one stream everything has come before the commit.
-        if self.streams == 1 {
+        if self.max_streams == 1 {
             if !self.full_complete() {
                 field("commit.tokens", self.next_token, self.kv_end)?;
             }
@@ -672,7 +690,7 @@ impl Inbound {
                 }
                 Ok(())
             }
-            Kind::Receipt if main && (receiver.all_sent || receiver.commit.is_some()) => Ok(()),
+            Kind::Receipt if main && receiver.awaits_receipt() => Ok(()),
             Kind::Beat | Kind::Abort if main => Ok(()),
             other => Err(wrong(
                 "kind",
@@ -694,8 +712,8 @@ impl Inbound {
         let Some(codec) = Codec::from_wire(header.codec) else {
             return Err(wrong("codec", header.codec, "a codec of this version"));
         };
-        if !codec.is_lossless() && codec > receiver.ceiling {
-            let expected = format!("lossless, or at most {}", receiver.ceiling);
+        if !receiver.quality.allows(codec) {
+            let expected = format!("a codec of quality {}", receiver.quality);
             return Err(wrong("codec", codec, expected));
         }
         field("key_type", header.key_type, contract.key_type.wire())?;
@@ -844,7 +862,12 @@ impl Inbound {
             match header.kind {
                 Kind::Beat => Ok(Step::Wait),
                 Kind::Commit => receiver.commit(parse(Kind::Commit, payload)?),
-                Kind::Receipt => Ok(Step::Receipt(parse(Kind::Receipt, payload)?)),
+                Kind::Receipt => {
+                    let receipt: Receipt = parse(Kind::Receipt, payload)?;
+                    receipt.check_lengths()?;
+                    receiver.receipt = true;
+                    Ok(Step::Receipt(receipt))
+                }
                 _ => Err(ReceiverError::Aborted(
                     parse::<Abort>(Kind::Abort, payload)?.reason,
                 )),

@@ -15,7 +15,7 @@ use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
 use crate::limits::{
     CREDIT_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_FULL_BLOCK_BYTES,
-    MAX_STAGED_BYTES, MAX_STREAMS, MAX_TOKENS,
+    MAX_STAGED_BYTES, MAX_STREAMS, MAX_STRING, MAX_TOKENS,
 };
 use crate::message::{
     Abort, Accept, BlockDigest, Hello, Join, Manifest, MessageError, Refuse, abort_frame,
@@ -134,6 +134,8 @@ pub struct Sender {
     accept: Accept,
     next_token: u32,
     window_sent: bool,
+    /// Acknowledged, so that it cannot be sent again either.
+    window_acked: bool,
     /// End of the tokens that were acknowledged: they are not kept and cannot be sent again.
     acked: u32,
     unacked: VecDeque<Unacked>,
@@ -181,6 +183,7 @@ impl Sender {
                 have_window: false,
             },
             next_token: 0,
+            window_acked: false,
             acked: 0,
             unacked: VecDeque::new(),
             digests: BTreeMap::new(),
@@ -220,8 +223,8 @@ impl Sender {
         self.streams = 1;
         self.sequence_in = 0;
         self.unacked.clear();
+        // Places go on: a block of the old connection that is closed late finds no entry.
         self.digests.clear();
-        self.opened = 0;
         self.manifest = Manifest::default();
         Ok(hello)
     }
@@ -332,8 +335,9 @@ impl Sender {
         if accept.credit_bytes == 0 {
             return Err(unexpected(header, "`credit_bytes` is zero"));
         }
-        if accept.session.is_empty() || accept.stream.is_empty() {
-            return Err(unexpected(header, "`session` or `stream` is empty"));
+        let allowed = 1..=MAX_STRING;
+        if !allowed.contains(&accept.session.len()) || !allowed.contains(&accept.stream.len()) {
+            return Err(unexpected(header, "`session` or `stream` is empty or too long"));
         }
         if !(1..=MAX_STREAMS).contains(&accept.streams) {
             return Err(unexpected(header, "`streams` is out of bounds"));
@@ -360,6 +364,9 @@ impl Sender {
         if accept.have_window && has_window && !self.complete_at(accept.have_tokens) {
             return Err(unexpected(header, "`have_window` without the tokens before it"));
         }
+        if self.window_acked && !accept.have_window {
+            return Err(unexpected(header, "`have_window` is false after it was acknowledged"));
+        }
         self.next_token = accept.have_tokens;
         self.acked = accept.have_tokens;
         self.window_sent = !has_window || accept.have_window;
@@ -377,8 +384,10 @@ impl Sender {
             let reason = "does not match the oldest unacknowledged block";
             return Err(unexpected(header, reason));
         }
-        if let Some((Section::Full, tokens)) = oldest {
-            self.acked = tokens.end;
+        match oldest {
+            Some((Section::Full, tokens)) => self.acked = tokens.end,
+            Some((Section::Window, _)) => self.window_acked = true,
+            None => {}
         }
         self.unacked.pop_front();
         Ok(())

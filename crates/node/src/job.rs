@@ -1,13 +1,17 @@
 //! What a sequence is doing, and the commands and events around it.
 
-use std::ops::Range;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tandem_engine::Token;
 use tandem_engine::generation::Generation;
-use tandem_kv::{KvBlock, Section};
-use tandem_proto::{GenerateEvent, SequenceStatus};
+use tandem_kv::KvBlock;
+use tandem_kv::codec::Codec;
+use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
+use tandem_proto::{GenerateEvent, ParityAction, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use crate::send::Input;
 
 /// Number of a job; never used twice by a worker, so that a late message for a job that has
 /// ended finds nothing.
@@ -31,8 +35,12 @@ pub struct GenerateJob {
     pub tokens: Vec<Token>,
     /// Tokens per chunk of a local prefill.
     pub chunk: u32,
-    /// True if KV comes from another node.
-    pub remote: bool,
+    /// Where KV comes from.
+    pub source: Source,
+    /// How the ends of a handoff are compared.
+    pub parity: Parity,
+    /// Who takes the KV of prompt and answer when the answer is complete.
+    pub retire: Option<oneshot::Sender<Retired>>,
     /// Sampler, constraint, stop texts.
     pub generation: Generation,
     /// Where events go; closed when the coordinator has gone.
@@ -44,9 +52,59 @@ impl std::fmt::Debug for GenerateJob {
         f.debug_struct("GenerateJob")
             .field("request", &self.request)
             .field("n_tokens", &self.tokens.len())
-            .field("remote", &self.remote)
+            .field("source", &self.source)
             .finish_non_exhaustive()
     }
+}
+
+/// Where the KV of a prompt comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// All of it is computed here.
+    Here,
+    /// Pages of this node first; the rest is computed here.
+    Pages,
+    /// Another node sends it.
+    Remote,
+}
+
+/// How a generation compares the ends of its handoff.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Parity {
+    /// True if the sender will tell what it computed for the last token.
+    pub expected: bool,
+    /// Beyond which the ends do not fit together.
+    pub bound: ParityBound,
+    /// What happens then.
+    pub action: ParityAction,
+    /// How long that is waited for.
+    pub patience: Duration,
+}
+
+/// What came with a handoff.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HandedOver {
+    /// Tokens that were there already.
+    pub have_tokens: u32,
+    /// Bytes of rows.
+    pub raw_bytes: u64,
+    /// Bytes on the wire for them.
+    pub wire_bytes: u64,
+    /// The lossiest codec.
+    pub codec: Option<Codec>,
+    /// Connections after the first.
+    pub reconnects: u32,
+}
+
+/// A sequence whose answer is complete.
+#[derive(Debug)]
+pub struct Retired {
+    /// Prompt and answer, as far as there is KV.
+    pub tokens: Vec<Token>,
+    /// How many of them are the answer.
+    pub generated: u32,
+    /// Blocks of their KV, to the last one.
+    pub chunks: mpsc::Receiver<Input>,
 }
 
 /// A request to compute KV for another node.
@@ -57,8 +115,14 @@ pub struct PrefillJob {
     pub tokens: Vec<Token>,
     /// Tokens per chunk.
     pub chunk: u32,
+    /// True if pages of this node come first.
+    pub seeded: bool,
+    /// True if the last token is evaluated too, for the decode node to compare with.
+    pub receipt: bool,
+    /// Permission for the decode node to hand the KV of its answer back, for the receipt.
+    pub hand_back: Option<ReturnTicket>,
     /// Where computed chunks go; closed when the handoff has ended.
-    pub chunks: mpsc::Sender<Computed>,
+    pub chunks: mpsc::Sender<Input>,
 }
 
 impl std::fmt::Debug for PrefillJob {
@@ -74,7 +138,7 @@ impl std::fmt::Debug for PrefillJob {
 #[derive(Debug)]
 pub struct Computed {
     /// Its blocks in the order in which they must be sent.
-    pub blocks: Vec<KvBlock>,
+    pub blocks: Vec<Arc<KvBlock>>,
     /// Tokens computed so far.
     pub tokens: u32,
     /// When its last token was computed.
@@ -83,6 +147,8 @@ pub struct Computed {
     pub prefill_ms: f64,
     /// True for the last chunk of the prompt.
     pub last: bool,
+    /// True if [`Input::Receipt`] follows.
+    pub receipt_follows: bool,
 }
 
 /// What an engine thread is asked to do.
@@ -93,9 +159,13 @@ pub enum Command {
     /// Start a prefill for another node.
     Prefill(Admission, Box<PrefillJob>),
     /// Put received KV into the cache.
-    Apply(JobId, Box<KvBlock>, oneshot::Sender<Result<(), String>>),
+    Apply(JobId, Arc<KvBlock>, oneshot::Sender<Result<(), String>>),
+    /// All pages of this node that the job can use have been applied.
+    Seeded(JobId),
     /// All KV of the job has been applied and the sender has committed.
-    Committed(JobId),
+    Committed(JobId, Box<HandedOver>),
+    /// What the sender computed for the last token; `None` if it will not tell.
+    Receipt(JobId, Option<Box<Receipt>>),
     /// No (more) KV will come; compute what is missing.
     HandoffFailed(JobId, String),
     /// Nobody waits for the job any more.
@@ -106,13 +176,4 @@ pub enum Command {
     Wake,
     /// End all jobs and the thread.
     Stop,
-}
-
-/// Tokens of a section of a block, as acknowledged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Applied {
-    /// The section.
-    pub section: Section,
-    /// The tokens.
-    pub tokens: Range<u32>,
 }

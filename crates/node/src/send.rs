@@ -74,6 +74,8 @@ pub struct Report {
     pub wire_bytes: u64,
     /// The lossiest codec that was used.
     pub codec: Option<Codec>,
+    /// Time spent encoding, in milliseconds; beside the writing.
+    pub encode_ms: f64,
     /// Connections that broke and were opened again.
     pub reconnects: u32,
 }
@@ -453,6 +455,7 @@ impl Pump {
             stream.waiting += 1;
             self.report.codec = self.report.codec.max(Some(codec));
             self.clock.sent();
+            self.measured.opened();
             if let Some(block) = self.queue.pop_front() {
                 self.sent.push_back(block);
             }
@@ -468,6 +471,7 @@ impl Pump {
         }
         let Some(done) = written.block else { return };
         self.report.wire_bytes += done.wire_bytes;
+        self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
         self.measured.block(&done);
         self.sender.close(done.place, done.digest);
     }
@@ -478,8 +482,12 @@ impl Pump {
         for _ in self.sender.in_flight()..before {
             self.sent.pop_front();
         }
-        if self.sender.in_flight() == 0 {
+        let idle = self.sender.in_flight() == 0;
+        if idle {
             self.clock.all_acknowledged();
+        }
+        if self.sender.in_flight() < before {
+            self.measured.acknowledged(idle);
         }
         Ok(())
     }

@@ -1,25 +1,111 @@
-//! Who may hand KV to which sequence.
+//! Who may hand KV to what.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand::Rng;
+use tandem_identity::PeerId;
+use tandem_kv::KvBlock;
+use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::Expectation;
+use tokio::sync::{oneshot, watch};
 
-use crate::job::JobId;
+use crate::conversation::HandBack;
+use crate::handoffs::secret;
+use crate::held::Keep;
+use crate::job::{Command, HandedOver, JobId};
 use crate::model::Model;
+
+/// Where KV goes.
+#[derive(Debug, Clone)]
+pub enum Target {
+    /// To a sequence of an engine.
+    Sequence {
+        /// The model.
+        model: Arc<Model>,
+        /// The job; its number is the epoch of its place in the engine, so that KV for a job that
+        /// has ended is refused even if its place is taken by another.
+        job: JobId,
+    },
+    /// To the pages of this node: KV of an answer that comes back.
+    Pages,
+}
+
+impl Target {
+    /// Puts a block where it belongs; done when the engine has it.
+    ///
+    /// # Errors
+    /// If the engine refuses it, or nobody waits for it any more.
+    pub async fn apply(&self, block: Arc<KvBlock>) -> Result<(), String> {
+        let Self::Sequence { model, job } = self else {
+            return Ok(());
+        };
+        let (reply, answer) = oneshot::channel();
+        model.deliver(Command::Apply(*job, block, reply)).await;
+        answer
+            .await
+            .unwrap_or_else(|_| Err("the engine has stopped".into()))
+    }
+}
 
 /// A handoff that a ticket permits.
 #[derive(Debug, Clone)]
 pub struct Permitted {
     /// Id of the request.
     pub request: String,
-    /// The model whose cache takes the KV.
-    pub model: Arc<Model>,
-    /// The waiting job.
-    pub job: JobId,
+    /// Where KV goes.
+    pub target: Target,
     /// What must arrive.
     pub expectation: Expectation,
+    /// The pages that it shares.
+    pub keep: Keep,
+    /// Who must bring it; `None` only without TLS, where nobody is known.
+    pub peer: Option<PeerId>,
+    /// Closed when the request has ended.
+    pub over: watch::Receiver<()>,
+    /// Hears where the KV of the answer may be handed back to.
+    pub hand_back: Arc<Mutex<Option<oneshot::Sender<HandBack>>>>,
+}
+
+impl Permitted {
+    async fn deliver(&self, command: impl FnOnce(JobId) -> Command) {
+        if let Target::Sequence { model, job } = &self.target {
+            model.deliver(command(*job)).await;
+        }
+    }
+
+    /// No (more) KV will come.
+    pub async fn failed(&self, reason: String) {
+        self.deliver(|job| Command::HandoffFailed(job, reason))
+            .await;
+    }
+
+    /// All KV has come.
+    pub async fn committed(&self, handed: HandedOver) {
+        self.deliver(|job| Command::Committed(job, Box::new(handed)))
+            .await;
+    }
+
+    /// What the sender computed for the last token; `None` if it will not tell.
+    pub async fn receipt(&self, receipt: Option<Receipt>, from: IpAddr) {
+        let hand_back = receipt.as_ref().and_then(|r| r.hand_back.clone());
+        self.deliver(|job| Command::Receipt(job, receipt.map(Box::new)))
+            .await;
+        if let Some(ticket) = hand_back {
+            let waiting = self.hand_back.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(waiting) = waiting {
+                let peer = self.peer.clone();
+                let _ = waiting.send(HandBack { ticket, from, peer });
+            }
+        }
+    }
+
+    /// Waits until nobody waits for the KV any more.
+    pub async fn ended(&self) {
+        let mut over = self.over.clone();
+        while over.changed().await.is_ok() {}
+    }
 }
 
 /// The tickets that are valid now. A ticket is removed when it is used, when it expires, and when
@@ -36,21 +122,30 @@ impl Tickets {
 
     /// Makes a ticket; gives its secret, 128 random bits in hex.
     pub fn issue(&self, permitted: Permitted) -> String {
-        let mut secret = [0u8; 16];
-        rand::rng().fill_bytes(&mut secret);
-        let secret: String = secret.iter().map(|b| format!("{b:02x}")).collect();
+        let secret = secret();
         self.open().insert(secret.clone(), permitted);
         secret
     }
 
-    /// Uses a ticket up.
-    pub fn take(&self, secret: &str) -> Option<Permitted> {
+    /// Uses a ticket up. One that is for another handoff or another peer stays as it is, so that
+    /// nobody can spoil it.
+    pub fn take(&self, secret: &str, handoff: u64, peer: Option<&PeerId>) -> Option<Permitted> {
+        let mut open = self.open();
+        let permitted = open.get(secret)?;
+        if permitted.expectation.handoff != handoff || permitted.peer.as_ref() != peer {
+            return None;
+        }
+        open.remove(secret)
+    }
+
+    /// Makes a ticket worthless.
+    pub fn revoke(&self, secret: &str) -> Option<Permitted> {
         self.open().remove(secret)
     }
 }
 
-/// A new id of a handoff.
+/// A new id of a handoff: the epoch of the job's place in the upper half, chance in the lower.
 #[must_use]
-pub fn handoff_id() -> u64 {
-    rand::rng().next_u64()
+pub fn handoff_id(epoch: u64) -> u64 {
+    epoch << 32 | rand::rng().next_u64() & u64::from(u32::MAX)
 }

@@ -1,35 +1,52 @@
 //! The engine thread of one model.
 //!
-//! One loop: take commands, compute at most one chunk of one prefill, decode one token of every
-//! generating sequence. So running generations wait for at most one chunk, and a request that
-//! nobody waits for stops within one step.
+//! One loop: take commands, take in a bounded amount of KV, compute at most one chunk of one
+//! prefill, decode one token of every generating sequence. So running generations wait for at most
+//! one slice and one chunk, and a request that nobody waits for stops within one step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Instant;
 
 use tandem_engine::generation::{FinishReason as EngineFinish, Generation};
 use tandem_engine::{DecodeStep, EngineError, KvEngine, Sequence, Token};
-use tandem_kv::sender::max_block_tokens;
+use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::receipt::{Receipt, ReturnTicket};
+use tandem_kv::segment::block_tokens;
 use tandem_kv::{KvBlock, Section};
 use tandem_proto::{
-    ErrorCode, FinishReason, GenerateEvent, NodeError, Phase, PrefillSummary, SequenceStatus,
+    ErrorCode, FinishReason, GenerateEvent, NodeError, ParityAction, ParityReport, Phase,
+    PrefillSummary, SequenceStatus,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::sync::mpsc::error::TrySendError;
 
-use crate::job::{Admission, Command, Computed, GenerateJob, JobId, PrefillJob};
-use crate::limits::{EVENT_STALL, IDLE_TICK};
+use crate::job::{
+    Admission, Command, Computed, GenerateJob, HandedOver, JobId, Parity, PrefillJob, Retired,
+    Source,
+};
+use crate::limits::{EVENT_STALL, IDLE_TICK, MAX_APPLY_SLICE_BYTES, MAX_CHUNKS_WAITING};
+use crate::send::Input;
 
 /// Owns the engine and every sequence of one model.
 pub struct Worker {
     engine: Box<dyn KvEngine>,
     commands: Receiver<Command>,
     jobs: BTreeMap<JobId, Job>,
+    /// Blocks to take in, in order; bounded by the credit of each handoff.
+    applies: VecDeque<Apply>,
     /// The job that computed the last chunk, for taking turns.
     last_prefill: JobId,
     stopping: bool,
+}
+
+/// A block to take in, and who waits for that.
+struct Apply {
+    id: JobId,
+    block: Arc<KvBlock>,
+    reply: oneshot::Sender<Result<(), String>>,
 }
 
 struct Job {
@@ -45,12 +62,31 @@ struct Job {
 
 enum Work {
     /// Computes KV for another node.
-    Export {
-        chunks: mpsc::Sender<Computed>,
-        next: u32,
-    },
+    Export(Box<Export>),
     /// Generates for a coordinator.
     Generate(Box<Generating>),
+    /// Has generated; hands out its KV.
+    Retire {
+        chunks: mpsc::Sender<Input>,
+        next: u32,
+        end: u32,
+    },
+}
+
+struct Export {
+    stage: ExportStage,
+    chunks: mpsc::Sender<Input>,
+    receipt: bool,
+    hand_back: Option<ReturnTicket>,
+}
+
+enum ExportStage {
+    /// Pages of this node come first.
+    Seeding,
+    /// This node computes from here on.
+    Prefilling(u32),
+    /// All chunks are out; the last token is next.
+    Evaluating,
 }
 
 struct Generating {
@@ -58,13 +94,30 @@ struct Generating {
     generation: Generation,
     events: mpsc::Sender<GenerateEvent>,
     summary: PrefillSummary,
+    parity: Parity,
+    receipt: ReceiptState,
+    /// Logits of the last prompt token, until they have been compared.
+    logits: Option<Vec<f32>>,
+    compared: Option<ParityReport>,
+    retire: Option<oneshot::Sender<Retired>>,
     /// When an event could not be delivered for the first time since one could.
     stalled: Option<Instant>,
+}
+
+enum ReceiptState {
+    /// None is expected, or it has been compared.
+    Settled,
+    /// It will come, or the news that it will not.
+    Awaited,
+    /// It came before our own logits.
+    Here(Box<Receipt>),
 }
 
 enum Stage {
     /// KV comes from another node.
     Receiving,
+    /// KV comes from pages of this node.
+    Seeding,
     /// This node computes from `next` on.
     Prefilling { next: u32 },
     /// KV is complete.
@@ -73,6 +126,14 @@ enum Stage {
         position: u32,
         /// When the first token was sampled.
         first: Option<Instant>,
+    },
+    /// The last prompt token is evaluated; nothing is sampled before the ends have been compared.
+    Checking { since: Instant },
+    /// The answer is complete; the last event waits for the comparison.
+    Finished {
+        done: Box<GenerateEvent>,
+        position: u32,
+        since: Instant,
     },
 }
 
@@ -97,7 +158,8 @@ impl Job {
 
     fn abandoned(&self) -> bool {
         match &self.work {
-            Work::Export { chunks, .. } => chunks.is_closed(),
+            Work::Export(export) => export.chunks.is_closed(),
+            Work::Retire { chunks, .. } => chunks.is_closed(),
             Work::Generate(g) => {
                 g.events.is_closed() || g.stalled.is_some_and(|t| t.elapsed() > EVENT_STALL)
             }
@@ -106,11 +168,12 @@ impl Job {
 
     fn phase(&self) -> Phase {
         match &self.work {
-            Work::Export { .. } => Phase::Prefilling,
+            Work::Export(_) => Phase::Prefilling,
+            Work::Retire { .. } => Phase::Decoding,
             Work::Generate(g) => match g.stage {
-                Stage::Receiving => Phase::Receiving,
+                Stage::Receiving | Stage::Seeding => Phase::Receiving,
                 Stage::Prefilling { .. } => Phase::Prefilling,
-                Stage::Decoding { .. } => Phase::Decoding,
+                _ => Phase::Decoding,
             },
         }
     }
@@ -118,7 +181,8 @@ impl Job {
     /// True if a token can be computed now.
     fn can_decode(&self) -> bool {
         match &self.work {
-            Work::Export { .. } => false,
+            Work::Export(e) => matches!(e.stage, ExportStage::Evaluating),
+            Work::Retire { .. } => false,
             Work::Generate(g) => matches!(g.stage, Stage::Decoding { .. }) && g.has_room(),
         }
     }
@@ -126,7 +190,11 @@ impl Job {
     /// True if a chunk can be computed now.
     fn can_prefill(&self) -> bool {
         match &self.work {
-            Work::Export { chunks, .. } => chunks.capacity() > 0,
+            // One place stays free for the receipt.
+            Work::Export(e) => {
+                matches!(e.stage, ExportStage::Prefilling(_)) && e.chunks.capacity() > 1
+            }
+            Work::Retire { chunks, .. } => chunks.capacity() > 0,
             Work::Generate(g) => {
                 matches!(g.stage, Stage::Prefilling { .. }) && g.events.capacity() > 0
             }
@@ -147,10 +215,17 @@ impl Generating {
         }
     }
 
+    /// True if nothing may be sampled before the ends have been compared.
+    fn must_check(&self) -> bool {
+        self.parity.action == ParityAction::Redo && !matches!(self.receipt, ReceiptState::Settled)
+    }
+
     /// KV is complete: decoding starts with the last token of the prompt.
     fn start_decoding(&mut self, last_token: Token, position: u32) {
-        let summary = self.summary.clone();
-        self.tell(GenerateEvent::Prefilled(summary));
+        if !self.must_check() {
+            let summary = self.summary.clone();
+            self.tell(GenerateEvent::Prefilled(summary));
+        }
         self.stage = Stage::Decoding {
             token: last_token,
             position,
@@ -167,6 +242,7 @@ impl Worker {
             engine,
             commands,
             jobs: BTreeMap::new(),
+            applies: VecDeque::new(),
             last_prefill: JobId(0),
             stopping: false,
         }
@@ -177,8 +253,10 @@ impl Worker {
         while !self.stopping {
             self.take_commands();
             self.end_abandoned();
+            self.apply_step();
             self.prefill_step();
             self.decode_step();
+            self.check_waits();
         }
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
             self.fail(
@@ -190,9 +268,11 @@ impl Worker {
 
     /// True if a step would do something.
     fn busy(&self) -> bool {
-        self.jobs
-            .values()
-            .any(|j| j.can_prefill() || j.can_decode())
+        !self.applies.is_empty()
+            || self
+                .jobs
+                .values()
+                .any(|j| j.can_prefill() || j.can_decode())
     }
 
     fn take_commands(&mut self) {
@@ -219,11 +299,10 @@ impl Worker {
         match command {
             Command::Generate(admission, job) => self.start_generate(admission, *job),
             Command::Prefill(admission, job) => self.start_prefill(admission, *job),
-            Command::Apply(id, block, reply) => {
-                // The pump may have given up meanwhile; then nobody needs the answer.
-                let _ = reply.send(self.apply(id, &block));
-            }
-            Command::Committed(id) => self.committed(id),
+            Command::Apply(id, block, reply) => self.applies.push_back(Apply { id, block, reply }),
+            Command::Seeded(id) => self.seeded(id),
+            Command::Committed(id, handed) => self.committed(id, &handed),
+            Command::Receipt(id, receipt) => self.receipt(id, receipt),
             Command::HandoffFailed(id, reason) => self.fall_back(id, reason),
             Command::Cancel(id) => self.end(id),
             Command::Status(reply) => {
@@ -244,7 +323,7 @@ impl Worker {
                 prompt_tokens: count(job.tokens.len()),
                 held_tokens: self.engine.held(job.sequence),
                 generated_tokens: match &job.work {
-                    Work::Export { .. } => 0,
+                    Work::Export(_) | Work::Retire { .. } => 0,
                     Work::Generate(g) => count(g.generation.generated().len()),
                 },
             })
@@ -260,30 +339,30 @@ impl Worker {
                 return;
             }
         };
-        let stage = if job.remote {
-            Stage::Receiving
-        } else {
-            Stage::Prefilling { next: 0 }
+        let stage = match job.source {
+            Source::Here => Stage::Prefilling { next: 0 },
+            Source::Pages => Stage::Seeding,
+            Source::Remote => Stage::Receiving,
         };
+        let receipt = if job.parity.expected {
+            ReceiptState::Awaited
+        } else {
+            ReceiptState::Settled
+        };
+        let work = Work::Generate(Box::new(Generating {
+            stage,
+            generation: job.generation,
+            events: job.events,
+            summary: PrefillSummary::default(),
+            parity: job.parity,
+            receipt,
+            logits: None,
+            compared: None,
+            retire: job.retire,
+            stalled: None,
+        }));
         let id = admission.job;
-        self.jobs.insert(
-            id,
-            Job {
-                request: job.request,
-                sequence,
-                tokens: job.tokens,
-                chunk: job.chunk,
-                prefill_ms: 0.0,
-                work: Work::Generate(Box::new(Generating {
-                    stage,
-                    generation: job.generation,
-                    events: job.events,
-                    summary: PrefillSummary::default(),
-                    stalled: None,
-                })),
-                _admission: admission,
-            },
-        );
+        self.add(admission, job.request, sequence, job.tokens, job.chunk, work);
         self.finish_empty_prefill(id);
     }
 
@@ -293,23 +372,39 @@ impl Worker {
             tracing::error!(request = %job.request, "no sequence for an admitted prefill");
             return;
         };
-        let work = Work::Export {
-            chunks: job.chunks,
-            next: 0,
+        let stage = if job.seeded {
+            ExportStage::Seeding
+        } else {
+            ExportStage::Prefilling(0)
         };
-        let id = admission.job;
-        self.jobs.insert(
-            id,
-            Job {
-                request: job.request,
-                sequence,
-                tokens: job.tokens,
-                chunk: job.chunk,
-                prefill_ms: 0.0,
-                work,
-                _admission: admission,
-            },
-        );
+        let work = Work::Export(Box::new(Export {
+            stage,
+            chunks: job.chunks,
+            receipt: job.receipt,
+            hand_back: job.hand_back,
+        }));
+        self.add(admission, job.request, sequence, job.tokens, job.chunk, work);
+    }
+
+    fn add(
+        &mut self,
+        admission: Admission,
+        request: String,
+        sequence: Sequence,
+        tokens: Vec<Token>,
+        chunk: u32,
+        work: Work,
+    ) {
+        let job = Job {
+            request,
+            sequence,
+            tokens,
+            chunk,
+            prefill_ms: 0.0,
+            work,
+            _admission: admission,
+        };
+        self.jobs.insert(job._admission.job, job);
     }
 
     /// A prompt of one token has nothing to prefill.
@@ -322,24 +417,73 @@ impl Worker {
         }
     }
 
+    /// Takes KV in: everything if nobody waits for a token, else no more than a slice.
+    fn apply_step(&mut self) {
+        let mut taken = 0;
+        while let Some(Apply { id, block, reply }) = self.applies.pop_front() {
+            taken += block.bytes();
+            let result = self.apply(id, &block);
+            // Whoever waits wants the block back.
+            drop(block);
+            // It may have given up meanwhile; then nobody needs the answer.
+            let _ = reply.send(result);
+            let next = self.applies.front().map_or(0, |a| a.block.bytes());
+            let over = taken.saturating_add(next) > MAX_APPLY_SLICE_BYTES;
+            if over && self.jobs.values().any(Job::can_decode) {
+                return;
+            }
+        }
+    }
+
     fn apply(&mut self, id: JobId, block: &KvBlock) -> Result<(), String> {
-        let gone = "the request has ended or no longer waits for KV";
-        let job = self.jobs.get_mut(&id).ok_or(gone)?;
-        let Work::Generate(g) = &mut job.work else {
-            return Err(gone.into());
+        let epoch = id.0;
+        let gone =
+            || format!("epoch {epoch} of the sequence is over, or it no longer waits for KV");
+        let job = self.jobs.get_mut(&id).ok_or_else(gone)?;
+        let waits = match &job.work {
+            Work::Generate(g) => matches!(g.stage, Stage::Receiving | Stage::Seeding),
+            Work::Export(e) => matches!(e.stage, ExportStage::Seeding),
+            Work::Retire { .. } => false,
         };
-        if !matches!(g.stage, Stage::Receiving) {
-            return Err(gone.into());
+        if !waits {
+            return Err(gone());
         }
         let start = Instant::now();
         let result = self.engine.import(job.sequence, block);
-        g.summary.apply_ms += milliseconds(start);
-        result.map_err(|e| e.to_string())?;
-        g.summary.handoff_bytes += block.bytes();
-        Ok(())
+        if let Work::Generate(g) = &mut job.work {
+            g.summary.apply_ms += milliseconds(start);
+        }
+        result.map_err(|e| e.to_string())
     }
 
-    fn committed(&mut self, id: JobId) {
+    /// Pages of this node are in place, as far as there are any; the rest is computed here.
+    fn seeded(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let held = self.engine.held(job.sequence);
+        if held == 0 {
+            self.engine.clear(job.sequence);
+        }
+        let kv_end = job.kv_end();
+        let last = job.tokens[kv_end as usize];
+        match &mut job.work {
+            Work::Generate(g) if matches!(g.stage, Stage::Seeding) => {
+                g.summary.cached_tokens = held;
+                if held == kv_end {
+                    g.start_decoding(last, kv_end);
+                } else {
+                    g.stage = Stage::Prefilling { next: held };
+                }
+            }
+            Work::Export(e) if matches!(e.stage, ExportStage::Seeding) => {
+                e.stage = ExportStage::Prefilling(held);
+            }
+            _ => {}
+        }
+    }
+
+    fn committed(&mut self, id: JobId, handed: &HandedOver) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -352,6 +496,11 @@ impl Worker {
         if !matches!(g.stage, Stage::Receiving) {
             return;
         }
+        g.summary.cached_tokens = handed.have_tokens;
+        g.summary.handoff_bytes = handed.raw_bytes;
+        g.summary.wire_bytes = handed.wire_bytes;
+        g.summary.codec = handed.codec;
+        g.summary.reconnects = handed.reconnects;
         if held == kv_end {
             g.summary.remote_tokens = held;
             g.start_decoding(last, kv_end);
@@ -360,6 +509,108 @@ impl Worker {
                 id,
                 format!("committed, but {held} of {kv_end} tokens are held"),
             );
+        }
+    }
+
+    /// What the sender computed for the last token has come, or will not come.
+    fn receipt(&mut self, id: JobId, receipt: Option<Box<Receipt>>) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        if !matches!(g.receipt, ReceiptState::Awaited) {
+            return;
+        }
+        match receipt {
+            Some(receipt) if g.logits.is_none() => g.receipt = ReceiptState::Here(receipt),
+            receipt => self.compare(id, receipt.as_deref()),
+        }
+    }
+
+    /// Compares the ends, or finds that they cannot be compared, and goes on from there.
+    fn compare(&mut self, id: JobId, receipt: Option<&Receipt>) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        g.receipt = ReceiptState::Settled;
+        let logits = g.logits.take();
+        let compared = match (receipt, &logits) {
+            (Some(receipt), Some(logits)) => receipt.compare(logits).map_err(|e| e.to_string()),
+            _ => Err("the prefill node did not tell what it computed".to_owned()),
+        };
+        let fault = match compared {
+            Ok(parity) => {
+                let holds = g.parity.bound.holds(&parity);
+                g.compared = Some(ParityReport { parity, holds });
+                (!holds).then(|| {
+                    format!(
+                        "the nodes do not compute the same: KL {:.4}, largest difference {:.3}, likeliest token {}",
+                        parity.kl,
+                        parity.max_difference,
+                        if parity.same_top { "equal" } else { "another" }
+                    )
+                })
+            }
+            Err(reason) => Some(reason),
+        };
+        if let (Some(reason), Some(_)) = (&fault, &g.compared) {
+            tracing::warn!(request = %job.request, %reason, "parity");
+        }
+        match (&g.stage, fault, logits) {
+            (Stage::Checking { .. }, Some(reason), _) => self.redo(id, reason),
+            (Stage::Checking { .. }, None, Some(logits)) => {
+                let summary = g.summary.clone();
+                g.tell(GenerateEvent::Prefilled(summary));
+                let kv_end = job.kv_end();
+                if let Work::Generate(g) = &mut job.work {
+                    g.stage = Stage::Decoding {
+                        token: job.tokens[kv_end as usize],
+                        position: kv_end,
+                        first: None,
+                    };
+                }
+                self.sampled(id, &logits);
+            }
+            (Stage::Finished { .. }, ..) => self.finish(id),
+            _ => {}
+        }
+    }
+
+    /// Throws away what another node computed and computes it here.
+    fn redo(&mut self, id: JobId, reason: String) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        self.engine.clear(job.sequence);
+        if let Work::Generate(g) = &mut job.work {
+            g.summary.remote_tokens = 0;
+            g.summary.cached_tokens = 0;
+            g.summary.fallback = Some(reason);
+            g.stage = Stage::Prefilling { next: 0 };
+        }
+    }
+
+    /// Waits that have become too long.
+    fn check_waits(&mut self) {
+        let overdue = |(id, job): (&JobId, &Job)| match &job.work {
+            Work::Generate(g) => match g.stage {
+                Stage::Checking { since } | Stage::Finished { since, .. }
+                    if since.elapsed() > g.parity.patience =>
+                {
+                    Some(*id)
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        let late: Vec<JobId> = self.jobs.iter().filter_map(overdue).collect();
+        for id in late {
+            self.compare(id, None);
         }
     }
 
@@ -380,6 +631,8 @@ impl Worker {
         let held = self.engine.held(job.sequence);
         g.summary.remote_tokens = held;
         g.summary.fallback = Some(reason);
+        // There is nothing to compare: the last token is computed from KV of this node.
+        g.receipt = ReceiptState::Settled;
         tracing::warn!(request = %job.request, held, kv_end, "prefilling here what was not handed over");
         if held == kv_end {
             g.start_decoding(last, kv_end);
@@ -443,16 +696,22 @@ impl Worker {
             return Ok(After::Keep);
         };
         let next = match &job.work {
-            Work::Export { next, .. } => *next,
+            Work::Export(e) => match e.stage {
+                ExportStage::Prefilling(next) => next,
+                _ => return Ok(After::Keep),
+            },
             Work::Generate(g) => match g.stage {
                 Stage::Prefilling { next } => next,
                 _ => return Ok(After::Keep),
             },
+            Work::Retire { .. } => return self.retire_slice(id),
         };
         let range = job.chunk_at(next);
         let start = Instant::now();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
-        self.engine.prefill(job.sequence, range.start, tokens)?;
+        if !tokens.is_empty() {
+            self.engine.prefill(job.sequence, range.start, tokens)?;
+        }
         let kv_end = job.kv_end();
         let done = range.end == kv_end;
         if done && matches!(job.work, Work::Generate(_)) {
@@ -460,24 +719,33 @@ impl Worker {
         }
         job.prefill_ms += milliseconds(start);
         match &mut job.work {
-            Work::Export { next, chunks } => {
+            Work::Export(e) => {
                 let computed = Instant::now();
                 let blocks = export(self.engine.as_mut(), job.sequence, &range, done)?;
-                *next = range.end;
                 let chunk = Computed {
                     blocks,
                     tokens: range.end,
                     computed,
                     prefill_ms: job.prefill_ms,
                     last: done,
+                    receipt_follows: done && e.receipt,
                 };
-                let delivered = chunks.try_send(chunk).is_ok();
-                Ok(if done || !delivered {
-                    After::End
+                let delivered = e.chunks.try_send(Input::Chunk(chunk)).is_ok();
+                e.stage = if done {
+                    ExportStage::Evaluating
                 } else {
-                    After::Keep
-                })
+                    ExportStage::Prefilling(range.end)
+                };
+                if !delivered || (done && !e.receipt) {
+                    return Ok(After::End);
+                }
+                if done {
+                    // The decode node continues from an import, so this end does, too.
+                    self.engine.settle(job.sequence)?;
+                }
+                Ok(After::Keep)
             }
+            Work::Retire { .. } => Ok(After::Keep),
             Work::Generate(g) => {
                 g.summary.local_tokens += range.end - range.start;
                 g.summary.local_prefill_ms = job.prefill_ms;
@@ -496,8 +764,19 @@ impl Worker {
         let mut ids = Vec::new();
         let mut steps = Vec::new();
         for (id, job) in &mut self.jobs {
-            let Work::Generate(g) = &mut job.work else {
-                continue;
+            let kv_end = job.kv_end();
+            let g = match &mut job.work {
+                Work::Generate(g) => g,
+                Work::Export(e) if matches!(e.stage, ExportStage::Evaluating) => {
+                    ids.push(*id);
+                    steps.push(DecodeStep {
+                        sequence: job.sequence,
+                        token: job.tokens[kv_end as usize],
+                        position: kv_end,
+                    });
+                    continue;
+                }
+                _ => continue,
             };
             let Stage::Decoding {
                 token, position, ..
@@ -523,7 +802,7 @@ impl Worker {
         match self.engine.decode(&steps) {
             Ok(rows) => {
                 for (id, logits) in ids.into_iter().zip(rows) {
-                    self.sampled(id, &logits);
+                    self.evaluated(id, logits);
                 }
             }
             Err(e) => {
@@ -532,6 +811,39 @@ impl Worker {
                     self.fail(id, engine_error(&e));
                 }
             }
+        }
+    }
+
+    /// A row of logits has been computed.
+    fn evaluated(&mut self, id: JobId, logits: Vec<f32>) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let g = match &mut job.work {
+            Work::Generate(g) => g,
+            Work::Export(e) => {
+                let receipt = Receipt::of(&logits, e.hand_back.take());
+                let _ = e.chunks.try_send(Input::Receipt(Box::new(receipt)));
+                return self.end(id);
+            }
+            Work::Retire { .. } => return,
+        };
+        let is_first = matches!(g.stage, Stage::Decoding { first: None, .. });
+        if !is_first || matches!(g.receipt, ReceiptState::Settled) {
+            return self.sampled(id, &logits);
+        }
+        let must_check = g.must_check();
+        let receipt = std::mem::replace(&mut g.receipt, ReceiptState::Awaited);
+        g.logits = Some(logits.clone());
+        if must_check {
+            let since = Instant::now();
+            g.stage = Stage::Checking { since };
+        }
+        if let ReceiptState::Here(receipt) = receipt {
+            self.compare(id, Some(&receipt));
+        }
+        if !must_check {
+            self.sampled(id, &logits);
         }
     }
 
@@ -574,13 +886,101 @@ impl Worker {
         };
         if let Some(finish_reason) = finished {
             let generated = g.generation.generated().len();
-            g.tell(GenerateEvent::Done {
+            let done = GenerateEvent::Done {
                 finish_reason,
                 generated_tokens: u32::try_from(generated).unwrap_or(u32::MAX),
                 decode_ms: milliseconds(first),
-            });
+                parity: None,
+            };
+            let Stage::Decoding { position, .. } = g.stage else {
+                return;
+            };
+            g.stage = Stage::Finished {
+                done: Box::new(done),
+                position,
+                since: Instant::now(),
+            };
+            if matches!(g.receipt, ReceiptState::Settled) {
+                self.finish(id);
+            }
+        }
+    }
+
+    /// The answer is complete: tells so, and hands out the KV if somebody keeps it.
+    fn finish(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let prompt_end = job.kv_end();
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        let Stage::Finished { done, position, .. } =
+            std::mem::replace(&mut g.stage, Stage::Receiving)
+        else {
+            return;
+        };
+        let mut done = *done;
+        if let GenerateEvent::Done { parity, .. } = &mut done {
+            *parity = g.compared;
+        }
+        g.tell(done);
+        let Some(retire) = g.retire.take() else {
+            return self.end(id);
+        };
+        // The last token that was sampled has no KV.
+        let mut tokens = job.tokens.clone();
+        tokens.extend_from_slice(g.generation.generated());
+        tokens.truncate(position as usize);
+        let generated = u32::try_from(tokens.len().saturating_sub(job.tokens.len())).unwrap_or(0);
+        let (chunks, receiver) = mpsc::channel(MAX_CHUNKS_WAITING);
+        let retired = Retired {
+            tokens,
+            generated,
+            chunks: receiver,
+        };
+        // Pages of what was handed over are kept already.
+        let next = if g.summary.remote_tokens == prompt_end {
+            prompt_end - prompt_end % PAGE_TOKENS
+        } else {
+            0
+        };
+        job.work = Work::Retire {
+            chunks,
+            next,
+            end: position,
+        };
+        if retire.send(retired).is_err() {
             self.end(id);
         }
+    }
+
+    /// Hands out one block of a sequence that has generated.
+    fn retire_slice(&mut self, id: JobId) -> Result<After, EngineError> {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Ok(After::Keep);
+        };
+        let Work::Retire { chunks, next, end } = &mut job.work else {
+            return Ok(After::Keep);
+        };
+        let stop = next.saturating_add(block_tokens(self.engine.contract())).min(*end);
+        let last = stop == *end;
+        let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop), last)?;
+        *next = stop;
+        let chunk = Computed {
+            blocks,
+            tokens: stop,
+            computed: Instant::now(),
+            prefill_ms: 0.0,
+            last,
+            receipt_follows: false,
+        };
+        let delivered = chunks.try_send(Input::Chunk(chunk)).is_ok();
+        Ok(if last || !delivered {
+            After::End
+        } else {
+            After::Keep
+        })
     }
 }
 
@@ -590,22 +990,25 @@ fn export(
     sequence: Sequence,
     range: &Range<u32>,
     last: bool,
-) -> Result<Vec<KvBlock>, EngineError> {
+) -> Result<Vec<Arc<KvBlock>>, EngineError> {
     let contract = engine.contract();
     let has_full = !contract.section_layers(Section::Full).is_empty();
     let window = contract
         .has_window()
         .then(|| contract.window_start(range.end)..range.end);
-    let step = max_block_tokens(contract, Section::Full);
+    let step = block_tokens(contract);
     let mut blocks = Vec::new();
     let mut start = range.start;
     while has_full && start < range.end {
-        let end = start.saturating_add(step).min(range.end);
-        blocks.push(engine.export(sequence, Section::Full, start..end)?);
+        // Pages stay whole, so that they can be kept.
+        let aligned = start.saturating_add(step) / PAGE_TOKENS * PAGE_TOKENS;
+        let end = if aligned > start { aligned } else { start + step };
+        let end = end.min(range.end);
+        blocks.push(Arc::new(engine.export(sequence, Section::Full, start..end)?));
         start = end;
     }
     if let (true, Some(window)) = (last, window) {
-        blocks.push(engine.export(sequence, Section::Window, window)?);
+        blocks.push(Arc::new(engine.export(sequence, Section::Window, window)?));
     }
     Ok(blocks)
 }

@@ -125,10 +125,28 @@ pub struct PrefillSummary {
     pub local_prefill_ms: f64,
     /// Time spent putting received KV into the cache, in milliseconds.
     pub apply_ms: f64,
+    /// Tokens whose KV was on this node already.
+    pub cached_tokens: u32,
     /// Bytes of KV rows received and put into the cache.
     pub handoff_bytes: u64,
+    /// Bytes on the wire for them, with headers.
+    pub wire_bytes: u64,
+    /// The lossiest codec in which rows came.
+    pub codec: Option<Codec>,
+    /// Connections of the handoff that broke and were replaced.
+    pub reconnects: u32,
     /// Why the node prefilled (a part) itself though another node should have.
     pub fallback: Option<String>,
+}
+
+/// A comparison of both ends of a handoff.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParityReport {
+    /// The figures.
+    pub parity: Parity,
+    /// False if they are beyond the bound.
+    pub holds: bool,
 }
 
 /// Why an answer ended.
@@ -173,6 +191,8 @@ pub enum GenerateEvent {
         generated_tokens: u32,
         /// From the first token to the last, in milliseconds.
         decode_ms: f64,
+        /// How far both ends of the handoff compute the same; absent if they were not compared.
+        parity: Option<ParityReport>,
     },
     /// Last: the request failed.
     Failed(NodeError),

@@ -1,17 +1,24 @@
 //! A handoff in memory: frames of a sender piped into a receiver and back.
 
-use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
+use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
-use tandem_kv::message::{Hello, parse};
+use tandem_kv::limits::CREDIT_BYTES;
+use tandem_kv::message::{Hello, Refuse, parse};
+use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::plane::plane_bytes;
-use tandem_kv::receiver::{Expectation, Receiver, Step};
-use tandem_kv::sender::{Sender, SenderState};
+use tandem_kv::receipt::Receipt;
+use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
+use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderState};
 use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section};
 
 pub const HANDOFF: u64 = 0x0123_4567_89AB_CDEF;
 pub const TICKET: &str = "00112233445566778899aabbccddeeff";
+/// Secrets of the accept.
+pub const SESSION: &str = "0102030405060708090a0b0c0d0e0f10";
+pub const STREAM: &str = "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf";
 
 pub fn layer(kind: LayerKind, kv_heads: u32, key_dim: u32, value_dim: u32) -> LayerSpec {
     LayerSpec {
@@ -99,12 +106,50 @@ pub fn blocks(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Vec<KvBlock> 
     out
 }
 
+/// The page chain of the prompt.
+pub fn pages(contract: &Contract, kv_end: u32) -> Vec<PageId> {
+    let namespace = Namespace::new(Arc::new(contract.clone()), b"tenant", Origin::Exact);
+    namespace.chain(&prompt(kv_end))
+}
+
+/// What a receiver that holds `have` tokens names as its last page.
+pub fn have_page(contract: &Contract, kv_end: u32, have: u32) -> Option<String> {
+    let count = have / PAGE_TOKENS;
+    let last = count.checked_sub(1)?;
+    Some(pages(contract, kv_end)[last as usize].to_string())
+}
+
+pub fn offer(contract: &Contract, kv_end: u32) -> Offer {
+    Offer {
+        contract: Arc::new(contract.clone()),
+        handoff: HANDOFF,
+        ticket: TICKET.into(),
+        tokens: prompt(kv_end),
+        continuation: 0,
+        kv_end,
+        pages: pages(contract, kv_end),
+    }
+}
+
 pub fn expectation(contract: &Contract, kv_end: u32) -> Expectation {
     Expectation {
-        contract: contract.clone(),
+        contract: Arc::new(contract.clone()),
         handoff: HANDOFF,
         tokens: prompt(kv_end),
         kv_end,
+        continued: false,
+        ceiling: Codec::K8v4,
+    }
+}
+
+/// One stream, and as much credit as we ever give.
+pub fn terms() -> Terms {
+    Terms {
+        session: SESSION.into(),
+        stream: STREAM.into(),
+        streams: 1,
+        credit_bytes: CREDIT_BYTES,
+        have_page: None,
     }
 }
 
@@ -129,14 +174,103 @@ pub fn with_payload(frame: &[u8], payload: &[u8]) -> Vec<u8> {
     encode_frame(split(frame).0, payload)
 }
 
+/// A block as frames of one stream.
+pub fn send(
+    sender: &mut Sender,
+    out: &mut Outbound,
+    block: &KvBlock,
+    codec: Codec,
+) -> Result<Vec<Vec<u8>>, SenderError> {
+    let mut encoder = Encoder::new().unwrap();
+    let (place, mut cutter) = sender.open(block)?;
+    let mut frames = Vec::new();
+    while let Some(segment) = cutter.next(block, codec, &mut encoder)? {
+        let mut frame = out.segment(&segment.header).to_vec();
+        frame.extend(segment.parts(block).concat());
+        frames.push(frame);
+    }
+    sender.close(place, cutter.finish());
+    Ok(frames)
+}
+
+/// A receiver with its main connection, or a further one.
+pub struct Taker {
+    pub receiver: Receiver,
+    pub inbound: Inbound,
+    pub decoder: Decoder,
+}
+
+impl Taker {
+    /// Accepts this hello, and gives the accept frame.
+    pub fn accept(
+        hello: &Hello,
+        expected: &Expectation,
+        have: u32,
+        terms: &Terms,
+    ) -> Result<(Self, Vec<u8>), Box<Refuse>> {
+        let kv_end = Receiver::check_hello(hello, expected)?;
+        let (receiver, frame) = Receiver::accept(expected, kv_end, have, terms).unwrap();
+        let taker = Self {
+            inbound: receiver.main(),
+            receiver,
+            decoder: Decoder::new().unwrap(),
+        };
+        Ok((taker, frame))
+    }
+
+    pub fn check(&mut self, header: &Header) -> Result<(), ReceiverError> {
+        self.inbound.check(&mut self.receiver, header)
+    }
+
+    /// A frame whose header passed [`Self::check`]. Raw rows go straight into the block for every
+    /// second frame, as both ways must give the same.
+    pub fn frame(&mut self, header: &Header, payload: &[u8]) -> Result<Step, ReceiverError> {
+        if header.sequence % 2 == 0
+            && header.kind == Kind::Segment
+            && let Some(slices) = self.inbound.rows()
+        {
+            let mut rest = payload;
+            for slice in slices {
+                let (now, later) = rest.split_at(slice.len());
+                slice.copy_from_slice(now);
+                rest = later;
+            }
+            assert!(rest.is_empty(), "`rows` are not `payload_len` bytes");
+            self.inbound.rows_read()?;
+            return self.inbound.complete(&mut self.receiver);
+        }
+        self.inbound
+            .frame(&mut self.receiver, &mut self.decoder, header, payload)
+    }
+
+    pub fn take(&mut self, frame: &[u8]) -> Result<Step, ReceiverError> {
+        let (header, payload) = split(frame);
+        self.check(&header)?;
+        self.frame(&header, payload)
+    }
+
+    /// Gives out and applies everything that is ready.
+    pub fn apply(&mut self) -> Vec<KvBlock> {
+        let mut out = Vec::new();
+        while let Some(arrived) = self.receiver.next_block() {
+            let _ = self.receiver.applied();
+            out.push(arrived.block);
+        }
+        out
+    }
+}
+
 /// What went over the wire in a handoff in which nothing went wrong.
 pub struct Recording {
     pub contract: Contract,
     pub kv_end: u32,
+    pub terms: Terms,
     pub sent: Vec<KvBlock>,
     pub applied: Vec<KvBlock>,
     /// Sender to receiver: hello, segments, commit.
     pub forward: Vec<Vec<u8>>,
+    /// Sender to receiver, after the commit.
+    pub receipt: Vec<u8>,
     /// Receiver to sender: accept, acks, committed.
     pub backward: Vec<Vec<u8>>,
 }
@@ -166,80 +300,103 @@ impl Recording {
     }
 }
 
-/// Runs a handoff; acknowledgements are held back as long as the credit lasts if `lazy`.
+/// How a handoff is run.
+#[derive(Clone, Copy)]
+pub struct Manner {
+    /// Acknowledgements are held back as long as the credit lasts.
+    pub lazy: bool,
+    /// A beat after each block.
+    pub beats: bool,
+    pub codec: Codec,
+}
+
+/// Runs a handoff with raw rows; acknowledgements are held back as long as the credit lasts if `lazy`.
 pub fn run(contract: &Contract, kv_end: u32, chunks: &[u32], lazy: bool) -> Recording {
-    run_with(contract, kv_end, chunks, lazy, false)
+    let sent = blocks(contract, kv_end, chunks);
+    let manner = Manner {
+        lazy,
+        beats: false,
+        codec: Codec::Raw,
+    };
+    run_with(contract, kv_end, sent, manner)
 }
 
-/// Like [`run`], with a beat after each block.
-pub fn run_with_beats(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Recording {
-    run_with(contract, kv_end, chunks, true, true)
+/// Credit for this many of the blocks, which is soon used up.
+pub fn credit_of(blocks: &[KvBlock], count: u64) -> u64 {
+    let largest = blocks.iter().map(KvBlock::bytes).max();
+    largest.unwrap_or(1).saturating_mul(count)
 }
 
-fn run_with(
+pub fn receipt() -> Receipt {
+    let logits = [0.5, 3.0, -1.0, 2.5];
+    Receipt::of(&logits, None)
+}
+
+pub fn run_with(
     contract: &Contract,
     kv_end: u32,
-    chunks: &[u32],
-    lazy: bool,
-    beats: bool,
+    sent: Vec<KvBlock>,
+    manner: Manner,
 ) -> Recording {
-    let sent = blocks(contract, kv_end, chunks);
-    let (mut sender, hello) =
-        Sender::new(contract.clone(), HANDOFF, TICKET, &prompt(kv_end), kv_end).unwrap();
-    let (header, payload) = split(&hello);
-    let hello_message: Hello = parse(header.kind, payload).unwrap();
-    let (mut receiver, accept) =
-        Receiver::accept(&hello_message, expectation(contract, kv_end)).unwrap();
+    let terms = Terms {
+        credit_bytes: credit_of(&sent, 3),
+        ..terms()
+    };
+    let (mut sender, hello) = Sender::new(offer(contract, kv_end)).unwrap();
+    let hello_message: Hello = parse(Kind::Hello, split(&hello).1).unwrap();
+    let expected = expectation(contract, kv_end);
+    let (mut taker, accept) = Taker::accept(&hello_message, &expected, 0, &terms).unwrap();
     let mut out = Recording {
         contract: contract.clone(),
         kv_end,
+        terms,
         sent,
         applied: Vec::new(),
         forward: vec![hello],
+        receipt: Vec::new(),
         backward: Vec::new(),
     };
+    let mut outbound = sender.outbound();
     answer(&mut sender, &mut out.backward, accept);
-    let mut waiting: VecDeque<(Section, Range<u32>)> = VecDeque::new();
     for block in out.sent.clone() {
-        while !sender.may_send() || (!lazy && !waiting.is_empty()) {
-            let (section, tokens) = waiting.pop_front().expect("credit without a block");
-            let ack = receiver.applied(section, &tokens);
-            answer(&mut sender, &mut out.backward, ack);
+        while !sender.may_send(block.bytes()) || (!manner.lazy && sender.in_flight() > 0) {
+            apply(&mut taker, &mut sender, &mut out);
         }
-        for frame in sender.block(&block).unwrap() {
-            let (header, payload) = split(&frame);
-            receiver.check(&header).unwrap();
-            if let Step::Apply(block) = receiver.frame(&header, payload).unwrap() {
-                waiting.push_back((block.section, block.tokens.clone()));
-                out.applied.push(block);
-            }
+        for frame in send(&mut sender, &mut outbound, &block, manner.codec).unwrap() {
+            taker.take(&frame).unwrap();
             out.forward.push(frame);
         }
-        if beats {
-            let beat = sender.beat();
-            let (header, payload) = split(&beat);
-            receiver.check(&header).unwrap();
-            assert_eq!(receiver.frame(&header, payload).unwrap(), Step::Wait);
+        if manner.beats {
+            let beat = outbound.control(&Outgoing::beat());
+            assert_eq!(taker.take(&beat).unwrap(), Step::Wait);
             out.forward.push(beat);
         }
     }
-    let commit = sender.commit().unwrap();
-    let (header, payload) = split(&commit);
-    receiver.check(&header).unwrap();
-    assert_eq!(receiver.frame(&header, payload).unwrap(), Step::AllSent);
+    let commit = outbound.control(&sender.commit().unwrap());
+    assert_eq!(taker.take(&commit).unwrap(), Step::Commit);
     out.forward.push(commit);
-    assert_eq!(receiver.unapplied() as usize, waiting.len());
-    while let Some((section, tokens)) = waiting.pop_front() {
-        assert_eq!(receiver.finish(), None, "committed before all was applied");
-        let ack = receiver.applied(section, &tokens);
-        answer(&mut sender, &mut out.backward, ack);
+    out.receipt = outbound.control(&sender.receipt(&receipt()).unwrap());
+    assert_eq!(taker.take(&out.receipt).unwrap(), Step::Receipt(receipt()));
+    while sender.in_flight() > 0 {
+        assert_eq!(taker.receiver.finish(), None, "committed before all was applied");
+        apply(&mut taker, &mut sender, &mut out);
     }
-    let committed = receiver.finish().unwrap();
-    assert_eq!(receiver.finish(), None, "committed twice");
+    let committed = taker.receiver.finish().unwrap();
+    assert_eq!(taker.receiver.finish(), None, "committed twice");
     answer(&mut sender, &mut out.backward, committed);
     assert_eq!(sender.state(), SenderState::Committed);
-    assert_eq!(sender.raw_bytes(), receiver.raw_bytes());
+    assert_eq!(sender.raw_bytes(), taker.receiver.raw_bytes());
+    assert_eq!(taker.receiver.staged_bytes(), 0);
     out
+}
+
+/// The oldest block is applied, acknowledged and its buffers used again.
+fn apply(taker: &mut Taker, sender: &mut Sender, out: &mut Recording) {
+    let arrived = taker.receiver.next_block().expect("credit without a block");
+    let ack = taker.receiver.applied();
+    answer(sender, &mut out.backward, ack);
+    out.applied.push(arrived.block.clone());
+    taker.receiver.recycle(arrived.block);
 }
 
 fn answer(sender: &mut Sender, backward: &mut Vec<Vec<u8>>, frame: Vec<u8>) {
@@ -258,9 +415,9 @@ pub struct Outcome {
 }
 
 /// Reads a stream like a decode node: header, check, payload, frame; applies at once.
-pub fn replay(expected: Expectation, stream: &[u8]) -> Outcome {
+pub fn replay(expected: &Expectation, terms: &Terms, stream: &[u8]) -> Outcome {
     let mut applied = Vec::new();
-    let result = read_stream(expected, stream, &mut applied);
+    let result = read_stream(expected, terms, stream, &mut applied);
     Outcome {
         applied,
         committed: result == Ok(true),
@@ -274,7 +431,8 @@ pub fn replay(expected: Expectation, stream: &[u8]) -> Outcome {
 
 /// True if committed, false if the bytes ended before that.
 fn read_stream(
-    expected: Expectation,
+    expected: &Expectation,
+    terms: &Terms,
     stream: &[u8],
     applied: &mut Vec<KvBlock>,
 ) -> Result<bool, String> {
@@ -287,22 +445,14 @@ fn read_stream(
     }
     header.check_payload(payload).map_err(|e| e.to_string())?;
     let hello: Hello = parse(Kind::Hello, payload).map_err(|e| e.to_string())?;
-    let (mut receiver, _) = Receiver::accept(&hello, expected).map_err(|r| r.message)?;
+    let (mut taker, _) = Taker::accept(&hello, expected, 0, terms).map_err(|r| r.message)?;
     let mut committed = false;
     while let Some((header, payload)) =
-        next_frame(&mut rest, |h| receiver.check(h).map_err(|e| e.to_string()))?
+        next_frame(&mut rest, |h| taker.check(h).map_err(|e| e.to_string()))?
     {
-        match receiver
-            .frame(&header, payload)
-            .map_err(|e| e.to_string())?
-        {
-            Step::Wait => {}
-            Step::Apply(block) => {
-                let _ = receiver.applied(block.section, &block.tokens);
-                applied.push(block);
-            }
-            Step::AllSent => committed = receiver.finish().is_some(),
-        }
+        taker.frame(&header, payload).map_err(|e| e.to_string())?;
+        applied.extend(taker.apply());
+        committed |= taker.receiver.finish().is_some();
     }
     Ok(committed)
 }

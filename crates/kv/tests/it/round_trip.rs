@@ -1,13 +1,17 @@
 //! What is sent is received: once, contiguously, byte for byte.
 
 use proptest::prelude::*;
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::Kind;
-use tandem_kv::limits::{MAX_SEGMENT_PAYLOAD, MAX_STAGED_BYTES, TARGET_SEGMENT_BYTES};
-use tandem_kv::sender::max_block_tokens;
+use tandem_kv::limits::{
+    MAX_CHUNK_TOKENS, MAX_SEGMENT_PAYLOAD, MAX_STAGED_BYTES, TARGET_BLOCK_BYTES,
+    TARGET_SEGMENT_BYTES,
+};
+use tandem_kv::segment::{block_tokens, window_bytes};
 use tandem_kv::{Contract, KvBlock, LayerKind, Section};
 
 use super::driver::{
-    Recording, contract, full, layer, mixed, run, run_with_beats, split, windowed,
+    Manner, Recording, blocks, contract, full, layer, mixed, run, run_with, split, windowed,
 };
 
 /// Runs a handoff in both acknowledgement orders and checks it against what was put in.
@@ -18,9 +22,21 @@ fn check(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Recording {
         check_contiguous(contract, kv_end, &got.applied);
         check_segments(&got);
     }
-    let beaten = run_with_beats(contract, kv_end, chunks);
+    let beats = Manner {
+        lazy: true,
+        beats: true,
+        codec: Codec::Raw,
+    };
+    let beaten = run_with(contract, kv_end, blocks(contract, kv_end, chunks), beats);
     assert_eq!(beaten.applied, beaten.sent);
     check_segments(&beaten);
+    let exact = Manner {
+        beats: false,
+        codec: Codec::Plane,
+        ..beats
+    };
+    let encoded = run_with(contract, kv_end, blocks(contract, kv_end, chunks), exact);
+    assert_eq!(encoded.applied, encoded.sent);
     run(contract, kv_end, chunks, true)
 }
 
@@ -159,25 +175,29 @@ fn the_largest_row_fits_a_segment() {
 }
 
 #[test]
-fn block_size_for_one_segment_per_layer() {
+fn blocks_are_whole_pages_near_the_target() {
     let table = [
-        (contract(0, vec![full(1024, 1024, 1024)]), Section::Full, 2),
-        (contract(0, vec![full(8, 128, 128)]), Section::Full, 2048),
-        (
-            contract(9, vec![full(8, 128, 128), windowed(64, 1024, 1024)]),
-            Section::Window,
-            32,
-        ),
-        // No layer of that section: no bound but the type's.
-        (
-            contract(0, vec![full(1, 1, 1)]),
-            Section::Window,
-            MAX_SEGMENT_PAYLOAD,
-        ),
+        // 4 MiB for each token: less than a page of them.
+        (contract(0, vec![full(1024, 1024, 1024)]), 4),
+        (contract(0, vec![full(1024, 1024, 1024); 9]), 1),
+        // 128 KiB and 36 KiB for each token: 128 tokens, and 455 rounded down.
+        (contract(0, vec![full(8, 128, 128); 32]), 128),
+        (contract(9, vec![full(8, 64, 64), windowed(9, 9, 9)].repeat(18)), 448),
+        (contract(0, vec![full(1, 1, 1)]), MAX_CHUNK_TOKENS),
+        (contract(9, vec![windowed(1, 1, 1)]), MAX_CHUNK_TOKENS),
     ];
-    for (contract, section, expected) in table {
-        assert_eq!(max_block_tokens(&contract, section), expected);
+    for (contract, expected) in table {
+        let tokens = block_tokens(&contract);
+        assert_eq!(tokens, expected);
+        let layers = contract.section_layers(Section::Full);
+        let bytes = contract.token_bytes(&layers) * u64::from(tokens);
+        assert!(bytes <= TARGET_BLOCK_BYTES || tokens == 1);
     }
+    let windows = contract(4, vec![full(9, 9, 9), windowed(2, 3, 5), windowed(1, 1, 1)]);
+    for (kv_end, tokens) in [(0, 0), (3, 3), (4, 4), (5, 4), (4000, 4)] {
+        assert_eq!(window_bytes(&windows, kv_end), tokens * (2 * 8 + 2) * 2);
+    }
+    assert_eq!(window_bytes(&contract(0, vec![full(9, 9, 9)]), 4000), 0);
 }
 
 fn any_contract(max_heads: u32, max_dim: u32) -> impl Strategy<Value = Contract> {

@@ -2,25 +2,73 @@
 
 use std::ops::Range;
 
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::{FrameError, Header, Kind, encode_frame};
-use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_CHUNKS_IN_FLIGHT, MAX_STRING, MAX_TOKENS};
-use tandem_kv::message::{Abort, Accept, RefusalCode, Refuse, abort_frame, control_frame, parse};
-use tandem_kv::sender::{Sender, SenderError, SenderState};
+use tandem_kv::limits::{
+    CREDIT_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_FULL_BLOCK_BYTES,
+    MAX_STREAMS, MAX_STRING, MAX_TOKENS,
+};
+use tandem_kv::message::{
+    Abort, Accept, Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse,
+};
+use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderState};
 use tandem_kv::{Contract, KvBlock, Section};
 
 use super::driver::{
-    HANDOFF, TICKET, block, contract, forged, full, mixed, prompt, run, split, windowed,
+    HANDOFF, SESSION, STREAM, block, contract, forged, full, have_page, mixed, offer, prompt,
+    receipt, run, send, split, windowed,
 };
 
-fn new(contract: &Contract, kv_end: u32) -> Sender {
-    Sender::new(contract.clone(), HANDOFF, TICKET, &prompt(kv_end), kv_end)
-        .unwrap()
-        .0
+/// A sender with one connection.
+#[derive(Debug)]
+struct Side {
+    sender: Sender,
+    out: Outbound,
 }
 
-fn accept(credit_blocks: u32) -> Vec<u8> {
-    control_frame(Kind::Accept, HANDOFF, 0, &Accept { credit_blocks }).unwrap()
+impl Side {
+    fn block(&mut self, block: &KvBlock) -> Result<Vec<Vec<u8>>, SenderError> {
+        send(&mut self.sender, &mut self.out, block, Codec::Raw)
+    }
+
+    fn commit(&mut self) -> Result<Vec<u8>, SenderError> {
+        let commit = self.sender.commit()?;
+        Ok(self.out.control(&commit))
+    }
 }
+
+fn new(contract: &Contract, kv_end: u32) -> Side {
+    let (sender, _) = Sender::new(offer(contract, kv_end)).unwrap();
+    Side {
+        out: sender.outbound(),
+        sender,
+    }
+}
+
+/// What a receiver with this much credit says, for one stream, that holds nothing yet.
+fn terms(credit_bytes: u64) -> Accept {
+    Accept {
+        session: SESSION.into(),
+        stream: STREAM.into(),
+        streams: 1,
+        credit_bytes,
+        have_tokens: 0,
+        have_page: None,
+        have_window: false,
+    }
+}
+
+fn said(accept: &Accept) -> Vec<u8> {
+    control_frame(Kind::Accept, HANDOFF, 0, accept).unwrap()
+}
+
+/// Credit for this many tokens of the full layers of `mixed()`.
+fn accept(tokens: u64) -> Vec<u8> {
+    said(&terms(tokens * TOKEN))
+}
+
+/// Bytes of a token of the full layers of `mixed()`.
+const TOKEN: u64 = 12;
 
 fn ack(sequence: u32, section: Section, tokens: Range<u32>) -> Vec<u8> {
     let mut header = Header::control(Kind::Ack, HANDOFF, sequence);
@@ -33,17 +81,17 @@ fn committed(sequence: u32) -> Vec<u8> {
     encode_frame(Header::control(Kind::Committed, HANDOFF, sequence), &[])
 }
 
-fn give(sender: &mut Sender, frame: &[u8]) -> Result<(), SenderError> {
+fn give(side: &mut Side, frame: &[u8]) -> Result<(), SenderError> {
     let (header, payload) = split(frame);
-    sender.receive(&header, payload)
+    side.sender.receive(&header, payload)
 }
 
-/// A sender of `mixed()` with KV for 8 tokens that has been accepted with this credit.
-fn streaming(credit: u32) -> Sender {
-    let mut sender = new(&mixed(), 8);
-    give(&mut sender, &accept(credit)).unwrap();
-    assert_eq!(sender.state(), SenderState::Streaming);
-    sender
+/// A sender of `mixed()` with KV for 8 tokens that has been accepted with credit for this many.
+fn streaming(credit: u64) -> Side {
+    let mut side = new(&mixed(), 8);
+    give(&mut side, &accept(credit)).unwrap();
+    assert_eq!(side.sender.state(), SenderState::Streaming);
+    side
 }
 
 fn full_block(tokens: Range<u32>) -> KvBlock {
@@ -55,65 +103,173 @@ fn window_block(tokens: Range<u32>) -> KvBlock {
 }
 
 /// The frame is refused and the handoff is over: nothing goes on from there.
-fn fails(mut sender: Sender, frame: &[u8], expected: &str) {
-    let error = give(&mut sender, frame).expect_err(expected);
+fn fails(mut side: Side, frame: &[u8], expected: &str) {
+    let error = give(&mut side, frame).expect_err(expected);
     assert!(error.to_string().contains(expected), "{error}");
-    assert_eq!(sender.state(), SenderState::Failed);
-    assert!(!sender.may_send());
-    assert!(sender.block(&full_block(0..1)).is_err());
-    assert!(sender.commit().is_err());
+    assert_eq!(side.sender.state(), SenderState::Failed);
+    assert!(!side.sender.may_send(1));
+    assert!(side.block(&full_block(0..1)).is_err());
+    assert!(side.commit().is_err());
+    assert!(side.sender.join().is_err());
+    assert!(side.sender.reconnect().is_err());
     for frame in [accept(4), committed(1)] {
-        let error = give(&mut sender, &frame).unwrap_err();
+        let error = give(&mut side, &frame).unwrap_err();
         assert!(error.to_string().contains("the handoff is over"));
     }
 }
 
 #[test]
 fn credit_is_used_up_and_given_back() {
-    let mut sender = streaming(2);
-    for (start, sequence) in (0..8).zip(1..) {
-        if start >= 2 {
-            assert!(!sender.may_send());
-            let error = sender.block(&full_block(start..start + 1)).unwrap_err();
+    let mut side = streaming(5);
+    // Two tokens at a time: 4 of 5 tokens are used, and no block of two fits.
+    for start in [0, 2, 4, 6] {
+        if start >= 4 {
+            assert!(!side.sender.may_send(2 * TOKEN));
+            assert!(side.sender.may_send(TOKEN));
+            let error = side.block(&full_block(start..start + 2)).unwrap_err();
             assert!(matches!(error, SenderError::NotAllowed(_)), "{error}");
-            let acked = start - 2..start - 1;
-            give(&mut sender, &ack(sequence - 2, Section::Full, acked)).unwrap();
+            let ack = ack(start / 2 - 1, Section::Full, start - 4..start - 2);
+            give(&mut side, &ack).unwrap();
         }
-        assert!(sender.may_send());
-        sender.block(&full_block(start..start + 1)).unwrap();
+        assert!(side.sender.may_send(2 * TOKEN));
+        side.block(&full_block(start..start + 2)).unwrap();
     }
 }
 
 #[test]
-fn credit_is_bounded_by_our_own_limit() {
-    let mut sender = streaming(u32::MAX);
-    for start in 0..MAX_CHUNKS_IN_FLIGHT {
-        sender.block(&full_block(start..start + 1)).unwrap();
+fn one_block_may_exceed_the_credit_alone() {
+    let mut side = streaming(1);
+    side.block(&full_block(0..5)).unwrap();
+    assert!(!side.sender.may_send(1));
+    give(&mut side, &ack(1, Section::Full, 0..5)).unwrap();
+    side.block(&full_block(5..6)).unwrap();
+    assert!(!side.sender.may_send(1));
+}
+
+#[test]
+fn credit_is_bounded_by_our_own_limits() {
+    let mut side = streaming(u64::MAX / TOKEN);
+    assert!(side.sender.may_send(u64::MAX), "a first block");
+    side.block(&full_block(0..1)).unwrap();
+    assert!(side.sender.may_send(CREDIT_BYTES - TOKEN));
+    assert!(!side.sender.may_send(CREDIT_BYTES - TOKEN + 1));
+    fails(new(&mixed(), 8), &accept(0), "`credit_bytes` is zero");
+    let small = contract(0, vec![full(1, 1, 1)]);
+    let count = u32::try_from(MAX_BLOCKS_IN_FLIGHT).unwrap();
+    let mut side = new(&small, count + 1);
+    give(&mut side, &accept(u64::MAX / TOKEN)).unwrap();
+    for start in 0..count {
+        side.block(&block(&small, Section::Full, start..start + 1)).unwrap();
     }
-    assert!(!sender.may_send());
-    fails(new(&mixed(), 8), &accept(0), "`credit_blocks` is zero");
+    assert!(!side.sender.may_send(1));
 }
 
 #[test]
 fn nothing_is_sent_before_the_accept() {
-    let mut sender = new(&mixed(), 8);
-    assert!(!sender.may_send());
+    let mut side = new(&mixed(), 8);
+    assert!(!side.sender.may_send(1));
     for error in [
-        sender.block(&full_block(0..1)).unwrap_err(),
-        sender.commit().unwrap_err(),
+        side.block(&full_block(0..1)).unwrap_err(),
+        side.commit().unwrap_err(),
+        side.sender.join().unwrap_err(),
+        side.sender.reconnect().unwrap_err(),
+        side.sender.receipt(&receipt()).unwrap_err(),
     ] {
         assert!(error.to_string().contains("AwaitAccept"), "{error}");
     }
-    assert_eq!(sender.state(), SenderState::AwaitAccept);
-    assert_eq!(sender.raw_bytes(), 0);
+    assert_eq!(side.sender.state(), SenderState::AwaitAccept);
+    assert_eq!(side.sender.raw_bytes(), 0);
+}
+
+#[test]
+fn accepts_that_are_out_of_bounds() {
+    type Change = fn(&mut Accept);
+    let table: [(&str, Change); 12] = [
+        ("`credit_bytes` is zero", |a| a.credit_bytes = 0),
+        ("`session` or `stream`", |a| a.session.clear()),
+        ("`session` or `stream`", |a| a.stream.clear()),
+        ("`session` or `stream`", |a| a.session = "x".repeat(MAX_STRING + 1)),
+        ("`session` or `stream`", |a| a.stream = "x".repeat(MAX_STRING + 1)),
+        ("`streams` is out of bounds", |a| a.streams = 0),
+        ("`streams` is out of bounds", |a| a.streams = MAX_STREAMS + 1),
+        ("`have_tokens` lies beyond", |a| a.have_tokens = 151),
+        ("`have_page`", |a| a.have_tokens = 128),
+        ("`have_page`", |a| {
+            (a.have_tokens, a.have_page) = (128, Some("00".repeat(32)));
+        }),
+        ("`have_page`", |a| {
+            // The page before the last one, and one where there is none.
+            (a.have_tokens, a.have_page) = (128, have_page(&mixed(), 150, 64));
+        }),
+        ("`have_page`", |a| {
+            (a.have_tokens, a.have_page) = (63, have_page(&mixed(), 150, 64));
+        }),
+    ];
+    for (expected, change) in table {
+        let mut accept = terms(100);
+        change(&mut accept);
+        fails(new(&mixed(), 150), &said(&accept), expected);
+    }
+    let window = Accept {
+        have_window: true,
+        ..terms(100)
+    };
+    fails(new(&mixed(), 150), &said(&window), "`have_window` without the tokens");
+}
+
+/// What the receiver holds is not sent, and it must be the same pages.
+#[test]
+fn what_is_held_is_left_out() {
+    for have in [0, 1, 63, 64, 65, 128, 149, 150] {
+        let mut side = new(&mixed(), 150);
+        let accept = Accept {
+            have_tokens: have,
+            have_page: have_page(&mixed(), 150, have),
+            have_window: have == 150,
+            ..terms(10_000)
+        };
+        give(&mut side, &said(&accept)).unwrap();
+        assert_eq!(side.sender.next_token(), have);
+        assert_eq!(side.sender.acknowledged(), have);
+        assert_eq!(side.sender.accepted(), &accept);
+        if have < 150 {
+            assert!(matches!(side.commit(), Err(SenderError::Gap { .. })));
+            side.block(&block(&mixed(), Section::Full, have..150)).unwrap();
+            side.block(&block(&mixed(), Section::Window, 146..150)).unwrap();
+        }
+        assert!(side.sender.window_sent());
+        side.commit().unwrap();
+    }
+}
+
+#[test]
+fn streams_are_as_many_as_the_receiver_takes() {
+    let mut side = new(&mixed(), 8);
+    let accept = Accept {
+        streams: 3,
+        ..terms(100)
+    };
+    give(&mut side, &said(&accept)).unwrap();
+    for _ in 1..3 {
+        let (mut out, frame) = side.sender.join().unwrap();
+        let (header, payload) = split(&frame);
+        assert_eq!((header.kind, header.handoff, header.sequence), (Kind::Join, HANDOFF, 0));
+        let join: Join = parse(Kind::Join, payload).unwrap();
+        assert_eq!(join.stream, STREAM);
+        // Each connection counts by itself.
+        let beat = out.control(&Outgoing::beat());
+        assert_eq!(split(&beat).0.sequence, 1);
+    }
+    let error = side.sender.join().unwrap_err().to_string();
+    assert!(error.contains("stream 4 of 3"), "{error}");
 }
 
 #[test]
 fn blocks_that_do_not_continue() {
-    let mut sender = streaming(4);
-    sender.block(&full_block(0..3)).unwrap();
+    let mut side = streaming(100);
+    side.block(&full_block(0..3)).unwrap();
     for start in [0, 2, 4] {
-        let error = sender.block(&full_block(start..6)).unwrap_err();
+        let error = side.block(&full_block(start..6)).unwrap_err();
         let expected = SenderError::Gap {
             found: start,
             expected: 3,
@@ -126,20 +282,20 @@ fn blocks_that_do_not_continue() {
         (window_block(4..8), "the window before the last full block"),
     ];
     for (block, expected) in not_allowed {
-        let error = sender.block(&block).unwrap_err().to_string();
+        let error = side.block(&block).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     // A refused call changes nothing.
-    sender.block(&full_block(3..8)).unwrap();
-    let error = sender.block(&window_block(3..7)).unwrap_err();
+    side.block(&full_block(3..8)).unwrap();
+    let error = side.block(&window_block(3..7)).unwrap_err();
     assert!(matches!(error, SenderError::Gap { expected: 4, .. }));
-    let error = sender.block(&window_block(4..7)).unwrap_err();
+    let error = side.block(&window_block(4..7)).unwrap_err();
     assert!(
         error.to_string().contains("ends at token 7 of 8"),
         "{error}"
     );
-    sender.block(&window_block(4..8)).unwrap();
-    let error = sender.block(&window_block(4..8)).unwrap_err();
+    side.block(&window_block(4..8)).unwrap();
+    let error = side.block(&window_block(4..8)).unwrap_err();
     assert!(error.to_string().contains("a second window"), "{error}");
 }
 
@@ -159,15 +315,15 @@ fn blocks_that_do_not_fit_the_contract() {
     for (expected, change) in table {
         let mut block = full_block(0..2);
         change(&mut block);
-        let error = streaming(4).block(&block).unwrap_err().to_string();
+        let error = streaming(100).block(&block).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     // A section without layers has no blocks.
     let only_window = contract(2, vec![windowed(1, 1, 1)]);
-    let mut sender = new(&only_window, 8);
-    give(&mut sender, &accept(4)).unwrap();
+    let mut side = new(&only_window, 8);
+    give(&mut side, &accept(100)).unwrap();
     let empty = block(&only_window, Section::Full, 0..8);
-    let error = sender.block(&empty).unwrap_err();
+    let error = side.block(&empty).unwrap_err();
     assert!(error.to_string().contains("an empty block"), "{error}");
 }
 
@@ -175,8 +331,8 @@ fn blocks_that_do_not_fit_the_contract() {
 fn limits_of_the_own_side() {
     let small = contract(0, vec![full(1, 1, 1)]);
     let kv_end = MAX_CHUNK_TOKENS + 1;
-    let mut sender = new(&small, kv_end);
-    give(&mut sender, &accept(4)).unwrap();
+    let mut side = new(&small, kv_end);
+    give(&mut side, &accept(100)).unwrap();
     let error = sender
         .block(&block(&small, Section::Full, 0..kv_end))
         .unwrap_err();
@@ -194,35 +350,35 @@ fn limits_of_the_own_side() {
 
 #[test]
 fn commit_only_when_complete_and_once() {
-    let mut sender = streaming(4);
+    let mut side = streaming(100);
     let gap = SenderError::Gap {
         found: 8,
         expected: 0,
     };
-    assert_eq!(sender.commit(), Err(gap));
-    sender.block(&full_block(0..8)).unwrap();
-    let error = sender.commit().unwrap_err();
+    assert_eq!(side.commit(), Err(gap));
+    side.block(&full_block(0..8)).unwrap();
+    let error = side.commit().unwrap_err();
     assert!(error.to_string().contains("without the window"), "{error}");
-    sender.block(&window_block(4..8)).unwrap();
-    let header = split(&sender.commit().unwrap()).0;
+    side.block(&window_block(4..8)).unwrap();
+    let header = split(&side.commit().unwrap()).0;
     assert_eq!((header.kind, header.sequence), (Kind::Commit, 3));
-    assert_eq!(sender.state(), SenderState::Committing);
-    assert!(!sender.may_send());
-    let error = sender.commit().unwrap_err();
+    assert_eq!(side.sender.state(), SenderState::Committing);
+    assert!(!side.sender.may_send(1));
+    let error = side.commit().unwrap_err();
     assert!(error.to_string().contains("Committing"), "{error}");
 }
 
 #[test]
 fn acknowledgements_out_of_order_or_for_nothing() {
     let with_two = || {
-        let mut sender = streaming(4);
-        sender.block(&full_block(0..3)).unwrap();
-        sender.block(&full_block(3..5)).unwrap();
-        sender
+        let mut side = streaming(100);
+        side.block(&full_block(0..3)).unwrap();
+        side.block(&full_block(3..5)).unwrap();
+        side
     };
     let oldest = "does not match the oldest unacknowledged block";
     let table = [
-        (streaming(4), ack(1, Section::Full, 0..3), oldest),
+        (streaming(100), ack(1, Section::Full, 0..3), oldest),
         (with_two(), ack(1, Section::Full, 3..5), oldest),
         (with_two(), ack(1, Section::Full, 5..8), oldest),
         (with_two(), ack(1, Section::Full, 1..3), oldest),
@@ -235,8 +391,8 @@ fn acknowledgements_out_of_order_or_for_nothing() {
             "not allowed in this state",
         ),
     ];
-    for (sender, frame, expected) in table {
-        fails(sender, &frame, expected);
+    for (side, frame, expected) in table {
+        fails(side, &frame, expected);
     }
     let mut twice = with_two();
     give(&mut twice, &ack(1, Section::Full, 0..3)).unwrap();
@@ -249,23 +405,23 @@ fn acknowledgements_out_of_order_or_for_nothing() {
 #[test]
 fn committed_too_early_or_twice() {
     fails(new(&mixed(), 8), &committed(0), "not allowed in this state");
-    fails(streaming(4), &committed(1), "not allowed in this state");
+    fails(streaming(100), &committed(1), "not allowed in this state");
     let committing = || {
-        let mut sender = streaming(4);
-        sender.block(&full_block(0..8)).unwrap();
-        sender.block(&window_block(4..8)).unwrap();
-        sender.commit().unwrap();
-        sender
+        let mut side = streaming(100);
+        side.block(&full_block(0..8)).unwrap();
+        side.block(&window_block(4..8)).unwrap();
+        side.commit().unwrap();
+        side
     };
     fails(committing(), &committed(1), "not allowed in this state");
-    let mut sender = committing();
-    give(&mut sender, &ack(1, Section::Full, 0..8)).unwrap();
-    give(&mut sender, &ack(2, Section::Window, 4..8)).unwrap();
-    give(&mut sender, &committed(3)).unwrap();
-    assert_eq!(sender.state(), SenderState::Committed);
-    let error = give(&mut sender, &committed(4)).unwrap_err();
+    let mut side = committing();
+    give(&mut side, &ack(1, Section::Full, 0..8)).unwrap();
+    give(&mut side, &ack(2, Section::Window, 4..8)).unwrap();
+    give(&mut side, &committed(3)).unwrap();
+    assert_eq!(side.sender.state(), SenderState::Committed);
+    let error = give(&mut side, &committed(4)).unwrap_err();
     assert!(error.to_string().contains("the handoff is over"), "{error}");
-    assert_eq!(sender.state(), SenderState::Committed);
+    assert_eq!(side.sender.state(), SenderState::Committed);
 }
 
 #[test]
@@ -283,25 +439,25 @@ fn a_refusal_carries_its_reason() {
     let nameless = forged(&frame, |h| h.handoff = 0);
     fails(new(&mixed(), 8), &nameless, "the ticket has been used");
     // Only before any KV moved.
-    fails(streaming(4), &frame, "not allowed in this state");
+    fails(streaming(100), &frame, "not allowed in this state");
 }
 
 #[test]
 fn an_abort_ends_it_at_any_time() {
     for sequence in [0, 1, 99] {
         let frame = abort_frame(HANDOFF, sequence, "engine failed");
-        let expected = "aborted by the decode node: engine failed";
+        let expected = "aborted by the receiver: engine failed";
         fails(new(&mixed(), 8), &frame, expected);
-        fails(streaming(4), &frame, expected);
+        fails(streaming(100), &frame, expected);
     }
-    let mut sender = streaming(4);
-    sender.block(&full_block(0..8)).unwrap();
-    let frame = sender.abort("prefill was cancelled");
+    let mut side = streaming(100);
+    side.block(&full_block(0..8)).unwrap();
+    let frame = side.sender.abort("prefill was cancelled");
     let (header, payload) = split(&frame);
     assert_eq!((header.kind, header.sequence), (Kind::Abort, 2));
     let abort: Abort = parse(Kind::Abort, payload).unwrap();
     assert_eq!(abort.reason, "prefill was cancelled");
-    assert_eq!(sender.state(), SenderState::Failed);
+    assert_eq!(side.sender.state(), SenderState::Failed);
 }
 
 #[test]
@@ -316,27 +472,27 @@ fn frames_that_a_receiver_may_not_send() {
     let sent = run(&mixed(), 5, &[2, 3], true);
     for frame in &sent.forward {
         fails(new(&mixed(), 8), frame, "");
-        fails(streaming(4), frame, "");
+        fails(streaming(100), frame, "");
     }
-    fails(streaming(4), &accept(4), "out of sequence");
+    fails(streaming(100), &accept(100), "out of sequence");
     let second = control_frame(Kind::Accept, HANDOFF, 1, &Accept { credit_blocks: 4 }).unwrap();
-    fails(streaming(4), &second, "not allowed in this state");
-    let mut header = split(&accept(4)).0;
+    fails(streaming(100), &second, "not allowed in this state");
+    let mut header = split(&accept(100)).0;
     header.handoff ^= 1;
-    let other = encode_frame(header, split(&accept(4)).1);
+    let other = encode_frame(header, split(&accept(100)).1);
     fails(new(&mixed(), 8), &other, "handoff id differs");
 }
 
 #[test]
 fn damaged_payloads_are_refused() {
-    let frame = accept(4);
+    let frame = accept(100);
     let (header, payload) = split(&frame);
     for at in 0..payload.len() {
         let mut damaged = payload.to_vec();
         damaged[at] ^= 1;
-        let mut sender = new(&mixed(), 8);
+        let mut side = new(&mixed(), 8);
         let error = sender.receive(&header, &damaged).unwrap_err();
         assert_eq!(error, SenderError::Frame(FrameError::PayloadChecksum));
-        assert_eq!(sender.state(), SenderState::Failed);
+        assert_eq!(side.sender.state(), SenderState::Failed);
     }
 }

@@ -1,0 +1,192 @@
+//! The pages that a request shares with earlier and later ones.
+
+use std::sync::Arc;
+
+use tandem_kv::codec::Codec;
+use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
+use tandem_kv::{Contract, KvBlock, Section};
+use tandem_proto::{HandoffTerms, Reuse};
+
+use crate::pages::{Held, PageStore, Pinned, Provenance, Snapshot, Wanted};
+
+/// Keeps KV of a request as pages, and finds pages for it.
+#[derive(Debug, Clone)]
+pub struct Keep {
+    store: PageStore,
+    namespace: Namespace,
+    reuse: Reuse,
+    /// Tokens before this were computed in complete chunks, so that another prompt which begins
+    /// with them gives the same rows to the bit.
+    exact: u32,
+}
+
+impl Keep {
+    /// For a request with a prompt whose KV ends at `kv_end`, computed in chunks of `chunk` tokens.
+    #[must_use]
+    pub fn new(
+        store: PageStore,
+        contract: &Arc<Contract>,
+        terms: &HandoffTerms,
+        kv_end: u32,
+        chunk: u32,
+    ) -> Self {
+        let salt = terms.salt.as_bytes();
+        Self {
+            store,
+            namespace: Namespace::new(Arc::clone(contract), salt, Origin::Exact),
+            reuse: terms.reuse,
+            exact: kv_end - kv_end % chunk.max(1),
+        }
+    }
+
+    /// The page chain of tokens.
+    #[must_use]
+    pub fn chain(&self, tokens: &[u32]) -> Vec<PageId> {
+        self.namespace.chain(tokens)
+    }
+
+    /// Id of the last complete page of tokens, hex.
+    #[must_use]
+    pub fn last_page(&self, tokens: &[u32]) -> Option<String> {
+        self.chain(tokens).last().map(ToString::to_string)
+    }
+
+    const fn wanted(&self) -> Option<Wanted> {
+        match self.reuse {
+            Reuse::Off => None,
+            Reuse::Exact => Some(Wanted::Prefilled),
+            Reuse::All => Some(Wanted::Lossless),
+        }
+    }
+
+    /// What is there of a sequence.
+    #[must_use]
+    pub fn held(&self, tokens: &[u32]) -> Held {
+        let wanted = self.wanted();
+        wanted.map_or_else(Held::default, |w| self.store.held(&self.namespace, tokens, w))
+    }
+
+    /// What is there of a sequence, and stays while this lives.
+    #[must_use]
+    pub fn pin(&self, tokens: &[u32]) -> Option<Pinned> {
+        let wanted = self.wanted()?;
+        let pinned = self.store.pin(&self.namespace, tokens, wanted);
+        (pinned.held() != Held::default()).then_some(pinned)
+    }
+
+    /// Keeps the complete pages of a block of full-attention layers; on a thread where it may block.
+    /// Lossy rows are not kept.
+    pub fn block(&self, tokens: &[u32], block: &KvBlock, codec: Codec) {
+        if self.reuse == Reuse::Off || !codec.is_lossless() || block.section != Section::Full {
+            return;
+        }
+        let exact = self.exact.clamp(block.tokens.start, block.tokens.end);
+        let exact = exact - exact % PAGE_TOKENS;
+        let parts = [
+            (block.tokens.start..exact.max(block.tokens.start), Provenance::Prefilled),
+            (exact.max(block.tokens.start)..block.tokens.end, Provenance::Decoded),
+        ];
+        for (range, provenance) in parts {
+            let has_pages = range.end / PAGE_TOKENS > range.start.div_ceil(PAGE_TOKENS);
+            if !has_pages || (provenance == Provenance::Decoded && self.reuse != Reuse::All) {
+                continue;
+            }
+            let result = if range == block.tokens {
+                self.store.put(&self.namespace, tokens, block, provenance)
+            } else {
+                let part = block.part(range);
+                self.store.put(&self.namespace, tokens, &part, provenance)
+            };
+            if let Err(error) = result {
+                tracing::warn!(%error, "pages are not kept");
+            }
+        }
+    }
+
+    /// Keeps a window, and the rows of the full layers since the last page.
+    pub fn window(&self, tokens: &[u32], tail: Option<&KvBlock>, window: &KvBlock, codec: Codec) {
+        if self.reuse != Reuse::All || !codec.is_lossless() {
+            return;
+        }
+        let provenance = Provenance::Decoded;
+        let result = self
+            .store
+            .put_snapshot(&self.namespace, tokens, tail, window, provenance);
+        if let Err(error) = result {
+            tracing::debug!(%error, "a window is not kept");
+        }
+    }
+}
+
+/// Reads pinned pages piece by piece, in the order in which an engine takes them.
+pub struct Pieces {
+    pinned: Arc<Pinned>,
+    next: u32,
+    end: u32,
+    snapshot: bool,
+}
+
+/// Tokens that are read at once.
+const PIECE_TOKENS: u32 = 16 * PAGE_TOKENS;
+
+impl Pieces {
+    /// Pages for the full layers of a sequence up to `end`.
+    #[must_use]
+    pub fn pages(pinned: Pinned, end: u32) -> Self {
+        Self {
+            end: pinned.held().tokens.min(end - end % PAGE_TOKENS),
+            pinned: Arc::new(pinned),
+            next: 0,
+            snapshot: false,
+        }
+    }
+
+    /// All that is needed to continue a sequence: for a model with windows a snapshot and the pages
+    /// before it.
+    #[must_use]
+    pub fn all(pinned: Pinned, contract: &Contract) -> Option<Self> {
+        let held = pinned.held();
+        let (end, snapshot) = if contract.has_window() {
+            let position = held.snapshot?;
+            (position - position % PAGE_TOKENS, true)
+        } else {
+            (held.tokens, false)
+        };
+        (end > 0 || snapshot).then(|| Self {
+            pinned: Arc::new(pinned),
+            next: 0,
+            end,
+            snapshot,
+        })
+    }
+
+    /// The next blocks; empty at the end.
+    ///
+    /// # Errors
+    /// If the disk failed.
+    pub async fn next(&mut self) -> Result<Vec<KvBlock>, String> {
+        let pinned = Arc::clone(&self.pinned);
+        if self.next < self.end {
+            let range = self.next..self.end.min(self.next + PIECE_TOKENS);
+            self.next = range.end;
+            return blocking(move || pinned.load(range).map_err(|e| e.to_string())).await;
+        }
+        if std::mem::take(&mut self.snapshot) {
+            return blocking(move || {
+                let Snapshot { tail, window } =
+                    pinned.load_snapshot().map_err(|e| e.to_string())?;
+                Ok(tail.into_iter().chain([window]).collect())
+            })
+            .await;
+        }
+        Ok(Vec::new())
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|e| Err(e.to_string()))
+}

@@ -1,0 +1,97 @@
+//! How a handoff is made: told to both nodes by the coordinator.
+
+use serde::{Deserialize, Serialize};
+use tandem_kv::adaptive::Quality;
+use tandem_kv::codec::Codec;
+use tandem_kv::receipt::ParityBound;
+
+/// Which codec rows travel in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodecChoice {
+    /// What the link and the prefill ask for, within [`HandoffTerms::quality`].
+    #[default]
+    Auto,
+    /// Always [`Codec::Raw`].
+    Raw,
+    /// Always [`Codec::Plane`].
+    Plane,
+    /// Always [`Codec::Q8`].
+    Q8,
+    /// Always [`Codec::K8v4`].
+    K8v4,
+}
+
+impl CodecChoice {
+    /// The codec that is fixed; `None` for [`Self::Auto`].
+    #[must_use]
+    pub const fn fixed(self) -> Option<Codec> {
+        match self {
+            Self::Auto => None,
+            Self::Raw => Some(Codec::Raw),
+            Self::Plane => Some(Codec::Plane),
+            Self::Q8 => Some(Codec::Q8),
+            Self::K8v4 => Some(Codec::K8v4),
+        }
+    }
+}
+
+/// Which KV of earlier requests may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reuse {
+    /// None.
+    Off,
+    /// What a prefill would compute again to the bit: pages inside complete chunks.
+    #[default]
+    Exact,
+    /// Also KV of decoded tokens and of incomplete chunks: the same up to rounding, as in a sequence
+    /// that goes on.
+    All,
+}
+
+/// What to do if the ends do not compute the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ParityAction {
+    /// Tell.
+    #[default]
+    Report,
+    /// Hold the first token back until the ends have been compared, and prefill locally if they differ
+    /// or cannot be compared.
+    Redo,
+}
+
+/// Terms of a handoff.
+#[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HandoffTerms {
+    /// How far rows may differ from what was computed.
+    pub quality: Quality,
+    /// The codec.
+    pub codec: CodecChoice,
+    /// Connections that may be used; 0 leaves it to the node.
+    pub streams: u32,
+    /// Separates tenants: KV is shared only between requests with the same salt.
+    pub salt: String,
+    /// Which KV of earlier requests may be used.
+    pub reuse: Reuse,
+    /// True if the KV of the answer is to be kept, here and where the prompt was prefilled, for the
+    /// next turn of a conversation.
+    pub keep: bool,
+    /// Beyond which the two ends do not fit together.
+    pub bound: ParityBound,
+    /// What happens then.
+    pub action: ParityAction,
+}
+
+impl std::fmt::Debug for HandoffTerms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandoffTerms")
+            .field("quality", &self.quality)
+            .field("codec", &self.codec)
+            .field("reuse", &self.reuse)
+            .field("keep", &self.keep)
+            .finish_non_exhaustive()
+    }
+}
