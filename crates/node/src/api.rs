@@ -1,7 +1,7 @@
 //! The control API that the coordinator calls.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,33 +19,52 @@ use tandem_engine::Token;
 use tandem_engine::chat::{ChatMessage, completion_tokens};
 use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
+use tandem_identity::PeerId;
+use tandem_kv::Contract;
+use tandem_kv::adaptive::Quality;
+use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::receiver::Expectation;
+use tandem_kv::sender::Offer;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
-    Capacity, ErrorCode, Format, GenerateEvent, GenerateRequest, ModelStatus, NodeError,
+    Capacity, ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffTerms, ModelStatus, NodeError,
     NodeStatus, PROTOCOL_VERSION, PrefillEvent, PrefillFailed, PrefillMode, PrefillRequest, Prompt,
     Ticket,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::NodeConfig;
-use crate::job::{Command, GenerateJob, JobId, PrefillJob};
-use crate::limits::{BODY, MAX_CHUNKS_WAITING, MAX_EVENTS};
+use crate::conversation::{HandBack, Keeping, RETURN_TICKET, seed};
+use crate::handoffs::Handoffs;
+use crate::held::{Keep, Pieces};
+use crate::job::{Command, GenerateJob, JobId, Parity, PrefillJob, Source};
+use crate::limits::{BODY, DEFAULT_STREAMS, MAX_CHUNKS_WAITING, MAX_EVENTS, STREAMS};
 use crate::model::Model;
-use crate::send::{Outgoing, send_kv};
-use crate::tickets::{Permitted, Tickets, handoff_id};
+use crate::pages::PageStore;
+use crate::send::{Choice, Kept, Route, Sending, send_kv};
+use crate::tickets::{Permitted, Target, Tickets, handoff_id};
 
 /// Everything that the handlers share.
 #[derive(Debug)]
 pub struct Node {
     /// How the node works.
     pub config: NodeConfig,
-    /// Port on which KV is taken in.
+    /// Port on which KV is taken in, on nodes that decode.
     pub handoff_port: Option<u16>,
+    /// Port on which the KV of answers is taken back.
+    pub return_port: u16,
     /// The models.
     pub models: Vec<Arc<Model>>,
     /// Permitted handoffs.
     pub tickets: Tickets,
+    /// Handoffs that are being received.
+    pub handoffs: Arc<Handoffs>,
+    /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].
+    pub staging: Arc<Semaphore>,
+    /// KV of earlier requests.
+    pub pages: PageStore,
+    /// Permissions to hand an answer back that may be open.
+    pub returns: Arc<Semaphore>,
     /// Requests that generate here, by id.
     pub running: crate::running::Running,
     /// Set when the node shuts down, so that the end of an engine thread is no fault.
@@ -53,6 +72,26 @@ pub struct Node {
 }
 
 impl Node {
+    /// The way to another node.
+    #[must_use]
+    pub fn route(&self, target: String, peer: Option<PeerId>, terms: &HandoffTerms) -> Route {
+        let streams = match terms.streams {
+            0 => DEFAULT_STREAMS,
+            n => n.min(STREAMS),
+        };
+        Route {
+            target,
+            peer,
+            security: self.config.security.clone(),
+            limits: self.config.limits,
+            streams,
+            choice: match terms.codec.fixed() {
+                Some(codec) => Choice::Fixed(codec),
+                None => Choice::Auto(terms.quality),
+            },
+        }
+    }
+
     fn model(&self, name: &str) -> Result<&Arc<Model>, NodeError> {
         self.models.iter().find(|m| m.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.models.iter().map(|m| m.name.as_str()).collect();
@@ -155,6 +194,7 @@ async fn status(State(node): State<Arc<Node>>) -> Json<NodeStatus> {
         version: node.config.version.clone(),
         role: node.config.role,
         handoff_port: node.handoff_port,
+        identity: node.config.security.own_id().map(|id| id.to_string()),
         models: futures_util::future::join_all(models).await,
     })
 }
@@ -169,7 +209,7 @@ async fn model_status(model: &Model, limit: Duration) -> ModelStatus {
     let c = model.capacity;
     ModelStatus {
         name: model.name.clone(),
-        contract: model.contract.clone(),
+        contract: Contract::clone(&model.contract),
         capacity: Capacity {
             sequences: c.sequences,
             tokens_per_sequence: c.tokens_per_sequence,
@@ -200,10 +240,12 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
     }
     let model = Arc::clone(node.model(&request.model)?);
     check_chunk(&model, request.chunk)?;
-    let (id, wants_remote, chunk) = (
+    let peer = prefill_peer(&node, &request)?;
+    let (id, wants_remote, chunk, terms) = (
         request.request.clone(),
         request.prefill == PrefillMode::Remote,
         request.chunk,
+        request.terms.clone(),
     );
     let start = Instant::now();
     let prepared = {
@@ -214,18 +256,65 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
         prepared.map_err(|e| NodeError::new(ErrorCode::Engine, e.to_string()))??;
     let tokenize_ms = start.elapsed().as_secs_f64() * 1e3;
     let remote = wants_remote && tokens.len() > 1;
+    let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
+    let keep = Keep::new(node.pages.clone(), &model.contract, &terms, kv_end, chunk);
+    // A request that is prefilled elsewhere gets its pages when the handoff begins.
+    let pieces = keep
+        .pin(&tokens[..kv_end as usize])
+        .filter(|_| !remote)
+        .and_then(|pinned| Pieces::all(pinned, &model.contract));
+    let source = match (remote, &pieces) {
+        (true, _) => Source::Remote,
+        (false, Some(_)) => Source::Pages,
+        (false, None) => Source::Here,
+    };
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let admission = model.admit()?;
-    let guard = open_request(&node, &model, id.clone(), admission.job, remote, &tokens);
+    let job_id = admission.job;
+    let (hand_back, handed_back) = oneshot::channel();
+    let opening = Opening {
+        request: id.clone(),
+        job: job_id,
+        remote,
+        peer,
+        tokens: &tokens,
+        quality: terms.quality,
+        keep: keep.clone(),
+        hand_back,
+    };
+    let guard = open_request(&node, &model, opening);
+    let retire = terms.keep.then(|| {
+        let (retire, retired) = oneshot::channel();
+        let keeping = Keeping {
+            node: Arc::clone(&node),
+            model: Arc::clone(&model),
+            keep,
+            terms: terms.clone(),
+            retired,
+            hand_back: handed_back,
+        };
+        tokio::spawn(keeping.run());
+        retire
+    });
     let job = GenerateJob {
         request: id,
         tokens: tokens.clone(),
         chunk,
-        remote,
+        source,
         generation,
+        parity: Parity {
+            expected: remote,
+            bound: terms.bound,
+            action: terms.action,
+            patience: node.config.limits.receipt,
+        },
+        retire,
         events,
     };
     model.command(Command::Generate(admission, Box::new(job)))?;
+    if let Some(pieces) = pieces {
+        tokio::spawn(seed(Arc::clone(&model), job_id, pieces, None));
+    }
     let opened = GenerateEvent::Opened {
         prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
         tokens: remote.then_some(tokens),
@@ -242,6 +331,26 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
         GenerateEvent::Beat,
         is_last,
     ))
+}
+
+/// The only machine that may use the request's ticket; `None` if there is no ticket, or no TLS and
+/// so nobody is known.
+fn prefill_peer(node: &Node, request: &GenerateRequest) -> Result<Option<PeerId>, NodeError> {
+    let remote = request.prefill == PrefillMode::Remote;
+    match (&request.prefill_peer, node.config.security.is_tls()) {
+        (None, true) if remote => Err(invalid(
+            "`prefill_peer` is missing: this node gives tickets only to a machine that it is told",
+        )),
+        (Some(_), false) => Err(invalid(
+            "`prefill_peer` cannot be checked: this node was started with --plaintext",
+        )),
+        (None, _) => Ok(None),
+        (Some(id), true) => {
+            let id = id.parse();
+            id.map(Some)
+                .map_err(|e| invalid(format!("`prefill_peer`: {e}")))
+        }
+    }
 }
 
 /// Tokenises and checks a request; runs off the async threads.
@@ -309,28 +418,52 @@ fn prompt_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError
     }
 }
 
-/// Registers a request: gives it a ticket if KV is to come, and a guard that undoes everything
-/// when the coordinator has gone.
-fn open_request(
-    node: &Arc<Node>,
-    model: &Arc<Model>,
+/// A request that is about to start.
+struct Opening<'a> {
     request: String,
     job: JobId,
     remote: bool,
-    tokens: &[Token],
-) -> Guard {
-    let handoff = handoff_id();
+    peer: Option<PeerId>,
+    tokens: &'a [Token],
+    quality: Quality,
+    keep: Keep,
+    hand_back: oneshot::Sender<HandBack>,
+}
+
+/// Registers a request: gives it a ticket if KV is to come, and a guard that undoes everything
+/// when the coordinator has gone.
+fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> Guard {
+    let Opening {
+        request,
+        job,
+        remote,
+        peer,
+        tokens,
+        quality,
+        keep,
+        hand_back,
+    } = opening;
+    let (alive, over) = watch::channel(());
+    let handoff = handoff_id(job.0);
     let ticket = node.handoff_port.filter(|_| remote).map(|port| {
         let permitted = Permitted {
             request: request.clone(),
-            model: Arc::clone(model),
-            job,
+            target: Target::Sequence {
+                model: Arc::clone(model),
+                job,
+            },
             expectation: Expectation {
-                contract: model.contract.clone(),
+                contract: Arc::clone(&model.contract),
                 handoff,
                 tokens: tokens.to_vec(),
                 kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1,
+                continued: false,
+                quality,
             },
+            keep,
+            peer,
+            over,
+            hand_back: Arc::new(Mutex::new(Some(hand_back))),
         };
         Ticket {
             secret: node.tickets.issue(permitted),
@@ -345,6 +478,7 @@ fn open_request(
         request,
         job,
         ticket,
+        _alive: alive,
     };
     if let Some(ticket) = &guard.ticket {
         tokio::spawn(expire(Arc::clone(node), ticket.secret.clone()));
@@ -356,10 +490,9 @@ fn open_request(
 async fn expire(node: Arc<Node>, secret: String) {
     let wait = node.config.limits.handoff_silence;
     tokio::time::sleep(wait).await;
-    if let Some(permitted) = node.tickets.take(&secret) {
+    if let Some(permitted) = node.tickets.revoke(&secret) {
         let reason = format!("no prefill node connected within {} s", wait.as_secs_f32());
-        let failed = Command::HandoffFailed(permitted.job, reason);
-        permitted.model.deliver(failed).await;
+        permitted.failed(reason).await;
     }
 }
 
@@ -370,12 +503,14 @@ struct Guard {
     request: String,
     job: JobId,
     ticket: Option<Ticket>,
+    /// Dropped with the guard: whoever takes KV in for the request ends.
+    _alive: watch::Sender<()>,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(ticket) = &self.ticket {
-            self.node.tickets.take(&ticket.secret);
+            self.node.tickets.revoke(&ticket.secret);
         }
         self.node.running.remove(&self.request, self.job);
         // If the queue is full, the worker finds the closed channel by itself.
@@ -408,23 +543,62 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
     }
     check_chunk(&model, request.chunk)?;
     check_prefill_tokens(&model, &request.tokens)?;
-    let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING);
+    let peer = target_peer(&node, &request)?;
+    let terms = request.terms.clone();
+    let tokens: Arc<[u32]> = request.tokens.as_slice().into();
+    let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
+    let keep = Keep::new(
+        node.pages.clone(),
+        &model.contract,
+        &terms,
+        kv_end,
+        request.chunk,
+    );
+    let pieces = keep
+        .pin(&tokens[..kv_end as usize])
+        .and_then(|pinned| Pieces::all(pinned, &model.contract));
+    // One more than may wait, for what follows the last chunk.
+    let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
+    let admission = model.admit()?;
+    let id = admission.job;
+    let hand_back = terms
+        .keep
+        .then(|| return_ticket(&node, &model, &request, &keep, peer.as_ref()))
+        .flatten();
     let job = PrefillJob {
         request: request.request.clone(),
         tokens: request.tokens.clone(),
         chunk: request.chunk,
-        chunks,
+        seeded: pieces.is_some(),
+        receipt: true,
+        hand_back,
+        chunks: chunks.clone(),
     };
-    let admission = model.admit()?;
-    let id = admission.job;
     model.command(Command::Prefill(admission, Box::new(job)))?;
+    if let Some(pieces) = pieces {
+        tokio::spawn(seed(Arc::clone(&model), id, pieces, Some(chunks)));
+    }
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
-    let outgoing = Outgoing {
-        model: Arc::clone(&model),
-        request,
-        limits: node.config.limits,
+    let offer = Offer {
+        contract: Arc::clone(&model.contract),
+        handoff: request.handoff,
+        ticket: request.ticket.clone(),
+        pages: keep.chain(&tokens[..kv_end as usize]),
+        tokens: request.tokens.clone(),
+        continuation: 0,
+        kv_end,
     };
-    let pump = tokio::spawn(send_kv(outgoing, computed, events));
+    let route = node.route(request.target.clone(), peer, &terms);
+    let sending = Sending {
+        request: request.request.clone(),
+        model: Arc::clone(&model),
+        kept: Kept {
+            keep,
+            tokens,
+            tail: None,
+        },
+    };
+    let pump = tokio::spawn(send_kv(sending, offer, route, computed, events));
     let guard = PumpGuard {
         pump: pump.abort_handle(),
         model,
@@ -440,6 +614,66 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
         PrefillEvent::Beat,
         is_last,
     ))
+}
+
+/// The only machine that KV may be sent to; `None` without TLS, where nobody is known.
+fn target_peer(node: &Node, request: &PrefillRequest) -> Result<Option<PeerId>, NodeError> {
+    match (&request.target_peer, node.config.security.is_tls()) {
+        (None, true) => Err(invalid(
+            "`target_peer` is missing: this node sends KV only to a machine that it is told",
+        )),
+        (Some(_), false) => Err(invalid(
+            "`target_peer` cannot be checked: this node was started with --plaintext",
+        )),
+        (None, false) => Ok(None),
+        (Some(id), true) => {
+            let id = id.parse();
+            id.map(Some)
+                .map_err(|e| invalid(format!("`target_peer`: {e}")))
+        }
+    }
+}
+
+/// The permission for the decode node to hand the KV of its answer back; `None` if there are too many.
+fn return_ticket(
+    node: &Arc<Node>,
+    model: &Arc<Model>,
+    request: &PrefillRequest,
+    keep: &Keep,
+    peer: Option<&PeerId>,
+) -> Option<ReturnTicket> {
+    let place = Arc::clone(&node.returns).try_acquire_owned().ok()?;
+    let handoff = handoff_id(0);
+    let (alive, over) = watch::channel(());
+    let permitted = Permitted {
+        request: request.request.clone(),
+        target: Target::Pages,
+        expectation: Expectation {
+            contract: Arc::clone(&model.contract),
+            handoff,
+            tokens: request.tokens.clone(),
+            kv_end: 0,
+            continued: true,
+            quality: request.terms.quality,
+        },
+        keep: keep.clone(),
+        peer: peer.cloned(),
+        over,
+        hand_back: Arc::default(),
+    };
+    let ticket = node.tickets.issue(permitted);
+    let (node, secret) = (Arc::clone(node), ticket.clone());
+    let port = node.return_port;
+    tokio::spawn(async move {
+        tokio::time::sleep(RETURN_TICKET).await;
+        node.tickets.revoke(&secret);
+        drop((alive, place));
+    });
+    Some(ReturnTicket {
+        ticket,
+        handoff,
+        port,
+    })
 }
 
 fn check_prefill_tokens(model: &Model, tokens: &[Token]) -> Result<(), NodeError> {

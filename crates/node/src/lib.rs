@@ -4,15 +4,22 @@
 //!
 //! - [`worker`]: the engine thread of one model, which owns the engine and every sequence;
 //! - [`job`]: what a sequence is doing, and the commands and events around it;
-//! - [`api`]: the control API that the coordinator calls;
-//! - [`tickets`]: who may hand KV to which sequence;
-//! - [`receive`] and [`send`]: the two ends of a handoff on real sockets;
-//! - [`wire`]: frames to and from a TCP stream.
+//! - [`api`]: the control API that the coordinator calls; [`door`]: who may call it;
+//! - [`tickets`]: who may hand KV to what; [`handoffs`]: the ways to a handoff that is going on;
+//! - [`receive`] and [`send`]: the two ends of a handoff on real connections;
+//! - [`wire`]: frames to and from a connection;
+//! - [`pages`]: KV that is kept; [`held`]: what of it a request shares; [`conversation`]: the KV of
+//!   answers.
 
 pub mod api;
+pub mod conversation;
+pub mod door;
+pub mod handoffs;
+pub mod held;
 pub mod job;
 pub mod limits;
 pub mod model;
+pub mod pages;
 pub mod receive;
 pub mod running;
 pub mod send;
@@ -26,11 +33,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
+use tandem_identity::{Gate, LinkError, Security};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 pub use limits::Limits;
+pub use pages::{DiskConfig, PagesConfig};
 
 /// How a node works.
 #[derive(Debug, Clone)]
@@ -39,6 +48,10 @@ pub struct NodeConfig {
     pub role: Role,
     /// Version told to the coordinator.
     pub version: String,
+    /// Who may connect, and as whom this node connects.
+    pub security: Security,
+    /// How much KV of earlier requests is kept.
+    pub pages: PagesConfig,
     /// Waits; the defaults are those of the protocol.
     pub limits: Limits,
 }
@@ -49,6 +62,12 @@ pub enum RunError {
     /// A socket failed.
     #[error("the node's listener failed: {0}")]
     Listener(#[from] std::io::Error),
+    /// A listener is where it must not be, or cannot be used.
+    #[error("the node's listener cannot be used: {0}")]
+    Security(#[from] LinkError),
+    /// There is no place for pages.
+    #[error("pages: {0}")]
+    Pages(#[from] pages::OpenError),
     /// A model cannot be used.
     #[error("model `{model}`: {reason}")]
     Model {
@@ -72,23 +91,38 @@ pub async fn run(
     models: Vec<(String, Box<dyn KvEngine>)>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), RunError> {
-    let handoff_port = handoff.local_addr()?.port();
+    let handoff_address = handoff.local_addr()?;
+    let gate = Gate::start(handoff, config.security.clone(), config.limits.connect)?;
+    let pages = {
+        let config = config.pages.clone();
+        let opening = tokio::task::spawn_blocking(move || pages::PageStore::open(&config));
+        opening.await.map_err(std::io::Error::other)??
+    };
+    let door = door::Door::open(listener, &config)?;
     let mut served = Vec::new();
     for (name, engine) in models {
         served.push(Arc::new(model::Model::start(name, engine)?));
     }
     let node = Arc::new(api::Node {
-        handoff_port: config.role.decodes().then_some(handoff_port),
+        handoff_port: config.role.decodes().then_some(handoff_address.port()),
+        return_port: handoff_address.port(),
         models: served,
         tickets: tickets::Tickets::default(),
+        handoffs: Arc::default(),
+        staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
+        pages,
+        returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
         running: running::Running::default(),
         stopping: AtomicBool::new(false),
         config,
     });
-    let receiving = tokio::spawn(receive::accept_loop(handoff, Arc::clone(&node)));
+    let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));
     let (told, asked) = oneshot::channel();
-    let serving = axum::serve(listener, api::router(Arc::clone(&node)))
-        .with_graceful_shutdown(stop(shutdown, Arc::clone(&node), told));
+    let serving = axum::serve(door, api::router(Arc::clone(&node))).with_graceful_shutdown(stop(
+        shutdown,
+        Arc::clone(&node),
+        told,
+    ));
     let result = tokio::select! {
         result = async { serving.await } => result.map_err(RunError::Listener),
         () = overdue(asked, node.config.limits.stop) => Ok(()),

@@ -16,6 +16,10 @@ pub const MAX_HANDOFFS: usize = 64;
 pub const MAX_UNGREETED: usize = 128;
 /// Connections of one handoff that this node takes.
 pub const STREAMS: u32 = 4;
+/// Connections that this node opens for a handoff unless it is told otherwise: one fills 10 Gbit/s.
+pub const DEFAULT_STREAMS: u32 = 1;
+/// Permissions to hand an answer back that may be open.
+pub const MAX_RETURNS: usize = 256;
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`].
 pub const STAGING_UNITS: usize = 4096;
 /// The unit in which memory for KV is given out.

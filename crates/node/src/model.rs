@@ -23,7 +23,7 @@ pub struct Model {
     /// Name under which requests ask for it.
     pub name: String,
     /// What must be equal on both ends of a handoff.
-    pub contract: Contract,
+    pub contract: Arc<Contract>,
     /// What fits.
     pub capacity: Capacity,
     /// The tokenizer.
@@ -58,7 +58,7 @@ impl Model {
             model: name.clone(),
             reason,
         };
-        let contract = engine.contract().clone();
+        let contract = Arc::new(engine.contract().clone());
         let capacity = engine.capacity();
         let tokenizer = engine.tokenizer();
         let template = ChatTemplate::new(Arc::clone(&tokenizer)).map_err(|e| e.to_string());

@@ -14,21 +14,22 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{Gate, Link, WriteHalf};
-use tandem_kv::KvBlock;
+use tandem_kv::{KvBlock, Section};
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse};
-use tandem_kv::page::PAGE_TOKENS;
-use tandem_kv::receiver::{Arrived, Receiver, ReceiverError, Step, Terms};
+use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
 use tandem_kv::segment::window_bytes;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::api::Node;
 use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
-use crate::job::{Command, HandedOver};
+use crate::conversation::keep_block;
+use crate::held::Pieces;
+use crate::job::HandedOver;
 use crate::limits::{
     GOODBYE, Limits, MAX_ARRIVALS, MAX_HANDOFFS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT,
     STREAMS,
@@ -225,7 +226,6 @@ async fn serve(
     let mut tokens = expected.tokens.clone();
     tokens.extend_from_slice(&hello.continuation);
     tokens.truncate(kv_end as usize);
-    let held = permitted.pages.held(&permitted, &tokens).await;
     let (steps, taken) = mpsc::channel(MAX_STEPS_WAITING);
     let mut pump = Pump {
         limits: node.config.limits,
@@ -244,9 +244,9 @@ async fn serve(
         committed: false,
         from,
         permitted,
-        tokens,
+        tokens: tokens.into(),
         kv_end,
-        held,
+        tail: None,
     };
     let result = pump.run(first).await;
     pump.end(&result).await;
@@ -274,7 +274,7 @@ struct Connection {
 struct Pump {
     permitted: Permitted,
     /// Tokens `[0, kv_end)`.
-    tokens: Vec<u32>,
+    tokens: Arc<[u32]>,
     kv_end: u32,
     limits: Limits,
     receiver: Option<Arc<Mutex<Receiver>>>,
@@ -293,8 +293,8 @@ struct Pump {
     receipt: bool,
     committed: bool,
     from: SocketAddr,
-    /// Pages that are there already, in order.
-    held: Vec<KvBlock>,
+    /// The last full block, which a window is kept with.
+    tail: Option<Arc<KvBlock>>,
 }
 
 /// Why the owner of a handoff stops.
@@ -328,13 +328,10 @@ impl Pump {
 
     /// Puts held pages into place, and says what must still be sent.
     async fn start(&mut self, first: Greeted) -> Result<(), Fault> {
-        let mut have = 0;
-        for block in std::mem::take(&mut self.held) {
-            let end = block.tokens.end;
-            let applied = self.permitted.target.apply(Arc::new(block), None).await;
-            applied.map_err(Fault::Over)?;
-            have = end;
-        }
+        let have = match &self.permitted.target {
+            Target::Pages => self.permitted.keep.held(&self.tokens).tokens,
+            Target::Sequence { .. } => self.seed().await?,
+        };
         self.handed.have_tokens = have;
         let terms = self.terms(have);
         let (receiver, accept) =
@@ -344,14 +341,37 @@ impl Pump {
         self.open(first, accept).await
     }
 
+    /// Puts pages of this node into the sequence; gives the end of the tokens that are there then.
+    async fn seed(&mut self) -> Result<u32, Fault> {
+        let mut have = 0;
+        let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
+            return Ok(0);
+        };
+        let mut pieces = Pieces::pages(pinned, self.kv_end);
+        loop {
+            let blocks = match pieces.next().await {
+                Ok(blocks) => blocks,
+                Err(reason) => {
+                    tracing::warn!(%reason, "pages cannot be read; they are sent again");
+                    return Ok(have);
+                }
+            };
+            if blocks.is_empty() {
+                return Ok(have);
+            }
+            for block in blocks {
+                let end = block.tokens.end;
+                let applied = self.permitted.target.apply(Arc::new(block)).await;
+                applied.map_err(Fault::Over)?;
+                have = end;
+            }
+        }
+    }
+
     fn terms(&mut self, have: u32) -> Terms {
         let (session, stream) = self.secrets.renew();
-        let last_page = (have / PAGE_TOKENS).checked_sub(1);
-        let have_page = last_page.and_then(|page| {
-            let count = (page + 1) as usize * PAGE_TOKENS as usize;
-            let chain = self.permitted.namespace.chain(self.tokens.get(..count)?);
-            chain.last().map(ToString::to_string)
-        });
+        let tokens = &self.tokens[..(have as usize).min(self.tokens.len())];
+        let have_page = self.permitted.keep.last_page(tokens);
         Terms {
             session,
             stream,
@@ -411,7 +431,7 @@ impl Pump {
                 self.applied(block).await
             }
             step = self.taken.recv() => match step {
-                Some(step) => self.took(step),
+                Some(step) => self.took(step).await,
                 None => Ok(()),
             },
             arrival = self.connections.recv() => match arrival {
@@ -472,7 +492,7 @@ impl Pump {
         self.say(&ack).await
     }
 
-    fn took(&mut self, step: StepOf) -> Result<(), Fault> {
+    async fn took(&mut self, step: StepOf) -> Result<(), Fault> {
         let current = self.connection.as_ref().map(|c| c.generation);
         if current != Some(step.generation) {
             return Ok(());
@@ -486,7 +506,7 @@ impl Pump {
             Ok(Step::Receipt(receipt)) => {
                 self.receipt = true;
                 let from = self.from.ip();
-                self.permitted.receipt(receipt, from);
+                self.permitted.receipt(Some(receipt), from).await;
                 Ok(())
             }
             // After the commit the sender may leave without a receipt.
@@ -509,10 +529,16 @@ impl Pump {
             };
             let block = Arc::new(block);
             self.handed.codec = self.handed.codec.max(Some(codec));
-            let target = self.permitted.target.clone();
-            let keeping = self.permitted.keep(Arc::clone(&block), codec, &self.tokens);
+            let permitted = self.permitted.clone();
+            let tokens = Arc::clone(&self.tokens);
+            let mut tail = match block.section {
+                Section::Full => self.tail.replace(Arc::clone(&block)),
+                Section::Window => self.tail.take(),
+            };
             self.applying.push_back(Box::pin(async move {
-                let applied = target.apply(Arc::clone(&block), Some(keeping)).await;
+                let applying = permitted.target.apply(Arc::clone(&block));
+                let keeping = keep_block(&permitted.keep, &tokens, &block, codec, &mut tail);
+                let (applied, ()) = tokio::join!(applying, keeping);
                 (block, applied)
             }));
         }
@@ -577,6 +603,7 @@ impl Pump {
             return Err(reason);
         }
         tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
+        self.apply_blocks();
         self.broken = Some((Instant::now(), reason));
         Ok(())
     }
@@ -584,7 +611,7 @@ impl Pump {
     /// Tells the sender how it ended.
     async fn end(&mut self, result: &Result<(), String>) {
         if !self.receipt {
-            self.permitted.no_receipt();
+            self.permitted.receipt(None, self.from.ip()).await;
         }
         let Some(mut connection) = self.connection.take() else {
             return;

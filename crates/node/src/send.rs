@@ -9,7 +9,7 @@ mod stream;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tandem_identity::{Link, PeerId, Security};
 use tandem_kv::KvBlock;
@@ -26,8 +26,11 @@ use tokio::time::{sleep, timeout};
 
 pub use choice::{Choice, Measured};
 
-use crate::job::Computed;
+use crate::conversation::keep_block;
+use crate::held::Keep;
+use crate::job::{Command, Computed};
 use crate::limits::{BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE};
+use crate::model::Model;
 use crate::wire::{Activity, WireError, read_header, read_payload, write_parts};
 use stream::{Order, Writer, Written};
 
@@ -113,6 +116,57 @@ fn broken(message: impl Into<String>) -> NodeError {
     NodeError::new(ErrorCode::Handoff, message)
 }
 
+/// Keeps the blocks of a prompt as pages while they are sent.
+#[derive(Debug)]
+pub struct Kept {
+    /// How.
+    pub keep: Keep,
+    /// All tokens of the prompt.
+    pub tokens: Arc<[u32]>,
+    /// The last full block.
+    pub tail: Option<Arc<KvBlock>>,
+}
+
+/// A prefill whose KV is sent.
+#[derive(Debug)]
+pub struct Sending {
+    /// Id of the request.
+    pub request: String,
+    /// The model, whose engine may have paused for want of room.
+    pub model: Arc<Model>,
+    /// Its pages.
+    pub kept: Kept,
+}
+
+/// Sends a prefill as it is computed, and tells the coordinator about it.
+pub async fn send_kv(
+    sending: Sending,
+    offer: Offer,
+    route: Route,
+    computed: mpsc::Receiver<Input>,
+    events: mpsc::Sender<PrefillEvent>,
+) {
+    let request = sending.request.clone();
+    let result = transmit(offer, route, computed, events.clone(), Some(sending)).await;
+    let last = match result {
+        Ok(report) => PrefillEvent::Done {
+            prefill_ms: report.prefill_ms,
+            transfer_ms: report.transfer_ms,
+            exposed_transfer_ms: report.exposed_transfer_ms,
+            handoff_bytes: report.raw_bytes,
+            wire_bytes: report.wire_bytes,
+            have_tokens: report.have_tokens,
+            reconnects: report.reconnects,
+        },
+        Err(error) => {
+            tracing::warn!(%request, %error, "handoff failed");
+            PrefillEvent::Failed(error)
+        }
+    };
+    // The coordinator may have gone; then nobody needs the event.
+    let _ = events.send(last).await;
+}
+
 /// Sends what `input` gives and ends when the receiver has confirmed it. `events` hears of progress;
 /// it may be closed.
 ///
@@ -124,6 +178,7 @@ pub async fn transmit(
     route: Route,
     input: mpsc::Receiver<Input>,
     events: mpsc::Sender<PrefillEvent>,
+    sending: Option<Sending>,
 ) -> Result<Report, NodeError> {
     let (sender, hello) =
         Sender::new(offer).map_err(|e| NodeError::new(ErrorCode::Handoff, e.to_string()))?;
@@ -139,6 +194,7 @@ pub async fn transmit(
         report: Report::default(),
         route,
         events,
+        sending,
     };
     let result = pump.run(&hello, input).await;
     if let Err(error) = &result {
@@ -221,6 +277,7 @@ struct Pump {
     report: Report,
     route: Route,
     events: mpsc::Sender<PrefillEvent>,
+    sending: Option<Sending>,
 }
 
 impl Pump {
@@ -494,6 +551,10 @@ impl Pump {
 
     /// Takes what the engine gives.
     async fn take(&mut self, given: Option<Input>) -> Result<(), Fault> {
+        if let Some(sending) = &self.sending {
+            // The engine may have paused for want of room; a full queue wakes it anyway.
+            let _ = sending.model.command(Command::Wake);
+        }
         match given {
             Some(Input::Chunk(chunk)) => {
                 self.report.prefill_ms = chunk.prefill_ms;
@@ -508,7 +569,12 @@ impl Pump {
                 }
                 let tokens = chunk.tokens;
                 for block in chunk.blocks {
-                    self.push(block);
+                    self.push(Arc::clone(&block));
+                    self.open_blocks()?;
+                    if let Some(Sending { kept, .. }) = &mut self.sending {
+                        let Kept { keep, tokens, tail } = kept;
+                        keep_block(keep, tokens, &block, Codec::Raw, tail).await;
+                    }
                 }
                 let sent_bytes = self.sender.raw_bytes();
                 self.tell(PrefillEvent::Progress { tokens, sent_bytes })

@@ -1,9 +1,12 @@
 //! A request to a decode node, and what it tells while it works.
 
 use serde::{Deserialize, Serialize};
+use tandem_kv::codec::Codec;
+use tandem_kv::receipt::Parity;
 
 use crate::limits::{MAX_GENERATED_TOKENS, MAX_REQUEST_ID};
 use crate::status::{ErrorCode, NodeError};
+use crate::terms::HandoffTerms;
 
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,8 +89,15 @@ pub struct GenerateRequest {
     pub generation: Generation,
     /// Who prefills.
     pub prefill: PrefillMode,
+    /// The only machine that may use the ticket: its [`crate::NodeStatus::identity`]. Needed where
+    /// nodes have identities and another node prefills.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_peer: Option<String>,
     /// Tokens per chunk of the prefill, also of a local one, so that batch shapes are equal.
     pub chunk: u32,
+    /// How a handoff is made, and which KV of earlier requests may be used.
+    #[serde(default)]
+    pub terms: HandoffTerms,
 }
 
 /// Permission for one handoff. Single use; expires with the request, or when the decode node has

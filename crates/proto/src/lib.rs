@@ -16,15 +16,17 @@ pub mod generate;
 pub mod limits;
 pub mod prefill;
 pub mod status;
+pub mod terms;
 
 pub use generate::{
     FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, PrefillMode,
-    PrefillSummary, Prompt, Ticket,
+    ParityReport, PrefillSummary, Prompt, Ticket,
 };
 pub use prefill::{PrefillEvent, PrefillFailed, PrefillRequest};
 pub use status::{
     Capacity, ErrorCode, ModelStatus, NodeError, NodeStatus, Phase, Role, SequenceStatus,
 };
+pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::status::NodeError;
+use crate::terms::HandoffTerms;
 
 /// Body of `POST /node/v1/prefill`.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefillRequest {
     /// Id of the request; the same as at the decode node.
@@ -18,10 +19,17 @@ pub struct PrefillRequest {
     pub chunk: u32,
     /// Where the decode node takes KV in, `host:port`.
     pub target: String,
+    /// The only machine that KV may be sent to: its [`crate::NodeStatus::identity`]. Needed where
+    /// nodes have identities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_peer: Option<String>,
     /// Secret of the ticket, hex.
     pub ticket: String,
     /// Id of the handoff.
     pub handoff: u64,
+    /// How it is made; the decode node is told the same.
+    #[serde(default)]
+    pub terms: HandoffTerms,
 }
 
 impl std::fmt::Debug for PrefillRequest {
@@ -31,6 +39,7 @@ impl std::fmt::Debug for PrefillRequest {
             .field("model", &self.model)
             .field("n_tokens", &self.tokens.len())
             .field("target", &self.target)
+            .field("target_peer", &self.target_peer)
             .field("handoff", &self.handoff)
             .finish_non_exhaustive()
     }
@@ -59,6 +68,12 @@ pub enum PrefillEvent {
         exposed_transfer_ms: f64,
         /// Bytes of KV rows sent.
         handoff_bytes: u64,
+        /// Bytes written for them, with headers.
+        wire_bytes: u64,
+        /// Tokens that the decode node had already.
+        have_tokens: u32,
+        /// Connections that broke and were replaced.
+        reconnects: u32,
     },
     /// Last: the prefill or the handoff failed.
     Failed(NodeError),

@@ -50,8 +50,6 @@ pub struct Done {
     pub(super) wire_bytes: u64,
     /// Time spent encoding.
     pub(super) encoding: Duration,
-    /// Time from the first to the last write, less what was spent waiting for the encoder.
-    pub(super) writing: Duration,
 }
 
 pub(super) struct Writer {
@@ -120,15 +118,12 @@ impl Writer {
         let source = Arc::clone(block);
         let encoding = tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
         let mut wire_bytes = 0;
-        let mut writing = Duration::ZERO;
         while let Some(segment) = segments.recv().await {
-            let start = Instant::now();
             wire_bytes += u64::from(segment.header.payload_len) + HEADER_BYTES as u64;
             let header = self.outbound.segment(&segment.header);
             let mut parts = vec![header.as_slice()];
             parts.extend(segment.parts(block));
             self.bytes(&parts).await?;
-            writing += start.elapsed();
         }
         flush(&mut self.write, self.silence, &self.activity).await?;
         let (own, digest, encoding) = finished(encoding).await?;
@@ -140,7 +135,6 @@ impl Writer {
             raw_bytes: block.bytes(),
             wire_bytes,
             encoding,
-            writing,
         })
     }
 }

@@ -79,8 +79,14 @@ async fn a_prefill_stops_within_one_chunk_when_the_coordinator_goes() {
     at.recv().unwrap();
     go.send(()).unwrap();
     while !matches!(sending.next().await, Some(PrefillEvent::Progress { .. })) {}
-    // The second chunk has begun and is held back.
+    // The second chunk has begun and is held back, and the first has arrived.
     at.recv().unwrap();
+    let arrived = async {
+        while decode.status().await.models[0].sequences[0].held_tokens < chunk {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, arrived).await.expect("the first chunk is lost");
     drop(sending);
     // The decode node sees the handoff end, which the prefill node does when it stops for good.
     let answer = finish(&mut events).await;

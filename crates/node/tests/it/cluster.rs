@@ -7,9 +7,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_identity::Security;
 use tandem_node::{Limits, NodeConfig};
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, NodeError, NodeStatus, PrefillEvent,
+    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, NodeError, NodeStatus, PrefillEvent,
     PrefillMode, PrefillRequest, PrefillSummary, Prompt, Role, Ticket,
 };
 use tokio::net::TcpListener;
@@ -37,7 +38,16 @@ impl Drop for TestNode {
 pub fn limits() -> Limits {
     Limits {
         beat: Duration::from_millis(200),
+        resume: Duration::from_millis(500),
         ..Limits::default()
+    }
+}
+
+/// Room for pages in memory, none on disk.
+pub fn pages() -> tandem_node::PagesConfig {
+    tandem_node::PagesConfig {
+        ram_bytes: 64 << 20,
+        disk: None,
     }
 }
 
@@ -50,6 +60,8 @@ pub async fn node(role: Role, config: FakeConfig, limits: Limits) -> TestNode {
     let node_config = NodeConfig {
         role,
         version: "test".into(),
+        security: Security::Plaintext,
+        pages: pages(),
         limits,
     };
     let models = vec![(MODEL.to_owned(), engine)];
@@ -177,7 +189,9 @@ pub fn request(tokens: &[u32], prefill: PrefillMode, chunk: u32) -> GenerateRequ
             format: Format::Text,
         },
         prefill,
+        prefill_peer: None,
         chunk,
+        terms: HandoffTerms::default(),
     }
 }
 
@@ -220,8 +234,10 @@ pub fn prefill_request(tokens: &[u32], ticket: &Ticket, chunk: u32) -> PrefillRe
         tokens: tokens.to_vec(),
         chunk,
         target: format!("127.0.0.1:{}", ticket.port),
+        target_peer: None,
         ticket: ticket.secret.clone(),
         handoff: ticket.handoff,
+        terms: HandoffTerms::default(),
     }
 }
 

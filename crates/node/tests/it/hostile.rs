@@ -1,11 +1,16 @@
 //! A peer that sends what it should not: refused, nothing applied that was not sent, the answer
 //! still right, the node still serving.
 
+use std::sync::Arc;
+
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_kv::Section;
-use tandem_kv::frame::{HEADER_BYTES, Header};
-use tandem_kv::sender::Sender;
+use tandem_kv::codec::{Codec, Encoder};
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tandem_kv::limits::CREDIT_BYTES;
+use tandem_kv::message::{Accept, control_frame};
+use tandem_kv::sender::{Offer, Sender};
 use tandem_proto::{PrefillMode, Role, Ticket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -17,19 +22,30 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
     let mut engine = FakeEngine::new(config.clone());
     let sequence = engine.open().unwrap();
     let kv_end = u32::try_from(tokens.len()).unwrap() - 1;
-    let contract = engine.contract().clone();
-    let (mut sender, hello) =
-        Sender::new(contract, ticket.handoff, &ticket.secret, tokens, kv_end).unwrap();
+    let offer = Offer {
+        contract: Arc::new(engine.contract().clone()),
+        handoff: ticket.handoff,
+        ticket: ticket.secret.clone(),
+        tokens: tokens.to_vec(),
+        continuation: 0,
+        kv_end,
+        pages: Vec::new(),
+    };
+    let (mut sender, hello) = Sender::new(offer).unwrap();
     let mut frames = vec![hello];
-    let accept = tandem_kv::message::control_frame(
-        tandem_kv::frame::Kind::Accept,
-        ticket.handoff,
-        0,
-        &tandem_kv::message::Accept { credit_blocks: 4 },
-    )
-    .unwrap();
+    let accept = Accept {
+        session: "s".into(),
+        stream: "t".into(),
+        streams: 1,
+        credit_bytes: CREDIT_BYTES,
+        have_tokens: 0,
+        have_page: None,
+        have_window: false,
+    };
+    let accept = control_frame(Kind::Accept, ticket.handoff, 0, &accept).unwrap();
     let header = Header::parse(accept[..HEADER_BYTES].try_into().unwrap()).unwrap();
     sender.receive(&header, &accept[HEADER_BYTES..]).unwrap();
+    let (mut outbound, mut encoder) = (sender.outbound(), Encoder::new().unwrap());
     let mut at = 0;
     while at < kv_end {
         let end = (at + chunk).min(kv_end);
@@ -37,10 +53,16 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
             .prefill(sequence, at, &tokens[at as usize..end as usize])
             .unwrap();
         let block = engine.export(sequence, Section::Full, at..end).unwrap();
-        frames.extend(sender.block(&block).unwrap());
+        let (place, mut cutter) = sender.open(&block).unwrap();
+        while let Some(segment) = cutter.next(&block, Codec::Raw, &mut encoder).unwrap() {
+            let mut frame = outbound.segment(&segment.header).to_vec();
+            frame.extend(segment.parts(&block).concat());
+            frames.push(frame);
+        }
+        sender.close(place, cutter.finish());
         at = end;
     }
-    frames.push(sender.commit().unwrap());
+    frames.push(outbound.control(&sender.commit().unwrap()));
     frames
 }
 

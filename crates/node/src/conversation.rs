@@ -1,0 +1,206 @@
+//! The KV of an answer, kept for the next turn of a conversation: as pages of this node, and handed
+//! back to the node that prefilled the prompt.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tandem_identity::PeerId;
+use tandem_kv::codec::Codec;
+use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::receipt::ReturnTicket;
+use tandem_kv::sender::Offer;
+use tandem_kv::{KvBlock, Section};
+use tandem_proto::HandoffTerms;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::api::Node;
+use crate::held::{Keep, Pieces};
+use crate::job::{Command, Computed, JobId, Retired};
+use crate::limits::MAX_CHUNKS_WAITING;
+use crate::model::Model;
+use crate::send::{Input, transmit};
+use crate::tickets::Target;
+
+/// Where the KV of an answer may be handed back to.
+#[derive(Debug, Clone)]
+pub struct HandBack {
+    /// The permission.
+    pub ticket: ReturnTicket,
+    /// Where the prefill node's connection came from.
+    pub from: IpAddr,
+    /// Who it is; `None` without TLS.
+    pub peer: Option<PeerId>,
+}
+
+/// What is needed to keep an answer.
+pub struct Keeping {
+    /// This node.
+    pub node: Arc<Node>,
+    /// The model.
+    pub model: Arc<Model>,
+    /// Its pages.
+    pub keep: Keep,
+    /// Codec and streams of the way back.
+    pub terms: HandoffTerms,
+    /// Comes when the answer is complete; closed if it never will be.
+    pub retired: oneshot::Receiver<Retired>,
+    /// Comes with the receipt, if the prefill node takes the answer.
+    pub hand_back: oneshot::Receiver<HandBack>,
+}
+
+impl Keeping {
+    /// Waits for the answer, keeps its KV, and hands it back.
+    pub async fn run(self) {
+        let Ok(retired) = self.retired.await else {
+            return;
+        };
+        let patience = self.node.config.limits.receipt;
+        let hand_back = tokio::time::timeout(patience, self.hand_back).await;
+        let hand_back = hand_back.ok().and_then(Result::ok);
+        let tokens: Arc<[u32]> = retired.tokens.into();
+        let all = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        // Without a window only complete pages are of use.
+        let kv_end = if self.model.contract.has_window() {
+            all
+        } else {
+            all - all % PAGE_TOKENS
+        };
+        let (forward, input) = mpsc::channel(MAX_CHUNKS_WAITING);
+        let sending = hand_back.filter(|_| kv_end > 0).map(|back| {
+            let continuation = (kv_end + retired.generated).saturating_sub(all);
+            let offer = Offer {
+                contract: Arc::clone(&self.model.contract),
+                handoff: back.ticket.handoff,
+                ticket: back.ticket.ticket,
+                tokens: tokens[..kv_end as usize].to_vec(),
+                continuation,
+                kv_end,
+                pages: self.keep.chain(&tokens[..kv_end as usize]),
+            };
+            let target = std::net::SocketAddr::new(back.from, back.ticket.port).to_string();
+            let route = self.node.route(target, back.peer, &self.terms);
+            let (events, _) = mpsc::channel(1);
+            tokio::spawn(transmit(offer, route, input, events, None))
+        });
+        let forward = sending.is_some().then_some(forward);
+        store(retired.chunks, &self.keep, &tokens, kv_end, forward).await;
+        match sending {
+            None => {}
+            Some(sending) => match sending.await {
+                Ok(Ok(report)) => {
+                    tracing::debug!(bytes = report.raw_bytes, "the KV of an answer was handed back");
+                }
+                Ok(Err(error)) => tracing::info!(%error, "the KV of an answer was not handed back"),
+                Err(error) => tracing::error!(%error, "handing back ended"),
+            },
+        }
+    }
+}
+
+/// Keeps blocks as pages, and passes on what ends before `kv_end`.
+async fn store(
+    mut chunks: mpsc::Receiver<Input>,
+    keep: &Keep,
+    tokens: &Arc<[u32]>,
+    kv_end: u32,
+    mut forward: Option<mpsc::Sender<Input>>,
+) {
+    let mut tail: Option<Arc<KvBlock>> = None;
+    while let Some(Input::Chunk(chunk)) = chunks.recv().await {
+        for block in &chunk.blocks {
+            keep_block(keep, tokens, block, Codec::Raw, &mut tail).await;
+        }
+        let Some(to) = &forward else { continue };
+        let cut = |block: Arc<KvBlock>| match block.section {
+            Section::Full if block.tokens.end > kv_end => {
+                let part = block.part(block.tokens.start..kv_end);
+                (!part.is_empty()).then(|| Arc::new(part))
+            }
+            _ => Some(block),
+        };
+        let chunk = Computed {
+            blocks: chunk.blocks.into_iter().filter_map(cut).collect(),
+            ..chunk
+        };
+        if to.send(Input::Chunk(chunk)).await.is_err() {
+            forward = None;
+        }
+    }
+}
+
+/// Keeps a block on a thread where it may block. `tail` is the full block before a window.
+pub async fn keep_block(
+    keep: &Keep,
+    tokens: &Arc<[u32]>,
+    block: &Arc<KvBlock>,
+    codec: Codec,
+    tail: &mut Option<Arc<KvBlock>>,
+) {
+    let before = match block.section {
+        Section::Full => tail.replace(Arc::clone(block)),
+        Section::Window => tail.take(),
+    };
+    let (keep, tokens, block) = (keep.clone(), Arc::clone(tokens), Arc::clone(block));
+    let keeping = tokio::task::spawn_blocking(move || match block.section {
+        Section::Full => keep.block(&tokens, &block, codec),
+        Section::Window => {
+            let tokens = &tokens[..(block.tokens.end as usize).min(tokens.len())];
+            keep.window(tokens, before.as_deref(), &block, codec);
+        }
+    });
+    if let Err(error) = keeping.await {
+        tracing::error!(%error, "keeping pages ended");
+    }
+}
+
+/// Puts pages of this node into a sequence, and passes them on to whoever sends them.
+pub async fn seed(
+    model: Arc<Model>,
+    job: JobId,
+    mut pieces: Pieces,
+    forward: Option<mpsc::Sender<Input>>,
+) {
+    let target = Target::Sequence {
+        model: Arc::clone(&model),
+        job,
+    };
+    'pages: loop {
+        let blocks = match pieces.next().await {
+            Ok(blocks) => blocks,
+            Err(reason) => {
+                tracing::warn!(%reason, "pages cannot be read; computing instead");
+                break;
+            }
+        };
+        if blocks.is_empty() {
+            break;
+        }
+        for block in blocks {
+            let block = Arc::new(block);
+            if let Err(reason) = target.apply(Arc::clone(&block)).await {
+                tracing::warn!(%reason, "pages cannot be used; computing instead");
+                break 'pages;
+            }
+            if let (Section::Full, Some(forward)) = (block.section, &forward) {
+                let chunk = Computed {
+                    tokens: block.tokens.end,
+                    blocks: vec![block],
+                    computed: std::time::Instant::now(),
+                    prefill_ms: 0.0,
+                    last: false,
+                    receipt_follows: false,
+                };
+                if forward.send(Input::Chunk(chunk)).await.is_err() {
+                    break 'pages;
+                }
+            }
+        }
+    }
+    // The sender must not wait for this end of the channel.
+    drop(forward);
+    model.deliver(Command::Seeded(job)).await;
+}
+
+/// How long the permission to hand an answer back is good for: longer than an answer takes.
+pub const RETURN_TICKET: Duration = Duration::from_secs(30 * 60);
