@@ -7,12 +7,14 @@
 //! - [`api`]: the control API that the coordinator calls;
 //! - [`tickets`]: who may hand KV to which sequence;
 //! - [`receive`] and [`send`]: the two ends of a handoff on real sockets;
+//! - [`pages`]: KV of earlier handoffs;
 //! - [`wire`]: frames to and from a TCP stream.
 
 pub mod api;
 pub mod job;
 pub mod limits;
 pub mod model;
+pub mod pages;
 pub mod receive;
 pub mod running;
 pub mod send;

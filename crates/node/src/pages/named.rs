@@ -1,0 +1,134 @@
+//! The tokens of a sequence with the ids of its pages, and what a store has of them.
+
+use tandem_kv::page::{Namespace, PAGE_TOKENS, PageId};
+
+use super::index::{Entry, Index};
+use super::object::Kind;
+use super::{Held, Wanted};
+
+const PAGE_LEN: usize = PAGE_TOKENS as usize;
+
+/// A sequence from its first token.
+#[derive(Debug)]
+pub struct Named<'a> {
+    pub namespace: &'a Namespace,
+    tokens: &'a [u32],
+    ids: Vec<PageId>,
+}
+
+/// Where an object of a sequence is looked for, and what it must be.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    pub id: PageId,
+    pub kind: Kind,
+    /// The page before.
+    pub parent: PageId,
+    /// One past the last token.
+    pub end: u32,
+    /// The tokens of the object.
+    pub tokens: &'a [u32],
+}
+
+impl Place<'_> {
+    /// The object, if it is there and wanted.
+    pub fn find<'i>(&self, index: &'i Index, wanted: Wanted) -> Option<&'i Entry> {
+        let entry = index.get(&self.id)?;
+        let is_it = entry.meta.is(self.kind, self.end, self.tokens);
+        (is_it && wanted.accepts(entry.meta.provenance)).then_some(entry)
+    }
+}
+
+impl<'a> Named<'a> {
+    /// Names the pages of a sequence.
+    pub fn new(namespace: &'a Namespace, tokens: &'a [u32]) -> Self {
+        Self {
+            namespace,
+            tokens,
+            ids: namespace.chain(tokens),
+        }
+    }
+
+    /// The id of the last of this many pages; of no page it is the root.
+    pub fn parent(&self, pages: usize) -> PageId {
+        let last = pages.checked_sub(1).and_then(|last| self.ids.get(last));
+        last.copied().unwrap_or(PageId::ROOT)
+    }
+
+    /// The page with this number, from 0.
+    pub fn page(&self, number: usize) -> Option<Place<'a>> {
+        let start = number.checked_mul(PAGE_LEN)?;
+        let tokens = self.tokens.get(start..start.checked_add(PAGE_LEN)?)?;
+        Some(Place {
+            id: *self.ids.get(number)?,
+            kind: Kind::Page,
+            parent: self.parent(number),
+            end: u32::try_from(start + PAGE_LEN).ok()?,
+            tokens,
+        })
+    }
+
+    /// A snapshot after `tail` tokens more than a number of pages.
+    pub fn snapshot(&self, pages: usize, tail: usize) -> Option<Place<'a>> {
+        let start = pages.checked_mul(PAGE_LEN)?;
+        let tokens = self.tokens.get(start..start.checked_add(tail)?)?;
+        let parent = self.parent(pages);
+        Some(Place {
+            id: self.namespace.position(&parent, tokens),
+            kind: Kind::Snapshot,
+            parent,
+            end: u32::try_from(start + tail).ok()?,
+            tokens,
+        })
+    }
+
+    /// What is held of the sequence, and the objects that this takes, the first page first.
+    pub fn held(&self, index: &mut Index, wanted: Wanted) -> (Held, Vec<PageId>) {
+        let mut used = Vec::new();
+        for number in 0..self.ids.len() {
+            let Some(page) = self.page(number) else { break };
+            let Some(entry) = page.find(index, wanted) else {
+                break;
+            };
+            debug_assert_eq!(entry.meta.parent, page.parent);
+            used.push(page.id);
+        }
+        let pages = used.len();
+        let mut held = Held {
+            tokens: u32::try_from(pages * PAGE_LEN).unwrap_or(0),
+            last_page: used.last().copied(),
+            snapshot: None,
+        };
+        if let Some(snapshot) = self.last_snapshot(index, pages, wanted) {
+            held.snapshot = Some(snapshot.end);
+            used.push(snapshot.id);
+        }
+        index.stats.hits += pages as u64;
+        index.stats.misses += (self.ids.len() - pages) as u64;
+        // The start of a sequence is worth more than its end, which is of no use without it.
+        used.iter().rev().for_each(|id| index.touch(id));
+        (held, used)
+    }
+
+    /// The longest snapshot that can be used with this many pages.
+    fn last_snapshot(&self, index: &Index, pages: usize, wanted: Wanted) -> Option<Place<'a>> {
+        let contract = self.namespace.contract();
+        if !contract.has_window() {
+            return None;
+        }
+        // A model with windows only needs no pages to continue from one.
+        let needs_pages = contract.layers.iter().any(is_full);
+        let reach = if needs_pages { pages } else { self.ids.len() };
+        (0..=reach).rev().find_map(|pages| {
+            let parent = self.parent(pages);
+            let mut tails = index.tails(&parent);
+            tails.find_map(|tail| {
+                let place = self.snapshot(pages, tail)?;
+                place.find(index, wanted).map(|_| place)
+            })
+        })
+    }
+}
+
+fn is_full(layer: &tandem_kv::LayerSpec) -> bool {
+    layer.kind == tandem_kv::LayerKind::Full
+}
