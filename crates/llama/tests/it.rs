@@ -7,6 +7,7 @@
 )]
 
 mod it {
+    mod codecs;
     mod conformance;
     mod contracts;
     mod models;

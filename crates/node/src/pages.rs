@@ -291,9 +291,12 @@ impl PageStore {
         let numbers = block.tokens.start.div_ceil(PAGE_TOKENS)..block.tokens.end / PAGE_TOKENS;
         let places = numbers.filter_map(|n| named.page(n as usize));
         let missing: Vec<Place> = self.shared.look(|index| {
-            let is_better = |place: &Place| match index.get(&place.id) {
-                Some(entry) => entry.meta.provenance.rank() > provenance.rank(),
-                None => true,
+            // A collision is for the index to count.
+            let is_better = |place: &Place| {
+                index.get(&place.id).is_none_or(|entry| {
+                    let is_it = entry.meta.is(place.kind, place.end, place.tokens);
+                    !is_it || entry.meta.provenance.rank() > provenance.rank()
+                })
             };
             places.filter(is_better).collect()
         });

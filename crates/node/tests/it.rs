@@ -11,5 +11,6 @@ mod it {
     mod faults;
     mod handoff;
     mod hostile;
+    mod pages;
     mod refusals;
 }

@@ -1,6 +1,7 @@
 //! Development tasks: `cargo xtask fixtures`, `cargo xtask tidy`, `cargo xtask check`.
 
 mod check;
+mod codecs;
 mod corpus;
 mod fixtures;
 mod nano_eval;
@@ -29,6 +30,8 @@ enum Task {
     Corpus(corpus::CorpusArguments),
     /// Measures the nano models on submissions to tasks that they were not trained on.
     NanoEval(nano_eval::NanoEvalArguments),
+    /// Measures the codecs of the handoff on KV of trained models.
+    Codecs(codecs::CodecsArguments),
     /// Checks what no compiler checks: arrows between crates, pure crates, where `unsafe` may stand.
     Tidy,
     /// Runs every check that is not a test: format, clippy, tidy, documentation, dependencies.
@@ -40,6 +43,7 @@ fn main() -> anyhow::Result<()> {
         Task::Fixtures { out } => fixtures::write(&out),
         Task::Corpus(arguments) => corpus::write(&arguments),
         Task::NanoEval(arguments) => nano_eval::run(&arguments),
+        Task::Codecs(arguments) => codecs::run(&arguments),
         Task::Tidy => tidy::run(root()),
         Task::Check => check::run(root()),
     }

@@ -15,6 +15,7 @@ use tandem_corpus::{Order, Shape, Split, generate};
 use tandem_grading::Job;
 
 use answers::Asker;
+pub use answers::prompt_tokens;
 
 /// Which models, how many submissions.
 #[derive(Args)]

@@ -330,3 +330,30 @@ fn high_bytes_are_compressed_where_it_pays() {
     assert_eq!(mode, 0);
     assert!(ratio > 0.999);
 }
+
+/// `docs/codecs.md` names every codec with its number, and states the bounds of the code.
+#[test]
+fn the_page_about_codecs_says_what_the_code_does() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/codecs.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    for codec in Codec::ALL {
+        let row = format!("| {} | `{codec}` |", codec.wire());
+        assert!(page.contains(&row), "{row}");
+    }
+    let exp2 = |e: i32| f64::from(e).exp2();
+    let stated = "A * (1/254 + 2^-10 + 2^-20) + 2^-18";
+    assert!(page.contains(stated));
+    let bound = 3.0 * (1.0 / 254.0 + exp2(-10) + exp2(-20)) + exp2(-18);
+    assert!((tandem_kv::codec::q8_error_bound(3.0) - bound).abs() < 1e-12);
+    for stated in [
+        "`|x - y| <= Q + (2^-11 + 2^-18) (|x| + Q) + sqrt(n) 2^-25`",
+        "`Q = sqrt(sum over blocks of 32 (M (1/8 + 2^-11) + 2^-22)^2)`",
+    ] {
+        assert!(page.contains(stated), "{stated}");
+    }
+    let block = |m: f64| 32.0 * (m * (0.125 + exp2(-11)) + exp2(-22)).powi(2);
+    let q = (block(2.0) + block(5.0)).sqrt();
+    let bound = q + (exp2(-11) + exp2(-18)) * (9.0 + q) + 8.0 * exp2(-25);
+    let found = tandem_kv::codec::four_bit_error_bound(9.0, 64, [2.0, 5.0]);
+    assert!((found - bound).abs() < 1e-12);
+}

@@ -51,6 +51,7 @@ pub struct Index {
     tails: HashMap<PageId, BTreeMap<usize, u32>>,
     ram: LruCache<PageId, ()>,
     disk: LruCache<PageId, ()>,
+    max_entries: usize,
     ram_limit: u64,
     /// `None` without a disk.
     disk_limit: Option<u64>,
@@ -65,13 +66,18 @@ pub struct Index {
 }
 
 impl Index {
-    /// An index without objects.
+    /// An index without objects, for at most [`MAX_ENTRIES`].
     pub fn new(ram_limit: u64, disk_limit: Option<u64>) -> Self {
+        Self::with_entries(MAX_ENTRIES, ram_limit, disk_limit)
+    }
+
+    fn with_entries(max_entries: usize, ram_limit: u64, disk_limit: Option<u64>) -> Self {
         Self {
             entries: HashMap::new(),
             tails: HashMap::new(),
             ram: LruCache::unbounded(),
             disk: LruCache::unbounded(),
+            max_entries,
             ram_limit,
             disk_limit,
             queue: VecDeque::new(),
@@ -429,7 +435,7 @@ impl Index {
 
     /// Makes room for one more entry of the index.
     fn make_room_for_entry(&mut self, id: &PageId) -> bool {
-        if self.entries.len() < MAX_ENTRIES || self.entries.contains_key(id) {
+        if self.entries.len() < self.max_entries || self.entries.contains_key(id) {
             return true;
         }
         let is_free = |id: &&PageId| self.entries.get(id).is_some_and(|e| e.pins == 0);
@@ -501,5 +507,149 @@ impl Provenance {
             Self::Decoded => 1,
             Self::Lossy(_) => 2,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::object::Kind;
+    use super::*;
+
+    const ROWS: u64 = 1000;
+
+    fn id(n: u16) -> PageId {
+        let mut bytes = [7; 32];
+        bytes[..2].copy_from_slice(&n.to_le_bytes());
+        PageId::from_bytes(bytes)
+    }
+
+    fn meta(kind: Kind, bytes: u64) -> Meta {
+        Meta {
+            kind,
+            provenance: Provenance::Prefilled,
+            parent: PageId::ROOT,
+            end: 64,
+            tokens: vec![1; if kind == Kind::Page { 64 } else { 3 }].into(),
+            bytes,
+        }
+    }
+
+    fn insert(index: &mut Index, n: u16) -> bool {
+        let rows = vec![n.to_le_bytes()[0]; 1000];
+        index.insert(id(n), meta(Kind::Page, ROWS), rows)
+    }
+
+    fn name(spill: &Spill, serial: u64) -> FileName {
+        FileName {
+            id: spill.id,
+            kind: spill.meta.kind,
+            serial,
+            bytes: spill.meta.file_bytes(),
+        }
+    }
+
+    #[test]
+    fn entries_are_bounded() {
+        let mut index = Index::with_entries(3, u64::MAX >> 1, None);
+        assert!((0..3).all(|n| insert(&mut index, n)));
+        index.pin(&id(0)).unwrap();
+        index.touch(&id(1));
+        assert!(insert(&mut index, 3));
+        let has = |index: &Index| [0, 1, 2, 3].map(|n| index.get(&id(n)).is_some());
+        // 0 is pinned, 1 was used, so 2 had to go.
+        assert_eq!(has(&index), [true, true, false, true]);
+        index.pin(&id(1)).unwrap();
+        index.pin(&id(3)).unwrap();
+        assert!(!insert(&mut index, 2));
+        assert_eq!(has(&index), [true, true, false, true]);
+        let stats = index.stats();
+        assert_eq!((stats.pages, stats.evictions, stats.refused), (3, 1, 1));
+        assert_eq!(stats.ram_bytes, 3 * meta(Kind::Page, ROWS).cost());
+    }
+
+    #[test]
+    fn what_waits_for_the_disk_is_bounded() {
+        // Nobody writes here: everything that leaves memory waits.
+        let mut index = Index::new(meta(Kind::Page, ROWS).cost(), Some(1 << 40));
+        assert!((0..300).all(|n| insert(&mut index, n)));
+        assert_eq!(index.queue.len(), MAX_SPILLS_WAITING);
+        let stats = index.stats();
+        assert_eq!((stats.spills_refused, stats.pages), (299 - 256, 257));
+
+        // By bytes too: the rows here are only said to be large.
+        let large = meta(Kind::Page, MAX_SPILL_BYTES / 2 - 10_000);
+        let mut index = Index::new(large.cost(), Some(1 << 40));
+        for n in 0..5 {
+            index.insert(id(n), large.clone(), Vec::new());
+        }
+        assert_eq!(index.queue.len(), 2);
+        assert!(index.stats().queued_bytes <= MAX_SPILL_BYTES);
+        assert_eq!(index.stats().spills_refused, 2);
+        assert_eq!(index.stats().pages, 3);
+    }
+
+    #[test]
+    fn rows_that_became_better_while_they_were_written() {
+        let cost = meta(Kind::Page, ROWS).cost();
+        let mut index = Index::new(cost, Some(1 << 20));
+        let mut decoded = meta(Kind::Page, ROWS);
+        decoded.provenance = Provenance::Decoded;
+        assert!(index.insert(id(1), decoded, vec![1; 1000]));
+        assert!(index.queue_copy(&id(1)));
+        let old = index.next_spill().unwrap();
+        assert!(insert(&mut index, 1));
+        // The file has the worse rows, so it is deleted, and the better ones are written later.
+        let file = name(&old, 7);
+        index.written(&old, Some(file));
+        assert_eq!(index.take_unused(), [file]);
+        assert!(index.get(&id(1)).unwrap().file.is_none());
+        let stats = index.stats();
+        assert_eq!((stats.disk_bytes, stats.queued_bytes), (0, 0));
+        assert!(insert(&mut index, 2));
+        let new = index.next_spill().unwrap();
+        assert_eq!(*new.rows, vec![1; 1000]);
+        assert_eq!(new.meta.provenance, Provenance::Prefilled);
+        index.written(&new, Some(name(&new, 8)));
+        assert_eq!(index.stats().disk_bytes, new.meta.file_bytes());
+        assert!(index.take_unused().is_empty());
+    }
+
+    #[test]
+    fn promised_rows_that_could_not_be_written_return_to_memory() {
+        let cost = meta(Kind::Page, ROWS).cost();
+        let mut index = Index::new(2 * cost, Some(1 << 20));
+        assert!((1..4).all(|n| insert(&mut index, n)));
+        let spill = index.next_spill().unwrap();
+        assert_eq!(spill.id, id(1));
+        let birth = index.pin(&id(1)).unwrap();
+        index.written(&spill, None);
+        let entry = index.get(&id(1)).unwrap();
+        assert!(entry.resident && entry.rows.is_some());
+        assert!(index.stats().ram_bytes <= 2 * cost);
+        // It is as good as any other page once the promise ends, and an old promise ends nothing.
+        index.unpin(&id(1), birth + 100);
+        assert_eq!(index.get(&id(1)).unwrap().pins, 1);
+        index.unpin(&id(1), birth);
+        assert_eq!(index.get(&id(1)).unwrap().pins, 0);
+    }
+
+    #[test]
+    fn snapshots_are_listed_by_length_while_they_are_there() {
+        let mut index = Index::new(1 << 20, None);
+        let mut other = meta(Kind::Snapshot, ROWS);
+        other.tokens = vec![1; 10].into();
+        assert!(index.insert(id(1), meta(Kind::Snapshot, ROWS), vec![0; 1000]));
+        assert!(index.insert(id(2), meta(Kind::Snapshot, ROWS), vec![0; 1000]));
+        assert!(index.insert(id(3), other, vec![0; 1000]));
+        let lengths = |index: &Index| index.tails(&PageId::ROOT).collect::<Vec<_>>();
+        assert_eq!(lengths(&index), [10, 3]);
+        index.forget(&id(1));
+        assert_eq!(lengths(&index), [10, 3]);
+        index.forget(&id(2));
+        assert_eq!(lengths(&index), [10]);
+        index.forget(&id(3));
+        assert_eq!(lengths(&index), [0; 0]);
+        assert!(index.tails.is_empty());
+        assert_eq!(index.stats().snapshots, 0);
     }
 }

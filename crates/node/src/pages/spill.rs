@@ -11,8 +11,10 @@ use super::index::Index;
 #[derive(Debug)]
 pub struct Shared {
     index: Mutex<Index>,
-    /// The queue of spills has changed, or the store closes.
-    changed: Condvar,
+    /// Something may wait to be written, or the store closes: for the writer.
+    queued: Condvar,
+    /// The queue has become shorter: for those who wait for that.
+    written: Condvar,
     pub disk: Option<Disk>,
 }
 
@@ -21,7 +23,8 @@ impl Shared {
     pub fn new(index: Index, disk: Option<Disk>) -> Self {
         Self {
             index: Mutex::new(index),
-            changed: Condvar::new(),
+            queued: Condvar::new(),
+            written: Condvar::new(),
             disk,
         }
     }
@@ -37,7 +40,7 @@ impl Shared {
         let result = work(&mut index);
         let unused = index.take_unused();
         drop(index);
-        self.changed.notify_all();
+        self.queued.notify_one();
         self.remove(&unused);
         result
     }
@@ -65,8 +68,10 @@ impl Shared {
             }
             let Some(spill) = index.next_spill() else {
                 let unused = index.take_unused();
+                // What had no room on disk has left the queue too.
+                self.written.notify_all();
                 if unused.is_empty() {
-                    drop(self.changed.wait(index));
+                    drop(self.queued.wait(index));
                 } else {
                     drop(index);
                     self.remove(&unused);
@@ -86,31 +91,32 @@ impl Shared {
                 index.stats.disk_errors += u64::from(file.is_err());
                 index.written(&spill, file.ok());
             });
+            self.written.notify_all();
         }
     }
 
-    /// Waits until `done`, at most until `deadline`.
+    /// Waits until `done`, which the writer's progress brings about, at most until `deadline`.
     pub fn wait(&self, deadline: Instant, mut done: impl FnMut(&mut Index) -> bool) -> bool {
         let mut index = self.lock();
         loop {
             if done(&mut index) {
                 return true;
             }
-            self.changed.notify_all();
+            self.queued.notify_one();
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
                 return false;
             }
-            let woken = self.changed.wait_timeout(index, left);
+            let woken = self.written.wait_timeout(index, left);
             index = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Wakes everyone who waits.
-    pub fn wake(&self) {
-        // With the lock, so that a waiter that has just looked is waiting by now.
+    /// Wakes the writer.
+    fn wake(&self) {
+        // With the lock, so that a writer that has just looked is waiting by now.
         let _index = self.lock();
-        self.changed.notify_all();
+        self.queued.notify_one();
     }
 }
 

@@ -21,6 +21,24 @@ const MAX_TOKENS: u32 = 700;
 const CONTEXT: u32 = 4_096;
 const CHUNK: u32 = 512;
 
+/// Tokens of the prompt of a job, as a node makes them.
+pub fn prompt_tokens(
+    template: &ChatTemplate,
+    job: Job,
+    example: &Example,
+) -> anyhow::Result<Vec<Token>> {
+    let prompt = build_prompt(job, &example.rubric, &example.submission);
+    let messages = [
+        ("system", prompt.system),
+        ("user", format!("{}{}", prompt.shared, prompt.submission)),
+    ];
+    let messages = messages.map(|(role, content)| ChatMessage {
+        role: role.to_owned(),
+        content,
+    });
+    Ok(template.tokens(&messages)?)
+}
+
 /// What a model said.
 pub struct Answer {
     pub text: String,
@@ -62,16 +80,7 @@ impl Asker {
 
     /// Tokens of the prompt of a job.
     pub fn prompt(&self, job: Job, example: &Example) -> anyhow::Result<Vec<Token>> {
-        let prompt = build_prompt(job, &example.rubric, &example.submission);
-        let messages = [
-            ("system", prompt.system),
-            ("user", format!("{}{}", prompt.shared, prompt.submission)),
-        ];
-        let messages = messages.map(|(role, content)| ChatMessage {
-            role: role.to_owned(),
-            content,
-        });
-        Ok(self.template.tokens(&messages)?)
+        prompt_tokens(&self.template, job, example)
     }
 
     /// Greedy answer; that of the code analysis is held to the grading's schema.

@@ -55,7 +55,7 @@ const RULES: &[Rule] = &[
     rule("corpus", &["grading"], &[]),
     rule(
         "xtask",
-        &["engine", "llama", "grading", "corpus", "fixtures"],
+        &["kv", "engine", "llama", "grading", "corpus", "fixtures"],
         &[],
     ),
     rule(

@@ -1,0 +1,168 @@
+//! A disk that takes no more: pages are not kept, everything else goes on.
+
+use std::path::Path;
+use std::process::Command;
+
+use tandem_node::pages::{PageStore, Provenance, Wanted};
+
+use super::rig::{
+    PAGE_COST, PATIENCE, PLENTY, exact, files, full_block, full_only, private_dir, with_disk,
+};
+
+/// Where the child process finds its directory.
+const CHILD_DIR: &str = "TANDEM_TEST_PAGES_DIR";
+
+/// Puts one page of tokens `i`.
+fn put(store: &PageStore, i: u32) {
+    let rows = full_block(&full_only(), 0..64, i.into());
+    let space = exact(full_only());
+    let kept = store.put(&space, &[i; 64], &rows, Provenance::Prefilled);
+    assert_eq!(kept, Ok(1));
+}
+
+/// True if the page is there, with its own rows.
+fn get(store: &PageStore, i: u32) -> bool {
+    let space = exact(full_only());
+    let loaded = store.load(&space, &[i; 64], 0..64, Wanted::Any);
+    let rows = loaded.iter().flatten().next();
+    assert!(rows.is_none_or(|r| *r == full_block(&full_only(), 0..64, i.into())));
+    rows.is_some()
+}
+
+/// A store whose disk takes no byte more works from memory, and gives what was written before.
+fn works_without_writing(store: &PageStore, written: u32, dir: &Path) {
+    for i in 1000..1050 {
+        put(store, i);
+        assert!(get(store, i), "what was just put is in memory");
+    }
+    assert!(store.flush(PATIENCE));
+    let stats = store.stats();
+    assert!(stats.disk_errors > 0, "{stats:?}");
+    assert!(stats.evictions > 0, "{stats:?}");
+    assert!(stats.ram_bytes <= 2 * PAGE_COST, "{stats:?}");
+    assert_eq!(stats.queued_bytes, 0);
+    for i in 0..written {
+        assert!(get(store, i), "page {i} was written before");
+    }
+    // Nothing half-written is left, and nothing is counted that is not there.
+    let on_disk = files(dir);
+    let bytes: u64 = on_disk.iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(store.stats().disk_bytes, bytes);
+    let all = std::fs::read_dir(dir).unwrap().count();
+    assert_eq!(all, on_disk.len() + 1, "pages and the lock");
+}
+
+/// Writes three pages to `dir`, as an earlier run would.
+fn write_three(dir: &Path) {
+    let store = with_disk(PLENTY, dir, PLENTY);
+    (0..3).for_each(|i| put(&store, i));
+    assert!(store.flush(PATIENCE));
+    assert_eq!(store.stats().spills, 3);
+}
+
+#[test]
+fn no_file_may_grow() {
+    let dir = private_dir();
+    write_three(dir.path());
+    // The limit of the shell holds for its children only; without the trap they would be killed.
+    let script = "trap '' XFSZ; ulimit -f 1 && exec \"$0\" \"$@\"";
+    let output = Command::new("sh")
+        .args(["-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .args(["pages::disk_full::child_whose_files_may_not_grow"])
+        .args(["--ignored", "--nocapture"])
+        .env(CHILD_DIR, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "a part of no_file_may_grow, which starts it in a process of its own"]
+fn child_whose_files_may_not_grow() {
+    let dir = std::env::var_os(CHILD_DIR).expect("started by another test only");
+    let dir = Path::new(&dir);
+    let error = std::fs::write(dir.join("probe"), [0; 1 << 20]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
+    std::fs::remove_file(dir.join("probe")).unwrap();
+    let store = with_disk(2 * PAGE_COST, dir, PLENTY);
+    works_without_writing(&store, 3, dir);
+    assert_eq!(store.stats().spills, 0);
+}
+
+#[test]
+fn the_directory_vanishes() {
+    let outer = private_dir();
+    let dir = outer.path().join("pages");
+    let store = with_disk(2 * PAGE_COST, &dir, PLENTY);
+    (0..3).for_each(|i| put(&store, i));
+    assert!(store.flush(PATIENCE));
+    std::fs::remove_dir_all(&dir).unwrap();
+    for i in 10..30 {
+        put(&store, i);
+        assert!(get(&store, i));
+    }
+    assert!(store.flush(PATIENCE));
+    let stats = store.stats();
+    assert!(stats.disk_errors > 0, "{stats:?}");
+    assert!(!get(&store, 0), "its file is gone");
+    assert!(store.stats().damaged > 0);
+    assert!(get(&store, 29), "it is in memory");
+}
+
+/// The same with a real file system that is full. Only root can mount one, elsewhere
+/// `no_file_may_grow` stands for it.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_file_system_is_full() {
+    struct Mounted<'a>(&'a Path);
+    impl Drop for Mounted<'_> {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(self.0).status();
+        }
+    }
+    let outer = private_dir();
+    let dir = outer.path();
+    let options = "size=64k,mode=700";
+    let mount = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+        .arg(dir)
+        .output();
+    if !mount.is_ok_and(|m| m.status.success()) {
+        eprintln!("SKIPPED: mounting a small file system takes root");
+        return;
+    }
+    let _mounted = Mounted(dir);
+    write_three(dir);
+    // Somebody else fills the disk.
+    let mut filler = std::fs::File::create(dir.join("filler")).unwrap();
+    let error = loop {
+        if let Err(error) = std::io::Write::write_all(&mut filler, &[1; 4096]) {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    drop(filler);
+    let store = with_disk(2 * PAGE_COST, dir, PLENTY);
+    for i in 1000..1050 {
+        put(&store, i);
+        assert!(get(&store, i));
+    }
+    assert!(store.flush(PATIENCE));
+    let stats = store.stats();
+    assert!(stats.disk_errors > 0 && stats.spills == 0, "{stats:?}");
+    assert!((0..3).all(|i| get(&store, i)));
+    // With room again, pages are kept again.
+    std::fs::remove_file(dir.join("filler")).unwrap();
+    for i in 2000..2006 {
+        put(&store, i);
+    }
+    assert!(store.flush(PATIENCE));
+    assert_eq!(store.stats().disk_errors, stats.disk_errors);
+    assert!((2000..2006).all(|i| get(&store, i)));
+    drop(store);
+    let store = with_disk(PLENTY, dir, PLENTY);
+    assert!((2000..2006).all(|i| get(&store, i)));
+}

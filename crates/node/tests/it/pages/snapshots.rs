@@ -1,0 +1,195 @@
+//! Snapshots: what a model with windows continues from.
+
+use tandem_kv::{Contract, KvBlock, LayerKind, Section};
+use tandem_node::pages::{LoadError, PageStore, Provenance, PutError, Snapshot, Wanted};
+
+use super::rig::{
+    PLENTY, block, contract, exact, files, full_block, full_only, in_memory, layer, mixed, part,
+    private_dir, prompt, with_disk,
+};
+
+const PREFILLED: Provenance = Provenance::Prefilled;
+
+fn window(contract: &Contract, end: u32, copy: u64) -> KvBlock {
+    block(
+        contract,
+        Section::Window,
+        contract.window_start(end)..end,
+        copy,
+    )
+}
+
+/// Puts the rows of `[0, end)` and a snapshot there.
+fn put(store: &PageStore, contract: &Contract, tokens: &[u32], end: u32, copy: u64) {
+    let space = exact(contract.clone());
+    let rows = full_block(contract, 0..end, copy);
+    store.put(&space, tokens, &rows, PREFILLED).unwrap();
+    let window = window(contract, end, copy);
+    let kept = store.put_snapshot(&space, tokens, Some(&rows), &window, PREFILLED);
+    assert_eq!(kept, Ok(true));
+}
+
+fn expected(contract: &Contract, end: u32, copy: u64) -> Snapshot {
+    let rows = full_block(contract, 0..end, copy);
+    let has_tail = !rows.planes.is_empty() && !end.is_multiple_of(64);
+    Snapshot {
+        tail: has_tail.then(|| part(&rows, end / 64 * 64..end)),
+        window: window(contract, end, copy),
+    }
+}
+
+#[test]
+fn the_last_position_that_can_be_continued_from() {
+    let (space, store) = (exact(mixed()), in_memory(PLENTY));
+    let tokens = prompt(400);
+    for end in [5, 64, 150, 191] {
+        put(&store, &mixed(), &tokens, end, 1);
+    }
+    // Pages reach to 128, so a snapshot further on is of no use yet.
+    let rows = full_block(&mixed(), 256..300, 1);
+    let far = window(&mixed(), 300, 1);
+    let kept = store.put_snapshot(&space, &tokens, Some(&rows), &far, PREFILLED);
+    assert_eq!(kept, Ok(true));
+    let snapshot = |tokens: &[u32]| store.held(&space, tokens, Wanted::Prefilled).snapshot;
+    for (asked, found) in [
+        (4, None),
+        (5, Some(5)),
+        (63, Some(5)),
+        (64, Some(64)),
+        (149, Some(64)),
+        (150, Some(150)),
+        (190, Some(150)),
+        (191, Some(191)),
+        (400, Some(191)),
+    ] {
+        assert_eq!(snapshot(&tokens[..asked]), found, "{asked}");
+    }
+    let rest = full_block(&mixed(), 128..256, 1);
+    store.put(&space, &tokens, &rest, PREFILLED).unwrap();
+    assert_eq!(snapshot(&tokens), Some(300));
+    // Another token in the tail: the snapshot before it, another one before that: none.
+    let mut other = tokens.clone();
+    other[149] += 1;
+    assert_eq!(snapshot(&other), Some(64));
+    other[4] += 1;
+    assert_eq!(snapshot(&other), None);
+    for end in [5, 64, 150, 191, 300] {
+        let loaded = store.load_snapshot(&space, &tokens, end, Wanted::Prefilled);
+        assert_eq!(loaded, Ok(expected(&mixed(), end, 1)), "{end}");
+    }
+    let missing = Err(LoadError::Missing { end: 149 });
+    assert_eq!(
+        store.load_snapshot(&space, &tokens, 149, Wanted::Any),
+        missing
+    );
+    let pinned = store.pin(&space, &tokens, Wanted::Any);
+    assert_eq!(pinned.load_snapshot(), Ok(expected(&mixed(), 300, 1)));
+    assert_eq!(store.stats().snapshots, 5);
+}
+
+#[test]
+fn only_rows_that_were_asked_for() {
+    let (space, store) = (exact(mixed()), in_memory(PLENTY));
+    let tokens = prompt(100);
+    let rows = full_block(&mixed(), 0..100, 1);
+    store.put(&space, &tokens, &rows, PREFILLED).unwrap();
+    let put = |provenance, copy| {
+        let (rows, window) = (
+            full_block(&mixed(), 64..100, copy),
+            window(&mixed(), 100, copy),
+        );
+        store.put_snapshot(&space, &tokens, Some(&rows), &window, provenance)
+    };
+    let held = |wanted| store.held(&space, &tokens, wanted).snapshot;
+    assert_eq!(put(Provenance::Decoded, 2), Ok(true));
+    assert_eq!(put(Provenance::Decoded, 3), Ok(false));
+    assert_eq!(
+        (held(Wanted::Prefilled), held(Wanted::Lossless)),
+        (None, Some(100))
+    );
+    let loaded = store.load_snapshot(&space, &tokens, 100, Wanted::Lossless);
+    assert_eq!(loaded, Ok(expected(&mixed(), 100, 2)));
+    assert_eq!(put(PREFILLED, 4), Ok(true));
+    let loaded = store.load_snapshot(&space, &tokens, 100, Wanted::Prefilled);
+    assert_eq!(loaded, Ok(expected(&mixed(), 100, 4)));
+}
+
+#[test]
+fn windows_without_full_layers_need_no_pages() {
+    let windows = contract(10, vec![layer(LayerKind::Window, 1, 2, 2)]);
+    let (space, store) = (exact(windows.clone()), in_memory(PLENTY));
+    let tokens = prompt(400);
+    for end in [3, 130] {
+        let window = window(&windows, end, 1);
+        let kept = store.put_snapshot(&space, &tokens, None, &window, PREFILLED);
+        assert_eq!(kept, Ok(true));
+    }
+    for (asked, found) in [(2, None), (129, Some(3)), (400, Some(130))] {
+        let held = store.held(&space, &tokens[..asked], Wanted::Any);
+        assert_eq!((held.tokens, held.snapshot), (0, found));
+    }
+    let pinned = store.pin(&space, &tokens, Wanted::Any);
+    assert_eq!(pinned.load_snapshot(), Ok(expected(&windows, 130, 1)));
+}
+
+#[test]
+fn incomplete_snapshots_are_refused() {
+    let (space, store) = (exact(mixed()), in_memory(PLENTY));
+    let tokens = prompt(100);
+    let rows = full_block(&mixed(), 0..100, 1);
+    let whole = window(&mixed(), 100, 1);
+    let put = |tokens: &[u32], tail, window: &KvBlock, provenance| {
+        store.put_snapshot(&space, tokens, tail, window, provenance)
+    };
+    let late = full_block(&mixed(), 65..100, 1);
+    let early = full_block(&mixed(), 0..99, 1);
+    let short = block(&mixed(), Section::Window, 91..100, 1);
+    for (tail, window) in [
+        (None, &whole),
+        (Some(&late), &whole),
+        (Some(&early), &whole),
+        (Some(&whole), &whole),
+        (Some(&rows), &short),
+        (Some(&rows), &rows),
+    ] {
+        let refused = put(&tokens, tail, window, PREFILLED);
+        assert!(
+            matches!(refused, Err(PutError::Range { .. })),
+            "{refused:?}"
+        );
+    }
+    let refused = put(&tokens[..99], Some(&rows), &whole, PREFILLED);
+    assert!(matches!(refused, Err(PutError::Tokens { .. })));
+    let refused = put(&tokens, Some(&rows), &whole, Provenance::Lossy(2));
+    assert!(matches!(refused, Err(PutError::Origin { .. })));
+    // A model without windows has no snapshots.
+    let nothing = block(&full_only(), Section::Window, 100..100, 1);
+    let refused = store.put_snapshot(&exact(full_only()), &tokens, None, &nothing, PREFILLED);
+    assert!(
+        matches!(refused, Err(PutError::Range { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(store.stats().snapshots, 0);
+}
+
+#[test]
+fn snapshots_are_found_after_a_restart() {
+    let dir = private_dir();
+    let tokens = prompt(200);
+    let space = exact(mixed());
+    let store = with_disk(PLENTY, dir.path(), PLENTY);
+    put(&store, &mixed(), &tokens, 150, 1);
+    put(&store, &mixed(), &tokens, 200, 2);
+    assert!(store.flush(super::rig::PATIENCE));
+    drop(store);
+    assert_eq!(files(dir.path()).len(), 3 + 2);
+    let store = with_disk(PLENTY, dir.path(), PLENTY);
+    let held = store.held(&space, &tokens, Wanted::Any);
+    assert_eq!((held.tokens, held.snapshot), (192, Some(200)));
+    let held = store.held(&space, &tokens[..199], Wanted::Any);
+    assert_eq!(held.snapshot, Some(150));
+    for (end, copy) in [(150, 1), (200, 2)] {
+        let loaded = store.load_snapshot(&space, &tokens, end, Wanted::Any);
+        assert_eq!(loaded, Ok(expected(&mixed(), end, copy)));
+    }
+}
