@@ -156,7 +156,7 @@ fn request(arguments: &Arguments, model: String, prompt: String) -> ChatRequest 
         response_format: ResponseFormat::Text,
         tandem: TandemOptions {
             route: arguments.route.into(),
-            return_tokens: false,
+            ..TandemOptions::default()
         },
     }
 }

@@ -46,6 +46,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/v1/completions", post(completion))
         .route("/v1/models", get(models))
         .route("/v1/nodes", get(nodes))
+        .route("/metrics", get(metrics))
         .route("/health", get(health))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
@@ -143,6 +144,7 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
         generation: asked.generation,
         route: translate::route(asked.options.route),
         return_tokens: asked.options.return_tokens,
+        cache_salt: asked.options.cache_salt,
     };
     let service = Arc::clone(&server.service);
     if asked.stream {
@@ -209,7 +211,15 @@ async fn models(State(server): State<Arc<Server>>) -> Json<ModelList> {
 
 async fn nodes(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
     let look = server.service.cluster.look().await?;
-    Ok(Json(overview::nodes(&server.service.config, &look)).into_response())
+    let pairs = server.service.pairs.reports();
+    Ok(Json(overview::nodes(&server.service.config, &look, pairs)).into_response())
+}
+
+async fn metrics(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
+    let text = server.service.pairs.metrics();
+    let text = text.map_err(|e| ApiError::internal(e.to_string()))?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
 async fn health(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
@@ -225,7 +235,7 @@ async fn health(State(server): State<Arc<Server>>) -> Result<Response, Refusal> 
 
 async fn unknown_path() -> Refusal {
     let message = "there is nothing here; see /v1/chat/completions, /v1/completions, /v1/models, \
-                   /v1/nodes and /health";
+                   /v1/nodes, /metrics and /health";
     let kind = "invalid_request_error";
     Refusal(ApiError::new(404, kind, None, Some("unknown_url"), message))
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use tandem_openai::{ApiError, FinishReason};
 use tandem_proto::{
-    ErrorCode, GenerateEvent, GenerateRequest, NodeError, PrefillEvent, PrefillMode,
-    PrefillRequest, PrefillSummary, Ticket,
+    ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityReport, PrefillEvent,
+    PrefillMode, PrefillRequest, PrefillSummary, Ticket,
 };
 use tandem_sched::{Failure, Plan};
 
@@ -107,7 +107,13 @@ impl Attempt<'_> {
             generation: self.job.generation.clone(),
             prefill,
             chunk: self.config.chunk,
+            terms: self.terms(),
         }
+    }
+
+    fn terms(&self) -> HandoffTerms {
+        let handoff = &self.config.handoff;
+        handoff.terms(&self.job.prompt, &self.job.cache_salt)
     }
 
     /// Takes in one event; the reason of the end if it was the last.
@@ -157,7 +163,10 @@ impl Attempt<'_> {
                 finish_reason,
                 generated_tokens,
                 decode_ms,
+                parity,
             } => {
+                progress.timeline.parity = parity;
+                self.note_parity(parity);
                 progress.timeline.generated_tokens = generated_tokens;
                 progress.timeline.decode_ms = decode_ms;
                 return Ok(Some(translate::finish(finish_reason)));
@@ -187,6 +196,7 @@ impl Attempt<'_> {
             target: format!("{host}:{}", ticket.port),
             ticket: ticket.secret,
             handoff: ticket.handoff,
+            terms: self.terms(),
         };
         let address = self.config.address(node).to_owned();
         Some(Box::pin(prefill(self.calls.clone(), address, request)))
@@ -235,6 +245,19 @@ impl Attempt<'_> {
             let (node, tokens) = (&self.plan.decode, summary.local_tokens);
             self.note(format!(
                 "decode node `{node}` prefilled {tokens} tokens itself: {reason}"
+            ));
+        }
+    }
+
+    fn note_parity(&mut self, report: Option<ParityReport>) {
+        let Some(ParityReport { parity, holds }) = report else {
+            return;
+        };
+        if let (false, Some(prefill)) = (holds, &self.plan.prefill) {
+            let (decode, kl) = (&self.plan.decode, parity.kl);
+            self.note(format!(
+                "nodes `{prefill}` and `{decode}` do not compute the same (KL {kl:.4}): do not trust this pair \
+                 before `GET /v1/nodes` shows it well again"
             ));
         }
     }

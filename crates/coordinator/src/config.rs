@@ -3,14 +3,17 @@
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
-use tandem_kv::limits::MAX_CHUNK_TOKENS;
+use tandem_kv::adaptive::Quality;
+use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_STREAMS};
+use tandem_kv::receipt::ParityBound;
+use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Topology};
 
 use crate::error::ConfigError;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
 
 /// What the coordinator works with.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// The nodes.
@@ -20,9 +23,116 @@ pub struct Config {
     /// Tokens per chunk of every prefill.
     #[serde(default = "default_chunk")]
     pub chunk: u32,
+    /// How KV passes between nodes.
+    #[serde(default)]
+    pub handoff: HandoffConfig,
     /// Waits; not part of a configuration file.
     #[serde(skip)]
     pub limits: Limits,
+}
+
+/// How KV passes between nodes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HandoffConfig {
+    /// How far KV may differ from what was computed: `lossless`, `q8` or `k8v4`.
+    pub quality: Quality,
+    /// The codec: `auto` (within the quality), `raw`, `plane`, `q8` or `k8v4`.
+    pub codec: CodecChoice,
+    /// Connections per handoff; 0 leaves it to the nodes.
+    pub streams: u32,
+    /// Whether prompts that begin alike share KV.
+    pub reuse: bool,
+    /// Whose answers are kept for the next turn: `never`, or those of `conversations`.
+    pub keep: KeepAnswers,
+    /// Largest divergence between two nodes, in nats.
+    pub parity_kl: f64,
+    /// A different likeliest token is a fault if the prefill node's leads by more than this.
+    pub parity_margin: f64,
+    /// What happens beyond that: `report`, or `redo` on the decode node alone.
+    pub parity: ParityAction,
+}
+
+impl Default for HandoffConfig {
+    fn default() -> Self {
+        let bound = ParityBound::default();
+        Self {
+            quality: Quality::default(),
+            codec: CodecChoice::default(),
+            streams: 0,
+            reuse: true,
+            keep: KeepAnswers::default(),
+            parity_kl: bound.kl,
+            parity_margin: bound.margin,
+            parity: ParityAction::default(),
+        }
+    }
+}
+
+/// Whose answers are kept for the next turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeepAnswers {
+    /// Nobody's.
+    Never,
+    /// Those of chats that have had an answer already.
+    #[default]
+    Conversations,
+}
+
+impl HandoffConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let fault = |key: &str, problem: String| {
+            let key = format!("handoff.{key}");
+            Err(ConfigError { key, problem })
+        };
+        let fixed = self.codec.fixed();
+        if let Some(codec) = fixed.filter(|c| !self.quality.allows(*c)) {
+            let problem = format!(
+                "is {codec}, which `handoff.quality` = {} does not allow: raise the quality's bound to \"{codec}\"",
+                self.quality
+            );
+            return fault("codec", problem);
+        }
+        if self.streams > MAX_STREAMS {
+            return fault("streams", format!("is {}, allowed 0..={MAX_STREAMS}", self.streams));
+        }
+        for (key, value) in [
+            ("parity_kl", self.parity_kl),
+            ("parity_margin", self.parity_margin),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return fault(key, format!("is {value}, must be 0 or more"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The terms of one request.
+    pub(crate) fn terms(&self, prompt: &Prompt, salt: &str) -> HandoffTerms {
+        let goes_on = match prompt {
+            Prompt::Chat(messages) => messages.iter().any(|m| m.role == "assistant"),
+            _ => false,
+        };
+        let keep = goes_on && self.keep == KeepAnswers::Conversations;
+        HandoffTerms {
+            quality: self.quality,
+            codec: self.codec,
+            streams: self.streams,
+            salt: salt.to_owned(),
+            reuse: match (self.reuse, keep) {
+                (false, _) => Reuse::Off,
+                (true, false) => Reuse::Exact,
+                (true, true) => Reuse::All,
+            },
+            keep: keep && self.reuse,
+            bound: ParityBound {
+                kl: self.parity_kl,
+                margin: self.parity_margin,
+            },
+            action: self.parity,
+        }
+    }
 }
 
 /// One node.
@@ -63,6 +173,7 @@ impl Config {
             nodes,
             models,
             chunk: Self::DEFAULT_CHUNK,
+            handoff: HandoffConfig::default(),
             limits: Limits::default(),
         }
     }
@@ -72,6 +183,7 @@ impl Config {
     /// # Errors
     /// Names the first key at fault and the mend.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.handoff.validate()?;
         check_count("nodes", self.nodes.len(), MAX_NODES)?;
         check_count("models", self.models.len(), MAX_MODELS)?;
         let mut names = BTreeSet::new();

@@ -15,13 +15,15 @@ mod life;
 pub mod limits;
 mod lines;
 mod overview;
+mod pairs;
 mod poll;
 mod serve;
 mod timeline;
 mod translate;
 
-pub use config::{Config, ModelConfig, NodeConfig};
+pub use config::{Config, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig};
 pub use error::{ConfigError, CoordinatorError};
 pub use limits::Limits;
 pub use overview::{ContractSummary, HealthReport, ModelReport, NodeList, NodeReport, QueueReport};
+pub use pairs::PairReport;
 pub use serve::run;

@@ -13,6 +13,7 @@ use crate::attempt::{Answer, Attempt, AttemptError};
 use crate::calls::Calls;
 use crate::cluster::{Cluster, Decision};
 use crate::config::Config;
+use crate::pairs::Pairs;
 use crate::translate;
 
 /// What all requests share.
@@ -20,6 +21,8 @@ pub(crate) struct Service {
     pub(crate) config: Config,
     pub(crate) calls: Calls,
     pub(crate) cluster: Cluster,
+    /// Pairs of nodes and how they get on.
+    pub(crate) pairs: Pairs,
     /// Ends all requests when the coordinator stops.
     pub(crate) stop: CancellationToken,
 }
@@ -34,6 +37,7 @@ pub(crate) struct Job {
     pub(crate) generation: Generation,
     pub(crate) route: Route,
     pub(crate) return_tokens: bool,
+    pub(crate) cache_salt: String,
 }
 
 /// A request that is answered.
@@ -183,6 +187,7 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
                 slot.finish();
                 events.extend(busy_note(busy));
                 events.append(&mut attempt_events);
+                service.pairs.answered(&plan, &answer.timeline);
                 return Ok(outcome(job, answer, |timeline| {
                     timeline.info(&job.id, &plan, queue, events)
                 }));

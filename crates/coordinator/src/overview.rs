@@ -7,6 +7,7 @@ use tandem_sched::NodeView;
 
 use crate::cluster::Look;
 use crate::config::Config;
+use crate::pairs::PairReport;
 
 /// Answer to `GET /health`; 200 if `reasons` is empty, otherwise 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +19,7 @@ pub struct HealthReport {
 }
 
 /// Answer to `GET /v1/nodes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeList {
     /// `list`.
     pub object: String,
@@ -26,6 +27,9 @@ pub struct NodeList {
     pub data: Vec<NodeReport>,
     /// The configured models with the requests that wait for each.
     pub queued: Vec<QueueReport>,
+    /// Pairs of nodes between which KV has passed, since the coordinator started.
+    #[serde(default)]
+    pub pairs: Vec<PairReport>,
 }
 
 /// Requests that wait for a model.
@@ -137,7 +141,7 @@ pub(crate) fn health(look: &Look) -> HealthReport {
     }
 }
 
-pub(crate) fn nodes(config: &Config, look: &Look) -> NodeList {
+pub(crate) fn nodes(config: &Config, look: &Look, pairs: Vec<PairReport>) -> NodeList {
     let queued = |model: &crate::config::ModelConfig| QueueReport {
         model: model.name.clone(),
         requests: look.queued.get(&model.name).copied().unwrap_or(0),
@@ -146,6 +150,7 @@ pub(crate) fn nodes(config: &Config, look: &Look) -> NodeList {
         object: "list".to_owned(),
         data: look.nodes.iter().map(|n| node(config, n)).collect(),
         queued: config.models.iter().map(queued).collect(),
+        pairs,
     }
 }
 

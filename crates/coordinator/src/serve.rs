@@ -15,6 +15,7 @@ use crate::cluster::{Cluster, cluster};
 use crate::config::Config;
 use crate::error::CoordinatorError;
 use crate::life::Service;
+use crate::pairs::Pairs;
 use crate::poll::poll;
 
 /// Serves the public API on `listener` until `shutdown` completes. Connections are accepted as
@@ -43,6 +44,7 @@ pub async fn run(
         config,
         calls,
         cluster,
+        pairs: Pairs::default(),
         stop: stop.clone(),
     });
     let told = CancellationToken::new();

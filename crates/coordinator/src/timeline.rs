@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tandem_openai::{PhasesMs, TandemInfo};
-use tandem_proto::PrefillSummary;
+use tandem_openai::{ParityInfo, PhasesMs, TandemInfo};
+use tandem_proto::{ParityReport, PrefillSummary};
 use tandem_sched::Plan;
 
 /// The prefill node's account, from its `Done`.
@@ -24,6 +24,7 @@ pub(crate) struct Timeline {
     pub(crate) generated_tokens: u32,
     pub(crate) first_token_ms: f64,
     pub(crate) decode_ms: f64,
+    pub(crate) parity: Option<ParityReport>,
 }
 
 impl Timeline {
@@ -50,7 +51,7 @@ impl Timeline {
             prefill_node: remote.unwrap_or(&plan.decode).clone(),
             decode_node: plan.decode.clone(),
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: 0,
+            cached_tokens: self.summary.cached_tokens,
             generated_tokens: self.generated_tokens,
             phases_ms: PhasesMs {
                 queue: queue.as_secs_f64() * 1e3,
@@ -63,6 +64,15 @@ impl Timeline {
                 decode: self.decode_ms,
             },
             handoff_bytes: self.summary.handoff_bytes,
+            wire_bytes: self.summary.wire_bytes,
+            codec: self.summary.codec.map(|c| c.to_string()),
+            reconnects: self.summary.reconnects,
+            parity: self.parity.map(|p| ParityInfo {
+                kl: p.parity.kl,
+                max_difference: p.parity.max_difference,
+                same_top: p.parity.same_top,
+                holds: p.holds,
+            }),
             events,
             tokens: None,
         }

@@ -21,6 +21,8 @@ pub struct GradingConfig {
     pub route: RouteChoice,
     /// Ask for the generated token ids.
     pub return_tokens: bool,
+    /// Runs with different salts share no KV; empty: none is sent.
+    pub cache_salt: String,
     /// Most characters of one rationale.
     pub rationale_chars: u32,
     /// Longest silence of the server.
@@ -59,6 +61,7 @@ impl GradingConfig {
             parallel: 1,
             route: RouteChoice::Auto,
             return_tokens: false,
+            cache_salt: String::new(),
             rationale_chars: limits::DEFAULT_RATIONALE_CHARS,
             idle_limit: limits::DEFAULT_IDLE_LIMIT,
             connect_limit: limits::DEFAULT_CONNECT_LIMIT,

@@ -194,6 +194,7 @@ impl Run<'_> {
             tandem: TandemOptions {
                 route: self.config.route,
                 return_tokens: self.config.return_tokens,
+                cache_salt: self.config.cache_salt.clone(),
             },
         }
     }

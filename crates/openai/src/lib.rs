@@ -29,4 +29,4 @@ pub use response::{
 };
 pub use sampling::{Sampling, StreamOptions};
 pub use sse::{SSE_DONE, sse_error, sse_event};
-pub use tandem::{PhasesMs, RouteChoice, TandemInfo, TandemOptions};
+pub use tandem::{ParityInfo, PhasesMs, RouteChoice, TandemInfo, TandemOptions};

@@ -18,6 +18,8 @@ pub const MAX_PROMPT_TOKENS: usize = 1 << 20;
 pub const MAX_GENERATED_TOKENS: u32 = 1 << 20;
 /// Most bytes of a JSON schema in `response_format`, serialised without spaces.
 pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
+/// Most bytes of a cache salt.
+pub const MAX_SALT_BYTES: usize = 256;
 /// Most bytes of a schema name.
 pub const MAX_SCHEMA_NAME_BYTES: usize = 64;
 /// Highest temperature, as in the OpenAI reference.

@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::limits::MAX_SALT_BYTES;
 use serde::{Deserialize, Serialize};
 
 /// Where the prefill of a request may run.
@@ -18,13 +19,16 @@ pub enum RouteChoice {
 }
 
 /// `tandem` in a request. Unknown keys in it are refused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TandemOptions {
     /// Where the prefill may run.
     pub route: RouteChoice,
     /// Whether the answer carries the generated token ids.
     pub return_tokens: bool,
+    /// KV of earlier requests is used only if they had the same salt; empty: those without one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cache_salt: String,
 }
 
 impl TandemOptions {
@@ -50,10 +54,16 @@ impl TandemOptions {
             }
         };
         let return_tokens = inner.boolean("return_tokens")?.unwrap_or(false);
+        let cache_salt = inner.string("cache_salt")?.unwrap_or_default();
+        if cache_salt.len() > MAX_SALT_BYTES {
+            let message = format!("'tandem.cache_salt' is longer than {MAX_SALT_BYTES} bytes");
+            return Err(ApiError::invalid("tandem.cache_salt", message));
+        }
         inner.no_more()?;
         Ok(Self {
             route,
             return_tokens,
+            cache_salt,
         })
     }
 }
@@ -79,6 +89,19 @@ pub struct PhasesMs {
     pub decode: f64,
 }
 
+/// What two nodes computed for the last token of the prompt, compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ParityInfo {
+    /// Kullback-Leibler divergence over the likeliest tokens, in nats.
+    pub kl: f64,
+    /// Largest difference of a log-probability among them.
+    pub max_difference: f64,
+    /// Whether both find the same token likeliest.
+    pub same_top: bool,
+    /// Whether that is within the configured bound.
+    pub holds: bool,
+}
+
 /// `tandem` in an answer: which nodes served it, how long each phase took, what went wrong on the way.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TandemInfo {
@@ -92,14 +115,26 @@ pub struct TandemInfo {
     pub decode_node: String,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Prompt tokens that were already cached.
+    /// Prompt tokens whose KV was on the decode node already.
     pub cached_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
     /// Time per phase.
     pub phases_ms: PhasesMs,
-    /// Bytes of KV that passed between nodes.
+    /// Bytes of KV that passed between nodes, decoded.
     pub handoff_bytes: u64,
+    /// Bytes on the wire for them.
+    #[serde(default)]
+    pub wire_bytes: u64,
+    /// The lossiest codec they travelled in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub codec: Option<String>,
+    /// Connections between the nodes that broke and were replaced.
+    #[serde(default)]
+    pub reconnects: u32,
+    /// How far both nodes compute the same; absent if they were not compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parity: Option<ParityInfo>,
     /// Notes for a person, such as a fallback that was taken.
     #[serde(default)]
     pub events: Vec<String>,

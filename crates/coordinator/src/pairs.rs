@@ -1,0 +1,184 @@
+//! Pairs of nodes between which KV passes, and how they get on: totals, and whether both compute the
+//! same.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use serde::{Deserialize, Serialize};
+use tandem_sched::Plan;
+
+use crate::timeline::Timeline;
+
+/// What is known of a prefill node and a decode node together.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PairReport {
+    /// The prefill node.
+    pub prefill: String,
+    /// The decode node.
+    pub decode: String,
+    /// Requests whose prefill passed between them, wholly or in part.
+    pub handoffs: u64,
+    /// Bytes of KV that passed, decoded.
+    pub handoff_bytes: u64,
+    /// Bytes on the wire for them.
+    pub wire_bytes: u64,
+    /// Tokens that the decode node had already.
+    pub cached_tokens: u64,
+    /// Connections that broke and were replaced.
+    pub reconnects: u64,
+    /// Requests in which the decode node computed (a part) itself after all.
+    pub fallbacks: u64,
+    /// Requests in which both ends were compared.
+    pub compared: u64,
+    /// Requests in which they differed by more than the bound.
+    pub parity_faults: u64,
+    /// True from a fault until a comparison is within the bound again.
+    pub suspect: bool,
+    /// The last divergence, in nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_kl: Option<f64>,
+    /// The largest divergence, in nats.
+    pub max_kl: f64,
+}
+
+/// All pairs that have been used.
+#[derive(Debug, Default)]
+pub(crate) struct Pairs {
+    by_nodes: Mutex<BTreeMap<(String, String), PairReport>>,
+}
+
+impl Pairs {
+    fn by_nodes(&self) -> MutexGuard<'_, BTreeMap<(String, String), PairReport>> {
+        self.by_nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request has been answered.
+    pub(crate) fn answered(&self, plan: &Plan, timeline: &Timeline) {
+        let Some(prefill) = &plan.prefill else { return };
+        let key = (prefill.clone(), plan.decode.clone());
+        let mut by_nodes = self.by_nodes();
+        let pair = by_nodes.entry(key).or_insert_with(|| PairReport {
+            prefill: prefill.clone(),
+            decode: plan.decode.clone(),
+            ..PairReport::default()
+        });
+        let summary = &timeline.summary;
+        pair.handoffs += 1;
+        pair.handoff_bytes += summary.handoff_bytes;
+        pair.wire_bytes += summary.wire_bytes;
+        pair.cached_tokens += u64::from(summary.cached_tokens);
+        pair.reconnects += u64::from(summary.reconnects);
+        pair.fallbacks += u64::from(summary.fallback.is_some());
+        if let Some(report) = timeline.parity {
+            pair.compared += 1;
+            pair.parity_faults += u64::from(!report.holds);
+            pair.suspect = !report.holds;
+            pair.last_kl = Some(report.parity.kl);
+            pair.max_kl = pair.max_kl.max(report.parity.kl);
+        }
+    }
+
+    /// All of them, in order.
+    pub(crate) fn reports(&self) -> Vec<PairReport> {
+        self.by_nodes().values().cloned().collect()
+    }
+
+    /// The same in the text format of Prometheus.
+    ///
+    /// # Errors
+    /// If the text cannot be written.
+    pub(crate) fn metrics(&self) -> Result<String, std::fmt::Error> {
+        let reports = self.reports();
+        let mut registry = Registry::with_prefix("tandem");
+        for (name, help, value) in COUNTERS {
+            let family = Family::<Labels, Counter>::default();
+            for pair in &reports {
+                family.get_or_create(&labels(pair)).inc_by(value(pair));
+            }
+            registry.register(name, help, family);
+        }
+        for (name, help, value) in GAUGES {
+            let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+            for pair in &reports {
+                family.get_or_create(&labels(pair)).set(value(pair));
+            }
+            registry.register(name, help, family);
+        }
+        let mut out = String::new();
+        encode(&mut out, &registry)?;
+        Ok(out)
+    }
+}
+
+type Labels = [(&'static str, String); 2];
+
+fn labels(pair: &PairReport) -> Labels {
+    [
+        ("prefill", pair.prefill.clone()),
+        ("decode", pair.decode.clone()),
+    ]
+}
+
+/// Name (the library adds `_total`), help, value.
+type Metric<T> = (&'static str, &'static str, fn(&PairReport) -> T);
+
+const COUNTERS: [Metric<u64>; 8] = [
+    (
+        "handoffs",
+        "Requests whose KV passed from one node to another",
+        |p| p.handoffs,
+    ),
+    ("handoff_bytes", "Bytes of KV that passed, decoded", |p| {
+        p.handoff_bytes
+    }),
+    ("wire_bytes", "Bytes on the wire for them", |p| p.wire_bytes),
+    (
+        "cached_tokens",
+        "Prompt tokens whose KV the decode node had",
+        |p| p.cached_tokens,
+    ),
+    (
+        "reconnects",
+        "Connections that broke and were replaced",
+        |p| p.reconnects,
+    ),
+    (
+        "fallbacks",
+        "Requests that the decode node prefilled itself after all, at least in part",
+        |p| p.fallbacks,
+    ),
+    (
+        "parity_compared",
+        "Requests in which both ends were compared",
+        |p| p.compared,
+    ),
+    (
+        "parity_faults",
+        "Requests in which both ends differed by more than the bound",
+        |p| p.parity_faults,
+    ),
+];
+
+const GAUGES: [Metric<f64>; 3] = [
+    (
+        "parity_kl",
+        "Divergence of both ends at the last comparison, in nats",
+        |p| p.last_kl.unwrap_or(0.0),
+    ),
+    (
+        "parity_kl_max",
+        "Largest divergence of both ends, in nats",
+        |p| p.max_kl,
+    ),
+    (
+        "parity_suspect",
+        "1 if the last comparison was beyond the bound",
+        |p| f64::from(u8::from(p.suspect)),
+    ),
+];
