@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
-    PublicKeyData,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm,
 };
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::ParsedCertificate;
 
-use crate::identity::{Identity, IdentityError};
+use crate::identity::{Identity, IdentityError, NodeVerifier};
 use crate::limits::{AUTHORITY_VALIDITY, CLOCK_SKEW, JOIN_VALIDITY, NODE_VALIDITY};
 use crate::peer::{PeerId, hex};
 
@@ -21,8 +21,16 @@ pub const NODE_NAME: &str = "node.tandem.internal";
 /// The DNS name in the certificate with which an authority answers those that join. It is not valid
 /// for a node, nor for a client.
 pub const JOIN_NAME: &str = "join.tandem.internal";
-/// Random bytes in the name of an authority, so that no two have the same.
+/// Bytes of the digest of its key in the name of an authority, so that no two have the same.
 const NAME_BYTES: usize = 8;
+/// What a public key of ECDSA P-256 begins with as a `SubjectPublicKeyInfo` (RFC 5480, section 2); the
+/// point follows.
+const P256_KEY: [u8; 26] = [
+    0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
+    0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
+];
+/// Bytes of an uncompressed point of that curve.
+const P256_POINT: usize = 65;
 
 /// The key and certificate that vouch for the machines of a cluster. The key never leaves the
 /// machine that made it.
@@ -31,7 +39,6 @@ pub struct Authority {
     certificate_pem: String,
     key_pem: String,
     issuer: Issuer<'static, KeyPair>,
-    until: SystemTime,
 }
 
 /// Shows the fingerprint, not the key.
@@ -52,12 +59,9 @@ pub enum AuthorityError {
     /// A certificate is not readable as PEM.
     #[error("the certificate of the authority cannot be read")]
     Unreadable,
-    /// There is no randomness.
-    #[error("this machine gives no random numbers")]
-    Random,
-    /// What a machine sent is no request for a certificate that can be given.
-    #[error("the request for a certificate cannot be used: {0}")]
-    Request(String),
+    /// A machine shows a key that is not of the kind that tandem makes.
+    #[error("its key is not one of ECDSA P-256")]
+    Key,
     /// The certificate that was made cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -97,15 +101,7 @@ impl Authority {
     /// If there is no randomness or a certificate cannot be made.
     pub fn create() -> Result<Self, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let mut name = [0; NAME_BYTES];
-        aws_lc_rs::rand::fill(&mut name).map_err(|_| AuthorityError::Random)?;
-        let mut params = CertificateParams::default();
-        valid(&mut params, Validity::starting_now(AUTHORITY_VALIDITY));
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let name = format!("tandem cluster {}", hex(&name));
-        params.distinguished_name.push(DnType::CommonName, name);
-        let certificate = params.self_signed(&key)?.pem();
+        let certificate = authority_params(&key).self_signed(&key)?.pem();
         Self::from_pem(certificate, key.serialize_pem())
     }
 
@@ -117,13 +113,11 @@ impl Authority {
         let certificate = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
             .map_err(|_| AuthorityError::Unreadable)?;
         let key = KeyPair::from_pem(&key_pem)?;
-        let until = expiry(&certificate).ok_or(AuthorityError::Unreadable)?;
         Ok(Self {
-            issuer: Issuer::from_ca_cert_der(&certificate, key)?,
+            issuer: Issuer::new(authority_params(&key), key),
             certificate,
             certificate_pem,
             key_pem,
-            until,
         })
     }
 
@@ -171,24 +165,29 @@ impl Authority {
         })
     }
 
-    /// The certificate, PEM, for a machine that asks with this request (PKCS #10, PEM), and who that
-    /// is. Only the request's public key counts, and that the asker has the private one: everything
-    /// else in the certificate is the authority's choice.
+    /// A certificate, PEM, for the machine that has shown this certificate and proved in a handshake
+    /// that it has its key; and who that is. Only the public key counts: everything else in the new
+    /// certificate is the authority's choice.
     ///
     /// # Errors
-    /// If the request cannot be read, is not signed with its key, or its key is of another kind than
-    /// ECDSA P-256.
-    pub fn sign_pem(&self, request: &str) -> Result<(String, PeerId), AuthorityError> {
-        let unusable = |e: rcgen::Error| AuthorityError::Request(e.to_string());
-        let asked = CertificateSigningRequestParams::from_pem(request).map_err(unusable)?;
-        if asked.public_key.algorithm() != &PKCS_ECDSA_P256_SHA256 {
-            return Err(AuthorityError::Request("its key is not ECDSA P-256".into()));
-        }
-        let validity = Validity::starting_now(NODE_VALIDITY);
-        let certificate = self.sign_node(&asked.public_key, validity)?;
-        let read = CertificateDer::from_pem_slice(certificate.as_bytes());
-        let peer = read.ok().and_then(|c| PeerId::of(&c));
-        Ok((certificate, peer.ok_or(AuthorityError::Unreadable)?))
+    /// If the key is not of ECDSA P-256, or the certificate would not hold.
+    pub(crate) fn sign_key_of(
+        &self,
+        shown: &CertificateDer<'_>,
+    ) -> Result<(String, PeerId), AuthorityError> {
+        let key = ParsedCertificate::try_from(shown).map_err(|_| AuthorityError::Key)?;
+        let key = key.subject_public_key_info();
+        let point = key.strip_prefix(&P256_KEY).ok_or(AuthorityError::Key)?;
+        let point = point.try_into().map_err(|_| AuthorityError::Key)?;
+        let pem = self.sign_node(&Point(point), Validity::starting_now(NODE_VALIDITY))?;
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
+        let certificate = certificate.map_err(|_| AuthorityError::Unreadable)?;
+        // As the machines of the cluster will, before a token is used up for nothing.
+        NodeVerifier::new(&self.certificate, NODE_NAME)
+            .and_then(|v| v.verify(&certificate, &[], UnixTime::now()))
+            .map_err(|e| IdentityError::Foreign(e.to_string()))?;
+        let peer = PeerId::of(&certificate).ok_or(AuthorityError::Unreadable)?;
+        Ok((pem, peer))
     }
 
     fn sign_node(
@@ -222,13 +221,7 @@ impl Authority {
         validity: Validity,
     ) -> Result<String, AuthorityError> {
         let mut params = CertificateParams::new([name.to_owned()])?;
-        valid(
-            &mut params,
-            Validity {
-                from: validity.from,
-                until: validity.until.min(self.until),
-            },
-        );
+        valid(&mut params, validity);
         let id = digest(&SHA256, &key.subject_public_key_info());
         params
             .distinguished_name
@@ -238,6 +231,32 @@ impl Authority {
         params.extended_key_usages = usages.to_vec();
         params.use_authority_key_identifier_extension = true;
         Ok(params.signed_by(key, &self.issuer)?.pem())
+    }
+}
+
+/// What the certificate of an authority says. The name follows from the key, so that what the
+/// authority signs later names it alike.
+fn authority_params(key: &KeyPair) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    valid(&mut params, Validity::starting_now(AUTHORITY_VALIDITY));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let id = digest(&SHA256, &key.subject_public_key_info());
+    let name = format!("tandem cluster {}", hex(&id.as_ref()[..NAME_BYTES]));
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}
+
+/// A public key of ECDSA P-256: an uncompressed point.
+struct Point([u8; P256_POINT]);
+
+impl PublicKeyData for Point {
+    fn der_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
     }
 }
 
@@ -257,11 +276,4 @@ pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; SHA256_OUTPU
 pub(crate) fn fingerprint_of_pem(pem: &str) -> Option<String> {
     let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
     Some(hex(&fingerprint(&certificate)))
-}
-
-/// Until when a certificate is valid.
-pub(crate) fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    let seconds = u64::try_from(parsed.validity().not_after.timestamp()).ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -15,9 +15,12 @@ use rustls::{
     ServerConfig, SignatureScheme,
 };
 
-use crate::authority::{NODE_NAME, expiry, fingerprint};
+use crate::authority::{NODE_NAME, fingerprint};
 use crate::explain::explain;
 use crate::peer::{PeerId, hex};
+
+/// The end of the year 9999, the last that a certificate can name, since 1970.
+const FAR_FUTURE: Duration = Duration::from_secs(253_402_300_800);
 
 /// A machine's certificate and key, and the authority that it trusts, ready for connections.
 pub struct Identity {
@@ -98,11 +101,12 @@ impl Identity {
             .map_err(|e| refused(&e))?;
         let mismatch = |e: TlsError| IdentityError::Mismatch(e.to_string());
         let id = PeerId::of(&certificate).ok_or(unreadable("certificate of this machine"))?;
-        let until = expiry(&certificate).ok_or(unreadable("certificate of this machine"))?;
+        let until = expiry(&verifier, &certificate);
+        let until = until.ok_or(unreadable("certificate of this machine"))?;
         let mut roots = RootCertStore::empty();
         roots.add(authority.clone()).map_err(mismatch)?;
         let server = server_config(roots, certificate.clone(), key.clone_key());
-        let client = client_config(Arc::new(verifier), Some((certificate, key)));
+        let client = client_config(Arc::new(verifier), (certificate, key));
         Ok(Self {
             id,
             authority: hex(&fingerprint(&authority)),
@@ -154,6 +158,17 @@ impl Identity {
     }
 }
 
+/// Until when a certificate is valid. Asked about the far future, the verifier names the last moment.
+fn expiry(verifier: &NodeVerifier, certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    let refusal = verifier.verify(certificate, &[], UnixTime::since_unix_epoch(FAR_FUTURE));
+    match refusal {
+        Err(TlsError::InvalidCertificate(CertificateError::ExpiredContext {
+            not_after, ..
+        })) => UNIX_EPOCH.checked_add(Duration::from_secs(not_after.as_secs())),
+        _ => None,
+    }
+}
+
 fn refused(error: &TlsError) -> IdentityError {
     use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
     match error {
@@ -179,20 +194,16 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 
 pub(crate) type CertificateAndKey = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
-/// TLS 1.3 as a client, with a certificate if there is one. No session is resumed: each connection
-/// proves anew who its ends are.
+/// TLS 1.3 as a client. No session is resumed: each connection proves anew who its ends are.
 pub(crate) fn client_config(
     verifier: Arc<dyn ServerCertVerifier>,
-    own: Option<CertificateAndKey>,
+    (certificate, key): CertificateAndKey,
 ) -> Result<ClientConfig, TlsError> {
-    let builder = ClientConfig::builder_with_provider(provider())
+    let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
-        .with_custom_certificate_verifier(verifier);
-    let mut config = match own {
-        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key)?,
-        None => builder.with_no_client_auth(),
-    };
+        .with_custom_certificate_verifier(verifier)
+        .with_client_auth_cert(vec![certificate], key)?;
     config.resumption = rustls::client::Resumption::disabled();
     // Every certificate has the same name; sending it would only tell who listens.
     config.enable_sni = false;

@@ -6,9 +6,11 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustls::ServerConfig;
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -210,15 +212,18 @@ impl Door {
         let failed = |e: &io::Error| Outcome::Refused(explain(e).unwrap_or_else(|| e.to_string()));
         let asking = async {
             let mut stream = tls.accept(tcp).await?;
+            let shown = stream.get_ref().1.peer_certificates();
+            let shown = shown.and_then(<[_]>::first).cloned();
+            let shown = shown.ok_or_else(|| io::Error::other("it shows no key"))?;
             let ask: Ask = read(&mut stream).await?;
-            io::Result::Ok((stream, ask))
+            io::Result::Ok((stream, shown, ask))
         };
-        let (mut stream, ask) = match timeout(JOIN, asking).await {
+        let (mut stream, shown, ask) = match timeout(JOIN, asking).await {
             Ok(Ok(asked)) => asked,
             Ok(Err(e)) => return failed(&e),
             Err(_) => return Outcome::Refused("it was silent".to_owned()),
         };
-        let (answer, outcome) = self.decide(&ask);
+        let (answer, outcome) = self.decide(&ask, &shown);
         let telling = async {
             write(&mut stream, &answer).await?;
             // So that the answer is not lost with the connection.
@@ -235,7 +240,7 @@ impl Door {
     }
 
     /// Who knows the secret first gets a certificate; the token is used before it leaves.
-    fn decide(&self, ask: &Ask) -> (Answer, Outcome) {
+    fn decide(&self, ask: &Ask, shown: &CertificateDer<'_>) -> (Answer, Outcome) {
         let refused = |text: &str, outcome| (Answer::Refused(text.to_owned()), outcome);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.used || state.wrong >= MAX_WRONG_SECRETS {
@@ -249,7 +254,7 @@ impl Door {
                         is over, or it was copied wrongly; make a new one";
             return refused(text, Outcome::Wrong { last });
         }
-        let signed = self.authority.sign_pem(&ask.request);
+        let signed = self.authority.sign_key_of(shown);
         let (certificate, peer) = match signed {
             Ok(signed) => signed,
             Err(e) => {
@@ -264,6 +269,51 @@ impl Door {
             authority,
         };
         (welcome, Outcome::Joined(peer))
+    }
+}
+
+/// Accepts every certificate: of a machine that joins, only the key counts, and that it has it.
+#[derive(Debug)]
+struct AnyKey;
+
+impl ClientCertVerifier for AnyKey {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider()
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -288,7 +338,7 @@ fn server_config(authority: &Authority) -> Result<ServerConfig, InviteError> {
         .map_err(unreadable)?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_no_client_auth()
+        .with_client_cert_verifier(Arc::new(AnyKey))
         .with_single_cert(vec![own, of_authority], key)?;
     no_sessions(&mut config);
     Ok(config)

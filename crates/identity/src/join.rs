@@ -1,9 +1,10 @@
 //! How a machine joins: it makes its key, shows that it knows the secret, and gets a certificate.
 //!
 //! The machine connects to the address in the [`Token`] over TLS 1.3, and goes on only if the other
-//! side proves to be the authority with the token's fingerprint. Then one message each way: a length
-//! (u32, little-endian, at most [`MAX_JOIN_BYTES`]) and so many bytes of JSON, [`Ask`] and
-//! [`Answer`]. Keys never travel.
+//! side proves to be the authority with the token's fingerprint. It shows a certificate that it has
+//! signed itself: the handshake proves that it has the key, and the authority takes only the public
+//! key from it. Then one message each way: a length (u32, little-endian, at most
+//! [`MAX_JOIN_BYTES`]) and so many bytes of JSON, [`Ask`] and [`Answer`]. Keys never travel.
 
 use std::fmt;
 use std::io;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error as TlsError, SignatureScheme};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::authority::{JOIN_NAME, fingerprint, fingerprint_of_pem};
+use crate::authority::{JOIN_NAME, NODE_NAME, fingerprint, fingerprint_of_pem};
 use crate::explain::explain;
 use crate::identity::{Identity, IdentityError, NodeVerifier, client_config, provider};
 use crate::limits::MAX_JOIN_BYTES;
@@ -33,8 +34,6 @@ use crate::token::Token;
 pub(crate) struct Ask {
     /// The token's secret, base64.
     pub(crate) secret: String,
-    /// Request for a certificate: PKCS #10, PEM.
-    pub(crate) request: String,
 }
 
 /// What it is answered.
@@ -150,9 +149,9 @@ async fn ask(token: &Token) -> Result<Membership, JoinError> {
         },
     };
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-    let request = CertificateParams::default()
-        .serialize_request(&key)?
-        .pem()?;
+    let own = CertificateParams::new([NODE_NAME.to_owned()])?.self_signed(&key)?;
+    let own_key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    let own = (own.der().clone(), own_key);
     let tcp = TcpStream::connect(address).await;
     let tcp = tcp.map_err(|source| JoinError::Unreachable {
         address: address.to_owned(),
@@ -161,12 +160,13 @@ async fn ask(token: &Token) -> Result<Membership, JoinError> {
     let verifier = Arc::new(AuthorityVerifier {
         fingerprint: *token.fingerprint(),
     });
-    let config = client_config(verifier, None).map_err(|e| broken(&io::Error::other(e)))?;
+    let config = client_config(verifier, own).map_err(|e| broken(&io::Error::other(e)))?;
     let name = ServerName::try_from(JOIN_NAME).map_err(|e| broken(&io::Error::other(e)))?;
     let connecting = TlsConnector::from(Arc::new(config)).connect(name, tcp);
     let mut stream = connecting.await.map_err(|e| broken(&e))?;
-    let secret = token.secret().to_text();
-    let ask = Ask { secret, request };
+    let ask = Ask {
+        secret: token.secret().to_text(),
+    };
     write(&mut stream, &ask).await.map_err(|e| broken(&e))?;
     let answer = read(&mut stream).await.map_err(|e| broken(&e))?;
     let (certificate, authority) = match answer {
