@@ -41,6 +41,12 @@ pub struct Join {
     pub stream: String,
 }
 
+impl std::fmt::Debug for Join {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Join").finish_non_exhaustive()
+    }
+}
+
 /// Receiver to sender: the handoff may start, or go on.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -126,8 +126,11 @@ impl Receipt {
         let scores = log_softmax(logits);
         let mut order: Vec<u32> = (0..u32::try_from(scores.len()).unwrap_or(u32::MAX)).collect();
         let count = RECEIPT_TOKENS.min(order.len());
-        let by_score =
-            |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+        let by_score = |a: &u32, b: &u32| {
+            scores[*b as usize]
+                .total_cmp(&scores[*a as usize])
+                .then(a.cmp(b))
+        };
         if count < order.len() {
             order.select_nth_unstable_by(count, by_score);
             order.truncate(count);
@@ -195,12 +198,16 @@ impl Receipt {
     pub fn check_lengths(&self) -> Result<(), InvalidReceipt> {
         let count = self.top.len();
         if !(1..=RECEIPT_TOKENS).contains(&count) {
-            return invalid("top", format!("{count} tokens, allowed 1..={RECEIPT_TOKENS}"));
+            return invalid(
+                "top",
+                format!("{count} tokens, allowed 1..={RECEIPT_TOKENS}"),
+            );
         }
         match &self.hand_back {
-            Some(back) if back.ticket.len() > MAX_STRING => {
-                invalid("hand_back.ticket", format!("longer than {MAX_STRING} bytes"))
-            }
+            Some(back) if back.ticket.len() > MAX_STRING => invalid(
+                "hand_back.ticket",
+                format!("longer than {MAX_STRING} bytes"),
+            ),
             _ => Ok(()),
         }
     }

@@ -397,7 +397,11 @@ impl Receiver {
         }
         let limit = limit.min(self.max_streams);
         if self.streams >= limit {
-            return Err(wrong("stream", self.streams + 1, format!("at most {limit}")));
+            return Err(wrong(
+                "stream",
+                self.streams + 1,
+                format!("at most {limit}"),
+            ));
         }
         self.streams += 1;
         Ok(Inbound::new(self.streams - 1, self.generation))
@@ -479,7 +483,11 @@ impl Receiver {
             let expected = format!("full, up to token {}", self.kv_end);
             return Err(wrong("section", "window", expected));
         }
-        field("block_start", start, self.contract.window_start(self.kv_end))?;
+        field(
+            "block_start",
+            start,
+            self.contract.window_start(self.kv_end),
+        )?;
         field("block_end", end, self.kv_end)
     }
 
@@ -659,11 +667,7 @@ impl Inbound {
     ///
     /// # Errors
     /// Names the field at fault; the handoff is over.
-    pub fn check(
-        &mut self,
-        receiver: &mut Receiver,
-        header: &Header,
-    ) -> Result<(), ReceiverError> {
+    pub fn check(&mut self, receiver: &mut Receiver, header: &Header) -> Result<(), ReceiverError> {
         self.judged(receiver, |own, receiver| own.check_inner(receiver, header))
     }
 
@@ -773,7 +777,11 @@ impl Inbound {
             .take_while(|&&l| l < u32::from(header.layer_end))
             .count();
         let last = layers[layer_at..layer_at + count].last().copied();
-        field("layer_end", u32::from(header.layer_end), last.unwrap_or(next) + 1)?;
+        field(
+            "layer_end",
+            u32::from(header.layer_end),
+            last.unwrap_or(next) + 1,
+        )?;
         if header.token_end <= header.token_start || header.token_end > header.block_end {
             return Err(wrong("token_end", header.token_end, "inside the block"));
         }
@@ -1016,7 +1024,11 @@ fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<Refuse>> {
         }));
     }
     let count = hello.continuation.len();
-    let limit = if expected.continued { MAX_CONTINUATION } else { 0 };
+    let limit = if expected.continued {
+        MAX_CONTINUATION
+    } else {
+        0
+    };
     if count > limit {
         let message = format!("hello field `continuation` has {count} tokens, limit {limit}");
         return Err(refuse(RefusalCode::Tokens, message));

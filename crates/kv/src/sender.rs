@@ -291,7 +291,10 @@ impl Sender {
         }
         let result = self.receive_inner(header, payload);
         // A damaged frame ends the connection, not the handoff.
-        if result.as_ref().is_err_and(|e| !matches!(e, SenderError::Frame(_))) {
+        if result
+            .as_ref()
+            .is_err_and(|e| !matches!(e, SenderError::Frame(_)))
+        {
             self.state = SenderState::Failed;
         }
         result
@@ -337,7 +340,10 @@ impl Sender {
         }
         let allowed = 1..=MAX_STRING;
         if !allowed.contains(&accept.session.len()) || !allowed.contains(&accept.stream.len()) {
-            return Err(unexpected(header, "`session` or `stream` is empty or too long"));
+            return Err(unexpected(
+                header,
+                "`session` or `stream` is empty or too long",
+            ));
         }
         if !(1..=MAX_STREAMS).contains(&accept.streams) {
             return Err(unexpected(header, "`streams` is out of bounds"));
@@ -347,7 +353,10 @@ impl Sender {
         }
         // What was acknowledged has not been kept.
         if accept.have_tokens < self.acked {
-            return Err(unexpected(header, "`have_tokens` lies before what was acknowledged"));
+            return Err(unexpected(
+                header,
+                "`have_tokens` lies before what was acknowledged",
+            ));
         }
         let ours = (accept.have_tokens / PAGE_TOKENS)
             .checked_sub(1)
@@ -358,14 +367,23 @@ impl Sender {
             _ => false,
         };
         if !agrees {
-            return Err(unexpected(header, "`have_page` is not the page of these tokens"));
+            return Err(unexpected(
+                header,
+                "`have_page` is not the page of these tokens",
+            ));
         }
         let has_window = self.offer.contract.has_window() && kv_end > 0;
         if accept.have_window && has_window && !self.complete_at(accept.have_tokens) {
-            return Err(unexpected(header, "`have_window` without the tokens before it"));
+            return Err(unexpected(
+                header,
+                "`have_window` without the tokens before it",
+            ));
         }
         if self.window_acked && !accept.have_window {
-            return Err(unexpected(header, "`have_window` is false after it was acknowledged"));
+            return Err(unexpected(
+                header,
+                "`have_window` is false after it was acknowledged",
+            ));
         }
         self.next_token = accept.have_tokens;
         self.acked = accept.have_tokens;

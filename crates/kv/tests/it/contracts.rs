@@ -1,25 +1,28 @@
 //! Hellos: what differs is named with both values, what is hostile is refused without overflow.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::{
-    MAX_CONTROL_PAYLOAD, MAX_DIFFERENCES, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_STRING,
+    MAX_CONTINUATION, MAX_CONTROL_PAYLOAD, MAX_DIFFERENCES, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS,
+    MAX_STRING,
 };
-use tandem_kv::message::{Accept, Commit, Hello, RefusalCode, Refuse, control_frame, parse};
-use tandem_kv::receiver::Receiver;
-use tandem_kv::sender::{Sender, SenderError};
+use tandem_kv::message::{Accept, Commit, Hello, Join, RefusalCode, Refuse, control_frame, parse};
+use tandem_kv::receipt::{Receipt, TokenScore};
+use tandem_kv::receiver::{Expectation, Receiver};
+use tandem_kv::sender::{Offer, Sender, SenderError};
 use tandem_kv::{Contract, LayerKind, Section};
 
-use super::driver::{HANDOFF, TICKET, contract, expectation, full, mixed, prompt, split, windowed};
+use super::driver::{HANDOFF, contract, expectation, full, mixed, offer, prompt, split, windowed};
 
 fn hello(contract: &Contract, kv_end: u32) -> Hello {
-    let (_, frame) =
-        Sender::new(contract.clone(), HANDOFF, TICKET, &prompt(kv_end), kv_end).unwrap();
+    let (_, frame) = Sender::new(offer(contract, kv_end)).unwrap();
     parse(Kind::Hello, split(&frame).1).unwrap()
 }
 
 fn refusal(hello: &Hello) -> Refuse {
-    let result = Receiver::accept(hello, expectation(&mixed(), 5));
+    let result = Receiver::check_hello(hello, &expectation(&mixed(), 5));
     *result.expect_err("accepted")
 }
 
@@ -148,6 +151,64 @@ fn other_tokens_are_refused() {
     );
 }
 
+/// KV of an answer comes back: the tokens after the prompt are named in the hello, and only where
+/// the ticket permits them.
+#[test]
+fn a_continuation_only_where_it_is_expected() {
+    let tokens = prompt(9);
+    let back = |continuation: u32, kv_end: u32| {
+        let (_, frame) = Sender::new(Offer {
+            tokens: tokens.clone(),
+            continuation,
+            kv_end,
+            ..offer(&mixed(), 0)
+        })
+        .unwrap();
+        parse::<Hello>(Kind::Hello, split(&frame).1).unwrap()
+    };
+    let expected = |continued| Expectation {
+        continued,
+        // The first six tokens, of which KV of five exists.
+        ..expectation(&mixed(), 5)
+    };
+    for (continuation, kv_end) in [(4, 5), (4, 6), (4, 9), (4, 10)] {
+        let kv = Receiver::check_hello(&back(continuation, kv_end), &expected(true));
+        assert_eq!(kv, Ok(kv_end));
+        let refuse = Receiver::check_hello(&back(continuation, kv_end), &expected(false));
+        let refuse = refuse.unwrap_err();
+        assert_eq!(refuse.code, RefusalCode::Tokens);
+        assert!(
+            refuse
+                .message
+                .contains("`continuation` has 4 tokens, limit 0")
+        );
+    }
+    for (continuation, kv_end, field) in [
+        (4, 4, "`kv_end` differs: ours 5, theirs 4"),
+        (3, 9, "`token_digest` differs"),
+        (5, 9, "`token_digest` differs"),
+    ] {
+        let hello = back(continuation, kv_end);
+        let refuse = Receiver::check_hello(&hello, &expected(true)).unwrap_err();
+        assert!(refuse.message.contains(field), "{}", refuse.message);
+    }
+    let mut beyond = back(4, 10);
+    beyond.kv_end = 11;
+    let refuse = Receiver::check_hello(&beyond, &expected(true)).unwrap_err();
+    assert!(refuse.message.contains("theirs 11"), "{}", refuse.message);
+    let mut other = back(4, 9);
+    other.continuation[0] ^= 1;
+    let refuse = Receiver::check_hello(&other, &expected(true)).unwrap_err();
+    assert!(refuse.message.contains("`token_digest`"));
+    other.continuation = vec![0; MAX_CONTINUATION + 1];
+    let refuse = Receiver::check_hello(&other, &expected(true)).unwrap_err();
+    assert!(
+        refuse.message.contains("65537 tokens, limit 65536"),
+        "{}",
+        refuse.message
+    );
+}
+
 #[test]
 fn contracts_out_of_bounds_name_the_field() {
     type Change = fn(&mut Contract);
@@ -189,7 +250,10 @@ fn contracts_out_of_bounds_name_the_field() {
         let start = format!("contract field `{field}` is invalid: ");
         assert!(refuse.message.starts_with(&start), "{}", refuse.message);
         // Our own contract is checked as well, before a frame is built from it.
-        let own = Sender::new(hello.contract, HANDOFF, TICKET, &prompt(5), 5);
+        let own = Sender::new(Offer {
+            contract: Arc::new(hello.contract),
+            ..offer(&mixed(), 5)
+        });
         assert!(matches!(own, Err(SenderError::Contract(e)) if e.field == field));
     }
 }
@@ -245,7 +309,7 @@ fn any_refusal_fits_a_frame() {
     let (ours, theirs) = (make('\u{1}', 1023), make('\u{2}', 1022));
     let mut hello = hello(&mixed(), 5);
     hello.contract = theirs;
-    let refuse = Receiver::accept(&hello, expectation(&ours, 5)).unwrap_err();
+    let refuse = Receiver::check_hello(&hello, &expectation(&ours, 5)).unwrap_err();
     assert_eq!(refuse.differences.len(), MAX_DIFFERENCES);
     assert_eq!(refuse.differences[0].field, "engine");
     let frame = control_frame(Kind::Refuse, HANDOFF, 0, &refuse).unwrap();
@@ -262,7 +326,14 @@ fn read(value: &Value) -> Result<Hello, String> {
 
 #[test]
 fn fields_of_the_wrong_type_are_named() {
-    let table: [(&str, &str, Value); 17] = [
+    let table: [(&str, &str, Value); 20] = [
+        ("/continuation", "continuation: ", json!(null)),
+        ("/continuation", "continuation[1]: ", json!([1, -1])),
+        (
+            "/continuation",
+            "continuation[0]: ",
+            json!([4_294_967_296_u64]),
+        ),
         ("/kv_end", "kv_end: ", json!("5")),
         ("/kv_end", "kv_end: ", json!(-1)),
         ("/kv_end", "kv_end: ", json!(4_294_967_296_u64)),
@@ -348,7 +419,17 @@ fn unknown_keys_of_the_other_messages_are_refused() {
         let error = read(&bad).unwrap_err();
         assert!(error.reason.contains("unknown field `extra`"), "{error}");
     }
-    check::<Accept>(Kind::Accept, json!({"credit_blocks": 4}));
+    let accept = json!({
+        "session": "a", "stream": "b", "streams": 1, "credit_bytes": 4,
+        "have_tokens": 0, "have_page": null, "have_window": false,
+    });
+    check::<Accept>(Kind::Accept, accept);
+    check::<Join>(Kind::Join, json!({"stream": "a"}));
+    let back = json!({"ticket": "a", "handoff": 1, "port": 2});
+    let score = json!({"token": 1, "logprob": -0.5});
+    check::<Receipt>(Kind::Receipt, json!({"top": [score], "hand_back": back}));
+    check::<TokenScore>(Kind::Receipt, score);
+    check::<tandem_kv::receipt::ReturnTicket>(Kind::Receipt, back);
     check::<Commit>(
         Kind::Commit,
         json!({"segments": 1, "raw_bytes": 2, "manifest": ""}),

@@ -198,12 +198,12 @@ fn damaged_receipts_are_refused() {
 fn damage_is_told_from_broken_rules() {
     let sent = small();
     let taker = || {
-        let hello = tandem_kv::message::parse(
-            tandem_kv::frame::Kind::Hello,
-            split(&sent.forward[0]).1,
-        );
+        let hello =
+            tandem_kv::message::parse(tandem_kv::frame::Kind::Hello, split(&sent.forward[0]).1);
         let expected = sent.expectation();
-        Taker::accept(&hello.unwrap(), &expected, 0, &sent.terms).unwrap().0
+        Taker::accept(&hello.unwrap(), &expected, 0, &sent.terms)
+            .unwrap()
+            .0
     };
     for parity in [1, 2] {
         // Both ways to read raw rows; see `Taker::frame`.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::limits::CREDIT_BYTES;
@@ -138,7 +139,7 @@ pub fn expectation(contract: &Contract, kv_end: u32) -> Expectation {
         tokens: prompt(kv_end),
         kv_end,
         continued: false,
-        ceiling: Codec::K8v4,
+        quality: Quality::K8v4,
     }
 }
 
@@ -225,7 +226,7 @@ impl Taker {
     /// A frame whose header passed [`Self::check`]. Raw rows go straight into the block for every
     /// second frame, as both ways must give the same.
     pub fn frame(&mut self, header: &Header, payload: &[u8]) -> Result<Step, ReceiverError> {
-        if header.sequence % 2 == 0
+        if header.sequence.is_multiple_of(2)
             && header.kind == Kind::Segment
             && let Some(slices) = self.inbound.rows()
         {
@@ -332,12 +333,7 @@ pub fn receipt() -> Receipt {
     Receipt::of(&logits, None)
 }
 
-pub fn run_with(
-    contract: &Contract,
-    kv_end: u32,
-    sent: Vec<KvBlock>,
-    manner: Manner,
-) -> Recording {
+pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Manner) -> Recording {
     let terms = Terms {
         credit_bytes: credit_of(&sent, 3),
         ..terms()
@@ -378,7 +374,11 @@ pub fn run_with(
     out.receipt = outbound.control(&sender.receipt(&receipt()).unwrap());
     assert_eq!(taker.take(&out.receipt).unwrap(), Step::Receipt(receipt()));
     while sender.in_flight() > 0 {
-        assert_eq!(taker.receiver.finish(), None, "committed before all was applied");
+        assert_eq!(
+            taker.receiver.finish(),
+            None,
+            "committed before all was applied"
+        );
         apply(&mut taker, &mut sender, &mut out);
     }
     let committed = taker.receiver.finish().unwrap();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tandem_kv::frame::{FrameError, HEADER_BYTES, Header, Kind, MAGIC, WIRE_VERSION};
 use tandem_kv::limits::{MAX_CONTROL_PAYLOAD, MAX_SEGMENT_PAYLOAD, MAX_TOKENS};
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 11] = [
     Kind::Hello,
     Kind::Accept,
     Kind::Refuse,
@@ -14,6 +14,8 @@ const KINDS: [Kind; 9] = [
     Kind::Committed,
     Kind::Abort,
     Kind::Beat,
+    Kind::Join,
+    Kind::Receipt,
 ];
 
 /// Bytes of a header with valid checksum after `change` to its bytes.
@@ -29,11 +31,12 @@ fn with_bytes(change: impl FnOnce(&mut [u8; HEADER_BYTES])) -> [u8; HEADER_BYTES
 fn fixed_fields_are_checked_in_order() {
     let table = [
         (with_bytes(|b| b[0] = 0), FrameError::Magic),
-        (with_bytes(|b| b[4] = 2), FrameError::Version(2)),
-        (with_bytes(|b| b[5] = 1), FrameError::Version(257)),
+        (with_bytes(|b| b[4] = 1), FrameError::Version(1)),
+        (with_bytes(|b| b[4] = 3), FrameError::Version(3)),
+        (with_bytes(|b| b[5] = 1), FrameError::Version(258)),
         (with_bytes(|b| b[59] = 1), FrameError::Reserved),
         (with_bytes(|b| b[6] = 0), FrameError::Kind(0)),
-        (with_bytes(|b| b[6] = 10), FrameError::Kind(10)),
+        (with_bytes(|b| b[6] = 12), FrameError::Kind(12)),
         (with_bytes(|b| b[6] = 255), FrameError::Kind(255)),
     ];
     for (bytes, expected) in table {
@@ -150,7 +153,7 @@ fn fields_that_a_kind_does_not_use_are_zero() {
 fn wire_numbers_of_kinds_are_closed() {
     for n in 0..=u8::MAX {
         let kind = Kind::from_wire(n);
-        assert_eq!(kind.map(Kind::wire), (1..=9).contains(&n).then_some(n));
+        assert_eq!(kind.map(Kind::wire), (1..=11).contains(&n).then_some(n));
     }
 }
 

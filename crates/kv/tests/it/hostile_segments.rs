@@ -1,37 +1,40 @@
 //! A sender that computes valid checksums but does not keep to the rules.
 
+use tandem_kv::adaptive::Quality;
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
-use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_CHUNKS_IN_FLIGHT, MAX_STAGED_BYTES};
+use tandem_kv::limits::{
+    MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_FULL_BLOCK_BYTES, MAX_STAGED_BYTES,
+};
 use tandem_kv::message::{Commit, Hello, abort_frame, control_frame, parse};
-use tandem_kv::receiver::{Receiver, ReceiverError, Step};
+use tandem_kv::receiver::{Expectation, ReceiverError, Step, Terms};
 use tandem_kv::{Contract, Section};
 
 use super::driver::{
-    HANDOFF, Recording, contract, expectation, forged, full, mixed, run, split, windowed,
-    with_payload,
+    HANDOFF, Manner, Recording, Taker, blocks, contract, expectation, forged, full, mixed, run,
+    run_with, split, terms, windowed, with_payload,
 };
 
-fn receiver(recording: &Recording) -> Receiver {
+fn receiver(recording: &Recording) -> Taker {
     let (_, payload) = split(&recording.forward[0]);
     let hello: Hello = parse(Kind::Hello, payload).unwrap();
-    Receiver::accept(&hello, recording.expectation()).unwrap().0
+    Taker::accept(&hello, &recording.expectation(), 0, &recording.terms)
+        .unwrap()
+        .0
 }
 
 /// A receiver that has taken (and applied) the first frames of a recording.
-fn after(recording: &Recording, frames: usize) -> Receiver {
-    let mut receiver = receiver(recording);
+fn after(recording: &Recording, frames: usize) -> Taker {
+    let mut taker = receiver(recording);
     for frame in &recording.forward[1..frames] {
-        let (header, payload) = split(frame);
-        receiver.check(&header).unwrap();
-        if let Step::Apply(block) = receiver.frame(&header, payload).unwrap() {
-            let _ = receiver.applied(block.section, &block.tokens);
-        }
+        taker.take(frame).unwrap();
+        taker.apply();
     }
-    receiver
+    taker
 }
 
 /// The header is refused for this field, without a payload, and then nothing is accepted.
-fn refused(mut receiver: Receiver, frame: &[u8], name: &str) {
+fn refused(mut receiver: Taker, frame: &[u8], name: &str) {
     let (header, payload) = split(frame);
     let error = receiver.check(&header).expect_err(name);
     assert!(
@@ -43,7 +46,7 @@ fn refused(mut receiver: Receiver, frame: &[u8], name: &str) {
         receiver.frame(&header, payload).err(),
         Some(ReceiverError::Over)
     );
-    assert_eq!(receiver.finish(), None);
+    assert_eq!(receiver.receiver.finish(), None);
 }
 
 type Change = fn(&mut Header);
@@ -160,12 +163,11 @@ fn a_block_in_progress_cannot_change() {
     let mut receiver = after(&sent, 2);
     let commit = forged(sent.forward.last().unwrap(), |h| h.sequence = 2);
     let (header, payload) = split(&commit);
+    let error = receiver.check(&header).unwrap_err();
+    let expected = "`kind`: found Commit, expected the rest of block 0..48";
+    assert!(error.to_string().contains(expected), "{error}");
     let error = receiver.frame(&header, payload).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`commit.tokens`: got 0, expected 48")
-    );
+    assert_eq!(error, ReceiverError::Over);
 }
 
 #[test]
@@ -216,7 +218,7 @@ fn commit_must_be_complete_and_match() {
             matches!(&error, ReceiverError::Field { field, .. } if *field == name),
             "expected `{name}`, got: {error}"
         );
-        assert_eq!(receiver.finish(), None);
+        assert_eq!(receiver.receiver.finish(), None);
     }
 }
 
@@ -224,31 +226,38 @@ fn commit_must_be_complete_and_match() {
 fn a_replaced_payload_is_found_by_the_manifest() {
     let sent = run(&mixed(), 5, &[2, 3], true);
     let mut receiver = receiver(&sent);
+    let last = sent.forward.len() - 1;
     for (i, frame) in sent.forward.iter().enumerate().skip(1) {
-        let (header, payload) = split(frame);
-        let other = with_payload(frame, &vec![7; payload.len()]);
-        let (other_header, other_payload) = split(&other);
-        match header.kind {
-            Kind::Commit => {
-                let error = receiver.frame(&header, payload).unwrap_err();
-                assert!(error.to_string().contains("`commit.manifest`"), "{error}");
-            }
-            _ if i == 1 => drop(receiver.frame(&other_header, other_payload).unwrap()),
-            _ => drop(receiver.frame(&header, payload).unwrap()),
+        let payload = split(frame).1;
+        if i == 1 {
+            let other = with_payload(frame, &vec![7; payload.len()]);
+            receiver.take(&other).unwrap();
+        } else if i < last {
+            receiver.take(frame).unwrap();
+        } else {
+            let error = receiver.take(frame).unwrap_err();
+            assert!(error.to_string().contains("`commit.manifest`"), "{error}");
         }
+        receiver.apply();
     }
-    assert_eq!(receiver.finish(), None);
+    assert_eq!(receiver.receiver.finish(), None);
 }
 
 #[test]
-fn nothing_follows_a_commit() {
+fn nothing_follows_a_commit_but_a_receipt() {
     let sent = run(&mixed(), 5, &[2, 3], true);
     let count = sent.forward.len();
-    for i in 0..count {
-        let number = u32::try_from(count).unwrap();
-        let late = forged(&sent.forward[i], |h| h.sequence = number);
+    let number = u32::try_from(count).unwrap();
+    for frame in &sent.forward {
+        let late = forged(frame, |h| h.sequence = number);
         refused(after(&sent, count), &late, "kind");
     }
+    let early = forged(&sent.receipt, |h| h.sequence = number - 1);
+    refused(after(&sent, count - 1), &early, "kind");
+    let mut receiver = after(&sent, count);
+    assert!(matches!(receiver.take(&sent.receipt), Ok(Step::Receipt(_))));
+    let second = forged(&sent.receipt, |h| h.sequence = number + 1);
+    refused(receiver, &second, "kind");
 }
 
 #[test]
@@ -257,36 +266,31 @@ fn kinds_that_a_sender_may_not_send() {
     // A second hello, and everything that only a receiver sends.
     let mut frames = vec![forged(&sent.forward[0], |h| h.sequence = 1)];
     frames.extend(sent.backward.iter().map(|f| forged(f, |h| h.sequence = 1)));
+    frames.push(encode_frame(Header::control(Kind::Join, HANDOFF, 1), b"{}"));
     for frame in frames {
         refused(receiver(&sent), &frame, "kind");
     }
 }
 
 #[test]
-fn beats_come_between_accept_and_commit() {
+fn beats_may_come_between_any_frames() {
     let sent = run(&mixed(), 5, &[2, 3], true);
     let beat = |sequence| encode_frame(Header::control(Kind::Beat, HANDOFF, sequence), &[]);
     let mut receiver = receiver(&sent);
     let mut applied = Vec::new();
-    // Before each frame a beat, and numbers that count both.
+    // Before each frame a beat, and numbers that count both: the manifest leaves them out.
     for (i, frame) in (0u32..).zip(&sent.forward[1..]) {
-        for frame in [beat(2 * i + 1), forged(frame, |h| h.sequence = 2 * i + 2)] {
-            let (header, payload) = split(&frame);
-            if header.kind == Kind::Commit {
-                // Its manifest is over headers with other numbers.
-                let error = receiver.frame(&header, payload).unwrap_err();
-                assert!(error.to_string().contains("`commit.manifest`"), "{error}");
-                continue;
-            }
-            if let Step::Apply(block) = receiver.frame(&header, payload).unwrap() {
-                let _ = receiver.applied(block.section, &block.tokens);
-                applied.push(block);
-            }
-        }
+        receiver.take(&beat(2 * i + 1)).unwrap();
+        receiver
+            .take(&forged(frame, |h| h.sequence = 2 * i + 2))
+            .unwrap();
+        applied.extend(receiver.apply());
     }
     assert_eq!(applied, sent.sent);
+    // The last token is computed after the commit.
     let count = u32::try_from(sent.forward.len()).unwrap();
-    refused(after(&sent, sent.forward.len()), &beat(count), "kind");
+    receiver.take(&beat(2 * count - 1)).unwrap();
+    assert!(receiver.receiver.finish().is_some());
     refused(after(&sent, 2), &beat(1), "sequence");
 }
 
@@ -301,7 +305,7 @@ fn an_abort_ends_it_at_any_time() {
             receiver.check(&header).unwrap();
             let error = receiver.frame(&header, payload).unwrap_err();
             assert_eq!(error, ReceiverError::Aborted("out of memory".into()));
-            assert_eq!(receiver.finish(), None);
+            assert_eq!(receiver.receiver.finish(), None);
         }
     }
 }
@@ -311,33 +315,150 @@ fn a_receiver_that_aborts_accepts_nothing_more() {
     let sent = run(&mixed(), 5, &[2, 3], true);
     let mut receiver = after(&sent, sent.forward.len());
     let (header, payload) = {
-        let frame = receiver.abort("engine failed");
+        let frame = receiver.receiver.abort("engine failed");
         let (header, payload) = split(&frame);
         (header, payload.to_vec())
     };
     assert_eq!(header.kind, Kind::Abort);
     assert_eq!(payload, br#"{"reason":"engine failed"}"#);
-    assert_eq!(receiver.finish(), None);
+    assert_eq!(receiver.receiver.finish(), None);
+}
+
+/// A sender that sends whatever it likes is stopped at the first header beyond its credit.
+#[test]
+fn the_credit_is_kept() {
+    let contract = contract(0, vec![full(1, 2, 1), full(1, 1, 2)]);
+    let sent = run(&contract, 8, &[1; 8], true);
+    assert_eq!(sent.terms.credit_bytes, 36, "three blocks of 12 bytes");
+    let mut receiver = receiver(&sent);
+    for frame in &sent.forward[1..4] {
+        receiver.take(frame).unwrap();
+    }
+    assert!(receiver.receiver.next_block().is_some());
+    // Given out, but not applied yet.
+    let staged = receiver.receiver.staged_bytes();
+    assert_eq!((staged, receiver.receiver.unapplied()), (36, 1));
+    let _ = receiver.receiver.applied();
+    receiver.take(&sent.forward[4]).unwrap();
+    let (header, _) = split(&sent.forward[5]);
+    let error = receiver.check(&header).unwrap_err();
+    assert!(error.to_string().contains("without credit"), "{error}");
+    assert_eq!(receiver.receiver.staged_bytes(), 36);
+    assert!(receiver.receiver.is_over());
 }
 
 #[test]
-fn the_credit_is_kept() {
-    let sent = run(&mixed(), 8, &[1; 8], true);
-    let credit = MAX_CHUNKS_IN_FLIGHT as usize;
-    let mut receiver = receiver(&sent);
-    let take = |receiver: &mut Receiver, i: usize| {
-        let (header, payload) = split(&sent.forward[i]);
-        receiver.check(&header)?;
-        receiver.frame(&header, payload).map(|_| ())
+fn one_block_may_exceed_the_credit_alone() {
+    let sent = run(&mixed(), 8, &[4, 4], true);
+    let small = Terms {
+        credit_bytes: 1,
+        ..terms()
     };
-    for i in 1..=credit {
-        take(&mut receiver, i).unwrap();
+    let hello: Hello = parse(Kind::Hello, split(&sent.forward[0]).1).unwrap();
+    let mut taker = Taker::accept(&hello, &sent.expectation(), 0, &small)
+        .unwrap()
+        .0;
+    taker.take(&sent.forward[1]).unwrap();
+    assert_eq!(taker.receiver.staged_bytes(), 48);
+    let error = taker.take(&sent.forward[2]).unwrap_err();
+    assert!(error.to_string().contains("at most 1 bytes"), "{error}");
+}
+
+#[test]
+fn blocks_in_flight_are_counted() {
+    let small = contract(0, vec![full(1, 1, 1)]);
+    let count = u32::try_from(MAX_BLOCKS_IN_FLIGHT).unwrap() + 1;
+    let sizes = vec![1; MAX_BLOCKS_IN_FLIGHT + 1];
+    let sent = run(&small, count, &sizes, false);
+    let all = Terms {
+        credit_bytes: u64::MAX,
+        ..terms()
+    };
+    let hello: Hello = parse(Kind::Hello, split(&sent.forward[0]).1).unwrap();
+    let mut taker = Taker::accept(&hello, &sent.expectation(), 0, &all)
+        .unwrap()
+        .0;
+    for frame in &sent.forward[1..=MAX_BLOCKS_IN_FLIGHT] {
+        taker.take(frame).unwrap();
     }
-    assert_eq!(receiver.unapplied(), MAX_CHUNKS_IN_FLIGHT);
-    let _ = receiver.applied(Section::Full, &(0..1));
-    take(&mut receiver, credit + 1).unwrap();
-    let error = take(&mut receiver, credit + 2).unwrap_err();
-    assert!(error.to_string().contains("without credit"), "{error}");
+    let error = taker
+        .take(&sent.forward[MAX_BLOCKS_IN_FLIGHT + 1])
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("at most 256 unacknowledged"),
+        "{error}"
+    );
+}
+
+/// Lossless codecs always may be used; lossy ones up to what the request allows.
+#[test]
+fn codecs_beyond_the_ceiling_are_refused() {
+    let contract = contract(0, vec![full(1, 32, 32)]);
+    for codec in Codec::ALL {
+        let manner = Manner {
+            lazy: true,
+            beats: false,
+            codec,
+        };
+        let mut rows = blocks(&contract, 4, &[4]);
+        // Nothing infinite: such rows travel raw.
+        for plane in &mut rows[0].planes {
+            plane.data.fill(0x11);
+        }
+        let sent = run_with(&contract, 4, rows, manner);
+        assert_eq!(split(&sent.forward[1]).0.codec, codec.wire());
+        for quality in Quality::ALL {
+            let expected = Expectation {
+                quality,
+                ..sent.expectation()
+            };
+            let hello: Hello = parse(Kind::Hello, split(&sent.forward[0]).1).unwrap();
+            let mut taker = Taker::accept(&hello, &expected, 0, &sent.terms).unwrap().0;
+            let result = taker.check(&split(&sent.forward[1]).0);
+            let allowed = match quality {
+                Quality::Lossless => codec.is_lossless(),
+                Quality::Q8 => codec != Codec::K8v4,
+                Quality::K8v4 => true,
+            };
+            assert_eq!(result.is_ok(), allowed, "{codec} under {quality}");
+            if let Err(e) = result {
+                assert!(e.to_string().contains("`codec`"), "{e}");
+            }
+        }
+    }
+}
+
+/// Payloads of a codec whose length varies: within its bounds, used up to the last byte.
+#[test]
+fn encoded_payloads_of_the_wrong_length() {
+    let contract = contract(0, vec![full(1, 64, 64)]);
+    let mut rows = blocks(&contract, 4, &[4]);
+    for plane in &mut rows[0].planes {
+        plane.data.fill(0);
+    }
+    let manner = Manner {
+        lazy: true,
+        beats: false,
+        codec: Codec::Plane,
+    };
+    let sent = run_with(&contract, 4, rows, manner);
+    let good = split(&sent.forward[1]).1;
+    let longer = [good, &[0]].concat();
+    let frame = with_payload(&sent.forward[1], &longer);
+    let mut taker = receiver(&sent);
+    let error = taker.take(&frame).unwrap_err();
+    assert!(error.to_string().contains("`payload_len`"), "{error}");
+    let frame = with_payload(&sent.forward[1], &good[..good.len() - 1]);
+    let mut taker = receiver(&sent);
+    let error = taker.take(&frame).unwrap_err();
+    assert!(matches!(error, ReceiverError::Codec(_)), "{error}");
+    // Two runs of 256 elements: at least 262 bytes each, at most 517.
+    for (length, fits) in [(523, false), (524, true), (1034, true), (1035, false)] {
+        let mut header = split(&sent.forward[1]).0;
+        header.payload_len = length;
+        let result = receiver(&sent).check(&header);
+        assert_eq!(result.is_ok(), fits, "{length}: {result:?}");
+    }
 }
 
 /// A segment header with the lengths that the contract implies.
@@ -358,7 +479,7 @@ fn segment(contract: &Contract, section: Section, end: u32) -> Header {
 fn blocks_beyond_the_limits_are_refused_by_their_first_header() {
     let accept = |contract: &Contract, kv_end: u32| {
         let hello = hello(contract, kv_end);
-        Receiver::accept(&hello, expectation(contract, kv_end))
+        Taker::accept(&hello, &expectation(contract, kv_end), 0, &terms())
             .unwrap()
             .0
     };
@@ -369,13 +490,14 @@ fn blocks_beyond_the_limits_are_refused_by_their_first_header() {
     let header = segment(&small, Section::Full, kv_end);
     let error = accept(&small, kv_end).check(&header).unwrap_err();
     assert!(error.to_string().contains("`block_end`"), "{error}");
-    // 4 MiB for each token: 256 of them are the most that a receiver stages.
+    // 4 MiB for each token: 16 of them are the most of a block, 256 of a window.
     let large = |window, spec| contract(window, vec![spec]);
-    for (contract, section) in [
-        (large(0, full(1024, 1024, 1024)), Section::Full),
-        (large(9999, windowed(1024, 1024, 1024)), Section::Window),
+    let (full, windowed) = (full(1024, 1024, 1024), windowed(1024, 1024, 1024));
+    for (contract, section, limit) in [
+        (large(0, full), Section::Full, MAX_FULL_BLOCK_BYTES),
+        (large(9999, windowed), Section::Window, MAX_STAGED_BYTES),
     ] {
-        let most = u32::try_from(MAX_STAGED_BYTES / contract.token_bytes(&[0])).unwrap();
+        let most = u32::try_from(limit / contract.token_bytes(&[0])).unwrap();
         let header = segment(&contract, section, most);
         accept(&contract, most).check(&header).unwrap();
         let header = segment(&contract, section, most + 1);
@@ -390,6 +512,7 @@ fn hello(contract: &Contract, kv_end: u32) -> Hello {
         ticket: String::new(),
         contract: contract.clone(),
         kv_end,
+        continuation: Vec::new(),
         token_digest: blake3::Hash::from(digest).to_hex().to_string(),
     }
 }
@@ -419,7 +542,7 @@ fn unreadable_control_payloads() {
         let (header, payload) = split(&frame);
         let error = receiver.frame(&header, payload).unwrap_err();
         assert!(matches!(error, ReceiverError::Message(_)), "{error}");
-        assert_eq!(receiver.finish(), None);
+        assert_eq!(receiver.receiver.finish(), None);
     }
     let mut receiver = receiver(&sent);
     let frame = encode_frame(Header::control(Kind::Abort, HANDOFF, 1), b"{}");

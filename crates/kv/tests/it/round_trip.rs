@@ -182,7 +182,18 @@ fn blocks_are_whole_pages_near_the_target() {
         (contract(0, vec![full(1024, 1024, 1024); 9]), 1),
         // 128 KiB and 36 KiB for each token: 128 tokens, and 455 rounded down.
         (contract(0, vec![full(8, 128, 128); 32]), 128),
-        (contract(9, vec![full(8, 64, 64), windowed(9, 9, 9)].repeat(18)), 448),
+        (
+            contract(
+                9,
+                [full(8, 64, 64), windowed(9, 9, 9)]
+                    .iter()
+                    .cycle()
+                    .take(36)
+                    .cloned()
+                    .collect(),
+            ),
+            448,
+        ),
         (contract(0, vec![full(1, 1, 1)]), MAX_CHUNK_TOKENS),
         (contract(9, vec![windowed(1, 1, 1)]), MAX_CHUNK_TOKENS),
     ];

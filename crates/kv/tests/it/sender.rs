@@ -15,8 +15,8 @@ use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderSt
 use tandem_kv::{Contract, KvBlock, Section};
 
 use super::driver::{
-    HANDOFF, SESSION, STREAM, block, contract, forged, full, have_page, mixed, offer, prompt,
-    receipt, run, send, split, windowed,
+    HANDOFF, SESSION, STREAM, block, contract, forged, full, have_page, mixed, offer, receipt, run,
+    send, split, windowed,
 };
 
 /// A sender with one connection.
@@ -159,7 +159,8 @@ fn credit_is_bounded_by_our_own_limits() {
     let mut side = new(&small, count + 1);
     give(&mut side, &accept(u64::MAX / TOKEN)).unwrap();
     for start in 0..count {
-        side.block(&block(&small, Section::Full, start..start + 1)).unwrap();
+        side.block(&block(&small, Section::Full, start..start + 1))
+            .unwrap();
     }
     assert!(!side.sender.may_send(1));
 }
@@ -188,10 +189,16 @@ fn accepts_that_are_out_of_bounds() {
         ("`credit_bytes` is zero", |a| a.credit_bytes = 0),
         ("`session` or `stream`", |a| a.session.clear()),
         ("`session` or `stream`", |a| a.stream.clear()),
-        ("`session` or `stream`", |a| a.session = "x".repeat(MAX_STRING + 1)),
-        ("`session` or `stream`", |a| a.stream = "x".repeat(MAX_STRING + 1)),
+        ("`session` or `stream`", |a| {
+            a.session = "x".repeat(MAX_STRING + 1)
+        }),
+        ("`session` or `stream`", |a| {
+            a.stream = "x".repeat(MAX_STRING + 1)
+        }),
         ("`streams` is out of bounds", |a| a.streams = 0),
-        ("`streams` is out of bounds", |a| a.streams = MAX_STREAMS + 1),
+        ("`streams` is out of bounds", |a| {
+            a.streams = MAX_STREAMS + 1
+        }),
         ("`have_tokens` lies beyond", |a| a.have_tokens = 151),
         ("`have_page`", |a| a.have_tokens = 128),
         ("`have_page`", |a| {
@@ -214,7 +221,11 @@ fn accepts_that_are_out_of_bounds() {
         have_window: true,
         ..terms(100)
     };
-    fails(new(&mixed(), 150), &said(&window), "`have_window` without the tokens");
+    fails(
+        new(&mixed(), 150),
+        &said(&window),
+        "`have_window` without the tokens",
+    );
 }
 
 /// What the receiver holds is not sent, and it must be the same pages.
@@ -234,8 +245,10 @@ fn what_is_held_is_left_out() {
         assert_eq!(side.sender.accepted(), &accept);
         if have < 150 {
             assert!(matches!(side.commit(), Err(SenderError::Gap { .. })));
-            side.block(&block(&mixed(), Section::Full, have..150)).unwrap();
-            side.block(&block(&mixed(), Section::Window, 146..150)).unwrap();
+            side.block(&block(&mixed(), Section::Full, have..150))
+                .unwrap();
+            side.block(&block(&mixed(), Section::Window, 146..150))
+                .unwrap();
         }
         assert!(side.sender.window_sent());
         side.commit().unwrap();
@@ -253,7 +266,10 @@ fn streams_are_as_many_as_the_receiver_takes() {
     for _ in 1..3 {
         let (mut out, frame) = side.sender.join().unwrap();
         let (header, payload) = split(&frame);
-        assert_eq!((header.kind, header.handoff, header.sequence), (Kind::Join, HANDOFF, 0));
+        assert_eq!(
+            (header.kind, header.handoff, header.sequence),
+            (Kind::Join, HANDOFF, 0)
+        );
         let join: Join = parse(Kind::Join, payload).unwrap();
         assert_eq!(join.stream, STREAM);
         // Each connection counts by itself.
@@ -333,19 +349,65 @@ fn limits_of_the_own_side() {
     let kv_end = MAX_CHUNK_TOKENS + 1;
     let mut side = new(&small, kv_end);
     give(&mut side, &accept(100)).unwrap();
-    let error = sender
-        .block(&block(&small, Section::Full, 0..kv_end))
-        .unwrap_err();
+    let large = block(&small, Section::Full, 0..kv_end);
+    let error = side.block(&large).unwrap_err();
     assert!(error.to_string().contains("16385 tokens, limit 16384"));
-    sender
-        .block(&block(&small, Section::Full, 0..MAX_CHUNK_TOKENS))
+    side.block(&block(&small, Section::Full, 0..MAX_CHUNK_TOKENS))
         .unwrap();
     let tokens = vec![0; MAX_TOKENS as usize + 1];
+    let offer = |tokens: &[u32], continuation, kv_end| Offer {
+        tokens: tokens.to_vec(),
+        continuation,
+        kv_end,
+        ..offer(&small, 0)
+    };
     for (tokens, kv_end) in [(&tokens[..5], 6), (&tokens, MAX_TOKENS + 1)] {
-        let error = Sender::new(small.clone(), HANDOFF, TICKET, tokens, kv_end).unwrap_err();
+        let error = Sender::new(offer(tokens, 0, kv_end)).unwrap_err();
         assert!(error.to_string().contains(&format!("kv_end {kv_end}")));
     }
-    Sender::new(small, HANDOFF, TICKET, &tokens, MAX_TOKENS).unwrap();
+    Sender::new(offer(&tokens, 0, MAX_TOKENS)).unwrap();
+    let most = u32::try_from(MAX_CONTINUATION).unwrap();
+    for (tokens, continuation) in [(&tokens[..5], 6), (&tokens, most + 1)] {
+        let error = Sender::new(offer(tokens, continuation, 5)).unwrap_err();
+        let expected = format!("a continuation of {continuation}");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+}
+
+/// The longest continuation fits a hello.
+#[test]
+fn the_longest_continuation_is_named() {
+    let most = u32::try_from(MAX_CONTINUATION).unwrap();
+    let mut tokens = vec![7; 3];
+    tokens.extend((0..most).map(|i| u32::MAX - i));
+    let offer = Offer {
+        kv_end: 3 + most,
+        continuation: most,
+        tokens,
+        ..offer(&mixed(), 0)
+    };
+    let (_, hello) = Sender::new(offer.clone()).unwrap();
+    let hello: Hello = parse(Kind::Hello, split(&hello).1).unwrap();
+    assert_eq!(hello.continuation, offer.tokens[3..]);
+}
+
+#[test]
+fn a_block_has_at_most_so_many_bytes() {
+    // 4 MiB for each token.
+    let large = contract(0, vec![full(1024, 1024, 1024)]);
+    let most = u32::try_from(MAX_FULL_BLOCK_BYTES / large.token_bytes(&[0])).unwrap();
+    let mut side = new(&large, most + 1);
+    give(&mut side, &accept(1)).unwrap();
+    let error = side
+        .block(&block(&large, Section::Full, 0..most + 1))
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("bytes, limit 67108864"),
+        "{error}"
+    );
+    side.sender
+        .open(&block(&large, Section::Full, 0..most))
+        .unwrap();
 }
 
 #[test]
@@ -454,7 +516,7 @@ fn an_abort_ends_it_at_any_time() {
     side.block(&full_block(0..8)).unwrap();
     let frame = side.sender.abort("prefill was cancelled");
     let (header, payload) = split(&frame);
-    assert_eq!((header.kind, header.sequence), (Kind::Abort, 2));
+    assert_eq!(header.kind, Kind::Abort);
     let abort: Abort = parse(Kind::Abort, payload).unwrap();
     assert_eq!(abort.reason, "prefill was cancelled");
     assert_eq!(side.sender.state(), SenderState::Failed);
@@ -470,12 +532,12 @@ fn long_reasons_are_shortened() {
 #[test]
 fn frames_that_a_receiver_may_not_send() {
     let sent = run(&mixed(), 5, &[2, 3], true);
-    for frame in &sent.forward {
+    for frame in sent.forward.iter().chain([&sent.receipt]) {
         fails(new(&mixed(), 8), frame, "");
         fails(streaming(100), frame, "");
     }
     fails(streaming(100), &accept(100), "out of sequence");
-    let second = control_frame(Kind::Accept, HANDOFF, 1, &Accept { credit_blocks: 4 }).unwrap();
+    let second = control_frame(Kind::Accept, HANDOFF, 1, &terms(100)).unwrap();
     fails(streaming(100), &second, "not allowed in this state");
     let mut header = split(&accept(100)).0;
     header.handoff ^= 1;
@@ -491,8 +553,136 @@ fn damaged_payloads_are_refused() {
         let mut damaged = payload.to_vec();
         damaged[at] ^= 1;
         let mut side = new(&mixed(), 8);
-        let error = sender.receive(&header, &damaged).unwrap_err();
+        let error = side.sender.receive(&header, &damaged).unwrap_err();
         assert_eq!(error, SenderError::Frame(FrameError::PayloadChecksum));
-        assert_eq!(side.sender.state(), SenderState::Failed);
+        // The connection is of no use any more, the handoff may be.
+        assert_eq!(side.sender.state(), SenderState::AwaitAccept);
+        assert!(!side.sender.may_send(1));
     }
+}
+
+/// An accept after a break, from a receiver that has these tokens and perhaps the window.
+fn resumed(have_tokens: u32, have_window: bool) -> Vec<u8> {
+    said(&Accept {
+        session: "fe".repeat(16),
+        have_tokens,
+        have_window,
+        ..terms(100 * TOKEN)
+    })
+}
+
+#[test]
+fn a_new_connection_goes_on_where_the_receiver_is() {
+    let mut side = streaming(100);
+    side.block(&full_block(0..3)).unwrap();
+    side.block(&full_block(3..5)).unwrap();
+    give(&mut side, &ack(1, Section::Full, 0..3)).unwrap();
+    let hello = side.sender.reconnect().unwrap();
+    let (header, payload) = split(&hello);
+    assert_eq!((header.kind, header.sequence), (Kind::Hello, 0));
+    let hello: Hello = parse(Kind::Hello, payload).unwrap();
+    assert_eq!(hello.ticket, SESSION, "the session of the accept");
+    assert_eq!(side.sender.in_flight(), 0);
+    assert!(!side.sender.may_send(1), "before the new accept");
+    side.out = side.sender.outbound();
+    // The acknowledgement of the second block was lost.
+    give(&mut side, &resumed(5, false)).unwrap();
+    assert_eq!(
+        (side.sender.next_token(), side.sender.acknowledged()),
+        (5, 5)
+    );
+    let frames = side.block(&full_block(5..8)).unwrap();
+    assert_eq!(split(&frames[0]).0.sequence, 1);
+    side.block(&window_block(4..8)).unwrap();
+    give(&mut side, &ack(1, Section::Full, 5..8)).unwrap();
+    give(&mut side, &ack(2, Section::Window, 4..8)).unwrap();
+    side.commit().unwrap();
+    // The confirmation is lost: once more, with nothing left to send, under the new session.
+    let hello = side.sender.reconnect().unwrap();
+    let hello: Hello = parse(Kind::Hello, split(&hello).1).unwrap();
+    assert_eq!(hello.ticket, "fe".repeat(16));
+    side.out = side.sender.outbound();
+    give(&mut side, &resumed(8, true)).unwrap();
+    let commit = side.commit().unwrap();
+    let empty = tandem_kv::message::Manifest::default().commit();
+    assert_eq!(parse(Kind::Commit, split(&commit).1), Ok(empty));
+    give(&mut side, &committed(1)).unwrap();
+    assert_eq!(side.sender.state(), SenderState::Committed);
+    assert!(side.sender.reconnect().is_err());
+}
+
+/// What was acknowledged has not been kept, so a receiver that has lost it cannot be served.
+#[test]
+fn what_was_acknowledged_cannot_be_asked_for_again() {
+    let mut side = streaming(100);
+    side.block(&full_block(0..8)).unwrap();
+    side.block(&window_block(4..8)).unwrap();
+    give(&mut side, &ack(1, Section::Full, 0..8)).unwrap();
+    side.sender.reconnect().unwrap();
+    fails(side, &resumed(5, false), "`have_tokens` lies before");
+    let mut side = streaming(100);
+    side.block(&full_block(0..8)).unwrap();
+    side.block(&window_block(4..8)).unwrap();
+    give(&mut side, &ack(1, Section::Full, 0..8)).unwrap();
+    give(&mut side, &ack(2, Section::Window, 4..8)).unwrap();
+    side.sender.reconnect().unwrap();
+    fails(side, &resumed(8, false), "`have_window` is false");
+}
+
+/// A thread that still encodes for the old connection does not disturb the new one.
+#[test]
+fn a_block_of_an_old_connection_that_is_closed_late() {
+    let mut side = streaming(100);
+    let (old_place, old) = side.sender.open(&full_block(0..8)).unwrap();
+    side.sender.reconnect().unwrap();
+    side.out = side.sender.outbound();
+    give(&mut side, &resumed(0, false)).unwrap();
+    let first = full_block(0..4);
+    let (place, mut cutter) = side.sender.open(&first).unwrap();
+    assert_ne!(place, old_place);
+    side.sender.close(old_place, old.finish());
+    let error = side.sender.commit().unwrap_err();
+    assert!(matches!(error, SenderError::Gap { .. }), "{error}");
+    let mut encoder = tandem_kv::codec::Encoder::new().unwrap();
+    while cutter
+        .next(&first, Codec::Raw, &mut encoder)
+        .unwrap()
+        .is_some()
+    {}
+    let digest = cutter.finish();
+    let mut expected = tandem_kv::message::Manifest::default();
+    expected.add(&digest);
+    side.sender.close(place, digest);
+    for block in [full_block(4..8), window_block(4..8)] {
+        let (place, mut cutter) = side.sender.open(&block).unwrap();
+        let error = side.sender.commit().unwrap_err();
+        assert!(matches!(
+            error,
+            SenderError::Gap { .. } | SenderError::NotAllowed(_)
+        ));
+        while cutter
+            .next(&block, Codec::Raw, &mut encoder)
+            .unwrap()
+            .is_some()
+        {}
+        let digest = cutter.finish();
+        expected.add(&digest);
+        side.sender.close(place, digest);
+    }
+    let commit = side.commit().unwrap();
+    assert_eq!(parse(Kind::Commit, split(&commit).1), Ok(expected.commit()));
+}
+
+#[test]
+fn a_receipt_comes_after_the_commit() {
+    let mut side = streaming(100);
+    side.block(&full_block(0..8)).unwrap();
+    assert!(side.sender.receipt(&receipt()).is_err());
+    side.block(&window_block(4..8)).unwrap();
+    side.commit().unwrap();
+    let message = side.sender.receipt(&receipt()).unwrap();
+    let frame = side.out.control(&message);
+    let (header, payload) = split(&frame);
+    assert_eq!((header.kind, header.sequence), (Kind::Receipt, 4));
+    assert_eq!(parse(Kind::Receipt, payload), Ok(receipt()));
 }

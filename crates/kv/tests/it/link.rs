@@ -1,0 +1,798 @@
+//! A handoff over a link in memory: several connections between a driven sender and a driven
+//! receiver. The link delivers bytes when a seed says so, and cuts, half-closes, flips, loses or
+//! repeats bytes where a fault says so; both ends then do what a pump does: they give up the
+//! connections and go on over new ones.
+
+use std::collections::VecDeque;
+
+use tandem_kv::codec::{Codec, Decoder, Encoder};
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tandem_kv::message::{Hello, Join, parse};
+use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
+use tandem_kv::segment::Cutter;
+use tandem_kv::sender::{Outbound, Outgoing, Sender, SenderState};
+use tandem_kv::{Contract, KvBlock, Section};
+
+use super::driver::{TICKET, expectation, have_page, offer, receipt};
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Forward,
+    Backward,
+}
+
+/// What the link does to the bytes of one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Harm {
+    /// Both directions end; what is under way is lost.
+    Cut,
+    /// This direction ends.
+    HalfClose,
+    /// One byte is changed.
+    Flip(u8),
+    /// So many bytes are left out.
+    Lose(usize),
+    /// The last so many bytes come again.
+    Repeat(usize),
+}
+
+/// A fault of the link, when byte `at` of one direction of one connection arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// How often both ends have connected before.
+    pub generation: usize,
+    pub stream: usize,
+    pub way: Way,
+    pub at: usize,
+    pub harm: Harm,
+}
+
+/// What is handed over, and how.
+#[derive(Clone)]
+pub struct Case {
+    pub contract: Contract,
+    pub kv_end: u32,
+    pub blocks: Vec<KvBlock>,
+    /// Full rows that the receiver holds before.
+    pub have: u32,
+    pub streams: u32,
+    pub credit_bytes: u64,
+    /// Codecs of the blocks, in turn.
+    pub codecs: Vec<Codec>,
+    pub faults: Vec<Fault>,
+    /// Order of everything that has no order of its own.
+    pub seed: u64,
+}
+
+/// Without the rows.
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let blocks: Vec<_> = self.blocks.iter().map(|b| (b.section, &b.tokens)).collect();
+        f.debug_struct("Case")
+            .field("window", &self.contract.window)
+            .field("layers", &self.contract.layers)
+            .field("kv_end", &self.kv_end)
+            .field("blocks", &blocks)
+            .field("have", &self.have)
+            .field("streams", &self.streams)
+            .field("credit_bytes", &self.credit_bytes)
+            .field("codecs", &self.codecs)
+            .field("faults", &self.faults)
+            .field("seed", &self.seed)
+            .finish()
+    }
+}
+
+/// How it ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    Committed,
+    /// The link broke before the sender had read the first accept: nothing was sent.
+    NotStarted,
+    /// An end has refused what the other one sent.
+    Refused(String),
+}
+
+/// What happened.
+#[derive(Debug)]
+pub struct Report {
+    pub end: End,
+    /// In the order in which they were applied.
+    pub applied: Vec<KvBlock>,
+    /// Blocks that the sender opened: generation, section, first token, one past the last.
+    pub opened: Vec<(usize, Section, u32, u32)>,
+    /// Bytes that arrived: generation, stream, forward, backward.
+    pub arrived: Vec<(usize, usize, usize, usize)>,
+    /// First token that was missing at each resume.
+    pub resumed: Vec<u32>,
+    /// Most bytes that the receiver held at once.
+    pub most_staged: u64,
+    /// Frames of connections of the past that the receiver was given after it had gone on.
+    pub stale_frames: usize,
+}
+
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        usize::try_from((z ^ (z >> 31)) % n as u64).unwrap()
+    }
+}
+
+/// One direction of a connection.
+#[derive(Default)]
+struct Pipe {
+    under_way: VecDeque<u8>,
+    arrived: Vec<u8>,
+    read: usize,
+    /// No more bytes will arrive.
+    ended: bool,
+    faults: Vec<(usize, Harm)>,
+}
+
+impl Pipe {
+    /// Lets at most `n` bytes arrive; true if the whole connection is cut by that.
+    fn deliver(&mut self, n: usize) -> bool {
+        for _ in 0..n {
+            if self.under_way.is_empty() {
+                return false;
+            }
+            let at = self.arrived.len();
+            let harm = self.faults.iter().position(|(a, _)| *a == at);
+            match harm.map(|i| self.faults.swap_remove(i).1) {
+                Some(Harm::Cut) => return true,
+                Some(Harm::HalfClose) => {
+                    self.end();
+                    return false;
+                }
+                Some(Harm::Flip(mask)) => {
+                    if let Some(byte) = self.under_way.front_mut() {
+                        *byte ^= mask;
+                    }
+                }
+                Some(Harm::Lose(n)) => {
+                    self.under_way.drain(..n.min(self.under_way.len()));
+                }
+                Some(Harm::Repeat(n)) => {
+                    let again = self.arrived[at.saturating_sub(n)..].iter().rev();
+                    for byte in again {
+                        self.under_way.push_front(*byte);
+                    }
+                }
+                None => {}
+            }
+            match self.under_way.pop_front() {
+                Some(byte) => self.arrived.push(byte),
+                None => return false,
+            }
+        }
+        false
+    }
+
+    fn end(&mut self) {
+        self.under_way.clear();
+        self.ended = true;
+    }
+
+    fn unread(&self) -> &[u8] {
+        &self.arrived[self.read..]
+    }
+}
+
+/// One connection, and what its two ends know of it.
+struct Connection {
+    generation: usize,
+    stream: usize,
+    forward: Pipe,
+    backward: Pipe,
+    outbound: Outbound,
+    job: Option<(u64, Cutter, KvBlock, Codec)>,
+    inbound: Option<Inbound>,
+    /// A header that was read and checked, whose payload has not arrived.
+    forward_header: Option<Header>,
+}
+
+impl Connection {
+    fn cut(&mut self) {
+        self.forward.end();
+        self.backward.end();
+    }
+}
+
+/// What reading from a connection came to.
+enum Read {
+    /// Not enough bytes yet.
+    Nothing,
+    Progress,
+    /// The connection is of no use any more.
+    Broken,
+}
+
+/// Runs a handoff to its end.
+pub fn hand_over(case: &Case) -> Report {
+    let mut world = World::new(case);
+    let end = world.run();
+    let arrived = world.connections.iter();
+    let arrived = arrived.map(|c| {
+        let (forward, backward) = (c.forward.arrived.len(), c.backward.arrived.len());
+        (c.generation, c.stream, forward, backward)
+    });
+    Report {
+        end,
+        arrived: arrived.collect(),
+        applied: world.applied,
+        opened: world.opened,
+        resumed: world.resumed,
+        most_staged: world.most_staged,
+        stale_frames: world.stale_frames,
+    }
+}
+
+struct World<'a> {
+    case: &'a Case,
+    random: SplitMix,
+    connections: Vec<Connection>,
+    generation: usize,
+    /// False once the sender has seen that the connections are broken.
+    sender_up: bool,
+    sender: Sender,
+    encoder: Encoder,
+    decoder: Decoder,
+    receiver: Option<Receiver>,
+    expected: Expectation,
+    applied: Vec<KvBlock>,
+    given: VecDeque<KvBlock>,
+    receipt_sent: bool,
+    opened: Vec<(usize, Section, u32, u32)>,
+    resumed: Vec<u32>,
+    most_staged: u64,
+    stale_frames: usize,
+    refused: Option<String>,
+}
+
+const ACTIONS: usize = 11;
+
+impl<'a> World<'a> {
+    fn new(case: &'a Case) -> Self {
+        let (sender, hello) = Sender::new(offer(&case.contract, case.kv_end)).unwrap();
+        let mut world = Self {
+            case,
+            random: SplitMix(case.seed),
+            connections: Vec::new(),
+            generation: 0,
+            sender_up: true,
+            sender,
+            encoder: Encoder::new().unwrap(),
+            decoder: Decoder::new().unwrap(),
+            receiver: None,
+            expected: expectation(&case.contract, case.kv_end),
+            applied: Vec::new(),
+            given: VecDeque::new(),
+            receipt_sent: false,
+            opened: Vec::new(),
+            resumed: Vec::new(),
+            most_staged: 0,
+            stale_frames: 0,
+            refused: None,
+        };
+        let outbound = world.sender.outbound();
+        world.connect(0, outbound, &hello);
+        world
+    }
+
+    fn connect(&mut self, stream: usize, outbound: Outbound, first: &[u8]) {
+        let generation = self.generation;
+        let pipe = |way| {
+            let faults = self.case.faults.iter();
+            let here =
+                faults.filter(|f| (f.generation, f.stream, f.way) == (generation, stream, way));
+            Pipe {
+                faults: here.map(|f| (f.at, f.harm)).collect(),
+                ..Pipe::default()
+            }
+        };
+        let mut connection = Connection {
+            generation,
+            stream,
+            forward: pipe(Way::Forward),
+            backward: pipe(Way::Backward),
+            outbound,
+            job: None,
+            inbound: None,
+            forward_header: None,
+        };
+        connection.forward.under_way.extend(first);
+        self.connections.push(connection);
+    }
+
+    fn run(&mut self) -> End {
+        loop {
+            // Everything that can happen, from a random place on: the first that does.
+            let first = self.random.below(ACTIONS);
+            let happened = (0..ACTIONS).any(|i| self.act((first + i) % ACTIONS));
+            if let Some(receiver) = &self.receiver {
+                self.most_staged = self.most_staged.max(receiver.staged_bytes());
+            }
+            if let Some(reason) = self.refused.take() {
+                return End::Refused(reason);
+            }
+            let confirmed = self.receiver.as_ref().is_some_and(Receiver::confirmed);
+            if self.sender.state() == SenderState::Committed && confirmed {
+                return End::Committed;
+            }
+            if !happened && self.sender_up {
+                // Bytes that are lost without an end leave silence, for which a pump has a limit.
+                let loses = |f: &Fault| matches!(f.harm, Harm::Lose(_));
+                let silence = self.case.faults.iter().any(loses);
+                assert!(silence, "stalled: {:?}", self.sender);
+                self.sender_down();
+            } else if !happened {
+                return End::NotStarted;
+            }
+        }
+    }
+
+    fn sender_goes_on(&mut self) -> bool {
+        if self.sender_up {
+            return false;
+        }
+        let Ok(hello) = self.sender.reconnect() else {
+            return false;
+        };
+        assert!(self.generation <= self.case.faults.len() + 1, "no end");
+        self.generation += 1;
+        self.sender_up = true;
+        self.receipt_sent = false;
+        let outbound = self.sender.outbound();
+        self.connect(0, outbound, &hello);
+        true
+    }
+
+    fn act(&mut self, action: usize) -> bool {
+        match action {
+            0..3 => self.deliver(),
+            3 => self.sender_reads(),
+            4 => self.sender_opens(),
+            5 => self.sender_cuts(),
+            6 => self.sender_controls(),
+            7 => self.receiver_reads(),
+            8 => self.receiver_gives_out(),
+            9 => self.sender_goes_on(),
+            _ => self.receiver_applies(),
+        }
+    }
+
+    fn pick(&mut self, fits: impl Fn(&Connection) -> bool) -> Option<usize> {
+        let all: Vec<usize> = (0..self.connections.len())
+            .filter(|&i| fits(&self.connections[i]))
+            .collect();
+        (!all.is_empty()).then(|| all[self.random.below(all.len())])
+    }
+
+    /// Some bytes arrive: one, a few, or all that are under way.
+    fn deliver(&mut self) -> bool {
+        let Some(i) =
+            self.pick(|c| !c.forward.under_way.is_empty() || !c.backward.under_way.is_empty())
+        else {
+            return false;
+        };
+        let n = [1, 7, HEADER_BYTES, 1 << 20][self.random.below(4)];
+        let c = &mut self.connections[i];
+        let back = self.random.below(2) == 1 || c.forward.under_way.is_empty();
+        let pipe = if back && !c.backward.under_way.is_empty() {
+            &mut c.backward
+        } else {
+            &mut c.forward
+        };
+        if pipe.deliver(n) {
+            c.cut();
+        }
+        true
+    }
+
+    /// The sender gives up all connections.
+    fn sender_down(&mut self) {
+        self.sender_up = false;
+        let generation = self.generation;
+        let mine = self.connections.iter_mut();
+        for c in mine.filter(|c| c.generation == generation) {
+            c.cut();
+            c.job = None;
+        }
+    }
+
+    fn sender_reads(&mut self) -> bool {
+        if !self.sender_up {
+            return false;
+        }
+        let generation = self.generation;
+        let Some(i) = self.pick(|c| {
+            let readable = c.backward.unread().len() >= HEADER_BYTES || c.backward.ended;
+            c.generation == generation && (c.stream == 0 || c.backward.ended) && readable
+        }) else {
+            return false;
+        };
+        match self.sender_takes(i) {
+            Read::Nothing => false,
+            Read::Progress => true,
+            Read::Broken => {
+                self.sender_down();
+                true
+            }
+        }
+    }
+
+    fn sender_takes(&mut self, i: usize) -> Read {
+        let c = &mut self.connections[i];
+        let unread = &c.backward.arrived[c.backward.read..];
+        let Some((head, tail)) = unread.split_first_chunk::<HEADER_BYTES>() else {
+            return ended(c.backward.ended);
+        };
+        let Ok(header) = Header::parse(head) else {
+            return Read::Broken;
+        };
+        let Some((payload, _)) = tail.split_at_checked(header.payload_len as usize) else {
+            return ended(c.backward.ended);
+        };
+        let before = self.sender.acknowledged();
+        let result = self.sender.receive(&header, payload);
+        c.backward.read += HEADER_BYTES + payload.len();
+        match result {
+            Ok(()) => {
+                assert!(self.sender.acknowledged() >= before);
+                Read::Progress
+            }
+            Err(_) if self.sender.state() != SenderState::Failed => Read::Broken,
+            Err(e) => {
+                self.refused = Some(format!("sender: {e}"));
+                Read::Progress
+            }
+        }
+    }
+
+    /// The next block is given to a connection that has none; or a further connection is made.
+    fn sender_opens(&mut self) -> bool {
+        if !self.sender_up || self.sender.state() != SenderState::Streaming {
+            return false;
+        }
+        if self.random.below(4) == 0
+            && let Ok((outbound, join)) = self.sender.join()
+        {
+            let generation = self.generation;
+            let mine = self.connections.iter();
+            let stream = mine.filter(|c| c.generation == generation).count();
+            self.connect(stream, outbound, &join);
+            return true;
+        }
+        let generation = self.generation;
+        let idle = |c: &Connection| c.generation == generation && c.job.is_none();
+        let (Some(block), Some(i)) = (self.next_block(), self.pick(idle)) else {
+            return false;
+        };
+        if !self.sender.may_send(block.bytes()) {
+            return false;
+        }
+        let codec = self.case.codecs[self.opened.len() % self.case.codecs.len()];
+        let (place, cutter) = self.sender.open(&block).unwrap();
+        let (section, tokens) = (block.section, block.tokens.clone());
+        if section == Section::Full {
+            assert!(tokens.start >= self.sender.acknowledged(), "sent again");
+        }
+        self.opened
+            .push((generation, section, tokens.start, tokens.end));
+        self.connections[i].job = Some((place, cutter, block, codec));
+        true
+    }
+
+    /// What has not been sent: the rest of a block whose start the receiver has, a block, the window.
+    fn next_block(&self) -> Option<KvBlock> {
+        let next = self.sender.next_token();
+        let full = self
+            .case
+            .blocks
+            .iter()
+            .filter(|b| b.section == Section::Full);
+        let mut full = full.filter(|b| b.tokens.contains(&next));
+        if let Some(block) = full.next() {
+            return Some(block.part(next..block.tokens.end));
+        }
+        let window = self
+            .case
+            .blocks
+            .iter()
+            .find(|b| b.section == Section::Window);
+        window.filter(|_| !self.sender.window_sent()).cloned()
+    }
+
+    /// One segment of one block is written.
+    fn sender_cuts(&mut self) -> bool {
+        let Some(i) = self.pick(|c| c.job.is_some()) else {
+            return false;
+        };
+        let c = &mut self.connections[i];
+        let Some((place, mut cutter, block, codec)) = c.job.take() else {
+            return false;
+        };
+        match cutter.next(&block, codec, &mut self.encoder).unwrap() {
+            Some(segment) => {
+                if !c.forward.ended {
+                    let head = c.outbound.segment(&segment.header);
+                    c.forward.under_way.extend(head);
+                    c.forward.under_way.extend(segment.parts(&block).concat());
+                }
+                c.job = Some((place, cutter, block, codec));
+            }
+            None => self.sender.close(place, cutter.finish()),
+        }
+        true
+    }
+
+    /// Commit, receipt, or now and then a beat.
+    fn sender_controls(&mut self) -> bool {
+        let state = self.sender.state();
+        let live = matches!(state, SenderState::Streaming | SenderState::Committing);
+        if !self.sender_up || !live {
+            return false;
+        }
+        let mut message = None;
+        if state == SenderState::Streaming {
+            message = self.sender.commit().ok();
+        } else if !self.receipt_sent {
+            self.receipt_sent = true;
+            message = Some(self.sender.receipt(&receipt()).unwrap());
+        }
+        let beat = message.is_none();
+        if beat && self.random.below(8) > 0 {
+            return false;
+        }
+        let generation = self.generation;
+        let main = |c: &&mut Connection| c.generation == generation && c.stream == 0;
+        let Some(main) = self.connections.iter_mut().find(main) else {
+            return false;
+        };
+        let frame = main.outbound.control(&message.unwrap_or(Outgoing::beat()));
+        if !main.forward.ended {
+            main.forward.under_way.extend(frame);
+        }
+        // A beat alone is no progress.
+        !beat
+    }
+
+    fn receiver_reads(&mut self) -> bool {
+        let Some(i) = self.pick(|c| {
+            let enough = match &c.forward_header {
+                Some(header) => c.forward.unread().len() >= header.payload_len as usize,
+                None => c.forward.unread().len() >= HEADER_BYTES,
+            };
+            enough || (c.forward.ended && !c.backward.ended)
+        }) else {
+            return false;
+        };
+        let read = if self.connections[i].inbound.is_some() {
+            self.receiver_takes(i)
+        } else {
+            self.receiver_greets(i)
+        };
+        match read {
+            Read::Nothing => false,
+            Read::Progress => true,
+            Read::Broken => {
+                // It gives up all connections of this generation.
+                let generation = self.connections[i].generation;
+                let mut happened = false;
+                for c in &mut self.connections {
+                    if c.generation == generation {
+                        happened |= !c.backward.ended || !c.forward.unread().is_empty();
+                        c.cut();
+                        c.forward.read = c.forward.arrived.len();
+                        c.forward_header = None;
+                    }
+                }
+                happened
+            }
+        }
+    }
+
+    /// The first frame of a connection.
+    fn receiver_greets(&mut self, i: usize) -> Read {
+        let c = &self.connections[i];
+        let Some((head, tail)) = c.forward.unread().split_first_chunk::<HEADER_BYTES>() else {
+            return ended(c.forward.ended);
+        };
+        let Ok(header) = Header::parse(head) else {
+            return Read::Broken;
+        };
+        let Some((payload, _)) = tail.split_at_checked(header.payload_len as usize) else {
+            return ended(c.forward.ended);
+        };
+        if header.check_payload(payload).is_err() {
+            return Read::Broken;
+        }
+        let length = HEADER_BYTES + payload.len();
+        let (answer, inbound) = match header.kind {
+            Kind::Hello => {
+                let hello: Hello = parse(Kind::Hello, payload).unwrap();
+                self.receiver_hello(i, &hello)
+            }
+            Kind::Join => {
+                let join: Join = parse(Kind::Join, payload).unwrap();
+                let generation = self.connections[i].generation;
+                let Some(receiver) = &mut self.receiver else {
+                    return Read::Broken;
+                };
+                if join.stream != stream_secret(generation) {
+                    return Read::Broken;
+                }
+                match receiver.join(self.case.streams) {
+                    Ok(inbound) => (Vec::new(), inbound),
+                    Err(e) => {
+                        // A connection that joins after the last block has come is of no use.
+                        assert_eq!(e, ReceiverError::Over);
+                        return Read::Progress;
+                    }
+                }
+            }
+            other => panic!("a connection that starts with {other:?}"),
+        };
+        let c = &mut self.connections[i];
+        c.forward.read += length;
+        c.inbound = Some(inbound);
+        if !c.backward.ended {
+            c.backward.under_way.extend(answer);
+        }
+        Read::Progress
+    }
+
+    fn receiver_hello(&mut self, i: usize, hello: &Hello) -> (Vec<u8>, Inbound) {
+        let kv_end = Receiver::check_hello(hello, &self.expected).unwrap();
+        let generation = self.connections[i].generation;
+        let case = self.case;
+        let terms = |have| Terms {
+            session: format!("session {generation}"),
+            stream: stream_secret(generation),
+            streams: case.streams,
+            credit_bytes: case.credit_bytes,
+            have_page: have_page(&case.contract, case.kv_end, have),
+        };
+        let Some(mut receiver) = self.receiver.take() else {
+            assert_eq!(hello.ticket, TICKET);
+            let (receiver, accept) =
+                Receiver::accept(&self.expected, kv_end, case.have, &terms(case.have)).unwrap();
+            let main = receiver.main();
+            self.receiver = Some(receiver);
+            return (accept, main);
+        };
+        assert!(hello.ticket.starts_with("session "), "{}", hello.ticket);
+        // Everything whole is applied first; the acknowledgements are lost.
+        while let Some(arrived) = receiver.next_block() {
+            self.given.push_back(arrived.block);
+        }
+        while let Some(block) = self.given.pop_front() {
+            let _ = receiver.applied();
+            self.applied.push(block);
+        }
+        self.resumed.push(receiver.next_token());
+        let accept = receiver.resume(&terms(receiver.next_token())).unwrap();
+        let main = receiver.main();
+        self.receiver = Some(receiver);
+        self.feed_stale(generation);
+        (accept, main)
+    }
+
+    /// What the connections of the past still hold is refused, and does no harm.
+    fn feed_stale(&mut self, generation: usize) {
+        let Some(receiver) = &mut self.receiver else {
+            return;
+        };
+        let old = self.connections.iter_mut();
+        for c in old.filter(|c| c.generation < generation) {
+            c.cut();
+            let unread = &c.forward.arrived[c.forward.read..];
+            if let (Some(inbound), Some((head, _))) =
+                (&mut c.inbound, unread.split_first_chunk::<HEADER_BYTES>())
+                && let Ok(header) = Header::parse(head)
+            {
+                let error = inbound.check(receiver, &header).unwrap_err();
+                assert_eq!(error, ReceiverError::Over);
+                assert_eq!(inbound.complete(receiver), Err(ReceiverError::Over));
+                self.stale_frames += 1;
+            }
+            assert!(!receiver.is_over());
+            c.forward.read = c.forward.arrived.len();
+            c.forward_header = None;
+        }
+    }
+
+    fn receiver_takes(&mut self, i: usize) -> Read {
+        let c = &mut self.connections[i];
+        let (Some(receiver), Some(inbound)) = (&mut self.receiver, &mut c.inbound) else {
+            return Read::Broken;
+        };
+        let unread = &c.forward.arrived[c.forward.read..];
+        let Some(header) = c.forward_header else {
+            let Some((head, _)) = unread.split_first_chunk::<HEADER_BYTES>() else {
+                return ended(c.forward.ended);
+            };
+            let Ok(header) = Header::parse(head) else {
+                return Read::Broken;
+            };
+            c.forward.read += HEADER_BYTES;
+            if let Err(e) = inbound.check(receiver, &header) {
+                self.refused = Some(format!("receiver: {e}"));
+                return Read::Progress;
+            }
+            c.forward_header = Some(header);
+            return Read::Progress;
+        };
+        let Some((payload, _)) = unread.split_at_checked(header.payload_len as usize) else {
+            return ended(c.forward.ended);
+        };
+        let result = inbound.frame(receiver, &mut self.decoder, &header, payload);
+        c.forward.read += payload.len();
+        c.forward_header = None;
+        match result {
+            Ok(Step::Receipt(got)) => assert_eq!(got, receipt()),
+            Ok(Step::Wait | Step::Block | Step::Commit) => {}
+            Err(e) if e.is_damage() => return Read::Broken,
+            Err(e) => self.refused = Some(format!("receiver: {e}")),
+        }
+        self.say(|receiver| receiver.finish());
+        Read::Progress
+    }
+
+    fn receiver_gives_out(&mut self) -> bool {
+        let Some(receiver) = &mut self.receiver else {
+            return false;
+        };
+        let Some(arrived) = receiver.next_block() else {
+            return false;
+        };
+        self.given.push_back(arrived.block);
+        true
+    }
+
+    fn receiver_applies(&mut self) -> bool {
+        if self.random.below(8) == 0 && !self.given.is_empty() {
+            self.say(|receiver| Some(receiver.beat()));
+        }
+        let Some(block) = self.given.pop_front() else {
+            return false;
+        };
+        self.say(|receiver| Some(receiver.applied()));
+        let mut used = block.clone();
+        for plane in &mut used.planes {
+            // Every byte of a buffer that is used again has to be written again.
+            plane.data.fill(0xEE);
+        }
+        if let Some(receiver) = &mut self.receiver {
+            receiver.recycle(used);
+        }
+        self.applied.push(block);
+        self.say(|receiver| receiver.finish());
+        true
+    }
+
+    /// Writes a frame to the connection over which the receiver was last greeted.
+    fn say(&mut self, frame: impl FnOnce(&mut Receiver) -> Option<Vec<u8>>) {
+        let frame = self.receiver.as_mut().and_then(frame);
+        let main = |c: &&mut Connection| c.stream == 0 && c.inbound.is_some();
+        if let (Some(frame), Some(main)) = (frame, self.connections.iter_mut().rfind(main))
+            && !main.backward.ended
+        {
+            main.backward.under_way.extend(frame);
+        }
+    }
+}
+
+fn stream_secret(generation: usize) -> String {
+    format!("stream {generation}")
+}
+
+const fn ended(ended: bool) -> Read {
+    if ended { Read::Broken } else { Read::Nothing }
+}

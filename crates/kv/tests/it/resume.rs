@@ -1,0 +1,470 @@
+//! Handoffs over several connections and over links that break: every row is applied exactly once,
+//! in order, and is the row that was sent; nothing that was acknowledged is sent again.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
+use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::{Contract, KvBlock, LayerKind, PlaneKind, Section};
+
+use super::driver::{blocks, contract, credit_of, full, layer, mixed, windowed};
+use super::link::{Case, End, Fault, Harm, Report, Way, hand_over};
+
+/// KV of five tokens of `mixed()`, in two blocks and a window.
+fn small(streams: u32) -> Case {
+    case(&mixed(), 5, &[2, 3], streams)
+}
+
+fn case(contract: &Contract, kv_end: u32, chunks: &[u32], streams: u32) -> Case {
+    let blocks = blocks(contract, kv_end, chunks);
+    Case {
+        contract: contract.clone(),
+        kv_end,
+        have: 0,
+        streams,
+        credit_bytes: credit_of(&blocks, 3),
+        codecs: vec![Codec::Raw, Codec::Plane],
+        faults: Vec::new(),
+        seed: 1,
+        blocks,
+    }
+}
+
+/// Rows of a plane by token: what was sent, and what was applied.
+type Rows = BTreeMap<(u32, bool, u32), Vec<u8>>;
+
+fn rows<'a>(blocks: impl IntoIterator<Item = &'a KvBlock>) -> Rows {
+    let mut out = Rows::new();
+    for block in blocks {
+        for plane in &block.planes {
+            let row = plane.data.len() / block.len() as usize;
+            for (token, bytes) in block.tokens.clone().zip(plane.data.chunks(row)) {
+                let key = (plane.layer, plane.kind == PlaneKind::Value, token);
+                let before = out.insert(key, bytes.to_vec());
+                assert!(before.is_none(), "{key:?} twice");
+            }
+        }
+    }
+    out
+}
+
+/// Once, contiguously, in order, bit for bit, and within the credit.
+fn check(case: &Case, report: &Report) {
+    let (mut at, mut window) = (case.have, false);
+    for block in &report.applied {
+        assert!(!window, "a block after the window");
+        match block.section {
+            Section::Full => {
+                assert_eq!(block.tokens.start, at);
+                at = block.tokens.end;
+            }
+            Section::Window => window = true,
+        }
+    }
+    let largest = case.blocks.iter().map(KvBlock::bytes).max().unwrap_or(0);
+    assert!(report.most_staged <= case.credit_bytes.max(largest));
+    let mut sent = rows(&case.blocks);
+    let is_full = |layer: u32| case.contract.layers[layer as usize].kind == LayerKind::Full;
+    sent.retain(|(layer, _, token), _| *token >= case.have || !is_full(*layer));
+    let applied = rows(&report.applied);
+    if report.end == End::Committed {
+        assert_eq!(applied.len(), sent.len());
+    }
+    for (key, row) in &applied {
+        assert_eq!(sent.get(key), Some(row), "{key:?}");
+    }
+    if report.end == End::NotStarted {
+        assert!(report.applied.is_empty());
+    }
+}
+
+fn committed(case: &Case) -> Report {
+    let report = hand_over(case);
+    assert_eq!(report.end, End::Committed, "{:?}", case.faults);
+    check(case, &report);
+    report
+}
+
+#[test]
+fn without_faults() {
+    for streams in 1..=4 {
+        for seed in 0..50 {
+            let report = committed(&Case {
+                seed,
+                ..small(streams)
+            });
+            assert_eq!(report.opened.len(), 3);
+        }
+    }
+}
+
+/// Every byte of every connection of a small handoff: all that one direction or both bring ends
+/// there, or is another byte.
+#[test]
+fn harm_at_every_byte() {
+    let (mut resumed, mut not_started) = (0, 0);
+    for (streams, seed) in [(1, 3), (1, 4), (2, 5), (3, 6)] {
+        let sound = Case {
+            seed,
+            ..small(streams)
+        };
+        let first = committed(&sound);
+        assert_eq!(
+            first.arrived.len(),
+            streams as usize,
+            "seed {seed} uses all"
+        );
+        for (_, stream, forward, backward) in first.arrived {
+            let ways = [(Way::Forward, forward), (Way::Backward, backward)];
+            for (way, at) in ways
+                .iter()
+                .flat_map(|(w, n)| (0..*n).map(move |at| (*w, at)))
+            {
+                for harm in [Harm::Cut, Harm::HalfClose, Harm::Flip(1 << (at % 8))] {
+                    let case = Case {
+                        faults: vec![Fault {
+                            generation: 0,
+                            stream,
+                            way,
+                            at,
+                            harm,
+                        }],
+                        ..sound.clone()
+                    };
+                    let report = hand_over(&case);
+                    check(&case, &report);
+                    match report.end {
+                        End::Committed => resumed += 1,
+                        End::NotStarted => not_started += 1,
+                        End::Refused(reason) => panic!("{:?}: {reason}", case.faults),
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        resumed > 10_000 && not_started > 1000,
+        "{resumed} {not_started}"
+    );
+}
+
+/// Only what comes before the first accept has been read keeps a handoff from starting.
+#[test]
+fn after_the_first_accept_every_break_is_mended() {
+    let sound = small(1);
+    let first = committed(&sound);
+    let (_, _, forward, backward) = first.arrived[0];
+    let hand_over_cut = |way, at| {
+        let faults = vec![Fault {
+            generation: 0,
+            stream: 0,
+            way,
+            at,
+            harm: Harm::Cut,
+        }];
+        hand_over(&Case {
+            faults,
+            ..sound.clone()
+        })
+    };
+    for (way, length) in [(Way::Forward, forward), (Way::Backward, backward)] {
+        let ends: Vec<bool> = (0..length)
+            .map(|at| hand_over_cut(way, at).end == End::Committed)
+            .collect();
+        let start = ends.iter().position(|c| *c).unwrap();
+        assert!(ends[start..].iter().all(|c| *c), "{way:?}");
+    }
+}
+
+/// A break at the boundary of every segment of blocks of several segments, and in the middle of each.
+#[test]
+fn a_cut_at_every_segment() {
+    // Four layers of 768 KiB in a block of 48 tokens: two segments each.
+    let large = contract(0, vec![full(16, 256, 256); 4]);
+    let mut case = case(&large, 144, &[48, 48], 2);
+    case.codecs = vec![Codec::Raw];
+    let blocks = u64::try_from(case.blocks.len()).unwrap();
+    let segment = case.blocks[0].bytes() / 2 + 64;
+    let hello = committed(&case).arrived[0].2 as u64;
+    let hello = hello.saturating_sub(2 * blocks * segment) % segment;
+    for boundary in 0..2 * blocks {
+        for inside in [0, 1, 63, 64, 65, segment / 2] {
+            let at = usize::try_from(hello + boundary * segment + inside).unwrap();
+            for stream in [0, 1] {
+                let at = if stream == 0 {
+                    at
+                } else {
+                    at - usize::try_from(hello).unwrap()
+                };
+                case.seed = boundary * 7 + inside;
+                case.faults = vec![Fault {
+                    generation: 0,
+                    stream,
+                    way: Way::Forward,
+                    at,
+                    harm: Harm::Cut,
+                }];
+                let report = hand_over(&case);
+                check(&case, &report);
+                assert!(!matches!(report.end, End::Refused(_)), "{report:?}");
+            }
+        }
+    }
+}
+
+/// What was applied before the break is not sent again, even if its acknowledgement was lost.
+#[test]
+fn nothing_that_was_applied_is_sent_again() {
+    let (mut twice, mut spared) = (0, 0);
+    for seed in 0..200 {
+        let mut case = case(&mixed(), 40, &[1; 40], 1);
+        case.credit_bytes = u64::MAX;
+        case.seed = seed;
+        case.faults = vec![Fault {
+            generation: 0,
+            stream: 0,
+            way: Way::Forward,
+            at: hello_length(&case) + 15 * usize::try_from(seed).unwrap(),
+            harm: Harm::Cut,
+        }];
+        let report = committed(&case);
+        let starts = |generation| {
+            let opened = report.opened.iter();
+            let full = opened.filter(move |o| o.0 == generation && o.1 == Section::Full);
+            full.map(|o| o.2).collect::<Vec<u32>>()
+        };
+        let [missing] = report.resumed[..] else {
+            panic!("resumed {} times", report.resumed.len());
+        };
+        // The second connection starts where the receiver is, and goes to the end.
+        assert_eq!(starts(1), (missing..40).collect::<Vec<_>>());
+        twice += starts(0).iter().filter(|s| **s >= missing).count();
+        spared += missing;
+    }
+    // Some blocks are under way when the connection breaks, so some are sent twice.
+    assert!(twice > 0 && spared > 1000, "{twice} {spared}");
+}
+
+fn hello_length(case: &Case) -> usize {
+    let offer = super::driver::offer(&case.contract, case.kv_end);
+    tandem_kv::sender::Sender::new(offer).unwrap().1.len()
+}
+
+/// A second break, and a third, also while the handoff is being resumed.
+#[test]
+fn breaks_that_follow_each_other() {
+    for seed in 0..400u64 {
+        let mut case = case(&mixed(), 12, &[1, 2, 3, 1, 2, 3], 2);
+        case.seed = seed;
+        let hello = hello_length(&case);
+        let at = |n: u64| usize::try_from(seed * n % 900).unwrap();
+        case.faults = (0..4)
+            .flat_map(|generation| {
+                let fault = |way, stream, at| Fault {
+                    generation,
+                    stream,
+                    way,
+                    at,
+                    harm: Harm::Cut,
+                };
+                [
+                    fault(
+                        Way::Forward,
+                        0,
+                        if generation == 0 { hello } else { 0 } + 64 + at(7),
+                    ),
+                    fault(
+                        Way::Backward,
+                        0,
+                        if generation == 0 { 300 } else { 0 } + at(5),
+                    ),
+                    fault(Way::Forward, 1, at(11) % 300),
+                ]
+            })
+            .collect();
+        let report = hand_over(&case);
+        check(&case, &report);
+        assert_eq!(report.end, End::Committed, "seed {seed}");
+    }
+}
+
+/// A connection of the past that still has frames when the handoff has gone on.
+#[test]
+fn stale_connections_are_refused_without_harm() {
+    let mut stale = 0;
+    for seed in 0..300 {
+        let mut case = case(&mixed(), 12, &[1; 12], 3);
+        case.seed = seed;
+        case.faults = vec![Fault {
+            generation: 0,
+            stream: 0,
+            way: Way::Backward,
+            at: 300 + usize::try_from(seed).unwrap(),
+            harm: Harm::Cut,
+        }];
+        stale += committed(&case).stale_frames;
+    }
+    assert!(stale > 10, "{stale} frames were stale");
+}
+
+/// Lossy codecs: what is applied is what an encoder and a decoder make of the same rows by themselves.
+#[test]
+fn lossy_rows_are_those_that_were_encoded() {
+    let layers = vec![
+        full(1, 64, 32),
+        full(2, 32, 32),
+        windowed(1, 64, 64),
+        full(3, 5, 7),
+        full(1, 32, 64),
+        full(1, 32, 32),
+    ];
+    let contract = contract(4, layers);
+    for codec in Codec::ALL {
+        for (seed, streams) in (0..8).zip([1, 2, 3, 4].into_iter().cycle()) {
+            let mut case = case(&contract, 9, &[4, 3, 2], streams);
+            case.codecs = vec![codec];
+            case.seed = seed;
+            case.blocks.iter_mut().for_each(make_finite);
+            let report = hand_over(&case);
+            assert_eq!(report.end, End::Committed);
+            case.blocks
+                .iter_mut()
+                .for_each(|b| pass_through(&contract, codec, b));
+            check(&case, &report);
+        }
+    }
+}
+
+/// Half floats of magnitudes below 4.
+fn make_finite(block: &mut KvBlock) {
+    for plane in &mut block.planes {
+        plane
+            .data
+            .iter_mut()
+            .skip(1)
+            .step_by(2)
+            .for_each(|b| *b &= 0xC3);
+    }
+}
+
+fn pass_through(contract: &Contract, codec: Codec, block: &mut KvBlock) {
+    let tokens = block.len();
+    for plane in &mut block.planes {
+        let run = RunSpec::of(contract, plane.layer, plane.kind, tokens).unwrap();
+        let mut bytes = Vec::new();
+        let mut encoder = Encoder::new().unwrap();
+        encoder
+            .encode(codec, &run, &plane.data, &mut bytes)
+            .unwrap();
+        let mut decoder = Decoder::new().unwrap();
+        decoder
+            .decode(codec, &run, &bytes, &mut plane.data)
+            .unwrap();
+    }
+}
+
+/// Rows that a lossy codec has no code for arrive all the same, bit for bit.
+#[test]
+fn infinities_travel_raw() {
+    let contract = contract(0, vec![full(1, 32, 32), full(1, 32, 32)]);
+    let mut case = case(&contract, 6, &[3, 3], 2);
+    case.codecs = vec![Codec::K8v4, Codec::Q8];
+    case.blocks.iter_mut().for_each(make_finite);
+    for block in &mut case.blocks {
+        block.planes[1].data[7] = 0x7C;
+    }
+    committed(&case);
+}
+
+fn any_case() -> impl Strategy<Value = Case> {
+    let kind = prop_oneof![Just(LayerKind::Full), Just(LayerKind::Window)];
+    let spec = (kind, 1..=3u32, 1..=9u32, 1..=9u32)
+        .prop_map(|(kind, heads, key, value)| layer(kind, heads, key, value));
+    let contract =
+        (proptest::collection::vec(spec, 1..6), 1u32..80).prop_map(|(layers, window)| {
+            let has_window = layers.iter().any(|l| l.kind == LayerKind::Window);
+            contract(if has_window { window } else { 0 }, layers)
+        });
+    let codec = prop_oneof![Just(Codec::Raw), Just(Codec::Plane)];
+    (
+        contract,
+        0u32..200,
+        proptest::collection::vec(1u32..90, 0..9),
+        (1u32..=4, 1u64..5, 0u32..4),
+        proptest::collection::vec(codec, 1..4),
+        any::<u64>(),
+    )
+        .prop_map(
+            |(contract, kv_end, chunks, (streams, credit, pages), codecs, seed)| {
+                let mut case = case(&contract, kv_end, &chunks, streams);
+                // Only layers that attend to everything are held by pages.
+                if !contract.section_layers(Section::Full).is_empty() {
+                    case.have = (pages * PAGE_TOKENS).min(kv_end / PAGE_TOKENS * PAGE_TOKENS);
+                }
+                case.credit_bytes = credit_of(&case.blocks, credit) / 2 + 1;
+                case.codecs = codecs;
+                case.seed = seed;
+                case
+            },
+        )
+}
+
+fn any_fault() -> impl Strategy<Value = Fault> {
+    let harm = prop_oneof![
+        Just(Harm::Cut),
+        Just(Harm::HalfClose),
+        (1u8..=255).prop_map(Harm::Flip),
+    ];
+    let way = prop_oneof![3 => Just(Way::Forward), 1 => Just(Way::Backward)];
+    (0..3usize, 0..4usize, way, 0..6000usize, harm).prop_map(
+        |(generation, stream, way, at, harm)| Fault {
+            generation,
+            stream,
+            way,
+            at,
+            harm,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_handoff_over_any_link(
+        case in any_case(),
+        faults in proptest::collection::vec(any_fault(), 0..5),
+    ) {
+        let case = Case { faults, ..case };
+        let report = hand_over(&case);
+        check(&case, &report);
+        prop_assert!(!matches!(report.end, End::Refused(_)), "{:?}", report.end);
+        if case.faults.is_empty() {
+            prop_assert_eq!(report.end, End::Committed);
+        }
+    }
+
+    /// Bytes that are lost or come twice: a stream that is out of step is never applied. Damage is
+    /// mended over a new connection; a frame that comes twice as it is breaks a rule.
+    #[test]
+    fn lost_and_repeated_bytes(
+        case in any_case(),
+        at in 0..6000usize,
+        stream in 0..4usize,
+        forward in any::<bool>(),
+        count in 1..200usize,
+        lose in any::<bool>(),
+    ) {
+        let fault = Fault {
+            generation: 0,
+            stream,
+            way: if forward { Way::Forward } else { Way::Backward },
+            at,
+            harm: if lose { Harm::Lose(count) } else { Harm::Repeat(count) },
+        };
+        let case = Case { faults: vec![fault], ..case };
+        let report = hand_over(&case);
+        check(&case, &report);
+    }
+}
