@@ -106,8 +106,15 @@ impl Attempt<'_> {
             prompt: self.job.prompt.clone(),
             generation: self.job.generation.clone(),
             prefill,
+            prefill_peer: self.plan.prefill.as_deref().and_then(|n| self.peer(n)),
             chunk: self.config.chunk,
         }
+    }
+
+    /// Which machine a node has proved to be.
+    fn peer(&self, node: &str) -> Option<String> {
+        let peer = self.calls.peer(self.config.address(node));
+        peer.map(|id| id.to_string())
     }
 
     /// Takes in one event; the reason of the end if it was the last.
@@ -185,6 +192,7 @@ impl Attempt<'_> {
             tokens,
             chunk: self.config.chunk,
             target: format!("{host}:{}", ticket.port),
+            target_peer: self.peer(&self.plan.decode),
             ticket: ticket.secret,
             handoff: ticket.handoff,
         };

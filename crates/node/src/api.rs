@@ -19,6 +19,7 @@ use tandem_engine::Token;
 use tandem_engine::chat::{ChatMessage, completion_tokens};
 use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
+use tandem_identity::PeerId;
 use tandem_kv::receiver::Expectation;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
@@ -155,6 +156,7 @@ async fn status(State(node): State<Arc<Node>>) -> Json<NodeStatus> {
         version: node.config.version.clone(),
         role: node.config.role,
         handoff_port: node.handoff_port,
+        identity: node.config.security.own_id().map(|id| id.to_string()),
         models: futures_util::future::join_all(models).await,
     })
 }
@@ -200,6 +202,7 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
     }
     let model = Arc::clone(node.model(&request.model)?);
     check_chunk(&model, request.chunk)?;
+    let peer = prefill_peer(&node, &request)?;
     let (id, wants_remote, chunk) = (
         request.request.clone(),
         request.prefill == PrefillMode::Remote,
@@ -216,7 +219,15 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
     let remote = wants_remote && tokens.len() > 1;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let admission = model.admit()?;
-    let guard = open_request(&node, &model, id.clone(), admission.job, remote, &tokens);
+    let guard = open_request(
+        &node,
+        &model,
+        id.clone(),
+        admission.job,
+        remote,
+        peer,
+        &tokens,
+    );
     let job = GenerateJob {
         request: id,
         tokens: tokens.clone(),
@@ -242,6 +253,26 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
         GenerateEvent::Beat,
         is_last,
     ))
+}
+
+/// The only machine that may use the request's ticket; `None` if there is no ticket, or no TLS and
+/// so nobody is known.
+fn prefill_peer(node: &Node, request: &GenerateRequest) -> Result<Option<PeerId>, NodeError> {
+    let remote = request.prefill == PrefillMode::Remote;
+    match (&request.prefill_peer, node.config.security.is_tls()) {
+        (None, true) if remote => Err(invalid(
+            "`prefill_peer` is missing: this node gives tickets only to a machine that it is told",
+        )),
+        (Some(_), false) => Err(invalid(
+            "`prefill_peer` cannot be checked: this node was started with --plaintext",
+        )),
+        (None, _) => Ok(None),
+        (Some(id), true) => {
+            let id = id.parse();
+            id.map(Some)
+                .map_err(|e| invalid(format!("`prefill_peer`: {e}")))
+        }
+    }
 }
 
 /// Tokenises and checks a request; runs off the async threads.
@@ -317,6 +348,7 @@ fn open_request(
     request: String,
     job: JobId,
     remote: bool,
+    peer: Option<PeerId>,
     tokens: &[Token],
 ) -> Guard {
     let handoff = handoff_id();
@@ -331,6 +363,7 @@ fn open_request(
                 tokens: tokens.to_vec(),
                 kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1,
             },
+            peer,
         };
         Ticket {
             secret: node.tickets.issue(permitted),

@@ -4,13 +4,14 @@
 //!
 //! - [`worker`]: the engine thread of one model, which owns the engine and every sequence;
 //! - [`job`]: what a sequence is doing, and the commands and events around it;
-//! - [`api`]: the control API that the coordinator calls;
+//! - [`api`]: the control API that the coordinator calls; [`door`]: who may call it;
 //! - [`tickets`]: who may hand KV to which sequence;
 //! - [`receive`] and [`send`]: the two ends of a handoff on real sockets;
 //! - [`pages`]: KV of earlier handoffs;
 //! - [`wire`]: frames to and from a TCP stream.
 
 pub mod api;
+pub mod door;
 pub mod job;
 pub mod limits;
 pub mod model;
@@ -28,6 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
+use tandem_identity::{LinkError, Security};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -41,6 +43,8 @@ pub struct NodeConfig {
     pub role: Role,
     /// Version told to the coordinator.
     pub version: String,
+    /// Who may connect, and as whom this node connects.
+    pub security: Security,
     /// Waits; the defaults are those of the protocol.
     pub limits: Limits,
 }
@@ -51,6 +55,9 @@ pub enum RunError {
     /// A socket failed.
     #[error("the node's listener failed: {0}")]
     Listener(#[from] std::io::Error),
+    /// A listener is where it must not be, or cannot be used.
+    #[error("the node's listener cannot be used: {0}")]
+    Security(#[from] LinkError),
     /// A model cannot be used.
     #[error("model `{model}`: {reason}")]
     Model {
@@ -74,13 +81,15 @@ pub async fn run(
     models: Vec<(String, Box<dyn KvEngine>)>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), RunError> {
-    let handoff_port = handoff.local_addr()?.port();
+    let handoff_address = handoff.local_addr()?;
+    config.security.check_listen(handoff_address)?;
+    let door = door::Door::open(listener, &config)?;
     let mut served = Vec::new();
     for (name, engine) in models {
         served.push(Arc::new(model::Model::start(name, engine)?));
     }
     let node = Arc::new(api::Node {
-        handoff_port: config.role.decodes().then_some(handoff_port),
+        handoff_port: config.role.decodes().then_some(handoff_address.port()),
         models: served,
         tickets: tickets::Tickets::default(),
         running: running::Running::default(),
@@ -89,8 +98,11 @@ pub async fn run(
     });
     let receiving = tokio::spawn(receive::accept_loop(handoff, Arc::clone(&node)));
     let (told, asked) = oneshot::channel();
-    let serving = axum::serve(listener, api::router(Arc::clone(&node)))
-        .with_graceful_shutdown(stop(shutdown, Arc::clone(&node), told));
+    let serving = axum::serve(door, api::router(Arc::clone(&node))).with_graceful_shutdown(stop(
+        shutdown,
+        Arc::clone(&node),
+        told,
+    ));
     let result = tokio::select! {
         result = async { serving.await } => result.map_err(RunError::Listener),
         () = overdue(asked, node.config.limits.stop) => Ok(()),

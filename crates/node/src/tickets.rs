@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand::Rng;
+use tandem_identity::PeerId;
 use tandem_kv::receiver::Expectation;
 
 use crate::job::JobId;
@@ -20,6 +21,8 @@ pub struct Permitted {
     pub job: JobId,
     /// What must arrive.
     pub expectation: Expectation,
+    /// Who must bring it; `None` only without TLS, where nobody is known.
+    pub peer: Option<PeerId>,
 }
 
 /// The tickets that are valid now. A ticket is removed when it is used, when it expires, and when

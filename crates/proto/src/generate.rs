@@ -86,6 +86,10 @@ pub struct GenerateRequest {
     pub generation: Generation,
     /// Who prefills.
     pub prefill: PrefillMode,
+    /// The only machine that may use the ticket: its [`crate::NodeStatus::identity`]. Needed where
+    /// nodes have identities and another node prefills.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_peer: Option<String>,
     /// Tokens per chunk of the prefill, also of a local one, so that batch shapes are equal.
     pub chunk: u32,
 }

@@ -18,6 +18,10 @@ pub struct PrefillRequest {
     pub chunk: u32,
     /// Where the decode node takes KV in, `host:port`.
     pub target: String,
+    /// The only machine that KV may be sent to: its [`crate::NodeStatus::identity`]. Needed where
+    /// nodes have identities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_peer: Option<String>,
     /// Secret of the ticket, hex.
     pub ticket: String,
     /// Id of the handoff.
@@ -31,6 +35,7 @@ impl std::fmt::Debug for PrefillRequest {
             .field("model", &self.model)
             .field("n_tokens", &self.tokens.len())
             .field("target", &self.target)
+            .field("target_peer", &self.target_peer)
             .field("handoff", &self.handoff)
             .finish_non_exhaustive()
     }

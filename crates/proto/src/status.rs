@@ -97,6 +97,9 @@ pub struct NodeStatus {
     pub role: Role,
     /// TCP port on which it takes KV in; only on nodes that decode.
     pub handoff_port: Option<u16>,
+    /// Who it is for its peers: SHA-256 of its public key, hex. `None` without TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
     /// Its models.
     pub models: Vec<ModelStatus>,
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_identity::Security;
 use tandem_node::{Limits, NodeConfig};
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, NodeError, NodeStatus, PrefillEvent,
@@ -50,6 +51,7 @@ pub async fn node(role: Role, config: FakeConfig, limits: Limits) -> TestNode {
     let node_config = NodeConfig {
         role,
         version: "test".into(),
+        security: Security::Plaintext,
         limits,
     };
     let models = vec![(MODEL.to_owned(), engine)];
@@ -177,6 +179,7 @@ pub fn request(tokens: &[u32], prefill: PrefillMode, chunk: u32) -> GenerateRequ
             format: Format::Text,
         },
         prefill,
+        prefill_peer: None,
         chunk,
     }
 }
@@ -220,6 +223,7 @@ pub fn prefill_request(tokens: &[u32], ticket: &Ticket, chunk: u32) -> PrefillRe
         tokens: tokens.to_vec(),
         chunk,
         target: format!("127.0.0.1:{}", ticket.port),
+        target_peer: None,
         ticket: ticket.secret.clone(),
         handoff: ticket.handoff,
     }

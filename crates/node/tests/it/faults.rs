@@ -160,6 +160,7 @@ async fn an_engine_thread_that_panics_ends_the_node_with_an_error() {
     let node_config = tandem_node::NodeConfig {
         role: Role::Both,
         version: "test".into(),
+        security: tandem_identity::Security::Plaintext,
         limits: limits(),
     };
     let running = tokio::spawn(tandem_node::run(

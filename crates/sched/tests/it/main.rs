@@ -48,6 +48,7 @@ fn held(name: &str, sequences: u32, tokenizer: &str) -> ModelStatus {
 
 fn status(role: Role, models: Vec<ModelStatus>) -> Box<NodeStatus> {
     Box::new(NodeStatus {
+        identity: None,
         protocol: PROTOCOL_VERSION,
         version: "0".into(),
         role,
