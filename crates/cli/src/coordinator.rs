@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList};
+use tandem_identity::Security;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -17,17 +18,23 @@ const END: Duration = Duration::from_secs(10);
 /// A running coordinator. Dropping it tells it to stop.
 pub struct Coordinator {
     address: SocketAddr,
+    tls: bool,
     http: reqwest::Client,
     stop: CancellationToken,
     task: JoinHandle<Result<(), CoordinatorError>>,
 }
 
 impl Coordinator {
-    /// Starts a coordinator on `address`; port 0 takes any free one.
+    /// Starts a coordinator on `address`; port 0 takes any free one. It speaks to the nodes with
+    /// `security`.
     ///
     /// # Errors
     /// If the address cannot be used.
-    pub async fn start(address: SocketAddr, config: Config) -> anyhow::Result<Self> {
+    pub async fn start(
+        address: SocketAddr,
+        config: Config,
+        security: Security,
+    ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("`listen`: cannot listen on {address}; choose an address of this machine and a free port")
         })?;
@@ -36,9 +43,10 @@ impl Coordinator {
         let stopped = stop.clone().cancelled_owned();
         Ok(Self {
             address,
+            tls: security.is_tls(),
             // Prompts stay on the way that the configuration names: no proxy.
             http: reqwest::Client::builder().no_proxy().build()?,
-            task: tokio::spawn(tandem_coordinator::run(listener, config, stopped)),
+            task: tokio::spawn(tandem_coordinator::run(listener, config, security, stopped)),
             stop,
         })
     }
@@ -51,6 +59,11 @@ impl Coordinator {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// True if it speaks to the nodes with TLS.
+    pub fn is_tls(&self) -> bool {
+        self.tls
     }
 
     /// A client without proxies.

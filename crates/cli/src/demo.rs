@@ -21,6 +21,7 @@ use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_grading::{
     Graded, GradingConfig, JobConfig, Rubric, Submission, grade, load_submissions, write_results,
 };
+use tandem_identity::Security;
 use tandem_openai::RouteChoice;
 use tandem_proto::Role;
 
@@ -126,8 +127,8 @@ async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodePro
 async fn run(nodes: &[NodeProcess], task: &Task) -> anyhow::Result<Outcome> {
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let config = config(nodes);
-    let mut coordinator = Coordinator::start(any_port, config.clone()).await?;
-    let mut faults = nodes::problems(&config, &coordinator.nodes().await?);
+    let mut coordinator = Coordinator::start(any_port, config.clone(), Security::Plaintext).await?;
+    let mut faults = nodes::problems(&config, &coordinator.nodes().await?, false);
     faults.extend(coordinator.unavailable().await?);
     if !faults.is_empty() {
         bail!("the nodes cannot be used: {}", faults.join("; "));
@@ -160,6 +161,7 @@ fn config(nodes: &[NodeProcess]) -> Config {
     let node = |n: &NodeProcess| NodeConfig {
         name: n.name.clone(),
         address: n.address.to_string(),
+        identity: None,
     };
     Config::new(
         nodes.iter().map(node).collect(),

@@ -13,6 +13,9 @@ pub struct Environment {
     /// Where things are kept that can be made again: `TANDEM_CACHE`, else `tandem` below
     /// `XDG_CACHE_HOME` or `~/.cache`.
     cache: Option<PathBuf>,
+    /// Where things are kept that cannot be made again: `TANDEM_DATA`, else `tandem` below
+    /// `XDG_DATA_HOME` or `~/.local/share`.
+    data: Option<PathBuf>,
 }
 
 impl Environment {
@@ -25,6 +28,9 @@ impl Environment {
             cache: below("TANDEM_CACHE", "")
                 .or_else(|| below("XDG_CACHE_HOME", "tandem"))
                 .or_else(|| below("HOME", ".cache/tandem")),
+            data: below("TANDEM_DATA", "")
+                .or_else(|| below("XDG_DATA_HOME", "tandem"))
+                .or_else(|| below("HOME", ".local/share/tandem")),
         }
     }
 
@@ -40,6 +46,18 @@ impl Environment {
             )
         })?;
         Ok(cache.join("fixtures"))
+    }
+
+    /// The folder for the keys and certificates of this machine.
+    ///
+    /// # Errors
+    /// If no variable says where it could be.
+    pub fn cluster(&self) -> anyhow::Result<PathBuf> {
+        let data = self.data.as_ref();
+        let data = data.ok_or_else(|| {
+            anyhow::anyhow!("there is no folder for this machine's keys: set TANDEM_DATA to one")
+        })?;
+        Ok(data.join("cluster"))
     }
 
     /// Sends logs to standard error; `level` holds unless `TANDEM_LOG` says otherwise. The engine's

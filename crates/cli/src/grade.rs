@@ -14,8 +14,9 @@ use tandem_grading::{
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
+use crate::environment::Environment;
 use crate::progress::Reporter;
-use crate::{nodes, output, shutdown, tables};
+use crate::{nodes, output, security, shutdown, tables};
 
 /// Arguments of `tandem grade`.
 #[derive(Args)]
@@ -23,6 +24,8 @@ pub struct Arguments {
     /// The configuration; examples/tandem.toml is one.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
+    #[command(flatten)]
+    security: security::Arguments,
     /// The rubric; examples/intro-course/rubric.yaml is one.
     #[arg(long, value_name = "FILE")]
     rubric: PathBuf,
@@ -38,8 +41,9 @@ pub struct Arguments {
 ///
 /// # Errors
 /// If something cannot be read or written, or a model has no node that could serve it.
-pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let config = config::load(&arguments.config)?;
+    let security = arguments.security.security(environment)?;
     let Some(jobs) = &config.grading else {
         bail!(
             "{} has no [grading]: add [grading.code_analysis] and [grading.feedback] with `model` and \
@@ -50,7 +54,8 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let rubric = Rubric::load(&arguments.rubric)?;
     let submissions = load_submissions(&arguments.submissions)?;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let mut coordinator = Coordinator::start(any_port, config.coordinator.clone()).await?;
+    let mut coordinator =
+        Coordinator::start(any_port, config.coordinator.clone(), security).await?;
     let mut settings = GradingConfig::new(
         coordinator.base_url(),
         jobs.code_analysis.clone(),
@@ -76,7 +81,11 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn check_nodes(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result<()> {
-    let found = nodes::problems(&config.coordinator, &coordinator.nodes().await?);
+    let found = nodes::problems(
+        &config.coordinator,
+        &coordinator.nodes().await?,
+        coordinator.is_tls(),
+    );
     for warning in config.warnings.iter().chain(&found) {
         eprintln!("tandem: warning: {warning}");
     }

@@ -1,9 +1,10 @@
 //! The `tandem` binary: reads arguments, configuration and environment, and wires the rest.
 //!
-//! One file per command ([`node`], [`serve`], [`run`], [`grade`], [`demo`]); [`config`] is the
+//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`]); [`config`] is the
 //! configuration file, [`environment`] the only reader of environment variables, [`coordinator`] a
 //! coordinator inside this process, [`nodes`] what is wrong with the configured nodes.
 
+mod cluster;
 mod config;
 mod coordinator;
 mod demo;
@@ -14,6 +15,7 @@ mod nodes;
 mod output;
 mod progress;
 mod run;
+mod security;
 mod serve;
 mod shutdown;
 mod tables;
@@ -47,6 +49,8 @@ enum Command {
     Node(node::Arguments),
     /// The coordinator: an OpenAI-compatible API in front of the nodes.
     Serve(serve::Arguments),
+    /// Which machines belong together: makes a cluster, invites, joins.
+    Cluster(cluster::Arguments),
     /// Answers one prompt on the terminal and shows the timings.
     Run(run::Arguments),
     /// Grades submissions and writes the results into a folder.
@@ -77,13 +81,15 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
     };
     environment.start_logging(match command {
         Command::Node(_) | Command::Serve(_) => "info",
+        Command::Cluster(_) => "warn",
         Command::Run(_) | Command::Grade(_) | Command::Demo(_) => "error",
     });
     match command {
-        Command::Node(arguments) => node::main(arguments),
-        Command::Serve(arguments) => on_runtime(serve::main(arguments)),
-        Command::Run(arguments) => on_runtime(run::main(arguments)),
-        Command::Grade(arguments) => on_runtime(grade::main(arguments)),
+        Command::Node(arguments) => node::main(arguments, environment),
+        Command::Serve(arguments) => on_runtime(serve::main(arguments, environment)),
+        Command::Cluster(arguments) => on_runtime(cluster::main(arguments, environment)),
+        Command::Run(arguments) => on_runtime(run::main(arguments, environment)),
+        Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
     }
 }

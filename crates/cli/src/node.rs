@@ -8,12 +8,14 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tandem_engine::{Capacity, KvEngine};
+use tandem_identity::Security;
 use tandem_llama::{LlamaEngine, LlamaOptions};
 use tandem_node::{Limits, NodeConfig};
 use tandem_proto::Role;
 
+use crate::environment::Environment;
 use crate::shutdown::{self, StdinWatch};
-use crate::{output, version};
+use crate::{cluster, output, security, version};
 
 /// Largest batch that is computed at once unless the command line says otherwise, in tokens.
 const DEFAULT_UBATCH: u32 = 512;
@@ -46,6 +48,11 @@ pub struct Arguments {
     /// [default: 512, or the chunk if that is smaller].
     #[arg(long)]
     ubatch: Option<u32>,
+    #[command(flatten)]
+    security: security::Arguments,
+    /// Joins the cluster of this token first, unless this machine is a member already.
+    #[arg(long, value_name = "TOKEN", conflicts_with = "plaintext")]
+    join: Option<String>,
     /// CPU threads [default: all].
     #[arg(long)]
     threads: Option<u32>,
@@ -91,21 +98,25 @@ pub fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
 /// Runs a node until it is told to stop.
 ///
 /// # Errors
-/// If an address is taken, a model cannot be loaded, or a listener fails.
-pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+/// If this machine has no identity that it needs, an address is taken or needs TLS, a model cannot be
+/// loaded, or a listener fails.
+pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let input = arguments.stop_with_stdin.then(StdinWatch::start);
     check_names(&arguments.model)?;
-    let listener = bind("--listen", arguments.listen)?;
+    let security = security(&arguments, environment)?;
+    let listener = bind("--listen", arguments.listen, &security)?;
     let handoff = arguments.handoff;
     let handoff = bind(
         "--handoff",
         handoff.unwrap_or_else(|| SocketAddr::new(arguments.listen.ip(), 0)),
+        &security,
     )?;
     // Until the models are loaded, a signal ends the process at once: there is nothing to end yet.
     let models = load(&arguments)?;
     let config = NodeConfig {
         role: arguments.role.into(),
         version: version::VERSION.to_owned(),
+        security,
         limits: Limits::default(),
     };
     crate::on_runtime(async move {
@@ -113,8 +124,12 @@ pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
             tokio::net::TcpListener::from_std(listener)?,
             tokio::net::TcpListener::from_std(handoff)?,
         );
+        let scheme = match config.security.is_tls() {
+            true => "https",
+            false => "http",
+        };
         let ready = format!(
-            "ready http://{} handoff {}",
+            "ready {scheme}://{} handoff {}",
             listener.local_addr()?,
             handoff.local_addr()?
         );
@@ -128,6 +143,19 @@ pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         tandem_node::run(listener, handoff, config, models, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Who this node is; it joins first if it is told to.
+fn security(arguments: &Arguments, environment: &Environment) -> anyhow::Result<Security> {
+    if let Some(token) = &arguments.join {
+        let token = cluster::read_token(token)?;
+        let directory = arguments.security.directory(environment)?;
+        crate::on_runtime(async {
+            cluster::join_if_needed(&directory, &token).await?;
+            Ok(ExitCode::SUCCESS)
+        })?;
+    }
+    arguments.security.security(environment)
 }
 
 async fn ended(input: Option<StdinWatch>) {
@@ -146,7 +174,10 @@ fn check_names(models: &[(String, PathBuf)]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bind(option: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+fn bind(option: &str, address: SocketAddr, security: &Security) -> anyhow::Result<TcpListener> {
+    security
+        .check_listen(address)
+        .with_context(|| option.to_owned())?;
     let listener = TcpListener::bind(address).with_context(|| {
         format!("{option}: cannot listen on {address}; choose an address of this machine and a free port")
     })?;

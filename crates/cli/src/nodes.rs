@@ -6,9 +6,11 @@ use tandem_proto::Role;
 /// One sentence per fault: nodes that cannot be reached, that lack a model, or have another role than
 /// the configuration gives them; ends of a handoff that were started with other options than each
 /// other.
-pub fn problems(config: &Config, nodes: &NodeList) -> Vec<String> {
+///
+/// `tls` says whether nodes are spoken to with TLS, for the commands that would mend a fault.
+pub fn problems(config: &Config, nodes: &NodeList, tls: bool) -> Vec<String> {
     let of_one = nodes.data.iter().flat_map(|node| match &node.reason {
-        Some(reason) => vec![unreachable(config, node, reason)],
+        Some(reason) => vec![unreachable(config, node, reason, tls)],
         None => mismatches(config, node),
     });
     let of_two = config.models.iter().flat_map(|m| unequal_ends(m, nodes));
@@ -49,7 +51,7 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
     found
 }
 
-fn unreachable(config: &Config, node: &NodeReport, reason: &str) -> String {
+fn unreachable(config: &Config, node: &NodeReport, reason: &str, tls: bool) -> String {
     let (role, models) = use_of(config, &node.name);
     let models: String = models
         .iter()
@@ -57,10 +59,11 @@ fn unreachable(config: &Config, node: &NodeReport, reason: &str) -> String {
         .collect();
     format!(
         "node `{}` at {} cannot be used: {reason}; start it there with `tandem node --role {role}{models} \
-         --listen {}`, or correct its `address`",
+         --listen {}{}`, or correct its `address`",
         node.name,
         node.address,
-        listen(&node.address)
+        listen(&node.address),
+        if tls { "" } else { " --plaintext" }
     )
 }
 
@@ -134,6 +137,7 @@ mod tests {
         let node = |name: &&str| NodeConfig {
             name: (*name).to_owned(),
             address: ADDRESS.to_owned(),
+            identity: None,
         };
         Config::new(
             prefill.iter().chain(decode).map(node).collect(),
@@ -207,7 +211,7 @@ mod tests {
         ] {
             let mut node = report("big", role, Vec::new());
             node.reason = reason.map(str::to_owned);
-            let found = problems(&config(&[], &["big"]), &list(vec![node])).join("\n");
+            let found = problems(&config(&[], &["big"]), &list(vec![node]), true).join("\n");
             for part in expected.iter().chain(&["`big`", ADDRESS]) {
                 assert!(found.contains(part), "`{part}` is not in: {found}");
             }
@@ -247,7 +251,7 @@ mod tests {
                 report("p", Role::Prefill, held(prefill)),
                 report("d", Role::Decode, held(decode)),
             ]);
-            let found = problems(&config(&["p"], &["d"]), &nodes);
+            let found = problems(&config(&["p"], &["d"]), &nodes, true);
             let case = format!("{window} {prefill:?} {decode:?}: {found:?}");
             assert_eq!(found.len(), expected.len(), "{case}");
             for (sentence, option) in found.iter().zip(expected) {
@@ -258,12 +262,12 @@ mod tests {
         // A node is equal to itself, and one that is not there is told of as such.
         let both = list(vec![report("b", Role::Both, held(9, 512, 4))]);
         assert_eq!(
-            problems(&config(&["b"], &["b"]), &both),
+            problems(&config(&["b"], &["b"]), &both, true),
             Vec::<String>::new()
         );
         let alone = list(vec![report("p", Role::Prefill, held(9, 512, 4))]);
         assert_eq!(
-            problems(&config(&["p"], &["d"]), &alone),
+            problems(&config(&["p"], &["d"]), &alone, true),
             Vec::<String>::new()
         );
     }

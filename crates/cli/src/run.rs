@@ -17,7 +17,8 @@ use tandem_openai::{
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
-use crate::{nodes, output, shutdown, tables};
+use crate::environment::Environment;
+use crate::{nodes, output, security, shutdown, tables};
 
 /// Longest silence of the coordinator, which sends signs of life while it works.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -35,6 +36,8 @@ pub struct Arguments {
     /// The configuration; examples/tandem.toml is one.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
+    #[command(flatten)]
+    security: security::Arguments,
     /// Which model to ask [default: the only one].
     #[arg(long)]
     model: Option<String>,
@@ -83,13 +86,15 @@ impl From<Route> for RouteChoice {
 ///
 /// # Errors
 /// If the configuration cannot be used, no node can serve the model, or the answer breaks off.
-pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let config = config::load(&arguments.config)?;
+    let security = arguments.security.security(environment)?;
     let model = choose_model(&config, arguments.model.as_deref())?;
     let prompt = read_prompt(&arguments)?;
     let request = request(&arguments, model, prompt);
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let mut coordinator = Coordinator::start(any_port, config.coordinator.clone()).await?;
+    let mut coordinator =
+        Coordinator::start(any_port, config.coordinator.clone(), security).await?;
     tokio::select! {
         result = answer(&mut coordinator, &config, &request) => result?,
         () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
@@ -166,7 +171,11 @@ async fn answer(
     config: &Config,
     request: &ChatRequest,
 ) -> anyhow::Result<()> {
-    let found = nodes::problems(&config.coordinator, &coordinator.nodes().await?);
+    let found = nodes::problems(
+        &config.coordinator,
+        &coordinator.nodes().await?,
+        coordinator.is_tls(),
+    );
     for warning in config.warnings.iter().chain(&found) {
         eprintln!("tandem: warning: {warning}");
     }

@@ -8,7 +8,8 @@ use clap::Args;
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
-use crate::{nodes, output, shutdown};
+use crate::environment::Environment;
+use crate::{nodes, output, security, shutdown};
 
 /// Arguments of `tandem serve`.
 #[derive(Args)]
@@ -16,6 +17,8 @@ pub struct Arguments {
     /// The configuration; examples/tandem.toml is one.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
+    #[command(flatten)]
+    security: security::Arguments,
     /// Where to listen instead of the configuration's `listen`; port 0 takes any free one.
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
@@ -25,10 +28,11 @@ pub struct Arguments {
 ///
 /// # Errors
 /// If the configuration cannot be used or the address is taken.
-pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let config = config::load(&arguments.config)?;
+    let security = arguments.security.security(environment)?;
     let listen = arguments.listen.unwrap_or(config.listen);
-    let mut coordinator = Coordinator::start(listen, config.coordinator.clone()).await?;
+    let mut coordinator = Coordinator::start(listen, config.coordinator.clone(), security).await?;
     tokio::select! {
         result = serve(&mut coordinator, &config) => result?,
         () = shutdown::signal() => coordinator.stop().await?,
@@ -37,7 +41,11 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result<()> {
-    let found = nodes::problems(&config.coordinator, &coordinator.nodes().await?);
+    let found = nodes::problems(
+        &config.coordinator,
+        &coordinator.nodes().await?,
+        coordinator.is_tls(),
+    );
     for warning in config.warnings.iter().chain(&found) {
         eprintln!("tandem: warning: {warning}");
     }

@@ -106,6 +106,7 @@ impl Attempt<'_> {
             prompt: self.job.prompt.clone(),
             generation: self.job.generation.clone(),
             prefill,
+            prefill_peer: self.plan.prefill.as_deref().and_then(|n| self.peer(n)),
             chunk: self.config.chunk,
             terms: self.terms(),
         }
@@ -114,6 +115,12 @@ impl Attempt<'_> {
     fn terms(&self) -> HandoffTerms {
         let handoff = &self.config.handoff;
         handoff.terms(&self.job.prompt, &self.job.cache_salt)
+    }
+
+    /// Which machine a node has proved to be.
+    fn peer(&self, node: &str) -> Option<String> {
+        let peer = self.calls.peer(self.config.address(node));
+        peer.map(|id| id.to_string())
     }
 
     /// Takes in one event; the reason of the end if it was the last.
@@ -194,6 +201,7 @@ impl Attempt<'_> {
             tokens,
             chunk: self.config.chunk,
             target: format!("{host}:{}", ticket.port),
+            target_peer: self.peer(&self.plan.decode),
             ticket: ticket.secret,
             handoff: ticket.handoff,
             terms: self.terms(),

@@ -1,18 +1,27 @@
 //! Calls to a node's control API.
 
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::BytesMut;
-use futures_util::StreamExt;
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response, Uri, header};
+use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tandem_identity::{PeerId, Security};
 use tandem_proto::limits::MAX_LINE_BYTES;
 use tandem_proto::{
     GenerateEvent, GenerateRequest, NodeError, NodeStatus, PROTOCOL_VERSION, PrefillEvent,
     PrefillFailed, PrefillRequest,
 };
 
-use crate::limits::{Limits, MAX_REFUSAL_BYTES, MAX_STATUS_BYTES};
+use crate::connect::Connector;
+use crate::limits::{IDLE_CONNECTION, Limits, MAX_REFUSAL_BYTES, MAX_STATUS_BYTES};
 use crate::lines::Lines;
 
 /// Why a call to a node failed. Reads as the end of a sentence that begins with the node.
@@ -39,19 +48,23 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
-    /// The connection failed.
-    pub(crate) fn broken(error: &reqwest::Error) -> Self {
-        let cause = innermost(error);
+    /// The call failed before an answer.
+    fn failed(error: &ClientError) -> Self {
         if error.is_connect() {
-            return Self::Connect(cause);
+            return Self::Connect(innermost(error));
         }
-        Self::Broken(format!("broke the connection: {cause}"))
+        Self::broken(error)
+    }
+
+    /// The connection failed.
+    pub(crate) fn broken(error: &(dyn Error + 'static)) -> Self {
+        Self::Broken(format!("broke the connection: {}", innermost(error)))
     }
 }
 
 /// The innermost cause says what happened; the outer ones only repeat the address.
-fn innermost(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
+fn innermost(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
     while let Some(inner) = cause.source() {
         cause = inner;
     }
@@ -67,34 +80,54 @@ struct Version {
 }
 
 /// Makes calls to nodes.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Calls {
-    http: reqwest::Client,
+    http: Client<Connector, Full<Bytes>>,
+    /// Which machine the node at each address has proved to be, as of its last status.
+    peers: Arc<Mutex<HashMap<String, PeerId>>>,
     limits: Limits,
 }
 
 impl Calls {
-    pub(crate) fn new(limits: Limits) -> Result<Self, reqwest::Error> {
-        // Nodes are named in the configuration; a proxy of the environment is not for them.
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .connect_timeout(limits.connect)
-            .redirect(reqwest::redirect::Policy::none())
-            .tcp_nodelay(true)
-            .build()?;
-        Ok(Self { http, limits })
+    /// `expected` holds machines that must be at some addresses.
+    pub(crate) fn new(
+        security: Security,
+        expected: HashMap<String, PeerId>,
+        limits: Limits,
+    ) -> Self {
+        let connector = Connector::new(security, expected, limits.connect);
+        let http = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_CONNECTION)
+            .build(connector);
+        Self {
+            http,
+            peers: Arc::default(),
+            limits,
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<String, PeerId>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which machine the node at this address is, if it has told its status over TLS.
+    pub(crate) fn peer(&self, address: &str) -> Option<PeerId> {
+        self.peers().get(address).cloned()
     }
 
     /// `GET /node/v1/status`, with everything checked that does not depend on a request.
     pub(crate) async fn status(&self, address: &str) -> Result<Box<NodeStatus>, CallError> {
         let read = async {
-            let request = self.http.get(url(address, "status"));
-            let answer = request.send().await.map_err(|e| CallError::broken(&e))?;
+            let answer = self
+                .send(address, "status", Method::GET, Bytes::new())
+                .await?;
             let answer = accepted(answer).await?;
-            body(answer, MAX_STATUS_BYTES).await
+            let peer = answer.extensions().get::<PeerId>().cloned();
+            Ok((peer, body(answer, MAX_STATUS_BYTES).await?))
         };
         let read = tokio::time::timeout(self.limits.connect, read).await;
-        let body = read.map_err(|_| CallError::Silent(self.limits.connect))??;
+        let (peer, body) = read.map_err(|_| CallError::Silent(self.limits.connect))??;
         let unreadable = |e: serde_json::Error| {
             CallError::Unusable(format!("answered with an unreadable status: {e}"))
         };
@@ -104,11 +137,31 @@ impl Calls {
             return Err(CallError::Protocol { theirs, version });
         }
         let status: NodeStatus = serde_json::from_slice(&body).map_err(unreadable)?;
+        self.learn(address, peer, status.identity.as_deref())?;
         for model in &status.models {
             let checked = model.contract.validate();
             checked.map_err(|e| CallError::Unusable(format!("holds `{}`: {e}", model.name)))?;
         }
         Ok(Box::new(status))
+    }
+
+    /// Keeps which machine a node is. What it says must be what it has proved.
+    fn learn(
+        &self,
+        address: &str,
+        peer: Option<PeerId>,
+        told: Option<&str>,
+    ) -> Result<(), CallError> {
+        if told != peer.as_ref().map(PeerId::as_str) {
+            return Err(CallError::Unusable(
+                "says that it is another machine than its certificate does".to_owned(),
+            ));
+        }
+        match peer {
+            Some(peer) => self.peers().insert(address.to_owned(), peer),
+            None => self.peers().remove(address),
+        };
+        Ok(())
     }
 
     /// `POST /node/v1/generate`.
@@ -150,7 +203,7 @@ impl Calls {
         body: &B,
     ) -> Result<Lines<T>, CallError> {
         let answer = self.post(address, path, body).await?;
-        let stream = answer.bytes_stream();
+        let stream = answer.into_body().into_data_stream();
         Ok(Lines::new(stream, MAX_LINE_BYTES, self.limits.silence))
     }
 
@@ -159,23 +212,49 @@ impl Calls {
         address: &str,
         path: &str,
         body: &B,
-    ) -> Result<reqwest::Response, CallError> {
-        let sending = self.http.post(url(address, path)).json(body).send();
+    ) -> Result<Response<Incoming>, CallError> {
+        let unsendable = |e: serde_json::Error| CallError::Broken(format!("was not asked: {e}"));
+        let body = Bytes::from(serde_json::to_vec(body).map_err(unsendable)?);
+        let sending = self.send(address, path, Method::POST, body);
         let sent = tokio::time::timeout(self.limits.silence, sending).await;
-        let answer = sent
-            .map_err(|_| CallError::Silent(self.limits.silence))?
-            .map_err(|e| CallError::broken(&e))?;
+        let answer = sent.map_err(|_| CallError::Silent(self.limits.silence))??;
+        // Since its last status another machine may have taken the address.
+        if answer.extensions().get::<PeerId>() != self.peer(address).as_ref() {
+            return Err(CallError::Broken("has become another machine".to_owned()));
+        }
         let refusal = tokio::time::timeout(self.limits.silence, accepted(answer)).await;
         refusal.map_err(|_| CallError::Silent(self.limits.silence))?
     }
-}
 
-fn url(address: &str, path: &str) -> String {
-    format!("http://{address}/node/v1/{path}")
+    /// Sends a request to a node; its answer has begun.
+    async fn send(
+        &self,
+        address: &str,
+        path: &str,
+        method: Method,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, CallError> {
+        let malformed = |e: hyper::http::Error| CallError::Connect(e.to_string());
+        let uri = Uri::builder()
+            // Whether there is TLS below is the connector's business.
+            .scheme("http")
+            .authority(address)
+            .path_and_query(format!("/node/v1/{path}"))
+            .build()
+            .map_err(malformed)?;
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(malformed)?;
+        let sent = self.http.request(request).await;
+        sent.map_err(|e| CallError::failed(&e))
+    }
 }
 
 /// The answer if it is a success, otherwise the refusal in it.
-async fn accepted(answer: reqwest::Response) -> Result<reqwest::Response, CallError> {
+async fn accepted(answer: Response<Incoming>) -> Result<Response<Incoming>, CallError> {
     let status = answer.status();
     if status.is_success() {
         return Ok(answer);
@@ -187,11 +266,13 @@ async fn accepted(answer: reqwest::Response) -> Result<reqwest::Response, CallEr
     })
 }
 
-async fn body(answer: reqwest::Response, limit: usize) -> Result<BytesMut, CallError> {
-    let mut stream = answer.bytes_stream();
+async fn body(answer: Response<Incoming>, limit: usize) -> Result<BytesMut, CallError> {
+    let mut body = answer.into_body();
     let mut out = BytesMut::new();
-    while let Some(bytes) = stream.next().await {
-        out.extend_from_slice(&bytes.map_err(|e| CallError::broken(&e))?);
+    while let Some(frame) = body.frame().await {
+        // Trailers say nothing here.
+        let bytes = frame.map_err(|e| CallError::broken(&e))?.into_data();
+        out.extend_from_slice(&bytes.unwrap_or_default());
         if out.len() > limit {
             return Err(CallError::Broken(format!(
                 "answered with more than {limit} bytes"

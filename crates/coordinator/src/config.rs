@@ -1,8 +1,9 @@
 //! Which nodes there are and which may serve which model.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::Deserialize;
+use tandem_identity::{PeerId, Security};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_STREAMS};
 use tandem_kv::receipt::ParityBound;
@@ -143,6 +144,10 @@ pub struct NodeConfig {
     pub name: String,
     /// Where its control API listens, `host:port`. Other nodes reach it at the same host.
     pub address: String,
+    /// The only machine that this node may be (64 hex digits, as `tandem cluster show` prints them
+    /// there). Without it any machine of the cluster is taken for the node at that address.
+    #[serde(default)]
+    pub identity: Option<String>,
 }
 
 /// One model. The order of nodes decides between equally loaded ones.
@@ -198,6 +203,11 @@ impl Config {
                 );
                 return Err(ConfigError { key, problem });
             }
+            if let Some(Err(e)) = node.identity.as_ref().map(|id| id.parse::<PeerId>()) {
+                let key = format!("nodes[{i}].identity");
+                let problem = format!("cannot be used: {e}");
+                return Err(ConfigError { key, problem });
+            }
             if !addresses.insert(&node.address) {
                 let problem = format!("repeats the address \"{}\"", node.address);
                 return Err(ConfigError { key, problem });
@@ -223,6 +233,40 @@ impl Config {
             });
         }
         Ok(())
+    }
+
+    /// Checks that nodes are reached in a way that is allowed: without TLS on this machine only, and
+    /// then nobody can prove to be who the configuration names.
+    pub(crate) fn check_security(&self, security: &Security) -> Result<(), ConfigError> {
+        if security.is_tls() {
+            return Ok(());
+        }
+        for (i, node) in self.nodes.iter().enumerate() {
+            // Names are checked when they are looked up.
+            if let Ok(address) = node.address.parse()
+                && let Err(e) = security.check_listen(address)
+            {
+                let key = format!("nodes[{i}].address");
+                let problem = format!("cannot be used: {e}");
+                return Err(ConfigError { key, problem });
+            }
+            if node.identity.is_some() {
+                let key = format!("nodes[{i}].identity");
+                let problem = "cannot be checked without TLS: leave out --plaintext, or this key";
+                let problem = problem.to_owned();
+                return Err(ConfigError { key, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// The machines that nodes must be, by address.
+    pub(crate) fn identities(&self) -> HashMap<String, PeerId> {
+        let named = |n: &NodeConfig| {
+            let id = n.identity.as_ref()?.parse().ok()?;
+            Some((n.address.clone(), id))
+        };
+        self.nodes.iter().filter_map(named).collect()
     }
 
     /// The same for the scheduler.

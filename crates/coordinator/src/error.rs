@@ -16,9 +16,6 @@ pub enum CoordinatorError {
     /// The configuration cannot be used.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The HTTP client for the nodes could not be made.
-    #[error("cannot make the HTTP client for the nodes: {0}")]
-    Client(#[source] reqwest::Error),
     /// The listener failed.
     #[error("cannot serve: {0}")]
     Serve(#[source] std::io::Error),

@@ -10,6 +10,7 @@ mod attempt;
 mod calls;
 mod cluster;
 mod config;
+mod connect;
 mod error;
 mod life;
 pub mod limits;

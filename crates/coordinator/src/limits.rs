@@ -24,6 +24,9 @@ pub const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// Longest status of a node, in bytes.
 pub const MAX_STATUS_BYTES: usize = 8 << 20;
 
+/// How long a connection to a node that is not used is kept for the next call.
+pub const IDLE_CONNECTION: Duration = Duration::from_secs(90);
+
 /// Waits, as durations that tests may shorten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::calls::CallError;
 
-type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, reqwest::Error>> + Send>>;
+type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, hyper::Error>> + Send>>;
 
 /// Reads one JSON object per line. Dropping it closes the connection.
 pub(crate) struct Lines<T> {
@@ -26,7 +26,7 @@ pub(crate) struct Lines<T> {
 impl<T: DeserializeOwned> Lines<T> {
     /// Lines of at most `max_line` bytes, at most `silence` apart.
     pub(crate) fn new(
-        stream: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
+        stream: impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static,
         max_line: usize,
         silence: Duration,
     ) -> Self {
@@ -96,7 +96,7 @@ mod tests {
     use serde_json::{Value, json};
 
     async fn read(parts: &[&'static str], max_line: usize) -> Vec<Result<Value, String>> {
-        let parts: Vec<Result<Bytes, reqwest::Error>> = parts
+        let parts: Vec<Result<Bytes, hyper::Error>> = parts
             .iter()
             .map(|p| Ok(Bytes::from_static(p.as_bytes())))
             .collect();

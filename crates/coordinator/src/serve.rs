@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use tandem_identity::Security;
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -18,7 +19,8 @@ use crate::life::Service;
 use crate::pairs::Pairs;
 use crate::poll::poll;
 
-/// Serves the public API on `listener` until `shutdown` completes. Connections are accepted as
+/// Serves the public API on `listener` until `shutdown` completes, and speaks to the nodes with
+/// `security`. Connections are accepted as
 /// soon as every node has told its status or failed to. After `shutdown` open answers may go on
 /// for [`crate::Limits::shutdown`], then they end with an error.
 ///
@@ -27,10 +29,12 @@ use crate::poll::poll;
 pub async fn run(
     listener: TcpListener,
     config: Config,
+    security: Security,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), CoordinatorError> {
     config.validate()?;
-    let calls = Calls::new(config.limits).map_err(CoordinatorError::Client)?;
+    config.check_security(&security)?;
+    let calls = Calls::new(security, config.identities(), config.limits);
     let models = config.models.iter().map(|m| m.name.clone()).collect();
     let (cluster, owner) = cluster(Scheduler::new(config.topology()), models);
     // Dropping this set ends its tasks.

@@ -11,6 +11,7 @@ mod it {
     mod conformance;
     mod contracts;
     mod models;
+    mod nano;
     mod reference;
     mod vocabulary;
 }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tandem_corpus::{Order, Shape, Split, generate};
-use tandem_grading::Job;
+use tandem_grading::{Job, Rubric};
 
 use answers::Asker;
 pub use answers::prompt_tokens;
@@ -35,6 +35,10 @@ pub struct NanoEvalArguments {
     /// Seed of the submissions.
     #[arg(long, default_value_t = 1_000)]
     seed: u64,
+    /// Lengthen each rubric's guidelines by about this many tokens of course notes, to see how the
+    /// models take prompts longer than they were trained on.
+    #[arg(long, default_value_t = 0)]
+    lengthen: usize,
     /// CPU threads; for models as small as these more than one only wait for each other.
     #[arg(long, default_value_t = 1)]
     threads: u32,
@@ -58,13 +62,16 @@ pub struct NanoEvalArguments {
 /// # Errors
 /// If a model cannot be loaded or an answer cannot be generated.
 pub fn run(arguments: &NanoEvalArguments) -> anyhow::Result<()> {
-    let examples = generate(&Order {
+    let mut examples = generate(&Order {
         seed: arguments.seed,
         count: arguments.count,
         split: Split::Heldout,
         shape: Some(Shape::standard()),
         varied: arguments.varied,
     })?;
+    for example in &mut examples {
+        lengthen(&mut example.rubric, arguments.lengthen);
+    }
     if let Some(out) = &arguments.logits {
         let model = arguments.model.as_ref().unwrap_or(&arguments.coder);
         let job = if arguments.feedback {
@@ -76,7 +83,9 @@ pub fn run(arguments: &NanoEvalArguments) -> anyhow::Result<()> {
     }
     let mut coder = Asker::load(&arguments.coder, arguments.threads)?;
     let mut analyses = Vec::with_capacity(examples.len());
+    let mut longest_prompt = 0;
     for (i, example) in examples.iter().enumerate() {
+        longest_prompt = longest_prompt.max(coder.prompt(Job::CodeAnalysis, example)?.len());
         let answer = coder.ask(Job::CodeAnalysis, example)?;
         if i < arguments.show {
             eprintln!("{}\n", answer.text);
@@ -93,7 +102,27 @@ pub fn run(arguments: &NanoEvalArguments) -> anyhow::Result<()> {
         }
         feedbacks.push(answer);
     }
+    eprintln!("prompts of the code analysis: at most {longest_prompt} tokens");
     eprint!("{}", score::analyses(&examples, &analyses));
     eprint!("{}", score::feedbacks(&examples, &feedbacks));
     Ok(())
+}
+
+/// Tokens of one of the notes below, about.
+const NOTE_TOKENS: usize = 24;
+/// What a course says about every exercise.
+const NOTES: [&str; 6] = [
+    "Judge the code, not its length.",
+    "Library functions are allowed in every exercise of this course.",
+    "A loop and a comprehension are worth the same.",
+    "Names may be in any language that the student speaks.",
+    "Comments are welcome but not needed where the code speaks for itself.",
+    "The first exercises of a course are graded more gently than the last.",
+];
+
+/// Adds about `tokens` tokens of notes to the guidelines.
+fn lengthen(rubric: &mut Rubric, tokens: usize) {
+    for (number, note) in NOTES.iter().cycle().take(tokens / NOTE_TOKENS).enumerate() {
+        rubric.guidelines.push_str(&format!(" Note {}: {note}", number + 1));
+    }
 }

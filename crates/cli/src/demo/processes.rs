@@ -107,6 +107,8 @@ fn command(role: &str, model: &str, path: &Path, log: &Path) -> anyhow::Result<C
     let mut command = Command::new(program);
     command
         .args(["node", "--role", role, "--listen", "127.0.0.1:0"])
+        // Everything is on this machine, whether or not it belongs to a cluster.
+        .arg("--plaintext")
         .arg("--model")
         .arg(spec)
         .args(["--context", &CONTEXT.to_string()])

@@ -45,6 +45,7 @@ fn bad_arguments_are_refused_with_the_mend() {
     let model = format!("m={}", gguf.display());
     let node = [
         "node",
+        "--plaintext",
         "--listen",
         "127.0.0.1:0",
         "--role",
@@ -120,6 +121,7 @@ fn a_prompt_is_answered_on_the_terminal_with_its_timings() {
     let config = shown(&config);
     let from_argument = [
         "run",
+        "--plaintext",
         "--config",
         config,
         "--max-tokens",
@@ -128,6 +130,7 @@ fn a_prompt_is_answered_on_the_terminal_with_its_timings() {
     ];
     let from_file = [
         "run",
+        "--plaintext",
         "--config",
         config,
         "--max-tokens",
@@ -155,13 +158,13 @@ fn a_node_that_is_not_there_is_named_with_the_mend() {
     let dir = tempfile::tempdir().expect("dir");
     let model = Architecture::Llama;
     let config = write_config(dir.path(), 512, &[("d", address)], &[(model, &[], &["d"])]);
-    let output = tandem(&["run", "--config", shown(&config), "hello"]);
+    let output = tandem(&["run", "--plaintext", "--config", shown(&config), "hello"]);
     assert!(!output.status.success());
     let (text, at) = (stderr(&output), address.to_string());
     for part in [
         "`d`",
         at.as_str(),
-        &format!("tandem node --role decode --model llama=PATH --listen {at}`"),
+        &format!("tandem node --role decode --model llama=PATH --listen {at} --plaintext`"),
     ] {
         assert!(text.contains(part), "`{part}` is not in {text}");
     }

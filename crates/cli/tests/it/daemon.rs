@@ -48,6 +48,7 @@ impl Daemon {
         output.read_line(&mut line).expect("a line");
         let address = line
             .strip_prefix("ready http://")
+            .or_else(|| line.strip_prefix("ready https://"))
             .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         let Some(address) = address else {
             let _ = child.kill();
@@ -60,7 +61,7 @@ impl Daemon {
         }
     }
 
-    /// Starts a node with these models, named after their architecture, and further arguments.
+    /// Starts a node without TLS with these models, named after their architecture, and further arguments.
     pub fn node(role: &str, models: &[Architecture], further: &[&str]) -> Self {
         let specs: Vec<Spec> = models.iter().map(|m| Spec::new(*m)).collect();
         Self::node_with(role, &specs, further)
@@ -68,6 +69,15 @@ impl Daemon {
 
     /// The same with models that differ from the usual ones.
     pub fn node_with(role: &str, models: &[Spec], further: &[&str]) -> Self {
+        Self::start_node(role, models, &[further, &["--plaintext"]].concat())
+    }
+
+    /// Starts a node with TLS.
+    pub fn member(role: &str, model: Architecture, further: &[&str]) -> Self {
+        Self::start_node(role, &[Spec::new(model)], further)
+    }
+
+    fn start_node(role: &str, models: &[Spec], further: &[&str]) -> Self {
         let mut command = Command::new(TANDEM);
         command.args(["node", "--role", role, "--listen", "127.0.0.1:0"]);
         command.args(["--stop-with-stdin", "--threads", "1"]);
@@ -80,12 +90,17 @@ impl Daemon {
         Self::spawn(command.args(further))
     }
 
-    /// Starts a coordinator with this configuration.
+    /// Starts a coordinator with this configuration, without TLS.
     pub fn serve(config: &Path) -> Self {
+        Self::serve_with(config, &["--plaintext"])
+    }
+
+    /// The same with further arguments in place of `--plaintext`.
+    pub fn serve_with(config: &Path, further: &[&str]) -> Self {
         let mut command = Command::new(TANDEM);
         command.args(["serve", "--listen", "127.0.0.1:0", "--config"]);
-        command.arg(config).env("TANDEM_LOG", "error");
-        Self::spawn(&mut command)
+        command.arg(config).args(further);
+        Self::spawn(command.env("TANDEM_LOG", "error"))
     }
 
     /// Ends it as a crash of the machine would.

@@ -39,7 +39,9 @@ fn configure(
 
 fn grade(config: &Path, out: &Path) -> Output {
     let mut command = Command::new(TANDEM);
-    command.args(["grade", "--config"]).arg(config);
+    command
+        .args(["grade", "--plaintext", "--config"])
+        .arg(config);
     command
         .args(["--rubric", &format!("{COURSE}/rubric.yaml"), "--out"])
         .arg(out);

@@ -6,6 +6,7 @@ fn good() -> Config {
     let node = |name: &str, address: &str| NodeConfig {
         name: name.into(),
         address: address.into(),
+        identity: None,
     };
     let model = |name: &str| ModelConfig {
         name: name.into(),
@@ -21,7 +22,7 @@ fn good() -> Config {
 #[test]
 fn the_key_at_fault_is_named() {
     type Change = fn(&mut Config);
-    let table: [(Change, &str); 16] = [
+    let table: [(Change, &str); 17] = [
         (|c| c.nodes.clear(), "`nodes` has 0 entries"),
         (|c| c.models.clear(), "`models` has 0 entries"),
         (
@@ -51,6 +52,10 @@ fn the_key_at_fault_is_named() {
         (
             |c| c.nodes[0].address = "fe80::1:1".into(),
             "`nodes[0].address`",
+        ),
+        (
+            |c| c.nodes[1].identity = Some("me".into()),
+            "`nodes[1].identity` cannot be used: an identity is 64",
         ),
         (
             |c| c.nodes[0].address = c.nodes[1].address.clone(),

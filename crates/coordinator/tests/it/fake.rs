@@ -11,6 +11,7 @@ use axum::{Json, Router};
 use futures_util::stream;
 use serde::Serialize;
 use serde_json::Value;
+use tandem_identity::{Gate, Link, Security};
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
 use tandem_proto::*;
 use tokio::net::TcpListener;
@@ -21,6 +22,25 @@ use tokio::task::JoinHandle;
 pub const MODEL: &str = "m";
 /// Port that the fake decode nodes give out in tickets.
 pub const HANDOFF_PORT: u16 = 4321;
+
+/// Longest handshake.
+const HANDSHAKE: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// A gate as a listener of axum.
+struct Door(Gate);
+
+impl axum::serve::Listener for Door {
+    type Io = Link;
+    type Addr = std::net::SocketAddr;
+
+    async fn accept(&mut self) -> (Link, Self::Addr) {
+        self.0.next().await
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        Ok(self.0.local_addr())
+    }
+}
 
 /// Body of an event stream; an error breaks the connection off.
 type Chunk = Result<Bytes, std::io::Error>;
@@ -86,6 +106,7 @@ pub fn status(role: Role, sequences: u32, tokenizer: &str) -> NodeStatus {
         protocol: PROTOCOL_VERSION,
         version: "0.1.0".into(),
         role,
+        identity: None,
         handoff_port: role.decodes().then_some(HANDOFF_PORT),
         models: vec![ModelStatus {
             name: MODEL.into(),
@@ -103,6 +124,11 @@ pub fn status(role: Role, sequences: u32, tokenizer: &str) -> NodeStatus {
 
 impl FakeNode {
     pub async fn start(name: &str, status: NodeStatus) -> Self {
+        Self::start_as(name, status, Security::Plaintext).await
+    }
+
+    /// The same as a machine of a cluster; its status is used as it is.
+    pub async fn start_as(name: &str, status: NodeStatus, security: Security) -> Self {
         let status = Arc::new(Mutex::new(serde_json::to_value(status).unwrap()));
         let (generates, generate_inbox) = mpsc::unbounded_channel();
         let (prefills, prefill_inbox) = mpsc::unbounded_channel();
@@ -123,8 +149,9 @@ impl FakeNode {
             .with_state(shared);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
+        let gate = Gate::start(listener, security, HANDSHAKE).unwrap();
         let server = tokio::spawn(async move {
-            axum::serve(listener, router).await.unwrap();
+            axum::serve(Door(gate), router).await.unwrap();
         });
         Self {
             name: name.to_owned(),

@@ -10,3 +10,4 @@ mod fake;
 mod overview;
 mod requests;
 mod rig;
+mod security;

@@ -82,7 +82,11 @@ async fn health_follows_the_nodes() {
         reasons.contains("speaks protocol 99 (tandem 9.9.9)"),
         "{reasons}"
     );
-    assert!(reasons.contains("this coordinator protocol 1"), "{reasons}");
+    let ours = format!(
+        "this coordinator protocol {}",
+        tandem_proto::PROTOCOL_VERSION
+    );
+    assert!(reasons.contains(&ours), "{reasons}");
 
     let mut bad_contract = good.clone();
     bad_contract["models"][0]["contract"]["layers"] = json!([]);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use serde_json::{Value, json};
 use tandem_coordinator::{Config, CoordinatorError, ModelConfig, NodeConfig, run};
+use tandem_identity::Security;
 use tandem_openai::{ChatCompletion, ErrorBody, TandemInfo};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -25,6 +26,7 @@ pub fn config(prefill: &[&FakeNode], decode: &[&FakeNode]) -> Config {
     let node = |n: &&FakeNode| NodeConfig {
         name: n.name.clone(),
         address: n.address.clone(),
+        identity: None,
     };
     let names = |nodes: &[&FakeNode]| nodes.iter().map(|n| n.name.clone()).collect();
     let mut config = Config::new(
@@ -41,10 +43,15 @@ pub fn config(prefill: &[&FakeNode], decode: &[&FakeNode]) -> Config {
 
 impl Rig {
     pub async fn start(config: Config) -> Self {
+        Self::start_as(config, Security::Plaintext).await
+    }
+
+    /// The same as a machine of a cluster.
+    pub async fn start_as(config: Config, security: Security) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
         let (shutdown, told) = oneshot::channel();
-        let task = tokio::spawn(run(listener, config, async {
+        let task = tokio::spawn(run(listener, config, security, async {
             let _ = told.await;
         }));
         let http = reqwest::Client::builder().no_proxy().build().unwrap();

@@ -18,7 +18,7 @@ const RATIONALE_CHARS: u32 = 200;
 /// Tokens of one answer.
 const MAX_TOKENS: u32 = 700;
 /// Tokens of prompt and answer.
-const CONTEXT: u32 = 4_096;
+const CONTEXT: u32 = 8_192;
 const CHUNK: u32 = 512;
 
 /// Tokens of the prompt of a job, as a node makes them.

@@ -1,0 +1,128 @@
+//! Who the coordinator speaks to, and what it tells nodes about each other.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use tandem_coordinator::{Config, CoordinatorError, run};
+use tandem_identity::{Authority, PeerId, Security};
+use tandem_proto::{PrefillEvent, Role};
+use tokio::net::TcpListener;
+
+use crate::fake::{FakeNode, status};
+use crate::rig::{Rig, config, whole_of};
+
+fn member(authority: &Authority) -> Security {
+    Security::Tls(Arc::new(authority.issue().unwrap()))
+}
+
+/// A node that tells the identity it has.
+async fn node(name: &str, role: Role, authority: &Authority) -> (FakeNode, PeerId) {
+    let security = member(authority);
+    let id = security.own_id().unwrap();
+    let mut told = status(role, 1, "t");
+    told.identity = Some(id.to_string());
+    (FakeNode::start_as(name, told, security).await, id)
+}
+
+/// Why the only model cannot be served.
+async fn reasons(config: Config, security: Security) -> String {
+    let rig = Rig::start_as(config, security).await;
+    let (code, health) = rig.get("/health").await;
+    assert_eq!(code, 503, "{health}");
+    health["reasons"].to_string()
+}
+
+#[tokio::test]
+async fn both_ends_of_a_handoff_are_told_who_the_other_is() {
+    let cluster = Authority::create().unwrap();
+    let (p, prefill_id) = node("p", Role::Prefill, &cluster).await;
+    let (d, decode_id) = node("d", Role::Decode, &cluster).await;
+    let mut config = config(&[&p], &[&d]);
+    // One is pinned, the other is not.
+    config.nodes[1].identity = Some(decode_id.to_string());
+    let rig = Rig::start_as(config, member(&cluster)).await;
+    let answer = rig.chat(json!({}));
+    let (asked, decode) = d.generate().await.accept();
+    assert_eq!(asked.prefill_peer, Some(prefill_id.to_string()));
+    decode.open(10, true).await;
+    let (asked, prefill) = p.prefill_call().await.accept();
+    assert_eq!(asked.target_peer, Some(decode_id.to_string()));
+    prefill.send(&PrefillEvent::Accepted).await;
+    prefill.prefill_done().await;
+    decode.prefilled(9, 0, None).await;
+    decode.token(7, "Hello").await;
+    decode.done(1).await;
+    let (text, info) = whole_of(answer.await.unwrap()).await;
+    assert_eq!((text.as_str(), info.mode.as_str()), ("Hello", "remote"));
+}
+
+#[tokio::test]
+async fn without_tls_nobody_is_named() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let rig = Rig::start(config(&[&p], &[&d])).await;
+    let _answer = rig.chat(json!({}));
+    let (asked, decode) = d.generate().await.accept();
+    assert_eq!(asked.prefill_peer, None);
+    decode.open(10, true).await;
+    let (asked, _prefill) = p.prefill_call().await.accept();
+    assert_eq!(asked.target_peer, None);
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_who_it_should_be_is_not_used() {
+    let (cluster, other) = (Authority::create().unwrap(), Authority::create().unwrap());
+    // Of another cluster.
+    let (d, _) = node("d", Role::Decode, &other).await;
+    let told = reasons(config(&[], &[&d]), member(&cluster)).await;
+    assert!(told.contains("another cluster"), "{told}");
+
+    // Another machine of the cluster than the configuration names.
+    let (d, found) = node("d", Role::Decode, &cluster).await;
+    let expected = member(&cluster).own_id().unwrap();
+    let mut pinned = config(&[], &[&d]);
+    pinned.nodes[0].identity = Some(expected.to_string());
+    let told = reasons(pinned, member(&cluster)).await;
+    let both = [expected.as_str(), found.as_str()];
+    assert!(both.iter().all(|id| told.contains(id)), "{told}");
+
+    // One that says that it is another machine than it proves to be.
+    let mut lying = status(Role::Decode, 1, "t");
+    lying.identity = Some(expected.to_string());
+    let d = FakeNode::start_as("d", lying, member(&cluster)).await;
+    let told = reasons(config(&[], &[&d]), member(&cluster)).await;
+    assert!(told.contains("than its certificate"), "{told}");
+
+    // One without TLS, and one with TLS for a coordinator without.
+    let d = FakeNode::decode("d", 1).await;
+    let told = reasons(config(&[], &[&d]), member(&cluster)).await;
+    assert!(told.contains("does not speak TLS"), "{told}");
+    let (d, _) = node("d", Role::Decode, &cluster).await;
+    reasons(config(&[], &[&d]), Security::Plaintext).await;
+}
+
+#[tokio::test]
+async fn without_tls_only_nodes_on_this_machine_are_spoken_to() {
+    let d = FakeNode::decode("d", 1).await;
+    let start = |config: Config| async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let running = run(
+            listener,
+            config,
+            Security::Plaintext,
+            std::future::pending(),
+        );
+        match running.await {
+            Err(CoordinatorError::Config(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut elsewhere = config(&[], &[&d]);
+    elsewhere.nodes[0].address = "192.0.2.1:7001".into();
+    let told = start(elsewhere).await;
+    assert!(told.starts_with("`nodes[0].address`"), "{told}");
+    assert!(told.contains("tandem cluster init"), "{told}");
+    let mut pinned = config(&[], &[&d]);
+    pinned.nodes[0].identity = Some("a".repeat(64));
+    let told = start(pinned).await;
+    assert!(told.starts_with("`nodes[0].identity`"), "{told}");
+}
