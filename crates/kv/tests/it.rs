@@ -16,7 +16,9 @@ mod it {
     mod hostile_segments;
     mod link;
     mod pages;
+    mod receipt;
     mod resume;
     mod round_trip;
     mod sender;
+    mod streams;
 }
