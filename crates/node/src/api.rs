@@ -1,8 +1,8 @@
 //! The control API that the coordinator calls.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -27,18 +27,21 @@ use tandem_kv::receiver::Expectation;
 use tandem_kv::sender::Offer;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
-    Capacity, ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffTerms, ModelStatus, NodeError,
-    NodeStatus, PROTOCOL_VERSION, PrefillEvent, PrefillFailed, PrefillMode, PrefillRequest, Prompt,
-    Ticket,
+    Capacity, ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffStatus, HandoffTerms,
+    ModelStatus, NodeError, NodeStatus, PROTOCOL_VERSION, PrefillEvent, PrefillFailed, PrefillMode,
+    PrefillRequest, Prompt, Reuse, Ticket,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::NodeConfig;
-use crate::conversation::{HandBack, Keeping, RETURN_TICKET, seed};
+use crate::conversation::{HandBack, Keeping, seed};
 use crate::handoffs::Handoffs;
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, PrefillJob, Source};
-use crate::limits::{BODY, DEFAULT_STREAMS, MAX_CHUNKS_WAITING, MAX_EVENTS, STREAMS};
+use crate::limits::{
+    BODY, DEFAULT_STREAMS, MAX_CHUNKS_WAITING, MAX_EVENTS, MAX_HANDOFFS, MAX_RETURNS,
+    RETURN_TICKET, STAGING_UNIT, STAGING_UNITS, STREAMS,
+};
 use crate::model::Model;
 use crate::pages::PageStore;
 use crate::send::{Choice, Kept, Route, Sending, send_kv};
@@ -59,6 +62,8 @@ pub struct Node {
     pub tickets: Tickets,
     /// Handoffs that are being received.
     pub handoffs: Arc<Handoffs>,
+    /// Places for handoffs that are being received.
+    pub receiving: Arc<Semaphore>,
     /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].
     pub staging: Arc<Semaphore>,
     /// KV of earlier requests.
@@ -131,6 +136,7 @@ impl Node {
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/node/v1/status", get(status))
+        .route("/node/v1/handoffs", get(handoffs))
         .route("/node/v1/generate", post(generate))
         .route("/node/v1/prefill", post(prefill))
         .route(
@@ -196,6 +202,25 @@ async fn status(State(node): State<Arc<Node>>) -> Json<NodeStatus> {
         handoff_port: node.handoff_port,
         identity: node.config.security.own_id().map(|id| id.to_string()),
         models: futures_util::future::join_all(models).await,
+    })
+}
+
+/// What handoffs hold now.
+async fn handoffs(State(node): State<Arc<Node>>) -> Json<HandoffStatus> {
+    let taken = |all: usize, left: &Semaphore| (all - left.available_permits()) as u64;
+    let pages = node.pages.stats();
+    Json(HandoffStatus {
+        tickets: node.tickets.count() as u64,
+        receiving: taken(MAX_HANDOFFS, &node.receiving),
+        secrets: node.handoffs.count() as u64,
+        staging_bytes: taken(STAGING_UNITS, &node.staging) * STAGING_UNIT,
+        returns: taken(MAX_RETURNS, &node.returns),
+        pages: pages.pages,
+        snapshots: pages.snapshots,
+        pins: pages.pins,
+        page_bytes: pages.ram_bytes + pages.queued_bytes,
+        disk_bytes: pages.disk_bytes,
+        disk_errors: pages.disk_errors,
     })
 }
 
@@ -283,7 +308,7 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
         hand_back,
     };
     let guard = open_request(&node, &model, opening);
-    let retire = terms.keep.then(|| {
+    let retire = keeps_answer(&terms).then(|| {
         let (retire, retired) = oneshot::channel();
         let keeping = Keeping {
             node: Arc::clone(&node),
@@ -331,6 +356,11 @@ async fn generate(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response
         GenerateEvent::Beat,
         is_last,
     ))
+}
+
+/// KV of decoded tokens is of use only to requests that take it.
+fn keeps_answer(terms: &HandoffTerms) -> bool {
+    terms.keep && terms.reuse == Reuse::All
 }
 
 /// The only machine that may use the request's ticket; `None` if there is no ticket, or no TLS and
@@ -464,6 +494,7 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
             peer,
             over,
             hand_back: Arc::new(Mutex::new(Some(hand_back))),
+            place: None,
         };
         Ticket {
             secret: node.tickets.issue(permitted),
@@ -561,10 +592,10 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;
     let id = admission.job;
-    let hand_back = terms
-        .keep
+    let hand_back = keeps_answer(&terms)
         .then(|| return_ticket(&node, &model, &request, &keep, peer.as_ref()))
         .flatten();
+    let back = hand_back.as_ref().map(|b| b.ticket.clone());
     let job = PrefillJob {
         request: request.request.clone(),
         tokens: request.tokens.clone(),
@@ -578,6 +609,7 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
     if let Some(pieces) = pieces {
         tokio::spawn(seed(Arc::clone(&model), id, pieces, Some(chunks)));
     }
+    let beat = node.config.limits.beat;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let offer = Offer {
         contract: Arc::clone(&model.contract),
@@ -598,19 +630,21 @@ async fn prefill(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response,
             tail: None,
         },
     };
-    let pump = tokio::spawn(send_kv(sending, offer, route, computed, events));
-    let guard = PumpGuard {
-        pump: pump.abort_handle(),
-        model,
-        job: id,
-    };
+    tokio::spawn(async move {
+        let is_done = send_kv(sending, offer, route, computed, events).await;
+        // Without a handoff nobody has heard of the permission.
+        if let Some(secret) = back.filter(|_| !is_done) {
+            node.tickets.revoke(&secret);
+        }
+    });
+    let guard = PumpGuard { model, job: id };
     let is_last =
         |e: &PrefillEvent| matches!(e, PrefillEvent::Done { .. } | PrefillEvent::Failed(_));
     Ok(event_stream(
         None,
         receiver,
         guard,
-        node.config.limits.beat,
+        beat,
         PrefillEvent::Beat,
         is_last,
     ))
@@ -660,6 +694,7 @@ fn return_ticket(
         peer: peer.cloned(),
         over,
         hand_back: Arc::default(),
+        place: Some(Arc::new(place)),
     };
     let ticket = node.tickets.issue(permitted);
     let (node, secret) = (Arc::clone(node), ticket.clone());
@@ -667,7 +702,7 @@ fn return_ticket(
     tokio::spawn(async move {
         tokio::time::sleep(RETURN_TICKET).await;
         node.tickets.revoke(&secret);
-        drop((alive, place));
+        drop(alive);
     });
     Some(ReturnTicket {
         ticket,
@@ -700,16 +735,15 @@ fn check_prefill_tokens(model: &Model, tokens: &[Token]) -> Result<(), NodeError
     Ok(())
 }
 
-/// Stops a prefill and its handoff when the coordinator has gone.
+/// Stops a prefill when the coordinator has gone. The pump finds that out by itself, and tells the
+/// decode node.
 struct PumpGuard {
-    pump: tokio::task::AbortHandle,
     model: Arc<Model>,
     job: JobId,
 }
 
 impl Drop for PumpGuard {
     fn drop(&mut self) {
-        self.pump.abort();
         let _ = self.model.command(Command::Cancel(self.job));
     }
 }

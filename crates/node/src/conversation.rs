@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tandem_identity::PeerId;
 use tandem_kv::codec::Codec;
@@ -13,11 +12,12 @@ use tandem_kv::sender::Offer;
 use tandem_kv::{KvBlock, Section};
 use tandem_proto::HandoffTerms;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::api::Node;
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, Computed, JobId, Retired};
-use crate::limits::MAX_CHUNKS_WAITING;
+use crate::limits::{HAND_BACK_STALL, MAX_CHUNKS_WAITING};
 use crate::model::Model;
 use crate::send::{Input, transmit};
 use crate::tickets::Target;
@@ -56,7 +56,7 @@ impl Keeping {
             return;
         };
         let patience = self.node.config.limits.receipt;
-        let hand_back = tokio::time::timeout(patience, self.hand_back).await;
+        let hand_back = timeout(patience, self.hand_back).await;
         let hand_back = hand_back.ok().and_then(Result::ok);
         let tokens: Arc<[u32]> = retired.tokens.into();
         let all = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
@@ -67,8 +67,10 @@ impl Keeping {
             all - all % PAGE_TOKENS
         };
         let (forward, input) = mpsc::channel(MAX_CHUNKS_WAITING);
-        let sending = hand_back.filter(|_| kv_end > 0).map(|back| {
-            let continuation = (kv_end + retired.generated).saturating_sub(all);
+        // The other end has the pages of the prompt itself.
+        let prompt = all.saturating_sub(retired.generated);
+        let sending = hand_back.filter(|_| kv_end >= prompt).map(|back| {
+            let continuation = kv_end - prompt;
             let offer = Offer {
                 contract: Arc::clone(&self.model.contract),
                 handoff: back.ticket.handoff,
@@ -89,7 +91,10 @@ impl Keeping {
             None => {}
             Some(sending) => match sending.await {
                 Ok(Ok(report)) => {
-                    tracing::debug!(bytes = report.raw_bytes, "the KV of an answer was handed back");
+                    tracing::debug!(
+                        bytes = report.raw_bytes,
+                        "the KV of an answer was handed back"
+                    );
                 }
                 Ok(Err(error)) => tracing::info!(%error, "the KV of an answer was not handed back"),
                 Err(error) => tracing::error!(%error, "handing back ended"),
@@ -123,7 +128,9 @@ async fn store(
             blocks: chunk.blocks.into_iter().filter_map(cut).collect(),
             ..chunk
         };
-        if to.send(Input::Chunk(chunk)).await.is_err() {
+        // The sequence keeps its place in the engine until it is handed out.
+        let sent = timeout(HAND_BACK_STALL, to.send(Input::Chunk(chunk))).await;
+        if !matches!(sent, Ok(Ok(()))) {
             forward = None;
         }
     }
@@ -201,6 +208,3 @@ pub async fn seed(
     drop(forward);
     model.deliver(Command::Seeded(job)).await;
 }
-
-/// How long the permission to hand an answer back is good for: longer than an answer takes.
-pub const RETURN_TICKET: Duration = Duration::from_secs(30 * 60);

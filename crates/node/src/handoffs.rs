@@ -78,6 +78,13 @@ impl Handoffs {
     }
 }
 
+impl Handoffs {
+    /// How many secrets there are.
+    pub fn count(&self) -> usize {
+        self.by_secret().len()
+    }
+}
+
 /// The secrets of one handoff; they are worth nothing once this is dropped.
 #[derive(Debug)]
 pub struct Secrets {

@@ -63,7 +63,9 @@ impl Keep {
     #[must_use]
     pub fn held(&self, tokens: &[u32]) -> Held {
         let wanted = self.wanted();
-        wanted.map_or_else(Held::default, |w| self.store.held(&self.namespace, tokens, w))
+        wanted.map_or_else(Held::default, |w| {
+            self.store.held(&self.namespace, tokens, w)
+        })
     }
 
     /// What is there of a sequence, and stays while this lives.
@@ -83,8 +85,14 @@ impl Keep {
         let exact = self.exact.clamp(block.tokens.start, block.tokens.end);
         let exact = exact - exact % PAGE_TOKENS;
         let parts = [
-            (block.tokens.start..exact.max(block.tokens.start), Provenance::Prefilled),
-            (exact.max(block.tokens.start)..block.tokens.end, Provenance::Decoded),
+            (
+                block.tokens.start..exact.max(block.tokens.start),
+                Provenance::Prefilled,
+            ),
+            (
+                exact.max(block.tokens.start)..block.tokens.end,
+                Provenance::Decoded,
+            ),
         ];
         for (range, provenance) in parts {
             let has_pages = range.end / PAGE_TOKENS > range.start.div_ceil(PAGE_TOKENS);

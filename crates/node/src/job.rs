@@ -84,8 +84,6 @@ pub struct Parity {
 /// What came with a handoff.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HandedOver {
-    /// Tokens that were there already.
-    pub have_tokens: u32,
     /// Bytes of rows.
     pub raw_bytes: u64,
     /// Bytes on the wire for them.
@@ -162,6 +160,8 @@ pub enum Command {
     Apply(JobId, Arc<KvBlock>, oneshot::Sender<Result<(), String>>),
     /// All pages of this node that the job can use have been applied.
     Seeded(JobId),
+    /// Pages of this node up to this token have been applied; a handoff brings the rest.
+    Cached(JobId, u32),
     /// All KV of the job has been applied and the sender has committed.
     Committed(JobId, Box<HandedOver>),
     /// What the sender computed for the last token; `None` if it will not tell.

@@ -109,6 +109,7 @@ pub async fn run(
         models: served,
         tickets: tickets::Tickets::default(),
         handoffs: Arc::default(),
+        receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
         pages,
         returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
@@ -130,6 +131,11 @@ pub async fn run(
     };
     receiving.abort();
     node.stop().await;
+    let (pages, limit) = (node.pages.clone(), node.config.limits.stop);
+    let written = tokio::task::spawn_blocking(move || pages.flush(limit)).await;
+    if !written.is_ok_and(|all| all) {
+        tracing::warn!("not all pages are on disk; leaving without them");
+    }
     result
 }
 

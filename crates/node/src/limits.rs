@@ -20,6 +20,11 @@ pub const STREAMS: u32 = 4;
 pub const DEFAULT_STREAMS: u32 = 1;
 /// Permissions to hand an answer back that may be open.
 pub const MAX_RETURNS: usize = 256;
+/// How long the permission to hand an answer back is good for: longer than an answer takes.
+pub const RETURN_TICKET: Duration = Duration::from_secs(30 * 60);
+/// An answer whose KV the other node does not take for this long is not handed back: it keeps its
+/// place in the engine until then.
+pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`].
 pub const STAGING_UNITS: usize = 4096;
 /// The unit in which memory for KV is given out.

@@ -14,25 +14,24 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{Gate, Link, WriteHalf};
-use tandem_kv::{KvBlock, Section};
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse};
 use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
 use tandem_kv::segment::window_bytes;
+use tandem_kv::{KvBlock, Section};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::api::Node;
-use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
 use crate::conversation::keep_block;
+use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
 use crate::held::Pieces;
 use crate::job::HandedOver;
 use crate::limits::{
-    GOODBYE, Limits, MAX_ARRIVALS, MAX_HANDOFFS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT,
-    STREAMS,
+    GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STREAMS,
 };
 use crate::tickets::{Permitted, Target};
 use crate::wire::{Activity, WireError, flush, read_header, read_payload, write_parts};
@@ -41,7 +40,6 @@ use stream::{Reader, StepOf};
 /// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
 /// number, and the oldest gives way.
 pub async fn accept_loop(mut gate: Gate, node: Arc<Node>) {
-    let places = Arc::new(Semaphore::new(MAX_HANDOFFS));
     let mut ungreeted: VecDeque<(AbortHandle, Arc<std::sync::atomic::AtomicBool>)> =
         VecDeque::new();
     loop {
@@ -56,9 +54,9 @@ pub async fn accept_loop(mut gate: Gate, node: Arc<Node>) {
             oldest.abort();
         }
         let greeted = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let (node, places, flag) = (Arc::clone(&node), Arc::clone(&places), Arc::clone(&greeted));
+        let (node, flag) = (Arc::clone(&node), Arc::clone(&greeted));
         let task = tokio::spawn(async move {
-            if let Err(reason) = connection(link, from, &node, &places, &flag).await {
+            if let Err(reason) = connection(link, from, &node, &flag).await {
                 tracing::warn!(%from, %reason, "handoff connection ended");
             }
         });
@@ -71,7 +69,6 @@ async fn connection(
     link: Link,
     from: SocketAddr,
     node: &Arc<Node>,
-    places: &Arc<Semaphore>,
     greeted: &std::sync::atomic::AtomicBool,
 ) -> Result<(), String> {
     let limits = node.config.limits;
@@ -84,7 +81,12 @@ async fn connection(
             refuse(&mut write, 0, RefusalCode::Hello, &reason).await;
             return Err(reason);
         }
-        Err(_) => return Err(format!("no hello within {} s", limits.connect.as_secs_f32())),
+        Err(_) => {
+            return Err(format!(
+                "no hello within {} s",
+                limits.connect.as_secs_f32()
+            ));
+        }
     };
     greeted.store(true, std::sync::atomic::Ordering::Relaxed);
     let handoff = header.handoff;
@@ -131,7 +133,7 @@ async fn connection(
     };
     let failing = permitted.clone();
     let greeted = Greeted { read, write };
-    let served = serve(node, permitted, &hello, greeted, places, from).await;
+    let served = serve(node, permitted, &hello, greeted, from).await;
     if let Err(reason) = &served {
         failing.failed(reason.clone()).await;
     }
@@ -195,7 +197,6 @@ async fn serve(
     permitted: Permitted,
     hello: &Hello,
     mut first: Greeted,
-    places: &Arc<Semaphore>,
     from: SocketAddr,
 ) -> Result<(), String> {
     let expected = &permitted.expectation;
@@ -209,7 +210,7 @@ async fn serve(
     };
     let memory = CREDIT_BYTES + window_bytes(&expected.contract, kv_end);
     let units = u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX);
-    let place = Arc::clone(places).try_acquire_owned();
+    let place = Arc::clone(&node.receiving).try_acquire_owned();
     let staging = Arc::clone(&node.staging).try_acquire_many_owned(units);
     let (Ok(place), Ok(staging)) = (place, staging) else {
         let reason = "this node has no memory for a further handoff now";
@@ -258,8 +259,7 @@ fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
 }
 
 /// A block on its way into the engine.
-type Applying =
-    std::pin::Pin<Box<dyn Future<Output = (Arc<KvBlock>, Result<(), String>)> + Send>>;
+type Applying = std::pin::Pin<Box<dyn Future<Output = (Arc<KvBlock>, Result<(), String>)> + Send>>;
 
 /// The open connections of the handoff.
 struct Connection {
@@ -306,7 +306,16 @@ enum Fault {
 }
 
 impl Pump {
+    /// Works until the end, which also comes when nobody waits for the KV any more.
     async fn run(&mut self, first: Greeted) -> Result<(), String> {
+        let permitted = self.permitted.clone();
+        tokio::select! {
+            result = self.work(first) => result,
+            () = permitted.ended() => Err("the request has ended".into()),
+        }
+    }
+
+    async fn work(&mut self, first: Greeted) -> Result<(), String> {
         match self.start(first).await {
             Ok(()) => {}
             Err(Fault::Over(reason)) => return Err(reason),
@@ -332,7 +341,7 @@ impl Pump {
             Target::Pages => self.permitted.keep.held(&self.tokens).tokens,
             Target::Sequence { .. } => self.seed().await?,
         };
-        self.handed.have_tokens = have;
+        self.permitted.cached(have).await;
         let terms = self.terms(have);
         let (receiver, accept) =
             Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
@@ -447,7 +456,6 @@ impl Pump {
                     None => Ok(()),
                 }
             }
-            () = self.permitted.ended() => Err(Fault::Over("the request has ended".into())),
             () = sleep(waiting_for), if self.broken.is_some() => {
                 let reason = self.broken.as_ref().map(|(_, r)| r.clone());
                 if self.committed {
@@ -563,7 +571,12 @@ impl Pump {
     async fn again(&mut self, mut greeted: Greeted, hello: &Hello) -> Result<(), Fault> {
         self.close().await;
         if let Err(refusal) = Receiver::check_hello(hello, &self.permitted.expectation) {
-            say(&mut greeted.write, self.permitted.expectation.handoff, &refusal).await;
+            say(
+                &mut greeted.write,
+                self.permitted.expectation.handoff,
+                &refusal,
+            )
+            .await;
             return Err(Fault::Over(refusal.message));
         }
         // What was given out is applied first: it will not be sent again.
@@ -580,6 +593,8 @@ impl Pump {
         let resumed = lock(&receiver).resume(&terms);
         let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;
         self.handed.reconnects += 1;
+        // It will be sent again.
+        self.receipt = false;
         self.open(greeted, accept).await
     }
 

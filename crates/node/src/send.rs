@@ -138,14 +138,15 @@ pub struct Sending {
     pub kept: Kept,
 }
 
-/// Sends a prefill as it is computed, and tells the coordinator about it.
+/// Sends a prefill as it is computed, and tells the coordinator about it. True if the decode node
+/// has confirmed all of it.
 pub async fn send_kv(
     sending: Sending,
     offer: Offer,
     route: Route,
     computed: mpsc::Receiver<Input>,
     events: mpsc::Sender<PrefillEvent>,
-) {
+) -> bool {
     let request = sending.request.clone();
     let result = transmit(offer, route, computed, events.clone(), Some(sending)).await;
     let last = match result {
@@ -163,8 +164,10 @@ pub async fn send_kv(
             PrefillEvent::Failed(error)
         }
     };
+    let is_done = matches!(last, PrefillEvent::Done { .. });
     // The coordinator may have gone; then nobody needs the event.
     let _ = events.send(last).await;
+    is_done
 }
 
 /// Sends what `input` gives and ends when the receiver has confirmed it. `events` hears of progress;
@@ -186,6 +189,7 @@ pub async fn transmit(
         sender,
         connection: None,
         queue: VecDeque::new(),
+        queued_to: 0,
         sent: VecDeque::new(),
         last: None,
         receipt: ReceiptState::Open,
@@ -196,7 +200,14 @@ pub async fn transmit(
         events,
         sending,
     };
-    let result = pump.run(&hello, input).await;
+    let listener = pump.events.clone();
+    let is_watched = pump.sending.is_some();
+    let result = tokio::select! {
+        result = pump.run(&hello, input) => result,
+        // Nobody wants the prefill any more. The receiver is told, so that it need not wait for
+        // another connection.
+        () = listener.closed(), if is_watched => Err(broken("the coordinator has gone")),
+    };
     if let Err(error) = &result {
         pump.goodbye(error).await;
     }
@@ -227,26 +238,33 @@ struct Last {
     computed: Instant,
 }
 
-#[derive(PartialEq)]
+/// What the engine computed for the last token.
 enum ReceiptState {
     /// May come.
     Open,
     /// Has come.
     Here(Box<Receipt>),
-    /// Sent, or none will come.
-    Done,
+    /// Sent over the connection that is open now; a new one needs it again.
+    Sent(Box<Receipt>),
+    /// None will come.
+    None,
 }
 
 type Incoming = Result<(Header, Vec<u8>), WireError>;
+
+/// What a writer has done, or which connection failed and why.
+type Told = Result<Written, (usize, Fault)>;
 
 /// The open connections of the handoff.
 struct Connection {
     streams: Vec<Stream>,
     incoming: mpsc::Receiver<Incoming>,
-    written: mpsc::Receiver<Result<Written, Fault>>,
-    report: mpsc::Sender<Result<Written, Fault>>,
+    written: mpsc::Receiver<Told>,
+    report: mpsc::Sender<Told>,
     tasks: Vec<AbortHandle>,
     activity: Arc<Activity>,
+    /// True if the main connection cannot be written to any more, after the commit.
+    main_ended: bool,
 }
 
 struct Stream {
@@ -268,6 +286,8 @@ struct Pump {
     connection: Option<Connection>,
     /// Blocks that have not been opened.
     queue: VecDeque<Arc<KvBlock>>,
+    /// End of the full blocks that were queued, or that the receiver has.
+    queued_to: u32,
     /// Blocks that have been opened and not acknowledged.
     sent: VecDeque<Arc<KvBlock>>,
     last: Option<Last>,
@@ -289,7 +309,11 @@ impl Pump {
         match self.connect(hello).await {
             Ok(()) => {}
             Err(Fault::Over(e)) => return Err(e),
-            Err(Fault::Broken(reason)) => return Err(broken(reason)),
+            // Without an answer to the first hello there is nothing to go on with.
+            Err(Fault::Broken(reason)) if self.sender.accepted().session.is_empty() => {
+                return Err(broken(reason));
+            }
+            Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
         }
         self.report.have_tokens = self.sender.accepted().have_tokens;
         self.tell(PrefillEvent::Accepted).await;
@@ -298,6 +322,11 @@ impl Pump {
                 Ok(None) => {}
                 Ok(Some(report)) => return Ok(report),
                 Err(Fault::Over(e)) => return Err(e),
+                // The receiver has everything; only the receipt is lost.
+                Err(Fault::Broken(reason)) if self.sender.state() == SenderState::Committed => {
+                    tracing::info!(%reason, "the receiver left before the receipt");
+                    return Ok(self.reported());
+                }
                 Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
             }
         }
@@ -332,6 +361,7 @@ impl Pump {
             report,
             tasks: vec![reading.abort_handle()],
             activity,
+            main_ended: false,
         };
         connection.add(write, self.sender.outbound(), limits);
         let streams = self.route.streams.min(self.sender.accepted().streams);
@@ -361,14 +391,14 @@ impl Pump {
         write_parts(&mut write, &[&frame], silence, &connection.activity).await?;
         crate::wire::flush(&mut write, silence, &connection.activity).await?;
         // The receiver says something on it only if it refuses.
-        let refused = connection.report.clone();
+        let (refused, index) = (connection.report.clone(), connection.streams.len());
         let watching = tokio::spawn(async move {
             let mut read = read;
             let reason = match read_header(&mut read, None, silence).await {
                 Ok(_) => "refused a further connection".to_owned(),
                 Err(e) => e.to_string(),
             };
-            let _ = refused.send(Err(Fault::Broken(reason))).await;
+            let _ = refused.send(Err((index, Fault::Broken(reason)))).await;
         });
         connection.tasks.push(watching.abort_handle());
         connection.add(write, outbound, limits);
@@ -379,23 +409,34 @@ impl Pump {
     fn requeue(&mut self) {
         let mut blocks = std::mem::take(&mut self.sent);
         blocks.append(&mut self.queue);
+        self.queued_to = self.sender.accepted().have_tokens;
         for block in blocks {
             self.push(block);
         }
+        self.receipt = match std::mem::replace(&mut self.receipt, ReceiptState::None) {
+            ReceiptState::Sent(receipt) => ReceiptState::Here(receipt),
+            other => other,
+        };
         self.clock.all_acknowledged();
     }
 
-    /// Queues what the receiver lacks of a block.
+    /// Queues what the receiver lacks of a block, and what was not queued before: an engine that
+    /// cannot use its pages after all computes from the start.
     fn push(&mut self, block: Arc<KvBlock>) {
-        let have = self.sender.accepted().have_tokens;
+        let next = self.queued_to;
         match block.section {
             Section::Window if self.sender.window_sent() => {}
-            Section::Full if block.tokens.end <= have => {}
-            Section::Full if block.tokens.start < have => {
-                self.queue
-                    .push_back(Arc::new(block.part(have..block.tokens.end)));
+            Section::Window => self.queue.push_back(block),
+            Section::Full if block.tokens.end <= next => {}
+            Section::Full => {
+                self.queued_to = block.tokens.end;
+                let block = if block.tokens.start < next {
+                    Arc::new(block.part(next..block.tokens.end))
+                } else {
+                    block
+                };
+                self.queue.push_back(block);
             }
-            _ => self.queue.push_back(block),
         }
     }
 
@@ -441,18 +482,23 @@ impl Pump {
             {
                 self.report.exposed_transfer_ms = last.computed.elapsed().as_secs_f64() * 1e3;
             }
-            if self.receipt == ReceiptState::Done && self.idle() {
+            let is_told = matches!(self.receipt, ReceiptState::Sent(_) | ReceiptState::None);
+            // Nobody listens for a receipt any more once the main connection has ended.
+            if (is_told && self.idle()) || self.connection.as_ref().is_none_or(|c| c.main_ended) {
                 return Ok(Some(self.reported()));
             }
         }
         self.send_receipt()?;
-        let wants_input = self.queue.is_empty() && self.receipt == ReceiptState::Open;
+        let wants_input = self.queue.is_empty() && matches!(self.receipt, ReceiptState::Open);
         let silence = self.route.limits.handoff_silence;
         let waiting = self.sender.in_flight() > 0 || self.sender.state() == SenderState::Committing;
         let Some(connection) = &mut self.connection else {
             return Err(Fault::Broken("not connected".into()));
         };
         let over = self.sender.state() == SenderState::Committed;
+        // All blocks have been written. Whether they arrived is told on the main connection; the
+        // others may close at any time.
+        let has_committed = over || self.sender.state() == SenderState::Committing;
         let patience = silence.saturating_sub(connection.activity.idle());
         tokio::select! {
             frame = connection.incoming.recv(), if !over => {
@@ -460,8 +506,14 @@ impl Pump {
                 self.received(&header, &payload)?;
             }
             written = connection.written.recv() => {
-                let written = written.ok_or(WireError::Closed)??;
-                self.written(written);
+                match written.ok_or(WireError::Closed)? {
+                    Ok(written) => self.written(written),
+                    Err((stream, Fault::Broken(reason))) if has_committed => {
+                        tracing::debug!(stream, %reason, "a connection ended after the commit");
+                        connection.main_ended |= stream == 0;
+                    }
+                    Err((_, fault)) => return Err(fault),
+                }
             }
             given = input.recv(), if wants_input => self.take(given).await?,
             () = sleep(self.route.limits.handoff_beat) => self.beat()?,
@@ -564,29 +616,33 @@ impl Pump {
                         computed: chunk.computed,
                     });
                     if !chunk.receipt_follows {
-                        self.receipt = ReceiptState::Done;
+                        self.receipt = ReceiptState::None;
                     }
                 }
                 let tokens = chunk.tokens;
+                // All of them first: opening one may find the connection broken.
+                for block in &chunk.blocks {
+                    self.push(Arc::clone(block));
+                }
+                let opened = self.open_blocks();
                 for block in chunk.blocks {
-                    self.push(Arc::clone(&block));
-                    self.open_blocks()?;
                     if let Some(Sending { kept, .. }) = &mut self.sending {
                         let Kept { keep, tokens, tail } = kept;
                         keep_block(keep, tokens, &block, Codec::Raw, tail).await;
                     }
                 }
                 let sent_bytes = self.sender.raw_bytes();
-                self.tell(PrefillEvent::Progress { tokens, sent_bytes })
-                    .await;
-                Ok(())
+                // A coordinator that does not listen holds nobody up.
+                let progress = PrefillEvent::Progress { tokens, sent_bytes };
+                let _ = self.events.try_send(progress);
+                opened
             }
             Some(Input::Receipt(receipt)) => {
                 self.receipt = ReceiptState::Here(receipt);
                 Ok(())
             }
             None if self.last.is_some() => {
-                self.receipt = ReceiptState::Done;
+                self.receipt = ReceiptState::None;
                 Ok(())
             }
             None => Err(Fault::Over(NodeError::new(
@@ -601,12 +657,23 @@ impl Pump {
         if !matches!(state, SenderState::Committing | SenderState::Committed) {
             return Ok(());
         }
-        if let ReceiptState::Here(receipt) = &self.receipt {
-            let frame = self.sender.receipt(receipt)?;
-            self.main(frame)?;
-            self.receipt = ReceiptState::Done;
+        match std::mem::replace(&mut self.receipt, ReceiptState::None) {
+            ReceiptState::Here(receipt) => {
+                let frame = self.sender.receipt(&receipt)?;
+                self.receipt = ReceiptState::Sent(receipt);
+                if self.main(frame).is_err()
+                    && let Some(connection) = &mut self.connection
+                {
+                    // What is still to be read from it says how the handoff ended.
+                    connection.main_ended = true;
+                }
+                Ok(())
+            }
+            other => {
+                self.receipt = other;
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     fn beat(&mut self) -> Result<(), Fault> {
@@ -688,4 +755,3 @@ async fn read_frames(
         }
     }
 }
-

@@ -9,7 +9,7 @@ use tandem_identity::PeerId;
 use tandem_kv::KvBlock;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::Expectation;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
 use crate::conversation::HandBack;
 use crate::handoffs::secret;
@@ -66,6 +66,8 @@ pub struct Permitted {
     pub over: watch::Receiver<()>,
     /// Hears where the KV of the answer may be handed back to.
     pub hand_back: Arc<Mutex<Option<oneshot::Sender<HandBack>>>>,
+    /// The place that a permission to hand an answer back takes, until it is used or worthless.
+    pub place: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl Permitted {
@@ -73,6 +75,11 @@ impl Permitted {
         if let Target::Sequence { model, job } = &self.target {
             model.deliver(command(*job)).await;
         }
+    }
+
+    /// Pages of this node cover the first `tokens` tokens.
+    pub async fn cached(&self, tokens: u32) {
+        self.deliver(|job| Command::Cached(job, tokens)).await;
     }
 
     /// No (more) KV will come.
@@ -93,7 +100,11 @@ impl Permitted {
         self.deliver(|job| Command::Receipt(job, receipt.map(Box::new)))
             .await;
         if let Some(ticket) = hand_back {
-            let waiting = self.hand_back.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let waiting = self
+                .hand_back
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
             if let Some(waiting) = waiting {
                 let peer = self.peer.clone();
                 let _ = waiting.send(HandBack { ticket, from, peer });
@@ -136,6 +147,11 @@ impl Tickets {
             return None;
         }
         open.remove(secret)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.open().len()
     }
 
     /// Makes a ticket worthless.

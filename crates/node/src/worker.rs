@@ -20,8 +20,8 @@ use tandem_proto::{
     ErrorCode, FinishReason, GenerateEvent, NodeError, ParityAction, ParityReport, Phase,
     PrefillSummary, SequenceStatus,
 };
-use tokio::sync::{mpsc, oneshot};
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::job::{
     Admission, Command, Computed, GenerateJob, HandedOver, JobId, Parity, PrefillJob, Retired,
@@ -111,6 +111,8 @@ enum ReceiptState {
     Awaited,
     /// It came before our own logits.
     Here(Box<Receipt>),
+    /// It will not come, and nothing may be sampled without it.
+    Missing,
 }
 
 enum Stage {
@@ -301,10 +303,11 @@ impl Worker {
             Command::Prefill(admission, job) => self.start_prefill(admission, *job),
             Command::Apply(id, block, reply) => self.applies.push_back(Apply { id, block, reply }),
             Command::Seeded(id) => self.seeded(id),
+            Command::Cached(id, tokens) => self.has_pages(id, tokens),
             Command::Committed(id, handed) => self.committed(id, &handed),
             Command::Receipt(id, receipt) => self.receipt(id, receipt),
             Command::HandoffFailed(id, reason) => self.fall_back(id, reason),
-            Command::Cancel(id) => self.end(id),
+            Command::Cancel(id) => self.cancel(id),
             Command::Status(reply) => {
                 let _ = reply.send(self.status());
             }
@@ -362,7 +365,14 @@ impl Worker {
             stalled: None,
         }));
         let id = admission.job;
-        self.add(admission, job.request, sequence, job.tokens, job.chunk, work);
+        self.add(
+            admission,
+            job.request,
+            sequence,
+            job.tokens,
+            job.chunk,
+            work,
+        );
         self.finish_empty_prefill(id);
     }
 
@@ -383,7 +393,14 @@ impl Worker {
             receipt: job.receipt,
             hand_back: job.hand_back,
         }));
-        self.add(admission, job.request, sequence, job.tokens, job.chunk, work);
+        self.add(
+            admission,
+            job.request,
+            sequence,
+            job.tokens,
+            job.chunk,
+            work,
+        );
     }
 
     fn add(
@@ -483,6 +500,15 @@ impl Worker {
         }
     }
 
+    /// A handoff began with pages of this node.
+    fn has_pages(&mut self, id: JobId, tokens: u32) {
+        if let Some(job) = self.jobs.get_mut(&id)
+            && let Work::Generate(g) = &mut job.work
+        {
+            g.summary.cached_tokens = tokens;
+        }
+    }
+
     fn committed(&mut self, id: JobId, handed: &HandedOver) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
@@ -496,13 +522,12 @@ impl Worker {
         if !matches!(g.stage, Stage::Receiving) {
             return;
         }
-        g.summary.cached_tokens = handed.have_tokens;
         g.summary.handoff_bytes = handed.raw_bytes;
         g.summary.wire_bytes = handed.wire_bytes;
         g.summary.codec = handed.codec;
         g.summary.reconnects = handed.reconnects;
         if held == kv_end {
-            g.summary.remote_tokens = held;
+            g.summary.remote_tokens = held.saturating_sub(g.summary.cached_tokens);
             g.start_decoding(last, kv_end);
         } else {
             self.fall_back(
@@ -525,6 +550,7 @@ impl Worker {
         }
         match receipt {
             Some(receipt) if g.logits.is_none() => g.receipt = ReceiptState::Here(receipt),
+            None if g.must_check() && g.logits.is_none() => g.receipt = ReceiptState::Missing,
             receipt => self.compare(id, receipt.as_deref()),
         }
     }
@@ -558,7 +584,7 @@ impl Worker {
             }
             Err(reason) => Some(reason),
         };
-        if let (Some(reason), Some(_)) = (&fault, &g.compared) {
+        if let Some(reason) = &fault {
             tracing::warn!(request = %job.request, %reason, "parity");
         }
         match (&g.stage, fault, logits) {
@@ -629,7 +655,9 @@ impl Worker {
             return;
         }
         let held = self.engine.held(job.sequence);
-        g.summary.remote_tokens = held;
+        // Pages of this node are in place before anything is sent.
+        g.summary.cached_tokens = g.summary.cached_tokens.min(held);
+        g.summary.remote_tokens = held - g.summary.cached_tokens;
         g.summary.fallback = Some(reason);
         // There is nothing to compare: the last token is computed from KV of this node.
         g.receipt = ReceiptState::Settled;
@@ -638,6 +666,15 @@ impl Worker {
             g.start_decoding(last, kv_end);
         } else {
             g.stage = Stage::Prefilling { next: held };
+        }
+    }
+
+    /// Nobody waits for the answer any more. One that is complete hands out its KV all the same,
+    /// for as long as somebody takes it.
+    fn cancel(&mut self, id: JobId) {
+        let is_retired = |job: &Job| matches!(job.work, Work::Retire { .. });
+        if !self.jobs.get(&id).is_some_and(is_retired) {
+            self.end(id);
         }
     }
 
@@ -839,8 +876,10 @@ impl Worker {
             let since = Instant::now();
             g.stage = Stage::Checking { since };
         }
-        if let ReceiptState::Here(receipt) = receipt {
-            self.compare(id, Some(&receipt));
+        match receipt {
+            ReceiptState::Here(receipt) => self.compare(id, Some(&receipt)),
+            ReceiptState::Missing => self.compare(id, None),
+            ReceiptState::Awaited | ReceiptState::Settled => {}
         }
         if !must_check {
             self.sampled(id, &logits);
@@ -911,7 +950,6 @@ impl Worker {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
-        let prompt_end = job.kv_end();
         let Work::Generate(g) = &mut job.work else {
             return;
         };
@@ -939,12 +977,9 @@ impl Worker {
             generated,
             chunks: receiver,
         };
-        // Pages of what was handed over are kept already.
-        let next = if g.summary.remote_tokens == prompt_end {
-            prompt_end - prompt_end % PAGE_TOKENS
-        } else {
-            0
-        };
+        // What came from pages or from another node has been kept as pages already.
+        let next = g.summary.cached_tokens + g.summary.remote_tokens;
+        let next = next - next % PAGE_TOKENS;
         job.work = Work::Retire {
             chunks,
             next,
@@ -963,7 +998,9 @@ impl Worker {
         let Work::Retire { chunks, next, end } = &mut job.work else {
             return Ok(After::Keep);
         };
-        let stop = next.saturating_add(block_tokens(self.engine.contract())).min(*end);
+        let stop = next
+            .saturating_add(block_tokens(self.engine.contract()))
+            .min(*end);
         let last = stop == *end;
         let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop), last)?;
         *next = stop;
@@ -1002,13 +1039,25 @@ fn export(
     while has_full && start < range.end {
         // Pages stay whole, so that they can be kept.
         let aligned = start.saturating_add(step) / PAGE_TOKENS * PAGE_TOKENS;
-        let end = if aligned > start { aligned } else { start + step };
+        let end = if aligned > start {
+            aligned
+        } else {
+            start + step
+        };
         let end = end.min(range.end);
-        blocks.push(Arc::new(engine.export(sequence, Section::Full, start..end)?));
+        blocks.push(Arc::new(engine.export(
+            sequence,
+            Section::Full,
+            start..end,
+        )?));
         start = end;
     }
     if let (true, Some(window)) = (last, window) {
-        blocks.push(Arc::new(engine.export(sequence, Section::Window, window)?));
+        blocks.push(Arc::new(engine.export(
+            sequence,
+            Section::Window,
+            window,
+        )?));
     }
     Ok(blocks)
 }

@@ -3,6 +3,7 @@
 //! | call | body | answer |
 //! |---|---|---|
 //! | `GET /node/v1/status` | – | [`NodeStatus`] |
+//! | `GET /node/v1/handoffs` | – | [`HandoffStatus`] |
 //! | `POST /node/v1/generate` | [`GenerateRequest`] | a stream of [`GenerateEvent`], one JSON object per line |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`] | a stream of [`PrefillEvent`], one JSON object per line |
 //! | `POST /node/v1/requests/{id}/prefill-failed` | [`PrefillFailed`] | 204 |
@@ -19,12 +20,13 @@ pub mod status;
 pub mod terms;
 
 pub use generate::{
-    FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, PrefillMode,
-    ParityReport, PrefillSummary, Prompt, Ticket,
+    FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, ParityReport,
+    PrefillMode, PrefillSummary, Prompt, Ticket,
 };
 pub use prefill::{PrefillEvent, PrefillFailed, PrefillRequest};
 pub use status::{
-    Capacity, ErrorCode, ModelStatus, NodeError, NodeStatus, Phase, Role, SequenceStatus,
+    Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, Phase, Role,
+    SequenceStatus,
 };
 pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 

@@ -104,6 +104,35 @@ pub struct NodeStatus {
     pub models: Vec<ModelStatus>,
 }
 
+/// Answer to `GET /node/v1/handoffs`: what handoffs hold now. Without any going on everything but the
+/// pages is zero, and tickets and `returns` become so with time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandoffStatus {
+    /// Tickets that may still be used, those for answers that are handed back included.
+    pub tickets: u64,
+    /// Handoffs that are being received.
+    pub receiving: u64,
+    /// Secrets with which further connections of these may be opened.
+    pub secrets: u64,
+    /// Memory set aside for them, in bytes.
+    pub staging_bytes: u64,
+    /// Permissions to hand an answer back that are open.
+    pub returns: u64,
+    /// Pages that are kept, in memory or on disk.
+    pub pages: u64,
+    /// Snapshots that are kept.
+    pub snapshots: u64,
+    /// Promises that pages stay.
+    pub pins: u64,
+    /// Memory of pages and snapshots, in bytes.
+    pub page_bytes: u64,
+    /// Bytes of their files.
+    pub disk_bytes: u64,
+    /// Operations on these that failed.
+    pub disk_errors: u64,
+}
+
 /// Why a node says no.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

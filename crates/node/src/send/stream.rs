@@ -15,7 +15,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::Fault;
+use super::{Fault, Told};
 use crate::limits::SEGMENTS_AHEAD;
 use crate::wire::{Activity, flush, write_parts};
 
@@ -57,7 +57,7 @@ pub(super) struct Writer {
     pub(super) write: WriteHalf,
     pub(super) outbound: Outbound,
     pub(super) orders: mpsc::Receiver<Order>,
-    pub(super) report: mpsc::Sender<Result<Written, Fault>>,
+    pub(super) report: mpsc::Sender<Told>,
     pub(super) activity: Arc<Activity>,
     pub(super) silence: Duration,
 }
@@ -85,7 +85,10 @@ impl Writer {
             };
             let over = done.is_err();
             let stream = self.stream;
-            let report = done.map(|block| Written { stream, block });
+            let report = match done {
+                Ok(block) => Ok(Written { stream, block }),
+                Err(fault) => Err((stream, fault)),
+            };
             if self.report.send(report).await.is_err() || over {
                 return;
             }
@@ -116,7 +119,8 @@ impl Writer {
         };
         let (ready, mut segments) = mpsc::channel(SEGMENTS_AHEAD);
         let source = Arc::clone(block);
-        let encoding = tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
+        let encoding =
+            tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
         let mut wire_bytes = 0;
         while let Some(segment) = segments.recv().await {
             wire_bytes += u64::from(segment.header.payload_len) + HEADER_BYTES as u64;
@@ -164,7 +168,9 @@ fn encode(
     }
 }
 
-async fn finished(encoding: JoinHandle<Encoded>) -> Result<(Encoder, BlockDigest, Duration), Fault> {
+async fn finished(
+    encoding: JoinHandle<Encoded>,
+) -> Result<(Encoder, BlockDigest, Duration), Fault> {
     match encoding.await {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(e)) => Err(cannot_encode(e)),
