@@ -132,6 +132,8 @@ impl HandoffConfig {
                 margin: self.parity_margin,
             },
             action: self.parity,
+            ..HandoffTerms::default()
+            overlap: true,
         }
     }
 }

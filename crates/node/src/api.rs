@@ -94,6 +94,7 @@ impl Node {
                 Some(codec) => Choice::Fixed(codec),
                 None => Choice::Auto(terms.quality),
             },
+            overlap: terms.overlap,
         }
     }
 

@@ -49,6 +49,8 @@ pub struct Route {
     pub streams: u32,
     /// How rows are encoded.
     pub choice: Choice,
+    /// False: nothing is sent before all of it is computed.
+    pub overlap: bool,
 }
 
 /// What the engine gives to be sent.
@@ -489,7 +491,8 @@ impl Pump {
             }
         }
         self.send_receipt()?;
-        let wants_input = self.queue.is_empty() && matches!(self.receipt, ReceiptState::Open);
+        let wants_input = (self.queue.is_empty() || self.waits_for_all())
+            && matches!(self.receipt, ReceiptState::Open);
         let silence = self.route.limits.handoff_silence;
         let waiting = self.sender.in_flight() > 0 || self.sender.state() == SenderState::Committing;
         let Some(connection) = &mut self.connection else {
@@ -532,7 +535,15 @@ impl Pump {
         streams.is_some_and(|s| s.iter().all(|s| s.waiting == 0))
     }
 
+    /// True while nothing may be sent because the last chunk has not come.
+    fn waits_for_all(&self) -> bool {
+        !self.route.overlap && self.last.is_none()
+    }
+
     fn open_blocks(&mut self) -> Result<(), Fault> {
+        if self.waits_for_all() {
+            return Ok(());
+        }
         while let Some(block) = self.queue.front() {
             let Some(connection) = &mut self.connection else {
                 return Ok(());

@@ -63,7 +63,7 @@ pub enum ParityAction {
 }
 
 /// Terms of a handoff.
-#[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HandoffTerms {
     /// How far rows may differ from what was computed.
@@ -83,6 +83,25 @@ pub struct HandoffTerms {
     pub bound: ParityBound,
     /// What happens then.
     pub action: ParityAction,
+    /// False: KV is sent only when all of it is computed; for measurements. The sender then keeps all
+    /// of it in memory.
+    pub overlap: bool,
+}
+
+impl Default for HandoffTerms {
+    fn default() -> Self {
+        Self {
+            quality: Quality::default(),
+            codec: CodecChoice::default(),
+            streams: 0,
+            salt: String::new(),
+            reuse: Reuse::default(),
+            keep: false,
+            bound: ParityBound::default(),
+            action: ParityAction::default(),
+            overlap: true,
+        }
+    }
 }
 
 impl std::fmt::Debug for HandoffTerms {
