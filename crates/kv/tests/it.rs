@@ -9,7 +9,7 @@ mod it {
     mod codec_hostile;
     mod contracts;
     mod damage;
-    // mod document;
+    mod document;
     mod driver;
     mod golden;
     mod headers;

@@ -1,12 +1,16 @@
 //! `docs/wire-format.md` says what the code does.
 
-use serde_json::Value;
-use tandem_kv::contract::LAYOUT_VERSION;
+use serde::Serialize;
+use tandem_kv::PlaneKind::{Key, Value as V};
+use tandem_kv::codec::{BLOCK, Codec, RunSpec};
+use tandem_kv::contract::{Difference, LAYOUT_VERSION};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, WIRE_VERSION};
 use tandem_kv::limits;
-use tandem_kv::message::{Abort, Accept, Commit, Hello, RefusalCode, Refuse, parse};
+use tandem_kv::message::{Abort, Accept, Commit, Hello, Join, RefusalCode, Refuse, parse};
+use tandem_kv::receipt::Receipt;
+use tandem_kv::sender::Sender;
 
-use super::driver::{mixed, run, split};
+use super::driver::{STREAM, mixed, offer, split};
 use super::golden;
 
 fn document() -> String {
@@ -43,8 +47,12 @@ fn golden_bytes_are_in_it() {
     for constant in [
         golden::HEADER_HEX,
         golden::SEGMENT_HEX,
+        golden::ENCODED_HEX,
+        golden::JOIN_HEX,
         golden::TOKEN_DIGEST,
+        golden::ACCEPT_JSON,
         golden::COMMIT_JSON,
+        golden::RECEIPT_JSON,
     ] {
         assert!(text.contains(constant), "missing: {constant}");
     }
@@ -53,10 +61,7 @@ fn golden_bytes_are_in_it() {
 #[test]
 fn every_limit_has_its_value() {
     let values = [
-        (
-            "MAX_CONTROL_PAYLOAD",
-            u64::from(limits::MAX_CONTROL_PAYLOAD),
-        ),
+        ("MAX_CONTROL_PAYLOAD", limits::MAX_CONTROL_PAYLOAD.into()),
         ("MAX_SEGMENT_PAYLOAD", limits::MAX_SEGMENT_PAYLOAD.into()),
         ("TARGET_SEGMENT_BYTES", limits::TARGET_SEGMENT_BYTES.into()),
         ("MAX_LAYERS", limits::MAX_LAYERS as u64),
@@ -65,23 +70,28 @@ fn every_limit_has_its_value() {
         ("MAX_TOKENS", limits::MAX_TOKENS.into()),
         ("MAX_CHUNK_TOKENS", limits::MAX_CHUNK_TOKENS.into()),
         ("MAX_STAGED_BYTES", limits::MAX_STAGED_BYTES),
-        ("MAX_CHUNKS_IN_FLIGHT", limits::MAX_CHUNKS_IN_FLIGHT.into()),
+        ("MAX_FULL_BLOCK_BYTES", limits::MAX_FULL_BLOCK_BYTES),
+        ("TARGET_BLOCK_BYTES", limits::TARGET_BLOCK_BYTES),
+        ("CREDIT_BYTES", limits::CREDIT_BYTES),
+        ("MAX_BLOCKS_IN_FLIGHT", limits::MAX_BLOCKS_IN_FLIGHT as u64),
+        ("MAX_STREAMS", limits::MAX_STREAMS.into()),
+        ("MAX_CONTINUATION", limits::MAX_CONTINUATION as u64),
+        ("RECEIPT_TOKENS", limits::RECEIPT_TOKENS as u64),
         ("MAX_DIFFERENCES", limits::MAX_DIFFERENCES as u64),
         ("MAX_STRING", limits::MAX_STRING as u64),
     ];
     let text = document();
+    let table = section(&text, "## Limits");
     for (name, value) in values {
-        has_row(section(&text, "## Limits"), &[name, &value.to_string()]);
+        has_row(table, &[name, &value.to_string()]);
     }
-    // No limit of the source is missing above.
+    // No limit of the source is missing above, and none is left over in the document.
     let source = include_str!("../../src/limits.rs");
-    let mut names = source.lines().filter_map(|l| l.strip_prefix("pub const "));
-    assert!(names.all(|l| {
-        values
-            .iter()
-            .any(|(name, _)| l.starts_with(&format!("{name}:")))
-    }));
-    assert_eq!(source.matches("pub const ").count(), values.len());
+    let constants = source.lines().filter_map(|l| l.strip_prefix("pub const "));
+    let names: Vec<&str> = constants.filter_map(|l| l.split(':').next()).collect();
+    assert_eq!(names, values.map(|(name, _)| name));
+    let numbered = |r: &&Vec<String>| r[1].parse::<u64>().is_ok();
+    assert_eq!(rows(table).iter().filter(numbered).count(), values.len());
 }
 
 #[test]
@@ -147,9 +157,45 @@ fn every_kind_and_its_payload() {
             .unwrap_or_else(|| panic!("no row {n} in {table:?}"));
         assert_eq!((&row[1], &row[4]), (&name, &limit));
     }
-    let sent = run(&mixed(), 5, &[5], true);
-    let hello: Hello = parse(Kind::Hello, split(&sent.forward[0]).1).unwrap();
-    let difference = tandem_kv::contract::Difference {
+    let table = rows(section(&text, "## Kinds of frames"));
+    let known = (0..=u8::MAX).filter(|n| Kind::from_wire(*n).is_some());
+    let numbered = |r: &&Vec<String>| r[0].parse::<u8>().is_ok();
+    assert_eq!(table.iter().filter(numbered).count(), known.count());
+    // The table of a version is in the table of the header.
+    has_row(
+        section(&text, "## Header"),
+        &["4", "2", "version", &WIRE_VERSION.to_string()],
+    );
+}
+
+fn keys(message: impl Serialize) -> Vec<String> {
+    let message = serde_json::to_value(message).unwrap();
+    message.as_object().unwrap().keys().cloned().collect()
+}
+
+/// The tables of a section list these keys, in this order, and no others.
+fn has_keys(text: &str, heading: &str, expected: &[Vec<String>]) {
+    let rows = rows(section(text, heading));
+    let types = [
+        "u16", "u32", "u64", "bool", "number", "string", "object", "array",
+    ];
+    let is_key = |r: &&Vec<String>| {
+        let kind = r.get(1).and_then(|t| t.split(' ').next());
+        kind.is_some_and(|t| types.contains(&t))
+    };
+    let found: Vec<String> = rows.iter().filter(is_key).map(|r| r[0].clone()).collect();
+    assert_eq!(found, expected.concat(), "{heading}");
+}
+
+#[test]
+fn every_key_of_every_message() {
+    let text = document();
+    let (_, hello) = Sender::new(offer(&mixed(), 5)).unwrap();
+    let hello: Hello = parse(Kind::Hello, split(&hello).1).unwrap();
+    let accept: Accept = parse(Kind::Accept, golden::ACCEPT_JSON.as_bytes()).unwrap();
+    let commit: Commit = parse(Kind::Commit, golden::COMMIT_JSON.as_bytes()).unwrap();
+    let receipt: Receipt = parse(Kind::Receipt, golden::RECEIPT_JSON.as_bytes()).unwrap();
+    let difference = Difference {
         field: String::new(),
         ours: String::new(),
         theirs: String::new(),
@@ -159,32 +205,115 @@ fn every_kind_and_its_payload() {
         message: String::new(),
         differences: vec![difference.clone()],
     };
-    let commit: Commit = parse(Kind::Commit, golden::COMMIT_JSON.as_bytes()).unwrap();
-    let reason = String::new();
-    for (heading, message) in [
-        ("### hello", serde_json::to_value(&hello)),
+    let (reason, stream) = (String::new(), STREAM.to_owned());
+    let back = receipt.hand_back.clone().unwrap();
+    let layer = &hello.contract.layers[0];
+    for (heading, expected) in [
+        ("### hello", vec![keys(&hello)]),
+        ("### join", vec![keys(Join { stream })]),
+        ("### accept", vec![keys(accept)]),
+        ("### refuse", vec![keys(refuse), keys(difference)]),
+        ("### commit", vec![keys(commit)]),
+        ("### abort", vec![keys(Abort { reason })]),
         (
-            "### accept",
-            serde_json::to_value(Accept { credit_blocks: 1 }),
+            "### receipt",
+            vec![keys(&receipt), keys(receipt.top[0]), keys(back)],
         ),
-        ("### refuse", serde_json::to_value(refuse)),
-        ("### refuse", serde_json::to_value(difference)),
-        ("### commit", serde_json::to_value(commit)),
-        ("### abort", serde_json::to_value(Abort { reason })),
-        ("## Contract", serde_json::to_value(&hello.contract)),
-        (
-            "## Contract",
-            serde_json::to_value(&hello.contract.layers[0]),
-        ),
+        ("## Contract", vec![keys(&hello.contract), keys(layer)]),
     ] {
-        let message: Value = message.unwrap();
-        for key in message.as_object().unwrap().keys() {
-            has_row(section(&text, heading), &[key]);
-        }
+        has_keys(&text, heading, &expected);
     }
-    for code in ["contract", "ticket", "tokens", "hello"] {
-        serde_json::from_value::<RefusalCode>(code.into()).unwrap();
-        assert!(section(&text, "### refuse").contains(&format!("`{code}`")));
+}
+
+#[test]
+fn every_refusal_has_its_row() {
+    let text = document();
+    let all = [
+        RefusalCode::Contract,
+        RefusalCode::Ticket,
+        RefusalCode::Tokens,
+        RefusalCode::Hello,
+        RefusalCode::Busy,
+    ];
+    // A code that is missing above does not compile.
+    let known = |code: &RefusalCode| match code {
+        RefusalCode::Contract
+        | RefusalCode::Ticket
+        | RefusalCode::Tokens
+        | RefusalCode::Hello
+        | RefusalCode::Busy => serde_json::to_value(code).unwrap(),
+    };
+    let table = rows(section(&text, "### refuse"));
+    let start = table.iter().position(|r| r[0] == "code" && r[1] == "why");
+    let listed = table[start.unwrap() + 2..].iter().map(|r| r[0].clone());
+    let expected = all.iter().map(known);
+    let expected: Vec<String> = expected.map(|c| c.as_str().unwrap().to_owned()).collect();
+    assert_eq!(listed.take(expected.len()).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn codecs_and_sizes_of_their_blocks() {
+    let text = document();
+    let section = section(&text, "## Codecs");
+    for codec in Codec::ALL {
+        has_row(section, &[&codec.wire().to_string(), codec.name()]);
+    }
+    // One block of V in an inner layer of ten, and what each codec makes of it.
+    let mut run = RunSpec {
+        kind: V,
+        layer: 2,
+        layers: 10,
+        heads: 1,
+        dim: 32,
+        tokens: 1,
+    };
+    let size = |codec: Codec, run: &RunSpec| {
+        let bytes = codec.encoded_bytes(run);
+        assert_eq!(bytes.start(), bytes.end());
+        *bytes.start()
+    };
+    let (q8, k8v4) = (size(Codec::Q8, &run), size(Codec::K8v4, &run));
+    assert!(section.contains(&format!("A block of {BLOCK} elements in {q8} bytes")));
+    assert!(section.contains(&format!("A block of {BLOCK} elements in {k8v4} bytes")));
+    // "all layers but the first two and the last two", "everything else as q8", "else as raw"
+    for (layer, kind, expected) in [
+        (1, V, q8),
+        (2, V, k8v4),
+        (7, V, k8v4),
+        (8, V, q8),
+        (2, Key, q8),
+    ] {
+        (run.layer, run.kind) = (layer, kind);
+        assert_eq!(size(Codec::K8v4, &run), expected);
+    }
+    (run.layer, run.kind, run.heads, run.dim) = (2, V, 2, 48);
+    assert_eq!(size(Codec::K8v4, &run), 3 * q8, "no power of two");
+    (run.heads, run.dim) = (1, 16);
+    assert_eq!(size(Codec::K8v4, &run), 32, "no multiple of 32");
+    (run.heads, run.dim) = (2, 16);
+    assert_eq!(size(Codec::K8v4, &run), k8v4);
+    let plane = Codec::Plane.encoded_bytes(&run);
+    assert_eq!((*plane.start(), *plane.end()), (5 + 32 + 1, 5 + 64));
+}
+
+#[test]
+fn links_lead_to_headings() {
+    let text = document();
+    let heading = |line: &str| {
+        let title = line.trim_start_matches('#').trim().to_lowercase();
+        title.replace(' ', "-")
+    };
+    let headings: Vec<String> = text
+        .lines()
+        .filter(|l| l.starts_with('#'))
+        .map(heading)
+        .collect();
+    for link in text.split("](#").skip(1) {
+        let target = link.split(')').next().unwrap();
+        assert!(
+            headings.iter().any(|h| h == target),
+            "no heading for #{target}"
+        );
     }
 }
 
