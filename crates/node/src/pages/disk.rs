@@ -107,7 +107,14 @@ pub struct Disk {
     dir: PathBuf,
     logged: Mutex<Option<Instant>>,
     /// Released by the system when the process ends, however it ends.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Closing the file is not enough while a child process that is just being started has it.
+        let _ = self.lock.unlock();
+    }
 }
 
 impl Disk {
@@ -139,7 +146,7 @@ impl Disk {
             Ok(()) => Ok(Self {
                 dir,
                 logged: Mutex::default(),
-                _lock: lock,
+                lock,
             }),
             Err(TryLockError::WouldBlock) => Err(OpenError::InUse { dir }),
             Err(TryLockError::Error(error)) => Err(failed(error)),
@@ -195,7 +202,7 @@ impl Disk {
         opened.take(MAX_HEAD_BYTES as u64).read_to_end(&mut start)?;
         let parsed = Meta::parse(&file.id, file.kind, file.bytes, &start);
         let (meta, _) = parsed.map_err(|why| {
-            tracing::warn!(%file, ?why, "a page on disk is of no use");
+            tracing::debug!(%file, ?why, "a page on disk is of no use");
             Unread::Damaged
         })?;
         Ok(Some(Found {
@@ -239,7 +246,7 @@ impl Disk {
             return Err(Unread::Damaged);
         }
         let rows = usize::try_from(meta.bytes).map_err(|_| Unread::Damaged)?;
-        let mut head = vec![0; usize::try_from(meta.file_bytes()).unwrap_or(0) - rows];
+        let mut head = vec![0; meta.head_bytes()];
         file.read_exact(&mut head)?;
         let parsed = Meta::parse(&name.id, name.kind, meta.file_bytes(), &head);
         let (parsed, digest) = parsed.map_err(|_: Unusable| Unread::Damaged)?;
