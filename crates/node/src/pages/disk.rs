@@ -274,13 +274,15 @@ impl Disk {
         }
     }
 
-    /// Says that the disk fails, once in [`FAULT_LOG_PAUSE`].
-    pub fn log(&self, doing: &str, path: &Path, error: &std::io::Error) {
+    /// Says that the disk fails, once in [`FAULT_LOG_PAUSE`]; true if it did.
+    pub fn log(&self, doing: &str, path: &Path, error: &std::io::Error) -> bool {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.is_none_or(|at| at.elapsed() >= FAULT_LOG_PAUSE) {
+        let is_due = logged.is_none_or(|at| at.elapsed() >= FAULT_LOG_PAUSE);
+        if is_due {
             *logged = Some(Instant::now());
             tracing::warn!(path = %path.display(), %error, "pages: cannot {doing}; requests go on without");
         }
+        is_due
     }
 
     /// Where the files are.
@@ -296,4 +298,24 @@ fn check_private(dir: &Path) -> std::io::Result<bool> {
     return Ok(std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o077 == 0);
     #[cfg(not(unix))]
     Ok(metadata.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_disk_is_logged_now_and_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::open(&DiskConfig {
+            dir: dir.path().join("pages"),
+            bytes: 1,
+        });
+        let disk = disk.unwrap();
+        let error = std::io::Error::from(ErrorKind::StorageFull);
+        let log = || disk.log("write", disk.dir(), &error);
+        assert_eq!([log(), log(), log()], [true, false, false]);
+        *disk.logged.lock().unwrap() = Instant::now().checked_sub(FAULT_LOG_PAUSE);
+        assert_eq!([log(), log()], [true, false]);
+    }
 }
