@@ -255,6 +255,10 @@ impl PageStore {
         let disk = config.disk.as_ref().map(Disk::open).transpose()?;
         if let Some(disk) = &disk {
             let scan = disk.scan()?;
+            if scan.unusable > 0 {
+                let (dir, files) = (disk.dir().display(), scan.unusable);
+                tracing::warn!(%dir, files, "pages: deleted files that were damaged or of another version");
+            }
             index.stats.damaged += scan.unusable;
             index.stats.disk_errors += scan.errors;
             index.adopt(scan.found);
@@ -383,7 +387,8 @@ impl PageStore {
     /// The same, and keeps it from being evicted for as long as the guard lives, so that it can be
     /// promised. With [`MAX_PINS`] guards nothing more is promised: nothing is held.
     ///
-    /// A promise holds against other pages, not against a disk that fails.
+    /// A promise holds against other pages, as long as all that is pinned fits memory and disk; not
+    /// against a disk that fails.
     #[must_use]
     pub fn pin(&self, namespace: &Namespace, tokens: &[u32], wanted: Wanted) -> Pinned {
         let named = Named::new(namespace, tokens);

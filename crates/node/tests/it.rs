@@ -13,4 +13,5 @@ mod it {
     mod hostile;
     mod pages;
     mod refusals;
+    mod security;
 }

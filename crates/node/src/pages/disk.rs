@@ -107,7 +107,14 @@ pub struct Disk {
     dir: PathBuf,
     logged: Mutex<Option<Instant>>,
     /// Released by the system when the process ends, however it ends.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Closing the file is not enough while a child process that is just being started has it.
+        let _ = self.lock.unlock();
+    }
 }
 
 impl Disk {
@@ -139,7 +146,7 @@ impl Disk {
             Ok(()) => Ok(Self {
                 dir,
                 logged: Mutex::default(),
-                _lock: lock,
+                lock,
             }),
             Err(TryLockError::WouldBlock) => Err(OpenError::InUse { dir }),
             Err(TryLockError::Error(error)) => Err(failed(error)),
@@ -195,7 +202,7 @@ impl Disk {
         opened.take(MAX_HEAD_BYTES as u64).read_to_end(&mut start)?;
         let parsed = Meta::parse(&file.id, file.kind, file.bytes, &start);
         let (meta, _) = parsed.map_err(|why| {
-            tracing::warn!(%file, ?why, "a page on disk is of no use");
+            tracing::debug!(%file, ?why, "a page on disk is of no use");
             Unread::Damaged
         })?;
         Ok(Some(Found {
@@ -239,7 +246,7 @@ impl Disk {
             return Err(Unread::Damaged);
         }
         let rows = usize::try_from(meta.bytes).map_err(|_| Unread::Damaged)?;
-        let mut head = vec![0; usize::try_from(meta.file_bytes()).unwrap_or(0) - rows];
+        let mut head = vec![0; meta.head_bytes()];
         file.read_exact(&mut head)?;
         let parsed = Meta::parse(&name.id, name.kind, meta.file_bytes(), &head);
         let (parsed, digest) = parsed.map_err(|_: Unusable| Unread::Damaged)?;
@@ -267,13 +274,15 @@ impl Disk {
         }
     }
 
-    /// Says that the disk fails, once in [`FAULT_LOG_PAUSE`].
-    pub fn log(&self, doing: &str, path: &Path, error: &std::io::Error) {
+    /// Says that the disk fails, once in [`FAULT_LOG_PAUSE`]; true if it did.
+    pub fn log(&self, doing: &str, path: &Path, error: &std::io::Error) -> bool {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.is_none_or(|at| at.elapsed() >= FAULT_LOG_PAUSE) {
+        let is_due = logged.is_none_or(|at| at.elapsed() >= FAULT_LOG_PAUSE);
+        if is_due {
             *logged = Some(Instant::now());
             tracing::warn!(path = %path.display(), %error, "pages: cannot {doing}; requests go on without");
         }
+        is_due
     }
 
     /// Where the files are.
@@ -289,4 +298,24 @@ fn check_private(dir: &Path) -> std::io::Result<bool> {
     return Ok(std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o077 == 0);
     #[cfg(not(unix))]
     Ok(metadata.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_disk_is_logged_now_and_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::open(&DiskConfig {
+            dir: dir.path().join("pages"),
+            bytes: 1,
+        });
+        let disk = disk.unwrap();
+        let error = std::io::Error::from(ErrorKind::StorageFull);
+        let log = || disk.log("write", disk.dir(), &error);
+        assert_eq!([log(), log(), log()], [true, false, false]);
+        *disk.logged.lock().unwrap() = Instant::now().checked_sub(FAULT_LOG_PAUSE);
+        assert_eq!([log(), log()], [true, false]);
+    }
 }

@@ -86,9 +86,14 @@ impl Meta {
         self.bytes + self.tokens.len() as u64 * 4 + ENTRY_OVERHEAD
     }
 
+    /// Bytes of its file before the rows.
+    pub fn head_bytes(&self) -> usize {
+        HEAD_BYTES + self.tokens.len() * 4
+    }
+
     /// Bytes of its file.
     pub fn file_bytes(&self) -> u64 {
-        (HEAD_BYTES + self.tokens.len() * 4) as u64 + self.bytes
+        self.head_bytes() as u64 + self.bytes
     }
 
     /// True if these are the tokens that a chain has where this object would be used: an id says

@@ -100,6 +100,7 @@ fn provenance_outlives_a_restart_and_better_rows_replace_the_file() {
     ];
     for (copy, (provenance, expected)) in (0..).zip(stages) {
         put(&open(), provenance, copy);
+        assert_eq!(files(dir.path()).len(), 1);
         let store = open();
         let wanted = [Wanted::Any, Wanted::Lossless, Wanted::Prefilled];
         let held = wanted.map(|w| store.held(&space, &tokens, w).tokens == 64);
@@ -108,6 +109,35 @@ fn provenance_outlives_a_restart_and_better_rows_replace_the_file() {
         assert_eq!(rows, Ok(vec![full_block(&full_only(), 0..64, copy)]));
         assert_eq!(files(dir.path()).len(), 1);
         assert_eq!(store.stats().disk_bytes, PAGE_FILE);
+    }
+}
+
+#[test]
+fn of_two_files_of_a_page_the_better_one_is_kept() {
+    // As a process leaves them that is killed between writing one and deleting the other.
+    let tokens = prompt(64);
+    let one = |provenance, copy| {
+        let dir = private_dir();
+        let store = with_disk(PLENTY, dir.path(), PLENTY);
+        let rows = full_block(&full_only(), 0..64, copy);
+        store.put(&space(), &tokens, &rows, provenance).unwrap();
+        assert!(store.flush(PATIENCE));
+        let name = files(dir.path())[0].0.clone();
+        (fs::read(dir.path().join(&name)).unwrap(), name)
+    };
+    let (prefilled, name) = one(PREFILLED, 1);
+    let (decoded, _) = one(Provenance::Decoded, 2);
+    let named = |serial: u32| format!("{}-{serial:016x}.page", &name[..64]);
+    for (first, second) in [(&prefilled, &decoded), (&decoded, &prefilled)] {
+        let dir = private_dir();
+        fs::write(dir.path().join(named(5)), first).unwrap();
+        fs::write(dir.path().join(named(6)), second).unwrap();
+        let store = with_disk(PLENTY, dir.path(), PLENTY);
+        let rows = full_block(&full_only(), 0..64, 1);
+        assert_eq!(load(&store, &tokens), Ok(vec![rows]));
+        assert_eq!(files(dir.path()).len(), 1);
+        let stats = store.stats();
+        assert_eq!((stats.pages, stats.disk_bytes), (1, PAGE_FILE));
     }
 }
 

@@ -153,6 +153,21 @@ fn of_a_sequence_that_is_too_long_the_start_stays() {
 }
 
 #[test]
+fn of_a_sequence_that_was_asked_for_the_start_stays() {
+    let (space, store) = (exact(full_only()), in_memory(4 * PAGE_COST));
+    let tokens = prompt(64 * 4);
+    // Page by page, so that the first is the oldest until it is asked for.
+    for start in [0, 64, 128, 192] {
+        let rows = full_block(&full_only(), start..start + 64, 1);
+        store.put(&space, &tokens, &rows, PREFILLED).unwrap();
+    }
+    assert_eq!(store.held(&space, &tokens, Wanted::Any).tokens, 256);
+    let other = full_block(&full_only(), 0..128, 2);
+    store.put(&space, &[1; 128], &other, PREFILLED).unwrap();
+    assert_eq!(store.held(&space, &tokens, Wanted::Any).tokens, 128);
+}
+
+#[test]
 fn what_is_pinned_stays() {
     let (space, store) = (exact(full_only()), in_memory(4 * PAGE_COST));
     let (promised, other) = (prompt(128), vec![1; 64 * 8]);

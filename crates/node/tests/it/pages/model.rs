@@ -10,7 +10,8 @@ use tandem_kv::{KvBlock, Section};
 use tandem_node::pages::{Held, PageStore, PagesConfig, Provenance, Snapshot, Wanted};
 
 use super::rig::{
-    PAGE_COST, PAGE_FILE, PATIENCE, PLENTY, block, config, full_block, mixed, part, private_dir,
+    PAGE_COST, PAGE_FILE, PATIENCE, PLENTY, block, config, files, full_block, mixed, part,
+    private_dir,
 };
 
 const LONGEST: u32 = 64 * 6 + 30;
@@ -323,6 +324,10 @@ impl Rig {
 
     fn reopen(&mut self) {
         assert!(self.store().flush(PATIENCE));
+        if let Some(disk) = &self.config.disk {
+            let bytes = files(&disk.dir).iter().map(|(_, bytes)| bytes).sum::<u64>();
+            assert_eq!(self.store().stats().disk_bytes, bytes);
+        }
         self.store = None;
         self.store = Some(PageStore::open(&self.config).unwrap());
         // Without a disk nothing outlives it.
