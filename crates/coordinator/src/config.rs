@@ -132,7 +132,6 @@ impl HandoffConfig {
                 margin: self.parity_margin,
             },
             action: self.parity,
-            ..HandoffTerms::default()
             overlap: true,
         }
     }
