@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use tandem_engine::{Capacity, KvEngine};
 use tandem_identity::Security;
 use tandem_llama::{LlamaEngine, LlamaOptions};
-use tandem_node::{Limits, NodeConfig};
+use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 
 use crate::environment::Environment;
@@ -59,6 +59,16 @@ pub struct Arguments {
     /// Layers on the GPU, where the build has one.
     #[arg(long, default_value_t = 999)]
     gpu_layers: u32,
+    /// Memory for KV of earlier requests, in MiB; 0 keeps none.
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    pages_ram: u64,
+    /// Directory for KV of earlier requests that memory has no room for, readable by its owner only;
+    /// without it nothing is written to disk.
+    #[arg(long, value_name = "DIR")]
+    pages_dir: Option<PathBuf>,
+    /// Largest size of that directory, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 16384, requires = "pages_dir")]
+    pages_disk: u64,
     /// Ends when standard input ends, so that a child does not outlive its parent.
     #[arg(long, hide = true)]
     stop_with_stdin: bool,
@@ -117,6 +127,7 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         role: arguments.role.into(),
         version: version::VERSION.to_owned(),
         security,
+        pages: pages(&arguments)?,
         limits: Limits::default(),
     };
     crate::on_runtime(async move {
@@ -156,6 +167,21 @@ fn security(arguments: &Arguments, environment: &Environment) -> anyhow::Result<
         })?;
     }
     arguments.security.security(environment)
+}
+
+fn pages(arguments: &Arguments) -> anyhow::Result<PagesConfig> {
+    let bytes = |option: &str, mib: u64| {
+        let bytes = mib.checked_mul(1 << 20);
+        bytes.with_context(|| format!("{option} is {mib} MiB, which no machine has"))
+    };
+    let disk_bytes = bytes("--pages-disk", arguments.pages_disk)?;
+    Ok(PagesConfig {
+        ram_bytes: bytes("--pages-ram", arguments.pages_ram)?,
+        disk: arguments.pages_dir.clone().map(|dir| DiskConfig {
+            dir,
+            bytes: disk_bytes,
+        }),
+    })
 }
 
 async fn ended(input: Option<StdinWatch>) {

@@ -166,6 +166,7 @@ mod tests {
             object: "list".into(),
             data,
             queued: Vec::new(),
+            pairs: Vec::new(),
         }
     }
 

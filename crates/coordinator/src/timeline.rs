@@ -28,11 +28,12 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// True if KV of the prompt came from the prefill node, and all of it did. A prompt of one token
-    /// has no KV to come from anywhere.
+    /// True if KV of the prompt came from the prefill node, now or for an earlier request, and all of
+    /// it did. A prompt of one token has no KV to come from anywhere.
     fn is_remote(&self, plan: &Plan) -> bool {
         let summary = &self.summary;
-        plan.prefill.is_some() && summary.remote_tokens > 0 && summary.local_tokens == 0
+        let elsewhere = summary.remote_tokens + summary.cached_tokens;
+        plan.prefill.is_some() && elsewhere > 0 && summary.local_tokens == 0
     }
 
     /// The extension of the answer.

@@ -12,6 +12,7 @@ use futures_util::stream;
 use serde::Serialize;
 use serde_json::Value;
 use tandem_identity::{Gate, Link, Security};
+use tandem_kv::codec::Codec;
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
 use tandem_proto::*;
 use tokio::net::TcpListener;
@@ -294,7 +295,10 @@ impl Events {
             local_prefill_ms: if local_tokens > 0 { 30.0 } else { 0.0 },
             apply_ms: 2.5,
             handoff_bytes: u64::from(remote_tokens) * 64,
+            wire_bytes: u64::from(remote_tokens) * 65,
+            codec: (remote_tokens > 0).then_some(Codec::Plane),
             fallback: fallback.map(str::to_owned),
+            ..PrefillSummary::default()
         }))
         .await;
     }
@@ -305,10 +309,16 @@ impl Events {
     }
 
     pub async fn done(&self, generated_tokens: u32) {
+        self.done_with(generated_tokens, None).await;
+    }
+
+    /// The end, with a comparison of both nodes.
+    pub async fn done_with(&self, generated_tokens: u32, parity: Option<ParityReport>) {
         self.send(&GenerateEvent::Done {
             finish_reason: FinishReason::Stop,
             generated_tokens,
             decode_ms: 4.5,
+            parity,
         })
         .await;
     }
@@ -327,6 +337,9 @@ impl Events {
             transfer_ms: 10.0,
             exposed_transfer_ms: 5.0,
             handoff_bytes: 576,
+            wire_bytes: 585,
+            have_tokens: 0,
+            reconnects: 0,
         })
         .await;
     }

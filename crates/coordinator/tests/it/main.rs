@@ -8,6 +8,7 @@ mod errors;
 mod failures;
 mod fake;
 mod overview;
+mod pairs;
 mod requests;
 mod rig;
 mod security;

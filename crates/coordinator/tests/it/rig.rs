@@ -78,6 +78,11 @@ impl Rig {
         self.post("/v1/chat/completions", chat_body(extra))
     }
 
+    pub async fn text(&self, path: &str) -> String {
+        let answer = self.http.get(format!("{}{path}", self.base)).send().await;
+        answer.unwrap().text().await.unwrap()
+    }
+
     pub async fn get(&self, path: &str) -> (u16, Value) {
         let answer = self.http.get(format!("{}{path}", self.base)).send().await;
         let answer = answer.unwrap();

@@ -41,6 +41,7 @@ fn config(security: Security) -> NodeConfig {
         role: Role::Both,
         version: "test".into(),
         security,
+        pages: super::cluster::pages(),
         limits: limits(),
     }
 }

@@ -1,0 +1,153 @@
+//! Terms of handoffs, and what is told of pairs of nodes.
+
+use serde_json::{Value, json};
+use tandem_coordinator::{KeepAnswers, NodeList, PairReport};
+use tandem_kv::adaptive::Quality;
+use tandem_kv::receipt::Parity;
+use tandem_openai::TandemInfo;
+use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, ParityReport, Reuse};
+
+use crate::fake::FakeNode;
+use crate::rig::{Rig, config, whole_of};
+
+const fn parity(kl: f64, holds: bool) -> ParityReport {
+    ParityReport {
+        parity: Parity {
+            kl,
+            same_top: holds,
+            margin: 1.0,
+            max_difference: 0.25,
+        },
+        holds,
+    }
+}
+
+/// One request from the prefill node to the decode node; the answer.
+async fn answered(rig: &Rig, p: &FakeNode, d: &FakeNode, parity: Option<ParityReport>) -> TandemInfo {
+    let answer = rig.chat(json!({}));
+    let (_, decode) = d.generate().await.accept();
+    decode.open(10, true).await;
+    let (_, prefill) = p.prefill_call().await.accept();
+    prefill.prefill_done().await;
+    decode.prefilled(9, 0, None).await;
+    decode.token(7, "Hel").await;
+    decode.done_with(1, parity).await;
+    whole_of(answer.await.unwrap()).await.1
+}
+
+async fn pairs(rig: &Rig) -> Vec<PairReport> {
+    let (_, nodes) = rig.get("/v1/nodes").await;
+    serde_json::from_value::<NodeList>(nodes).unwrap().pairs
+}
+
+#[tokio::test]
+async fn a_pair_that_does_not_compute_the_same_is_suspect_until_it_does() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let rig = Rig::start(config(&[&p], &[&d])).await;
+    assert_eq!(pairs(&rig).await, []);
+    let info = answered(&rig, &p, &d, Some(parity(0.4, false))).await;
+    let compared = info.parity.unwrap();
+    assert_eq!((compared.kl, compared.max_difference), (0.4, 0.25));
+    assert_eq!((compared.same_top, compared.holds), (false, false));
+    assert_eq!((info.codec.as_deref(), info.wire_bytes), (Some("plane"), 585));
+    let event = &info.events[0];
+    assert!(event.contains("`p` and `d` do not compute the same"), "{event}");
+    let told = pairs(&rig).await;
+    assert!(told[0].suspect);
+    assert_eq!((told[0].compared, told[0].parity_faults), (1, 1));
+    let info = answered(&rig, &p, &d, Some(parity(0.001, true))).await;
+    assert!(info.events.is_empty() && info.parity.unwrap().holds);
+    let info = answered(&rig, &p, &d, None).await;
+    assert_eq!(info.parity, None);
+    let told = pairs(&rig).await;
+    assert_eq!((&*told[0].prefill, &*told[0].decode), ("p", "d"));
+    assert!(!told[0].suspect);
+    assert_eq!((told[0].handoffs, told[0].compared, told[0].parity_faults), (3, 2, 1));
+    assert_eq!((told[0].handoff_bytes, told[0].wire_bytes), (3 * 576, 3 * 585));
+    assert_eq!((told[0].last_kl, told[0].max_kl), (Some(0.001), 0.4));
+}
+
+#[tokio::test]
+async fn metrics_tell_the_same() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let rig = Rig::start(config(&[&p], &[&d])).await;
+    answered(&rig, &p, &d, Some(parity(0.4, false))).await;
+    let text = rig.text("/metrics").await;
+    for line in [
+        "tandem_handoffs_total{prefill=\"p\",decode=\"d\"} 1",
+        "tandem_wire_bytes_total{prefill=\"p\",decode=\"d\"} 585",
+        "tandem_parity_faults_total{prefill=\"p\",decode=\"d\"} 1",
+        "tandem_parity_kl{prefill=\"p\",decode=\"d\"} 0.4",
+        "tandem_parity_suspect{prefill=\"p\",decode=\"d\"} 1.0",
+        "# TYPE tandem_parity_kl gauge",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+    }
+}
+
+/// The terms that both nodes get for a request.
+async fn terms(rig: &Rig, p: &FakeNode, d: &FakeNode, request: Value) -> HandoffTerms {
+    let answer = rig.chat(request);
+    let (asked, decode) = d.generate().await.accept();
+    decode.open(10, true).await;
+    let (request, prefill) = p.prefill_call().await.accept();
+    prefill.prefill_done().await;
+    decode.prefilled(9, 0, None).await;
+    decode.say_hello().await;
+    answer.await.unwrap();
+    assert_eq!(asked.terms, request.terms);
+    asked.terms
+}
+
+#[tokio::test]
+async fn a_conversation_that_goes_on_keeps_its_answers() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let rig = Rig::start(config(&[&p], &[&d])).await;
+    let first = terms(&rig, &p, &d, json!({})).await;
+    assert_eq!(first, HandoffTerms::default());
+    let turns = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]);
+    let request = json!({"messages": turns, "tandem": {"cache_salt": "class 7b"}});
+    let second = terms(&rig, &p, &d, request).await;
+    assert_eq!((second.reuse, second.keep, &*second.salt), (Reuse::All, true, "class 7b"));
+}
+
+#[tokio::test]
+async fn the_configuration_rules_the_terms() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let mut settings = config(&[&p], &[&d]);
+    settings.handoff.quality = Quality::Q8;
+    settings.handoff.codec = CodecChoice::Q8;
+    settings.handoff.streams = 3;
+    settings.handoff.reuse = false;
+    settings.handoff.keep = KeepAnswers::Never;
+    settings.handoff.parity = ParityAction::Redo;
+    let rig = Rig::start(settings).await;
+    let told = terms(&rig, &p, &d, json!({})).await;
+    assert_eq!((told.quality, told.codec, told.streams), (Quality::Q8, CodecChoice::Q8, 3));
+    assert_eq!((told.reuse, told.keep, told.action), (Reuse::Off, false, ParityAction::Redo));
+}
+
+#[test]
+fn terms_that_cannot_be_are_refused_by_key() {
+    let faults: [(&str, Value); 4] = [
+        ("handoff.codec", json!({"codec": "q8"})),
+        ("handoff.streams", json!({"streams": 9})),
+        ("handoff.parity_kl", json!({"parity_kl": -1.0})),
+        ("handoff.parity_margin", json!({"parity_margin": -0.5})),
+    ];
+    for (key, handoff) in faults {
+        let config = json!({
+            "nodes": [{"name": "d", "address": "127.0.0.1:1"}],
+            "models": [{"name": "m", "decode": ["d"]}],
+            "handoff": handoff,
+        });
+        let config: tandem_coordinator::Config = serde_json::from_value(config).unwrap();
+        let error = config.validate().unwrap_err();
+        assert_eq!(error.key, key, "{error}");
+    }
+}
