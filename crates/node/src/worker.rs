@@ -469,6 +469,9 @@ impl Worker {
         let result = self.engine.import(job.sequence, block);
         if let Work::Generate(g) = &mut job.work {
             g.summary.apply_ms += milliseconds(start);
+            if result.is_ok() && matches!(g.stage, Stage::Receiving) {
+                g.summary.handoff_bytes += block.bytes();
+            }
         }
         result.map_err(|e| e.to_string())
     }
@@ -506,6 +509,8 @@ impl Worker {
             && let Work::Generate(g) = &mut job.work
         {
             g.summary.cached_tokens = tokens;
+            // What came so far did not come from the sender.
+            g.summary.handoff_bytes = 0;
         }
     }
 
