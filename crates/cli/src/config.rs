@@ -121,7 +121,7 @@ fn parse(text: &str) -> anyhow::Result<Config> {
 }
 
 /// The coordinator counts `nodes[0]`; in the file that is the first `[[node]]`.
-fn in_file_words(error: &tandem_coordinator::ConfigError) -> anyhow::Error {
+pub fn in_file_words(error: &tandem_coordinator::ConfigError) -> anyhow::Error {
     let key = error
         .key
         .replace("nodes", "node")

@@ -10,6 +10,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::config;
+
 /// Longest wait for a coordinator on this machine to answer. It first asks every node once.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Longest wait for a coordinator to end after it was told to.
@@ -29,12 +31,15 @@ impl Coordinator {
     /// `security`.
     ///
     /// # Errors
-    /// If the address cannot be used.
+    /// If the address cannot be used, or a node's address needs TLS and there is none.
     pub async fn start(
         address: SocketAddr,
         config: Config,
         security: Security,
     ) -> anyhow::Result<Self> {
+        config
+            .check_security(&security)
+            .map_err(|e| config::in_file_words(&e))?;
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("`listen`: cannot listen on {address}; choose an address of this machine and a free port")
         })?;

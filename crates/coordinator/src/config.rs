@@ -238,7 +238,10 @@ impl Config {
 
     /// Checks that nodes are reached in a way that is allowed: without TLS on this machine only, and
     /// then nobody can prove to be who the configuration names.
-    pub(crate) fn check_security(&self, security: &Security) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    /// Names the first key at fault and the mend.
+    pub fn check_security(&self, security: &Security) -> Result<(), ConfigError> {
         if security.is_tls() {
             return Ok(());
         }

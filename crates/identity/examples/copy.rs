@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 
 /// Bytes of one vectored write.
 const WRITE: usize = 1 << 20;
+const GIGABYTE: usize = 1_000_000_000;
 /// Parts of one vectored write.
 const PARTS: usize = 16;
 const LIMIT: Duration = Duration::from_secs(5);
@@ -52,11 +53,11 @@ async fn copy(from: Security, to: Security, bytes: usize) -> Result<f64, Box<dyn
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let gigabytes: f64 = match std::env::args().nth(1) {
+    let gigabytes: usize = match std::env::args().nth(1) {
         Some(text) => text.parse()?,
-        None => 4.0,
+        None => 4,
     };
-    let bytes = (gigabytes * 1e9) as usize;
+    let bytes = gigabytes * GIGABYTE;
     let authority = Authority::create()?;
     let member =
         || -> Result<Security, Box<dyn Error>> { Ok(Security::Tls(Arc::new(authority.issue()?))) };

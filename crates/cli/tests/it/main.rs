@@ -4,6 +4,7 @@
 
 mod cli;
 mod client;
+mod cluster;
 mod daemon;
 mod demo;
 mod grade;
