@@ -11,6 +11,7 @@ mod it {
     mod damage;
     mod document;
     mod driver;
+    mod fuzz;
     mod golden;
     mod headers;
     mod hostile_segments;

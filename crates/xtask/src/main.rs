@@ -4,6 +4,7 @@ mod check;
 mod codecs;
 mod corpus;
 mod fixtures;
+mod fuzz;
 mod nano_eval;
 mod tidy;
 
@@ -32,6 +33,8 @@ enum Task {
     NanoEval(nano_eval::NanoEvalArguments),
     /// Measures the codecs of the handoff on KV of trained models.
     Codecs(codecs::CodecsArguments),
+    /// Feeds edited handoffs to everything that reads bytes of a peer.
+    Fuzz(fuzz::FuzzArguments),
     /// Checks what no compiler checks: arrows between crates, pure crates, where `unsafe` may stand.
     Tidy,
     /// Runs every check that is not a test: format, clippy, tidy, documentation, dependencies.
@@ -44,6 +47,7 @@ fn main() -> anyhow::Result<()> {
         Task::Corpus(arguments) => corpus::write(&arguments),
         Task::NanoEval(arguments) => nano_eval::run(&arguments),
         Task::Codecs(arguments) => codecs::run(&arguments),
+        Task::Fuzz(arguments) => fuzz::run(root(), &arguments),
         Task::Tidy => tidy::run(root()),
         Task::Check => check::run(root()),
     }
