@@ -1,9 +1,10 @@
 //! The `tandem` binary: reads arguments, configuration and environment, and wires the rest.
 //!
-//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`]); [`config`] is the
+//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`], [`bench`]); [`config`] is the
 //! configuration file, [`environment`] the only reader of environment variables, [`coordinator`] a
 //! coordinator inside this process, [`nodes`] what is wrong with the configured nodes.
 
+mod bench;
 mod cluster;
 mod config;
 mod coordinator;
@@ -57,6 +58,8 @@ enum Command {
     Grade(grade::Arguments),
     /// Starts four nodes and a coordinator on this machine and grades the sample course.
     Demo(demo::Arguments),
+    /// Measures what a handoff costs on this machine.
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -81,7 +84,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
     };
     environment.start_logging(match command {
         Command::Node(_) | Command::Serve(_) => "info",
-        Command::Cluster(_) => "warn",
+        Command::Cluster(_) | Command::Bench(_) => "warn",
         Command::Run(_) | Command::Grade(_) | Command::Demo(_) => "error",
     });
     match command {
@@ -91,6 +94,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Run(arguments) => on_runtime(run::main(arguments, environment)),
         Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
+        Command::Bench(arguments) => bench::main(arguments),
     }
 }
 

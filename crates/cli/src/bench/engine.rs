@@ -1,0 +1,206 @@
+//! An engine that does nothing but take KV in: what a handoff costs beside an engine's own work.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tandem_engine::fake::FakeTokenizer;
+use tandem_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence, Token, Tokenizer};
+use tandem_kv::contract::LAYOUT_VERSION;
+use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind, Section};
+
+/// Layers of the model whose cache this one has the shape of: Qwen3-30B-A3B.
+const LAYERS: usize = 48;
+/// Its KV heads.
+const KV_HEADS: u32 = 4;
+/// Elements of each.
+const HEAD_DIM: u32 = 128;
+/// Sequences that may be open: one, and one that is being closed.
+const SEQUENCES: u32 = 2;
+/// Tokens per chunk.
+pub const CHUNK: u32 = 512;
+
+/// What is handed over: 48 full layers with 4 KV heads of 128 in f16, 96 KiB for each token.
+#[must_use]
+pub fn contract() -> Contract {
+    let layer = LayerSpec {
+        kind: LayerKind::Full,
+        kv_heads: KV_HEADS,
+        key_dim: HEAD_DIM,
+        value_dim: HEAD_DIM,
+    };
+    Contract {
+        layout_version: LAYOUT_VERSION,
+        engine: "tandem bench".into(),
+        architecture: "qwen3moe".into(),
+        quantisation: "none".into(),
+        weights: "none".into(),
+        tokenizer: "none".into(),
+        rope: "none".into(),
+        rotation: "none".into(),
+        window: 0,
+        key_type: ElementType::F16,
+        value_type: ElementType::F16,
+        layers: vec![layer; LAYERS],
+    }
+}
+
+/// The planes that KV is put into, shared by the engines of a process. Every page of their memory has
+/// been touched, as that of an engine in use.
+#[derive(Debug)]
+pub struct Cache {
+    /// K and V of each layer, `[token][kv_head][dim]`.
+    planes: Vec<Vec<u8>>,
+    row_bytes: usize,
+}
+
+impl Cache {
+    /// Planes for this many tokens.
+    #[must_use]
+    pub fn new(contract: &Contract, tokens: u32) -> Self {
+        let row_bytes = contract.layers.first().map_or(0, |layer| {
+            layer.row_bytes(PlaneKind::Key, contract.key_type)
+        });
+        let row_bytes = usize::try_from(row_bytes).unwrap_or(0);
+        // Not zero: that would be memory which the system has not given yet.
+        let plane = vec![1; row_bytes * tokens as usize];
+        Self {
+            planes: vec![plane; contract.layers.len() * 2],
+            row_bytes,
+        }
+    }
+
+    /// BLAKE3 of the digests of all planes, each over its first `tokens` rows.
+    #[must_use]
+    pub fn digest(&self, tokens: u32) -> String {
+        let end = tokens as usize * self.row_bytes;
+        let planes = self.planes.iter().map(|plane| blake3::hash(&plane[..end]));
+        digest_of(planes)
+    }
+
+    fn put(&mut self, block: &KvBlock) -> Result<(), EngineError> {
+        let bytes = |token: u32| token as usize * self.row_bytes;
+        let range = bytes(block.tokens.start)..bytes(block.tokens.end);
+        for (to, from) in self.planes.iter_mut().zip(&block.planes) {
+            let to = to.get_mut(range.clone());
+            let to = to.filter(|to| to.len() == from.data.len());
+            let wrong = || EngineError::Refused("a plane has another size".into());
+            to.ok_or_else(wrong)?.copy_from_slice(&from.data);
+        }
+        Ok(())
+    }
+}
+
+/// BLAKE3 of digests.
+#[must_use]
+pub fn digest_of(planes: impl Iterator<Item = blake3::Hash>) -> String {
+    let mut all = blake3::Hasher::new();
+    for plane in planes {
+        all.update(plane.as_bytes());
+    }
+    all.finalize().to_hex().to_string()
+}
+
+/// What this engine computes for any token: all are equally likely.
+#[must_use]
+pub fn logits() -> Vec<f32> {
+    vec![0.0; FakeTokenizer.len() as usize]
+}
+
+/// The engine.
+pub struct BenchEngine {
+    contract: Contract,
+    cache: Arc<Mutex<Cache>>,
+    tokens: u32,
+    /// Tokens that each open sequence holds.
+    held: BTreeMap<Sequence, u32>,
+    next: u32,
+}
+
+impl BenchEngine {
+    /// An engine for sequences of this many tokens.
+    #[must_use]
+    pub const fn new(contract: Contract, cache: Arc<Mutex<Cache>>, tokens: u32) -> Self {
+        Self {
+            contract,
+            cache,
+            tokens,
+            held: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn no_model<T>(call: &str) -> Result<T, EngineError> {
+    let reason = format!("{call}: this engine has no model, it takes KV in");
+    Err(EngineError::Refused(reason))
+}
+
+impl KvEngine for BenchEngine {
+    fn contract(&self) -> &Contract {
+        &self.contract
+    }
+
+    fn tokenizer(&self) -> Arc<dyn Tokenizer> {
+        Arc::new(FakeTokenizer)
+    }
+
+    fn capacity(&self) -> Capacity {
+        Capacity {
+            sequences: SEQUENCES,
+            tokens_per_sequence: self.tokens,
+            prefill_tokens: CHUNK,
+            microbatch_tokens: CHUNK,
+        }
+    }
+
+    fn open(&mut self) -> Result<Sequence, EngineError> {
+        if self.held.len() >= SEQUENCES as usize {
+            return Err(EngineError::Full(SEQUENCES));
+        }
+        let sequence = Sequence(self.next);
+        self.next = self.next.wrapping_add(1);
+        self.held.insert(sequence, 0);
+        Ok(sequence)
+    }
+
+    fn prefill(&mut self, _: Sequence, _: u32, _: &[Token]) -> Result<(), EngineError> {
+        no_model("prefill")
+    }
+
+    fn export(&mut self, _: Sequence, _: Section, _: Range<u32>) -> Result<KvBlock, EngineError> {
+        no_model("export")
+    }
+
+    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+        if self.held(sequence) != block.tokens.start || block.section != Section::Full {
+            return Err(EngineError::Refused("a block out of order".into()));
+        }
+        self.cache().put(block)?;
+        self.held.insert(sequence, block.tokens.end);
+        Ok(())
+    }
+
+    fn held(&self, sequence: Sequence) -> u32 {
+        self.held.get(&sequence).copied().unwrap_or(0)
+    }
+
+    fn clear(&mut self, sequence: Sequence) {
+        self.held.insert(sequence, 0);
+    }
+
+    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
+        for step in steps {
+            self.held.insert(step.sequence, step.position + 1);
+        }
+        Ok(vec![logits(); steps.len()])
+    }
+
+    fn release(&mut self, sequence: Sequence) {
+        self.held.remove(&sequence);
+    }
+}

@@ -1,0 +1,90 @@
+//! Medians, and the machine that figures are of.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
+use serde::Serialize;
+
+use crate::node::cores;
+
+/// What was measured on.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// System and architecture.
+    pub machine: String,
+    /// The processor, where the system tells.
+    pub cpu: Option<String>,
+    /// Cores that this process may use.
+    pub cores: u32,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Self {
+        Self {
+            machine: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            cpu: cpu(),
+            cores: cores(),
+        }
+    }
+}
+
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let cpu = self.cpu.as_deref().unwrap_or("unknown processor");
+        write!(f, "{}, {} cores of {cpu}", self.machine, self.cores)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn cpu() -> Option<String> {
+    use procfs::Current;
+    let info = procfs::CpuInfo::current().ok()?;
+    info.model_name(0).map(ToOwned::to_owned)
+}
+
+#[cfg(not(target_os = "linux"))]
+const fn cpu() -> Option<String> {
+    None
+}
+
+/// The middle one; of an even number the mean of both. 0 if there are none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    match n {
+        0 => 0.0,
+        _ if n % 2 == 1 => sorted[n / 2],
+        _ => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+/// 10^9 bytes, as a number to divide by.
+pub fn gigabytes(bytes: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let bytes = bytes as f64;
+    bytes / 1e9
+}
+
+/// A table with these columns.
+pub fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header(header);
+    table
+}
+
+/// A number in a table.
+pub fn right(text: impl ToString) -> Cell {
+    Cell::new(text.to_string()).set_alignment(CellAlignment::Right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+}

@@ -1,0 +1,556 @@
+//! `tandem bench handoff`: goodput from planes in the memory of this process to planes applied in
+//! another ([`super::receiver`]), on loopback.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use serde::Serialize;
+use tandem_identity::{ClusterDir, PeerId, Security};
+use tandem_kv::adaptive::Quality;
+use tandem_kv::codec::Codec;
+use tandem_kv::receipt::Receipt;
+use tandem_kv::sender::Offer;
+use tandem_kv::{Contract, KvBlock};
+use tandem_node::Limits;
+use tandem_node::job::Computed;
+use tandem_node::limits::{MAX_CHUNKS_WAITING, STREAMS};
+use tandem_node::send::{Choice, Input, Report, Route, transmit};
+use tandem_proto::{
+    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, PrefillMode, Prompt, Reuse,
+    Ticket,
+};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::mpsc;
+
+use super::control::Control;
+use super::engine::{CHUNK, contract, logits};
+use super::figures::{Machine, gigabytes, median, right, table};
+use super::receiver::{Ask, Ready, Told};
+use super::usage::{Memory, cpu_seconds};
+use super::{copy, rows};
+use crate::{output, shutdown};
+
+/// Name of the model at both ends.
+pub const MODEL: &str = "bench";
+/// Of the rows.
+const SEED: u64 = 1;
+/// Longest wait for a line of the other process.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Arguments of `tandem bench handoff`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Tokens that are handed over, 96 KiB each.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    tokens: u32,
+    /// How often everything is measured; medians are shown.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: u32,
+    /// Only these codecs: raw, plane, q8 or k8v4 [default: all].
+    #[arg(long, value_name = "NAME")]
+    codec: Vec<Codec>,
+    /// Connections of one handoff.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STREAMS)))]
+    streams: u32,
+    /// Prints one JSON object and nothing else on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+struct Figures {
+    #[serde(flatten)]
+    machine: Machine,
+    /// Of all planes.
+    bytes: u64,
+    rounds: u32,
+    streams: u32,
+    /// A plain TCP copy of the same planes between the same processes.
+    tcp_gb_s: f64,
+    /// CPU seconds of both ends for it.
+    tcp_cpu_s_per_gb: f64,
+    /// A copy of the same planes inside one process, on one thread.
+    memcpy_gb_s: f64,
+    cases: Vec<Case>,
+}
+
+/// One codec, with TLS or without.
+#[derive(Debug, Serialize)]
+struct Case {
+    codec: Codec,
+    tls: bool,
+    /// 10^9 bytes of rows per second.
+    goodput_gb_s: f64,
+    /// Goodput over that of the plain TCP copy of the same round.
+    ratio_to_tcp: f64,
+    /// Of both ends.
+    cpu_s_per_gb: f64,
+    cpu_s_per_gb_sender: f64,
+    cpu_s_per_gb_receiver: f64,
+    /// The most memory of all rounds beyond what was there before the first handoff.
+    peak_extra_mb_sender: Option<f64>,
+    peak_extra_mb_receiver: Option<f64>,
+    /// Bytes of rows for each byte on the wire.
+    wire_ratio: f64,
+}
+
+/// One handoff.
+struct Run {
+    seconds: f64,
+    cpu_sender: f64,
+    cpu_receiver: f64,
+    peak_sender: Option<u64>,
+    peak_receiver: Option<u64>,
+    wire_bytes: u64,
+}
+
+/// All handoffs of a case.
+struct Runs {
+    codec: Codec,
+    tls: bool,
+    runs: Vec<Run>,
+}
+
+/// Runs the measurement until it is done or told to stop.
+///
+/// # Errors
+/// If a process or a handoff fails, or what was applied is not what was sent.
+pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let figures = tokio::select! {
+        figures = measure(&arguments) => figures?,
+        // The other process ends with its standard input.
+        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
+    };
+    if arguments.json {
+        output::print(&serde_json::to_string(&figures)?)?;
+    } else {
+        output::print(&shown(&figures))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+    let folder = tempfile::tempdir()?;
+    let cluster = ClusterDir::new(folder.path().join("cluster"));
+    let identity = Arc::new(cluster.init()?);
+    let mut bench = Bench::start(arguments, cluster.path(), identity).await?;
+    let mut cases = cases(arguments);
+    let (mut memcpy, mut tcp, mut tcp_cpu) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..arguments.rounds {
+        eprintln!("round {} of {}", round + 1, arguments.rounds);
+        memcpy.push(bench.memcpy().await?);
+        let (seconds, cpu) = bench.tcp().await?;
+        tcp.push(seconds);
+        tcp_cpu.push(cpu);
+        for case in &mut cases {
+            let run = bench.handoff(case.codec, case.tls).await;
+            let run = run.with_context(|| format!("{}, TLS {}", case.codec, case.tls))?;
+            case.runs.push(run);
+            if round == 0 && case.codec.is_lossless() {
+                bench.check_rows().await?;
+            }
+        }
+    }
+    bench.receiver.stop().await?;
+    let gb = gigabytes(bench.bytes);
+    Ok(Figures {
+        machine: Machine::this(),
+        bytes: bench.bytes,
+        rounds: arguments.rounds,
+        streams: arguments.streams,
+        tcp_gb_s: gb / median(&tcp),
+        tcp_cpu_s_per_gb: median(&tcp_cpu) / gb,
+        memcpy_gb_s: gb / median(&memcpy),
+        cases: cases.iter().map(|c| c.figures(bench.bytes, &tcp)).collect(),
+    })
+}
+
+fn cases(arguments: &Arguments) -> Vec<Runs> {
+    let wanted = |codec: &Codec| arguments.codec.is_empty() || arguments.codec.contains(codec);
+    let codecs = Codec::ALL.into_iter().filter(wanted);
+    let both = codecs.flat_map(|codec| [false, true].map(|tls| (codec, tls)));
+    both.map(|(codec, tls)| Runs {
+        codec,
+        tls,
+        runs: Vec::new(),
+    })
+    .collect()
+}
+
+impl Runs {
+    /// `tcp` are the seconds of the plain copies, by round.
+    fn figures(&self, bytes: u64, tcp: &[f64]) -> Case {
+        let gb = gigabytes(bytes);
+        let of = |figure: &dyn Fn(&Run) -> f64| {
+            median(&self.runs.iter().map(figure).collect::<Vec<f64>>())
+        };
+        let ratios: Vec<f64> = self
+            .runs
+            .iter()
+            .zip(tcp)
+            .map(|(run, tcp)| tcp / run.seconds)
+            .collect();
+        let peak = |figure: &dyn Fn(&Run) -> Option<u64>| {
+            let peaks: Option<Vec<u64>> = self.runs.iter().map(figure).collect();
+            peaks?.into_iter().max().map(|p| gigabytes(p) * 1e3)
+        };
+        Case {
+            codec: self.codec,
+            tls: self.tls,
+            goodput_gb_s: gb / of(&|r| r.seconds),
+            ratio_to_tcp: median(&ratios),
+            cpu_s_per_gb: of(&|r| r.cpu_sender + r.cpu_receiver) / gb,
+            cpu_s_per_gb_sender: of(&|r| r.cpu_sender) / gb,
+            cpu_s_per_gb_receiver: of(&|r| r.cpu_receiver) / gb,
+            peak_extra_mb_sender: peak(&|r| r.peak_sender),
+            peak_extra_mb_receiver: peak(&|r| r.peak_receiver),
+            wire_ratio: gb / of(&|r| gigabytes(r.wire_bytes)),
+        }
+    }
+}
+
+/// The sending end, and the way to the other one.
+struct Bench {
+    contract: Arc<Contract>,
+    blocks: Vec<Arc<KvBlock>>,
+    /// The prompt; the last token is not handed over.
+    prompt: Vec<u32>,
+    bytes: u64,
+    /// Where the plain copy in memory goes.
+    copy: Vec<u8>,
+    receiver: Receiver,
+    identity: Arc<tandem_identity::Identity>,
+    memory: Memory,
+    streams: u32,
+    handoffs: u32,
+}
+
+impl Bench {
+    async fn start(
+        arguments: &Arguments,
+        authority: &Path,
+        identity: Arc<tandem_identity::Identity>,
+    ) -> anyhow::Result<Self> {
+        let tokens = arguments.tokens;
+        let receiver = Receiver::start(authority, tokens).await?;
+        let contract = Arc::new(contract());
+        let blocks = rows::blocks(&contract, tokens, SEED);
+        let bytes = blocks.iter().map(|b| b.bytes()).sum();
+        Ok(Self {
+            contract,
+            blocks,
+            prompt: (0..=tokens).map(|t| t % 256).collect(),
+            bytes,
+            // Not zero: that would be memory which the system has not given yet.
+            copy: vec![1; usize::try_from(bytes)?],
+            receiver,
+            identity,
+            memory: Memory::start(),
+            streams: arguments.streams,
+            handoffs: 0,
+        })
+    }
+
+    /// Seconds of a copy in memory.
+    async fn memcpy(&mut self) -> anyhow::Result<f64> {
+        let (blocks, mut copy) = (self.blocks.clone(), std::mem::take(&mut self.copy));
+        let copying = tokio::task::spawn_blocking(move || {
+            let start = Instant::now();
+            copy::memory(&blocks, &mut copy);
+            (start.elapsed(), copy)
+        });
+        let (time, copy) = copying.await?;
+        self.copy = copy;
+        Ok(time.as_secs_f64())
+    }
+
+    /// Seconds of a plain copy to the other process, and CPU seconds of both.
+    async fn tcp(&mut self) -> anyhow::Result<(f64, f64)> {
+        let before = cpu_seconds() + self.receiver.ask(Ask::Usage).await?.cpu_s;
+        let (blocks, sink) = (self.blocks.clone(), self.receiver.ready.sink);
+        let copying = tokio::task::spawn_blocking(move || {
+            let start = Instant::now();
+            copy::send(sink, &blocks)?;
+            anyhow::Ok(start.elapsed())
+        });
+        let time = copying.await??;
+        let after = cpu_seconds() + self.receiver.ask(Ask::Usage).await?.cpu_s;
+        Ok((time.as_secs_f64(), after - before))
+    }
+
+    /// One handoff, from the first connection to the receiver's word that everything is applied.
+    async fn handoff(&mut self, codec: Codec, tls: bool) -> anyhow::Result<Run> {
+        self.handoffs += 1;
+        let control = self.control(tls)?;
+        let mut generation = control.generate(&self.request(tls)).await?;
+        let ticket = loop {
+            match generation.next().await? {
+                GenerateEvent::Opened { ticket, .. } => break ticket.context("no ticket")?,
+                GenerateEvent::Beat => {}
+                other => bail!("the receiver said {other:?} and not that it is ready"),
+            }
+        };
+        let route = Route {
+            target: SocketAddr::new(control.address.ip(), ticket.port).to_string(),
+            peer: control.peer.clone(),
+            security: control.security.clone(),
+            limits: Limits::default(),
+            streams: self.streams,
+            choice: Choice::Fixed(codec),
+            overlap: true,
+        };
+        let before = self.receiver.ask(Ask::Reset).await?.cpu_s;
+        self.memory.reset_peak();
+        let (start, own) = (Instant::now(), cpu_seconds());
+        let report = self.transmit(&ticket, route).await?;
+        let (seconds, own) = (start.elapsed().as_secs_f64(), cpu_seconds() - own);
+        let peak_sender = self.memory.peak_extra();
+        let told = self.receiver.ask(Ask::Usage).await?;
+        self.check_answer(&mut generation, codec).await?;
+        ensure!(
+            report.raw_bytes == self.bytes,
+            "{} bytes were sent",
+            report.raw_bytes
+        );
+        Ok(Run {
+            seconds,
+            cpu_sender: own,
+            cpu_receiver: told.cpu_s - before,
+            peak_sender,
+            peak_receiver: told.peak_extra,
+            wire_bytes: report.wire_bytes,
+        })
+    }
+
+    async fn transmit(&self, ticket: &Ticket, route: Route) -> anyhow::Result<Report> {
+        let kv_end = u32::try_from(self.prompt.len() - 1)?;
+        let offer = Offer {
+            contract: Arc::clone(&self.contract),
+            handoff: ticket.handoff,
+            ticket: ticket.secret.clone(),
+            tokens: self.prompt.clone(),
+            continuation: 0,
+            kv_end,
+            pages: Vec::new(),
+        };
+        // As many as an engine may be ahead by.
+        let (chunks, input) = mpsc::channel(MAX_CHUNKS_WAITING);
+        let feeding = tokio::spawn(feed(self.blocks.clone(), kv_end, chunks));
+        let (events, _) = mpsc::channel(1);
+        let report = transmit(offer, route, input, events, None).await?;
+        feeding.await?;
+        Ok(report)
+    }
+
+    /// The receiver must have taken everything in, as it was sent, and computed nothing.
+    async fn check_answer(
+        &self,
+        generation: &mut super::control::Events<GenerateEvent>,
+        codec: Codec,
+    ) -> anyhow::Result<()> {
+        loop {
+            match generation.next().await? {
+                GenerateEvent::Prefilled(summary) => {
+                    ensure!(
+                        summary.handoff_bytes == self.bytes
+                            && summary.codec == Some(codec)
+                            && summary.fallback.is_none()
+                            && summary.reconnects == 0,
+                        "the handoff did not go as it should: {summary:?}"
+                    );
+                }
+                GenerateEvent::Done { .. } => return Ok(()),
+                GenerateEvent::Failed(error) => return Err(error.into()),
+                _ => {}
+            }
+        }
+    }
+
+    /// What a lossless codec brought must be what was sent, to the bit.
+    async fn check_rows(&mut self) -> anyhow::Result<()> {
+        let blocks = self.blocks.clone();
+        let sent = tokio::task::spawn_blocking(move || rows::digest(&blocks)).await?;
+        let applied = self.receiver.ask(Ask::Digest).await?.digest;
+        ensure!(
+            applied.as_ref() == Some(&sent),
+            "other rows were applied than were sent"
+        );
+        Ok(())
+    }
+
+    fn control(&self, tls: bool) -> anyhow::Result<Control> {
+        let ready = &self.receiver.ready;
+        Ok(match tls {
+            true => Control {
+                address: ready.tls,
+                security: Security::Tls(Arc::clone(&self.identity)),
+                peer: Some(ready.identity.parse::<PeerId>()?),
+            },
+            false => Control {
+                address: ready.plain,
+                security: Security::Plaintext,
+                peer: None,
+            },
+        })
+    }
+
+    fn request(&self, tls: bool) -> GenerateRequest {
+        GenerateRequest {
+            request: format!("bench-{}", self.handoffs),
+            model: MODEL.to_owned(),
+            prompt: Prompt::Tokens(self.prompt.clone()),
+            generation: one_token(),
+            prefill: PrefillMode::Remote,
+            prefill_peer: tls.then(|| self.identity.id().to_string()),
+            chunk: CHUNK,
+            terms: HandoffTerms {
+                quality: Quality::K8v4,
+                reuse: Reuse::Off,
+                ..HandoffTerms::default()
+            },
+        }
+    }
+}
+
+/// The first token of an answer, and the likeliest.
+pub const fn one_token() -> Generation {
+    Generation {
+        max_tokens: Some(1),
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: 0,
+        stop: Vec::new(),
+        format: Format::Text,
+    }
+}
+
+/// Gives blocks to be sent, in chunks, as an engine does that computes them in no time.
+async fn feed(blocks: Vec<Arc<KvBlock>>, kv_end: u32, chunks: mpsc::Sender<Input>) {
+    let mut blocks = blocks.into_iter().peekable();
+    while blocks.peek().is_some() {
+        let mut chunk = Vec::new();
+        let mut tokens = 0;
+        while let Some(block) = blocks.next_if(|_| tokens < CHUNK) {
+            tokens += block.len();
+            chunk.push(block);
+        }
+        let end = chunk.last().map_or(0, |b| b.tokens.end);
+        let computed = Computed {
+            blocks: chunk,
+            tokens: end,
+            computed: Instant::now(),
+            prefill_ms: 0.0,
+            last: end == kv_end,
+            receipt_follows: end == kv_end,
+        };
+        if chunks.send(Input::Chunk(computed)).await.is_err() {
+            // The handoff has failed and says why.
+            return;
+        }
+    }
+    // What the other engine computes, too.
+    let receipt = Receipt::of(&logits(), None);
+    let _ = chunks.send(Input::Receipt(Box::new(receipt))).await;
+}
+
+/// The other process.
+struct Receiver {
+    child: Child,
+    /// Its end tells the process to stop.
+    input: Option<ChildStdin>,
+    output: Lines<BufReader<ChildStdout>>,
+    ready: Ready,
+}
+
+impl Receiver {
+    async fn start(authority: &Path, tokens: u32) -> anyhow::Result<Self> {
+        let program: PathBuf = std::env::current_exe().context("where this program is")?;
+        let mut command = Command::new(program);
+        command
+            .args(["bench", "receiver", "--tokens", &tokens.to_string()])
+            .arg("--authority")
+            .arg(authority)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        // Ctrl-C on the terminal is for the process that measures.
+        #[cfg(unix)]
+        command.process_group(0);
+        let mut child = command.spawn().context("the receiver cannot be started")?;
+        let input = child.stdin.take();
+        let output = child.stdout.take().context("the receiver has no output")?;
+        let mut output = BufReader::new(output).lines();
+        let ready = line(&mut output).await?;
+        Ok(Self {
+            child,
+            input,
+            ready: serde_json::from_str(&ready)?,
+            output,
+        })
+    }
+
+    async fn ask(&mut self, ask: Ask) -> anyhow::Result<Told> {
+        let mut question = serde_json::to_vec(&ask)?;
+        question.push(b'\n');
+        let input = self.input.as_mut().context("the receiver has no input")?;
+        input.write_all(&question).await?;
+        Ok(serde_json::from_str(&line(&mut self.output).await?)?)
+    }
+
+    async fn stop(&mut self) -> anyhow::Result<()> {
+        self.input = None;
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait());
+        ended.await.context("the receiver does not end")??;
+        Ok(())
+    }
+}
+
+async fn line(output: &mut Lines<BufReader<ChildStdout>>) -> anyhow::Result<String> {
+    let line = tokio::time::timeout(PATIENCE, output.next_line()).await;
+    let line = line.context("the receiver says nothing")??;
+    line.context("the receiver has ended")
+}
+
+fn shown(figures: &Figures) -> String {
+    let mut out = table(&[
+        "codec", "TLS", "GB/s", "of TCP", "wire ratio", "CPU s/GB", "sender", "receiver",
+        "extra MB", "sender", "receiver",
+    ]);
+    for case in &figures.cases {
+        let mb = |peak: Option<f64>| right(peak.map_or("–".to_owned(), |p| format!("{p:.0}")));
+        let both = case.peak_extra_mb_sender.zip(case.peak_extra_mb_receiver);
+        out.add_row(vec![
+            comfy_table::Cell::new(case.codec.name()),
+            comfy_table::Cell::new(if case.tls { "yes" } else { "no" }),
+            right(format!("{:.2}", case.goodput_gb_s)),
+            right(format!("{:.2}", case.ratio_to_tcp)),
+            right(format!("{:.3}", case.wire_ratio)),
+            right(format!("{:.2}", case.cpu_s_per_gb)),
+            right(format!("{:.2}", case.cpu_s_per_gb_sender)),
+            right(format!("{:.2}", case.cpu_s_per_gb_receiver)),
+            mb(both.map(|(a, b)| a + b)),
+            mb(case.peak_extra_mb_sender),
+            mb(case.peak_extra_mb_receiver),
+        ]);
+    }
+    format!(
+        "{}\n{:.1} MB of rows, medians of {} rounds, {} connection(s)\n\
+         memcpy {:.2} GB/s, plain TCP copy {:.2} GB/s ({:.2} CPU s/GB)\n{out}",
+        figures.machine,
+        gigabytes(figures.bytes) * 1e3,
+        figures.rounds,
+        figures.streams,
+        figures.memcpy_gb_s,
+        figures.tcp_gb_s,
+        figures.tcp_cpu_s_per_gb,
+    )
+}
