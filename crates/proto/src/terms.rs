@@ -42,7 +42,9 @@ impl CodecChoice {
 pub enum Reuse {
     /// None.
     Off,
-    /// What a prefill would compute again to the bit: pages inside complete chunks.
+    /// Pages that a prefill computed inside complete chunks. A prefill that covers the chunk computes
+    /// them again to the bit; one that ends inside it does so on backends whose rows do not depend on
+    /// the size of the batch, such as the CPU's.
     #[default]
     Exact,
     /// Also KV of decoded tokens and of incomplete chunks: the same up to rounding, as in a sequence
