@@ -585,7 +585,8 @@ impl Receiver {
     }
 
     fn buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let at = self.spare.iter().position(|b| b.capacity() >= bytes);
+        // The last one that came back is the likeliest to be in the processor's cache.
+        let at = self.spare.iter().rposition(|b| b.capacity() >= bytes);
         let mut buffer = at.map_or_else(Vec::new, |i| self.spare.swap_remove(i));
         if buffer.capacity() == 0 {
             return vec![0; bytes];

@@ -144,6 +144,9 @@ pub async fn keep_block(
     codec: Codec,
     tail: &mut Option<Arc<KvBlock>>,
 ) {
+    if !keep.keeps(codec) {
+        return;
+    }
     let before = match block.section {
         Section::Full => tail.replace(Arc::clone(block)),
         Section::Window => tail.take(),

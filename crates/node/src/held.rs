@@ -76,6 +76,12 @@ impl Keep {
         (pinned.held() != Held::default()).then_some(pinned)
     }
 
+    /// True if rows that came in this codec may be kept.
+    #[must_use]
+    pub fn keeps(&self, codec: Codec) -> bool {
+        self.reuse != Reuse::Off && codec.is_lossless()
+    }
+
     /// Keeps the complete pages of a block of full-attention layers; on a thread where it may block.
     /// Lossy rows are not kept.
     pub fn block(&self, tokens: &[u32], block: &KvBlock, codec: Codec) {

@@ -539,7 +539,9 @@ impl Pump {
             self.handed.codec = self.handed.codec.max(Some(codec));
             let permitted = self.permitted.clone();
             let tokens = Arc::clone(&self.tokens);
+            // Without windows nobody asks for it, and its buffers can be used again.
             let mut tail = match block.section {
+                Section::Full if !self.permitted.expectation.contract.has_window() => None,
                 Section::Full => self.tail.replace(Arc::clone(&block)),
                 Section::Window => self.tail.take(),
             };
