@@ -96,7 +96,10 @@ impl HandoffConfig {
             return fault("codec", problem);
         }
         if self.streams > MAX_STREAMS {
-            return fault("streams", format!("is {}, allowed 0..={MAX_STREAMS}", self.streams));
+            return fault(
+                "streams",
+                format!("is {}, allowed 0..={MAX_STREAMS}", self.streams),
+            );
         }
         for (key, value) in [
             ("parity_kl", self.parity_kl),

@@ -23,7 +23,12 @@ const fn parity(kl: f64, holds: bool) -> ParityReport {
 }
 
 /// One request from the prefill node to the decode node; the answer.
-async fn answered(rig: &Rig, p: &FakeNode, d: &FakeNode, parity: Option<ParityReport>) -> TandemInfo {
+async fn answered(
+    rig: &Rig,
+    p: &FakeNode,
+    d: &FakeNode,
+    parity: Option<ParityReport>,
+) -> TandemInfo {
     let answer = rig.chat(json!({}));
     let (_, decode) = d.generate().await.accept();
     decode.open(10, true).await;
@@ -49,9 +54,15 @@ async fn a_pair_that_does_not_compute_the_same_is_suspect_until_it_does() {
     let compared = info.parity.unwrap();
     assert_eq!((compared.kl, compared.max_difference), (0.4, 0.25));
     assert_eq!((compared.same_top, compared.holds), (false, false));
-    assert_eq!((info.codec.as_deref(), info.wire_bytes), (Some("plane"), 585));
+    assert_eq!(
+        (info.codec.as_deref(), info.wire_bytes),
+        (Some("plane"), 585)
+    );
     let event = &info.events[0];
-    assert!(event.contains("`p` and `d` do not compute the same"), "{event}");
+    assert!(
+        event.contains("`p` and `d` do not compute the same"),
+        "{event}"
+    );
     let told = pairs(&rig).await;
     assert!(told[0].suspect);
     assert_eq!((told[0].compared, told[0].parity_faults), (1, 1));
@@ -62,8 +73,14 @@ async fn a_pair_that_does_not_compute_the_same_is_suspect_until_it_does() {
     let told = pairs(&rig).await;
     assert_eq!((&*told[0].prefill, &*told[0].decode), ("p", "d"));
     assert!(!told[0].suspect);
-    assert_eq!((told[0].handoffs, told[0].compared, told[0].parity_faults), (3, 2, 1));
-    assert_eq!((told[0].handoff_bytes, told[0].wire_bytes), (3 * 576, 3 * 585));
+    assert_eq!(
+        (told[0].handoffs, told[0].compared, told[0].parity_faults),
+        (3, 2, 1)
+    );
+    assert_eq!(
+        (told[0].handoff_bytes, told[0].wire_bytes),
+        (3 * 576, 3 * 585)
+    );
     assert_eq!((told[0].last_kl, told[0].max_kl), (Some(0.001), 0.4));
 }
 
@@ -82,7 +99,10 @@ async fn metrics_tell_the_same() {
         "# TYPE tandem_parity_kl gauge",
         "# EOF",
     ] {
-        assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+        assert!(
+            text.lines().any(|l| l == line),
+            "{line} is missing in\n{text}"
+        );
     }
 }
 
@@ -113,7 +133,10 @@ async fn a_conversation_that_goes_on_keeps_its_answers() {
     ]);
     let request = json!({"messages": turns, "tandem": {"cache_salt": "class 7b"}});
     let second = terms(&rig, &p, &d, request).await;
-    assert_eq!((second.reuse, second.keep, &*second.salt), (Reuse::All, true, "class 7b"));
+    assert_eq!(
+        (second.reuse, second.keep, &*second.salt),
+        (Reuse::All, true, "class 7b")
+    );
 }
 
 #[tokio::test]
@@ -128,8 +151,14 @@ async fn the_configuration_rules_the_terms() {
     settings.handoff.parity = ParityAction::Redo;
     let rig = Rig::start(settings).await;
     let told = terms(&rig, &p, &d, json!({})).await;
-    assert_eq!((told.quality, told.codec, told.streams), (Quality::Q8, CodecChoice::Q8, 3));
-    assert_eq!((told.reuse, told.keep, told.action), (Reuse::Off, false, ParityAction::Redo));
+    assert_eq!(
+        (told.quality, told.codec, told.streams),
+        (Quality::Q8, CodecChoice::Q8, 3)
+    );
+    assert_eq!(
+        (told.reuse, told.keep, told.action),
+        (Reuse::Off, false, ParityAction::Redo)
+    );
 }
 
 #[test]

@@ -1,0 +1,369 @@
+//! `POST /node/v1/generate`: a request that generates here.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use tandem_engine::Token;
+use tandem_engine::chat::{ChatMessage, completion_tokens};
+use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
+use tandem_engine::sampling::SamplingParams;
+use tandem_identity::PeerId;
+use tandem_kv::adaptive::Quality;
+use tandem_kv::receiver::Expectation;
+use tandem_proto::{
+    ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, PrefillFailed,
+    PrefillMode, Prompt, Ticket,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{Node, Refusal, check_chunk, event_stream, invalid, keeps_answer, parse};
+use crate::conversation::{HandBack, Keeping, seed};
+use crate::held::{Keep, Pieces};
+use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
+use crate::limits::MAX_EVENTS;
+use crate::model::Model;
+use crate::tickets::{Permitted, Target, handoff_id};
+
+pub(super) async fn generate(
+    State(node): State<Arc<Node>>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let request: GenerateRequest = parse(&body)?;
+    let (model, peer) = checked(&node, &request)?;
+    let (id, wants_remote, chunk, terms) = (
+        request.request.clone(),
+        request.prefill == PrefillMode::Remote,
+        request.chunk,
+        request.terms.clone(),
+    );
+    let start = Instant::now();
+    let (tokens, generation) = prepared(&model, request).await?;
+    let tokenize_ms = start.elapsed().as_secs_f64() * 1e3;
+    let remote = wants_remote && tokens.len() > 1;
+    let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
+    let keep = Keep::new(node.pages.clone(), &model.contract, &terms, kv_end, chunk);
+    // A request that is prefilled elsewhere gets its pages when the handoff begins.
+    let pieces = keep
+        .pin(&tokens[..kv_end as usize])
+        .filter(|_| !remote)
+        .and_then(|pinned| Pieces::all(pinned, &model.contract));
+    let source = match (remote, &pieces) {
+        (true, _) => Source::Remote,
+        (false, Some(_)) => Source::Pages,
+        (false, None) => Source::Here,
+    };
+    let (events, receiver) = mpsc::channel(MAX_EVENTS);
+    let admission = model.admit()?;
+    let job_id = admission.job;
+    let (hand_back, handed_back) = oneshot::channel();
+    let opening = Opening {
+        request: id.clone(),
+        job: job_id,
+        remote,
+        peer,
+        tokens: &tokens,
+        quality: terms.quality,
+        keep: keep.clone(),
+        hand_back,
+    };
+    let guard = open_request(&node, &model, opening);
+    let retire =
+        keeps_answer(&terms).then(|| keep_answer(&node, &model, keep, terms.clone(), handed_back));
+    let job = GenerateJob {
+        request: id,
+        tokens: tokens.clone(),
+        chunk,
+        source,
+        generation,
+        parity: Parity {
+            expected: remote,
+            bound: terms.bound,
+            action: terms.action,
+            patience: node.config.limits.receipt,
+        },
+        retire,
+        events,
+    };
+    model.command(Command::Generate(admission, Box::new(job)))?;
+    if let Some(pieces) = pieces {
+        tokio::spawn(seed(Arc::clone(&model), job_id, pieces, None));
+    }
+    let opened = GenerateEvent::Opened {
+        prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        tokens: remote.then_some(tokens),
+        ticket: guard.ticket.clone(),
+        tokenize_ms,
+    };
+    Ok(answer(opened, receiver, guard, node.config.limits.beat))
+}
+
+/// The model that a request is for, and the machine that may bring its KV.
+fn checked(
+    node: &Node,
+    request: &GenerateRequest,
+) -> Result<(Arc<Model>, Option<PeerId>), NodeError> {
+    request.validate()?;
+    if !node.config.role.decodes() {
+        return Err(NodeError::new(
+            ErrorCode::WrongRole,
+            "this node only prefills",
+        ));
+    }
+    let model = Arc::clone(node.model(&request.model)?);
+    check_chunk(&model, request.chunk)?;
+    let peer = prefill_peer(node, request)?;
+    Ok((model, peer))
+}
+
+fn answer(
+    opened: GenerateEvent,
+    events: mpsc::Receiver<GenerateEvent>,
+    guard: Guard,
+    beat: Duration,
+) -> Response {
+    let is_last =
+        |e: &GenerateEvent| matches!(e, GenerateEvent::Done { .. } | GenerateEvent::Failed(_));
+    event_stream(
+        Some(opened),
+        events,
+        guard,
+        beat,
+        GenerateEvent::Beat,
+        is_last,
+    )
+}
+
+/// Starts to wait for the end of an answer whose KV is kept.
+fn keep_answer(
+    node: &Arc<Node>,
+    model: &Arc<Model>,
+    keep: Keep,
+    terms: HandoffTerms,
+    hand_back: oneshot::Receiver<HandBack>,
+) -> oneshot::Sender<Retired> {
+    let (retire, retired) = oneshot::channel();
+    let keeping = Keeping {
+        node: Arc::clone(node),
+        model: Arc::clone(model),
+        keep,
+        terms,
+        retired,
+        hand_back,
+    };
+    tokio::spawn(keeping.run());
+    retire
+}
+
+/// The only machine that may use the request's ticket; `None` if there is no ticket, or no TLS and
+/// so nobody is known.
+fn prefill_peer(node: &Node, request: &GenerateRequest) -> Result<Option<PeerId>, NodeError> {
+    let remote = request.prefill == PrefillMode::Remote;
+    match (&request.prefill_peer, node.config.security.is_tls()) {
+        (None, true) if remote => Err(invalid(
+            "`prefill_peer` is missing: this node gives tickets only to a machine that it is told",
+        )),
+        (Some(_), false) => Err(invalid(
+            "`prefill_peer` cannot be checked: this node was started with --plaintext",
+        )),
+        (None, _) => Ok(None),
+        (Some(id), true) => {
+            let id = id.parse();
+            id.map(Some)
+                .map_err(|e| invalid(format!("`prefill_peer`: {e}")))
+        }
+    }
+}
+
+/// Tokenises and checks a request off the async threads.
+async fn prepared(
+    model: &Arc<Model>,
+    request: GenerateRequest,
+) -> Result<(Vec<Token>, Generation), NodeError> {
+    let model = Arc::clone(model);
+    let preparing = tokio::task::spawn_blocking(move || prepare(&model, request));
+    preparing
+        .await
+        .map_err(|e| NodeError::new(ErrorCode::Engine, e.to_string()))?
+}
+
+fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Generation), NodeError> {
+    let tokens = prompt_tokens(model, &request.prompt)?;
+    let context = model.capacity.tokens_per_sequence;
+    let n = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    if n == 0 {
+        return Err(invalid("`prompt` is empty"));
+    }
+    if let Some(token) = tokens.iter().find(|t| **t >= model.tokenizer.len()) {
+        return Err(invalid(format!(
+            "`prompt`: token {token} is not in the vocabulary"
+        )));
+    }
+    let wanted = request.generation.max_tokens.unwrap_or(1);
+    if n.saturating_add(wanted) > context {
+        return Err(NodeError::new(
+            ErrorCode::ContextLength,
+            format!(
+                "the prompt has {n} tokens and `max_tokens` is {wanted}, together more than the context of {context} tokens; \
+                 shorten the prompt, lower `max_tokens`, or start the node with a larger --context"
+            ),
+        ));
+    }
+    let g = request.generation;
+    let params = GenerationParams {
+        sampling: SamplingParams {
+            temperature: g.temperature,
+            top_k: g.top_k,
+            top_p: g.top_p,
+            min_p: g.min_p,
+            seed: g.seed,
+        },
+        max_tokens: g.max_tokens.unwrap_or(context - n),
+        stop: g.stop,
+        format: match g.format {
+            Format::Text => EngineFormat::Text,
+            Format::JsonObject => EngineFormat::JsonObject,
+            Format::JsonSchema(schema) => EngineFormat::JsonSchema(schema),
+        },
+    };
+    let generation = Generation::new(&params, Arc::clone(&model.tokenizer), &model.constraints)
+        .map_err(|e| invalid(e.to_string()))?;
+    Ok((tokens, generation))
+}
+
+fn prompt_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError> {
+    match prompt {
+        Prompt::Tokens(tokens) => Ok(tokens.clone()),
+        Prompt::Text(text) => Ok(completion_tokens(model.tokenizer.as_ref(), text)),
+        Prompt::Chat(messages) => {
+            let template = model.template.as_ref().map_err(|e| invalid(e.clone()))?;
+            let messages: Vec<ChatMessage> = messages
+                .iter()
+                .map(|m| ChatMessage {
+                    role: m.role.clone(),
+                    content: m.content.clone(),
+                })
+                .collect();
+            template
+                .tokens(&messages)
+                .map_err(|e| invalid(e.to_string()))
+        }
+    }
+}
+
+/// A request that is about to start.
+struct Opening<'a> {
+    request: String,
+    job: JobId,
+    remote: bool,
+    peer: Option<PeerId>,
+    tokens: &'a [Token],
+    quality: Quality,
+    keep: Keep,
+    hand_back: oneshot::Sender<HandBack>,
+}
+
+/// Registers a request: gives it a ticket if KV is to come, and a guard that undoes everything
+/// when the coordinator has gone.
+fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> Guard {
+    let Opening {
+        request,
+        job,
+        remote,
+        peer,
+        tokens,
+        quality,
+        keep,
+        hand_back,
+    } = opening;
+    let (alive, over) = watch::channel(());
+    let handoff = handoff_id(job.0);
+    let ticket = node.handoff_port.filter(|_| remote).map(|port| {
+        let permitted = Permitted {
+            request: request.clone(),
+            target: Target::Sequence {
+                model: Arc::clone(model),
+                job,
+            },
+            expectation: Expectation {
+                contract: Arc::clone(&model.contract),
+                handoff,
+                tokens: tokens.to_vec(),
+                kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1,
+                continued: false,
+                quality,
+            },
+            keep,
+            peer,
+            over,
+            hand_back: Arc::new(Mutex::new(Some(hand_back))),
+            place: None,
+        };
+        Ticket {
+            secret: node.tickets.issue(permitted),
+            handoff,
+            port,
+        }
+    });
+    node.running.insert(&request, Arc::clone(model), job);
+    let guard = Guard {
+        node: Arc::clone(node),
+        model: Arc::clone(model),
+        request,
+        job,
+        ticket,
+        _alive: alive,
+    };
+    if let Some(ticket) = &guard.ticket {
+        tokio::spawn(expire(Arc::clone(node), ticket.secret.clone()));
+    }
+    guard
+}
+
+/// Ends the wait for a prefill node that never connects.
+async fn expire(node: Arc<Node>, secret: String) {
+    let wait = node.config.limits.handoff_silence;
+    tokio::time::sleep(wait).await;
+    if let Some(permitted) = node.tickets.revoke(&secret) {
+        let reason = format!("no prefill node connected within {} s", wait.as_secs_f32());
+        permitted.failed(reason).await;
+    }
+}
+
+/// Ends a request when its stream is dropped.
+struct Guard {
+    node: Arc<Node>,
+    model: Arc<Model>,
+    request: String,
+    job: JobId,
+    ticket: Option<Ticket>,
+    /// Dropped with the guard: whoever takes KV in for the request ends.
+    _alive: watch::Sender<()>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(ticket) = &self.ticket {
+            self.node.tickets.revoke(&ticket.secret);
+        }
+        self.node.running.remove(&self.request, self.job);
+        // If the queue is full, the worker finds the closed channel by itself.
+        let _ = self.model.command(Command::Cancel(self.job));
+    }
+}
+
+pub(super) async fn prefill_failed(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<StatusCode, Refusal> {
+    let failed: PrefillFailed = parse(&body)?;
+    let Some((model, job)) = node.running.get(&id) else {
+        return Err(invalid(format!("no request `{id}` is running here")).into());
+    };
+    model.command(Command::HandoffFailed(job, failed.reason))?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,222 @@
+//! `POST /node/v1/prefill`: a prompt that is computed here and sent to another node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::Response;
+use tandem_engine::Token;
+use tandem_identity::PeerId;
+use tandem_kv::receipt::ReturnTicket;
+use tandem_kv::receiver::Expectation;
+use tandem_kv::sender::Offer;
+use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
+use tokio::sync::{mpsc, watch};
+
+use super::{Node, Refusal, check_chunk, event_stream, invalid, keeps_answer, parse};
+use crate::conversation::seed;
+use crate::held::{Keep, Pieces};
+use crate::job::{Command, JobId, PrefillJob};
+use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS, RETURN_TICKET};
+use crate::model::Model;
+use crate::send::{Kept, Sending, send_kv};
+use crate::tickets::{Permitted, Target, handoff_id};
+
+pub(super) async fn prefill(
+    State(node): State<Arc<Node>>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let request: PrefillRequest = parse(&body)?;
+    let (model, peer) = checked(&node, &request)?;
+    let terms = request.terms.clone();
+    let tokens: Arc<[u32]> = request.tokens.as_slice().into();
+    let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
+    let keep = Keep::new(
+        node.pages.clone(),
+        &model.contract,
+        &terms,
+        kv_end,
+        request.chunk,
+    );
+    let pieces = keep
+        .pin(&tokens[..kv_end as usize])
+        .and_then(|pinned| Pieces::all(pinned, &model.contract));
+    // One more than may wait, for what follows the last chunk.
+    let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
+    let admission = model.admit()?;
+    let id = admission.job;
+    let hand_back = keeps_answer(&terms)
+        .then(|| return_ticket(&node, &model, &request, &keep, peer.as_ref()))
+        .flatten();
+    let back = hand_back.as_ref().map(|b| b.ticket.clone());
+    let job = PrefillJob {
+        request: request.request.clone(),
+        tokens: request.tokens.clone(),
+        chunk: request.chunk,
+        seeded: pieces.is_some(),
+        receipt: true,
+        hand_back,
+        chunks: chunks.clone(),
+    };
+    model.command(Command::Prefill(admission, Box::new(job)))?;
+    if let Some(pieces) = pieces {
+        tokio::spawn(seed(Arc::clone(&model), id, pieces, Some(chunks)));
+    }
+    let beat = node.config.limits.beat;
+    let (events, receiver) = mpsc::channel(MAX_EVENTS);
+    let offer = Offer {
+        contract: Arc::clone(&model.contract),
+        handoff: request.handoff,
+        ticket: request.ticket.clone(),
+        pages: keep.chain(&tokens[..kv_end as usize]),
+        tokens: request.tokens.clone(),
+        continuation: 0,
+        kv_end,
+    };
+    let route = node.route(request.target.clone(), peer, &terms);
+    let sending = Sending {
+        request: request.request.clone(),
+        model: Arc::clone(&model),
+        kept: Kept {
+            keep,
+            tokens,
+            tail: None,
+        },
+    };
+    tokio::spawn(async move {
+        let is_done = send_kv(sending, offer, route, computed, events).await;
+        // Without a handoff nobody has heard of the permission.
+        if let Some(secret) = back.filter(|_| !is_done) {
+            node.tickets.revoke(&secret);
+        }
+    });
+    let guard = PumpGuard { model, job: id };
+    Ok(answer(receiver, guard, beat))
+}
+
+fn answer(events: mpsc::Receiver<PrefillEvent>, guard: PumpGuard, beat: Duration) -> Response {
+    let is_last =
+        |e: &PrefillEvent| matches!(e, PrefillEvent::Done { .. } | PrefillEvent::Failed(_));
+    event_stream(None, events, guard, beat, PrefillEvent::Beat, is_last)
+}
+
+/// The model that a request is for, and the machine that KV may be sent to.
+fn checked(
+    node: &Node,
+    request: &PrefillRequest,
+) -> Result<(Arc<Model>, Option<PeerId>), NodeError> {
+    tandem_proto::generate::check_request_id(&request.request)?;
+    if !node.config.role.prefills() {
+        return Err(NodeError::new(
+            ErrorCode::WrongRole,
+            "this node only decodes",
+        ));
+    }
+    let model = Arc::clone(node.model(&request.model)?);
+    if request.chunk == 0 {
+        return Err(invalid("`chunk` is 0"));
+    }
+    check_chunk(&model, request.chunk)?;
+    check_prefill_tokens(&model, &request.tokens)?;
+    let peer = target_peer(node, request)?;
+    Ok((model, peer))
+}
+
+/// The only machine that KV may be sent to; `None` without TLS, where nobody is known.
+fn target_peer(node: &Node, request: &PrefillRequest) -> Result<Option<PeerId>, NodeError> {
+    match (&request.target_peer, node.config.security.is_tls()) {
+        (None, true) => Err(invalid(
+            "`target_peer` is missing: this node sends KV only to a machine that it is told",
+        )),
+        (Some(_), false) => Err(invalid(
+            "`target_peer` cannot be checked: this node was started with --plaintext",
+        )),
+        (None, false) => Ok(None),
+        (Some(id), true) => {
+            let id = id.parse();
+            id.map(Some)
+                .map_err(|e| invalid(format!("`target_peer`: {e}")))
+        }
+    }
+}
+
+/// The permission for the decode node to hand the KV of its answer back; `None` if there are too many.
+fn return_ticket(
+    node: &Arc<Node>,
+    model: &Arc<Model>,
+    request: &PrefillRequest,
+    keep: &Keep,
+    peer: Option<&PeerId>,
+) -> Option<ReturnTicket> {
+    let place = Arc::clone(&node.returns).try_acquire_owned().ok()?;
+    let handoff = handoff_id(0);
+    let (alive, over) = watch::channel(());
+    let permitted = Permitted {
+        request: request.request.clone(),
+        target: Target::Pages,
+        expectation: Expectation {
+            contract: Arc::clone(&model.contract),
+            handoff,
+            tokens: request.tokens.clone(),
+            kv_end: 0,
+            continued: true,
+            quality: request.terms.quality,
+        },
+        keep: keep.clone(),
+        peer: peer.cloned(),
+        over,
+        hand_back: Arc::default(),
+        place: Some(Arc::new(place)),
+    };
+    let ticket = node.tickets.issue(permitted);
+    let (node, secret) = (Arc::clone(node), ticket.clone());
+    let port = node.return_port;
+    tokio::spawn(async move {
+        tokio::time::sleep(RETURN_TICKET).await;
+        node.tickets.revoke(&secret);
+        drop(alive);
+    });
+    Some(ReturnTicket {
+        ticket,
+        handoff,
+        port,
+    })
+}
+
+fn check_prefill_tokens(model: &Model, tokens: &[Token]) -> Result<(), NodeError> {
+    let context = model.capacity.tokens_per_sequence;
+    if tokens.len() < 2 {
+        return Err(invalid(
+            "`tokens`: there is nothing to prefill before the last token",
+        ));
+    }
+    if tokens.len() > context as usize {
+        return Err(NodeError::new(
+            ErrorCode::ContextLength,
+            format!(
+                "the prompt has {} tokens; this node was started with a context of {context}",
+                tokens.len()
+            ),
+        ));
+    }
+    if let Some(token) = tokens.iter().find(|t| **t >= model.tokenizer.len()) {
+        return Err(invalid(format!(
+            "`tokens`: {token} is not in the vocabulary"
+        )));
+    }
+    Ok(())
+}
+
+/// Stops a prefill when the coordinator has gone. The pump finds that out by itself, and tells the
+/// decode node.
+struct PumpGuard {
+    model: Arc<Model>,
+    job: JobId,
+}
+
+impl Drop for PumpGuard {
+    fn drop(&mut self) {
+        let _ = self.model.command(Command::Cancel(self.job));
+    }
+}
