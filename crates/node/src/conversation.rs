@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::api::Node;
-use crate::held::{Keep, Pieces};
+use crate::held::{Keep, Pieces, Tail};
 use crate::job::{Command, Computed, JobId, Retired};
 use crate::limits::{HAND_BACK_STALL, MAX_CHUNKS_WAITING};
 use crate::model::Model;
@@ -111,10 +111,11 @@ async fn store(
     kv_end: u32,
     mut forward: Option<mpsc::Sender<Input>>,
 ) {
-    let mut tail: Option<Arc<KvBlock>> = None;
+    let mut tail = Tail::default();
     while let Some(Input::Chunk(chunk)) = chunks.recv().await {
         for block in &chunk.blocks {
-            keep_block(keep, tokens, block, Codec::Raw, &mut tail).await;
+            let before = tail.then(block, Codec::Raw);
+            keep_block(keep, tokens, block, Codec::Raw, before).await;
         }
         let Some(to) = &forward else { continue };
         let cut = |block: Arc<KvBlock>| match block.section {
@@ -136,27 +137,30 @@ async fn store(
     }
 }
 
-/// Keeps a block on a thread where it may block. `tail` is the full block before a window.
+/// Keeps a block on a thread where it may block. `before` is what came before it since the last page
+/// boundary.
 pub async fn keep_block(
     keep: &Keep,
     tokens: &Arc<[u32]>,
     block: &Arc<KvBlock>,
     codec: Codec,
-    tail: &mut Option<Arc<KvBlock>>,
+    before: Tail,
 ) {
     if !keep.keeps(codec) {
         return;
     }
-    let before = match block.section {
-        Section::Full => tail.replace(Arc::clone(block)),
-        Section::Window => tail.take(),
-    };
     let (keep, tokens, block) = (keep.clone(), Arc::clone(tokens), Arc::clone(block));
     let keeping = tokio::task::spawn_blocking(move || match block.section {
-        Section::Full => keep.block(&tokens, &block, codec),
+        Section::Full => {
+            if let Some(page) = before.page(&block) {
+                keep.block(&tokens, &page, codec);
+            }
+            keep.block(&tokens, &block, codec);
+        }
         Section::Window => {
-            let tokens = &tokens[..(block.tokens.end as usize).min(tokens.len())];
-            keep.window(tokens, before.as_deref(), &block, codec);
+            let end = block.tokens.end;
+            let tokens = &tokens[..(end as usize).min(tokens.len())];
+            keep.window(tokens, before.until(end).as_ref(), &block, codec);
         }
     });
     if let Err(error) = keeping.await {

@@ -1,5 +1,6 @@
 //! The pages that a request shares with earlier and later ones.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kv::codec::Codec;
@@ -35,7 +36,12 @@ impl Keep {
             store,
             namespace: Namespace::new(Arc::clone(contract), salt, Origin::Exact),
             reuse: terms.reuse,
-            exact: kv_end - kv_end % chunk.max(1),
+            // After rows that were decoded nothing is exact, and what the other node began with is
+            // not known here.
+            exact: match terms.reuse {
+                Reuse::Exact => kv_end - kv_end % chunk.max(1),
+                Reuse::Off | Reuse::All => 0,
+            },
         }
     }
 
@@ -129,6 +135,74 @@ impl Keep {
         if let Err(error) = result {
             tracing::debug!(%error, "a window is not kept");
         }
+    }
+}
+
+/// The blocks of full-attention layers since the last page boundary: the rows of a page may come in
+/// several blocks.
+#[derive(Debug, Clone, Default)]
+pub struct Tail {
+    blocks: Vec<Arc<KvBlock>>,
+}
+
+impl Tail {
+    /// What came before `block`, which is the next one from now on.
+    #[must_use]
+    pub fn then(&mut self, block: &Arc<KvBlock>, codec: Codec) -> Self {
+        if block.section == Section::Window {
+            return std::mem::take(self);
+        }
+        let before = self.clone();
+        let end = self.blocks.last().map(|b| b.tokens.end);
+        if !codec.is_lossless() || end.is_some_and(|end| end != block.tokens.start) {
+            self.blocks.clear();
+        }
+        let boundary = block.tokens.end - block.tokens.end % PAGE_TOKENS;
+        if codec.is_lossless() {
+            self.blocks.push(Arc::clone(block));
+        }
+        self.blocks.retain(|b| b.tokens.end > boundary);
+        before
+    }
+
+    /// The page that `block` completes and does not contain.
+    #[must_use]
+    pub fn page(mut self, block: &Arc<KvBlock>) -> Option<KvBlock> {
+        let start = block.tokens.start - block.tokens.start % PAGE_TOKENS;
+        let page = start..start.saturating_add(PAGE_TOKENS);
+        if start == block.tokens.start || page.end > block.tokens.end {
+            return None;
+        }
+        self.blocks.push(Arc::clone(block));
+        self.rows(page)
+    }
+
+    /// The rows since the last page boundary before a position; `None` if there are none.
+    #[must_use]
+    pub fn until(&self, position: u32) -> Option<KvBlock> {
+        self.rows(position - position % PAGE_TOKENS..position)
+    }
+
+    /// The rows of these tokens, if all of them are here.
+    fn rows(&self, tokens: Range<u32>) -> Option<KvBlock> {
+        let mut joined: Option<KvBlock> = None;
+        let mut at = tokens.start;
+        for block in &self.blocks {
+            if !block.tokens.contains(&at) || at >= tokens.end {
+                continue;
+            }
+            let part = block.part(at..tokens.end);
+            at = part.tokens.end;
+            let Some(all) = &mut joined else {
+                joined = Some(part);
+                continue;
+            };
+            all.tokens.end = at;
+            for (rows, more) in all.planes.iter_mut().zip(part.planes) {
+                rows.data.extend_from_slice(&more.data);
+            }
+        }
+        joined.filter(|_| at == tokens.end)
     }
 }
 

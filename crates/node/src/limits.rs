@@ -38,6 +38,8 @@ pub const MAX_ARRIVALS: usize = 8;
 pub const MAX_APPLY_SLICE_BYTES: u64 = tandem_kv::limits::TARGET_BLOCK_BYTES;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
+/// Payload bytes that are acknowledged before a codec is chosen: what less tells is latency.
+pub const FIRST_REVIEW_BYTES: u64 = 4 << 20;
 /// Segments that are encoded before they are written.
 pub const SEGMENTS_AHEAD: usize = 2;
 /// Broken connections after which a handoff is given up.

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{Gate, Link, WriteHalf};
+use tandem_kv::KvBlock;
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse};
 use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
 use tandem_kv::segment::window_bytes;
-use tandem_kv::{KvBlock, Section};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::AbortHandle;
@@ -28,7 +28,7 @@ use tokio::time::{sleep, timeout};
 use crate::api::Node;
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
-use crate::held::Pieces;
+use crate::held::{Pieces, Tail};
 use crate::job::HandedOver;
 use crate::limits::{
     GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STREAMS,
@@ -247,7 +247,7 @@ async fn serve(
         permitted,
         tokens: tokens.into(),
         kv_end,
-        tail: None,
+        tail: Tail::default(),
     };
     let result = pump.run(first).await;
     pump.end(&result).await;
@@ -293,8 +293,8 @@ struct Pump {
     receipt: bool,
     committed: bool,
     from: SocketAddr,
-    /// The last full block, which a window is kept with.
-    tail: Option<Arc<KvBlock>>,
+    /// The blocks since the last page boundary.
+    tail: Tail,
 }
 
 /// Why the owner of a handoff stops.
@@ -539,15 +539,15 @@ impl Pump {
             self.handed.codec = self.handed.codec.max(Some(codec));
             let permitted = self.permitted.clone();
             let tokens = Arc::clone(&self.tokens);
-            // Without windows nobody asks for it, and its buffers can be used again.
-            let mut tail = match block.section {
-                Section::Full if !self.permitted.expectation.contract.has_window() => None,
-                Section::Full => self.tail.replace(Arc::clone(&block)),
-                Section::Window => self.tail.take(),
+            // What is not kept is not held on to, so that its buffers can be used again.
+            let before = if permitted.keep.keeps(codec) {
+                self.tail.then(&block, codec)
+            } else {
+                Tail::default()
             };
             self.applying.push_back(Box::pin(async move {
                 let applying = permitted.target.apply(Arc::clone(&block));
-                let keeping = keep_block(&permitted.keep, &tokens, &block, codec, &mut tail);
+                let keeping = keep_block(&permitted.keep, &tokens, &block, codec, before);
                 let (applied, ()) = tokio::join!(applying, keeping);
                 (block, applied)
             }));

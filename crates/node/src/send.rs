@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 pub use choice::{Choice, Measured};
 
 use crate::conversation::keep_block;
-use crate::held::Keep;
+use crate::held::{Keep, Tail};
 use crate::job::{Command, Computed};
 use crate::limits::{BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE};
 use crate::model::Model;
@@ -125,8 +125,8 @@ pub struct Kept {
     pub keep: Keep,
     /// All tokens of the prompt.
     pub tokens: Arc<[u32]>,
-    /// The last full block.
-    pub tail: Option<Arc<KvBlock>>,
+    /// The blocks since the last page boundary.
+    pub tail: Tail,
 }
 
 /// A prefill whose KV is sent.
@@ -639,7 +639,8 @@ impl Pump {
                 for block in chunk.blocks {
                     if let Some(Sending { kept, .. }) = &mut self.sending {
                         let Kept { keep, tokens, tail } = kept;
-                        keep_block(keep, tokens, &block, Codec::Raw, tail).await;
+                        let before = tail.then(&block, Codec::Raw);
+                        keep_block(keep, tokens, &block, Codec::Raw, before).await;
                     }
                 }
                 let sent_bytes = self.sender.raw_bytes();

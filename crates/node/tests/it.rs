@@ -4,14 +4,29 @@
     clippy::expect_used,
     reason = "a test fails by panicking"
 )]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "numbers of tests are small"
+)]
 
 mod it {
     mod cancel;
     mod cluster;
+    mod codecs;
+    mod conversation;
     mod faults;
+    mod fencing;
     mod handoff;
     mod hostile;
+    mod kills;
     mod pages;
+    mod parity;
+    mod peers;
+    mod proxy;
+    mod raw;
     mod refusals;
-    mod security;
+    mod resume;
+    mod reuse;
+    mod slices;
+    mod streams;
 }

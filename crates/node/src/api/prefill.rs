@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, keeps_answer, parse};
 use crate::conversation::seed;
-use crate::held::{Keep, Pieces};
+use crate::held::{Keep, Pieces, Tail};
 use crate::job::{Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS, RETURN_TICKET};
 use crate::model::Model;
@@ -81,7 +81,7 @@ pub(super) async fn prefill(
         kept: Kept {
             keep,
             tokens,
-            tail: None,
+            tail: Tail::default(),
         },
     };
     tokio::spawn(async move {

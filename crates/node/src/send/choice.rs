@@ -7,6 +7,7 @@ use tandem_kv::codec::Codec;
 
 use super::stream::Done;
 use crate::job::Computed;
+use crate::limits::FIRST_REVIEW_BYTES;
 
 /// How the codec is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct Measured {
     produced: Rate,
     /// Payload bytes, and time during which some were on their way.
     carried: Rate,
+    /// Payload bytes acknowledged.
+    acknowledged: u64,
     /// Payload bytes written and not yet counted as carried.
     on_their_way: u64,
     busy_since: Option<Instant>,
@@ -72,6 +75,7 @@ impl Measured {
             rates: CodecRates::default(),
             produced: Rate::default(),
             carried: Rate::default(),
+            acknowledged: 0,
             on_their_way: 0,
             busy_since: None,
             computed: None,
@@ -134,7 +138,9 @@ impl Measured {
         let bytes = std::mem::take(&mut self.on_their_way);
         self.carried.add(bytes, now - since);
         self.adaptive.acknowledged(bytes);
-        if matches!(self.choice, Choice::Fixed(_)) || !self.adaptive.is_due() {
+        self.acknowledged += bytes;
+        let is_fixed = matches!(self.choice, Choice::Fixed(_));
+        if is_fixed || self.acknowledged < FIRST_REVIEW_BYTES || !self.adaptive.is_due() {
             return;
         }
         let production = self.produced.per_second();

@@ -86,7 +86,9 @@ async fn a_prefill_stops_within_one_chunk_when_the_coordinator_goes() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, arrived).await.expect("the first chunk is lost");
+    tokio::time::timeout(PATIENCE, arrived)
+        .await
+        .expect("the first chunk is lost");
     drop(sending);
     // The decode node sees the handoff end, which the prefill node does when it stops for good.
     let answer = finish(&mut events).await;
@@ -96,4 +98,60 @@ async fn a_prefill_stops_within_one_chunk_when_the_coordinator_goes() {
     prefill.idle().await;
     decode.idle().await;
     assert_eq!(at.try_iter().count(), 0, "chunks were computed for nobody");
+}
+
+/// Longest time until both ends of a cancelled handoff have let go of it.
+const CANCEL: std::time::Duration = std::time::Duration::from_secs(1);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_request_frees_both_ends_though_the_decoding_engine_is_busy() {
+    let mut slow = FakeConfig::default();
+    let (at, go) = gate(&mut slow, CallKind::Import);
+    let prefill = node(Role::Prefill, FakeConfig::default(), limits()).await;
+    let decode = node(Role::Decode, slow.clone(), limits()).await;
+    let chunk = slow.microbatch_tokens;
+    let (events, mut sending) = hand_over(&prefill, &decode, &prompt(chunk * 8), chunk).await;
+    at.recv().unwrap();
+    let busy = decode.handoffs().await;
+    assert_eq!((busy.receiving, busy.secrets), (1, 2), "{busy:?}");
+    assert!(busy.staging_bytes > 0);
+    let start = std::time::Instant::now();
+    drop(events);
+    // The engine is still in the middle of its step.
+    decode.until("freed", super::cluster::is_clean).await;
+    let end = super::cluster::prefill_end(&mut sending).await;
+    assert!(
+        matches!(&end, PrefillEvent::Failed(e) if e.message.contains("ended")),
+        "{end:?}"
+    );
+    prefill.idle().await;
+    assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
+    drop(go);
+    decode.clean().await;
+    prefill.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_prefill_tells_the_decode_node_though_its_engine_is_busy() {
+    let mut slow = FakeConfig::default();
+    let (at, go) = gate(&mut slow, CallKind::Prefill);
+    let mut long = limits();
+    long.resume = PATIENCE;
+    let prefill = node(Role::Prefill, slow.clone(), long).await;
+    let decode = node(Role::Decode, FakeConfig::default(), long).await;
+    let chunk = slow.microbatch_tokens;
+    let tokens = prompt(chunk * 8);
+    let (mut events, sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
+    at.recv().unwrap();
+    let start = std::time::Instant::now();
+    drop(sending);
+    let answer = finish(&mut events).await;
+    assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
+    let reason = answer.summary.fallback.expect("fallback");
+    assert!(reason.contains("coordinator has gone"), "{reason}");
+    let expected = super::cluster::local_tokens(&FakeConfig::default(), &tokens, chunk).await;
+    assert_eq!(answer.tokens, expected);
+    decode.clean().await;
+    drop(go);
+    prefill.clean().await;
 }

@@ -1,18 +1,22 @@
 //! Nodes with fake engines on loopback, and a client that plays the coordinator.
 
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tandem_engine::KvEngine;
-use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_identity::Security;
 use tandem_node::{Limits, NodeConfig};
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, NodeError, NodeStatus, PrefillEvent,
-    PrefillMode, PrefillRequest, PrefillSummary, Prompt, Role, Ticket,
+    Format, GenerateEvent, GenerateRequest, Generation, HandoffStatus, HandoffTerms, NodeError,
+    NodeStatus, ParityReport, PrefillEvent, PrefillFailed, PrefillMode, PrefillRequest,
+    PrefillSummary, Prompt, Role, Ticket,
 };
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -22,14 +26,21 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct TestNode {
     pub url: String,
+    /// Where it takes KV in.
+    pub port: u16,
     stop: Option<oneshot::Sender<()>>,
     running: Option<tokio::task::JoinHandle<()>>,
+    /// A runtime of its own, for nodes that are killed.
+    runtime: Option<tokio::runtime::Runtime>,
 }
 
 impl Drop for TestNode {
     fn drop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
         }
     }
 }
@@ -51,33 +62,121 @@ pub fn pages() -> tandem_node::PagesConfig {
     }
 }
 
-pub async fn node(role: Role, config: FakeConfig, limits: Limits) -> TestNode {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let handoff = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let (stop, stopped) = oneshot::channel::<()>();
-    let engine: Box<dyn KvEngine> = Box::new(FakeEngine::new(config));
-    let node_config = NodeConfig {
-        role,
-        version: "test".into(),
-        security: Security::Plaintext,
-        pages: pages(),
-        limits,
-    };
-    let models = vec![(MODEL.to_owned(), engine)];
-    let running = tokio::spawn(async move {
-        let shutdown = async move {
-            let _ = stopped.await;
-        };
-        tandem_node::run(listener, handoff, node_config, models, shutdown)
-            .await
-            .unwrap();
-    });
-    TestNode {
-        url,
-        stop: Some(stop),
-        running: Some(running),
+/// What a node is like.
+pub struct Setup {
+    pub role: Role,
+    pub config: FakeConfig,
+    pub limits: Limits,
+    pub pages: tandem_node::PagesConfig,
+    pub security: Security,
+    /// In the place of a plain fake engine.
+    pub engine: Option<Box<dyn KvEngine>>,
+    /// True if the node gets a runtime of its own, so that it can be killed.
+    pub mortal: bool,
+}
+
+impl Setup {
+    pub fn new(role: Role, config: &FakeConfig) -> Self {
+        Self {
+            role,
+            config: config.clone(),
+            limits: limits(),
+            pages: pages(),
+            security: Security::Plaintext,
+            engine: None,
+            mortal: false,
+        }
     }
+
+    pub async fn start(self) -> TestNode {
+        let (control, handoff) = (bind().await, bind().await);
+        let address = control.local_addr().unwrap();
+        let port = handoff.local_addr().unwrap().port();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let engine = self
+            .engine
+            .unwrap_or_else(|| Box::new(FakeEngine::new(self.config)));
+        let node_config = NodeConfig {
+            role: self.role,
+            version: "test".into(),
+            security: self.security.clone(),
+            pages: self.pages,
+            limits: self.limits,
+        };
+        let models = vec![(MODEL.to_owned(), engine)];
+        let runtime = self.mortal.then(|| {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap()
+        });
+        let (control, handoff) = (control.into_std().unwrap(), handoff.into_std().unwrap());
+        let work = async move {
+            let control = TcpListener::from_std(control).unwrap();
+            let handoff = TcpListener::from_std(handoff).unwrap();
+            let shutdown = async move {
+                let _ = stopped.await;
+            };
+            tandem_node::run(control, handoff, node_config, models, shutdown)
+                .await
+                .unwrap();
+        };
+        let running = match &runtime {
+            Some(runtime) => runtime.spawn(work),
+            None => tokio::spawn(work),
+        };
+        let address = match self.security {
+            Security::Plaintext => address,
+            security => bridge(security, address).await,
+        };
+        TestNode {
+            url: format!("http://{address}"),
+            port,
+            stop: Some(stop),
+            running: Some(running),
+            runtime,
+        }
+    }
+}
+
+pub async fn node(role: Role, config: FakeConfig, limits: Limits) -> TestNode {
+    let setup = Setup {
+        limits,
+        ..Setup::new(role, &config)
+    };
+    setup.start().await
+}
+
+pub async fn bind() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+/// A plain listener whose connections go on over TLS, as `security`.
+async fn bridge(security: Security, to: SocketAddr) -> SocketAddr {
+    let listener = bind().await;
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((plain, _)) = listener.accept().await {
+            let security = security.clone();
+            tokio::spawn(async move {
+                let link = security.connect(&to.to_string(), PATIENCE).await.unwrap();
+                let (mut read, mut write) = link.into_split();
+                let (mut from, mut back) = plain.into_split();
+                let out = async {
+                    // A request must not wait for its end: copying flushes when idle.
+                    let _ = tokio::io::copy(&mut from, &mut write).await;
+                    let _ = write.shutdown().await;
+                };
+                let home = tokio::io::copy(&mut read, &mut back);
+                tokio::select! {
+                    () = out => {}
+                    _ = home => {}
+                }
+            });
+        }
+    });
+    address
 }
 
 /// Events of a stream, one at a time.
@@ -156,6 +255,52 @@ impl TestNode {
         reqwest::get(url).await.unwrap().json().await.unwrap()
     }
 
+    /// Ends the node as a crash would: no goodbye, connections just close.
+    pub fn kill(mut self) {
+        self.runtime
+            .take()
+            .expect("not mortal")
+            .shutdown_background();
+    }
+
+    /// What its handoffs hold.
+    pub async fn handoffs(&self) -> HandoffStatus {
+        let url = format!("{}/node/v1/handoffs", self.url);
+        reqwest::get(url).await.unwrap().json().await.unwrap()
+    }
+
+    /// Waits until its handoffs hold what they should.
+    pub async fn until(&self, what: &str, holds: impl Fn(&HandoffStatus) -> bool) {
+        let mut last = HandoffStatus::default();
+        let wait = async {
+            loop {
+                last = self.handoffs().await;
+                if holds(&last) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+            panic!("never {what}: {last:?}");
+        }
+    }
+
+    /// Waits until no sequence is in use and no handoff holds anything.
+    pub async fn clean(&self) {
+        self.idle().await;
+        self.until("clean", is_clean).await;
+    }
+
+    /// Tells a decode node that no KV will come, as a coordinator does.
+    pub async fn prefill_failed(&self, request: &str, reason: &str) {
+        let url = format!("{}/node/v1/requests/{request}/prefill-failed", self.url);
+        let reason = reason.to_owned();
+        let body = PrefillFailed { reason };
+        // A request that has ended meanwhile is not known any more.
+        let _ = reqwest::Client::new().post(url).json(&body).send().await;
+    }
+
     /// Waits until no sequence is in use.
     pub async fn idle(&self) {
         let wait = async {
@@ -201,6 +346,7 @@ pub struct Answer {
     pub tokens: Vec<u32>,
     pub summary: PrefillSummary,
     pub failed: Option<NodeError>,
+    pub parity: Option<ParityReport>,
     pub done: bool,
 }
 
@@ -212,7 +358,10 @@ pub async fn finish(events: &mut Events<GenerateEvent>) -> Answer {
             GenerateEvent::Token { id, .. } => answer.tokens.push(id),
             GenerateEvent::Prefilled(summary) => answer.summary = summary,
             GenerateEvent::Failed(error) => answer.failed = Some(error),
-            GenerateEvent::Done { .. } => answer.done = true,
+            GenerateEvent::Done { parity, .. } => {
+                answer.parity = parity;
+                answer.done = true;
+            }
             GenerateEvent::Opened { .. } | GenerateEvent::Beat => {}
         }
     }
@@ -273,4 +422,190 @@ pub async fn hand_over(
         .prefill(&prefill_request(tokens, &ticket, chunk))
         .await;
     (events, sending.unwrap())
+}
+
+/// True if nothing is going on: no ticket, no secret, no memory set aside, no promise.
+pub fn is_clean(status: &HandoffStatus) -> bool {
+    let counts = [
+        status.tickets - status.returns.min(status.tickets),
+        status.receiving,
+        status.secrets,
+        status.staging_bytes,
+        status.pins,
+    ];
+    counts == [0; 5]
+}
+
+/// A request that one node prefills and another one answers.
+#[derive(Clone)]
+pub struct Deal {
+    pub tokens: Vec<u32>,
+    pub chunk: u32,
+    pub max_tokens: u32,
+    pub terms: HandoffTerms,
+    /// Terms that the prefill node is told, if they differ.
+    pub prefill_terms: Option<HandoffTerms>,
+    /// A port in the place of the decode node's own.
+    pub via: Option<u16>,
+    pub id: String,
+    /// Who the nodes are for each other, prefill node first.
+    pub peers: Option<(String, String)>,
+}
+
+/// How both ends saw it.
+#[derive(Debug)]
+pub struct Outcome {
+    pub answer: Answer,
+    pub end: PrefillEvent,
+}
+
+impl Deal {
+    pub fn new(tokens: &[u32], chunk: u32) -> Self {
+        Self {
+            tokens: tokens.to_vec(),
+            chunk,
+            max_tokens: 12,
+            terms: HandoffTerms::default(),
+            prefill_terms: None,
+            via: None,
+            id: "req-1".into(),
+            peers: None,
+        }
+    }
+
+    pub fn generate(&self, mode: PrefillMode) -> GenerateRequest {
+        let mut request = request(&self.tokens, mode, self.chunk);
+        request.terms = self.terms.clone();
+        request.request = self.id.clone();
+        request.generation.max_tokens = Some(self.max_tokens);
+        request.prefill_peer = self.peers.as_ref().map(|(prefill, _)| prefill.clone());
+        request
+    }
+
+    pub fn prefill(&self, ticket: &Ticket) -> PrefillRequest {
+        let mut request = prefill_request(&self.tokens, ticket, self.chunk);
+        request.terms = self.prefill_terms.as_ref().unwrap_or(&self.terms).clone();
+        request.request = self.id.clone();
+        request.target_peer = self.peers.as_ref().map(|(_, decode)| decode.clone());
+        if let Some(port) = self.via {
+            request.target = format!("127.0.0.1:{port}");
+        }
+        request
+    }
+
+    /// Opens the request at the decode node.
+    pub async fn open(&self, decode: &TestNode) -> (Events<GenerateEvent>, Ticket) {
+        let request = self.generate(PrefillMode::Remote);
+        let mut events = decode.generate(&request).await.unwrap();
+        let ticket = opened(&mut events).await.expect("ticket");
+        (events, ticket)
+    }
+
+    /// Plays the coordinator from the start to the end.
+    pub async fn run(&self, prefill: &TestNode, decode: &TestNode) -> Outcome {
+        let (mut events, ticket) = self.open(decode).await;
+        let sending = async {
+            let end = match prefill.prefill(&self.prefill(&ticket)).await {
+                Ok(mut sending) => prefill_end(&mut sending).await,
+                Err(error) => PrefillEvent::Failed(error),
+            };
+            if let PrefillEvent::Failed(error) = &end {
+                decode.prefill_failed(&self.id, &error.message).await;
+            }
+            end
+        };
+        let (answer, end) = tokio::join!(finish(&mut events), sending);
+        Outcome { answer, end }
+    }
+
+    /// The answer of the decode node alone.
+    pub async fn local(&self, decode: &TestNode) -> Answer {
+        let request = self.generate(PrefillMode::Local);
+        finish(&mut decode.generate(&request).await.unwrap()).await
+    }
+
+    /// The tokens of an undisturbed local answer.
+    pub async fn expected(&self, config: &FakeConfig) -> Vec<u32> {
+        let plain = FakeConfig {
+            gate: None,
+            fail: None,
+            ..config.clone()
+        };
+        let fresh = node(Role::Both, plain, limits()).await;
+        let alone = Self {
+            terms: HandoffTerms::default(),
+            peers: None,
+            ..self.clone()
+        };
+        let answer = alone.local(&fresh).await;
+        assert!(answer.done, "{answer:?}");
+        answer.tokens
+    }
+}
+
+impl Outcome {
+    /// The handoff went well, whatever happened to its connections.
+    pub fn whole(&self, expected: &[u32], what: &str) {
+        assert!(self.answer.done, "{what}: {self:?}");
+        assert_eq!(self.answer.summary.fallback, None, "{what}: {self:?}");
+        assert_eq!(self.answer.tokens, expected, "{what}: wrong tokens");
+        assert_eq!(self.answer.summary.local_tokens, 0, "{what}");
+    }
+
+    /// The handoff failed, and the answer is right all the same.
+    pub fn made_good(&self, expected: &[u32], what: &str) -> String {
+        assert!(self.answer.done, "{what}: {self:?}");
+        assert_eq!(self.answer.tokens, expected, "{what}: wrong tokens");
+        let reason = self.answer.summary.fallback.clone();
+        reason.unwrap_or_else(|| panic!("{what}: no fallback: {self:?}"))
+    }
+
+    /// Bytes of rows, bytes on the wire, tokens that the decode node had, connections replaced.
+    pub fn done(&self) -> (u64, u64, u32, u32) {
+        let PrefillEvent::Done {
+            handoff_bytes,
+            wire_bytes,
+            have_tokens,
+            reconnects,
+            ..
+        } = self.end
+        else {
+            panic!("the prefill did not end well: {self:?}");
+        };
+        (handoff_bytes, wire_bytes, have_tokens, reconnects)
+    }
+}
+
+/// All calls of an engine, in order.
+#[derive(Clone, Default)]
+pub struct Calls(Arc<Mutex<Vec<Call>>>);
+
+impl Calls {
+    /// Records the calls of the engines that are made from `config`.
+    pub fn of(config: &mut FakeConfig) -> Self {
+        let calls = Self::default();
+        let (own, before) = (calls.clone(), config.gate.take());
+        config.gate = Some(Arc::new(move |call| {
+            own.0.lock().unwrap().push(call.clone());
+            if let Some(before) = &before {
+                before(call);
+            }
+        }));
+        calls
+    }
+
+    /// What was called since the last time.
+    pub fn take(&self) -> Vec<Call> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+
+    /// Tokens that were prefilled since the last time.
+    pub fn prefilled(&self) -> u32 {
+        let calls = self.take();
+        let counts = calls.iter().map(|call| match call {
+            Call::Prefill { tokens, .. } => tokens.end - tokens.start,
+            _ => 0,
+        });
+        counts.sum()
+    }
 }

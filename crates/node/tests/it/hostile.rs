@@ -142,6 +142,7 @@ async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
     let expected = local_tokens(&config, &tokens, chunk).await;
     let mut short = limits();
     short.handoff_silence = std::time::Duration::from_secs(2);
+    short.resume = std::time::Duration::from_millis(100);
     let decode = node(Role::Decode, config.clone(), short).await;
     for kind in KINDS {
         let request = request(&tokens, PrefillMode::Remote, chunk);

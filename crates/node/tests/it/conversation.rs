@@ -1,0 +1,240 @@
+//! The KV of an answer, kept on both nodes for the next turn.
+
+use std::sync::Arc;
+
+use tandem_engine::KvEngine;
+use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_kv::frame::Kind;
+use tandem_kv::page::{Namespace, Origin};
+use tandem_kv::receipt::{Receipt, ReturnTicket};
+use tandem_kv::sender::Offer;
+use tandem_proto::{HandoffTerms, Reuse, Role, Ticket};
+
+use super::cluster::{Calls, Deal, Setup, prompt};
+use super::proxy::Proxy;
+use super::raw::Handoff;
+
+const CHUNK: u32 = 32;
+
+fn keeping() -> HandoffTerms {
+    HandoffTerms {
+        reuse: Reuse::All,
+        keep: true,
+        ..HandoffTerms::default()
+    }
+}
+
+/// A first turn whose answer is long enough for another page.
+fn first_turn() -> Deal {
+    let mut deal = Deal::new(&prompt(CHUNK * 3 + 4), CHUNK);
+    deal.terms = keeping();
+    deal.max_tokens = 70;
+    deal
+}
+
+/// The next turn: what was said, and something new.
+fn next_turn(first: &Deal, answer: &[u32]) -> Deal {
+    let mut deal = first.clone();
+    deal.tokens.extend_from_slice(answer);
+    deal.tokens.extend((0..20).map(|i| 50 + i * 3 % 40));
+    deal.max_tokens = 12;
+    deal.id = "req-2".into();
+    deal
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_turn_prefills_only_what_is_new_on_either_node() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let (mut sending, mut receiving) = (config.clone(), config.clone());
+        let (computed, decoded) = (Calls::of(&mut sending), Calls::of(&mut receiving));
+        let prefill = Setup::new(Role::Prefill, &sending).start().await;
+        let decode = Setup::new(Role::Decode, &receiving).start().await;
+        let first = first_turn();
+        let outcome = first.run(&prefill, &decode).await;
+        let answer = outcome.answer.tokens.clone();
+        outcome.whole(&first.expected(&config).await, "first turn");
+        assert!(answer.len() > 40, "the answer fills no page: {answer:?}");
+        // The last token that was sampled has no KV.
+        let known = (first.tokens.len() + answer.len() - 1) as u32;
+        let pages = u64::from(known / 64);
+        let windows = if config.window > 0 { 2 } else { 0 };
+        for node in [&prefill, &decode] {
+            node.until("kept", |s| s.pages == pages && s.snapshots == windows)
+                .await;
+        }
+        prefill.until("given back", |s| s.returns == 0).await;
+
+        // A model without windows continues from complete pages, one with windows at any position.
+        let known = if config.window > 0 {
+            known
+        } else {
+            known - known % 64
+        };
+        let second = next_turn(&first, &answer);
+        let new = second.tokens.len() as u32 - 1 - known;
+        let expected = second.expected(&config).await;
+        computed.take();
+        decoded.take();
+        let outcome = second.run(&prefill, &decode).await;
+        outcome.whole(&expected, "second turn");
+        assert_eq!(computed.prefilled(), new, "the prefill node");
+        assert_eq!(decoded.prefilled(), 0, "the decode node");
+        assert_eq!(outcome.done().2, known - known % 64, "not sent");
+        assert!(outcome.answer.parity.expect("parity").holds);
+
+        // The same turn on the decode node alone.
+        let mut third = second.clone();
+        third.tokens.push(41);
+        let expected = third.expected(&config).await;
+        third.terms.keep = false;
+        decode.idle().await;
+        decoded.take();
+        let answer = third.local(&decode).await;
+        assert_eq!(answer.tokens, expected, "local turn");
+        let cached = answer.summary.cached_tokens;
+        assert!(cached >= known - known % 64, "{answer:?}");
+        assert_eq!(decoded.prefilled(), third.tokens.len() as u32 - 1 - cached);
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_answer_is_kept_and_an_answer_of_others_is_not_shared() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let both = Setup::new(Role::Both, &config).start().await;
+        let first = first_turn();
+        let answer = first.local(&both).await;
+        assert_eq!(answer.tokens, first.expected(&config).await);
+        let known = (first.tokens.len() + answer.tokens.len() - 1) as u32;
+        let pages = u64::from(known / 64);
+        both.until("kept", |s| s.pages == pages).await;
+        both.idle().await;
+        let mut second = next_turn(&first, &answer.tokens);
+        let expected = second.expected(&config).await;
+        // Rows that were decoded are not those of a prefill: nobody gets them unasked.
+        second.terms.keep = false;
+        second.terms.reuse = Reuse::Exact;
+        let exact = second.local(&both).await;
+        assert_eq!(exact.tokens, expected);
+        assert_eq!(exact.summary.cached_tokens % 64, 0);
+        assert!(exact.summary.cached_tokens < known - known % 64);
+        second.terms.reuse = Reuse::All;
+        second.terms.salt = "another tenant".into();
+        let other = second.local(&both).await;
+        assert_eq!(other.tokens, expected);
+        assert_eq!(other.summary.cached_tokens, 0);
+        second.terms.salt = String::new();
+        let own = second.local(&both).await;
+        assert_eq!(own.tokens, expected);
+        assert!(own.summary.cached_tokens >= known - known % 64);
+        both.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_that_has_gone_costs_only_its_copy() {
+    let config = FakeConfig::default();
+    let mut prefill = Setup::new(Role::Prefill, &config);
+    prefill.mortal = true;
+    let prefill = prefill.start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let first = first_turn();
+    let (mut events, ticket) = first.open(&decode).await;
+    let mut sending = prefill.prefill(&first.prefill(&ticket)).await.unwrap();
+    super::cluster::prefill_end(&mut sending).await;
+    prefill.kill();
+    let answer = super::cluster::finish(&mut events).await;
+    assert_eq!(answer.tokens, first.expected(&config).await);
+    let known = (first.tokens.len() + answer.tokens.len() - 1) as u64;
+    decode.until("kept", |s| s.pages == known / 64).await;
+    decode.clean().await;
+}
+
+/// The permission that a prefill node gave with its receipt, unused.
+async fn permission(config: &FakeConfig, deal: &Deal) -> (super::cluster::TestNode, ReturnTicket) {
+    let prefill = Setup::new(Role::Prefill, config).start().await;
+    let decode = Setup::new(Role::Decode, config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = deal.clone();
+    // The decode node is not told to keep anything.
+    deal.prefill_terms = Some(deal.terms.clone());
+    deal.terms.keep = false;
+    deal.via = Some(proxy.port);
+    proxy.next(&[]);
+    deal.run(&prefill, &decode).await;
+    let receipt: Receipt = serde_json::from_slice(&proxy.payload(0, Kind::Receipt)).unwrap();
+    let ticket = receipt.hand_back.expect("a permission");
+    assert_eq!(ticket.port, prefill.port);
+    (prefill, ticket)
+}
+
+fn handing_back(config: &FakeConfig, deal: &Deal, all: &[u32], ticket: &ReturnTicket) -> Offer {
+    let contract = Arc::new(FakeEngine::new(config.clone()).contract().clone());
+    let salt = deal.terms.salt.as_bytes();
+    Offer {
+        pages: Namespace::new(Arc::clone(&contract), salt, Origin::Exact).chain(all),
+        contract,
+        handoff: ticket.handoff,
+        ticket: ticket.ticket.clone(),
+        tokens: all.to_vec(),
+        continuation: (all.len() - deal.tokens.len()) as u32,
+        kv_end: all.len() as u32,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_permission_to_hand_an_answer_back_cannot_be_misused() {
+    let config = FakeConfig::default();
+    let deal = first_turn();
+    let mut all = deal.tokens.clone();
+    all.extend((0..28).map(|i| 40 + i));
+    assert_eq!(all.len(), 128);
+    let dial = |offer: Offer, port| {
+        let engine = FakeEngine::new(config.clone());
+        async move { Handoff::offer(engine, offer, port).await }
+    };
+
+    // A wrong number of the handoff, or a guess, does not spoil it; other tokens use it up.
+    let (prefill, ticket) = permission(&config, &deal).await;
+    let good = handing_back(&config, &deal, &all, &ticket);
+    let mut wrong = good.clone();
+    wrong.handoff ^= 1;
+    let mut guess = good.clone();
+    guess.ticket = "00".repeat(16);
+    for offer in [wrong, guess] {
+        let refused = dial(offer, ticket.port).await.err().expect("refused");
+        assert!(refused.contains("`ticket`"), "{refused}");
+    }
+    // The right one works, once.
+    let mut handoff = dial(good.clone(), ticket.port).await.unwrap();
+    handoff.blocks(64).await;
+    handoff.commit().await;
+    handoff.leave().await;
+    prefill.until("kept", |s| s.pages == 2).await;
+    let refused = dial(good, ticket.port).await.err().expect("refused");
+    assert!(refused.contains("`ticket`"), "{refused}");
+    prefill.clean().await;
+
+    let (prefill, ticket) = permission(&config, &deal).await;
+    let mut other = all.clone();
+    other[3] += 1;
+    let offer = handing_back(&config, &deal, &other, &ticket);
+    let refused = dial(offer, ticket.port).await.err().expect("refused");
+    assert!(refused.contains("`token_digest`"), "{refused}");
+    let good = handing_back(&config, &deal, &all, &ticket);
+    let refused = dial(good, ticket.port).await.err().expect("refused");
+    assert!(refused.contains("`ticket`"), "{refused}");
+    assert_eq!(prefill.handoffs().await.pages, 1, "its own page only");
+
+    // It is no ticket for anything else.
+    let (_prefill, ticket) = permission(&config, &deal).await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let (_events, own) = deal.open(&decode).await;
+    let stolen = Ticket {
+        secret: ticket.ticket,
+        ..own
+    };
+    let refused = Handoff::dial(&config, &deal, &stolen).await.err();
+    assert!(refused.expect("refused").contains("`ticket`"));
+}

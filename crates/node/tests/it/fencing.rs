@@ -1,0 +1,258 @@
+//! A handoff belongs to one request, whatever happens to the place that it was given.
+
+use std::sync::Arc;
+
+use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
+use tandem_engine::generation::{Format, Generation, GenerationParams};
+use tandem_engine::sampling::SamplingParams;
+use tandem_engine::{KvEngine, Sequence};
+use tandem_kv::Section;
+use tandem_kv::receipt::ParityBound;
+use tandem_node::job::{Command, GenerateJob, HandedOver, JobId, Parity, Source};
+use tandem_node::limits::{MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS};
+use tandem_node::model::Model;
+use tandem_proto::{GenerateEvent, ParityAction, Reuse, Role};
+use tokio::sync::{mpsc, oneshot};
+
+use super::cluster::{Calls, Deal, PATIENCE, Setup, finish, limits, prompt};
+use super::raw::Handoff;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_writer_does_not_reach_the_request_that_has_its_place_now() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut one = config.clone();
+        one.sequences = 1;
+        let calls = Calls::of(&mut one);
+        let decode = Setup::new(Role::Decode, &one).start().await;
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let chunk = config.microbatch_tokens;
+        let mut first = Deal::new(&prompt(chunk * 6 + 1), chunk);
+        first.terms.reuse = Reuse::Off;
+        let (events, ticket) = first.open(&decode).await;
+        let mut late = Handoff::dial(&config, &first, &ticket).await.unwrap();
+        let block = late.compute(chunk);
+        late.block(&block).await;
+        late.hear().await.unwrap();
+        drop(events);
+        decode.idle().await;
+        // Its only place goes to another request, whose handoff is going on.
+        let mut second = first.clone();
+        second.id = "req-2".into();
+        second.tokens.iter_mut().for_each(|t| *t += 1);
+        let (mut events, ticket) = second.open(&decode).await;
+        calls.take();
+        let block = late.compute(chunk * 2);
+        late.block(&block).await;
+        let heard = loop {
+            if let Err(reason) = late.hear().await {
+                break reason;
+            }
+        };
+        assert!(
+            heard.contains("ended") || heard.contains("closed"),
+            "{heard}"
+        );
+        let sending = async {
+            let mut sending = prefill.prefill(&second.prefill(&ticket)).await.unwrap();
+            super::cluster::prefill_end(&mut sending).await
+        };
+        let (answer, _) = tokio::join!(finish(&mut events), sending);
+        assert_eq!(answer.summary.fallback, None);
+        assert_eq!(answer.tokens, second.expected(&config).await);
+        let imported: u32 = calls
+            .take()
+            .iter()
+            .map(|call| match call {
+                Call::Import {
+                    section: Section::Full,
+                    tokens,
+                    ..
+                } => tokens.end - tokens.start,
+                _ => 0,
+            })
+            .sum();
+        assert_eq!(imported, chunk * 6, "rows of the other handoff");
+        decode.clean().await;
+    }
+}
+
+/// A request that waits for a handoff, straight at the engine thread.
+fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<GenerateEvent>) {
+    let admission = model.admit().unwrap();
+    let id = admission.job;
+    let (events, receiver) = mpsc::channel(64);
+    let params = GenerationParams {
+        sampling: SamplingParams {
+            temperature: 0.8,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 7,
+        },
+        max_tokens: 12,
+        stop: Vec::new(),
+        format: Format::Text,
+    };
+    let tokenizer = Arc::clone(&model.tokenizer);
+    let job = GenerateJob {
+        request: format!("job-{}", id.0),
+        tokens: tokens.to_vec(),
+        chunk: 16,
+        source: Source::Remote,
+        parity: Parity {
+            expected: false,
+            bound: ParityBound::default(),
+            action: ParityAction::Report,
+            patience: PATIENCE,
+        },
+        retire: None,
+        generation: Generation::new(&params, tokenizer, &model.constraints).unwrap(),
+        events,
+    };
+    model
+        .command(Command::Generate(admission, Box::new(job)))
+        .unwrap();
+    (id, receiver)
+}
+
+async fn apply(model: &Model, id: JobId, block: &Arc<tandem_kv::KvBlock>) -> Result<(), String> {
+    let (reply, answer) = oneshot::channel();
+    model
+        .deliver(Command::Apply(id, Arc::clone(block), reply))
+        .await;
+    answer.await.unwrap()
+}
+
+#[tokio::test]
+async fn kv_commands_of_an_earlier_epoch_are_refused_by_the_engine_thread() {
+    let mut config = FakeConfig {
+        sequences: 1,
+        ..FakeConfig::default()
+    };
+    let calls = Calls::of(&mut config);
+    let engine = Box::new(FakeEngine::new(config.clone()));
+    let model = Arc::new(Model::start("m".into(), engine).unwrap());
+    let mut source = FakeEngine::new(FakeConfig::default());
+    let rows = |source: &mut FakeEngine, tokens: &[u32]| {
+        let sequence = source.open().unwrap();
+        source.prefill(sequence, 0, tokens).unwrap();
+        let end = tokens.len() as u32;
+        let block = source.export(sequence, Section::Full, 0..end).unwrap();
+        source.release(sequence);
+        Arc::new(block)
+    };
+    let (old, new) = (prompt(17), prompt(40)[10..27].to_vec());
+    let (old_rows, new_rows) = (rows(&mut source, &old[..16]), rows(&mut source, &new[..16]));
+
+    let (first, events) = waiting(&model, &old);
+    model.command(Command::Cancel(first)).unwrap();
+    drop(events);
+    let (second, mut events) = loop {
+        // The place is free once the engine thread has seen the cancel.
+        if model.admit().is_ok() {
+            break waiting(&model, &new);
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_ne!(first, second);
+    let refused = apply(&model, first, &old_rows).await.unwrap_err();
+    assert!(refused.contains(&format!("epoch {}", first.0)), "{refused}");
+    let handed = || Box::new(HandedOver::default());
+    model.command(Command::Committed(first, handed())).unwrap();
+    model
+        .command(Command::HandoffFailed(first, "late".into()))
+        .unwrap();
+    model.command(Command::Cancel(first)).unwrap();
+    apply(&model, second, &new_rows).await.unwrap();
+    model.command(Command::Committed(second, handed())).unwrap();
+    // What comes after the commit is refused, too.
+    let again = apply(&model, second, &new_rows).await.unwrap_err();
+    assert!(again.contains("no longer waits"), "{again}");
+    let mut tokens = Vec::new();
+    while let Some(event) = events.recv().await {
+        match event {
+            GenerateEvent::Token { id, .. } => tokens.push(id),
+            GenerateEvent::Prefilled(summary) => assert_eq!(summary.fallback, None),
+            GenerateEvent::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    let deal = Deal::new(&new, 16);
+    assert_eq!(tokens, deal.expected(&FakeConfig::default()).await);
+    let places: Vec<Sequence> = calls
+        .take()
+        .into_iter()
+        .filter_map(|call| match call {
+            Call::Import { sequence, .. } => Some(sequence),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(places, [Sequence(0)], "one import, into the only place");
+    model.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_committed_handoff_decodes() {
+    let config = FakeConfig::default();
+    let mut receiving = config.clone();
+    let calls = Calls::of(&mut receiving);
+    let mut waits = limits();
+    waits.resume = std::time::Duration::from_millis(200);
+    let decode = Setup {
+        limits: waits,
+        ..Setup::new(Role::Decode, &receiving)
+    };
+    let decode = decode.start().await;
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk * 2 + 1), chunk);
+    deal.terms.reuse = Reuse::Off;
+    let (mut events, ticket) = deal.open(&decode).await;
+    let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+    handoff.blocks(chunk).await;
+    // All rows are there and acknowledged.
+    let status = decode.status().await;
+    assert_eq!(status.models[0].sequences[0].held_tokens, chunk * 2);
+    assert!(
+        calls
+            .take()
+            .iter()
+            .all(|c| !matches!(c, Call::Decode { .. })),
+        "decoded without a commit"
+    );
+    drop(handoff);
+    let answer = finish(&mut events).await;
+    assert!(answer.summary.fallback.is_some());
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
+    let config = FakeConfig {
+        sequences: 80,
+        ..FakeConfig::default()
+    };
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk * 2 + 1), chunk);
+    deal.terms.reuse = Reuse::Off;
+    let expected = deal.expected(&config).await;
+    let mut open = Vec::new();
+    for i in 0..MAX_HANDOFFS {
+        deal.id = format!("silent-{i}");
+        let (events, ticket) = deal.open(&decode).await;
+        let handoff = Handoff::dial(&config, &deal, &ticket).await;
+        open.push((events, handoff.expect("a place")));
+    }
+    let full = decode.handoffs().await;
+    assert_eq!(full.receiving, MAX_HANDOFFS as u64);
+    assert!(full.staging_bytes <= STAGING_UNITS as u64 * STAGING_UNIT);
+    deal.id = "one-more".into();
+    let outcome = deal.run(&prefill, &decode).await;
+    let reason = outcome.made_good(&expected, "full");
+    assert!(reason.contains("no memory"), "{reason}");
+    drop(open);
+    decode.clean().await;
+    deal.id = "after".into();
+    deal.run(&prefill, &decode).await.whole(&expected, "after");
+}

@@ -1,0 +1,183 @@
+//! Nodes that die or stand still during a handoff.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tandem_engine::fake::{Call, CallKind, FakeConfig};
+use tandem_node::Limits;
+use tandem_proto::{ErrorCode, PrefillEvent, Reuse, Role};
+
+use super::cluster::{Deal, PATIENCE, Setup, TestNode, finish, limits, prefill_end, prompt};
+
+/// Holds calls of one kind from the `nth` on, until it is let go.
+#[derive(Clone, Default)]
+pub struct Brake(Arc<AtomicBool>);
+
+impl Brake {
+    pub fn on(config: &mut FakeConfig, kind: CallKind, nth: u32) -> Self {
+        let brake = Self::default();
+        let (held, seen) = (brake.clone(), std::sync::atomic::AtomicU32::new(0));
+        config.gate = Some(Arc::new(move |call: &Call| {
+            if call.kind() == kind && seen.fetch_add(1, Ordering::Relaxed) >= nth {
+                while !held.0.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }));
+        brake
+    }
+
+    pub fn release(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Brake {
+    fn drop(&mut self) {
+        // The gate itself has a clone, so that only the test's own ends the hold.
+        if Arc::strong_count(&self.0) == 2 {
+            self.release();
+        }
+    }
+}
+
+async fn held(node: &TestNode, tokens: u32) {
+    let wait = async {
+        loop {
+            let status = node.status().await;
+            let sequences = &status.models[0].sequences;
+            if sequences.first().is_some_and(|s| s.held_tokens >= tokens) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("KV does not arrive");
+}
+
+fn deal(config: &FakeConfig) -> Deal {
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk * 5 + 1), chunk);
+    deal.terms.reuse = Reuse::Off;
+    deal
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut slow = config.clone();
+        let brake = Brake::on(&mut slow, CallKind::Prefill, 2);
+        let prefill = Setup {
+            mortal: true,
+            ..Setup::new(Role::Prefill, &slow)
+        };
+        let prefill = prefill.start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let deal = deal(&config);
+        let (mut events, ticket) = deal.open(&decode).await;
+        let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+        while !matches!(
+            sending.next().await,
+            Some(PrefillEvent::Progress { tokens, .. }) if tokens == deal.chunk * 2
+        ) {}
+        if config.window == 0 {
+            held(&decode, deal.chunk * 2).await;
+        }
+        prefill.kill();
+        let start = Instant::now();
+        // Nobody tells the decode node.
+        let answer = finish(&mut events).await;
+        assert!(answer.done, "{answer:?}");
+        assert!(answer.summary.fallback.is_some(), "{answer:?}");
+        assert_eq!(answer.tokens, deal.expected(&config).await);
+        if config.window == 0 {
+            assert_eq!(answer.summary.remote_tokens, deal.chunk * 2);
+        }
+        let limit = limits().resume + Duration::from_secs(5);
+        assert!(start.elapsed() < limit, "{:?}", start.elapsed());
+        decode.clean().await;
+        drop(brake);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_that_dies_is_noticed_and_another_one_takes_over() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut slow = config.clone();
+        let brake = Brake::on(&mut slow, CallKind::Import, 1);
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = Setup {
+            mortal: true,
+            ..Setup::new(Role::Decode, &slow)
+        };
+        let decode = decode.start().await;
+        let mut deal = deal(&config);
+        let (mut events, ticket) = deal.open(&decode).await;
+        let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+        while !matches!(sending.next().await, Some(PrefillEvent::Progress { .. })) {}
+        decode.kill();
+        let start = Instant::now();
+        assert!(!finish(&mut events).await.done);
+        let PrefillEvent::Failed(error) = prefill_end(&mut sending).await else {
+            panic!("a handoff to a dead node was confirmed");
+        };
+        assert_eq!(error.code, ErrorCode::Handoff, "{error}");
+        let limit = limits().resume + Duration::from_secs(5);
+        assert!(start.elapsed() < limit, "{:?}", start.elapsed());
+        prefill.clean().await;
+        drop(brake);
+        let other = Setup::new(Role::Decode, &config).start().await;
+        deal.id = "req-2".into();
+        let outcome = deal.run(&prefill, &other).await;
+        outcome.whole(&deal.expected(&config).await, "the other node");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_that_stands_still_for_five_seconds_is_waited_for() {
+    let config = FakeConfig::default();
+    let mut slow = config.clone();
+    let brake = Brake::on(&mut slow, CallKind::Import, 1);
+    let setup = |role, config| Setup {
+        limits: Limits::default(),
+        ..Setup::new(role, config)
+    };
+    let prefill = setup(Role::Prefill, &config).start().await;
+    let decode = setup(Role::Decode, &slow).start().await;
+    let deal = deal(&config);
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        brake.release();
+    };
+    let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), later);
+    outcome.whole(&deal.expected(&config).await, "paused");
+    assert_eq!(outcome.done().3, 0, "no connection broke");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_process_is_given_up_within_the_silence_and_the_rest_is_computed() {
+    // A peer that takes the connection and then does nothing at all, as a stopped process does.
+    let listener = super::cluster::bind().await;
+    let port = listener.local_addr().unwrap().port();
+    let mut short = limits();
+    short.accept = Duration::from_millis(300);
+    let config = FakeConfig::default();
+    let setup = |role| Setup {
+        limits: short,
+        ..Setup::new(role, &config)
+    };
+    let prefill = setup(Role::Prefill).start().await;
+    let decode = setup(Role::Decode).start().await;
+    let mut deal = deal(&config);
+    deal.via = Some(port);
+    let start = Instant::now();
+    let outcome = deal.run(&prefill, &decode).await;
+    let reason = outcome.made_good(&deal.expected(&config).await, "stopped");
+    assert!(reason.contains("silent"), "{reason}");
+    assert!(start.elapsed() < Duration::from_secs(5));
+    prefill.clean().await;
+    decode.clean().await;
+}

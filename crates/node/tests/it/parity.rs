@@ -1,0 +1,147 @@
+//! The receipt: whether both ends compute the same, and what follows if they do not.
+
+use tandem_engine::fake::FakeConfig;
+use tandem_kv::receipt::{Receipt, TokenScore};
+use tandem_proto::{ParityAction, Role};
+
+use super::cluster::{Deal, Setup, finish, limits, prompt};
+use super::raw::Handoff;
+
+const CHUNK: u32 = 32;
+
+/// The same contract, and other numbers.
+fn different(config: &FakeConfig) -> FakeConfig {
+    FakeConfig {
+        seed: config.seed + 1,
+        ..config.clone()
+    }
+}
+
+#[tokio::test]
+async fn equal_engines_agree() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        for action in [ParityAction::Report, ParityAction::Redo] {
+            let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+            deal.terms.action = action;
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&deal.expected(&config).await, "equal");
+            let report = outcome.answer.parity.expect("parity");
+            assert!(report.holds, "{report:?}");
+            assert!(report.parity.kl < 1e-6, "{report:?}");
+            assert!(report.parity.same_top && report.parity.max_difference < 1e-4);
+        }
+        decode.clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_that_computes_something_else_is_reported() {
+    let config = FakeConfig::default();
+    let prefill = Setup::new(Role::Prefill, &different(&config)).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+    let outcome = deal.run(&prefill, &decode).await;
+    assert!(outcome.answer.done && outcome.answer.summary.fallback.is_none());
+    let report = outcome.answer.parity.expect("parity");
+    assert!(!report.holds && report.parity.kl > 0.1, "{report:?}");
+}
+
+#[tokio::test]
+async fn what_differs_is_computed_again_if_that_is_wanted() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let prefill = Setup::new(Role::Prefill, &different(&config)).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+        deal.terms.action = ParityAction::Redo;
+        let outcome = deal.run(&prefill, &decode).await;
+        let reason = outcome.made_good(&deal.expected(&config).await, "redone");
+        assert!(reason.contains("do not compute the same"), "{reason}");
+        let summary = &outcome.answer.summary;
+        assert_eq!((summary.remote_tokens, summary.cached_tokens), (0, 0));
+        assert_eq!(summary.local_tokens, CHUNK * 3 + 4);
+        assert!(!outcome.answer.parity.expect("parity").holds);
+        decode.clean().await;
+    }
+}
+
+/// A receipt that says what the engine would say, to be spoilt.
+fn receipt(kind: &str) -> Option<Receipt> {
+    let mut top: Vec<TokenScore> = (0..4u16)
+        .map(|i| TokenScore {
+            token: u32::from(i) + 40,
+            logprob: -1.0 - f32::from(i) * 0.3,
+        })
+        .collect();
+    match kind {
+        "missing" => return None,
+        "other tokens" => {}
+        "a token outside the vocabulary" => top[3].token = 5000,
+        "a token twice" => top[3].token = top[2].token,
+        "out of order" => top.swap(0, 3),
+        "more than all" => top.iter_mut().for_each(|s| s.logprob = 0.0),
+        "next to nothing" => top.iter_mut().for_each(|s| s.logprob = -50.0),
+        "empty" => top.clear(),
+        "too long" => {
+            top = (0..33)
+                .map(|token| TokenScore {
+                    token,
+                    logprob: -9.0,
+                })
+                .collect();
+        }
+        other => panic!("{other}"),
+    }
+    Some(Receipt {
+        top,
+        hand_back: None,
+    })
+}
+
+#[tokio::test]
+async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
+    let config = FakeConfig::default();
+    let mut short = limits();
+    short.receipt = std::time::Duration::from_millis(300);
+    short.resume = std::time::Duration::from_millis(100);
+    let decode = Setup {
+        limits: short,
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = decode.start().await;
+    for kind in [
+        "missing",
+        "other tokens",
+        "a token outside the vocabulary",
+        "a token twice",
+        "out of order",
+        "more than all",
+        "next to nothing",
+        "empty",
+        "too long",
+    ] {
+        for action in [ParityAction::Report, ParityAction::Redo] {
+            let mut deal = Deal::new(&prompt(CHUNK * 2 + 5), CHUNK);
+            deal.terms.action = action;
+            deal.terms.reuse = tandem_proto::Reuse::Off;
+            let (mut events, ticket) = deal.open(&decode).await;
+            let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+            handoff.blocks(CHUNK).await;
+            handoff.commit().await;
+            if let Some(receipt) = receipt(kind) {
+                handoff.receipt(&receipt).await;
+            }
+            handoff.leave().await;
+            let answer = finish(&mut events).await;
+            assert!(answer.done, "{kind}: {answer:?}");
+            assert_eq!(answer.tokens, deal.expected(&config).await, "{kind}");
+            let redone = answer.summary.fallback.is_some();
+            assert_eq!(redone, action == ParityAction::Redo, "{kind}: {answer:?}");
+            // Only what is a distribution can be compared.
+            let compared = answer.parity.is_some();
+            assert_eq!(compared, kind == "other tokens", "{kind}: {answer:?}");
+        }
+    }
+    decode.clean().await;
+}

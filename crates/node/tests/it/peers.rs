@@ -1,0 +1,335 @@
+//! Who may hand KV over: tickets, sessions and certificates.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tandem_engine::fake::FakeConfig;
+use tandem_identity::{Authority, Security};
+use tandem_kv::frame::{HEADER_BYTES, Kind};
+use tandem_kv::message::{Hello, Join, control_frame, parse};
+use tandem_proto::{PrefillEvent, Reuse, Role, Ticket};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::cluster::{Deal, PATIENCE, Setup, TestNode, finish, limits, prompt};
+use super::proxy::{Fault, Proxy};
+use super::raw::Handoff;
+
+fn member(authority: &Authority) -> Security {
+    Security::Tls(Arc::new(authority.issue().unwrap()))
+}
+
+fn id(security: &Security) -> String {
+    security.own_id().unwrap().to_string()
+}
+
+fn deal(config: &FakeConfig) -> Deal {
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
+    deal.terms.reuse = Reuse::Off;
+    deal
+}
+
+async fn start(role: Role, config: &FakeConfig, security: &Security) -> TestNode {
+    let setup = Setup {
+        security: security.clone(),
+        ..Setup::new(role, config)
+    };
+    setup.start().await
+}
+
+/// What a node answers to a stream of bytes before it closes.
+async fn answer(port: u16, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let _ = stream.write_all(bytes).await;
+    let mut heard = Vec::new();
+    let reading = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut heard));
+    let _ = reading.await.expect("the node keeps the connection open");
+    heard
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handoff_over_tls_gives_the_same_tokens_also_after_a_cut_and_a_flipped_bit() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let authority = Authority::create().unwrap();
+        let (first, second) = (member(&authority), member(&authority));
+        let prefill = start(Role::Prefill, &config, &first).await;
+        let decode = start(Role::Decode, &config, &second).await;
+        let proxy = Proxy::to(decode.port).await;
+        let mut deal = deal(&config);
+        deal.peers = Some((id(&first), id(&second)));
+        deal.via = Some(proxy.port);
+        let expected = deal.expected(&config).await;
+        proxy.next(&[]);
+        deal.run(&prefill, &decode).await.whole(&expected, "tls");
+        // Behind the handshake, the hello and some segments.
+        let all = proxy.written(0);
+        for (fault, reconnects) in [
+            (Fault::None, 0),
+            (Fault::Cut(all - 3000), 1),
+            (Fault::Flip(all - 3000), 1),
+        ] {
+            proxy.next(&[fault]);
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&expected, &format!("{fault:?}"));
+            assert_eq!(outcome.done().3, reconnects, "{fault:?}");
+        }
+        deal.terms.streams = 3;
+        proxy.next(&[]);
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&expected, "three connections");
+        assert_eq!(proxy.connections(), 3);
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_is_of_no_use_to_another_machine_and_is_not_spoilt_by_it() {
+    let config = FakeConfig::default();
+    let authority = Authority::create().unwrap();
+    let all = [(); 3].map(|()| member(&authority));
+    let [first, second, thief] = &all;
+    let prefill = start(Role::Prefill, &config, first).await;
+    let decode = start(Role::Decode, &config, second).await;
+    let other = start(Role::Prefill, &config, thief).await;
+    let mut deal = deal(&config);
+    deal.peers = Some((id(first), id(second)));
+    let expected = deal.expected(&config).await;
+    let (mut events, ticket) = deal.open(&decode).await;
+    // The machine is of the cluster, and has the secret.
+    let mut stolen = other.prefill(&deal.prefill(&ticket)).await.unwrap();
+    let end = super::cluster::prefill_end(&mut stolen).await;
+    assert!(
+        matches!(&end, PrefillEvent::Failed(e) if e.message.contains("`ticket`")),
+        "{end:?}"
+    );
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    let (answer, end) = tokio::join!(
+        finish(&mut events),
+        super::cluster::prefill_end(&mut sending)
+    );
+    assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+    assert_eq!(answer.summary.fallback, None);
+    assert_eq!(answer.tokens, expected);
+
+    // KV goes to the machine that was named and to no other.
+    deal.peers = Some((id(first), id(thief)));
+    let outcome = deal.run(&prefill, &decode).await;
+    let reason = outcome.made_good(&expected, "another receiver");
+    assert!(reason.contains("is the machine"), "{reason}");
+    decode.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_of_another_cluster_is_refused() {
+    let config = FakeConfig::default();
+    let (ours, theirs) = (Authority::create().unwrap(), Authority::create().unwrap());
+    let (stranger, second) = (member(&theirs), member(&ours));
+    let prefill = start(Role::Prefill, &config, &stranger).await;
+    let decode = start(Role::Decode, &config, &second).await;
+    let mut deal = deal(&config);
+    deal.peers = Some((id(&stranger), id(&second)));
+    let expected = deal.expected(&config).await;
+    let outcome = deal.run(&prefill, &decode).await;
+    let reason = outcome.made_good(&expected, "a stranger");
+    assert!(reason.contains("refused"), "{reason}");
+    assert_eq!(outcome.answer.summary.remote_tokens, 0);
+    decode.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_client_gets_nowhere_where_tls_is_spoken() {
+    let config = FakeConfig::default();
+    let authority = Authority::create().unwrap();
+    let (first, second) = (member(&authority), member(&authority));
+    let prefill = start(Role::Prefill, &config, &first).await;
+    let decode = start(Role::Decode, &config, &second).await;
+    let mut deal = deal(&config);
+    deal.peers = Some((id(&first), id(&second)));
+    let (mut events, ticket) = deal.open(&decode).await;
+    // It has the ticket, and everything else is right.
+    let refused = Handoff::dial(&config, &deal, &ticket).await.err();
+    refused.expect("a plain connection was served");
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    let (answer, _) = tokio::join!(
+        finish(&mut events),
+        super::cluster::prefill_end(&mut sending)
+    );
+    assert_eq!(answer.summary.fallback, None, "the ticket was spoilt");
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    // Nor does a node without TLS get anywhere.
+    let plain = Setup::new(Role::Prefill, &config).start().await;
+    let (mut events, ticket) = deal.open(&decode).await;
+    let mut told = deal.prefill(&ticket);
+    told.target_peer = None;
+    let mut sending = plain.prefill(&told).await.unwrap();
+    let end = super::cluster::prefill_end(&mut sending).await;
+    assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+    decode.prefill_failed(&deal.id, "plain").await;
+    assert!(finish(&mut events).await.done);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_hold_nobody_up() {
+    let config = FakeConfig::default();
+    let authority = Authority::create().unwrap();
+    let (first, second) = (member(&authority), member(&authority));
+    for tls in [false, true] {
+        let (one, two) = if tls {
+            (first.clone(), second.clone())
+        } else {
+            (Security::Plaintext, Security::Plaintext)
+        };
+        let prefill = start(Role::Prefill, &config, &one).await;
+        let decode = start(Role::Decode, &config, &two).await;
+        let mut deal = deal(&config);
+        deal.peers = tls.then(|| (id(&first), id(&second)));
+        let expected = deal.expected(&config).await;
+        let (mut events, ticket) = deal.open(&decode).await;
+        let mut silent = Vec::new();
+        for _ in 0..1000 {
+            silent.push(
+                TcpStream::connect(("127.0.0.1", ticket.port))
+                    .await
+                    .unwrap(),
+            );
+        }
+        let start = std::time::Instant::now();
+        let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+        let (answer, end) = tokio::join!(
+            finish(&mut events),
+            super::cluster::prefill_end(&mut sending)
+        );
+        assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+        assert_eq!(answer.summary.fallback, None);
+        assert_eq!(answer.tokens, expected);
+        // Well within the time after which silent ones are dropped.
+        assert!(start.elapsed() < limits().connect, "{:?}", start.elapsed());
+        drop(silent);
+        decode.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn used_foreign_and_guessed_secrets_lead_nowhere() {
+    let config = FakeConfig::default();
+    let mut short = limits();
+    short.resume = PATIENCE;
+    let decode = Setup {
+        limits: short,
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = decode.start().await;
+    let deal = deal(&config);
+    let (events, ticket) = deal.open(&decode).await;
+    let refused = |bytes: Vec<u8>| {
+        let port = ticket.port;
+        async move {
+            let heard = answer(port, &bytes).await;
+            String::from_utf8_lossy(&heard[HEADER_BYTES.min(heard.len())..]).into_owned()
+        }
+    };
+    let hello = |secret: &str, handoff: u64, handoff_of: &Handoff| {
+        let offer = handoff_of.hello();
+        let (_, payload) = offer.split_at(HEADER_BYTES);
+        let mut hello: Hello = parse(Kind::Hello, payload).unwrap();
+        hello.ticket = secret.to_owned();
+        control_frame(Kind::Hello, handoff, 0, &hello).unwrap()
+    };
+    let join = |secret: &str, handoff: u64| {
+        let stream = secret.to_owned();
+        control_frame(Kind::Join, handoff, 0, &Join { stream }).unwrap()
+    };
+    let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+    let accept = handoff.sender.accepted().clone();
+    let block = handoff.compute(deal.chunk);
+    handoff.block(&block).await;
+    handoff.hear().await.unwrap();
+
+    let no = "unknown, used, expired, or another machine's";
+    for (what, bytes) in [
+        (
+            "the used ticket",
+            hello(&ticket.secret, ticket.handoff, &handoff),
+        ),
+        (
+            "a guessed session",
+            hello(&"0".repeat(32), ticket.handoff, &handoff),
+        ),
+        (
+            "the secret of streams as a session",
+            hello(&accept.stream, ticket.handoff, &handoff),
+        ),
+        (
+            "a session of another handoff",
+            hello(&accept.session, ticket.handoff ^ 1, &handoff),
+        ),
+        ("a guessed join", join(&"0".repeat(32), ticket.handoff)),
+        ("a session as a join", join(&accept.session, ticket.handoff)),
+        (
+            "a join to another handoff",
+            join(&accept.stream, ticket.handoff ^ 1),
+        ),
+    ] {
+        let heard = refused(bytes).await;
+        assert!(heard.contains(no), "{what}: {heard}");
+    }
+    // None of this has disturbed the handoff: its own session is still good, once.
+    let session = Ticket {
+        secret: accept.session.clone(),
+        ..ticket.clone()
+    };
+    let mut again = Handoff::dial(&config, &deal, &session).await.unwrap();
+    assert_eq!(again.sender.accepted().have_tokens, deal.chunk);
+    let heard = refused(hello(&accept.session, ticket.handoff, &again)).await;
+    assert!(heard.contains(no), "a used session: {heard}");
+    let heard = refused(join(&accept.stream, ticket.handoff)).await;
+    assert!(heard.contains(no), "a join of the last connection: {heard}");
+    // The old connection is not obeyed any more.
+    let block = handoff.compute(deal.chunk * 2);
+    handoff.block(&block).await;
+    assert!(handoff.hear().await.is_err());
+    again.blocks(deal.chunk).await;
+    again.commit().await;
+    again.leave().await;
+    let mut events = events;
+    let answer = finish(&mut events).await;
+    assert_eq!(answer.summary.fallback, None);
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    decode.clean().await;
+}
+
+#[tokio::test]
+async fn an_expired_ticket_is_refused() {
+    let config = FakeConfig::default();
+    let mut short = limits();
+    short.handoff_silence = Duration::from_millis(50);
+    let decode = Setup {
+        limits: short,
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = decode.start().await;
+    let mut deal = deal(&config);
+    deal.max_tokens = 12;
+    let (mut events, ticket) = deal.open(&decode).await;
+    decode.until("expired", |s| s.tickets == 0).await;
+    let refused = Handoff::dial(&config, &deal, &ticket).await.err();
+    assert!(refused.expect("refused").contains("`ticket`"));
+    let answer = finish(&mut events).await;
+    assert!(answer.summary.fallback.is_some());
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    // So is that of a request that has ended.
+    let mut long = limits();
+    long.handoff_silence = PATIENCE;
+    let decode = Setup {
+        limits: long,
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = decode.start().await;
+    let (events, ticket) = deal.open(&decode).await;
+    drop(events);
+    decode.until("revoked", |s| s.tickets == 0).await;
+    let refused = Handoff::dial(&config, &deal, &ticket).await.err();
+    assert!(refused.expect("refused").contains("`ticket`"));
+}

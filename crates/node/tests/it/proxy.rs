@@ -1,0 +1,295 @@
+//! What lies between two nodes: a relay that can cut, hold, damage, repeat and reorder.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::cluster::bind;
+
+/// What happens to one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// Both directions close after this many bytes to the receiver.
+    Cut(u64),
+    /// Both directions close after this many bytes to the sender.
+    CutReply(u64),
+    /// One bit of this byte to the receiver changes.
+    Flip(u64),
+    /// One bit of this byte to the sender changes.
+    FlipReply(u64),
+    /// After this many bytes nothing passes to the receiver any more, and nothing closes.
+    Hold(u64),
+    /// This frame to the receiver comes twice.
+    Repeat(usize),
+    /// This frame to the receiver comes after the next one.
+    Swap(usize),
+}
+
+#[derive(Default)]
+struct Shared {
+    faults: Mutex<VecDeque<Fault>>,
+    /// What the sender and the receiver wrote, for each connection.
+    seen: Mutex<Vec<[Vec<u8>; 2]>>,
+    forwarded: AtomicU64,
+    connections: AtomicUsize,
+    is_down: AtomicBool,
+}
+
+pub struct Proxy {
+    pub port: u16,
+    shared: Arc<Shared>,
+}
+
+impl Proxy {
+    /// A relay to a port of this machine.
+    pub async fn to(port: u16) -> Self {
+        let listener = bind().await;
+        let own = listener.local_addr().unwrap().port();
+        let shared = Arc::new(Shared::default());
+        let state = Arc::clone(&shared);
+        tokio::spawn(async move {
+            while let Ok((from, _)) = listener.accept().await {
+                if state.is_down.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let fault = state.faults.lock().unwrap().pop_front();
+                let fault = fault.unwrap_or(Fault::None);
+                let index = state.connections.fetch_add(1, Ordering::Relaxed);
+                state.seen.lock().unwrap().push(Default::default());
+                let state = Arc::clone(&state);
+                tokio::spawn(async move {
+                    if let Ok(to) = TcpStream::connect(("127.0.0.1", port)).await {
+                        relay(from, to, fault, index, &state).await;
+                    }
+                });
+            }
+        });
+        Self { port: own, shared }
+    }
+
+    /// What happens to the next connections, in this order.
+    pub fn next(&self, faults: &[Fault]) {
+        *self.shared.faults.lock().unwrap() = faults.iter().copied().collect();
+        self.shared.seen.lock().unwrap().clear();
+        self.shared.connections.store(0, Ordering::Relaxed);
+        self.shared.forwarded.store(0, Ordering::Relaxed);
+    }
+
+    /// From here on connections are closed at once, or taken again.
+    pub fn down(&self, is_down: bool) {
+        self.shared.is_down.store(is_down, Ordering::Relaxed);
+    }
+
+    /// Connections since the last [`Proxy::next`].
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// Bytes to the receiver since then.
+    pub fn forwarded(&self) -> u64 {
+        self.shared.forwarded.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the sender wrote to a connection.
+    pub fn written(&self, connection: usize) -> u64 {
+        let seen = self.shared.seen.lock().unwrap();
+        seen.get(connection).map_or(0, |ways| ways[0].len() as u64)
+    }
+
+    /// Kinds and places of the frames of a connection: to the receiver, and to the sender.
+    pub fn frames(&self, connection: usize) -> [Vec<(Kind, Range<u64>)>; 2] {
+        let seen = self.shared.seen.lock().unwrap();
+        [0, 1].map(|way| frames(&seen[connection][way]))
+    }
+
+    /// The payload of the first frame of a kind to the receiver.
+    pub fn payload(&self, connection: usize, kind: Kind) -> Vec<u8> {
+        let [sent, _] = self.frames(connection);
+        let (_, range) = sent.into_iter().find(|(k, _)| *k == kind).expect("frame");
+        let seen = self.shared.seen.lock().unwrap();
+        seen[connection][0][range.start as usize + HEADER_BYTES..range.end as usize].to_vec()
+    }
+}
+
+/// Where the frames of a stream are.
+fn frames(bytes: &[u8]) -> Vec<(Kind, Range<u64>)> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some(header) = bytes.get(at..at + HEADER_BYTES) {
+        let header = Header::parse(header.try_into().unwrap()).unwrap();
+        let end = at + HEADER_BYTES + header.payload_len as usize;
+        if end > bytes.len() {
+            break;
+        }
+        found.push((header.kind, at as u64..end as u64));
+        at = end;
+    }
+    found
+}
+
+async fn relay(from: TcpStream, to: TcpStream, fault: Fault, index: usize, state: &Shared) {
+    let (from_read, from_write) = from.into_split();
+    let (to_read, to_write) = to.into_split();
+    let there = match fault {
+        Fault::Cut(after) => Way::cut(after),
+        Fault::Flip(at) => Way::flip(at),
+        Fault::Hold(after) => Way::hold(after),
+        Fault::Repeat(frame) => Way::order(frame, true),
+        Fault::Swap(frame) => Way::order(frame, false),
+        _ => Way::default(),
+    };
+    let back = match fault {
+        Fault::CutReply(after) => Way::cut(after),
+        Fault::FlipReply(at) => Way::flip(at),
+        _ => Way::default(),
+    };
+    let there = there.copy(from_read, to_write, state, index, 0);
+    let back = back.copy(to_read, from_write, state, index, 1);
+    tokio::pin!(there, back);
+    // A direction that ends in order leaves the other one open; a cut ends both.
+    tokio::select! {
+        is_cut = &mut there => if !is_cut { back.await; },
+        is_cut = &mut back => if !is_cut { there.await; },
+    }
+}
+
+/// What happens to one direction of a connection.
+#[derive(Default)]
+struct Way {
+    cut: Option<u64>,
+    flip: Option<u64>,
+    hold: Option<u64>,
+    /// A frame, and whether it is repeated (or else comes later).
+    order: Option<(usize, bool)>,
+}
+
+impl Way {
+    fn cut(after: u64) -> Self {
+        Self {
+            cut: Some(after),
+            ..Self::default()
+        }
+    }
+
+    fn flip(at: u64) -> Self {
+        Self {
+            flip: Some(at),
+            ..Self::default()
+        }
+    }
+
+    fn hold(after: u64) -> Self {
+        Self {
+            hold: Some(after),
+            ..Self::default()
+        }
+    }
+
+    fn order(frame: usize, repeats: bool) -> Self {
+        Self {
+            order: Some((frame, repeats)),
+            ..Self::default()
+        }
+    }
+
+    /// Copies; true if it ended by a cut.
+    async fn copy(
+        self,
+        mut read: OwnedReadHalf,
+        mut write: OwnedWriteHalf,
+        state: &Shared,
+        index: usize,
+        way: usize,
+    ) -> bool {
+        let mut at = 0u64;
+        let mut buffer = vec![0; 64 << 10];
+        let mut disorder = self.order.map(|(frame, repeats)| Disorder {
+            frame,
+            repeats,
+            waiting: Vec::new(),
+            number: 0,
+            late: Vec::new(),
+        });
+        loop {
+            let n = match read.read(&mut buffer).await {
+                Ok(0) | Err(_) => {
+                    let _ = write.shutdown().await;
+                    return false;
+                }
+                Ok(n) => n,
+            };
+            let mut bytes = buffer[..n].to_vec();
+            if let Some(seen) = state.seen.lock().unwrap().get_mut(index) {
+                seen[way].extend_from_slice(&bytes);
+            }
+            if let Some(flip) = self.flip
+                && let Some(place) = flip.checked_sub(at)
+                && let Some(byte) = bytes.get_mut(place as usize)
+            {
+                *byte ^= 1;
+            }
+            let end = at + n as u64;
+            if let Some(cut) = self.cut.filter(|cut| *cut <= end) {
+                let _ = write.write_all(&bytes[..(cut - at) as usize]).await;
+                let _ = write.flush().await;
+                return true;
+            }
+            if let Some(hold) = self.hold.filter(|hold| *hold <= end) {
+                let first = hold.saturating_sub(at) as usize;
+                let _ = write.write_all(&bytes[..first]).await;
+                std::future::pending::<()>().await;
+            }
+            if let Some(disorder) = &mut disorder {
+                bytes = disorder.pass(&bytes);
+            }
+            at = end;
+            if write.write_all(&bytes).await.is_err() {
+                return false;
+            }
+            if way == 0 {
+                state.forwarded.fetch_add(n as u64, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Passes frames on, one of them twice or late.
+struct Disorder {
+    frame: usize,
+    repeats: bool,
+    /// Bytes that are no whole frame yet.
+    waiting: Vec<u8>,
+    number: usize,
+    late: Vec<u8>,
+}
+
+impl Disorder {
+    fn pass(&mut self, bytes: &[u8]) -> Vec<u8> {
+        self.waiting.extend_from_slice(bytes);
+        let mut out = Vec::new();
+        let whole = frames(&self.waiting);
+        for (_, range) in &whole {
+            let frame = &self.waiting[range.start as usize..range.end as usize];
+            if self.number == self.frame && self.repeats {
+                out.extend_from_slice(frame);
+                out.extend_from_slice(frame);
+            } else if self.number == self.frame {
+                self.late = frame.to_vec();
+            } else {
+                out.extend_from_slice(frame);
+                out.append(&mut self.late);
+            }
+            self.number += 1;
+        }
+        let used = whole.last().map_or(0, |(_, range)| range.end as usize);
+        self.waiting.drain(..used);
+        out
+    }
+}

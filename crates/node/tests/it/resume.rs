@@ -1,0 +1,320 @@
+//! A handoff whose connection breaks goes on over a new one: nothing is computed twice, nothing
+//! that was acknowledged is sent twice, and the tokens are right.
+
+use std::time::Duration;
+
+use tandem_engine::fake::{Call, FakeConfig};
+use tandem_kv::Section;
+use tandem_kv::frame::Kind;
+use tandem_node::limits::MAX_RECONNECTS;
+use tandem_proto::{ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
+
+use super::cluster::{Calls, Deal, Setup, TestNode, limits, prompt};
+use super::proxy::{Fault, Proxy};
+
+/// Two nodes with a relay between them, and a request of some chunks.
+struct Rig {
+    prefill: TestNode,
+    decode: TestNode,
+    proxy: Proxy,
+    computed: Calls,
+    applied: Calls,
+    deal: Deal,
+    expected: Vec<u32>,
+}
+
+impl Rig {
+    async fn new(config: &FakeConfig) -> Self {
+        let (mut sending, mut receiving) = (config.clone(), config.clone());
+        let (computed, applied) = (Calls::of(&mut sending), Calls::of(&mut receiving));
+        let mut waits = limits();
+        waits.resume = Duration::from_secs(20);
+        let setup = |role, config| Setup {
+            limits: waits,
+            ..Setup::new(role, config)
+        };
+        let prefill = setup(Role::Prefill, &sending).start().await;
+        let decode = setup(Role::Decode, &receiving).start().await;
+        let proxy = Proxy::to(decode.port).await;
+        let chunk = config.microbatch_tokens;
+        let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
+        deal.via = Some(proxy.port);
+        deal.terms.reuse = Reuse::Off;
+        let expected = deal.expected(config).await;
+        Self {
+            prefill,
+            decode,
+            proxy,
+            computed,
+            applied,
+            deal,
+            expected,
+        }
+    }
+
+    /// Kinds and places of the frames of an undisturbed handoff.
+    async fn record(&self) -> [Vec<(Kind, std::ops::Range<u64>)>; 2] {
+        self.proxy.next(&[]);
+        let outcome = self.deal.run(&self.prefill, &self.decode).await;
+        outcome.whole(&self.expected, "undisturbed");
+        self.computed.take();
+        self.applied.take();
+        self.proxy.frames(0)
+    }
+
+    /// Every token was computed once, and put into the cache once and in order.
+    fn once(&self, what: &str) {
+        let kv_end = self.deal.tokens.len() as u32 - 1;
+        assert_eq!(self.computed.prefilled(), kv_end, "{what}: computed twice");
+        let mut at = 0;
+        let mut windows = 0;
+        for call in self.applied.take() {
+            match call {
+                Call::Import {
+                    section: Section::Full,
+                    tokens,
+                    ..
+                } => {
+                    assert_eq!(tokens.start, at, "{what}: out of order or twice");
+                    at = tokens.end;
+                }
+                Call::Import { .. } => windows += 1,
+                _ => {}
+            }
+        }
+        assert_eq!(at, kv_end, "{what}");
+        assert!(windows <= 1, "{what}: two windows");
+    }
+}
+
+/// All ends and middles of these frames.
+fn places(frames: &[(Kind, std::ops::Range<u64>)]) -> Vec<u64> {
+    let ends = frames.iter().map(|(_, r)| r.end);
+    let middles = frames.iter().map(|(_, r)| u64::midpoint(r.start, r.end));
+    ends.chain(middles).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_at_every_frame_and_inside_each() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let rig = Rig::new(&config).await;
+        let [sent, _] = rig.record().await;
+        // From the end of the hello on there is something to go on with: the accept has come.
+        let segments: Vec<_> = sent.iter().filter(|(k, _)| *k == Kind::Segment).collect();
+        assert!(segments.len() >= 5, "{sent:?}");
+        let commit = sent.iter().position(|(k, _)| *k == Kind::Commit).unwrap();
+        for at in places(&sent[1..=commit]) {
+            let what = format!("cut after {at} of {:?}", sent.last());
+            rig.proxy.next(&[Fault::Cut(at)]);
+            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            outcome.whole(&rig.expected, &what);
+            // With the whole commit the handoff was complete before the cut.
+            let before = u32::from(at < sent[commit].1.end);
+            assert_eq!(outcome.answer.summary.reconnects, before, "{what}");
+            assert_eq!(outcome.done().3, 1, "{what}");
+            assert!(outcome.answer.parity.expect(&what).holds, "{what}");
+            rig.once(&what);
+        }
+        rig.decode.clean().await;
+        rig.prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_at_every_answer_of_the_receiver() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let rig = Rig::new(&config).await;
+        let [_, answers] = rig.record().await;
+        assert!(answers.iter().any(|(k, _)| *k == Kind::Ack));
+        assert_eq!(answers.last().unwrap().0, Kind::Committed);
+        for at in places(&answers[1..]) {
+            let what = format!("cut after {at} bytes of answers");
+            rig.proxy.next(&[Fault::CutReply(at)]);
+            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            outcome.whole(&rig.expected, &what);
+            rig.once(&what);
+            // If everything had arrived by then, the decode node is done with the handoff: the
+            // prefill node cannot tell that from one that has gone.
+            match outcome.end {
+                PrefillEvent::Failed(error) => assert_eq!(error.code, ErrorCode::Refused),
+                _ => assert!(outcome.done().3 <= 1, "{what}"),
+            }
+        }
+        rig.decode.clean().await;
+        rig.prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_is_not_sent_again() {
+    let rig = Rig::new(&FakeConfig::default()).await;
+    let [sent, _] = rig.record().await;
+    let whole = rig.proxy.forwarded();
+    let commit = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
+    rig.proxy.next(&[Fault::Cut(commit.1.end - 1)]);
+    rig.deal
+        .run(&rig.prefill, &rig.decode)
+        .await
+        .whole(&rig.expected, "cut in the commit");
+    // Four of five blocks were acknowledged when the commit was written, or all.
+    let [again, _] = rig.proxy.frames(1);
+    let segments = again.iter().filter(|(k, _)| *k == Kind::Segment).count();
+    assert!(segments <= 5, "{again:?}");
+    assert!(rig.proxy.forwarded() < whole * 2);
+    rig.once("cut in the commit");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_cuts_in_a_row_and_too_many() {
+    let rig = Rig::new(&FakeConfig::default()).await;
+    let [sent, _] = rig.record().await;
+    let (_, first) = &sent[1];
+    let cut = Fault::Cut(first.start + 10);
+    rig.proxy.next(&[cut; 6]);
+    let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+    outcome.whole(&rig.expected, "six cuts");
+    assert_eq!(outcome.answer.summary.reconnects, 6);
+    rig.once("six cuts");
+    // A connection that never gets anywhere is given up.
+    rig.proxy.next(&[cut; MAX_RECONNECTS as usize + 8]);
+    let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+    outcome.made_good(&rig.expected, "too many cuts");
+    assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
+    assert_eq!(rig.proxy.connections(), MAX_RECONNECTS as usize + 1);
+    rig.decode.clean().await;
+    rig.prefill.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut waits = limits();
+        waits.resume = Duration::from_millis(300);
+        let setup = |role| Setup {
+            limits: waits,
+            ..Setup::new(role, &config)
+        };
+        let prefill = setup(Role::Prefill).start().await;
+        let decode = setup(Role::Decode).start().await;
+        let proxy = Proxy::to(decode.port).await;
+        let chunk = config.microbatch_tokens;
+        let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
+        deal.terms = HandoffTerms {
+            reuse: Reuse::Off,
+            ..HandoffTerms::default()
+        };
+        deal.via = Some(proxy.port);
+        let expected = deal.expected(&config).await;
+        proxy.next(&[]);
+        deal.run(&prefill, &decode).await.whole(&expected, "whole");
+        let [sent, _] = proxy.frames(0);
+        // The first two blocks arrive; then there is no way to the receiver any more.
+        proxy.next(&[Fault::Cut(sent[2].1.end)]);
+        let (mut events, ticket) = deal.open(&decode).await;
+        let down = async {
+            while proxy.connections() == 0 {
+                tokio::task::yield_now().await;
+            }
+            proxy.down(true);
+        };
+        let sending = async {
+            let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+            super::cluster::prefill_end(&mut sending).await
+        };
+        let answering = super::cluster::finish(&mut events);
+        let ((), end, answer) = tokio::join!(down, sending, answering);
+        assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+        assert!(answer.done && answer.summary.fallback.is_some());
+        assert_eq!(answer.tokens, expected);
+        if config.window == 0 {
+            assert_eq!(answer.summary.remote_tokens, chunk * 2, "what came is kept");
+        }
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_connection_is_replaced() {
+    let config = FakeConfig::default();
+    let mut waits = limits();
+    waits.handoff_silence = Duration::from_millis(600);
+    waits.handoff_beat = Duration::from_millis(50);
+    waits.resume = Duration::from_secs(20);
+    let setup = |role| Setup {
+        limits: waits,
+        ..Setup::new(role, &config)
+    };
+    let prefill = setup(Role::Prefill).start().await;
+    let decode = setup(Role::Decode).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
+    deal.terms.reuse = Reuse::Off;
+    deal.via = Some(proxy.port);
+    let expected = deal.expected(&config).await;
+    proxy.next(&[]);
+    deal.run(&prefill, &decode).await.whole(&expected, "whole");
+    let [sent, _] = proxy.frames(0);
+    proxy.next(&[Fault::Hold(sent[2].1.end - 5)]);
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&expected, "held");
+    assert_eq!(outcome.answer.summary.reconnects, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let rig = Rig::new(&config).await;
+        let [sent, answers] = rig.record().await;
+        let accept = answers[0].1.end;
+        let hello = sent[0].1.end;
+        let commit = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
+        // A prime step, so that all parts of headers and payloads are hit in turn. All offsets of
+        // all frames are flipped in the tests of the state machines.
+        for at in (hello..commit.1.end).step_by(241) {
+            let what = format!("bit flipped in byte {at}");
+            rig.proxy.next(&[Fault::Flip(at)]);
+            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            outcome.whole(&rig.expected, &what);
+            assert_eq!(outcome.answer.summary.reconnects, 1, "{what}");
+            rig.once(&what);
+        }
+        let committed = answers.last().unwrap().1.start;
+        for at in (accept..committed).step_by(37) {
+            let what = format!("bit flipped in byte {at} of the answers");
+            rig.proxy.next(&[Fault::FlipReply(at)]);
+            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            outcome.whole(&rig.expected, &what);
+            rig.once(&what);
+        }
+        // Before the handoff has begun there is nothing to go on with.
+        for fault in [Fault::Flip(70), Fault::Flip(3), Fault::FlipReply(80)] {
+            let what = format!("{fault:?}");
+            rig.proxy.next(&[fault]);
+            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            outcome.made_good(&rig.expected, &what);
+        }
+        rig.decode.clean().await;
+        rig.prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn repeated_and_reordered_segments_are_refused_and_made_good() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let rig = Rig::new(&config).await;
+        let [sent, _] = rig.record().await;
+        for frame in 1..sent.len() - 2 {
+            for fault in [Fault::Repeat(frame), Fault::Swap(frame)] {
+                let what = format!("{fault:?}");
+                rig.proxy.next(&[fault]);
+                let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+                let reason = outcome.made_good(&rig.expected, &what);
+                assert!(reason.contains("sequence"), "{what}: {reason}");
+            }
+        }
+        rig.decode.clean().await;
+        rig.prefill.clean().await;
+    }
+}

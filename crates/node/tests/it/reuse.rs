@@ -1,0 +1,325 @@
+//! The have-list: KV that the decode node has is not sent, and what it has is right.
+
+use tandem_engine::fake::FakeConfig;
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tandem_kv::limits::CREDIT_BYTES;
+use tandem_kv::message::{Accept, control_frame};
+use tandem_node::{DiskConfig, PagesConfig};
+use tandem_proto::{PrefillEvent, Reuse, Role};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, bind, prompt};
+
+const CHUNK: u32 = 32;
+/// Tokens that all prompts here begin with: two pages, inside complete chunks.
+const SHARED: u32 = 128;
+
+/// A prompt with the shared beginning and an end of its own.
+fn ending(seed: u32, count: u32) -> Vec<u32> {
+    let mut tokens = prompt(SHARED);
+    tokens.extend((0..count).map(|i| 33 + (i * 13 + seed * 17) % 80));
+    tokens
+}
+
+/// Bytes of a token's rows of the full layers.
+fn token_bytes(config: &FakeConfig) -> u64 {
+    let full = |l: &&tandem_kv::LayerSpec| l.kind == tandem_kv::LayerKind::Full;
+    let bytes = |l: &tandem_kv::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
+    u64::from(config.layers.iter().filter(full).map(bytes).sum::<u32>())
+}
+
+fn window_bytes(config: &FakeConfig) -> u64 {
+    let window = |l: &&tandem_kv::LayerSpec| l.kind == tandem_kv::LayerKind::Window;
+    let bytes = |l: &tandem_kv::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
+    let all: u32 = config.layers.iter().filter(window).map(bytes).sum();
+    u64::from(all * config.window)
+}
+
+async fn pair(config: &FakeConfig) -> (TestNode, TestNode) {
+    let prefill = Setup::new(Role::Prefill, config).start().await;
+    let decode = Setup::new(Role::Decode, config).start().await;
+    (prefill, decode)
+}
+
+async fn check(outcome: &Outcome, deal: &Deal, config: &FakeConfig, have: u32) {
+    outcome.whole(&deal.expected(config).await, "tokens");
+    let kv_end = deal.tokens.len() as u32 - 1;
+    let summary = &outcome.answer.summary;
+    assert_eq!(summary.cached_tokens, have);
+    assert_eq!(summary.remote_tokens, kv_end - have);
+    let (raw, wire, told, _) = outcome.done();
+    assert_eq!(told, have);
+    let rows = u64::from(kv_end - have) * token_bytes(config) + window_bytes(config);
+    assert_eq!(raw, rows, "bytes of rows");
+    assert_eq!(summary.handoff_bytes, rows);
+    assert_eq!(summary.wire_bytes, wire);
+    // Nothing but the rows and some headers.
+    assert!(wire >= rows && wire < rows + 64 * HEADER_BYTES as u64);
+}
+
+#[tokio::test]
+async fn a_shared_beginning_crosses_the_wire_once() {
+    for mut config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let computed = Calls::of(&mut config);
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        config.gate = None;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        for (i, count) in [20, 33, 70].into_iter().enumerate() {
+            let deal = Deal::new(&ending(i as u32, count), CHUNK);
+            let outcome = deal.run(&prefill, &decode).await;
+            let have = if i == 0 { 0 } else { SHARED };
+            check(&outcome, &deal, &config, have).await;
+            // The prefill node has them, too; a model with windows cannot continue from pages alone.
+            let known = if config.window > 0 { 0 } else { have };
+            assert_eq!(computed.prefilled(), SHARED + count - 1 - known);
+        }
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test]
+async fn the_same_prompt_again_sends_the_incomplete_page_only() {
+    let config = FakeConfig::default();
+    let (prefill, decode) = pair(&config).await;
+    let deal = Deal::new(&ending(1, 1), CHUNK);
+    deal.run(&prefill, &decode).await;
+    // All of it is there: nothing but hello and commit goes over the wire.
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&deal.expected(&config).await, "tokens");
+    assert_eq!(outcome.done(), (0, 0, SHARED, 0));
+    assert_eq!(outcome.answer.summary.cached_tokens, SHARED);
+    assert_eq!(outcome.answer.summary.remote_tokens, 0);
+    assert!(outcome.answer.parity.expect("parity").holds);
+}
+
+#[tokio::test]
+async fn another_tenant_and_a_request_without_reuse_share_nothing() {
+    let config = FakeConfig::default();
+    let (prefill, decode) = pair(&config).await;
+    let mut deal = Deal::new(&ending(1, 20), CHUNK);
+    deal.terms.salt = "one".into();
+    check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
+    deal.terms.salt = "two".into();
+    check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
+    check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
+    deal.terms.reuse = Reuse::Off;
+    check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
+}
+
+#[tokio::test]
+async fn tokens_of_an_incomplete_chunk_are_shared_only_on_demand() {
+    let config = FakeConfig::default();
+    let (prefill, decode) = pair(&config).await;
+    // The second page ends inside the third chunk of 48, which the first prompt does not complete.
+    let mut deal = Deal::new(&ending(1, 10), 48);
+    deal.run(&prefill, &decode).await;
+    deal.tokens = ending(2, 40);
+    check(&deal.run(&prefill, &decode).await, &deal, &config, 64).await;
+    let mut deal = Deal::new(&ending(3, 10), 48);
+    deal.terms.salt = "all".into();
+    deal.terms.reuse = Reuse::All;
+    deal.run(&prefill, &decode).await;
+    deal.tokens = ending(4, 40);
+    check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
+}
+
+#[tokio::test]
+async fn pages_that_have_gone_are_sent_again() {
+    let config = FakeConfig::default();
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    // Room for three pages.
+    let page = 64 * (token_bytes(&config) + 4) + tandem_node::pages::limits::ENTRY_OVERHEAD;
+    let decode = Setup {
+        pages: PagesConfig {
+            ram_bytes: 3 * page,
+            disk: None,
+        },
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = decode.start().await;
+    let deal = Deal::new(&ending(1, 20), CHUNK);
+    check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
+    check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
+    let mut other = deal.clone();
+    other.tokens = prompt(300)[50..].to_vec();
+    other.run(&prefill, &decode).await;
+    check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
+    decode.clean().await;
+}
+
+#[tokio::test]
+async fn pages_outlive_a_restart_on_disk() {
+    let config = FakeConfig::default();
+    let dir = tempfile::tempdir().unwrap();
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = || Setup {
+        pages: PagesConfig {
+            ram_bytes: 1 << 20,
+            disk: Some(DiskConfig {
+                dir: dir.path().join("pages"),
+                bytes: 1 << 20,
+            }),
+        },
+        ..Setup::new(Role::Decode, &config)
+    };
+    let mut first = decode();
+    first.mortal = true;
+    let first = first.start().await;
+    let mut deal = Deal::new(&ending(1, 20), CHUNK);
+    deal.run(&prefill, &first).await;
+    first.end().await;
+    // Another process would find them at once; here tasks of the first node may still end.
+    let config_of = decode().pages;
+    while let Err(error) = tandem_node::pages::PageStore::open(&config_of) {
+        assert!(error.to_string().contains("another node"), "{error}");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let second = decode().start().await;
+    assert_eq!(second.handoffs().await.pages, 2);
+    deal.tokens = ending(2, 20);
+    check(&deal.run(&prefill, &second).await, &deal, &config, SHARED).await;
+}
+
+/// What a receiver says that it has.
+struct Claim {
+    tokens: u32,
+    page: Option<String>,
+    window: bool,
+}
+
+/// A receiver that answers the first hello with a claim and then listens.
+async fn liar(claim: Claim) -> u16 {
+    let listener = bind().await;
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut header = [0; HEADER_BYTES];
+        stream.read_exact(&mut header).await.unwrap();
+        let header = Header::parse(&header).unwrap();
+        let mut payload = vec![0; header.payload_len as usize];
+        stream.read_exact(&mut payload).await.unwrap();
+        let accept = Accept {
+            session: "s".into(),
+            stream: "t".into(),
+            streams: 1,
+            credit_bytes: CREDIT_BYTES,
+            have_tokens: claim.tokens,
+            have_page: claim.page,
+            have_window: claim.window,
+        };
+        let accept = control_frame(Kind::Accept, header.handoff, 0, &accept).unwrap();
+        stream.write_all(&accept).await.unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest).await;
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_receiver_that_claims_what_it_cannot_have_is_not_believed() {
+    let config = FakeConfig::windowed();
+    let (prefill, decode) = pair(&config).await;
+    let mut deal = Deal::new(&ending(1, 20), CHUNK);
+    let expected = deal.expected(&config).await;
+    let claim = |tokens, page: Option<&str>, window| Claim {
+        tokens,
+        page: page.map(str::to_owned),
+        window,
+    };
+    let other = "ab".repeat(32);
+    for (claim, field) in [
+        (claim(64, Some(&other), false), "`have_page`"),
+        (claim(64, None, false), "`have_page`"),
+        (claim(0, Some(&other), false), "`have_page`"),
+        (claim(1000, None, false), "`have_tokens`"),
+        (claim(0, None, true), "`have_window`"),
+    ] {
+        deal.via = Some(liar(claim).await);
+        let outcome = deal.run(&prefill, &decode).await;
+        let PrefillEvent::Failed(error) = &outcome.end else {
+            panic!("{field} was believed: {outcome:?}");
+        };
+        assert!(error.message.contains(field), "{error}");
+        outcome.made_good(&expected, field);
+    }
+    prefill.clean().await;
+    decode.clean().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_takes_no_more_costs_no_token() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("pages");
+        let small = || PagesConfig {
+            // One page, so that all others go to the disk.
+            ram_bytes: 9000,
+            disk: Some(DiskConfig {
+                dir: dir.clone(),
+                bytes: 1 << 20,
+            }),
+        };
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = Setup {
+            pages: small(),
+            ..Setup::new(Role::Decode, &config)
+        };
+        let decode = decode.start().await;
+        let mut deal = Deal::new(&ending(1, 20), CHUNK);
+        deal.terms.reuse = Reuse::All;
+        deal.run(&prefill, &decode).await;
+        decode.until("on disk", |s| s.disk_bytes > 0).await;
+        // Every write and read fails from here on.
+        std::fs::remove_dir_all(&dir).unwrap();
+        for seed in 0..4 {
+            deal.tokens = ending(seed, 100 + seed);
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&deal.expected(&config).await, "without a disk");
+        }
+        decode.until("failing", |s| s.disk_errors > 0).await;
+        decode.clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_system_that_is_full_costs_no_token() {
+    struct Mounted(std::path::PathBuf);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("umount").arg(&self.0).status();
+        }
+    }
+    let outer = tempfile::tempdir().unwrap();
+    let mount = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=32k,mode=700", "tmpfs"])
+        .arg(outer.path())
+        .output();
+    if !mount.is_ok_and(|m| m.status.success()) {
+        eprintln!("SKIPPED: mounting a small file system takes root");
+        return;
+    }
+    let mounted = Mounted(outer.path().to_owned());
+    let config = FakeConfig::default();
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup {
+        pages: PagesConfig {
+            ram_bytes: 9000,
+            disk: Some(DiskConfig {
+                dir: mounted.0.clone(),
+                bytes: 1 << 20,
+            }),
+        },
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = decode.start().await;
+    for seed in 0..6 {
+        let mut deal = Deal::new(&ending(seed, 200), CHUNK);
+        deal.terms.salt = seed.to_string();
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&deal.expected(&config).await, "with a full disk");
+    }
+    decode.until("failing", |s| s.disk_errors > 0).await;
+    decode.clean().await;
+    decode.end().await;
+}

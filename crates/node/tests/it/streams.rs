@@ -1,0 +1,111 @@
+//! Several connections for one handoff.
+
+use tandem_engine::fake::FakeConfig;
+use tandem_kv::frame::Kind;
+use tandem_node::limits::STREAMS;
+use tandem_proto::{Reuse, Role};
+
+use super::cluster::{Deal, Setup, prompt};
+use super::proxy::{Fault, Proxy};
+
+/// Big enough rows for several connections to have something to do.
+fn config(windowed: bool) -> FakeConfig {
+    let mut config = if windowed {
+        FakeConfig::windowed()
+    } else {
+        FakeConfig::default()
+    };
+    for layer in &mut config.layers {
+        layer.kv_heads *= 16;
+    }
+    config
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_to_four_connections_give_the_same_tokens() {
+    for config in [config(false), config(true)] {
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let proxy = Proxy::to(decode.port).await;
+        let mut deal = Deal::new(&prompt(32 * 12 + 5), 32);
+        deal.terms.reuse = Reuse::Off;
+        deal.via = Some(proxy.port);
+        let expected = deal.expected(&config).await;
+        // More than the receiver takes are not opened.
+        for streams in 1..=STREAMS + 1 {
+            deal.terms.streams = streams;
+            proxy.next(&[]);
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&expected, &format!("{streams} streams"));
+            assert_eq!(outcome.done().3, 0, "{outcome:?}");
+            assert_eq!(proxy.connections(), streams.min(STREAMS) as usize);
+            let used = |i| {
+                let [sent, _] = proxy.frames(i);
+                sent.iter().any(|(k, _)| *k == Kind::Segment)
+            };
+            let used = (0..proxy.connections()).filter(|i| used(*i)).count();
+            assert!(used > 1 || streams == 1, "one connection did all the work");
+        }
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_several_connections_is_cut() {
+    for config in [config(false), config(true)] {
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let proxy = Proxy::to(decode.port).await;
+        let mut deal = Deal::new(&prompt(32 * 12 + 5), 32);
+        deal.terms.reuse = Reuse::Off;
+        deal.terms.streams = 3;
+        deal.via = Some(proxy.port);
+        let expected = deal.expected(&config).await;
+        for which in 0..3 {
+            // In the join itself, in the first segment, and later. The main connection begins with
+            // a longer frame.
+            let hello = if which == 0 { 1500 } else { 0 };
+            for after in [40, 150, 20_000] {
+                let what = format!("connection {which} after {after} bytes");
+                let mut faults = [Fault::None; 3];
+                faults[which] = Fault::Cut(hello + after);
+                proxy.next(&faults);
+                let outcome = deal.run(&prefill, &decode).await;
+                if which == 0 && after == 40 {
+                    // It may have been the hello: then nothing had begun.
+                    assert_eq!(outcome.answer.tokens, expected, "{what}");
+                    continue;
+                }
+                outcome.whole(&expected, &what);
+                // A connection that is not needed may be cut unnoticed.
+                let was_cut = after > 100 && proxy.written(which) >= hello + after;
+                assert!(
+                    outcome.done().3 >= u32::from(was_cut),
+                    "{what}: {outcome:?}"
+                );
+            }
+        }
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_further_connection_that_is_refused_costs_a_reconnection() {
+    let config = config(false);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = Deal::new(&prompt(32 * 8 + 5), 32);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.streams = 2;
+    deal.via = Some(proxy.port);
+    let expected = deal.expected(&config).await;
+    // The secret of the join is damaged on the way.
+    proxy.next(&[Fault::None, Fault::Flip(80)]);
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&expected, "a damaged join");
+    assert_eq!(outcome.done().3, 1);
+    decode.clean().await;
+}
