@@ -201,18 +201,36 @@ fn segments_twice_or_out_of_order_within_a_stream() {
 
 #[test]
 fn blocks_that_overlap_on_two_streams() {
-    for (start, end) in [(0, 2), (0, 1), (1, 2), (1, 3)] {
+    // Tokens 2 and 3 have come and wait for 0 and 1.
+    for (start, end, fits) in [
+        (0, 3, false),
+        (0, 6, false),
+        (1, 4, false),
+        (2, 3, false),
+        (2, 4, false),
+        (3, 4, false),
+        (3, 6, false),
+        (0, 1, true),
+        (1, 2, true),
+        (4, 5, true),
+    ] {
         let mut three = Three::small();
         let (mut out, mut inbound) = three.join();
-        let first = three.frames(0, &mut out);
-        three.take(&mut inbound, &first[0]).unwrap();
         let mut main = three.sender.outbound();
-        let second = three.frames(1, &mut main);
-        let frame = forged(&second[0], |h| {
-            (h.block_start, h.token_start) = (start, start);
-            (h.block_end, h.token_end) = (end, end);
-        });
-        named(three.taker.take(&frame), "block_start");
+        let first = three.frames(0, &mut main);
+        let second = three.frames(1, &mut out);
+        assert_eq!(three.take(&mut inbound, &second[0]), Ok(Step::Wait));
+        let mut header = split(&first[0]).0;
+        (header.block_start, header.token_start) = (start, start);
+        (header.block_end, header.token_end) = (end, end);
+        // 12 bytes for each token.
+        (header.raw_len, header.payload_len) = (12 * (end - start), 12 * (end - start));
+        let result = three.taker.check(&header);
+        if fits {
+            assert_eq!(result, Ok(()));
+        } else {
+            named(result.map(|()| Step::Wait), "block_start");
+        }
     }
 }
 
