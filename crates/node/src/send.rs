@@ -639,8 +639,10 @@ impl Pump {
                 for block in chunk.blocks {
                     if let Some(Sending { kept, .. }) = &mut self.sending {
                         let Kept { keep, tokens, tail } = kept;
-                        let before = tail.then(&block, Codec::Raw);
-                        keep_block(keep, tokens, &block, Codec::Raw, before).await;
+                        if keep.keeps(Codec::Raw) {
+                            let before = tail.then(&block, Codec::Raw);
+                            keep_block(keep, tokens, &block, Codec::Raw, before).await;
+                        }
                     }
                 }
                 let sent_bytes = self.sender.raw_bytes();

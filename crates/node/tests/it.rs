@@ -14,6 +14,7 @@ mod it {
     mod cluster;
     mod codecs;
     mod conversation;
+    mod document;
     mod faults;
     mod fencing;
     mod handoff;

@@ -141,8 +141,9 @@ async fn a_cancelled_prefill_tells_the_decode_node_though_its_engine_is_busy() {
     let decode = node(Role::Decode, FakeConfig::default(), long).await;
     let chunk = slow.microbatch_tokens;
     let tokens = prompt(chunk * 8);
-    let (mut events, sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
+    let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
     at.recv().unwrap();
+    while !matches!(sending.next().await, Some(PrefillEvent::Accepted)) {}
     let start = std::time::Instant::now();
     drop(sending);
     let answer = finish(&mut events).await;

@@ -238,3 +238,36 @@ async fn the_permission_to_hand_an_answer_back_cannot_be_misused() {
     let refused = Handoff::dial(&config, &deal, &stolen).await.err();
     assert!(refused.expect("refused").contains("`ticket`"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
+    let config = FakeConfig::default();
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let deal = first_turn();
+    let (mut events, ticket) = deal.open(&decode).await;
+    let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+    handoff.blocks(CHUNK).await;
+    handoff.commit().await;
+    // It takes the connection, and then says nothing.
+    let silent = super::cluster::bind().await;
+    let logits = vec![0.0; 259];
+    let receipt = Receipt::of(
+        &logits,
+        Some(ReturnTicket {
+            ticket: "00".repeat(16),
+            handoff: 1,
+            port: silent.local_addr().unwrap().port(),
+        }),
+    );
+    handoff.receipt(&receipt).await;
+    handoff.leave().await;
+    let answer = super::cluster::finish(&mut events).await;
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    let (_connection, _) = silent.accept().await.unwrap();
+    // The place and the pages do not wait for it.
+    let known = (deal.tokens.len() + answer.tokens.len() - 1) as u64;
+    decode.until("kept", |s| s.pages == known / 64).await;
+    let start = std::time::Instant::now();
+    decode.clean().await;
+    assert!(start.elapsed() < tandem_node::limits::HAND_BACK_STALL);
+}

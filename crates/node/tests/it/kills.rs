@@ -181,3 +181,20 @@ async fn a_stopped_process_is_given_up_within_the_silence_and_the_rest_is_comput
     prefill.clean().await;
     decode.clean().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_that_cannot_be_connected_to_computes_itself() {
+    let config = FakeConfig::default();
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let mut deal = deal(&config);
+    // Nobody listens there.
+    let listener = super::cluster::bind().await;
+    deal.via = Some(listener.local_addr().unwrap().port());
+    drop(listener);
+    let outcome = deal.run(&prefill, &decode).await;
+    let reason = outcome.made_good(&deal.expected(&config).await, "nobody");
+    assert!(reason.contains("cannot connect"), "{reason}");
+    prefill.clean().await;
+    decode.clean().await;
+}

@@ -218,6 +218,9 @@ impl Way {
             late: Vec::new(),
         });
         loop {
+            if self.cut == Some(0) {
+                return true;
+            }
             let n = match read.read(&mut buffer).await {
                 Ok(0) | Err(_) => {
                     let _ = write.shutdown().await;

@@ -318,3 +318,41 @@ async fn repeated_and_reordered_segments_are_refused_and_made_good() {
         rig.prefill.clean().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_before_the_answer_to_the_hello_ends_the_handoff() {
+    let rig = Rig::new(&FakeConfig::default()).await;
+    let [sent, answers] = rig.record().await;
+    let (hello, accept) = (sent[0].1.end, answers[0].1.end);
+    for fault in [
+        Fault::Cut(0),
+        Fault::Cut(hello / 2),
+        Fault::Cut(hello),
+        Fault::CutReply(0),
+        Fault::CutReply(accept - 1),
+    ] {
+        let what = format!("{fault:?}");
+        rig.proxy.next(&[fault]);
+        let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+        outcome.made_good(&rig.expected, &what);
+        assert!(matches!(outcome.end, PrefillEvent::Failed(_)), "{what}");
+        assert_eq!(rig.proxy.connections(), 1, "{what}");
+        rig.prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_in_the_receipt_costs_the_comparison_at_most() {
+    let rig = Rig::new(&FakeConfig::default()).await;
+    let [sent, _] = rig.record().await;
+    let (kind, receipt) = sent.last().unwrap();
+    assert_eq!(*kind, Kind::Receipt);
+    for at in [receipt.start + 1, receipt.end - 1] {
+        rig.proxy.next(&[Fault::Cut(at)]);
+        let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+        outcome.whole(&rig.expected, "cut in the receipt");
+        assert!(outcome.answer.parity.is_none_or(|p| p.holds));
+        rig.once("cut in the receipt");
+    }
+    rig.prefill.clean().await;
+}

@@ -268,6 +268,7 @@ async fn a_disk_that_takes_no_more_costs_no_token() {
         let decode = decode.start().await;
         let mut deal = Deal::new(&ending(1, 20), CHUNK);
         deal.terms.reuse = Reuse::All;
+        deal.terms.keep = true;
         deal.run(&prefill, &decode).await;
         decode.until("on disk", |s| s.disk_bytes > 0).await;
         // Every write and read fails from here on.
@@ -322,4 +323,59 @@ async fn a_file_system_that_is_full_costs_no_token() {
     decode.until("failing", |s| s.disk_errors > 0).await;
     decode.clean().await;
     decode.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_that_do_not_get_into_place_in_time_end_the_handoff() {
+    let mut config = FakeConfig::default();
+    // The first handoff imports four chunks and a rest.
+    let brake = super::kills::Brake::on(&mut config, tandem_engine::fake::CallKind::Import, 5);
+    let plain = FakeConfig::default();
+    let mut short = super::cluster::limits();
+    short.accept = std::time::Duration::from_millis(300);
+    let prefill = Setup {
+        limits: short,
+        ..Setup::new(Role::Prefill, &plain)
+    };
+    let prefill = prefill.start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let mut deal = Deal::new(&ending(1, 20), CHUNK);
+    check(&deal.run(&prefill, &decode).await, &deal, &plain, 0).await;
+    deal.tokens = ending(2, 20);
+    let expected = deal.expected(&plain).await;
+    // The engine stands still while pages are put into place.
+    let later = async {
+        prefill.idle().await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        brake.release();
+    };
+    let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), later);
+    let reason = outcome.made_good(&expected, "pages");
+    assert!(reason.contains("silent"), "{reason}");
+    decode.clean().await;
+    prefill.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_cancelled_while_pages_get_into_place_frees_them() {
+    let mut config = FakeConfig::default();
+    let brake = super::kills::Brake::on(&mut config, tandem_engine::fake::CallKind::Import, 5);
+    let prefill = Setup::new(Role::Prefill, &FakeConfig::default());
+    let prefill = prefill.start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let mut deal = Deal::new(&ending(1, 20), CHUNK);
+    deal.run(&prefill, &decode).await;
+    deal.tokens = ending(2, 20);
+    let (events, ticket) = deal.open(&decode).await;
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    decode.until("promised", |s| s.pins == 1).await;
+    let start = std::time::Instant::now();
+    drop(events);
+    decode.until("freed", super::cluster::is_clean).await;
+    let end = super::cluster::prefill_end(&mut sending).await;
+    assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+    assert!(start.elapsed() < std::time::Duration::from_secs(1));
+    brake.release();
+    decode.clean().await;
+    prefill.clean().await;
 }

@@ -1,0 +1,158 @@
+//! `docs/handoff.md` says what the code does, and names tests that exist.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tandem_node::{Limits, limits};
+
+fn document() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/handoff.md");
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// The cells of the rows of a table.
+fn rows(text: &str) -> Vec<Vec<String>> {
+    let lines = text.lines().filter(|l| l.starts_with('|'));
+    let cells = |line: &str| {
+        let cells = line.trim_matches('|').split('|');
+        cells.map(|c| c.trim().to_owned()).collect()
+    };
+    lines.map(cells).collect()
+}
+
+/// The text under a heading, up to the next one of its rank.
+fn section<'a>(text: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = text.split_once(&format!("\n{heading}\n")).expect(heading);
+    rest.split("\n## ").next().unwrap()
+}
+
+/// The tests of this crate, as `module::name`.
+fn tests() -> BTreeSet<String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it");
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "rs") {
+            continue;
+        }
+        let module = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut is_test = false;
+        for line in text.lines() {
+            is_test |= line.starts_with("#[tokio::test") || line.starts_with("#[test]");
+            let name = line
+                .split_once("fn ")
+                .and_then(|(_, rest)| rest.split_once('('));
+            if let Some((name, _)) = name.filter(|_| is_test && !line.starts_with(' ')) {
+                found.insert(format!("{module}::{name}"));
+                is_test = false;
+            }
+        }
+    }
+    found
+}
+
+/// What stands between backticks.
+fn quoted(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{} s", duration.as_secs_f64())
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+#[test]
+fn every_limit_has_its_value() {
+    let own = Limits::default();
+    let values = [
+        ("connect", seconds(own.connect)),
+        ("accept", seconds(own.accept)),
+        ("handoff_silence", seconds(own.handoff_silence)),
+        ("handoff_beat", seconds(own.handoff_beat)),
+        ("resume", seconds(own.resume)),
+        ("receipt", seconds(own.receipt)),
+        ("beat", seconds(own.beat)),
+        ("stop", seconds(own.stop)),
+        ("GOODBYE", seconds(limits::GOODBYE)),
+        ("IDLE_TICK", seconds(limits::IDLE_TICK)),
+        ("EVENT_STALL", seconds(limits::EVENT_STALL)),
+        ("RECONNECT_PAUSE", seconds(limits::RECONNECT_PAUSE)),
+        ("MAX_RECONNECTS", limits::MAX_RECONNECTS.to_string()),
+        ("HAND_BACK_STALL", seconds(limits::HAND_BACK_STALL)),
+        ("RETURN_TICKET", seconds(limits::RETURN_TICKET)),
+        ("MAX_RETURNS", limits::MAX_RETURNS.to_string()),
+        ("MAX_HANDOFFS", limits::MAX_HANDOFFS.to_string()),
+        ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
+        (
+            "MAX_HANDSHAKES",
+            tandem_identity::limits::MAX_HANDSHAKES.to_string(),
+        ),
+        ("STREAMS", limits::STREAMS.to_string()),
+        (
+            "STAGING_UNITS",
+            mebibytes(limits::STAGING_UNITS as u64 * limits::STAGING_UNIT),
+        ),
+        ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),
+        (
+            "MAX_APPLY_SLICE_BYTES",
+            mebibytes(limits::MAX_APPLY_SLICE_BYTES),
+        ),
+    ];
+    let text = document();
+    let table = rows(section(&text, "## Limits"));
+    for (name, value) in &values {
+        let row = table.iter().find(|r| r[0] == format!("`{name}`"));
+        let row = row.unwrap_or_else(|| panic!("`{name}` is missing"));
+        assert_eq!(&row[1], value, "{name}");
+    }
+    // Head and rule are rows, too.
+    assert_eq!(
+        table.len(),
+        values.len() + 2,
+        "a limit that is not compared"
+    );
+    // Every limit that a cell speaks of is in the table.
+    for row in rows(section(&text, "## Faults")) {
+        for name in row.get(2).into_iter().flat_map(|cell| quoted(cell)) {
+            let is_known = values.iter().any(|(known, _)| *known == name);
+            assert!(is_known, "`{name}` has no value: {row:?}");
+        }
+    }
+}
+
+#[test]
+fn every_cell_names_tests_that_exist() {
+    let (text, tests) = (document(), tests());
+    assert!(tests.len() > 60, "{tests:?}");
+    let faults = section(&text, "## Faults");
+    let mut count = 0;
+    for row in rows(faults) {
+        if row[0] == "fault" || row[0].starts_with("---") {
+            continue;
+        }
+        assert_eq!(row.len(), 6, "{row:?}");
+        assert!(row.iter().all(|cell| !cell.is_empty()), "{row:?}");
+        assert!(quoted(&row[5]).next().is_some(), "no test: {row:?}");
+        for name in quoted(&row[5]) {
+            assert!(tests.contains(name), "there is no test `{name}`");
+        }
+        count += 1;
+    }
+    assert!(count >= 40, "{count} cells");
+    for phase in [
+        "### Connect",
+        "### Hello",
+        "### Pages",
+        "### Streaming",
+        "### Commit",
+        "### Receipt",
+        "### Decoding",
+        "### Hand-back",
+    ] {
+        assert!(faults.contains(phase), "{phase}");
+    }
+}
