@@ -1,17 +1,25 @@
 //! `tandem bench`: what a handoff costs on this machine, measured, with nothing taken from elsewhere.
 //!
 //! - [`handoff`]: goodput of the whole path between two processes, with the [`receiver`] in the other;
+//! - [`overlap`]: how much of a handoff hides behind the prefill, on a [`link`] of some speed;
+//! - [`prefix`]: what the have-list saves;
+//! - [`nodes`]: the nodes of the latter two, and [`ask`] what they are asked;
 //! - [`control`]: calls of a node's control API;
 //! - [`engine`], [`rows`]: an engine that only takes KV in, and rows to give it;
 //! - [`copy`]: copies without tandem, to compare with;
 //! - [`usage`]: CPU time and memory of a process;
 //! - [`figures`]: medians, and the machine that they are of.
 
+mod ask;
 mod control;
 mod copy;
 mod engine;
 mod figures;
 mod handoff;
+mod link;
+mod nodes;
+mod overlap;
+mod prefix;
 mod receiver;
 mod rows;
 mod usage;
@@ -19,6 +27,9 @@ mod usage;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+
+/// The trained model of a checkout.
+const DEFAULT_MODEL: &str = "models/nano-coder.gguf";
 
 /// Arguments of `tandem bench`.
 #[derive(Args)]
@@ -32,6 +43,14 @@ enum Bench {
     /// Goodput from planes in the sender's memory to planes applied at the receiver: two processes on
     /// loopback, each codec with and without TLS, next to a plain TCP copy and memcpy.
     Handoff(handoff::Arguments),
+    /// Time to first token on links of several speeds: local, remote without overlap, remote with it.
+    /// Two network namespaces with a shaped link between them, where that is permitted.
+    Overlap(overlap::Arguments),
+    /// Bytes on the wire where submissions share a rubric, with the have-list and without.
+    Prefix(prefix::Arguments),
+    /// Makes the requests of `overlap`.
+    #[command(hide = true)]
+    OverlapDriver(overlap::driver::Arguments),
     /// The other process of `handoff`.
     #[command(hide = true)]
     Receiver(receiver::Arguments),
@@ -44,6 +63,9 @@ enum Bench {
 pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.bench {
         Bench::Handoff(arguments) => crate::on_runtime(handoff::main(arguments)),
+        Bench::Overlap(arguments) => crate::on_runtime(overlap::main(arguments)),
+        Bench::Prefix(arguments) => crate::on_runtime(prefix::main(arguments)),
+        Bench::OverlapDriver(arguments) => crate::on_runtime(overlap::driver::main(arguments)),
         Bench::Receiver(arguments) => crate::on_runtime(receiver::main(arguments)),
     }
 }

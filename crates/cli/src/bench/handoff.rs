@@ -21,13 +21,13 @@ use tandem_node::job::Computed;
 use tandem_node::limits::{MAX_CHUNKS_WAITING, STREAMS};
 use tandem_node::send::{Choice, Input, Report, Route, transmit};
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, PrefillMode, Prompt, Reuse,
-    Ticket,
+    GenerateEvent, GenerateRequest, HandoffTerms, PrefillMode, Prompt, Reuse, Ticket,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
+use super::ask::{MODEL, greedy};
 use super::control::Control;
 use super::engine::{CHUNK, contract, logits};
 use super::figures::{Machine, gigabytes, median, right, table};
@@ -36,8 +36,6 @@ use super::usage::{Memory, cpu_seconds};
 use super::{copy, rows};
 use crate::{output, shutdown};
 
-/// Name of the model at both ends.
-pub const MODEL: &str = "bench";
 /// Of the rows.
 const SEED: u64 = 1;
 /// Longest wait for a line of the other process.
@@ -406,7 +404,7 @@ impl Bench {
             request: format!("bench-{}", self.handoffs),
             model: MODEL.to_owned(),
             prompt: Prompt::Tokens(self.prompt.clone()),
-            generation: one_token(),
+            generation: greedy(1),
             prefill: PrefillMode::Remote,
             prefill_peer: tls.then(|| self.identity.id().to_string()),
             chunk: CHUNK,
@@ -416,20 +414,6 @@ impl Bench {
                 ..HandoffTerms::default()
             },
         }
-    }
-}
-
-/// The first token of an answer, and the likeliest.
-pub const fn one_token() -> Generation {
-    Generation {
-        max_tokens: Some(1),
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 0,
-        stop: Vec::new(),
-        format: Format::Text,
     }
 }
 

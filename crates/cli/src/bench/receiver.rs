@@ -18,9 +18,10 @@ use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use super::ask::MODEL;
+use super::copy;
 use super::engine::{BenchEngine, Cache, contract};
 use super::usage::{Memory, cpu_seconds};
-use super::{copy, handoff::MODEL};
 use crate::{output, version};
 
 /// Tokens of a sequence beside those that are handed over: the last of the prompt, and one answer.

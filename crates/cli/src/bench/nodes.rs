@@ -1,0 +1,253 @@
+//! Two node processes of one temporary cluster, which never outlive the measurement.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tandem_identity::invite::Invitation;
+use tandem_identity::join::join;
+use tandem_identity::limits::JOIN;
+use tandem_identity::{ClusterDir, Identity, Security};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use super::ask::{MODEL, Pair};
+use super::control::Control;
+
+/// Longest wait for a node to load its model.
+const READY: Duration = Duration::from_secs(120);
+/// Longest wait for a node to end by itself.
+const END: Duration = Duration::from_secs(10);
+/// Tokens of one sequence.
+pub const CONTEXT: u32 = 8192;
+/// Tokens per chunk, computed at once.
+pub const CHUNK: u32 = 512;
+/// Sequences at once: one, and one that is being closed.
+const SLOTS: u32 = 2;
+/// Threads of each node: both compute on this machine.
+const THREADS: u32 = 1;
+
+/// Where keys, certificates and logs of both nodes are. Removed when it is dropped.
+pub struct Cluster {
+    folder: tempfile::TempDir,
+    prefill: Arc<Identity>,
+    decode: Arc<Identity>,
+}
+
+impl Cluster {
+    /// A new authority and two machines; the second joins as any other does.
+    ///
+    /// # Errors
+    /// If keys cannot be made or written.
+    pub async fn create() -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let first = ClusterDir::new(folder.path().join("prefill"));
+        let second = ClusterDir::new(folder.path().join("decode"));
+        let prefill = first.init()?;
+        let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let invitation = Invitation::open(first.authority()?, here, None).await?;
+        let token = invitation.token().clone();
+        second.prepare_join(&token.authority())?;
+        let (_, membership) = tokio::try_join!(
+            async { anyhow::Ok(invitation.serve(JOIN).await?) },
+            async { anyhow::Ok(join(&token, JOIN).await?) },
+        )?;
+        second.keep(&membership)?;
+        Ok(Self {
+            prefill: Arc::new(prefill),
+            decode: Arc::new(second.load()?),
+            folder,
+        })
+    }
+
+    /// The folder of the decode node, as whose machine requests are made.
+    pub fn decode_folder(&self) -> PathBuf {
+        self.folder.path().join("decode")
+    }
+
+    /// Both nodes, as seen from the machine of the decode node.
+    pub fn pair(&self, nodes: &Nodes, target: SocketAddr) -> Pair {
+        let control = |node: &Node, identity: &Identity| Control {
+            address: node.control,
+            security: Security::Tls(Arc::clone(&self.decode)),
+            peer: Some(identity.id().clone()),
+        };
+        Pair {
+            prefill: control(&nodes.prefill, &self.prefill),
+            decode: control(&nodes.decode, &self.decode),
+            target,
+        }
+    }
+}
+
+/// Where a node runs.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The network namespace, if it is not this process's own.
+    pub namespace: Option<String>,
+    /// Its address.
+    pub ip: IpAddr,
+}
+
+impl Place {
+    /// On loopback.
+    pub fn here() -> Self {
+        Self {
+            namespace: None,
+            ip: Ipv4Addr::LOCALHOST.into(),
+        }
+    }
+}
+
+/// This program with these arguments, in a namespace if one is given. It is killed when its handle is
+/// dropped, and told to end by the end of its input.
+///
+/// # Errors
+/// If it is not known where this program is.
+pub fn program(namespace: Option<&str>) -> anyhow::Result<Command> {
+    let own = std::env::current_exe().context("where this program is")?;
+    let mut command = match namespace {
+        Some(namespace) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", namespace]).arg(own);
+            command
+        }
+        None => Command::new(own),
+    };
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true);
+    // Ctrl-C on the terminal is for the process that measures.
+    #[cfg(unix)]
+    command.process_group(0);
+    Ok(command)
+}
+
+/// A running `tandem node`.
+pub struct Node {
+    /// Where its control API listens.
+    pub control: SocketAddr,
+    /// Where it takes KV in.
+    pub handoff: SocketAddr,
+    child: Child,
+    /// Kept, because a node that cannot write would fail.
+    _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Node {
+    async fn start(
+        role: &str,
+        model: &Path,
+        place: &Place,
+        folder: &Path,
+        pages: u64,
+    ) -> anyhow::Result<Self> {
+        let log = folder.join(format!("{role}.log"));
+        let mut spec = std::ffi::OsString::from(format!("{MODEL}="));
+        spec.push(model);
+        let mut command = program(place.namespace.as_deref())?;
+        command
+            .args(["node", "--role", role])
+            .args(["--listen", &SocketAddr::new(place.ip, 0).to_string()])
+            .arg("--model")
+            .arg(spec)
+            .args(["--context", &CONTEXT.to_string()])
+            .args(["--slots", &SLOTS.to_string()])
+            .args(["--chunk", &CHUNK.to_string()])
+            .args(["--threads", &THREADS.to_string()])
+            .args(["--pages-ram", &pages.to_string()])
+            .arg("--cluster-dir")
+            .arg(folder.join(role))
+            .arg("--stop-with-stdin")
+            .stderr(File::create(&log)?);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("the {role} node cannot be started"))?;
+        let output = child.stdout.take().context("the node has no output")?;
+        let mut output = BufReader::new(output).lines();
+        let line = tokio::time::timeout(READY, output.next_line()).await;
+        let line = line.with_context(|| format!("the {role} node is not ready"))??;
+        let Some((control, handoff)) = line.as_deref().and_then(addresses) else {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let last = text.lines().last().unwrap_or("nothing").to_owned();
+            bail!("the {role} node did not start; its log ends with: {last}");
+        };
+        Ok(Self {
+            control,
+            handoff,
+            child,
+            _output: output,
+        })
+    }
+
+    async fn stop(mut self) {
+        drop(self.child.stdin.take());
+        if tokio::time::timeout(END, self.child.wait()).await.is_err() {
+            // It is killed anyway when the handle is dropped; this waits for it too.
+            let _ = self.child.kill().await;
+        }
+    }
+}
+
+/// The addresses in `ready https://ADDRESS handoff ADDRESS`.
+fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let (control, handoff) = line.strip_prefix("ready https://")?.split_once(" handoff ")?;
+    Some((control.parse().ok()?, handoff.parse().ok()?))
+}
+
+/// Both nodes.
+pub struct Nodes {
+    /// Computes.
+    pub prefill: Node,
+    /// Takes KV in.
+    pub decode: Node,
+}
+
+impl Nodes {
+    /// Starts both; each keeps so many MiB of pages.
+    ///
+    /// # Errors
+    /// If one does not get ready.
+    pub async fn start(
+        cluster: &Cluster,
+        model: &Path,
+        places: &[Place; 2],
+        pages: u64,
+    ) -> anyhow::Result<Self> {
+        if !model.is_file() {
+            bail!(
+                "--model: {} is not here: start in a checkout, or name a model file",
+                model.display()
+            );
+        }
+        let folder = cluster.folder.path();
+        let (prefill, decode) = tokio::try_join!(
+            Node::start("prefill", model, &places[0], folder, pages),
+            Node::start("decode", model, &places[1], folder, pages),
+        )?;
+        Ok(Self { prefill, decode })
+    }
+
+    /// Stops both and waits for their end.
+    pub async fn stop(self) {
+        tokio::join!(self.prefill.stop(), self.decode.stop());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::addresses;
+
+    #[test]
+    fn the_ready_line_is_read() {
+        let line = "ready https://127.0.0.1:4711 handoff 127.0.0.1:4712";
+        let ports = addresses(line).map(|(a, b)| (a.port(), b.port()));
+        assert_eq!(ports, Some((4711, 4712)));
+        assert_eq!(addresses("ready http://127.0.0.1:1 handoff 127.0.0.1:2"), None);
+    }
+}

@@ -1,0 +1,221 @@
+//! `tandem bench overlap`: how much of a handoff hides behind the prefill, on links of several speeds.
+//!
+//! - [`namespaces`]: two network namespaces with a shaped link between them;
+//! - [`relay`]: a shaped link inside this process, where those are not to be had;
+//! - [`driver`]: the requests, made on the machine of the decode node.
+
+pub mod driver;
+mod namespaces;
+mod relay;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde::Serialize;
+
+use super::ask::Pair;
+use super::figures::{Machine, right, table};
+use super::link::Link;
+use super::nodes::{CONTEXT, Cluster, Nodes, Place, program};
+use crate::{output, shutdown};
+use driver::Case;
+use namespaces::Namespaces;
+use relay::Relay;
+
+/// Links faster than the small model of this repository produces KV on one core, and slower ones.
+const LINKS: [&str; 5] = [
+    "10gbit,0.6ms",
+    "2.5gbit,0.6ms",
+    "1gbit,0.6ms",
+    "20mbit,2ms",
+    "10mbit,2ms",
+];
+/// Tokens of the context that are left for the answer and for prompts that get longer than asked for.
+const SPARE_TOKENS: u32 = 400;
+
+/// Arguments of `tandem bench overlap`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Rate each way and round-trip time, such as 10gbit,0.6ms; may be repeated [default: 10gbit,0.6ms,
+    /// 2.5gbit,0.6ms, 1gbit,0.6ms, 20mbit,2ms and 10mbit,2ms].
+    #[arg(long, value_name = "RATE,TIME")]
+    link: Vec<Link>,
+    /// The model of both nodes.
+    #[arg(long, value_name = "PATH", default_value = super::DEFAULT_MODEL)]
+    model: PathBuf,
+    /// Tokens of the prompt, about.
+    #[arg(long, default_value_t = 7000, value_parser = clap::value_parser!(u32).range(64..=i64::from(CONTEXT - SPARE_TOKENS)))]
+    tokens: u32,
+    /// How often everything is measured; medians are shown.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Uses the link inside this process even if namespaces can be had.
+    #[arg(long)]
+    without_namespaces: bool,
+    /// Prints one JSON object and nothing else on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    #[serde(flatten)]
+    machine: Machine,
+    /// False: the link was inside this process, and only KV went over it.
+    namespaces: bool,
+    /// False: the system cannot delay packets, so that links have their rate only.
+    delay: bool,
+    model: String,
+    tokens: u32,
+    rounds: u32,
+    links: Vec<OnLink>,
+}
+
+#[derive(Debug, Serialize)]
+struct OnLink {
+    link: Link,
+    #[serde(flatten)]
+    case: Case,
+}
+
+/// Runs the measurement until it is done or told to stop; everything that was made is removed again.
+///
+/// # Errors
+/// If a node or a request fails.
+pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let figures = tokio::select! {
+        figures = measure(&arguments) => figures?,
+        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
+    };
+    if arguments.json {
+        output::print(&serde_json::to_string(&figures)?)?;
+    } else {
+        output::print(&shown(&figures))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+    let mut links = arguments.link.clone();
+    if links.is_empty() {
+        let parsed: Result<Vec<Link>, String> = LINKS.iter().map(|l| l.parse()).collect();
+        links = parsed.map_err(anyhow::Error::msg)?;
+    }
+    // Removed last: the nodes run in them.
+    let namespaces = match arguments.without_namespaces {
+        true => None,
+        false => Namespaces::create()
+            .inspect_err(|reason| {
+                eprintln!("no network namespaces ({reason:#}): using a link inside this process");
+            })
+            .ok(),
+    };
+    let delay = namespaces.as_ref().is_none_or(Namespaces::delays);
+    if !delay {
+        eprintln!("this system cannot delay packets (no netem): links have their rate only");
+    }
+    let places = match &namespaces {
+        Some(namespaces) => namespaces.places(),
+        None => [Place::here(), Place::here()],
+    };
+    let cluster = Cluster::create().await?;
+    let nodes = Nodes::start(&cluster, &arguments.model, &places, 0).await?;
+    let mut out = Vec::new();
+    for link in links {
+        eprintln!("link {link}");
+        let cases = match &namespaces {
+            Some(namespaces) => {
+                namespaces.shape(&link)?;
+                in_namespace(arguments, &cluster, &nodes, &places[1]).await
+            }
+            None => {
+                let relay = Relay::start(&link, nodes.decode.handoff).await?;
+                let pair = cluster.pair(&nodes, relay.address());
+                driver::measure(&pair, arguments.tokens, arguments.rounds).await
+            }
+        };
+        let cases = cases.with_context(|| format!("link {link}"))?;
+        out.extend(cases.into_iter().map(|case| OnLink {
+            link: link.clone(),
+            case,
+        }));
+    }
+    nodes.stop().await;
+    Ok(Figures {
+        machine: Machine::this(),
+        namespaces: namespaces.is_some(),
+        delay,
+        model: arguments.model.display().to_string(),
+        tokens: arguments.tokens,
+        rounds: arguments.rounds,
+        links: out,
+    })
+}
+
+/// Makes the requests from the namespace of the decode node, by another process of this program.
+async fn in_namespace(
+    arguments: &Arguments,
+    cluster: &Cluster,
+    nodes: &Nodes,
+    place: &Place,
+) -> anyhow::Result<Vec<Case>> {
+    let Pair {
+        prefill,
+        decode,
+        target,
+    } = cluster.pair(nodes, nodes.decode.handoff);
+    let id = |peer: Option<tandem_identity::PeerId>| peer.map_or(String::new(), |p| p.to_string());
+    let mut command = program(place.namespace.as_deref())?;
+    command
+        .args(["bench", "overlap-driver"])
+        .args(["--prefill", &prefill.address.to_string()])
+        .args(["--prefill-id", &id(prefill.peer)])
+        .args(["--decode", &decode.address.to_string()])
+        .args(["--decode-id", &id(decode.peer)])
+        .args(["--target", &target.to_string()])
+        .arg("--cluster-dir")
+        .arg(cluster.decode_folder())
+        .args(["--tokens", &arguments.tokens.to_string()])
+        .args(["--rounds", &arguments.rounds.to_string()]);
+    let output = command.spawn()?.wait_with_output().await?;
+    if !output.status.success() {
+        bail!("the process that makes the requests failed");
+    }
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+fn shown(figures: &Figures) -> String {
+    let mut out = table(&[
+        "link", "codec", "used", "local ms", "serial ms", "overlapped ms", "bound ms", "of bound",
+        "exposed", "wire ratio", "KV made MB/s", "carried MB/s",
+    ]);
+    for OnLink { link, case } in &figures.links {
+        let t = &case.ttft_ms;
+        let ms = |value: f64| right(format!("{value:.1}"));
+        out.add_row(vec![
+            comfy_table::Cell::new(link),
+            comfy_table::Cell::new(&case.codec),
+            comfy_table::Cell::new(case.codec_used.map_or("–", |c| c.name())),
+            ms(t.local),
+            ms(t.remote_serial),
+            ms(t.remote_overlapped),
+            ms(t.bound),
+            right(format!("{:.3}", case.ttft_over_bound)),
+            right(format!("{:.1} %", case.exposed_fraction * 100.0)),
+            right(format!("{:.2}", case.wire_ratio)),
+            ms(case.production_mb_s),
+            ms(case.goodput_mb_s),
+        ]);
+    }
+    let link = match (figures.namespaces, figures.delay) {
+        (true, true) => "two network namespaces",
+        (true, false) => "two network namespaces, rate only",
+        (false, _) => "a link inside the process, for KV only",
+    };
+    format!(
+        "{}\n{}, prompts of about {} tokens, medians of {} rounds, {link}\n{out}",
+        figures.machine, figures.model, figures.tokens, figures.rounds
+    )
+}

@@ -1,0 +1,212 @@
+//! The requests of `tandem bench overlap`, made on the machine of the decode node.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use tandem_identity::{ClusterDir, PeerId, Security};
+use tandem_kv::adaptive::Quality;
+use tandem_kv::codec::Codec;
+use tandem_proto::{CodecChoice, HandoffTerms, Reuse};
+
+use crate::bench::ask::{Pair, Prompts, Sent};
+use crate::bench::control::Control;
+use crate::bench::figures::median;
+use crate::output;
+
+/// Tokens of a local answer, so that a step can be timed.
+const ANSWER: u32 = 9;
+/// Of the prompts.
+const SEED: u64 = 3;
+/// Codecs, and what they are called.
+const CODECS: [(&str, CodecChoice); 2] = [("raw", CodecChoice::Raw), ("auto", CodecChoice::Auto)];
+
+/// Arguments of the process that makes requests.
+#[derive(Args)]
+pub struct Arguments {
+    /// Control API of the prefill node.
+    #[arg(long)]
+    prefill: SocketAddr,
+    /// Who it is.
+    #[arg(long)]
+    prefill_id: PeerId,
+    /// Control API of the decode node.
+    #[arg(long)]
+    decode: SocketAddr,
+    /// Who it is.
+    #[arg(long)]
+    decode_id: PeerId,
+    /// Where the decode node takes KV in.
+    #[arg(long)]
+    target: SocketAddr,
+    /// Keys and certificates of the machine that asks.
+    #[arg(long)]
+    cluster_dir: PathBuf,
+    /// Tokens of the prompt, about.
+    #[arg(long)]
+    tokens: u32,
+    /// How often everything is measured.
+    #[arg(long)]
+    rounds: u32,
+}
+
+/// One codec on one link.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Case {
+    /// `raw` or `auto`; the latter may lose as much as `k8v4` does.
+    pub codec: String,
+    /// The lossiest that was used with overlap.
+    pub codec_used: Option<Codec>,
+    /// Time to the first token.
+    pub ttft_ms: Ttft,
+    /// Time from the last prompt token computed to everything applied, over that of the prefill.
+    pub exposed_fraction: f64,
+    /// Time to the first token with overlap over the bound of the same round.
+    pub ttft_over_bound: f64,
+    /// Time of the prefill, without a transfer beside it.
+    pub prefill_ms: f64,
+    /// Time of the prefill while KV is sent.
+    pub prefill_overlapped_ms: f64,
+    /// Time of a decode step after the prompt.
+    pub step_ms: f64,
+    /// Rows that the prefill makes, without a transfer beside it.
+    pub production_mb_s: f64,
+    /// Rows that the link carries, without a prefill beside it.
+    pub goodput_mb_s: f64,
+    /// Bytes of rows for each byte on the wire, with overlap.
+    pub wire_ratio: f64,
+    /// Tokens of the prompt.
+    pub prompt_tokens: f64,
+}
+
+/// From the call of the decode node to its first token, in milliseconds.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Ttft {
+    /// The decode node prefills.
+    pub local: f64,
+    /// The prefill node does, and sends when all is computed.
+    pub remote_serial: f64,
+    /// The prefill node sends while it computes.
+    pub remote_overlapped: f64,
+    /// What it would be if the transfer took no time: the prefill alone and one decode step.
+    pub bound: f64,
+}
+
+/// Runs the requests and prints the cases as JSON.
+///
+/// # Errors
+/// If one fails.
+pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let identity = Arc::new(ClusterDir::new(&arguments.cluster_dir).load()?);
+    let control = |address, peer: &PeerId| Control {
+        address,
+        security: Security::Tls(Arc::clone(&identity)),
+        peer: Some(peer.clone()),
+    };
+    let pair = Pair {
+        prefill: control(arguments.prefill, &arguments.prefill_id),
+        decode: control(arguments.decode, &arguments.decode_id),
+        target: arguments.target,
+    };
+    let cases = measure(&pair, arguments.tokens, arguments.rounds).await?;
+    output::print(&serde_json::to_string(&cases)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One round of one codec.
+struct Round {
+    local: f64,
+    step: f64,
+    serial: (f64, Sent),
+    overlapped: (f64, Sent),
+    codec_used: Option<Codec>,
+    prompt_tokens: u32,
+}
+
+impl Round {
+    fn bound(&self) -> f64 {
+        self.serial.1.prefill_ms + self.step
+    }
+}
+
+/// Every codec on the link as it is now.
+///
+/// # Errors
+/// If a request fails.
+pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Vec<Case>> {
+    let mut prompts = Prompts::of(pair, SEED).await?;
+    // Not counted: the first of each kind pays for memory and connections.
+    round(pair, &mut prompts, tokens / 4).await?;
+    let mut codecs: [Vec<Round>; 2] = Default::default();
+    for number in 0..rounds {
+        eprintln!("  round {} of {rounds}", number + 1);
+        let both = round(pair, &mut prompts, tokens).await?;
+        for (rounds, one) in codecs.iter_mut().zip(both) {
+            rounds.push(one);
+        }
+    }
+    let cases = CODECS.iter().zip(&codecs);
+    Ok(cases.map(|((name, _), rounds)| case(name, rounds)).collect())
+}
+
+/// Every prompt is another one, and no KV of earlier requests is used.
+async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Result<[Round; 2]> {
+    let local = pair.local(&prompts.next(tokens), ANSWER).await?;
+    let mut out = Vec::new();
+    for (_, codec) in CODECS {
+        let terms = |overlap| HandoffTerms {
+            quality: Quality::K8v4,
+            codec,
+            reuse: Reuse::Off,
+            overlap,
+            ..HandoffTerms::default()
+        };
+        let serial = pair.remote(&prompts.next(tokens), &terms(false)).await?;
+        let overlapped = pair.remote(&prompts.next(tokens), &terms(true)).await?;
+        out.push(Round {
+            local: local.first_token_ms,
+            step: local.step_ms,
+            serial: (serial.0.first_token_ms, serial.1),
+            codec_used: overlapped.0.summary.codec,
+            prompt_tokens: overlapped.0.prompt_tokens,
+            overlapped: (overlapped.0.first_token_ms, overlapped.1),
+        });
+    }
+    <[Round; 2]>::try_from(out).map_err(|_| anyhow::anyhow!("not one round for each codec"))
+}
+
+fn case(codec: &str, rounds: &[Round]) -> Case {
+    let of = |figure: &dyn Fn(&Round) -> f64| {
+        median(&rounds.iter().map(figure).collect::<Vec<f64>>())
+    };
+    Case {
+        codec: codec.to_owned(),
+        codec_used: rounds.iter().map(|r| r.codec_used).max().flatten(),
+        ttft_ms: Ttft {
+            local: of(&|r| r.local),
+            remote_serial: of(&|r| r.serial.0),
+            remote_overlapped: of(&|r| r.overlapped.0),
+            bound: of(&Round::bound),
+        },
+        exposed_fraction: of(&|r| r.overlapped.1.exposed_ms / r.overlapped.1.prefill_ms),
+        ttft_over_bound: of(&|r| r.overlapped.0 / r.bound()),
+        prefill_ms: of(&|r| r.serial.1.prefill_ms),
+        prefill_overlapped_ms: of(&|r| r.overlapped.1.prefill_ms),
+        step_ms: of(&|r| r.step),
+        production_mb_s: of(&|r| megabytes(r.serial.1.raw_bytes) / r.serial.1.prefill_ms * 1e3),
+        goodput_mb_s: of(&|r| megabytes(r.serial.1.raw_bytes) / r.serial.1.exposed_ms * 1e3),
+        wire_ratio: of(&|r| {
+            megabytes(r.overlapped.1.raw_bytes) / megabytes(r.overlapped.1.wire_bytes)
+        }),
+        prompt_tokens: of(&|r| f64::from(r.prompt_tokens)),
+    }
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    let bytes = bytes as f64;
+    bytes / 1e6
+}

@@ -1,0 +1,150 @@
+//! `tandem bench prefix`: bytes on the wire where submissions share a rubric, with the have-list and
+//! without.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+use tandem_proto::{CodecChoice, HandoffTerms, Reuse};
+
+use super::ask::{Pair, Prompts};
+use super::figures::{Machine, median, right, table};
+use super::nodes::{Cluster, Nodes, Place};
+use crate::{output, shutdown};
+
+/// Tokens that all submissions begin with.
+const SHARED_TOKENS: u32 = 2000;
+/// Tokens of each that are its own.
+const OWN_TOKENS: u32 = 600;
+/// MiB of pages that each node keeps.
+const PAGES_MIB: u64 = 512;
+/// Of the prompts.
+const SEED: u64 = 2;
+
+/// Arguments of `tandem bench prefix`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Submissions.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    submissions: u32,
+    /// The model of both nodes.
+    #[arg(long, value_name = "PATH", default_value = super::DEFAULT_MODEL)]
+    model: PathBuf,
+    /// Prints one JSON object and nothing else on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    #[serde(flatten)]
+    machine: Machine,
+    model: String,
+    shared_tokens: u32,
+    own_tokens: u32,
+    submissions: u32,
+    /// Medians of all submissions but the first.
+    wire_bytes_per_submission: Compared,
+    /// Medians of the same, in milliseconds.
+    first_token_ms: Compared,
+    /// Bytes on the wire of the first submission, which nobody has anything of.
+    first: Compared,
+}
+
+#[derive(Debug, Serialize)]
+struct Compared {
+    without: f64,
+    with: f64,
+}
+
+/// Bytes on the wire and time to first token of each submission.
+struct Run(Vec<(f64, f64)>);
+
+impl Run {
+    fn rest(&self, figure: impl Fn(&(f64, f64)) -> f64) -> f64 {
+        median(&self.0[1..].iter().map(figure).collect::<Vec<f64>>())
+    }
+}
+
+/// Runs the measurement until it is done or told to stop.
+///
+/// # Errors
+/// If a node or a request fails.
+pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let figures = tokio::select! {
+        figures = measure(&arguments) => figures?,
+        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
+    };
+    if arguments.json {
+        output::print(&serde_json::to_string(&figures)?)?;
+    } else {
+        output::print(&shown(&figures))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+    let cluster = Cluster::create().await?;
+    let places = [Place::here(), Place::here()];
+    let nodes = Nodes::start(&cluster, &arguments.model, &places, PAGES_MIB).await?;
+    let pair = cluster.pair(&nodes, nodes.decode.handoff);
+    let mut prompts = Prompts::of(&pair, SEED).await?;
+    let rubric = prompts.next(SHARED_TOKENS);
+    let submissions: Vec<String> = (0..arguments.submissions)
+        .map(|_| rubric.clone() + &prompts.next(OWN_TOKENS))
+        .collect();
+    let without = run(&pair, &submissions, Reuse::Off).await?;
+    let with = run(&pair, &submissions, Reuse::Exact).await?;
+    nodes.stop().await;
+    let compared = |figure: &dyn Fn(&Run) -> f64| Compared {
+        without: figure(&without),
+        with: figure(&with),
+    };
+    Ok(Figures {
+        machine: Machine::this(),
+        model: arguments.model.display().to_string(),
+        shared_tokens: SHARED_TOKENS,
+        own_tokens: OWN_TOKENS,
+        submissions: arguments.submissions,
+        wire_bytes_per_submission: compared(&|run| run.rest(|s| s.0)),
+        first_token_ms: compared(&|run| run.rest(|s| s.1)),
+        first: compared(&|run| run.0[0].0),
+    })
+}
+
+async fn run(pair: &Pair, submissions: &[String], reuse: Reuse) -> anyhow::Result<Run> {
+    let terms = HandoffTerms {
+        codec: CodecChoice::Raw,
+        reuse,
+        ..HandoffTerms::default()
+    };
+    let mut out = Vec::new();
+    for submission in submissions {
+        let (asked, sent) = pair.remote(submission, &terms).await?;
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let bytes = sent.wire_bytes as f64;
+        out.push((bytes, asked.first_token_ms));
+    }
+    Ok(Run(out))
+}
+
+fn shown(figures: &Figures) -> String {
+    let mut out = table(&["per submission", "without", "with the have-list"]);
+    let mb = |bytes: f64| right(format!("{:.3} MB", bytes / 1e6));
+    let ms = |value: f64| right(format!("{value:.1} ms"));
+    let (wire, first) = (&figures.wire_bytes_per_submission, &figures.first);
+    let token = &figures.first_token_ms;
+    let cell = comfy_table::Cell::new;
+    out.add_row(vec![cell("first, on the wire"), mb(first.without), mb(first.with)]);
+    out.add_row(vec![cell("others, on the wire"), mb(wire.without), mb(wire.with)]);
+    out.add_row(vec![cell("others, first token"), ms(token.without), ms(token.with)]);
+    format!(
+        "{}\n{} submissions of about {} tokens, of which the first {} are shared; {}, codec raw\n{out}",
+        figures.machine,
+        figures.submissions,
+        figures.shared_tokens + figures.own_tokens,
+        figures.shared_tokens,
+        figures.model,
+    )
+}
