@@ -1,0 +1,126 @@
+//! `tandem bench` with small sizes: it measures something, and what it tells adds up. Nothing here
+//! depends on how fast this machine is.
+
+use std::process::Command;
+
+use serde_json::Value;
+use tandem_fixtures::Architecture;
+
+use super::daemon::{TANDEM, fixture};
+
+fn bench(arguments: &[&str]) -> Value {
+    let output = Command::new(TANDEM)
+        .arg("bench")
+        .args(arguments)
+        .arg("--json")
+        .output()
+        .expect("tandem runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+fn number(value: &Value, name: &str) -> f64 {
+    let found = value[name].as_f64();
+    found.unwrap_or_else(|| panic!("`{name}` is no number: {value}"))
+}
+
+fn model() -> String {
+    fixture(Architecture::Qwen3).display().to_string()
+}
+
+#[test]
+fn a_handoff_is_measured_with_every_codec_with_and_without_tls() {
+    let told = bench(&["handoff", "--tokens", "200", "--rounds", "1"]);
+    // 48 layers, K and V, 4 heads of 128, two bytes.
+    assert_eq!(told["bytes"], 200 * 48 * 2 * 4 * 128 * 2, "{told}");
+    assert!(number(&told, "tcp_gb_s") > 0.0 && number(&told, "memcpy_gb_s") > 0.0);
+    let cases = told["cases"].as_array().expect("cases");
+    let names: Vec<(&str, bool)> = cases
+        .iter()
+        .map(|c| (c["codec"].as_str().expect("a codec"), c["tls"] == true))
+        .collect();
+    let all = ["raw", "plane", "q8", "k8v4"];
+    let expected: Vec<(&str, bool)> = all.iter().flat_map(|c| [(*c, false), (*c, true)]).collect();
+    assert_eq!(names, expected);
+    for case in cases {
+        assert!(number(case, "goodput_gb_s") > 0.0, "{case}");
+        assert!(number(case, "ratio_to_tcp") > 0.0, "{case}");
+        let ends = number(case, "cpu_s_per_gb_sender") + number(case, "cpu_s_per_gb_receiver");
+        assert!(ends > 0.0 && number(case, "cpu_s_per_gb") > 0.0, "{case}");
+        // By the formats: docs/codecs.md. Headers are below a percent.
+        let ratio = number(case, "wire_ratio");
+        let (least, most) = match case["codec"].as_str() {
+            Some("raw") => (0.99, 1.0),
+            Some("plane") => (1.1, 1.3),
+            Some("q8") => (1.86, 64.0 / 34.0),
+            _ => (2.37, 2.41),
+        };
+        assert!((least..=most).contains(&ratio), "{case}");
+    }
+}
+
+#[test]
+fn a_handoff_over_several_connections_is_measured() {
+    let told = bench(&[
+        "handoff", "--tokens", "300", "--rounds", "1", "--codec", "raw", "--streams", "2",
+    ]);
+    assert_eq!(told["streams"], 2);
+    assert_eq!(told["cases"].as_array().map(Vec::len), Some(2), "{told}");
+}
+
+#[test]
+fn overlap_is_measured_over_a_link_inside_the_process() {
+    let told = bench(&[
+        "overlap", "--without-namespaces", "--model", &model(), "--tokens", "600", "--rounds", "1",
+        "--link", "1gbit,1ms", "--link", "20mbit,2ms",
+    ]);
+    assert_eq!(told["namespaces"], false);
+    let links = told["links"].as_array().expect("links");
+    let names: Vec<(&str, &str)> = links
+        .iter()
+        .map(|l| (l["link"].as_str().expect("a link"), l["codec"].as_str().expect("a codec")))
+        .collect();
+    let expected = [
+        ("1gbit,1ms", "raw"),
+        ("1gbit,1ms", "auto"),
+        ("20mbit,2ms", "raw"),
+        ("20mbit,2ms", "auto"),
+    ];
+    assert_eq!(names, expected);
+    for link in links {
+        for name in ["local", "remote_serial", "remote_overlapped", "bound"] {
+            assert!(number(&link["ttft_ms"], name) > 0.0, "{link}");
+        }
+        assert!(number(link, "exposed_fraction") >= 0.0, "{link}");
+        // Nothing is faster than its link: 20 Mbit/s are 2.5 MB/s, whatever the machine. A codec
+        // carries more rows than that; its ratio is below 3.
+        if link["link"] == "20mbit,2ms" {
+            assert!(number(link, "goodput_mb_s") < 2.5 * 3.0, "{link}");
+        }
+        if link["codec"] == "raw" {
+            assert_eq!(link["codec_used"], "raw", "{link}");
+        }
+    }
+}
+
+#[test]
+fn a_shared_rubric_crosses_the_wire_once() {
+    let told = bench(&["prefix", "--model", &model(), "--submissions", "3"]);
+    let (per, first) = (&told["wire_bytes_per_submission"], &told["first"]);
+    assert_eq!(number(first, "with"), number(first, "without"), "{told}");
+    // 2,000 of about 2,600 tokens are shared; the last page of them may be missing.
+    let saved = 1.0 - number(per, "with") / number(per, "without");
+    assert!((0.6..0.85).contains(&saved), "{saved}: {told}");
+}
+
+#[test]
+fn what_is_no_link_is_refused() {
+    let output = Command::new(TANDEM)
+        .args(["bench", "overlap", "--link", "fast"])
+        .output()
+        .expect("tandem runs");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("2.5gbit,0.6ms"), "{said}");
+}
