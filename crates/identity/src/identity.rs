@@ -205,6 +205,8 @@ pub(crate) fn client_config(
         .with_custom_certificate_verifier(verifier)
         .with_client_auth_cert(vec![certificate], key)?;
     config.resumption = rustls::client::Resumption::disabled();
+    // See `record.rs`.
+    config.enable_secret_extraction = true;
     // Every certificate has the same name; sending it would only tell who listens.
     config.enable_sni = false;
     Ok(config)
@@ -222,6 +224,7 @@ fn server_config(
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
         .with_single_cert(vec![certificate], key)?;
+    config.enable_secret_extraction = true;
     no_sessions(&mut config);
     Ok(config)
 }

@@ -17,12 +17,15 @@ mod authority;
 mod directory;
 mod explain;
 mod gate;
+mod handshake;
 mod identity;
 pub mod invite;
 pub mod join;
 pub mod limits;
 mod link;
 mod peer;
+mod record;
+mod secured;
 mod security;
 mod token;
 

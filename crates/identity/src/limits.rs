@@ -10,11 +10,18 @@ pub const MAX_LINKS_WAITING: usize = 64;
 /// Pause after a connection that could not be taken, such as for want of file descriptors.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Bytes of TLS records that a connection may hold until the socket takes them; a write of 1 MiB
-/// fits with its overhead.
-pub const MAX_UNSENT_BYTES: usize = 2 << 20;
-/// Bytes that are read from the socket of a TLS connection at once. TLS alone would read 4 KiB.
+/// Records of 16 KiB that one write seals before it offers them to the socket: 1 MiB. A connection
+/// holds no more than that until the socket takes them.
+pub const WRITE_RECORDS: usize = 64;
+/// Bytes that are read from the socket of a TLS connection at once.
 pub const READ_BUFFER: usize = 256 << 10;
+/// Bytes of a handshake that may be waiting to be understood. Certificates of a cluster take 2 KiB.
+pub const HANDSHAKE_BUFFER: usize = 32 << 10;
+/// Records after which a connection goes on with a new key. AES-GCM must change keys before 2^24.5
+/// of them (RFC 8446, section 5.5).
+pub const RECORDS_PER_KEY: u64 = 1 << 23;
+/// New keys that the other side may go on with; each is good for 128 GiB.
+pub const MAX_KEY_UPDATES: u32 = 4096;
 
 /// How long a certificate of a machine is valid.
 pub const NODE_VALIDITY: Duration = Duration::from_secs(5 * YEAR);

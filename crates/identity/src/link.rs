@@ -6,64 +6,53 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio_rustls::TlsStream;
 
 use crate::explain::explain;
-use crate::limits::READ_BUFFER;
 use crate::peer::PeerId;
-
-/// TLS on TCP. TLS reads 4 KiB at once, so that without the buffer most of the time would go into
-/// system calls.
-pub(crate) type Tls = TlsStream<BufReader<TcpStream>>;
-
-/// TCP with room to read ahead, for TLS.
-pub(crate) fn buffered(tcp: TcpStream) -> BufReader<TcpStream> {
-    BufReader::with_capacity(READ_BUFFER, tcp)
-}
+use crate::secured::{SecuredRead, SecuredWrite};
 
 /// An open connection, both ways, with TLS or without. Over TLS what was written may wait in this
 /// process until it is flushed.
 pub struct Link {
-    stream: Stream,
+    read: ReadHalf,
+    write: WriteHalf,
     peer: Option<PeerId>,
-}
-
-enum Stream {
-    Plain(TcpStream),
-    Tls(Box<Tls>),
 }
 
 /// The reading half of a [`Link`].
 pub struct ReadHalf(Reading);
 
-/// The writing half of a [`Link`]. Dropping it ends the connection's writing direction only without
-/// TLS; with TLS the connection ends when both halves are dropped.
+/// The writing half of a [`Link`]. Dropping it closes the connection's writing direction; only
+/// `shutdown` tells the other side that this was meant.
 pub struct WriteHalf(Writing);
 
 enum Reading {
     Plain(OwnedReadHalf),
-    Tls(tokio::io::ReadHalf<Box<Tls>>),
+    Tls(Box<SecuredRead>),
 }
 
 enum Writing {
     Plain(OwnedWriteHalf),
-    Tls(tokio::io::WriteHalf<Box<Tls>>),
+    Tls(Box<SecuredWrite>),
 }
 
 impl Link {
     pub(crate) fn plain(tcp: TcpStream) -> Self {
+        let (read, write) = tcp.into_split();
         Self {
-            stream: Stream::Plain(tcp),
+            read: ReadHalf(Reading::Plain(read)),
+            write: WriteHalf(Writing::Plain(write)),
             peer: None,
         }
     }
 
-    pub(crate) fn tls(stream: Tls, peer: PeerId) -> Self {
+    pub(crate) fn tls(read: SecuredRead, write: SecuredWrite, peer: PeerId) -> Self {
         Self {
-            stream: Stream::Tls(Box::new(stream)),
+            read: ReadHalf(Reading::Tls(Box::new(read))),
+            write: WriteHalf(Writing::Tls(Box::new(write))),
             peer: Some(peer),
         }
     }
@@ -77,15 +66,15 @@ impl Link {
     /// True if the connection is encrypted and both ends have proved who they are.
     #[must_use]
     pub fn is_tls(&self) -> bool {
-        matches!(self.stream, Stream::Tls(_))
+        matches!(self.read.0, Reading::Tls(_))
     }
 
     /// The TCP socket below.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {
-        match &self.stream {
-            Stream::Plain(tcp) => tcp,
-            Stream::Tls(tls) => tls.get_ref().0.get_ref(),
+        match &self.read.0 {
+            Reading::Plain(tcp) => tcp.as_ref(),
+            Reading::Tls(tls) => tls.tcp(),
         }
     }
 
@@ -97,22 +86,25 @@ impl Link {
         self.tcp().peer_addr()
     }
 
-    /// Both directions for use in two tasks. Without TLS they share nothing; with TLS they take
-    /// turns, because the state of a TLS connection is one.
+    /// Both directions, for use in two tasks. They do not wait for each other.
     #[must_use]
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
-        match self.stream {
-            Stream::Plain(tcp) => {
-                let (read, write) = tcp.into_split();
-                (
-                    ReadHalf(Reading::Plain(read)),
-                    WriteHalf(Writing::Plain(write)),
-                )
-            }
-            Stream::Tls(tls) => {
-                let (read, write) = tokio::io::split(tls);
-                (ReadHalf(Reading::Tls(read)), WriteHalf(Writing::Tls(write)))
-            }
+        (self.read, self.write)
+    }
+}
+
+#[cfg(test)]
+impl Link {
+    pub(crate) fn change_keys_after(&mut self, records: u64) {
+        if let Writing::Tls(write) = &mut self.write.0 {
+            write.change_keys_after(records);
+        }
+    }
+
+    pub(crate) fn keys_seen(&self) -> u32 {
+        match &self.read.0 {
+            Reading::Tls(read) => read.updates(),
+            Reading::Plain(_) => 0,
         }
     }
 }
@@ -163,7 +155,7 @@ impl AsyncRead for Link {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(&mut self.stream, Stream, s => Pin::new(s).poll_read(cx, buf))
+        Pin::new(&mut self.read).poll_read(cx, buf)
     }
 }
 
@@ -183,15 +175,15 @@ impl AsyncWrite for Link {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        either!(&mut self.stream, Stream, s => Pin::new(s).poll_write(cx, buf))
+        Pin::new(&mut self.write).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.stream, Stream, s => Pin::new(s).poll_flush(cx))
+        Pin::new(&mut self.write).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.stream, Stream, s => Pin::new(s).poll_shutdown(cx))
+        Pin::new(&mut self.write).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -199,7 +191,7 @@ impl AsyncWrite for Link {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(&mut self.stream, Stream, s => Pin::new(s).poll_write_vectored(cx, bufs))
+        Pin::new(&mut self.write).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -5,16 +5,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::UnbufferedServerConnection;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
-use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::authority::NODE_NAME;
 use crate::explain::explain;
+use crate::handshake::shake;
 use crate::identity::Identity;
-use crate::limits::MAX_UNSENT_BYTES;
-use crate::link::{Link, buffered};
+use crate::link::Link;
 use crate::peer::PeerId;
 
 /// How connections between the processes of a cluster are made.
@@ -145,33 +146,26 @@ impl Security {
             self.check_listen(tcp.peer_addr()?)?;
             return Ok(Link::plain(tcp));
         };
-        let acceptor = TlsAcceptor::from(identity.server());
-        let shaking = acceptor.accept_with(buffered(tcp), |tls| {
-            tls.set_buffer_limit(Some(MAX_UNSENT_BYTES));
-        });
-        let stream = timeout(limit, shaking)
-            .await
-            .map_err(|_| LinkError::Silent(limit))?
-            .map_err(|e| handshake(&e))?;
-        let peer = peer(stream.get_ref().1.peer_certificates())?;
-        Ok(Link::tls(TlsStream::Server(stream), peer))
+        let shaking = async {
+            let side = UnbufferedServerConnection::new(identity.server())
+                .map_err(|e| LinkError::Handshake(e.to_string()))?;
+            shake(side, tcp).await.map_err(|e| handshake(&e))
+        };
+        let done = timeout(limit, shaking).await;
+        let (read, write, peer) = done.map_err(|_| LinkError::Silent(limit))??;
+        Ok(Link::tls(read, write, peer))
     }
 
     async fn shake_as_client(&self, tcp: TcpStream) -> Result<Link, LinkError> {
         let Self::Tls(identity) = self else {
             return Ok(Link::plain(tcp));
         };
-        let name =
-            ServerName::try_from(NODE_NAME).map_err(|e| LinkError::Handshake(e.to_string()))?;
-        let connector = TlsConnector::from(identity.client());
-        let stream = connector
-            .connect_with(name, buffered(tcp), |tls| {
-                tls.set_buffer_limit(Some(MAX_UNSENT_BYTES));
-            })
-            .await
-            .map_err(|e| handshake(&e))?;
-        let peer = peer(stream.get_ref().1.peer_certificates())?;
-        Ok(Link::tls(TlsStream::Client(stream), peer))
+        let refused = |e: String| LinkError::Handshake(e);
+        let name = ServerName::try_from(NODE_NAME).map_err(|e| refused(e.to_string()))?;
+        let side = UnbufferedClientConnection::new(identity.client(), name)
+            .map_err(|e| refused(e.to_string()))?;
+        let (read, write, peer) = shake(side, tcp).await.map_err(|e| handshake(&e))?;
+        Ok(Link::tls(read, write, peer))
     }
 
     /// A TCP connection, to the first address of the name that takes it.
@@ -210,11 +204,4 @@ fn handshake(error: &io::Error) -> LinkError {
         io::ErrorKind::UnexpectedEof => "it closed the connection during the handshake".to_owned(),
         _ => error.to_string(),
     }))
-}
-
-fn peer(certificates: Option<&[CertificateDer<'_>]>) -> Result<PeerId, LinkError> {
-    certificates
-        .and_then(<[_]>::first)
-        .and_then(PeerId::of)
-        .ok_or_else(|| LinkError::Handshake("its certificate cannot be read".to_owned()))
 }

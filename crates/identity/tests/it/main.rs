@@ -10,4 +10,5 @@ mod handshakes;
 mod joining;
 mod pair;
 mod plaintext;
+mod records;
 mod tokens;
