@@ -151,8 +151,11 @@ class Nano(nn.Module):
             out = name.endswith(("o.weight", "down.weight"))
             nn.init.normal_(parameter, std=std * deep if out else std)
 
-    def forward(self, tokens, past=None):
-        """Hidden states `[batch, tokens, width]` and each layer's keys and values."""
+    def forward(self, tokens, past=None, gap=0):
+        """Hidden states `[batch, tokens, width]` and each layer's keys and values.
+
+        `gap` moves the positions of these tokens away from those of `past`, in the layers that see all.
+        """
         c = self.config
         start = 0 if past is None else past[0][0].shape[2]
         count = tokens.shape[1]
@@ -161,7 +164,7 @@ class Nano(nn.Module):
         hidden = torch.tensor(float("-inf"))
         full_mask = torch.where(distance >= 0, 0.0, hidden)
         window_mask = torch.where(distance < c.window, full_mask, hidden)
-        full = rotation(positions, c.rope_base, c.head_dim)
+        full = rotation(positions + gap, c.rope_base, c.head_dim)
         window = rotation(positions, c.window_rope_base, c.head_dim)
         x = self.embedding(tokens) * self.scale
         kept = []

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Corpus, tokenizer, training, export and check of the three nano models; see README.md beside this file.
 # Writes to $OUT (default out/training) and, at the end, to models/ and training/log/. FIRST and STEPS are the
-# steps of the two stages; with 2 and 2 the whole path takes minutes and the models are noise.
+# steps of the two stages, DRAFT those of nano-draft; with 2, 2 and 2 the whole path takes minutes and the models are
+# noise.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-out/training}
@@ -25,17 +26,17 @@ train() {
 # Two processes of one thread each make better use of two cores than two threads.
 (
     train nano-coder code_analysis 1 train-1.jsonl --threads 1 --steps "${FIRST:-400}" --fall 0
-    train nano-coder code_analysis 2 train-2.jsonl --threads 1 --steps "${STEPS:-800}" --begin "$out/nano-coder-1.pt"
+    train nano-coder code_analysis 2 train-2.jsonl --threads 1 --steps "${STEPS:-800}" --gap 7000 --begin "$out/nano-coder-1.pt"
 ) &
 coder=$!
 (
     train nano-writer feedback 1 train-1.jsonl --threads 1 --steps "${FIRST:-500}" --fall 0
-    train nano-writer feedback 2 train-2.jsonl --threads 1 --steps "${STEPS:-800}" --begin "$out/nano-writer-1.pt"
+    train nano-writer feedback 2 train-2.jsonl --threads 1 --steps "${STEPS:-800}" --gap 7000 --begin "$out/nano-writer-1.pt"
 ) &
 writer=$!
 wait "$coder"
 wait "$writer"
-train nano-draft code_analysis 2 train-2.jsonl --threads 2 --steps "${STEPS:-800}"
+train nano-draft code_analysis 2 train-2.jsonl --threads 1 --steps "${DRAFT:-500}" --gap 7000
 
 for model in nano-coder nano-writer nano-draft; do
     feedback=()

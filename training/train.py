@@ -2,7 +2,10 @@
 
 A step takes `--groups` groups. The prefix that a group shares is computed once and its submissions
 continue from its keys and values, which is what the product does at run time; gradients flow through.
-The loss is on the answers, and with a small weight on some tokens of the submissions.
+The loss is on the answers, and with a small weight on some tokens of the prefix and the submissions.
+
+With `--gap`, in a quarter of the groups the submission's positions lie further from the prefix than its
+tokens do, by up to that many (PoSE, arXiv 2309.10400): the angles of long prompts are met without their cost.
 
 Matrices are trained by Muon (momentum, orthogonalised by five Newton-Schulz steps), the rest by Adam.
 The learning rate is constant and then falls to 0 in a straight line, by steps or by minutes, whichever
@@ -22,6 +25,7 @@ from model import CONFIGS, Config, Nano, save
 
 PROMPT_SHARE = 0.15
 PROMPT_WEIGHT = 0.15
+GAP_SHARE = 0.25
 
 
 class Muon(torch.optim.Optimizer):
@@ -72,18 +76,27 @@ def batch(suffixes, pad, dice, sample_prompt):
     return tokens, weights
 
 
-def loss_of(model, prefix, suffixes, pad, dice, train):
+def loss_of(model, prefix, suffixes, pad, dice, train, gap=0):
     """Sum of weighted losses, sum of weights, and the loss and hits of answer tokens alone."""
     tokens, weights = batch(suffixes, pad, dice, train)
-    _, past = model(torch.tensor([prefix]))
-    hidden, _ = model(tokens, past)
+    shift = dice.randrange(gap) if gap and dice.random() < GAP_SHARE else 0
+    known = torch.tensor([prefix])
+    before, past = model(known)
+    hidden, _ = model(tokens, past, shift)
     rows, columns = weights.nonzero(as_tuple=True)
     logits = model.logits(hidden[rows, columns]).float()
     losses = F.cross_entropy(logits, tokens[rows, columns + 1], reduction="none")
     weight = weights[rows, columns]
     answers = weight == 1.0
     hits = (logits.argmax(-1) == tokens[rows, columns + 1])[answers].sum()
-    return (losses * weight).sum(), weight.sum(), losses[answers].sum().detach(), hits, answers.sum()
+    total, share = (losses * weight).sum(), weight.sum()
+    if train:
+        at = torch.tensor([i for i in range(len(prefix) - 1) if dice.random() < PROMPT_SHARE])
+        logits = model.logits(before[0, at]).float()
+        # As much as if each submission had its own prefix, as it has at run time.
+        total = total + F.cross_entropy(logits, known[0, at + 1], reduction="sum") * PROMPT_WEIGHT * len(suffixes)
+        share = share + PROMPT_WEIGHT * len(suffixes) * len(at)
+    return total, share, losses[answers].sum().detach(), hits, answers.sum()
 
 
 @torch.no_grad()
@@ -113,6 +126,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--fall", type=float, default=0.5, help="share of the run in which the rate falls")
     parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--gap", type=int, default=0, help="largest gap between the positions of prefix and submission")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--threads", type=int, default=2)
@@ -154,7 +168,7 @@ def main():
                 dice.shuffle(order)
             prefix, suffixes = data[order.pop()]
             with torch.autocast("cpu", torch.bfloat16):
-                total, weight, loss, _, count = loss_of(model, prefix, suffixes, encoder.pad, dice, True)
+                total, weight, loss, _, count = loss_of(model, prefix, suffixes, encoder.pad, dice, True, args.gap)
             (total / weight / args.groups).backward()
             seen += len(prefix) + sum(len(s) for s, _ in suffixes)
             seen_answers += count.item()
