@@ -1,7 +1,7 @@
 //! The sending end of a handoff on real connections.
 //!
 //! [`transmit`] owns the state machine and keeps every block until it is acknowledged; each
-//! connection has a writer of its own ([`stream`]). A connection that breaks is opened again and the
+//! connection has a writer of its own (`stream`). A connection that breaks is opened again and the
 //! handoff goes on after the last block that was applied: nothing is computed twice.
 
 mod choice;
