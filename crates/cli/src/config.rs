@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
-use tandem_coordinator::{HandoffConfig, Config as CoordinatorConfig, ModelConfig, NodeConfig};
+use tandem_coordinator::{Config as CoordinatorConfig, HandoffConfig, ModelConfig, NodeConfig};
 use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
 
@@ -106,7 +106,7 @@ fn parse(text: &str) -> anyhow::Result<Config> {
     };
     let mut coordinator = CoordinatorConfig::new(typed.node, typed.model);
     coordinator.chunk = typed.chunk;
-        coordinator.handoff = typed.handoff;
+    coordinator.handoff = typed.handoff;
     coordinator.validate().map_err(|e| in_file_words(&e))?;
     let grading = typed
         .grading

@@ -67,7 +67,12 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     pages_dir: Option<PathBuf>,
     /// Largest size of that directory, in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 16384, requires = "pages_dir")]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 16384,
+        requires = "pages_dir"
+    )]
     pages_disk: u64,
     /// Ends when standard input ends, so that a child does not outlive its parent.
     #[arg(long, hide = true)]

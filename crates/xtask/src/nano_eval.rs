@@ -123,6 +123,8 @@ const NOTES: [&str; 6] = [
 /// Adds about `tokens` tokens of notes to the guidelines.
 fn lengthen(rubric: &mut Rubric, tokens: usize) {
     for (number, note) in NOTES.iter().cycle().take(tokens / NOTE_TOKENS).enumerate() {
-        rubric.guidelines.push_str(&format!(" Note {}: {note}", number + 1));
+        rubric
+            .guidelines
+            .push_str(&format!(" Note {}: {note}", number + 1));
     }
 }

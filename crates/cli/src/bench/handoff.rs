@@ -506,8 +506,17 @@ async fn line(output: &mut Lines<BufReader<ChildStdout>>) -> anyhow::Result<Stri
 
 fn shown(figures: &Figures) -> String {
     let mut out = table(&[
-        "codec", "TLS", "GB/s", "of TCP", "wire ratio", "CPU s/GB", "sender", "receiver",
-        "extra MB", "sender", "receiver",
+        "codec",
+        "TLS",
+        "GB/s",
+        "of TCP",
+        "wire ratio",
+        "CPU s/GB",
+        "sender",
+        "receiver",
+        "extra MB",
+        "sender",
+        "receiver",
     ]);
     for case in &figures.cases {
         let mb = |peak: Option<f64>| right(peak.map_or("–".to_owned(), |p| format!("{p:.0}")));

@@ -53,10 +53,12 @@ impl FromStr for Link {
             let number: f64 = rate.strip_suffix(unit)?.parse().ok()?;
             Some(number * factor)
         });
-        let time = [("ms", 1e-3), ("us", 1e-6)].iter().find_map(|(unit, factor)| {
-            let number: f64 = time.strip_suffix(unit)?.parse().ok()?;
-            Duration::try_from_secs_f64(number * factor).ok()
-        });
+        let time = [("ms", 1e-3), ("us", 1e-6)]
+            .iter()
+            .find_map(|(unit, factor)| {
+                let number: f64 = time.strip_suffix(unit)?.parse().ok()?;
+                Duration::try_from_secs_f64(number * factor).ok()
+            });
         let (rate, round_trip) = rate.zip(time).ok_or_else(wrong)?;
         #[expect(
             clippy::cast_possible_truncation,
@@ -92,7 +94,15 @@ mod tests {
 
     #[test]
     fn what_is_no_link_is_refused() {
-        for text in ["", "10gbit", "10,1ms", "1bit,1ms", "-1gbit,1ms", "1gbit,9000ms", "NaNgbit,1ms"] {
+        for text in [
+            "",
+            "10gbit",
+            "10,1ms",
+            "1bit,1ms",
+            "-1gbit,1ms",
+            "1gbit,9000ms",
+            "NaNgbit,1ms",
+        ] {
             assert!(text.parse::<Link>().is_err(), "{text}");
         }
     }

@@ -52,10 +52,10 @@ impl Cluster {
         let invitation = Invitation::open(first.authority()?, here, None).await?;
         let token = invitation.token().clone();
         second.prepare_join(&token.authority())?;
-        let (_, membership) = tokio::try_join!(
-            async { anyhow::Ok(invitation.serve(JOIN).await?) },
-            async { anyhow::Ok(join(&token, JOIN).await?) },
-        )?;
+        let (_, membership) =
+            tokio::try_join!(async { anyhow::Ok(invitation.serve(JOIN).await?) }, async {
+                anyhow::Ok(join(&token, JOIN).await?)
+            },)?;
         second.keep(&membership)?;
         Ok(Self {
             prefill: Arc::new(prefill),
@@ -196,7 +196,9 @@ impl Node {
 
 /// The addresses in `ready https://ADDRESS handoff ADDRESS`.
 fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
-    let (control, handoff) = line.strip_prefix("ready https://")?.split_once(" handoff ")?;
+    let (control, handoff) = line
+        .strip_prefix("ready https://")?
+        .split_once(" handoff ")?;
     Some((control.parse().ok()?, handoff.parse().ok()?))
 }
 
@@ -248,6 +250,9 @@ mod tests {
         let line = "ready https://127.0.0.1:4711 handoff 127.0.0.1:4712";
         let ports = addresses(line).map(|(a, b)| (a.port(), b.port()));
         assert_eq!(ports, Some((4711, 4712)));
-        assert_eq!(addresses("ready http://127.0.0.1:1 handoff 127.0.0.1:2"), None);
+        assert_eq!(
+            addresses("ready http://127.0.0.1:1 handoff 127.0.0.1:2"),
+            None
+        );
     }
 }

@@ -188,8 +188,18 @@ async fn in_namespace(
 
 fn shown(figures: &Figures) -> String {
     let mut out = table(&[
-        "link", "codec", "used", "local ms", "serial ms", "overlapped ms", "bound ms", "of bound",
-        "exposed", "wire ratio", "KV made MB/s", "carried MB/s",
+        "link",
+        "codec",
+        "used",
+        "local ms",
+        "serial ms",
+        "overlapped ms",
+        "bound ms",
+        "of bound",
+        "exposed",
+        "wire ratio",
+        "KV made MB/s",
+        "carried MB/s",
     ]);
     for OnLink { link, case } in &figures.links {
         let t = &case.ttft_ms;

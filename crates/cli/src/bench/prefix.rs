@@ -136,9 +136,21 @@ fn shown(figures: &Figures) -> String {
     let (wire, first) = (&figures.wire_bytes_per_submission, &figures.first);
     let token = &figures.first_token_ms;
     let cell = comfy_table::Cell::new;
-    out.add_row(vec![cell("first, on the wire"), mb(first.without), mb(first.with)]);
-    out.add_row(vec![cell("others, on the wire"), mb(wire.without), mb(wire.with)]);
-    out.add_row(vec![cell("others, first token"), ms(token.without), ms(token.with)]);
+    out.add_row(vec![
+        cell("first, on the wire"),
+        mb(first.without),
+        mb(first.with),
+    ]);
+    out.add_row(vec![
+        cell("others, on the wire"),
+        mb(wire.without),
+        mb(wire.with),
+    ]);
+    out.add_row(vec![
+        cell("others, first token"),
+        ms(token.without),
+        ms(token.with),
+    ]);
     format!(
         "{}\n{} submissions of about {} tokens, of which the first {} are shared; {}, codec raw\n{out}",
         figures.machine,

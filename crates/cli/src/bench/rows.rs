@@ -7,8 +7,8 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tandem_kv::segment::block_tokens;
 use tandem_kv::plane::plane_bytes;
+use tandem_kv::segment::block_tokens;
 use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 use super::engine::digest_of;
@@ -28,9 +28,9 @@ pub fn blocks(contract: &Contract, tokens: u32, seed: u64) -> Vec<Arc<KvBlock>> 
 
 fn block(contract: &Contract, tokens: std::ops::Range<u32>, random: &mut ChaCha8Rng) -> KvBlock {
     let layers = contract.section_layers(Section::Full);
-    let planes = layers.iter().flat_map(|&layer| {
-        [PlaneKind::Key, PlaneKind::Value].map(|kind| (layer, kind))
-    });
+    let planes = layers
+        .iter()
+        .flat_map(|&layer| [PlaneKind::Key, PlaneKind::Value].map(|kind| (layer, kind)));
     let planes = planes.map(|(layer, kind)| {
         let bytes = plane_bytes(contract, layer, kind, tokens.end - tokens.start);
         let elements = usize::try_from(bytes.unwrap_or(0)).unwrap_or(0) / 2;

@@ -63,7 +63,15 @@ fn a_handoff_is_measured_with_every_codec_with_and_without_tls() {
 #[test]
 fn a_handoff_over_several_connections_is_measured() {
     let told = bench(&[
-        "handoff", "--tokens", "300", "--rounds", "1", "--codec", "raw", "--streams", "2",
+        "handoff",
+        "--tokens",
+        "300",
+        "--rounds",
+        "1",
+        "--codec",
+        "raw",
+        "--streams",
+        "2",
     ]);
     assert_eq!(told["streams"], 2);
     assert_eq!(told["cases"].as_array().map(Vec::len), Some(2), "{told}");
@@ -72,14 +80,29 @@ fn a_handoff_over_several_connections_is_measured() {
 #[test]
 fn overlap_is_measured_over_a_link_inside_the_process() {
     let told = bench(&[
-        "overlap", "--without-namespaces", "--model", &model(), "--tokens", "600", "--rounds", "1",
-        "--link", "1gbit,1ms", "--link", "20mbit,2ms",
+        "overlap",
+        "--without-namespaces",
+        "--model",
+        &model(),
+        "--tokens",
+        "600",
+        "--rounds",
+        "1",
+        "--link",
+        "1gbit,1ms",
+        "--link",
+        "20mbit,2ms",
     ]);
     assert_eq!(told["namespaces"], false);
     let links = told["links"].as_array().expect("links");
     let names: Vec<(&str, &str)> = links
         .iter()
-        .map(|l| (l["link"].as_str().expect("a link"), l["codec"].as_str().expect("a codec")))
+        .map(|l| {
+            (
+                l["link"].as_str().expect("a link"),
+                l["codec"].as_str().expect("a codec"),
+            )
+        })
         .collect();
     let expected = [
         ("1gbit,1ms", "raw"),

@@ -149,7 +149,9 @@ pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Ve
         }
     }
     let cases = CODECS.iter().zip(&codecs);
-    Ok(cases.map(|((name, _), rounds)| case(name, rounds)).collect())
+    Ok(cases
+        .map(|((name, _), rounds)| case(name, rounds))
+        .collect())
 }
 
 /// Every prompt is another one, and no KV of earlier requests is used.
@@ -179,9 +181,8 @@ async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Resul
 }
 
 fn case(codec: &str, rounds: &[Round]) -> Case {
-    let of = |figure: &dyn Fn(&Round) -> f64| {
-        median(&rounds.iter().map(figure).collect::<Vec<f64>>())
-    };
+    let of =
+        |figure: &dyn Fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<f64>>());
     Case {
         codec: codec.to_owned(),
         codec_used: rounds.iter().map(|r| r.codec_used).max().flatten(),

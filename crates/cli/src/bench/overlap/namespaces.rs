@@ -50,7 +50,9 @@ impl Namespaces {
         let ([a, b], [x, y]) = (&self.names, &self.devices);
         run(
             "ip",
-            &["link", "add", x, "netns", a, "type", "veth", "peer", "name", y, "netns", b],
+            &[
+                "link", "add", x, "netns", a, "type", "veth", "peer", "name", y, "netns", b,
+            ],
         )?;
         for ((name, device), address) in self.names.iter().zip(&self.devices).zip(ADDRESSES) {
             let address = format!("{address}/30");

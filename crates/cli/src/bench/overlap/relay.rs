@@ -130,19 +130,27 @@ mod tests {
 
     /// Sends so many bytes over a link and back; gives the time.
     async fn there_and_back(link: &str, bytes: usize) -> Duration {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("listener");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .await
+            .expect("listener");
         let target = listener.local_addr().expect("address");
         let echo = tokio::spawn(async move {
             let (mut tcp, _) = listener.accept().await.expect("a connection");
             let (mut read, mut write) = tcp.split();
-            tokio::io::copy(&mut read, &mut write).await.expect("an echo");
+            tokio::io::copy(&mut read, &mut write)
+                .await
+                .expect("an echo");
         });
         let link = link.parse().expect("a link");
         let relay = Relay::start(&link, target).await.expect("a relay");
-        let mut tcp = TcpStream::connect(relay.address()).await.expect("connected");
+        let mut tcp = TcpStream::connect(relay.address())
+            .await
+            .expect("connected");
         let start = Instant::now();
         let (mut read, mut write) = tcp.split();
-        let sent: Vec<u8> = (0..bytes).map(|i| u8::try_from(i % 251).expect("small")).collect();
+        let sent: Vec<u8> = (0..bytes)
+            .map(|i| u8::try_from(i % 251).expect("small"))
+            .collect();
         let writing = async {
             write.write_all(&sent).await.expect("sent");
             write.shutdown().await.expect("ended");
