@@ -108,9 +108,10 @@ async fn cut_at_every_frame_and_inside_each() {
             rig.proxy.next(&[Fault::Cut(at)]);
             let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
             outcome.whole(&rig.expected, &what);
-            // With the whole commit the handoff was complete before the cut.
-            let before = u32::from(at < sent[commit].1.end);
-            assert_eq!(outcome.answer.summary.reconnects, before, "{what}");
+            // With the whole commit the handoff may have been complete before the cut was noticed.
+            let reconnects = outcome.answer.summary.reconnects;
+            let is_late = at >= sent[commit].1.end;
+            assert!(reconnects == 1 || (is_late && reconnects == 0), "{what}");
             assert_eq!(outcome.done().3, 1, "{what}");
             assert!(outcome.answer.parity.expect(&what).holds, "{what}");
             rig.once(&what);
