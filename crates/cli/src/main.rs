@@ -1,6 +1,6 @@
 //! The `tandem` binary: reads arguments, configuration and environment, and wires the rest.
 //!
-//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`], [`bench`]); [`config`] is the
+//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`], [`mod@bench`]); [`config`] is the
 //! configuration file, [`environment`] the only reader of environment variables, [`coordinator`] a
 //! coordinator inside this process, [`nodes`] what is wrong with the configured nodes.
 
