@@ -4,7 +4,7 @@
 //! side proves to be the authority with the token's fingerprint. It shows a certificate that it has
 //! signed itself: the handshake proves that it has the key, and the authority takes only the public
 //! key from it. Then one message each way: a length (u32, little-endian, at most
-//! [`MAX_JOIN_BYTES`]) and so many bytes of JSON, [`Ask`] and [`Answer`]. Keys never travel.
+//! [`MAX_JOIN_BYTES`]) and so many bytes of JSON, `Ask` and `Answer`. Keys never travel.
 
 use std::fmt;
 use std::io;
