@@ -1,12 +1,12 @@
 //! A connection between two machines.
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, BufReader, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_rustls::TlsStream;
@@ -123,6 +123,30 @@ impl fmt::Debug for Link {
             .field("peer", &self.peer)
             .field("tcp", self.tcp())
             .finish_non_exhaustive()
+    }
+}
+
+impl ReadHalf {
+    /// Reads into several buffers, with one call of the system where there is no TLS; gives the number
+    /// of bytes, 0 at the end of the stream or if there is no room in any of them. Safe to drop: what
+    /// was not given was not read.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub async fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let Some(first) = buffers.iter().position(|b| !b.is_empty()) else {
+            return Ok(0);
+        };
+        match &mut self.0 {
+            Reading::Plain(read) => loop {
+                read.readable().await?;
+                match read.try_read_vectored(&mut buffers[first..]) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    done => return done,
+                }
+            },
+            Reading::Tls(read) => explained(read.read(&mut buffers[first]).await),
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Frames to and from a connection. Silence is bounded, not the length of a transfer: each limit is
 //! for the next bytes.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tandem_identity::ReadHalf;
 use tandem_kv::frame::{FrameError, HEADER_BYTES, Header};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
@@ -75,6 +76,28 @@ pub async fn fill<R: AsyncRead + Unpin>(
         match reading.await.map_err(|_| WireError::Silent(limit))?? {
             0 => return Err(WireError::Truncated),
             n => filled += n,
+        }
+    }
+    Ok(())
+}
+
+/// The same for several buffers, with as few calls as the stream allows.
+///
+/// # Errors
+/// See [`fill`].
+pub async fn fill_parts(
+    stream: &mut ReadHalf,
+    parts: Vec<&mut [u8]>,
+    limit: Duration,
+) -> Result<(), WireError> {
+    let mut slices: Vec<IoSliceMut<'_>> = parts.into_iter().map(IoSliceMut::new).collect();
+    let mut rest = slices.as_mut_slice();
+    IoSliceMut::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        let reading = timeout(limit, stream.read_vectored(rest));
+        match reading.await.map_err(|_| WireError::Silent(limit))?? {
+            0 => return Err(WireError::Truncated),
+            n => IoSliceMut::advance_slices(&mut rest, n),
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::lock;
 use crate::limits::Limits;
-use crate::wire::{WireError, fill, read_header, read_payload};
+use crate::wire::{WireError, fill, fill_parts, read_header, read_payload};
 
 /// Why a connection is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -117,9 +117,7 @@ impl Reader {
     async fn segment(&mut self, decoder: &mut Decoder, header: &Header) -> Result<(), Fault> {
         let silence = self.limits.handoff_silence;
         if let Some(rows) = self.inbound.rows() {
-            for row in rows {
-                fill(&mut self.read, row, silence).await?;
-            }
+            fill_parts(&mut self.read, rows, silence).await?;
             return Ok(self.inbound.rows_read()?);
         }
         self.scratch.resize(header.payload_len as usize, 0);
