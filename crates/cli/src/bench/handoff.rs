@@ -53,6 +53,9 @@ pub struct Arguments {
     /// Only these codecs: raw, plane, q8 or k8v4 [default: all].
     #[arg(long, value_name = "NAME")]
     codec: Vec<Codec>,
+    /// Only with TLS, or only without: yes or no [default: both].
+    #[arg(long, value_name = "WHICH", value_parser = ["yes", "no"])]
+    tls: Option<String>,
     /// Connections of one handoff.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STREAMS)))]
     streams: u32,
@@ -174,7 +177,9 @@ fn cases(arguments: &Arguments) -> Vec<Runs> {
     let wanted = |codec: &Codec| arguments.codec.is_empty() || arguments.codec.contains(codec);
     let codecs = Codec::ALL.into_iter().filter(wanted);
     let both = codecs.flat_map(|codec| [false, true].map(|tls| (codec, tls)));
-    both.map(|(codec, tls)| Runs {
+    let only = arguments.tls.as_deref().map(|only| only == "yes");
+    let asked = both.filter(|(_, tls)| only.is_none_or(|only| only == *tls));
+    asked.map(|(codec, tls)| Runs {
         codec,
         tls,
         runs: Vec::new(),
