@@ -9,7 +9,7 @@ use crate::page::{Page, Tag};
 use crate::plan::{Language, Plan, Readable};
 use crate::rubric::{CRITERIA, Shape};
 use crate::task::{Split, Task};
-use crate::{java, python, r};
+use crate::{java, notes, python, r};
 use serde_json::{Value, json};
 use std::path::Path;
 use tandem_grading::{Job, Rubric, Submission, build_prompt, load_submissions};
@@ -49,6 +49,8 @@ pub struct Order {
     pub shape: Option<Shape>,
     /// Of 100 submissions, how many use other names than the task and habit suggest.
     pub varied: usize,
+    /// Most course notes (about 16 tokens each) that lengthen a group's guidelines.
+    pub notes: usize,
 }
 
 /// Writes the examples of one order.
@@ -62,6 +64,7 @@ pub fn generate(order: &Order) -> Result<Vec<Example>, CorpusError> {
         split,
         shape,
         varied,
+        notes,
     } = *order;
     let tasks = Task::of(split);
     let folder = tempfile::tempdir()?;
@@ -74,7 +77,10 @@ pub fn generate(order: &Order) -> Result<Vec<Example>, CorpusError> {
         let mut dice = Dice::new(seed, lane + group as u64 * 1000);
         let task = dice.pick(&tasks);
         let shape = shape.unwrap_or_else(|| Shape::draw(&mut dice));
-        let rubric = shape.rubric(task)?;
+        let mut rubric = shape.rubric(task)?;
+        rubric
+            .guidelines
+            .push_str(&notes::draw(notes, &mut dice));
         for i in 0..GROUP.min(count - group * GROUP) {
             let dice = Dice::new(seed, lane + group as u64 * 1000 + i as u64 + 1);
             let place = (group, folder.path());

@@ -15,6 +15,7 @@ mod feedback;
 mod generate;
 mod java;
 mod names;
+mod notes;
 mod page;
 mod plan;
 mod python;

@@ -16,6 +16,7 @@ fn generate(seed: u64, count: usize, split: Split, shape: Option<Shape>) -> Vec<
         split,
         shape,
         varied,
+        notes: varied,
     };
     let mut all = tandem_corpus::generate(&order(0)).unwrap();
     all.extend(tandem_corpus::generate(&order(60)).unwrap());

@@ -57,6 +57,7 @@ pub fn run(arguments: &CodecsArguments) -> anyhow::Result<()> {
         split: Split::Heldout,
         shape: Some(Shape::standard()),
         varied: 30,
+        notes: 0,
     })?;
     let mut models = Vec::new();
     for path in &arguments.models {

@@ -23,6 +23,9 @@ pub struct CorpusArguments {
     /// Of 100 submissions, how many use other names than the task and habit suggest.
     #[arg(long, default_value_t = 0)]
     varied: usize,
+    /// Most course notes that lengthen a rubric's guidelines; about half of the rubrics get some.
+    #[arg(long, default_value_t = 0)]
+    notes: usize,
     /// Which tasks.
     #[arg(long, value_enum)]
     split: Side,
@@ -58,6 +61,7 @@ pub fn write(arguments: &CorpusArguments) -> anyhow::Result<()> {
         split,
         shape: None,
         varied: arguments.varied,
+        notes: arguments.notes,
     };
     for example in generate(&order)? {
         writeln!(out, "{}", example.to_json()).with_context(context)?;

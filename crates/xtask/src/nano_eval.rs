@@ -68,6 +68,7 @@ pub fn run(arguments: &NanoEvalArguments) -> anyhow::Result<()> {
         split: Split::Heldout,
         shape: Some(Shape::standard()),
         varied: arguments.varied,
+        notes: 0,
     })?;
     for example in &mut examples {
         lengthen(&mut example.rubric, arguments.lengthen);
