@@ -78,9 +78,7 @@ pub fn generate(order: &Order) -> Result<Vec<Example>, CorpusError> {
         let task = dice.pick(&tasks);
         let shape = shape.unwrap_or_else(|| Shape::draw(&mut dice));
         let mut rubric = shape.rubric(task)?;
-        rubric
-            .guidelines
-            .push_str(&notes::draw(notes, &mut dice));
+        rubric.guidelines.push_str(&notes::draw(notes, &mut dice));
         for i in 0..GROUP.min(count - group * GROUP) {
             let dice = Dice::new(seed, lane + group as u64 * 1000 + i as u64 + 1);
             let place = (group, folder.path());

@@ -23,9 +23,9 @@ pub const MAX_STAGED_BYTES: u64 = 1 << 30;
 pub const MAX_FULL_BLOCK_BYTES: u64 = 64 << 20;
 /// The sender cuts chunks into blocks of at most about this many bytes: what an engine applies at
 /// once, and so how long others wait for it.
-pub const TARGET_BLOCK_BYTES: u64 = 16 << 20;
+pub const TARGET_BLOCK_BYTES: u64 = 8 << 20;
 /// Bytes that may be sent and not yet acknowledged: the credit that a receiver gives.
-pub const CREDIT_BYTES: u64 = 64 << 20;
+pub const CREDIT_BYTES: u64 = 32 << 20;
 /// Blocks that may be sent and not yet acknowledged, whatever their size.
 pub const MAX_BLOCKS_IN_FLIGHT: usize = 256;
 /// Connections of one handoff.

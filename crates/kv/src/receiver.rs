@@ -323,6 +323,18 @@ impl Receiver {
         }
     }
 
+    /// Buffers of a handoff before this one, so that their memory need not be got again.
+    pub fn lend(&mut self, buffers: Vec<Vec<u8>>) {
+        self.spare = buffers;
+    }
+
+    /// The buffers that are not in use, for a handoff after this one; at most as many bytes as the
+    /// credit, or as were lent.
+    #[must_use]
+    pub fn give_back(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.spare)
+    }
+
     /// The committed frame, once everything has been sent and applied.
     #[must_use]
     pub fn finish(&mut self) -> Option<Vec<u8>> {

@@ -4,8 +4,8 @@ mod generate;
 mod prefill;
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -59,6 +59,8 @@ pub struct Node {
     pub receiving: Arc<Semaphore>,
     /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].
     pub staging: Arc<Semaphore>,
+    /// Buffers of the last handoff that was received, for the next one: at most one credit.
+    pub spare: Mutex<Vec<Vec<u8>>>,
     /// KV of earlier requests.
     pub pages: PageStore,
     /// Permissions to hand an answer back that may be open.

@@ -28,8 +28,8 @@ pub mod wire;
 pub mod worker;
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
@@ -111,6 +111,7 @@ pub async fn run(
         handoffs: Arc::default(),
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
+        spare: Mutex::default(),
         pages,
         returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
         running: running::Running::default(),

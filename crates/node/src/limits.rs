@@ -35,7 +35,7 @@ pub const MAX_STEPS_WAITING: usize = 16;
 pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations. A window, which
 /// cannot be divided, may be larger.
-pub const MAX_APPLY_SLICE_BYTES: u64 = tandem_kv::limits::TARGET_BLOCK_BYTES;
+pub const MAX_APPLY_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
 /// Payload bytes that are acknowledged before a codec is chosen: what less tells is latency.

@@ -248,10 +248,18 @@ async fn serve(
         tokens: tokens.into(),
         kv_end,
         tail: Tail::default(),
+        spare: std::mem::take(&mut *spare(node)),
     };
     let result = pump.run(first).await;
+    if let Some(receiver) = &pump.receiver {
+        *spare(node) = lock(receiver).give_back();
+    }
     pump.end(&result).await;
     result
+}
+
+fn spare(node: &Node) -> MutexGuard<'_, Vec<Vec<u8>>> {
+    node.spare.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
@@ -295,6 +303,8 @@ struct Pump {
     from: SocketAddr,
     /// The blocks since the last page boundary.
     tail: Tail,
+    /// Buffers for the receiver.
+    spare: Vec<Vec<u8>>,
 }
 
 /// Why the owner of a handoff stops.
@@ -316,19 +326,25 @@ impl Pump {
     }
 
     async fn work(&mut self, first: Greeted) -> Result<(), String> {
-        match self.start(first).await {
-            Ok(()) => {}
-            Err(Fault::Over(reason)) => return Err(reason),
-            Err(Fault::Broken(reason)) => self.break_off(reason).await?,
-        }
-        while !self.done() {
-            match self.step().await {
+        let mut last = self.start(first).await;
+        loop {
+            match last {
+                Ok(()) if self.done() => return Ok(()),
                 Ok(()) => {}
-                Err(Fault::Over(reason)) => return Err(reason),
+                Err(Fault::Over(reason)) => {
+                    self.settle().await;
+                    return Err(reason);
+                }
                 Err(Fault::Broken(reason)) => self.break_off(reason).await?,
             }
+            last = self.step().await;
         }
-        Ok(())
+    }
+
+    /// Takes in the blocks that were whole before the handoff ended: they need not be computed.
+    async fn settle(&mut self) {
+        self.apply_blocks();
+        while let Some((_, Ok(()))) = self.applying.next().await {}
     }
 
     fn done(&self) -> bool {
@@ -343,9 +359,10 @@ impl Pump {
         };
         self.permitted.cached(have).await;
         let terms = self.terms(have);
-        let (receiver, accept) =
+        let (mut receiver, accept) =
             Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
                 .map_err(|e| Fault::Over(e.to_string()))?;
+        receiver.lend(std::mem::take(&mut self.spare));
         self.receiver = Some(Arc::new(Mutex::new(receiver)));
         self.open(first, accept).await
     }

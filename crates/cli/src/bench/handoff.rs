@@ -179,12 +179,13 @@ fn cases(arguments: &Arguments) -> Vec<Runs> {
     let both = codecs.flat_map(|codec| [false, true].map(|tls| (codec, tls)));
     let only = arguments.tls.as_deref().map(|only| only == "yes");
     let asked = both.filter(|(_, tls)| only.is_none_or(|only| only == *tls));
-    asked.map(|(codec, tls)| Runs {
-        codec,
-        tls,
-        runs: Vec::new(),
-    })
-    .collect()
+    asked
+        .map(|(codec, tls)| Runs {
+            codec,
+            tls,
+            runs: Vec::new(),
+        })
+        .collect()
 }
 
 impl Runs {

@@ -178,10 +178,10 @@ fn the_largest_row_fits_a_segment() {
 fn blocks_are_whole_pages_near_the_target() {
     let table = [
         // 4 MiB for each token: less than a page of them.
-        (contract(0, vec![full(1024, 1024, 1024)]), 4),
+        (contract(0, vec![full(1024, 1024, 1024)]), 2),
         (contract(0, vec![full(1024, 1024, 1024); 9]), 1),
-        // 128 KiB and 36 KiB for each token: 128 tokens, and 455 rounded down.
-        (contract(0, vec![full(8, 128, 128); 32]), 128),
+        // 128 KiB and 36 KiB for each token: 64 tokens, and 227 rounded down.
+        (contract(0, vec![full(8, 128, 128); 32]), 64),
         (
             contract(
                 9,
@@ -192,7 +192,7 @@ fn blocks_are_whole_pages_near_the_target() {
                     .cloned()
                     .collect(),
             ),
-            448,
+            192,
         ),
         (contract(0, vec![full(1, 1, 1)]), MAX_CHUNK_TOKENS),
         (contract(9, vec![windowed(1, 1, 1)]), MAX_CHUNK_TOKENS),

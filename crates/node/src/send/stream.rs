@@ -1,4 +1,5 @@
-//! The writer of one connection of a handoff: encodes the next segment while the last is written.
+//! The writer of one connection of a handoff: encodes the next segment while the last is written, where there is anything to
+//! encode.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +14,6 @@ use tandem_kv::sender::{Outbound, Outgoing};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use super::{Fault, Told};
 use crate::limits::SEGMENTS_AHEAD;
@@ -113,24 +113,30 @@ impl Writer {
         codec: Codec,
         encoder: &mut Option<Encoder>,
     ) -> Result<Done, Fault> {
-        let own = match encoder.take() {
+        let mut own = match encoder.take() {
             Some(encoder) => encoder,
             None => Encoder::new().map_err(cannot_encode)?,
         };
-        let (ready, mut segments) = mpsc::channel(SEGMENTS_AHEAD);
-        let source = Arc::clone(block);
-        let encoding =
-            tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
         let mut wire_bytes = 0;
-        while let Some(segment) = segments.recv().await {
-            wire_bytes += u64::from(segment.header.payload_len) + HEADER_BYTES as u64;
-            let header = self.outbound.segment(&segment.header);
-            let mut parts = vec![header.as_slice()];
-            parts.extend(segment.parts(block));
-            self.bytes(&parts).await?;
-        }
+        let (own, digest, encoding) = if codec == Codec::Raw {
+            // Only checksums: as long as going to another thread takes, and the rows that a checksum
+            // has just read are in the processor's cache when they are written.
+            let (mut cutter, mut spent) = (*cutter, Duration::ZERO);
+            while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut own))? {
+                wire_bytes += self.segment(block, &segment).await?;
+            }
+            (own, cutter.finish(), spent)
+        } else {
+            let (ready, mut segments) = mpsc::channel(SEGMENTS_AHEAD);
+            let source = Arc::clone(block);
+            let encoding =
+                tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
+            while let Some(segment) = segments.recv().await {
+                wire_bytes += self.segment(block, &segment).await?;
+            }
+            encoding.await.map_err(cannot_encode)??
+        };
         flush(&mut self.write, self.silence, &self.activity).await?;
-        let (own, digest, encoding) = finished(encoding).await?;
         *encoder = Some(own);
         Ok(Done {
             place,
@@ -141,9 +147,16 @@ impl Writer {
             encoding,
         })
     }
-}
 
-type Encoded = Result<(Encoder, BlockDigest, Duration), CodecError>;
+    /// Gives the bytes that were written.
+    async fn segment(&mut self, block: &KvBlock, segment: &Segment) -> Result<u64, Fault> {
+        let header = self.outbound.segment(&segment.header);
+        let mut parts = vec![header.as_slice()];
+        parts.extend(segment.parts(block));
+        self.bytes(&parts).await?;
+        Ok(u64::from(segment.header.payload_len) + HEADER_BYTES as u64)
+    }
+}
 
 /// Cuts and encodes a block; waits while enough segments are ready.
 fn encode(
@@ -152,30 +165,26 @@ fn encode(
     codec: Codec,
     mut encoder: Encoder,
     ready: &mpsc::Sender<Segment>,
-) -> Encoded {
+) -> Result<(Encoder, BlockDigest, Duration), Fault> {
     let mut spent = Duration::ZERO;
-    loop {
-        let start = Instant::now();
-        let segment = cutter.next(block, codec, &mut encoder)?;
-        spent += start.elapsed();
-        let Some(segment) = segment else {
-            return Ok((encoder, cutter.finish(), spent));
-        };
+    while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut encoder))? {
         if ready.blocking_send(segment).is_err() {
             // The writer has given up and says why.
-            return Ok((encoder, cutter.finish(), spent));
+            break;
         }
     }
+    Ok((encoder, cutter.finish(), spent))
 }
 
-async fn finished(
-    encoding: JoinHandle<Encoded>,
-) -> Result<(Encoder, BlockDigest, Duration), Fault> {
-    match encoding.await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(e)) => Err(cannot_encode(e)),
-        Err(e) => Err(cannot_encode(e)),
-    }
+/// Adds the time that a segment takes to `spent`.
+fn timed(
+    spent: &mut Duration,
+    next: impl FnOnce() -> Result<Option<Segment>, CodecError>,
+) -> Result<Option<Segment>, Fault> {
+    let start = Instant::now();
+    let segment = next();
+    *spent += start.elapsed();
+    segment.map_err(cannot_encode)
 }
 
 fn cannot_encode(error: impl std::fmt::Display) -> Fault {
