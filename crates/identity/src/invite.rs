@@ -16,7 +16,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 
 use crate::authority::{Authority, AuthorityError};
 use crate::explain::explain;
@@ -24,6 +23,7 @@ use crate::identity::{no_sessions, provider};
 use crate::join::{Answer, Ask, read, write};
 use crate::limits::{ACCEPT_RETRY, JOIN, MAX_HANDSHAKES, MAX_WRONG_SECRETS};
 use crate::peer::PeerId;
+use crate::tls::Tls;
 use crate::token::{Secret, Token, TokenError};
 
 /// An address that no packet is sent to: which of this machine's addresses would be used for it?
@@ -34,7 +34,7 @@ pub struct Invitation {
     listener: TcpListener,
     token: Token,
     door: Arc<Door>,
-    tls: TlsAcceptor,
+    tls: Arc<ServerConfig>,
 }
 
 impl fmt::Debug for Invitation {
@@ -131,7 +131,7 @@ impl Invitation {
             None => reached_at(bound).ok_or(InviteError::NoAddress)?.to_string(),
         };
         let token = Token::new(&address, authority.fingerprint())?;
-        let tls = TlsAcceptor::from(Arc::new(server_config(&authority)?));
+        let tls = Arc::new(server_config(&authority)?);
         Ok(Self {
             listener,
             tls,
@@ -170,7 +170,7 @@ impl Invitation {
                 accepted = self.listener.accept(), if callers.len() < MAX_HANDSHAKES => {
                     match accepted {
                         Ok((tcp, from)) => {
-                            let (tls, door) = (self.tls.clone(), Arc::clone(&self.door));
+                            let (tls, door) = (Arc::clone(&self.tls), Arc::clone(&self.door));
                             let ended = ended.clone();
                             callers.spawn(async move {
                                 let outcome = door.caller(tls, tcp).await;
@@ -208,11 +208,11 @@ impl Invitation {
 
 impl Door {
     /// One machine that wants to join: [`JOIN`] to ask, and [`JOIN`] to take the answer.
-    async fn caller(&self, tls: TlsAcceptor, tcp: TcpStream) -> Outcome {
+    async fn caller(&self, tls: Arc<ServerConfig>, tcp: TcpStream) -> Outcome {
         let failed = |e: &io::Error| Outcome::Refused(explain(e).unwrap_or_else(|| e.to_string()));
         let asking = async {
-            let mut stream = tls.accept(tcp).await?;
-            let shown = stream.get_ref().1.peer_certificates();
+            let mut stream = Tls::accept(tcp, tls).await?;
+            let shown = stream.peer_certificates();
             let shown = shown.and_then(<[_]>::first).cloned();
             let shown = shown.ok_or_else(|| io::Error::other("it shows no key"))?;
             let ask: Ask = read(&mut stream).await?;

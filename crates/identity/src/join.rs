@@ -20,12 +20,12 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 use crate::authority::{JOIN_NAME, NODE_NAME, fingerprint, fingerprint_of_pem};
 use crate::explain::explain;
 use crate::identity::{Identity, IdentityError, NodeVerifier, client_config, provider};
 use crate::limits::MAX_JOIN_BYTES;
+use crate::tls::Tls;
 use crate::token::Token;
 
 /// What a machine says.
@@ -162,7 +162,7 @@ async fn ask(token: &Token) -> Result<Membership, JoinError> {
     });
     let config = client_config(verifier, own).map_err(|e| broken(&io::Error::other(e)))?;
     let name = ServerName::try_from(JOIN_NAME).map_err(|e| broken(&io::Error::other(e)))?;
-    let connecting = TlsConnector::from(Arc::new(config)).connect(name, tcp);
+    let connecting = Tls::connect(tcp, Arc::new(config), name);
     let mut stream = connecting.await.map_err(|e| broken(&e))?;
     let ask = Ask {
         secret: token.secret().to_text(),

@@ -24,6 +24,7 @@ pub mod limits;
 mod link;
 mod peer;
 mod security;
+mod tls;
 mod token;
 
 pub use authority::{Authority, AuthorityError, JOIN_NAME, NODE_NAME, Validity};

@@ -10,11 +10,11 @@ pub const MAX_LINKS_WAITING: usize = 64;
 /// Pause after a connection that could not be taken, such as for want of file descriptors.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Bytes of TLS records that a connection may hold until the socket takes them; a write of 1 MiB
-/// fits with its overhead.
+/// Bytes that a TLS connection encrypts before the socket takes them.
 pub const MAX_UNSENT_BYTES: usize = 256 << 10;
-/// Bytes that are read from the socket of a TLS connection at once. TLS alone would read 4 KiB.
-pub const READ_BUFFER: usize = 128 << 10;
+/// Bytes that are read from the socket of a TLS connection at once, and the longest message of a
+/// handshake.
+pub const READ_BUFFER: usize = 256 << 10;
 
 /// How long a certificate of a machine is valid.
 pub const NODE_VALIDITY: Duration = Duration::from_secs(5 * YEAR);

@@ -6,23 +6,13 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio_rustls::TlsStream;
 
 use crate::explain::explain;
-use crate::limits::READ_BUFFER;
 use crate::peer::PeerId;
-
-/// TLS on TCP. TLS reads 4 KiB at once, so that without the buffer most of the time would go into
-/// system calls.
-pub(crate) type Tls = TlsStream<BufReader<TcpStream>>;
-
-/// TCP with room to read ahead, for TLS.
-pub(crate) fn buffered(tcp: TcpStream) -> BufReader<TcpStream> {
-    BufReader::with_capacity(READ_BUFFER, tcp)
-}
+use crate::tls::Tls;
 
 /// An open connection, both ways, with TLS or without. Over TLS what was written may wait in this
 /// process until it is flushed.
@@ -85,7 +75,7 @@ impl Link {
     pub fn tcp(&self) -> &TcpStream {
         match &self.stream {
             Stream::Plain(tcp) => tcp,
-            Stream::Tls(tls) => tls.get_ref().0.get_ref(),
+            Stream::Tls(tls) => tls.tcp(),
         }
     }
 

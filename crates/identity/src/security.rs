@@ -8,14 +8,13 @@ use std::time::Duration;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
-use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::authority::NODE_NAME;
 use crate::explain::explain;
 use crate::identity::Identity;
-use crate::limits::MAX_UNSENT_BYTES;
-use crate::link::{Link, buffered};
+use crate::link::Link;
 use crate::peer::PeerId;
+use crate::tls::Tls;
 
 /// How connections between the processes of a cluster are made.
 #[derive(Debug, Clone)]
@@ -145,16 +144,12 @@ impl Security {
             self.check_listen(tcp.peer_addr()?)?;
             return Ok(Link::plain(tcp));
         };
-        let acceptor = TlsAcceptor::from(identity.server());
-        let shaking = acceptor.accept_with(buffered(tcp), |tls| {
-            tls.set_buffer_limit(Some(MAX_UNSENT_BYTES));
-        });
-        let stream = timeout(limit, shaking)
+        let stream = timeout(limit, Tls::accept(tcp, identity.server()))
             .await
             .map_err(|_| LinkError::Silent(limit))?
             .map_err(|e| handshake(&e))?;
-        let peer = peer(stream.get_ref().1.peer_certificates())?;
-        Ok(Link::tls(TlsStream::Server(stream), peer))
+        let peer = peer(stream.peer_certificates())?;
+        Ok(Link::tls(stream, peer))
     }
 
     async fn shake_as_client(&self, tcp: TcpStream) -> Result<Link, LinkError> {
@@ -163,15 +158,11 @@ impl Security {
         };
         let name =
             ServerName::try_from(NODE_NAME).map_err(|e| LinkError::Handshake(e.to_string()))?;
-        let connector = TlsConnector::from(identity.client());
-        let stream = connector
-            .connect_with(name, buffered(tcp), |tls| {
-                tls.set_buffer_limit(Some(MAX_UNSENT_BYTES));
-            })
+        let stream = Tls::connect(tcp, identity.client(), name)
             .await
             .map_err(|e| handshake(&e))?;
-        let peer = peer(stream.get_ref().1.peer_certificates())?;
-        Ok(Link::tls(TlsStream::Client(stream), peer))
+        let peer = peer(stream.peer_certificates())?;
+        Ok(Link::tls(stream, peer))
     }
 
     /// A TCP connection, to the first address of the name that takes it.

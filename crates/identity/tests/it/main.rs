@@ -10,4 +10,6 @@ mod handshakes;
 mod joining;
 mod pair;
 mod plaintext;
+mod records;
+mod stranger;
 mod tokens;
