@@ -1,6 +1,8 @@
 //! `tandem bench handoff`: goodput from planes in the memory of this process to planes applied in
 //! another ([`super::receiver`]), on loopback.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -155,11 +157,13 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             let run = run.with_context(|| format!("{}, TLS {}", case.codec, case.tls))?;
             case.runs.push(run);
             if round == 0 && case.codec.is_lossless() {
-                bench.check_rows().await?;
+                bench.check_rows(case.tls).await?;
             }
         }
     }
-    bench.receiver.stop().await?;
+    for receiver in bench.receivers.values_mut() {
+        receiver.stop().await?;
+    }
     let gb = gigabytes(bench.bytes);
     Ok(Figures {
         machine: Machine::this(),
@@ -229,7 +233,9 @@ struct Bench {
     bytes: u64,
     /// Where the plain copy in memory goes.
     copy: Vec<u8>,
-    receiver: Receiver,
+    /// Without TLS and with it, as far as they are asked for. Each is a process of its own, so that one's
+    /// memory is not taken for the other's.
+    receivers: BTreeMap<bool, Receiver>,
     identity: Arc<tandem_identity::Identity>,
     memory: Memory,
     streams: u32,
@@ -243,7 +249,12 @@ impl Bench {
         identity: Arc<tandem_identity::Identity>,
     ) -> anyhow::Result<Self> {
         let tokens = arguments.tokens;
-        let receiver = Receiver::start(authority, tokens).await?;
+        let mut receivers = BTreeMap::new();
+        for case in cases(arguments) {
+            if let Entry::Vacant(place) = receivers.entry(case.tls) {
+                place.insert(Receiver::start(authority, tokens, case.tls).await?);
+            }
+        }
         let contract = Arc::new(contract());
         let blocks = rows::blocks(&contract, tokens, SEED);
         let bytes = blocks.iter().map(|b| b.bytes()).sum();
@@ -254,7 +265,7 @@ impl Bench {
             bytes,
             // Not zero: that would be memory which the system has not given yet.
             copy: vec![1; usize::try_from(bytes)?],
-            receiver,
+            receivers,
             identity,
             memory: Memory::start(),
             streams: arguments.streams,
@@ -277,15 +288,17 @@ impl Bench {
 
     /// Seconds of a plain copy to the other process, and CPU seconds of both.
     async fn tcp(&mut self) -> anyhow::Result<(f64, f64)> {
-        let before = cpu_seconds() + self.receiver.ask(Ask::Usage).await?.cpu_s;
-        let (blocks, sink) = (self.blocks.clone(), self.receiver.ready.sink);
+        let other = self.receivers.values_mut().next();
+        let other = other.context("nothing is measured")?;
+        let before = cpu_seconds() + other.ask(Ask::Usage).await?.cpu_s;
+        let (blocks, sink) = (self.blocks.clone(), other.ready.sink);
         let copying = tokio::task::spawn_blocking(move || {
             let start = Instant::now();
             copy::send(sink, &blocks)?;
             anyhow::Ok(start.elapsed())
         });
         let time = copying.await??;
-        let after = cpu_seconds() + self.receiver.ask(Ask::Usage).await?.cpu_s;
+        let after = cpu_seconds() + other.ask(Ask::Usage).await?.cpu_s;
         Ok((time.as_secs_f64(), after - before))
     }
 
@@ -310,13 +323,13 @@ impl Bench {
             choice: Choice::Fixed(codec),
             overlap: true,
         };
-        let before = self.receiver.ask(Ask::Reset).await?.cpu_s;
+        let before = self.receiver(tls)?.ask(Ask::Reset).await?.cpu_s;
         self.memory.reset_peak();
         let (start, own) = (Instant::now(), cpu_seconds());
         let report = self.transmit(&ticket, route).await?;
         let (seconds, own) = (start.elapsed().as_secs_f64(), cpu_seconds() - own);
         let peak_sender = self.memory.peak_extra();
-        let told = self.receiver.ask(Ask::Usage).await?;
+        let told = self.receiver(tls)?.ask(Ask::Usage).await?;
         self.check_answer(&mut generation, codec).await?;
         ensure!(
             report.raw_bytes == self.bytes,
@@ -331,6 +344,11 @@ impl Bench {
             peak_receiver: told.peak_extra,
             wire_bytes: report.wire_bytes,
         })
+    }
+
+    fn receiver(&mut self, tls: bool) -> anyhow::Result<&mut Receiver> {
+        let receiver = self.receivers.get_mut(&tls);
+        receiver.context("there is no such receiver")
     }
 
     async fn transmit(&self, ticket: &Ticket, route: Route) -> anyhow::Result<Report> {
@@ -378,10 +396,10 @@ impl Bench {
     }
 
     /// What a lossless codec brought must be what was sent, to the bit.
-    async fn check_rows(&mut self) -> anyhow::Result<()> {
+    async fn check_rows(&mut self, tls: bool) -> anyhow::Result<()> {
         let blocks = self.blocks.clone();
         let sent = tokio::task::spawn_blocking(move || rows::digest(&blocks)).await?;
-        let applied = self.receiver.ask(Ask::Digest).await?.digest;
+        let applied = self.receiver(tls)?.ask(Ask::Digest).await?.digest;
         ensure!(
             applied.as_ref() == Some(&sent),
             "other rows were applied than were sent"
@@ -389,16 +407,17 @@ impl Bench {
         Ok(())
     }
 
-    fn control(&self, tls: bool) -> anyhow::Result<Control> {
-        let ready = &self.receiver.ready;
+    fn control(&mut self, tls: bool) -> anyhow::Result<Control> {
+        let identity = Arc::clone(&self.identity);
+        let ready = &self.receiver(tls)?.ready;
         Ok(match tls {
             true => Control {
-                address: ready.tls,
-                security: Security::Tls(Arc::clone(&self.identity)),
+                address: ready.node,
+                security: Security::Tls(identity),
                 peer: Some(ready.identity.parse::<PeerId>()?),
             },
             false => Control {
-                address: ready.plain,
+                address: ready.node,
                 security: Security::Plaintext,
                 peer: None,
             },
@@ -462,11 +481,12 @@ struct Receiver {
 }
 
 impl Receiver {
-    async fn start(authority: &Path, tokens: u32) -> anyhow::Result<Self> {
+    async fn start(authority: &Path, tokens: u32, tls: bool) -> anyhow::Result<Self> {
         let program: PathBuf = std::env::current_exe().context("where this program is")?;
         let mut command = Command::new(program);
         command
             .args(["bench", "receiver", "--tokens", &tokens.to_string()])
+            .args(tls.then_some("--tls"))
             .arg("--authority")
             .arg(authority)
             .stdin(Stdio::piped())

@@ -36,16 +36,17 @@ pub struct Arguments {
     /// Tokens that are handed over.
     #[arg(long)]
     tokens: u32,
+    /// The node takes TLS only, or none.
+    #[arg(long)]
+    tls: bool,
 }
 
 /// Where the process listens.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ready {
-    /// Control API of the node without TLS.
-    pub plain: SocketAddr,
-    /// Of the node with TLS.
-    pub tls: SocketAddr,
-    /// Who that is, as in certificates.
+    /// Control API of the node.
+    pub node: SocketAddr,
+    /// Who that is with TLS, as in certificates.
     pub identity: String,
     /// Where plain copies are read.
     pub sink: SocketAddr,
@@ -84,24 +85,23 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let contract = contract();
     let cache = Arc::new(Mutex::new(Cache::new(&contract, arguments.tokens)));
     let stop = CancellationToken::new();
-    let mut nodes = Vec::new();
-    let mut addresses = Vec::new();
-    for security in [Security::Plaintext, Security::Tls(Arc::clone(&identity))] {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let handoff = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        addresses.push(listener.local_addr()?);
-        let tokens = arguments.tokens + FURTHER_TOKENS;
-        let engine = BenchEngine::new(contract.clone(), Arc::clone(&cache), tokens);
-        let engine: Box<dyn KvEngine> = Box::new(engine);
-        let models = vec![(MODEL.to_owned(), engine)];
-        let stopped = stop.clone().cancelled_owned();
-        let node = tandem_node::run(listener, handoff, config(security), models, stopped);
-        nodes.push(tokio::spawn(node));
-    }
+    let security = match arguments.tls {
+        true => Security::Tls(Arc::clone(&identity)),
+        false => Security::Plaintext,
+    };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let handoff = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    let tokens = arguments.tokens + FURTHER_TOKENS;
+    let engine = BenchEngine::new(contract, Arc::clone(&cache), tokens);
+    let engine: Box<dyn KvEngine> = Box::new(engine);
+    let models = vec![(MODEL.to_owned(), engine)];
+    let stopped = stop.clone().cancelled_owned();
+    let node = tandem_node::run(listener, handoff, config(security), models, stopped);
+    let node = tokio::spawn(node);
     let sink = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let ready = Ready {
-        plain: addresses[0],
-        tls: addresses[1],
+        node: address,
         identity: PeerId::to_string(identity.id()),
         sink: sink.local_addr()?,
     };
@@ -114,9 +114,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         ended.cancel();
     });
-    for node in nodes {
-        node.await??;
-    }
+    node.await??;
     Ok(ExitCode::SUCCESS)
 }
 
