@@ -324,12 +324,15 @@ impl Pump {
                 Ok(None) => {}
                 Ok(Some(report)) => return Ok(report),
                 Err(Fault::Over(e)) => return Err(e),
-                // The receiver has everything; only the receipt is lost.
-                Err(Fault::Broken(reason)) if self.sender.state() == SenderState::Committed => {
-                    tracing::info!(%reason, "the receiver left before the receipt");
-                    return Ok(self.reported());
+                Err(Fault::Broken(reason)) => {
+                    self.hear_out().await?;
+                    // The receiver has everything; only the receipt is lost.
+                    if self.sender.state() == SenderState::Committed {
+                        tracing::info!(%reason, "the receiver left before the receipt");
+                        return Ok(self.reported());
+                    }
+                    self.reconnect(&reason).await?;
                 }
-                Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
             }
         }
     }
@@ -440,6 +443,27 @@ impl Pump {
                 self.queue.push_back(block);
             }
         }
+    }
+
+    /// Reads what the receiver said before the connection broke: a writer may fail before it is read
+    /// why the handoff ended.
+    async fn hear_out(&mut self) -> Result<(), NodeError> {
+        let Some(mut connection) = self.connection.take() else {
+            return Ok(());
+        };
+        let hearing = async {
+            while self.sender.state() != SenderState::Committed
+                && let Some(Ok((header, payload))) = connection.incoming.recv().await
+            {
+                match self.received(&header, &payload) {
+                    Ok(()) => {}
+                    Err(Fault::Over(e)) => return Err(e),
+                    Err(Fault::Broken(_)) => break,
+                }
+            }
+            Ok(())
+        };
+        timeout(GOODBYE, hearing).await.unwrap_or(Ok(()))
     }
 
     /// Goes on over a new connection, within [`Limits::resume`].
