@@ -369,6 +369,13 @@ impl Receiver {
         self.all_sent
     }
 
+    /// True while the sender has committed and not all of its blocks have come: they are on their way,
+    /// so that a beat is no sign of life of theirs.
+    #[must_use]
+    pub const fn awaits_blocks(&self) -> bool {
+        self.commit.is_some()
+    }
+
     /// True once [`Self::finish`] has confirmed.
     #[must_use]
     pub const fn confirmed(&self) -> bool {

@@ -277,6 +277,8 @@ struct Connection {
     further: Vec<WriteHalf>,
     generation: u32,
     activity: Activity,
+    /// When rows last came, or the commit.
+    rows: Arc<Activity>,
 }
 
 struct Pump {
@@ -414,7 +416,10 @@ impl Pump {
         };
         let inbound = lock(&receiver).main();
         let Greeted { read, write } = greeted;
-        let reader = Reader::new(read, inbound, receiver, self.steps.clone(), self.limits);
+        let rows = Arc::new(Activity::default());
+        let noted = Arc::clone(&rows);
+        let steps = self.steps.clone();
+        let reader = Reader::new(read, inbound, receiver, steps, self.limits, noted);
         let generation = reader.generation();
         self.connection = Some(Connection {
             write,
@@ -422,6 +427,7 @@ impl Pump {
             further: Vec::new(),
             generation,
             activity: Activity::default(),
+            rows,
         });
         self.broken = None;
         self.say(&accept).await
@@ -450,6 +456,9 @@ impl Pump {
         let waiting_for = self.broken.as_ref().map_or(Duration::MAX, |(since, _)| {
             self.limits.resume.saturating_sub(since.elapsed())
         });
+        let silence = self.limits.handoff_silence;
+        let rows = self.awaited_rows();
+        let rows_idle = rows.as_ref().map_or(Duration::ZERO, |rows| rows.idle());
         tokio::select! {
             applied = self.applying.next(), if !self.applying.is_empty() => {
                 let Some((block, result)) = applied else { return Ok(()) };
@@ -473,6 +482,13 @@ impl Pump {
                     None => Ok(()),
                 }
             }
+            // The sender beats on another connection than the one that owes the rows.
+            () = sleep(silence.saturating_sub(rows_idle)), if rows.is_some() => {
+                if rows.is_some_and(|rows| rows.idle() >= silence) {
+                    return Err(Fault::Broken(format!("no rows behind the commit: {}", WireError::Silent(silence))));
+                }
+                Ok(())
+            }
             () = sleep(waiting_for), if self.broken.is_some() => {
                 let reason = self.broken.as_ref().map(|(_, r)| r.clone());
                 if self.committed {
@@ -482,6 +498,14 @@ impl Pump {
                 Err(Fault::Over(reason.unwrap_or_default()))
             }
         }
+    }
+
+    /// When rows last came, if the sender has committed and not all of them have: they have been
+    /// written, so that it need not compute anything before they come.
+    fn awaited_rows(&self) -> Option<Arc<Activity>> {
+        let (receiver, connection) = (self.receiver.as_ref()?, self.connection.as_ref()?);
+        let awaits = lock(receiver).awaits_blocks();
+        awaits.then(|| Arc::clone(&connection.rows))
     }
 
     /// Confirms once everything has been applied.
@@ -523,7 +547,13 @@ impl Pump {
             return Ok(());
         }
         match step.result {
-            Ok(Step::Wait | Step::Commit) => Ok(()),
+            Ok(Step::Wait) => Ok(()),
+            Ok(Step::Commit) => {
+                if let Some(connection) = &self.connection {
+                    connection.rows.touch();
+                }
+                Ok(())
+            }
             Ok(Step::Block) => {
                 self.apply_blocks();
                 Ok(())
@@ -580,7 +610,9 @@ impl Pump {
         // Dropping the connection refuses it; the sender then does without.
         let Ok(inbound) = joined else { return Ok(()) };
         let Greeted { read, write } = greeted;
-        let reader = Reader::new(read, inbound, receiver, self.steps.clone(), self.limits);
+        let rows = Arc::clone(&connection.rows);
+        let steps = self.steps.clone();
+        let reader = Reader::new(read, inbound, receiver, steps, self.limits, rows);
         connection.readers.push(tokio::spawn(reader.run(false)));
         connection.further.push(write);
         Ok(())

@@ -61,7 +61,8 @@ impl Activity {
     }
 }
 
-/// Reads exactly `buffer`; each part of it must come within `limit` of the one before.
+/// Reads exactly `buffer`; each part of it must come within `limit` of the one before, and is noted
+/// in `activity`.
 ///
 /// # Errors
 /// [`WireError::Truncated`] if the peer closes before that, [`WireError::Silent`], or a failure.
@@ -69,6 +70,7 @@ pub async fn fill<R: AsyncRead + Unpin>(
     stream: &mut R,
     buffer: &mut [u8],
     limit: Duration,
+    activity: Option<&Activity>,
 ) -> Result<(), WireError> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -77,6 +79,7 @@ pub async fn fill<R: AsyncRead + Unpin>(
             0 => return Err(WireError::Truncated),
             n => filled += n,
         }
+        activity.inspect(|a| a.touch());
     }
     Ok(())
 }
@@ -89,6 +92,7 @@ pub async fn fill_parts(
     stream: &mut ReadHalf,
     parts: Vec<&mut [u8]>,
     limit: Duration,
+    activity: &Activity,
 ) -> Result<(), WireError> {
     let mut slices: Vec<IoSliceMut<'_>> = parts.into_iter().map(IoSliceMut::new).collect();
     let mut rest = slices.as_mut_slice();
@@ -99,6 +103,7 @@ pub async fn fill_parts(
             0 => return Err(WireError::Truncated),
             n => IoSliceMut::advance_slices(&mut rest, n),
         }
+        activity.touch();
     }
     Ok(())
 }
@@ -123,7 +128,7 @@ pub async fn read_header<R: AsyncRead + Unpin>(
     if n == 0 {
         return Err(WireError::Closed);
     }
-    fill(stream, &mut bytes[n..], limit).await?;
+    fill(stream, &mut bytes[n..], limit, None).await?;
     Ok(Header::parse(&bytes)?)
 }
 
@@ -137,7 +142,7 @@ pub async fn read_payload<R: AsyncRead + Unpin>(
     limit: Duration,
 ) -> Result<Vec<u8>, WireError> {
     let mut payload = vec![0; header.payload_len as usize];
-    fill(stream, &mut payload, limit).await?;
+    fill(stream, &mut payload, limit, None).await?;
     Ok(payload)
 }
 

@@ -6,7 +6,7 @@ use tandem_kv::frame::Kind;
 use tandem_kv::message::{Hello, parse};
 use tandem_kv::receiver::{Inbound, ReceiverError, Step, Terms};
 use tandem_kv::segment::Cutter;
-use tandem_kv::sender::{Outbound, Sender};
+use tandem_kv::sender::{Outbound, Outgoing, Sender};
 use tandem_kv::{Contract, KvBlock};
 
 use super::driver::{
@@ -113,9 +113,14 @@ fn a_join_may_be_overtaken() {
         assert_eq!(three.taker.take(frame), Ok(Step::Wait));
     }
     let commit = main.control(&three.sender.commit().unwrap());
+    assert!(!three.taker.receiver.awaits_blocks());
     assert_eq!(three.taker.take(&commit), Ok(Step::Commit));
+    let beat = main.control(&Outgoing::beat());
+    assert_eq!(three.taker.take(&beat), Ok(Step::Wait));
+    assert!(three.taker.receiver.awaits_blocks());
     let mut inbound = three.taker.receiver.join(3).unwrap();
     assert_eq!(three.take(&mut inbound, &first[0]), Ok(Step::Block));
+    assert!(!three.taker.receiver.awaits_blocks());
     assert_eq!(three.taker.apply(), three.blocks);
     assert!(three.taker.receiver.finish().is_some());
 }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::lock;
 use crate::limits::Limits;
-use crate::wire::{WireError, fill, fill_parts, read_header, read_payload};
+use crate::wire::{Activity, WireError, fill, fill_parts, read_header, read_payload};
 
 /// Why a connection is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,8 @@ pub(super) struct Reader {
     receiver: Arc<Mutex<Receiver>>,
     steps: mpsc::Sender<StepOf>,
     limits: Limits,
+    /// When rows last came over any connection of the handoff.
+    rows: Arc<Activity>,
     /// Encoded payloads, used again.
     scratch: Vec<u8>,
 }
@@ -57,6 +59,7 @@ impl Reader {
         receiver: Arc<Mutex<Receiver>>,
         steps: mpsc::Sender<StepOf>,
         limits: Limits,
+        rows: Arc<Activity>,
     ) -> Self {
         Self {
             read,
@@ -64,6 +67,7 @@ impl Reader {
             receiver,
             steps,
             limits,
+            rows,
             scratch: Vec::new(),
         }
     }
@@ -116,12 +120,13 @@ impl Reader {
     /// Reads a segment's rows into the block.
     async fn segment(&mut self, decoder: &mut Decoder, header: &Header) -> Result<(), Fault> {
         let silence = self.limits.handoff_silence;
+        self.rows.touch();
         if let Some(rows) = self.inbound.rows() {
-            fill_parts(&mut self.read, rows, silence).await?;
+            fill_parts(&mut self.read, rows, silence, &self.rows).await?;
             return Ok(self.inbound.rows_read()?);
         }
         self.scratch.resize(header.payload_len as usize, 0);
-        fill(&mut self.read, &mut self.scratch, silence).await?;
+        fill(&mut self.read, &mut self.scratch, silence, Some(&self.rows)).await?;
         Ok(self.inbound.decode(decoder, &self.scratch)?)
     }
 }

@@ -247,6 +247,12 @@ impl Way {
             if let Some(hold) = self.hold.filter(|hold| *hold <= end) {
                 let first = hold.saturating_sub(at) as usize;
                 let _ = write.write_all(&bytes[..first]).await;
+                // What comes is looked at, and goes no further.
+                while let Ok(n @ 1..) = read.read(&mut buffer).await {
+                    if let Some(seen) = state.seen.lock().unwrap().get_mut(index) {
+                        seen[way].extend_from_slice(&buffer[..n]);
+                    }
+                }
                 std::future::pending::<()>().await;
             }
             if let Some(disorder) = &mut disorder {

@@ -1,11 +1,14 @@
 //! Several connections for one handoff.
 
+use std::time::Duration;
+
 use tandem_engine::fake::FakeConfig;
 use tandem_kv::frame::Kind;
+use tandem_node::Limits;
 use tandem_node::limits::STREAMS;
-use tandem_proto::{Reuse, Role};
+use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, Setup, prompt};
+use super::cluster::{Deal, Setup, limits, prompt};
 use super::proxy::{Fault, Proxy};
 
 /// Big enough rows for several connections to have something to do.
@@ -108,4 +111,87 @@ async fn a_further_connection_that_is_refused_costs_a_reconnection() {
     outcome.whole(&expected, "a damaged join");
     assert_eq!(outcome.done().3, 1);
     decode.clean().await;
+}
+
+/// One of two connections stops and does not close; the other one has everything else, and beats.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_stops_is_not_waited_for_because_another_one_beats() {
+    for config in [config(false), config(true)] {
+        let setup = |role| Setup {
+            limits: Limits {
+                handoff_silence: Duration::from_millis(600),
+                handoff_beat: Duration::from_millis(50),
+                resume: Duration::from_secs(2),
+                ..limits()
+            },
+            ..Setup::new(role, &config)
+        };
+        let prefill = setup(Role::Prefill).start().await;
+        let decode = setup(Role::Decode).start().await;
+        let proxy = Proxy::to(decode.port).await;
+        let mut deal = Deal::new(&prompt(32 * 12 + 5), 32);
+        deal.terms.reuse = Reuse::Off;
+        deal.terms.codec = CodecChoice::Raw;
+        deal.terms.streams = 2;
+        deal.via = Some(proxy.port);
+        let expected = deal.expected(&config).await;
+        proxy.next(&[]);
+        deal.run(&prefill, &decode).await.whole(&expected, "whole");
+        let [sent, _] = proxy.frames(1);
+        assert!(sent.len() > 2, "one connection did all the work: {sent:?}");
+        // Before the join, behind it, behind a segment, and inside one.
+        let (join, segment) = (sent[0].1.end, sent[1].1.end);
+        let mut stops = 0;
+        for at in [0, join, segment, segment - 10] {
+            let what = format!("stops after {at} bytes");
+            proxy.next(&[Fault::None, Fault::Hold(at)]);
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&expected, &what);
+            let has_stopped = proxy.written(1) > at.max(join);
+            assert_eq!(outcome.done().3, u32::from(has_stopped), "{what}");
+            stops += u32::from(has_stopped);
+            let [main, _] = proxy.frames(0);
+            let kinds: Vec<Kind> = main.into_iter().map(|(kind, _)| kind).collect();
+            let commit = kinds.iter().position(|k| *k == Kind::Commit).expect(&what);
+            let beats = kinds[commit..].iter().filter(|k| **k == Kind::Beat);
+            assert!(!has_stopped || beats.count() > 2, "{what}: {kinds:?}");
+        }
+        assert!(stops > 1, "{stops}");
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+/// The same, and there is no other way to the receiver.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_stops_for_good_costs_a_limited_time() {
+    let config = config(false);
+    let setup = |role| Setup {
+        limits: Limits {
+            handoff_silence: Duration::from_millis(600),
+            handoff_beat: Duration::from_millis(50),
+            ..limits()
+        },
+        ..Setup::new(role, &config)
+    };
+    let prefill = setup(Role::Prefill).start().await;
+    let decode = setup(Role::Decode).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = Deal::new(&prompt(32 * 12 + 5), 32);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.streams = 2;
+    deal.via = Some(proxy.port);
+    let expected = deal.expected(&config).await;
+    proxy.next(&[Fault::None, Fault::Hold(0)]);
+    let down = async {
+        while proxy.connections() < 2 {
+            tokio::task::yield_now().await;
+        }
+        proxy.down(true);
+    };
+    let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), down);
+    outcome.made_good(&expected, "stopped for good");
+    assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
+    decode.clean().await;
+    prefill.clean().await;
 }
