@@ -1,12 +1,14 @@
 //! The handoffs that this node is receiving, by the secrets that lead to them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand::Rng;
 use tandem_identity::{PeerId, ReadHalf, WriteHalf};
 use tandem_kv::message::Hello;
 use tokio::sync::mpsc;
+
+use crate::limits::MAX_SESSIONS;
 
 /// A connection that has said hello.
 #[derive(Debug)]
@@ -22,14 +24,14 @@ pub struct Greeted {
 pub enum Arrival {
     /// In the place of one that broke.
     Again(Greeted, Box<Hello>),
-    /// One more.
-    Further(Greeted),
+    /// One more, and the secret that it named.
+    Further(Greeted, String),
 }
 
 /// What a secret is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To go on after a connection broke; used up by it.
+    /// To go on after a connection broke; used up once the sender has heard the answer.
     Session,
     /// To join.
     Stream,
@@ -56,7 +58,7 @@ impl Handoffs {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a connection with this secret belongs; `None` if the secret is unknown, used, for
+    /// Where a connection with this secret belongs; `None` if the secret is unknown, used up, for
     /// something else, or another peer's.
     pub fn find(
         &self,
@@ -65,16 +67,12 @@ impl Handoffs {
         handoff: u64,
         peer: Option<&PeerId>,
     ) -> Option<mpsc::Sender<Arrival>> {
-        let mut by_secret = self.by_secret();
+        let by_secret = self.by_secret();
         let entry = by_secret.get(secret)?;
         if entry.purpose != purpose || entry.handoff != handoff || entry.peer.as_ref() != peer {
             return None;
         }
-        let arrivals = entry.arrivals.clone();
-        if purpose == Purpose::Session {
-            by_secret.remove(secret);
-        }
-        Some(arrivals)
+        Some(entry.arrivals.clone())
     }
 }
 
@@ -92,7 +90,8 @@ pub struct Secrets {
     handoff: u64,
     peer: Option<PeerId>,
     arrivals: mpsc::Sender<Arrival>,
-    session: String,
+    /// The session of the last accept, behind those that the sender may have in its place.
+    sessions: VecDeque<String>,
     stream: String,
 }
 
@@ -110,20 +109,31 @@ impl Secrets {
             handoff,
             peer,
             arrivals,
-            session: String::new(),
+            sessions: VecDeque::new(),
             stream: String::new(),
         }
     }
 
-    /// New secrets in the place of the old ones: for a new connection, and for further streams.
-    pub fn renew(&mut self) -> (String, String) {
+    /// New secrets: for a new connection, and for further streams. `said` is the session that the
+    /// sender has just named. It stays good until [`Self::heard`], because the answer with the new one
+    /// may be lost; those before it are worthless.
+    pub fn renew(&mut self, said: Option<&str>) -> (String, String) {
         let mut by_secret = self.table.by_secret();
-        by_secret.remove(&self.session);
         by_secret.remove(&self.stream);
-        self.session = secret();
+        let known = self.sessions.iter().position(|s| Some(s.as_str()) == said);
+        for old in self.sessions.drain(..known.unwrap_or(0)) {
+            by_secret.remove(&old);
+        }
+        while self.sessions.len() >= MAX_SESSIONS {
+            // The first one is what the sender has for certain.
+            if let Some(old) = self.sessions.remove(1) {
+                by_secret.remove(&old);
+            }
+        }
+        let session = secret();
         self.stream = secret();
         for (secret, purpose) in [
-            (&self.session, Purpose::Session),
+            (&session, Purpose::Session),
             (&self.stream, Purpose::Stream),
         ] {
             let entry = Entry {
@@ -134,14 +144,33 @@ impl Secrets {
             };
             by_secret.insert(secret.clone(), entry);
         }
-        (self.session.clone(), self.stream.clone())
+        self.sessions.push_back(session.clone());
+        (session, self.stream.clone())
+    }
+
+    /// True if this is what a further stream of the last accept names.
+    #[must_use]
+    pub fn is_stream(&self, named: &str) -> bool {
+        self.stream == named
+    }
+
+    /// The sender has shown that it has the newest secrets: sessions before it are used up.
+    pub fn heard(&mut self) {
+        if self.sessions.len() > 1 {
+            let mut by_secret = self.table.by_secret();
+            for old in self.sessions.drain(..self.sessions.len() - 1) {
+                by_secret.remove(&old);
+            }
+        }
     }
 }
 
 impl Drop for Secrets {
     fn drop(&mut self) {
         let mut by_secret = self.table.by_secret();
-        by_secret.remove(&self.session);
+        for session in &self.sessions {
+            by_secret.remove(session);
+        }
         by_secret.remove(&self.stream);
     }
 }

@@ -25,6 +25,9 @@ pub const RETURN_TICKET: Duration = Duration::from_secs(30 * 60);
 /// An answer whose KV the other node does not take for this long is not handed back: it keeps its
 /// place in the engine until then.
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
+/// Sessions with which one handoff may go on: the one that the sender has named, and those of answers
+/// that it may not have heard.
+pub const MAX_SESSIONS: usize = 3;
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`].
 pub const STAGING_UNITS: usize = 4096;
 /// The unit in which memory for KV is given out.

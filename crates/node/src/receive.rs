@@ -108,7 +108,8 @@ async fn connection(
             refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
             return Err(reason);
         };
-        let _ = owner.send(Arrival::Further(Greeted { read, write })).await;
+        let arrival = Arrival::Further(Greeted { read, write }, join.stream);
+        let _ = owner.send(arrival).await;
         return Ok(());
     }
     let hello: Hello = match parse(Kind::Hello, &payload) {
@@ -123,8 +124,10 @@ async fn connection(
         .find(&hello.ticket, Purpose::Session, handoff, peer.as_ref());
     if let Some(owner) = again {
         let arrival = Arrival::Again(Greeted { read, write }, Box::new(hello));
-        let _ = owner.send(arrival).await;
-        return Ok(());
+        // A sender has one main connection at a time. Whoever opens more than can wait is cut off, and
+        // may come again.
+        let taken = owner.try_send(arrival);
+        return taken.map_err(|_| "the handoff has more connections than it can look at".into());
     }
     let Some(permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
         let reason = format!("hello field `ticket`: {stranger}");
@@ -360,7 +363,7 @@ impl Pump {
             Target::Sequence { .. } => self.seed().await?,
         };
         self.permitted.cached(have).await;
-        let terms = self.terms(have);
+        let terms = self.terms(have, None);
         let (mut receiver, accept) =
             Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
                 .map_err(|e| Fault::Over(e.to_string()))?;
@@ -396,8 +399,9 @@ impl Pump {
         }
     }
 
-    fn terms(&mut self, have: u32) -> Terms {
-        let (session, stream) = self.secrets.renew();
+    /// `said` is the session that the sender has named.
+    fn terms(&mut self, have: u32, said: Option<&str>) -> Terms {
+        let (session, stream) = self.secrets.renew(said);
         let tokens = &self.tokens[..(have as usize).min(self.tokens.len())];
         let have_page = self.permitted.keep.last_page(tokens);
         Terms {
@@ -471,7 +475,7 @@ impl Pump {
             },
             arrival = self.connections.recv() => match arrival {
                 Some(Arrival::Again(greeted, hello)) => self.again(greeted, &hello).await,
-                Some(Arrival::Further(greeted)) => self.further(greeted),
+                Some(Arrival::Further(greeted, named)) => self.further(greeted, &named),
                 None => Ok(()),
             },
             // A beat for the sender, which would take a long step of the engine for silence.
@@ -546,6 +550,9 @@ impl Pump {
         if current != Some(step.generation) {
             return Ok(());
         }
+        if step.result.is_ok() {
+            self.secrets.heard();
+        }
         match step.result {
             Ok(Step::Wait) => Ok(()),
             Ok(Step::Commit) => {
@@ -601,7 +608,11 @@ impl Pump {
         }
     }
 
-    fn further(&mut self, greeted: Greeted) -> Result<(), Fault> {
+    fn further(&mut self, greeted: Greeted, named: &str) -> Result<(), Fault> {
+        // It may have waited here while the handoff went on without it.
+        if !self.secrets.is_stream(named) {
+            return Ok(());
+        }
         let (Some(receiver), Some(connection)) = (self.receiver.clone(), &mut self.connection)
         else {
             return Ok(());
@@ -609,6 +620,8 @@ impl Pump {
         let joined = lock(&receiver).join(STREAMS);
         // Dropping the connection refuses it; the sender then does without.
         let Ok(inbound) = joined else { return Ok(()) };
+        // Only the last accept says how to join.
+        self.secrets.heard();
         let Greeted { read, write } = greeted;
         let rows = Arc::clone(&connection.rows);
         let steps = self.steps.clone();
@@ -640,7 +653,7 @@ impl Pump {
             return Err(Fault::Over("not started".into()));
         };
         let have = lock(&receiver).next_token();
-        let terms = self.terms(have);
+        let terms = self.terms(have, Some(&hello.ticket));
         let resumed = lock(&receiver).resume(&terms);
         let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;
         self.handed.reconnects += 1;

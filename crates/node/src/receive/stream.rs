@@ -84,12 +84,15 @@ impl Reader {
             Ok(decoder) => decoder,
             Err(e) => return self.tell(generation, Err(e.into())).await,
         };
+        // The first frame shows that the sender has heard the answer to its hello.
+        let mut has_spoken = false;
         loop {
             let result = self.frame(&mut decoder, main).await;
             let over = result.is_err();
-            if matches!(result, Ok(Step::Wait)) {
+            if has_spoken && matches!(result, Ok(Step::Wait)) {
                 continue;
             }
+            has_spoken = true;
             self.tell(generation, result).await;
             if over {
                 return;

@@ -7,6 +7,9 @@ use tandem_engine::fake::FakeConfig;
 use tandem_identity::{Authority, Security};
 use tandem_kv::frame::{HEADER_BYTES, Kind};
 use tandem_kv::message::{Hello, Join, control_frame, parse};
+use tandem_kv::sender::Outgoing;
+use tandem_node::handoffs::{Handoffs, Purpose, Secrets};
+use tandem_node::limits::MAX_SESSIONS;
 use tandem_proto::{PrefillEvent, Reuse, Role, Ticket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -238,7 +241,7 @@ async fn refused(port: u16, what: &str, frame: Vec<u8>) {
 async fn used_foreign_and_guessed_secrets_lead_nowhere() {
     let config = FakeConfig::default();
     let mut long = limits();
-    long.resume = PATIENCE;
+    long.resume = Duration::from_secs(10);
     let decode = Setup {
         limits: long,
         ..Setup::new(Role::Decode, &config)
@@ -270,10 +273,17 @@ async fn used_foreign_and_guessed_secrets_lead_nowhere() {
         secret: session.clone(),
         ..ticket.clone()
     };
+    let lost = Handoff::dial(&config, &deal, &own).await.unwrap();
+    let unread = &lost.sender.accepted().session;
+    refused(port, "the last connection's join", join(stream, id)).await;
+    // As long as nothing comes over the new connection, its answer may have been lost.
     let mut again = Handoff::dial(&config, &deal, &own).await.unwrap();
     assert_eq!(again.sender.accepted().have_tokens, deal.chunk);
+    let beat = again.outbound.control(&Outgoing::beat());
+    again.write(&beat).await;
+    decode.until("sure of it", |s| s.secrets == 2).await;
     refused(port, "a used session", hello(&again, session, id)).await;
-    refused(port, "the last connection's join", join(stream, id)).await;
+    refused(port, "one that was never read", hello(&again, unread, id)).await;
     // The old connection is not obeyed any more.
     let block = handoff.compute(deal.chunk * 2);
     handoff.block(&block).await;
@@ -285,6 +295,37 @@ async fn used_foreign_and_guessed_secrets_lead_nowhere() {
     assert_eq!(answer.summary.fallback, None);
     assert_eq!(answer.tokens, deal.expected(&config).await);
     decode.clean().await;
+}
+
+/// Which sessions of a handoff are good, whatever was said and heard.
+#[test]
+fn a_session_is_good_until_the_next_one_was_heard() {
+    let table = Arc::new(Handoffs::default());
+    let (arrivals, _connections) = tokio::sync::mpsc::channel(1);
+    let mut secrets = Secrets::new(Arc::clone(&table), 7, None, arrivals);
+    let is_good = |secret: &str| table.find(secret, Purpose::Session, 7, None).is_some();
+    let (first, stream) = secrets.renew(None);
+    assert!(is_good(&first) && is_good(&first) && !is_good(&stream));
+    assert!(table.find(&first, Purpose::Stream, 7, None).is_none());
+    assert!(table.find(&first, Purpose::Session, 8, None).is_none());
+    // The answer to it is lost, again and again.
+    let mut last = first.clone();
+    for _ in 0..100 {
+        let (session, _) = secrets.renew(Some(&first));
+        // Of two hellos with the first one, the earlier may come later.
+        assert!(is_good(&first) && is_good(&last) && is_good(&session));
+        assert!(table.count() <= MAX_SESSIONS + 1);
+        last = session;
+    }
+    // The sender has read the last answer, and says so with a hello.
+    let (next, _) = secrets.renew(Some(&last));
+    assert!(!is_good(&first) && is_good(&last) && is_good(&next));
+    // Or with any frame.
+    secrets.heard();
+    assert!(!is_good(&last) && is_good(&next));
+    assert_eq!(table.count(), 2);
+    drop(secrets);
+    assert_eq!(table.count(), 0);
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ impl Rig {
         let (mut sending, mut receiving) = (config.clone(), config.clone());
         let (computed, applied) = (Calls::of(&mut sending), Calls::of(&mut receiving));
         let mut waits = limits();
-        waits.resume = Duration::from_secs(20);
+        waits.resume = Duration::from_secs(5);
         let setup = |role, config| Setup {
             limits: waits,
             ..Setup::new(role, config)
@@ -62,9 +62,13 @@ impl Rig {
         self.proxy.frames(0)
     }
 
+    fn kv_end(&self) -> u32 {
+        self.deal.tokens.len() as u32 - 1
+    }
+
     /// Every token was computed once, and put into the cache once and in order.
     fn once(&self, what: &str) {
-        let kv_end = self.deal.tokens.len() as u32 - 1;
+        let kv_end = self.kv_end();
         assert_eq!(self.computed.prefilled(), kv_end, "{what}: computed twice");
         let mut at = 0;
         let mut windows = 0;
@@ -356,4 +360,49 @@ async fn a_cut_in_the_receipt_costs_the_comparison_at_most() {
         rig.once("cut in the receipt");
     }
     rig.prefill.clean().await;
+}
+
+/// A handoff whose second connection breaks before the answer to its hello has come: the sender
+/// has only the session that it has said already.
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_in_the_answer_to_the_hello_that_goes_on() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let rig = Rig::new(&config).await;
+        let [sent, answers] = rig.record().await;
+        // In the second segment; the answers of later connections are no shorter than the first.
+        let first = Fault::Cut(sent[2].1.end - 5);
+        let accept = answers[0].1.end;
+        let run = async |faults: &[Fault], what: &str| {
+            rig.proxy.next(faults);
+            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            outcome.whole(&rig.expected, what);
+            let reconnects = u32::try_from(faults.len()).unwrap();
+            assert_eq!(outcome.done().3, reconnects, "{what}");
+            assert_eq!(outcome.answer.summary.remote_tokens, rig.kv_end(), "{what}");
+            rig.once(what);
+        };
+        for at in (0..accept).step_by(23).chain([1, 63, 64, 65, accept - 1]) {
+            let what = format!("cut after {at} bytes of the accept");
+            run(&[first, Fault::CutReply(at)], &what).await;
+        }
+        for at in [3, 70, accept - 1] {
+            let what = format!("bit flipped in byte {at} of the accept");
+            run(&[first, Fault::FlipReply(at)], &what).await;
+        }
+        // Several times in a row.
+        let mut row = vec![first];
+        row.extend([0, 64, accept / 2, accept - 1, 1].map(Fault::CutReply));
+        run(&row, "cuts in a row").await;
+        // As often as a handoff may break at all: now in the answer, now behind it.
+        let again = Fault::Cut(sent[1].1.start + 10);
+        let pairs = [again, Fault::CutReply(accept - 1)];
+        let often: Vec<Fault> = pairs
+            .into_iter()
+            .cycle()
+            .take(MAX_RECONNECTS as usize)
+            .collect();
+        run(&often, "as often as possible").await;
+        rig.decode.clean().await;
+        rig.prefill.clean().await;
+    }
 }
