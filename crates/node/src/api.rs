@@ -61,6 +61,8 @@ pub struct Node {
     pub staging: Arc<Semaphore>,
     /// Buffers of the last handoff that was received, for the next one: at most one credit.
     pub spare: Mutex<Vec<Vec<u8>>>,
+    /// Places for complete handoffs that can be confirmed again.
+    pub confirmed: Arc<Semaphore>,
     /// KV of earlier requests.
     pub pages: PageStore,
     /// Permissions to hand an answer back that may be open.

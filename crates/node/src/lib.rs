@@ -112,6 +112,7 @@ pub async fn run(
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
         spare: Mutex::default(),
+        confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
         returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
         running: running::Running::default(),

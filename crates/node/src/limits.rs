@@ -25,6 +25,8 @@ pub const RETURN_TICKET: Duration = Duration::from_secs(30 * 60);
 /// An answer whose KV the other node does not take for this long is not handed back: it keeps its
 /// place in the engine until then.
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
+/// Complete handoffs that can be confirmed again, because the sender may not have heard of it.
+pub const MAX_CONFIRMED: usize = 256;
 /// Sessions with which one handoff may go on: the one that the sender has named, and those of answers
 /// that it may not have heard.
 pub const MAX_SESSIONS: usize = 3;

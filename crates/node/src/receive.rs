@@ -31,7 +31,8 @@ use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
 use crate::held::{Pieces, Tail};
 use crate::job::HandedOver;
 use crate::limits::{
-    GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STREAMS,
+    GOODBYE, Limits, MAX_ARRIVALS, MAX_RECONNECTS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT,
+    STREAMS,
 };
 use crate::tickets::{Permitted, Target};
 use crate::wire::{Activity, WireError, flush, read_header, read_payload, write_parts};
@@ -241,10 +242,10 @@ async fn serve(
         taken,
         applying: FuturesOrdered::new(),
         broken: None,
-        _place: place,
+        place: Some(place),
         staging: Some(staging),
         handed: HandedOver::default(),
-        receipt: false,
+        receipt: permitted.target.is_pages(),
         committed: false,
         from,
         permitted,
@@ -258,6 +259,12 @@ async fn serve(
         *spare(node) = lock(receiver).give_back();
     }
     pump.end(&result).await;
+    // Whether the sender has read the confirmation cannot be known here.
+    if pump.is_committed()
+        && let Ok(place) = Arc::clone(&node.confirmed).try_acquire_owned()
+    {
+        tokio::spawn(pump.confirm(place));
+    }
     result
 }
 
@@ -299,10 +306,10 @@ struct Pump {
     applying: FuturesOrdered<Applying>,
     /// When the last connection broke, and why.
     broken: Option<(Instant, String)>,
-    _place: OwnedSemaphorePermit,
+    place: Option<OwnedSemaphorePermit>,
     staging: Option<OwnedSemaphorePermit>,
     handed: HandedOver,
-    /// True once a receipt has come, or none can come any more.
+    /// True once a receipt has come, or if none will.
     receipt: bool,
     committed: bool,
     from: SocketAddr,
@@ -324,9 +331,17 @@ impl Pump {
     /// Works until the end, which also comes when nobody waits for the KV any more.
     async fn run(&mut self, first: Greeted) -> Result<(), String> {
         let permitted = self.permitted.clone();
-        tokio::select! {
+        let result = tokio::select! {
             result = self.work(first) => result,
             () = permitted.ended() => Err("the request has ended".into()),
+        };
+        match result {
+            // What was confirmed has not failed.
+            Err(reason) if self.is_committed() => {
+                tracing::debug!(%reason, "a handoff ended behind its confirmation");
+                Ok(())
+            }
+            result => result,
         }
     }
 
@@ -352,8 +367,18 @@ impl Pump {
         while let Some((_, Ok(()))) = self.applying.next().await {}
     }
 
+    /// True once the sender has been told over its last connection, and no receipt is missing.
     fn done(&self) -> bool {
-        self.committed && self.receipt
+        self.receipt && self.receiver.as_ref().is_some_and(|r| lock(r).confirmed())
+    }
+
+    fn is_over(&self) -> bool {
+        self.receiver.as_ref().is_none_or(|r| lock(r).is_over())
+    }
+
+    /// True if the request has all of its KV, and no rule was broken behind the commit.
+    fn is_committed(&self) -> bool {
+        self.committed && !self.is_over()
     }
 
     /// Puts held pages into place, and says what must still be sent.
@@ -495,10 +520,6 @@ impl Pump {
             }
             () = sleep(waiting_for), if self.broken.is_some() => {
                 let reason = self.broken.as_ref().map(|(_, r)| r.clone());
-                if self.committed {
-                    self.receipt = true;
-                    return Ok(());
-                }
                 Err(Fault::Over(reason.unwrap_or_default()))
             }
         }
@@ -658,7 +679,7 @@ impl Pump {
         let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;
         self.handed.reconnects += 1;
         // It will be sent again.
-        self.receipt = false;
+        self.receipt = self.permitted.target.is_pages();
         self.open(greeted, accept).await
     }
 
@@ -678,7 +699,7 @@ impl Pump {
     /// The connection is broken; waits for another one from now on.
     async fn break_off(&mut self, reason: String) -> Result<(), String> {
         self.close().await;
-        if self.receiver.as_ref().is_none_or(|r| lock(r).is_over()) {
+        if self.is_over() {
             return Err(reason);
         }
         tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
@@ -687,11 +708,52 @@ impl Pump {
         Ok(())
     }
 
-    /// Tells the sender how it ended.
+    /// Tells the job that there will be no receipt if none has come, and the sender how it ended.
     async fn end(&mut self, result: &Result<(), String>) {
         if !self.receipt {
             self.permitted.receipt(None, self.from.ip()).await;
         }
+        self.leave(result).await;
+    }
+
+    /// Answers a sender that asks again because it has not read the confirmation, for as long as it
+    /// would go on. `_place` bounds how many handoffs are remembered for that.
+    async fn confirm(mut self, _place: OwnedSemaphorePermit) {
+        self.place = None;
+        self.staging = None;
+        self.tail = Tail::default();
+        self.permitted.place = None;
+        // The answer is not handed back to a node that comes late.
+        self.permitted.hand_back = Arc::default();
+        let silence = self.limits.handoff_silence;
+        while self.handed.reconnects < MAX_RECONNECTS {
+            let arrival = timeout(self.limits.resume, self.connections.recv()).await;
+            let (greeted, hello) = match arrival {
+                Ok(Some(Arrival::Again(greeted, hello))) => (greeted, hello),
+                Ok(Some(Arrival::Further(..))) => continue,
+                Ok(None) | Err(_) => return,
+            };
+            let answering = async {
+                self.again(greeted, &hello).await?;
+                while !self.done() {
+                    self.step().await?;
+                }
+                Ok(())
+            };
+            let answered = timeout(silence, answering).await;
+            let result = match answered {
+                Ok(Err(Fault::Over(reason))) => Err(reason),
+                Ok(_) | Err(_) => Ok(()),
+            };
+            self.leave(&result).await;
+            if result.is_err() || self.is_over() {
+                return;
+            }
+        }
+    }
+
+    /// Closes the connection, with a last word if there was a fault.
+    async fn leave(&mut self, result: &Result<(), String>) {
         let Some(mut connection) = self.connection.take() else {
             return;
         };

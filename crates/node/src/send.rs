@@ -195,6 +195,7 @@ pub async fn transmit(
         sent: VecDeque::new(),
         last: None,
         receipt: ReceiptState::Open,
+        in_doubt: false,
         clock: TransferClock::default(),
         measured: Measured::new(&route.choice),
         report: Report::default(),
@@ -294,6 +295,8 @@ struct Pump {
     sent: VecDeque<Arc<KvBlock>>,
     last: Option<Last>,
     receipt: ReceiptState,
+    /// True if the receiver may have everything and have said so, without being heard.
+    in_doubt: bool,
     clock: TransferClock,
     measured: Measured,
     report: Report,
@@ -375,6 +378,8 @@ impl Pump {
         }
         self.connection = Some(connection);
         self.requeue();
+        // A receiver that lacks something has not confirmed.
+        self.in_doubt &= self.queue.is_empty();
         Ok(())
     }
 
@@ -478,20 +483,35 @@ impl Pump {
             self.report.reconnects += 1;
             tracing::warn!(%reason, "the connection of a handoff broke");
             if self.report.reconnects > MAX_RECONNECTS || Instant::now() + pause > give_up {
-                return Err(broken(format!("connection to the decode node: {reason}")));
+                return Err(self.lost(&reason));
             }
             sleep(pause).await;
             pause = (pause * 2).min(RECONNECT_PAUSE * 32);
             let hello = match self.sender.reconnect() {
                 Ok(hello) => hello,
-                Err(_) => return Err(broken(format!("connection to the decode node: {reason}"))),
+                Err(_) => return Err(self.lost(&reason)),
             };
             match self.connect(&hello).await {
                 Ok(()) => return Ok(()),
+                // The receiver has forgotten the handoff, perhaps because it is complete.
+                Err(Fault::Over(e)) if self.in_doubt && e.code == ErrorCode::Refused => {
+                    return Err(self.lost(&e.message));
+                }
                 Err(Fault::Over(e)) => return Err(e),
                 Err(Fault::Broken(next)) => reason = next,
             }
         }
+    }
+
+    /// The end of a handoff that cannot go on. Only the decode node knows whether it lacks anything
+    /// if it may have confirmed.
+    fn lost(&self, reason: &str) -> NodeError {
+        let doubt = if self.in_doubt {
+            "everything was sent, and whether the decode node has it is not known: "
+        } else {
+            ""
+        };
+        broken(format!("connection to the decode node: {doubt}{reason}"))
     }
 
     /// Does what can be done now, then waits for one thing to happen.
@@ -500,6 +520,7 @@ impl Pump {
         let all_written = self.queue.is_empty() && self.last.is_some();
         if all_written && self.sender.state() == SenderState::Streaming && self.idle() {
             let commit = self.sender.commit()?;
+            self.in_doubt = true;
             self.main(commit)?;
         }
         if self.sender.state() == SenderState::Committed {

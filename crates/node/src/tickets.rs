@@ -33,6 +33,12 @@ pub enum Target {
 }
 
 impl Target {
+    /// True if nobody compares what the sender computed with what was computed here.
+    #[must_use]
+    pub const fn is_pages(&self) -> bool {
+        matches!(self, Self::Pages)
+    }
+
     /// Puts a block where it belongs; done when the engine has it.
     ///
     /// # Errors

@@ -105,7 +105,7 @@ pub struct NodeStatus {
 }
 
 /// Answer to `GET /node/v1/handoffs`: what handoffs hold now. Without any going on everything but the
-/// pages is zero, and tickets and `returns` become so with time.
+/// pages is zero; tickets, `returns` and `secrets` become so with time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandoffStatus {
@@ -113,7 +113,8 @@ pub struct HandoffStatus {
     pub tickets: u64,
     /// Handoffs that are being received.
     pub receiving: u64,
-    /// Secrets with which further connections of these may be opened.
+    /// Secrets with which further connections of these may be opened, and of those that are complete
+    /// and can be confirmed again.
     pub secrets: u64,
     /// Memory set aside for them, in bytes.
     pub staging_bytes: u64,

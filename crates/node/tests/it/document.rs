@@ -86,6 +86,7 @@ fn every_limit_has_its_value() {
         ("RETURN_TICKET", seconds(limits::RETURN_TICKET)),
         ("MAX_RETURNS", limits::MAX_RETURNS.to_string()),
         ("MAX_HANDOFFS", limits::MAX_HANDOFFS.to_string()),
+        ("MAX_CONFIRMED", limits::MAX_CONFIRMED.to_string()),
         ("MAX_SESSIONS", limits::MAX_SESSIONS.to_string()),
         ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
         (

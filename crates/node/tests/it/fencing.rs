@@ -9,7 +9,7 @@ use tandem_engine::{KvEngine, Sequence};
 use tandem_kv::Section;
 use tandem_kv::receipt::ParityBound;
 use tandem_node::job::{Command, GenerateJob, HandedOver, JobId, Parity, Source};
-use tandem_node::limits::{MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS};
+use tandem_node::limits::{MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS};
 use tandem_node::model::Model;
 use tandem_proto::{GenerateEvent, ParityAction, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
@@ -255,4 +255,38 @@ async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
     decode.clean().await;
     deal.id = "after".into();
     deal.run(&prefill, &decode).await.whole(&expected, "after");
+}
+
+/// What is remembered of complete handoffs has a limit, and takes no place from others.
+#[tokio::test(flavor = "multi_thread")]
+async fn complete_handoffs_are_remembered_up_to_a_limit() {
+    let config = FakeConfig::default();
+    let mut long = limits();
+    long.resume = PATIENCE;
+    let decode = Setup {
+        limits: long,
+        ..Setup::new(Role::Decode, &config)
+    };
+    let (prefill, decode) = (Setup::new(Role::Prefill, &config), decode.start().await);
+    let prefill = prefill.start().await;
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk + 1), chunk);
+    deal.terms.reuse = Reuse::Off;
+    deal.max_tokens = 1;
+    let expected = deal.expected(&config).await;
+    let first = deal.run(&prefill, &decode).await;
+    first.whole(&expected, "the first");
+    decode.until("received", |s| s.receiving == 0).await;
+    let each = decode.handoffs().await.secrets;
+    assert!(each > 0);
+    for i in 0..MAX_CONFIRMED + 8 {
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&expected, &format!("handoff {i}"));
+        outcome.done();
+    }
+    let most = MAX_CONFIRMED as u64 * each;
+    decode
+        .until("full", |s| s.receiving == 0 && s.secrets == most)
+        .await;
+    assert_eq!(decode.handoffs().await.staging_bytes, 0);
 }
