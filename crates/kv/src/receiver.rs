@@ -355,12 +355,15 @@ impl Receiver {
         abort_frame(self.handoff, self.sequence_out, reason)
     }
 
-    /// A sign of life while a block waits to be applied.
+    /// A sign of life, until [`Self::finish`] has confirmed.
     #[must_use]
-    pub fn beat(&mut self) -> Vec<u8> {
+    pub fn beat(&mut self) -> Option<Vec<u8>> {
+        if self.confirmed || self.over {
+            return None;
+        }
         let header = Header::control(Kind::Beat, self.handoff, self.sequence_out);
         self.sequence_out = self.sequence_out.wrapping_add(1);
-        encode_frame(header, &[])
+        Some(encode_frame(header, &[]))
     }
 
     /// True once the sender has committed.

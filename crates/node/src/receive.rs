@@ -286,7 +286,6 @@ struct Connection {
     /// Further connections are held open for writing, too.
     further: Vec<WriteHalf>,
     generation: u32,
-    activity: Activity,
     /// When rows last came, or the commit.
     rows: Arc<Activity>,
 }
@@ -455,7 +454,6 @@ impl Pump {
             readers: vec![tokio::spawn(reader.run(true))],
             further: Vec::new(),
             generation,
-            activity: Activity::default(),
             rows,
         });
         self.broken = None;
@@ -468,8 +466,8 @@ impl Pump {
             return Ok(());
         };
         let writing = async {
-            write_parts(&mut c.write, &[frame], silence, &c.activity).await?;
-            flush(&mut c.write, silence, &c.activity).await
+            write_parts(&mut c.write, &[frame], silence).await?;
+            flush(&mut c.write, silence).await
         };
         writing
             .await
@@ -503,9 +501,9 @@ impl Pump {
                 Some(Arrival::Further(greeted, named)) => self.further(greeted, &named),
                 None => Ok(()),
             },
-            // A beat for the sender, which would take a long step of the engine for silence.
-            () = sleep(self.limits.handoff_beat), if !self.applying.is_empty() => {
-                let beat = self.receiver.as_ref().map(|r| lock(r).beat());
+            // The sender would take a long step of the engine, or a slow link, for silence.
+            () = sleep(self.limits.handoff_beat), if self.connection.is_some() => {
+                let beat = self.receiver.as_ref().and_then(|r| lock(r).beat());
                 match beat {
                     Some(beat) => self.say(&beat).await,
                     None => Ok(()),

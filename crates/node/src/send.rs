@@ -350,15 +350,15 @@ impl Pump {
         let limits = self.route.limits;
         let link = self.link().await?;
         let (mut read, mut write) = link.into_split();
-        let activity = Arc::new(Activity::default());
-        write_parts(&mut write, &[hello], limits.handoff_silence, &activity).await?;
-        crate::wire::flush(&mut write, limits.handoff_silence, &activity).await?;
+        write_parts(&mut write, &[hello], limits.handoff_silence).await?;
+        crate::wire::flush(&mut write, limits.handoff_silence).await?;
         while self.sender.state() == SenderState::AwaitAccept {
             let patience = Some(limits.accept);
             let header = read_header(&mut read, patience, limits.handoff_silence).await?;
             let payload = read_payload(&mut read, &header, limits.handoff_silence).await?;
             self.sender.receive(&header, &payload)?;
         }
+        let activity = Arc::new(Activity::default());
         let (frames, incoming) = mpsc::channel(8);
         let (report, written) = mpsc::channel(64);
         let reading = tokio::spawn(read_frames(read, frames, Arc::clone(&activity), limits));
@@ -398,8 +398,8 @@ impl Pump {
         let (read, mut write) = self.link().await?.into_split();
         let (outbound, frame) = self.sender.join()?;
         let silence = limits.handoff_silence;
-        write_parts(&mut write, &[&frame], silence, &connection.activity).await?;
-        crate::wire::flush(&mut write, silence, &connection.activity).await?;
+        write_parts(&mut write, &[&frame], silence).await?;
+        crate::wire::flush(&mut write, silence).await?;
         // The receiver says something on it only if it refuses.
         let (refused, index) = (connection.report.clone(), connection.streams.len());
         let watching = tokio::spawn(async move {
@@ -786,7 +786,6 @@ impl Connection {
             outbound,
             orders: taken,
             report: self.report.clone(),
-            activity: Arc::clone(&self.activity),
             silence: limits.handoff_silence,
         };
         self.tasks.push(tokio::spawn(writer.run()).abort_handle());

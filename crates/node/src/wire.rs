@@ -30,7 +30,8 @@ pub enum WireError {
     Frame(#[from] FrameError),
 }
 
-/// When something last moved on any connection of a handoff.
+/// When the peer was last heard. What this end writes is no sign of the peer: a socket takes it although
+/// nobody is there any more.
 #[derive(Debug)]
 pub struct Activity {
     start: Instant,
@@ -47,13 +48,13 @@ impl Default for Activity {
 }
 
 impl Activity {
-    /// Something moved.
+    /// It was heard.
     pub fn touch(&self) {
         let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// For how long nothing has moved.
+    /// For how long it has not been heard.
     #[must_use]
     pub fn idle(&self) -> Duration {
         let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
@@ -155,7 +156,6 @@ pub async fn write_parts<W: AsyncWrite + Unpin>(
     stream: &mut W,
     parts: &[&[u8]],
     limit: Duration,
-    activity: &Activity,
 ) -> Result<(), WireError> {
     let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|p| IoSlice::new(p)).collect();
     let mut rest = slices.as_mut_slice();
@@ -166,7 +166,6 @@ pub async fn write_parts<W: AsyncWrite + Unpin>(
             0 => return Err(WireError::Closed),
             n => IoSlice::advance_slices(&mut rest, n),
         }
-        activity.touch();
     }
     Ok(())
 }
@@ -178,10 +177,7 @@ pub async fn write_parts<W: AsyncWrite + Unpin>(
 pub async fn flush<W: AsyncWrite + Unpin>(
     stream: &mut W,
     limit: Duration,
-    activity: &Activity,
 ) -> Result<(), WireError> {
     let flushing = timeout(limit, stream.flush());
-    flushing.await.map_err(|_| WireError::Silent(limit))??;
-    activity.touch();
-    Ok(())
+    Ok(flushing.await.map_err(|_| WireError::Silent(limit))??)
 }

@@ -758,7 +758,7 @@ impl<'a> World<'a> {
 
     fn receiver_applies(&mut self) -> bool {
         if self.random.below(8) == 0 && !self.given.is_empty() {
-            self.say(|receiver| Some(receiver.beat()));
+            self.say(tandem_kv::receiver::Receiver::beat);
         }
         let Some(block) = self.given.pop_front() else {
             return false;

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::{Fault, Told};
 use crate::limits::SEGMENTS_AHEAD;
-use crate::wire::{Activity, flush, write_parts};
+use crate::wire::{flush, write_parts};
 
 /// What a writer is told to do.
 pub(super) enum Order {
@@ -58,7 +58,6 @@ pub(super) struct Writer {
     pub(super) outbound: Outbound,
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) report: mpsc::Sender<Told>,
-    pub(super) activity: Arc<Activity>,
     pub(super) silence: Duration,
 }
 
@@ -98,11 +97,11 @@ impl Writer {
     async fn control(&mut self, frame: &Outgoing) -> Result<(), Fault> {
         let frame = self.outbound.control(frame);
         self.bytes(&[&frame]).await?;
-        Ok(flush(&mut self.write, self.silence, &self.activity).await?)
+        Ok(flush(&mut self.write, self.silence).await?)
     }
 
     async fn bytes(&mut self, parts: &[&[u8]]) -> Result<(), Fault> {
-        Ok(write_parts(&mut self.write, parts, self.silence, &self.activity).await?)
+        Ok(write_parts(&mut self.write, parts, self.silence).await?)
     }
 
     async fn block(
@@ -136,7 +135,7 @@ impl Writer {
             }
             encoding.await.map_err(cannot_encode)??
         };
-        flush(&mut self.write, self.silence, &self.activity).await?;
+        flush(&mut self.write, self.silence).await?;
         *encoder = Some(own);
         Ok(Done {
             place,

@@ -9,6 +9,7 @@ use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::Notify;
 
 use super::cluster::bind;
 
@@ -27,6 +28,8 @@ pub enum Fault {
     FlipReply(u64),
     /// After this many bytes nothing passes to the receiver any more, and nothing closes.
     Hold(u64),
+    /// After this many bytes to the receiver nothing passes either way, and nothing closes.
+    Vanish(u64),
     /// This frame to the receiver comes twice.
     Repeat(usize),
     /// This frame to the receiver comes after the next one.
@@ -140,7 +143,7 @@ async fn relay(from: TcpStream, to: TcpStream, fault: Fault, index: usize, state
     let there = match fault {
         Fault::Cut(after) => Way::cut(after),
         Fault::Flip(at) => Way::flip(at),
-        Fault::Hold(after) => Way::hold(after),
+        Fault::Hold(after) | Fault::Vanish(after) => Way::hold(after),
         Fault::Repeat(frame) => Way::order(frame, true),
         Fault::Swap(frame) => Way::order(frame, false),
         _ => Way::default(),
@@ -150,8 +153,16 @@ async fn relay(from: TcpStream, to: TcpStream, fault: Fault, index: usize, state
         Fault::FlipReply(at) => Way::flip(at),
         _ => Way::default(),
     };
+    let held = Arc::clone(&there.held);
     let there = there.copy(from_read, to_write, state, index, 0);
     let back = back.copy(to_read, from_write, state, index, 1);
+    let back = async {
+        tokio::select! {
+            is_cut = back => is_cut,
+            // The socket stays open, and what comes goes no further.
+            () = held.notified(), if matches!(fault, Fault::Vanish(_)) => std::future::pending().await,
+        }
+    };
     tokio::pin!(there, back);
     // A direction that ends in order leaves the other one open; a cut ends both.
     tokio::select! {
@@ -166,6 +177,8 @@ struct Way {
     cut: Option<u64>,
     flip: Option<u64>,
     hold: Option<u64>,
+    /// Told when nothing passes any more.
+    held: Arc<Notify>,
     /// A frame, and whether it is repeated (or else comes later).
     order: Option<(usize, bool)>,
 }
@@ -247,6 +260,7 @@ impl Way {
             if let Some(hold) = self.hold.filter(|hold| *hold <= end) {
                 let first = hold.saturating_sub(at) as usize;
                 let _ = write.write_all(&bytes[..first]).await;
+                self.held.notify_one();
                 // What comes is looked at, and goes no further.
                 while let Ok(n @ 1..) = read.read(&mut buffer).await {
                     if let Some(seen) = state.seen.lock().unwrap().get_mut(index) {

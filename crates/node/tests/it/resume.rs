@@ -256,10 +256,18 @@ async fn a_silent_connection_is_replaced() {
     proxy.next(&[]);
     deal.run(&prefill, &decode).await.whole(&expected, "whole");
     let [sent, _] = proxy.frames(0);
-    proxy.next(&[Fault::Hold(sent[2].1.end - 5)]);
-    let outcome = deal.run(&prefill, &decode).await;
-    outcome.whole(&expected, "held");
-    assert_eq!(outcome.answer.summary.reconnects, 1);
+    let commit = sent.iter().find(|(kind, _)| *kind == Kind::Commit).unwrap();
+    for fault in [
+        Fault::Hold(sent[2].1.end - 5),
+        Fault::Vanish(sent[2].1.end - 5),
+        // The commit arrives, and nothing comes back.
+        Fault::Vanish(commit.1.end),
+    ] {
+        proxy.next(&[fault]);
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&expected, &format!("{fault:?}"));
+        assert_eq!(proxy.connections(), 2, "{fault:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
