@@ -287,7 +287,7 @@ fn handle<D>(
                 for part in parts.iter() {
                     let part = &part[..part.len().min(room)];
                     room -= part.len();
-                    if !part.is_empty() {
+                    if !part.is_empty() && done.is_ok() {
                         let put =
                             outgoing.put(|space| traffic.encrypt(part, space).map_err(size_of));
                         done = done.and_then(|bytes| put.map(|_| bytes + part.len()));

@@ -20,7 +20,7 @@ pub const MAX_CHUNK_TOKENS: u32 = 1 << 14;
 /// Largest number of bytes of one block. Only a window comes near it: full blocks have another limit.
 pub const MAX_STAGED_BYTES: u64 = 1 << 30;
 /// Largest number of bytes of a block of full-attention layers.
-pub const MAX_FULL_BLOCK_BYTES: u64 = 64 << 20;
+pub const MAX_FULL_BLOCK_BYTES: u64 = 16 << 20;
 /// The sender cuts chunks into blocks of at most about this many bytes: what an engine applies at
 /// once, and so how long others wait for it.
 pub const TARGET_BLOCK_BYTES: u64 = 8 << 20;

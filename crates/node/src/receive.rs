@@ -16,14 +16,14 @@ use futures_util::stream::FuturesOrdered;
 use tandem_identity::{Gate, Link, WriteHalf};
 use tandem_kv::KvBlock;
 use tandem_kv::frame::{Header, Kind};
-use tandem_kv::limits::{CREDIT_BYTES, MAX_STRING};
+use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse};
 use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
 use tandem_kv::segment::window_bytes;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use crate::api::Node;
 use crate::conversation::keep_block;
@@ -212,7 +212,10 @@ async fn serve(
             return Err(refusal.message);
         }
     };
-    let memory = CREDIT_BYTES + window_bytes(&expected.contract, kv_end);
+    // Blocks that wait, a window, and on each connection a segment that is being decoded.
+    let memory = CREDIT_BYTES
+        + window_bytes(&expected.contract, kv_end)
+        + u64::from(STREAMS) * u64::from(MAX_SEGMENT_PAYLOAD);
     let units = u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX);
     let place = Arc::clone(&node.receiving).try_acquire_owned();
     let staging = Arc::clone(&node.staging).try_acquire_many_owned(units);
@@ -286,6 +289,8 @@ struct Connection {
     /// Further connections are held open for writing, too.
     further: Vec<WriteHalf>,
     generation: u32,
+    /// When this end last showed that it is alive, whatever else it does.
+    beaten: tokio::time::Instant,
     /// When rows last came, or the commit.
     rows: Arc<Activity>,
 }
@@ -454,6 +459,7 @@ impl Pump {
             readers: vec![tokio::spawn(reader.run(true))],
             further: Vec::new(),
             generation,
+            beaten: tokio::time::Instant::now(),
             rows,
         });
         self.broken = None;
@@ -484,6 +490,9 @@ impl Pump {
             self.limits.resume.saturating_sub(since.elapsed())
         });
         let silence = self.limits.handoff_silence;
+        let now = tokio::time::Instant::now();
+        let beaten = self.connection.as_ref().map_or(now, |c| c.beaten);
+        let beat_at = beaten + self.limits.handoff_beat;
         let rows = self.awaited_rows();
         let rows_idle = rows.as_ref().map_or(Duration::ZERO, |rows| rows.idle());
         tokio::select! {
@@ -502,7 +511,10 @@ impl Pump {
                 None => Ok(()),
             },
             // The sender would take a long step of the engine, or a slow link, for silence.
-            () = sleep(self.limits.handoff_beat), if self.connection.is_some() => {
+            () = sleep_until(beat_at), if self.connection.is_some() => {
+                if let Some(connection) = &mut self.connection {
+                    connection.beaten = tokio::time::Instant::now();
+                }
                 let beat = self.receiver.as_ref().and_then(|r| lock(r).beat());
                 match beat {
                     Some(beat) => self.say(&beat).await,
@@ -724,8 +736,9 @@ impl Pump {
         // The answer is not handed back to a node that comes late.
         self.permitted.hand_back = Arc::default();
         let silence = self.limits.handoff_silence;
+        let mut until = tokio::time::Instant::now() + self.limits.resume;
         while self.handed.reconnects < MAX_RECONNECTS {
-            let arrival = timeout(self.limits.resume, self.connections.recv()).await;
+            let arrival = timeout_at(until, self.connections.recv()).await;
             let (greeted, hello) = match arrival {
                 Ok(Some(Arrival::Again(greeted, hello))) => (greeted, hello),
                 Ok(Some(Arrival::Further(..))) => continue,
@@ -747,6 +760,7 @@ impl Pump {
             if result.is_err() || self.is_over() {
                 return;
             }
+            until = tokio::time::Instant::now() + self.limits.resume;
         }
     }
 

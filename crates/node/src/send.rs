@@ -22,7 +22,7 @@ use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderSt
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 pub use choice::{Choice, Measured};
 
@@ -266,6 +266,8 @@ struct Connection {
     report: mpsc::Sender<Told>,
     tasks: Vec<AbortHandle>,
     activity: Arc<Activity>,
+    /// When this end last showed that it is alive, whatever else it does.
+    beaten: tokio::time::Instant,
     /// True if the main connection cannot be written to any more, after the commit.
     main_ended: bool,
 }
@@ -369,6 +371,7 @@ impl Pump {
             report,
             tasks: vec![reading.abort_handle()],
             activity,
+            beaten: tokio::time::Instant::now(),
             main_ended: false,
         };
         connection.add(write, self.sender.outbound(), limits);
@@ -491,7 +494,10 @@ impl Pump {
                 Ok(hello) => hello,
                 Err(_) => return Err(self.lost(&reason)),
             };
-            match self.connect(&hello).await {
+            let Ok(connected) = timeout_at(give_up.into(), self.connect(&hello)).await else {
+                return Err(self.lost(&reason));
+            };
+            match connected {
                 Ok(()) => return Ok(()),
                 // The receiver has forgotten the handoff, perhaps because it is complete.
                 Err(Fault::Over(e)) if self.in_doubt && e.code == ErrorCode::Refused => {
@@ -564,7 +570,7 @@ impl Pump {
                 }
             }
             given = input.recv(), if wants_input => self.take(given).await?,
-            () = sleep(self.route.limits.handoff_beat) => self.beat()?,
+            () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat()?,
             () = sleep(patience), if waiting => {
                 if connection.activity.idle() >= silence {
                     return Err(WireError::Silent(silence).into());
@@ -736,9 +742,13 @@ impl Pump {
     }
 
     fn beat(&mut self) -> Result<(), Fault> {
-        match &self.connection {
-            // A writer that is busy shows that this end is alive.
-            Some(c) if c.streams[0].waiting == 0 => self.main(Outgoing::beat()),
+        let Some(connection) = &mut self.connection else {
+            return Ok(());
+        };
+        connection.beaten = tokio::time::Instant::now();
+        // A writer that is busy shows that this end is alive.
+        match connection.streams[0].waiting {
+            0 => self.main(Outgoing::beat()),
             _ => Ok(()),
         }
     }

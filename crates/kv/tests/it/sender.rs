@@ -402,7 +402,7 @@ fn a_block_has_at_most_so_many_bytes() {
         .block(&block(&large, Section::Full, 0..most + 1))
         .unwrap_err();
     assert!(
-        error.to_string().contains("bytes, limit 67108864"),
+        error.to_string().contains("bytes, limit 16777216"),
         "{error}"
     );
     side.sender

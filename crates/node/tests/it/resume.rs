@@ -1,9 +1,10 @@
 //! A handoff whose connection breaks goes on over a new one: nothing is computed twice, nothing
 //! that was acknowledged is sent twice, and the tokens are right.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tandem_engine::fake::{Call, FakeConfig};
+use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::Section;
 use tandem_kv::frame::Kind;
 use tandem_node::limits::MAX_RECONNECTS;
@@ -268,6 +269,36 @@ async fn a_silent_connection_is_replaced() {
         outcome.whole(&expected, &format!("{fault:?}"));
         assert_eq!(proxy.connections(), 2, "{fault:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frequent_chunks_do_not_keep_an_end_from_showing_that_it_is_alive() {
+    let mut waits = limits();
+    waits.handoff_silence = Duration::from_millis(600);
+    waits.handoff_beat = Duration::from_millis(100);
+    let config = FakeConfig::default();
+    let mut slow = config.clone();
+    // Something happens more often than a beat is due, and for longer than the silence in all.
+    slow.gate = Some(Arc::new(|call: &Call| {
+        if call.kind() == CallKind::Prefill {
+            std::thread::sleep(Duration::from_millis(40));
+        }
+    }));
+    let setup = |role, config: &FakeConfig| Setup {
+        limits: waits,
+        ..Setup::new(role, config)
+    };
+    let prefill = setup(Role::Prefill, &slow).start().await;
+    let decode = setup(Role::Decode, &config).start().await;
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk * 40 + 1), chunk);
+    deal.terms.reuse = Reuse::Off;
+    // Nothing is sent before the last chunk has been computed.
+    deal.terms.overlap = false;
+    let expected = deal.expected(&config).await;
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&expected, "slow chunks");
+    assert_eq!(outcome.answer.summary.reconnects, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
