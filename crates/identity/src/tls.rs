@@ -177,18 +177,9 @@ impl Tls {
             };
             text.add(rest);
         };
-        let incoming = &mut self.incoming.bytes[self.incoming.start..self.incoming.end];
-        let (discard, turn) = match &mut self.session {
-            Session::Client(session) => {
-                let status = session.process_tls_records(incoming);
-                handle(status, &mut self.outgoing, task, &mut took)
-            }
-            Session::Server(session) => {
-                let status = session.process_tls_records(incoming);
-                handle(status, &mut self.outgoing, task, &mut took)
-            }
-        };
-        self.incoming.discard(discard);
+        let turn = self
+            .session
+            .turn(&mut self.incoming, &mut self.outgoing, task, &mut took);
         if matches!(turn, Ok(Turn::Ended)) {
             self.ended = true;
         }
@@ -202,19 +193,12 @@ impl Tls {
     /// After a failure: tells the peer why, if it takes that at once.
     fn last_words(&mut self) {
         for _ in 0..LAST_TURNS {
-            let incoming = &mut self.incoming.bytes[self.incoming.start..self.incoming.end];
-            let mut nothing = |_: &[u8]| {};
-            let (discard, turn) = match &mut self.session {
-                Session::Client(session) => {
-                    let status = session.process_tls_records(incoming);
-                    handle(status, &mut self.outgoing, &Task::Nothing, &mut nothing)
-                }
-                Session::Server(session) => {
-                    let status = session.process_tls_records(incoming);
-                    handle(status, &mut self.outgoing, &Task::Nothing, &mut nothing)
-                }
-            };
-            self.incoming.discard(discard);
+            let turn = self.session.turn(
+                &mut self.incoming,
+                &mut self.outgoing,
+                &Task::Nothing,
+                &mut |_| {},
+            );
             if !matches!(turn, Ok(Turn::More)) {
                 break;
             }
@@ -319,6 +303,27 @@ fn cut_off() -> io::Error {
 }
 
 impl Session {
+    /// Does one thing.
+    fn turn(
+        &mut self,
+        incoming: &mut Incoming,
+        outgoing: &mut Outgoing,
+        task: &Task<'_>,
+        text: &mut dyn FnMut(&[u8]),
+    ) -> Result<Turn, TlsError> {
+        let records = &mut incoming.bytes[incoming.start..incoming.end];
+        let (discard, turn) = match self {
+            Self::Client(session) => {
+                handle(session.process_tls_records(records), outgoing, task, text)
+            }
+            Self::Server(session) => {
+                handle(session.process_tls_records(records), outgoing, task, text)
+            }
+        };
+        incoming.discard(discard);
+        turn
+    }
+
     fn state(&self) -> &CommonState {
         match self {
             Self::Client(session) => session,
