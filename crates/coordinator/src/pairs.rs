@@ -36,6 +36,9 @@ pub struct PairReport {
     pub fallbacks: u64,
     /// Requests in which both ends were compared.
     pub compared: u64,
+    /// Requests of these in which both found the same token likeliest.
+    #[serde(default)]
+    pub same_top: u64,
     /// Requests in which they differed by more than the bound.
     pub parity_faults: u64,
     /// True from a fault until a comparison is within the bound again.
@@ -45,6 +48,9 @@ pub struct PairReport {
     pub last_kl: Option<f64>,
     /// The largest divergence, in nats.
     pub max_kl: f64,
+    /// The largest difference of a log-probability, in nats.
+    #[serde(default)]
+    pub max_difference: f64,
 }
 
 /// All pairs that have been used.
@@ -77,10 +83,12 @@ impl Pairs {
         pair.fallbacks += u64::from(summary.fallback.is_some());
         if let Some(report) = timeline.parity {
             pair.compared += 1;
+            pair.same_top += u64::from(report.parity.same_top);
             pair.parity_faults += u64::from(!report.holds);
             pair.suspect = !report.holds;
             pair.last_kl = Some(report.parity.kl);
             pair.max_kl = pair.max_kl.max(report.parity.kl);
+            pair.max_difference = pair.max_difference.max(report.parity.max_difference);
         }
     }
 
@@ -128,7 +136,7 @@ fn labels(pair: &PairReport) -> Labels {
 /// Name (the library adds `_total`), help, value.
 type Metric<T> = (&'static str, &'static str, fn(&PairReport) -> T);
 
-const COUNTERS: [Metric<u64>; 8] = [
+const COUNTERS: [Metric<u64>; 9] = [
     (
         "handoffs",
         "Requests whose KV passed from one node to another",
@@ -159,13 +167,18 @@ const COUNTERS: [Metric<u64>; 8] = [
         |p| p.compared,
     ),
     (
+        "parity_same_top",
+        "Compared requests in which both ends found the same token likeliest",
+        |p| p.same_top,
+    ),
+    (
         "parity_faults",
         "Requests in which both ends differed by more than the bound",
         |p| p.parity_faults,
     ),
 ];
 
-const GAUGES: [Metric<f64>; 3] = [
+const GAUGES: [Metric<f64>; 4] = [
     (
         "parity_kl",
         "Divergence of both ends at the last comparison, in nats",
@@ -175,6 +188,11 @@ const GAUGES: [Metric<f64>; 3] = [
         "parity_kl_max",
         "Largest divergence of both ends, in nats",
         |p| p.max_kl,
+    ),
+    (
+        "parity_difference_max",
+        "Largest difference of a log-probability between both ends, in nats",
+        |p| p.max_difference,
     ),
     (
         "parity_suspect",

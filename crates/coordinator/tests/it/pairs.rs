@@ -16,7 +16,7 @@ const fn parity(kl: f64, holds: bool) -> ParityReport {
             kl,
             same_top: holds,
             margin: 1.0,
-            max_difference: 0.25,
+            max_difference: if holds { 0.125 } else { 0.25 },
         },
         holds,
     }
@@ -82,6 +82,7 @@ async fn a_pair_that_does_not_compute_the_same_is_suspect_until_it_does() {
         (3 * 576, 3 * 585)
     );
     assert_eq!((told[0].last_kl, told[0].max_kl), (Some(0.001), 0.4));
+    assert_eq!((told[0].same_top, told[0].max_difference), (1, 0.25));
 }
 
 #[tokio::test]
@@ -89,12 +90,17 @@ async fn metrics_tell_the_same() {
     let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
     let rig = Rig::start(config(&[&p], &[&d])).await;
     answered(&rig, &p, &d, Some(parity(0.4, false))).await;
+    answered(&rig, &p, &d, Some(parity(0.001, true))).await;
+    answered(&rig, &p, &d, Some(parity(0.5, false))).await;
     let text = rig.text("/metrics").await;
     for line in [
-        "tandem_handoffs_total{prefill=\"p\",decode=\"d\"} 1",
-        "tandem_wire_bytes_total{prefill=\"p\",decode=\"d\"} 585",
-        "tandem_parity_faults_total{prefill=\"p\",decode=\"d\"} 1",
-        "tandem_parity_kl{prefill=\"p\",decode=\"d\"} 0.4",
+        "tandem_handoffs_total{prefill=\"p\",decode=\"d\"} 3",
+        "tandem_wire_bytes_total{prefill=\"p\",decode=\"d\"} 1755",
+        "tandem_parity_compared_total{prefill=\"p\",decode=\"d\"} 3",
+        "tandem_parity_same_top_total{prefill=\"p\",decode=\"d\"} 1",
+        "tandem_parity_faults_total{prefill=\"p\",decode=\"d\"} 2",
+        "tandem_parity_kl{prefill=\"p\",decode=\"d\"} 0.5",
+        "tandem_parity_difference_max{prefill=\"p\",decode=\"d\"} 0.25",
         "tandem_parity_suspect{prefill=\"p\",decode=\"d\"} 1.0",
         "# TYPE tandem_parity_kl gauge",
         "# EOF",
