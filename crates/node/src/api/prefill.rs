@@ -59,7 +59,11 @@ pub(super) async fn prefill(
         hand_back,
         chunks: chunks.clone(),
     };
-    model.command(Command::Prefill(admission, Box::new(job)))?;
+    if let Err(error) = model.command(Command::Prefill(admission, Box::new(job))) {
+        // Nobody will hear of the permission.
+        back.inspect(|secret| drop(node.tickets.revoke(secret)));
+        return Err(error.into());
+    }
     if let Some(pieces) = pieces {
         tokio::spawn(seed(Arc::clone(&model), id, pieces, Some(chunks)));
     }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use tandem_engine::KvEngine;
-use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_engine::fake::{CallKind, FakeConfig, FakeEngine};
 use tandem_kv::frame::Kind;
 use tandem_kv::page::{Namespace, Origin};
 use tandem_kv::receipt::{Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
+use tandem_node::limits::MAX_COMMANDS;
 use tandem_proto::{HandoffTerms, Reuse, Role, Ticket};
 
 use super::cluster::{Calls, Deal, Setup, prompt};
+use super::kills::Brake;
 use super::proxy::Proxy;
 use super::raw::Handoff;
 
@@ -270,4 +272,50 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
     let start = std::time::Instant::now();
     decode.clean().await;
     assert!(start.elapsed() < tandem_node::limits::HAND_BACK_STALL);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_that_is_refused_leaves_no_permission() {
+    let mut config = FakeConfig {
+        sequences: 2 * MAX_COMMANDS as u32,
+        ..FakeConfig::default()
+    };
+    let brake = Brake::on(&mut config, CallKind::Prefill, 0);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    // Nobody listens there.
+    let nowhere = Ticket {
+        secret: "0".repeat(32),
+        handoff: 1,
+        port: 1,
+    };
+    let mut deal = first_turn();
+    deal.terms = HandoffTerms::default();
+    let mut asked = 0;
+    // The engine stands still, so that its queue fills.
+    let refused = loop {
+        match prefill.prefill(&deal.prefill(&nowhere)).await {
+            // Leaving at once is a command, too.
+            Ok(events) => drop(events),
+            Err(error) => break error,
+        }
+        asked += 1;
+        assert!(asked <= MAX_COMMANDS, "the queue does not fill");
+    };
+    assert!(refused.message.contains("commands waiting"), "{refused}");
+    deal.terms = keeping();
+    let refused = prefill.prefill(&deal.prefill(&nowhere)).await;
+    let refused = refused.err().expect("a refusal");
+    assert!(refused.message.contains("commands waiting"), "{refused}");
+    let held = prefill.handoffs().await;
+    assert_eq!((held.returns, held.tickets), (0, 0));
+    brake.release();
+    prefill.clean().await;
+    // Where it is taken, there is a permission as long as the handoff may come about.
+    let brake = Brake::on(&mut config, CallKind::Prefill, 0);
+    let other = Setup::new(Role::Prefill, &config).start().await;
+    let silent = super::cluster::bind().await;
+    deal.via = Some(silent.local_addr().unwrap().port());
+    let _events = other.prefill(&deal.prefill(&nowhere)).await.unwrap();
+    assert_eq!(other.handoffs().await.returns, 1);
+    brake.release();
 }
