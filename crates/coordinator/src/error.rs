@@ -16,7 +16,4 @@ pub enum CoordinatorError {
     /// The configuration cannot be used.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The listener failed.
-    #[error("cannot serve: {0}")]
-    Serve(#[source] std::io::Error),
 }

@@ -10,6 +10,8 @@ pub const MAX_MODELS: usize = 256;
 pub const MAX_NAME_BYTES: usize = 128;
 /// Requests that are open at once, waiting or running.
 pub const MAX_REQUESTS: usize = 4096;
+/// Connections of clients at once: more than requests, so that a request too many is told so.
+pub const MAX_CONNECTIONS: usize = MAX_REQUESTS + 1024;
 /// Messages that may wait for the scheduler, beside the one that each open request has reserved.
 pub const MAX_MESSAGES: usize = 64;
 /// Decisions about one request that may wait for it; it takes each before it asks for the next.
@@ -24,8 +26,10 @@ pub const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// Longest status of a node, in bytes.
 pub const MAX_STATUS_BYTES: usize = 8 << 20;
 
-/// How long a connection to a node that is not used is kept for the next call.
-pub const IDLE_CONNECTION: Duration = Duration::from_secs(90);
+/// How long a connection to a node that is not used is kept for the next call. The node would close it
+/// later, so that it is not used in the moment in which it is closed.
+pub const IDLE_CONNECTION: Duration = Duration::from_secs(15);
+const _: () = assert!(IDLE_CONNECTION.as_secs() < tandem_proto::limits::HEAD.as_secs());
 
 /// Waits, as durations that tests may shorten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +49,9 @@ pub struct Limits {
     pub prefill_report: Duration,
     /// How long a client may leave a piece of its streamed answer unread.
     pub client_stall: Duration,
+    /// How long a client's connection may be silent: before its first request, inside the head of one,
+    /// and between two.
+    pub head: Duration,
     /// Longest wait for the whole body of a request.
     pub body: Duration,
     /// How long open answers may go on when the coordinator is told to stop.
@@ -61,6 +68,7 @@ impl Default for Limits {
             keep_alive: Duration::from_secs(3),
             prefill_report: Duration::from_secs(2),
             client_stall: Duration::from_secs(30),
+            head: Duration::from_secs(30),
             body: Duration::from_secs(60),
             shutdown: Duration::from_secs(2),
         }

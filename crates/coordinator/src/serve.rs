@@ -3,7 +3,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use tandem_identity::Security;
+use tandem_identity::limits::MAX_SILENT;
+use tandem_identity::{Bounds, Entrance, Security};
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -16,6 +17,7 @@ use crate::cluster::{Cluster, cluster};
 use crate::config::Config;
 use crate::error::CoordinatorError;
 use crate::life::Service;
+use crate::limits::MAX_CONNECTIONS;
 use crate::pairs::Pairs;
 use crate::poll::poll;
 
@@ -25,7 +27,7 @@ use crate::poll::poll;
 /// for [`crate::Limits::shutdown`], then they end with an error.
 ///
 /// # Errors
-/// If the configuration cannot be used or the listener fails.
+/// If the configuration cannot be used.
 pub async fn run(
     listener: TcpListener,
     config: Config,
@@ -43,7 +45,7 @@ pub async fn run(
     let stop = CancellationToken::new();
     let _stop_on_drop = stop.clone().drop_guard();
     start_polling(&config, &calls, &cluster, &mut tasks).await;
-    let limit = config.limits.shutdown;
+    let (limit, head) = (config.limits.shutdown, config.limits.head);
     let service = Arc::new(Service {
         config,
         calls,
@@ -57,7 +59,13 @@ pub async fn run(
         shutdown.await;
         tell.cancel();
     };
-    let serving = axum::serve(listener, router(service)).with_graceful_shutdown(graceful);
+    let bounds = Bounds {
+        connections: MAX_CONNECTIONS,
+        silent: MAX_SILENT,
+        head,
+    };
+    let entrance = Entrance::Anyone(listener);
+    let serving = tandem_identity::serve(entrance, router(service), bounds, graceful);
     let ending = async {
         told.cancelled().await;
         tokio::time::sleep(limit).await;
@@ -66,9 +74,10 @@ pub async fn run(
         tokio::time::sleep(limit).await;
     };
     tokio::select! {
-        result = serving.into_future() => result.map_err(CoordinatorError::Serve),
-        () = ending => Ok(()),
+        () = serving => {}
+        () = ending => {}
     }
+    Ok(())
 }
 
 /// Starts the pollers and waits for the first result of each.

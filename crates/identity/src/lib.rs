@@ -4,6 +4,7 @@
 //! - [`Security`]: how a process connects and takes connections: TLS 1.3 with certificates on both
 //!   sides, or plain TCP on loopback addresses;
 //! - [`Link`]: such a connection; [`Gate`]: a listener that shakes hands with many peers at once;
+//! - [`serve`]: HTTP on such connections, where those that say nothing cost nothing;
 //! - [`PeerId`]: who is at the other end;
 //! - [`Authority`], [`Identity`]: who vouches, and what this machine is vouched for with;
 //! - [`ClusterDir`]: where both are kept;
@@ -24,6 +25,7 @@ pub mod limits;
 mod link;
 mod peer;
 mod security;
+mod serve;
 mod tls;
 mod token;
 
@@ -35,4 +37,5 @@ pub use identity::{Identity, IdentityError};
 pub use link::{Link, ReadHalf, WriteHalf};
 pub use peer::{PeerId, PeerIdError};
 pub use security::{LinkError, Security};
+pub use serve::{Bounds, Entrance, serve};
 pub use token::{Token, TokenError};

@@ -10,6 +10,10 @@ pub const MAX_LINKS_WAITING: usize = 64;
 /// Pause after a connection that could not be taken, such as for want of file descriptors.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// Connections of one server of HTTP that may be silent at once; see [`crate::Bounds`]. Few enough for
+/// the 1024 files that a process may usually have open.
+pub const MAX_SILENT: usize = 256;
+
 /// Bytes that a TLS connection encrypts before the socket takes them.
 pub const MAX_UNSENT_BYTES: usize = 256 << 10;
 /// Bytes that are read from the socket of a TLS connection at once, and the longest message of a

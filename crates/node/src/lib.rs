@@ -4,7 +4,7 @@
 //!
 //! - [`worker`]: the engine thread of one model, which owns the engine and every sequence;
 //! - [`job`]: what a sequence is doing, and the commands and events around it;
-//! - [`api`]: the control API that the coordinator calls; [`door`]: who may call it;
+//! - [`api`]: the control API that the coordinator calls;
 //! - [`tickets`]: who may hand KV to what; [`handoffs`]: the ways to a handoff that is going on;
 //! - [`receive`] and [`send`]: the two ends of a handoff on real connections;
 //! - [`wire`]: frames to and from a connection;
@@ -13,7 +13,6 @@
 
 pub mod api;
 pub mod conversation;
-pub mod door;
 pub mod handoffs;
 pub mod held;
 pub mod job;
@@ -33,7 +32,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
-use tandem_identity::{Gate, LinkError, Security};
+use tandem_identity::{Bounds, Entrance, Gate, LinkError, Security};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -98,7 +97,7 @@ pub async fn run(
         let opening = tokio::task::spawn_blocking(move || pages::PageStore::open(&config));
         opening.await.map_err(std::io::Error::other)??
     };
-    let door = door::Door::open(listener, &config)?;
+    let control = Gate::start(listener, config.security.clone(), config.limits.connect)?;
     let mut served = Vec::new();
     for (name, engine) in models {
         served.push(Arc::new(model::Model::start(name, engine)?));
@@ -121,13 +120,19 @@ pub async fn run(
     });
     let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));
     let (told, asked) = oneshot::channel();
-    let serving = axum::serve(door, api::router(Arc::clone(&node))).with_graceful_shutdown(stop(
-        shutdown,
-        Arc::clone(&node),
-        told,
-    ));
+    let bounds = Bounds {
+        connections: limits::MAX_CONNECTIONS,
+        silent: tandem_identity::limits::MAX_SILENT,
+        head: node.config.limits.head,
+    };
+    let serving = tandem_identity::serve(
+        Entrance::Cluster(control),
+        api::router(Arc::clone(&node)),
+        bounds,
+        stop(shutdown, Arc::clone(&node), told),
+    );
     let result = tokio::select! {
-        result = async { serving.await } => result.map_err(RunError::Listener),
+        () = serving => Ok(()),
         () = overdue(asked, node.config.limits.stop) => Ok(()),
         fault = engine_fault(&node) => Err(fault),
     };

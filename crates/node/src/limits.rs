@@ -12,6 +12,9 @@ pub const EVENT_STALL: Duration = Duration::from_secs(60);
 pub const MAX_CHUNKS_WAITING: usize = 2;
 /// Handoffs that are being received at once.
 pub const MAX_HANDOFFS: usize = 64;
+/// Connections to the control API at once. Those that say nothing give way, also to each other:
+/// `MAX_SILENT` in `crates/identity`.
+pub const MAX_CONNECTIONS: usize = 1024;
 /// Connections that have not said hello; beyond that the oldest of them is dropped.
 pub const MAX_UNGREETED: usize = 128;
 /// Connections of one handoff that this node takes.
@@ -69,6 +72,8 @@ pub struct Limits {
     pub handoff_silence: Duration,
     /// Longest wait for a connection and for a hello.
     pub connect: Duration,
+    /// How long a connection to the control API may be silent.
+    pub head: Duration,
     /// Longest wait for the answer to a hello, which comes when held pages are in place.
     pub accept: Duration,
     /// How long a handoff whose connection broke waits for a new one.
@@ -89,6 +94,7 @@ impl Default for Limits {
         Self {
             handoff_silence: tandem_proto::limits::HANDOFF_SILENCE,
             connect: tandem_proto::limits::CONNECT,
+            head: tandem_proto::limits::HEAD,
             accept: tandem_proto::limits::HANDOFF_SILENCE,
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),

@@ -28,6 +28,7 @@ mod it {
     mod refusals;
     mod resume;
     mod reuse;
+    mod security;
     mod slices;
     mod streams;
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 pub const BEAT: Duration = Duration::from_secs(2);
 /// A stream that is silent for longer than this belongs to a node that is gone.
 pub const SILENCE: Duration = Duration::from_secs(15);
+/// How long a connection to a node may be silent: before its first request, inside the head of one, and
+/// between two.
+pub const HEAD: Duration = Duration::from_secs(30);
 /// Longest wait for a connection to a node and for the first line of its answer.
 pub const CONNECT: Duration = Duration::from_secs(5);
 /// A decode node waits this long for a prefill node to connect, and for each further frame.

@@ -1,12 +1,16 @@
 //! Who the coordinator speaks to, and what it tells nodes about each other.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use tandem_coordinator::{Config, CoordinatorError, run};
+use tandem_identity::limits::MAX_SILENT;
 use tandem_identity::{Authority, PeerId, Security};
 use tandem_proto::{PrefillEvent, Role};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::fake::{FakeNode, status};
 use crate::rig::{Rig, config, whole_of};
@@ -125,4 +129,51 @@ async fn without_tls_only_nodes_on_this_machine_are_spoken_to() {
     pinned.nodes[0].identity = Some("a".repeat(64));
     let told = start(pinned).await;
     assert!(told.starts_with("`nodes[0].identity`"), "{told}");
+}
+
+/// Fails a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until the coordinator has closed a connection, without a word.
+async fn closed(connection: &mut TcpStream) {
+    let read = tokio::time::timeout(PATIENCE, connection.read(&mut [0])).await;
+    let read = read.expect("the connection stays open");
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+}
+
+#[tokio::test]
+async fn a_thousand_silent_clients_hold_nobody_up_and_disturb_no_stream() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let mut config = config(&[&p], &[&d]);
+    config.limits.head = Duration::from_secs(1);
+    let rig = Rig::start(config).await;
+    let address = rig.base.strip_prefix("http://").unwrap();
+    // An answer that goes on all the time.
+    let answer = rig.chat(json!({}));
+    let (_, decode) = d.generate().await.accept();
+    decode.open(10, true).await;
+    let (_, prefill) = p.prefill_call().await.accept();
+    let mut silent = VecDeque::new();
+    for i in 0..1000 {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        if i % 3 == 0 {
+            // Fails if it has given way already.
+            let _ = connection.write_all(b"POST /v1/chat/comp").await;
+        }
+        silent.push_back(connection);
+        if silent.len() > MAX_SILENT {
+            closed(&mut silent.pop_front().unwrap()).await;
+        }
+        if i % 100 == 99 {
+            assert_eq!(rig.get("/health").await.0, 200);
+        }
+    }
+    for connection in &mut silent {
+        closed(connection).await;
+    }
+    prefill.prefill_done().await;
+    decode.prefilled(9, 0, None).await;
+    decode.token(7, "Hello").await;
+    decode.done(1).await;
+    assert_eq!(whole_of(answer.await.unwrap()).await.0, "Hello");
 }

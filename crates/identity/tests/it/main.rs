@@ -11,5 +11,6 @@ mod joining;
 mod pair;
 mod plaintext;
 mod records;
+mod serve;
 mod stranger;
 mod tokens;

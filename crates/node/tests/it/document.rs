@@ -26,16 +26,28 @@ fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     rest.split("\n## ").next().unwrap()
 }
 
-/// The tests of this crate, as `module::name`.
+/// The tests of this crate and those of processes, as `module::name`.
 fn tests() -> BTreeSet<String> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it");
+    let here = env!("CARGO_MANIFEST_DIR");
+    let mut found = tests_of(&format!("{here}/tests/it"), &format!("{here}/tests/it.rs"));
+    let processes = format!("{here}/../cli/tests/it");
+    found.extend(tests_of(&processes, &format!("{processes}/main.rs")));
+    found
+}
+
+/// The tests of the modules in a folder, all of which `root` must name.
+fn tests_of(folder: &str, root: &str) -> BTreeSet<String> {
+    let root = std::fs::read_to_string(root).unwrap();
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_none_or(|e| e != "rs") {
+        let module = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if path.extension().is_none_or(|e| e != "rs") || module == "main" {
             continue;
         }
-        let module = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let named = format!("mod {module};");
+        let is_built = root.lines().any(|l| l.trim() == named);
+        assert!(is_built, "`{module}` is no part of the tests");
         let text = std::fs::read_to_string(&path).unwrap();
         let mut is_test = false;
         for line in text.lines() {
@@ -70,6 +82,7 @@ fn every_limit_has_its_value() {
     let own = Limits::default();
     let values = [
         ("connect", seconds(own.connect)),
+        ("head", seconds(own.head)),
         ("accept", seconds(own.accept)),
         ("handoff_silence", seconds(own.handoff_silence)),
         ("handoff_beat", seconds(own.handoff_beat)),
@@ -88,6 +101,11 @@ fn every_limit_has_its_value() {
         ("MAX_HANDOFFS", limits::MAX_HANDOFFS.to_string()),
         ("MAX_CONFIRMED", limits::MAX_CONFIRMED.to_string()),
         ("MAX_SESSIONS", limits::MAX_SESSIONS.to_string()),
+        ("MAX_CONNECTIONS", limits::MAX_CONNECTIONS.to_string()),
+        (
+            "MAX_SILENT",
+            tandem_identity::limits::MAX_SILENT.to_string(),
+        ),
         ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
         (
             "MAX_HANDSHAKES",

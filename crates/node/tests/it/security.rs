@@ -1,18 +1,24 @@
 //! Who may speak to a node.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
-use tandem_identity::{Authority, Security};
-use tandem_node::{NodeConfig, RunError};
+use tandem_identity::limits::MAX_SILENT;
+use tandem_identity::{Authority, Link, Security};
+use tandem_node::{Limits, NodeConfig, RunError};
 use tandem_proto::{PrefillMode, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::it::cluster::{MODEL, PATIENCE, limits, prompt, request};
+
+/// How long connections to the nodes here may be silent.
+const HEAD: Duration = Duration::from_secs(2);
 
 struct Node {
     address: String,
@@ -42,7 +48,10 @@ fn config(security: Security) -> NodeConfig {
         version: "test".into(),
         security,
         pages: super::cluster::pages(),
-        limits: limits(),
+        limits: Limits {
+            head: HEAD,
+            ..limits()
+        },
     }
 }
 
@@ -113,6 +122,51 @@ async fn nobody_else_is_answered() {
     assert!(!answer.starts_with(b"HTTP"));
     let (head, _) = call(&member(&cluster), &node, "status", &Value::Null).await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+}
+
+/// Waits until the node has closed a connection, without a word.
+async fn closed(link: &mut Link) {
+    let read = tokio::time::timeout(PATIENCE, link.read(&mut [0])).await;
+    let read = read.expect("the connection stays open");
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+}
+
+#[tokio::test]
+async fn a_thousand_silent_connections_to_the_control_port_hold_nobody_up() {
+    let cluster = Authority::create().unwrap();
+    for (own, caller) in [
+        (member(&cluster), member(&cluster)),
+        (Security::Plaintext, Security::Plaintext),
+    ] {
+        let node = start(own).await;
+        let mut silent = VecDeque::new();
+        for i in 0..1000 {
+            let link = caller.connect(&node.address, PATIENCE).await;
+            let mut link = link.unwrap();
+            // Some begin a request and do not end it.
+            if i % 3 == 0 {
+                // Fails if it has given way already.
+                let _ = link.write_all(b"GET /node/v1/st").await;
+                let _ = link.flush().await;
+            }
+            silent.push_back(link);
+            // Handshakes may end in another order than they began.
+            if silent.len() > MAX_SILENT + 32 {
+                closed(&mut silent.pop_front().unwrap()).await;
+            }
+            if i % 100 == 99 {
+                let (head, _) = call(&caller, &node, "status", &Value::Null).await;
+                assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+            }
+        }
+        let start = std::time::Instant::now();
+        for link in &mut silent {
+            closed(link).await;
+        }
+        assert!(start.elapsed() < HEAD + PATIENCE);
+        let (head, _) = call(&caller, &node, "status", &Value::Null).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    }
 }
 
 #[tokio::test]

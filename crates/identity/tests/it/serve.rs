@@ -1,0 +1,253 @@
+//! The server: silent connections give way, answers do not.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::{Request, Response};
+use tandem_identity::{Bounds, Entrance, serve};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Fails a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Never over within a test.
+const LONG: Duration = Duration::from_secs(3600);
+/// The last chunk of an answer.
+const END: &str = "0\r\n\r\n";
+const ASK: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+/// An answer whose pieces the test sends.
+struct Pieces(mpsc::Receiver<Bytes>);
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let piece = self.0.poll_recv(cx);
+        piece.map(|p| p.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+/// Answers each request with the next of these.
+#[derive(Clone, Default)]
+struct Answers(Arc<Mutex<VecDeque<Pieces>>>);
+
+impl Answers {
+    /// The next request gets what is sent here, until this is dropped. Those without an answer of
+    /// their own get an empty one.
+    fn next(&self) -> mpsc::Sender<Bytes> {
+        let (pieces, answer) = mpsc::channel(1);
+        self.0.lock().unwrap().push_back(Pieces(answer));
+        pieces
+    }
+}
+
+impl tower_service::Service<Request<Incoming>> for Answers {
+    type Response = Response<Pieces>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Incoming>) -> Self::Future {
+        let answer = self.0.lock().unwrap().pop_front();
+        let answer = answer.unwrap_or_else(|| Pieces(mpsc::channel(1).1));
+        ready(Ok(Response::new(answer)))
+    }
+}
+
+struct Server {
+    address: String,
+    answers: Answers,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(bounds: Bounds) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (stop, stopped) = oneshot::channel();
+        let answers = Answers::default();
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        let serving = serve(Entrance::Anyone(listener), answers.clone(), bounds, stopped);
+        Self {
+            address,
+            answers,
+            stop,
+            task: tokio::spawn(serving),
+        }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).await.unwrap()
+    }
+}
+
+/// Reads until this text has come.
+async fn until(connection: &mut TcpStream, text: &str) {
+    let mut seen = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&seen).contains(text) {
+            assert!(
+                connection.read_buf(&mut seen).await.unwrap() > 0,
+                "{seen:?}"
+            );
+        }
+    };
+    timeout(PATIENCE, reading).await.expect(text);
+}
+
+/// Asks, and reads an answer that is empty.
+async fn ask(connection: &mut TcpStream) {
+    connection.write_all(ASK).await.unwrap();
+    until(connection, END).await;
+}
+
+/// Asks, and reads an answer until this piece of it.
+async fn ask_for(server: &Server, piece: &'static str) -> (TcpStream, mpsc::Sender<Bytes>) {
+    let pieces = server.answers.next();
+    let mut connection = server.connect().await;
+    connection.write_all(ASK).await.unwrap();
+    pieces.send(Bytes::from(piece)).await.unwrap();
+    until(&mut connection, piece).await;
+    (connection, pieces)
+}
+
+/// Waits until the server has closed a connection, without a word.
+async fn closed(connection: &mut TcpStream) {
+    let mut byte = [0];
+    let read = timeout(PATIENCE, connection.read(&mut byte)).await;
+    let read = read.expect("the connection stays open");
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+}
+
+/// True if the server has not closed it.
+fn is_open(connection: &TcpStream) -> bool {
+    let read = connection.try_read(&mut [0]);
+    read.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+#[tokio::test]
+async fn the_longest_silent_connection_gives_way_first_of_those_that_never_asked() {
+    let bounds = Bounds {
+        connections: 8,
+        silent: 3,
+        head: LONG,
+    };
+    let server = Server::start(bounds).await;
+    let (mut streaming, pieces) = ask_for(&server, "one").await;
+    let mut polite = server.connect().await;
+    ask(&mut polite).await;
+    let mut silent = VecDeque::new();
+    for _ in 0..20 {
+        silent.push_back(server.connect().await);
+        if silent.len() == 3 {
+            closed(&mut silent.pop_front().unwrap()).await;
+        }
+    }
+    assert!(silent.iter().all(is_open));
+    ask(&mut polite).await;
+    // One that has asked gives way where there is no other.
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        let mut other = server.connect().await;
+        ask(&mut other).await;
+        others.push(other);
+    }
+    closed(&mut polite).await;
+    pieces.send(Bytes::from("two")).await.unwrap();
+    until(&mut streaming, "two").await;
+}
+
+#[tokio::test]
+async fn silence_has_a_limit_and_answers_have_none() {
+    let bounds = Bounds {
+        connections: 8,
+        silent: 8,
+        head: Duration::from_millis(200),
+    };
+    let server = Server::start(bounds).await;
+    let (mut streaming, pieces) = ask_for(&server, "one").await;
+    // Several times as long as the limit.
+    for _ in 0..3 {
+        let start = tokio::time::Instant::now();
+        let mut never = server.connect().await;
+        let mut partly = server.connect().await;
+        partly.write_all(&ASK[..20]).await.unwrap();
+        let mut kept = server.connect().await;
+        ask(&mut kept).await;
+        for connection in [&mut never, &mut partly, &mut kept] {
+            closed(connection).await;
+        }
+        assert!(start.elapsed() >= bounds.head);
+    }
+    pieces.send(Bytes::from("two")).await.unwrap();
+    until(&mut streaming, "two").await;
+    drop(pieces);
+    until(&mut streaming, END).await;
+    // The time of the answer does not count.
+    ask(&mut streaming).await;
+}
+
+#[tokio::test]
+async fn while_all_are_being_answered_new_ones_wait() {
+    let bounds = Bounds {
+        connections: 2,
+        silent: 2,
+        head: LONG,
+    };
+    let server = Server::start(bounds).await;
+    let (mut first, first_pieces) = ask_for(&server, "one").await;
+    let (_second, _second_pieces) = ask_for(&server, "two").await;
+    let mut third = server.connect().await;
+    third.write_all(ASK).await.unwrap();
+    let early = timeout(Duration::from_millis(200), third.readable()).await;
+    assert!(early.is_err(), "there are three");
+    // The first stays open, and gives way because it is silent.
+    drop(first_pieces);
+    until(&mut first, END).await;
+    until(&mut third, END).await;
+    closed(&mut first).await;
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_answers_end_and_closes_the_rest() {
+    let bounds = Bounds {
+        connections: 8,
+        silent: 8,
+        head: LONG,
+    };
+    let mut server = Server::start(bounds).await;
+    let mut never = server.connect().await;
+    let mut kept = server.connect().await;
+    ask(&mut kept).await;
+    let (mut streaming, pieces) = ask_for(&server, "one").await;
+    server.stop.send(()).unwrap();
+    closed(&mut never).await;
+    closed(&mut kept).await;
+    assert!(TcpStream::connect(&server.address).await.is_err());
+    assert!(!server.task.is_finished());
+    pieces.send(Bytes::from("two")).await.unwrap();
+    until(&mut streaming, "two").await;
+    drop(pieces);
+    until(&mut streaming, END).await;
+    timeout(PATIENCE, &mut server.task).await.unwrap().unwrap();
+}
