@@ -1,6 +1,8 @@
 //! Handoffs between processes, and the loss of each of them.
 
 use std::net::SocketAddr;
+#[cfg(unix)]
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -128,6 +130,55 @@ async fn a_prefill_node_lost_in_the_middle_of_a_handoff_costs_no_answer() {
         return;
     }
     panic!("no handoff was caught in the middle in {ATTEMPTS} attempts");
+}
+
+/// How long a process is stopped: longer than it is silent by itself, shorter than the limits.
+#[cfg(unix)]
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Stops a process in the middle of a handoff and lets it go on after a while. Nothing is computed
+/// twice, and the tokens are those of a local answer.
+#[cfg(unix)]
+async fn paused(process: fn(&Cluster) -> &Daemon) {
+    let model = Architecture::Llama;
+    let body = |route| chat(model.name(), &text(6_000), 16, route);
+    for _ in 0..ATTEMPTS {
+        let cluster = Cluster::start(&[model], 1);
+        let (coordinator, decode) = (cluster.address(), cluster.decodes[0].address);
+        let asking = tokio::spawn({
+            let body = body("remote");
+            async move { ask(coordinator, &body).await }
+        });
+        in_the_middle(decode, Phase::Receiving).await;
+        process(&cluster).signal("STOP");
+        tokio::time::sleep(PAUSE).await;
+        process(&cluster).signal("CONT");
+        let answer = asking.await.expect("an answer");
+        let first_token = answer["tandem"]["phases_ms"]["first_token"].as_f64();
+        if first_token.expect("a time") < PAUSE.as_secs_f64() * 1e3 {
+            // The handoff was faster than the signal; another attempt.
+            continue;
+        }
+        assert_eq!(answer["tandem"]["mode"], "remote", "{answer}");
+        assert_eq!(answer["tandem"]["reconnects"], 0, "{answer}");
+        let local = ask(coordinator, &body("local")).await;
+        assert_eq!(local["tandem"]["mode"], "local", "{local}");
+        assert_eq!(tokens(&answer), tokens(&local));
+        return;
+    }
+    panic!("no handoff was caught in the middle in {ATTEMPTS} attempts");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_decode_process_that_is_stopped_for_five_seconds_is_waited_for() {
+    paused(|cluster| &cluster.decodes[0]).await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_prefill_process_that_is_stopped_for_five_seconds_is_waited_for() {
+    paused(|cluster| &cluster.prefill).await;
 }
 
 /// The number of tokens that, by the timeline's notes, the decode node prefilled itself.
