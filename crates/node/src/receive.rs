@@ -356,8 +356,11 @@ impl Pump {
                 Ok(()) if self.done() => return Ok(()),
                 Ok(()) => {}
                 Err(Fault::Over(reason)) => {
+                    let result = Err(reason);
+                    // The sender need not wait for the engine to hear it.
+                    self.leave(&result).await;
                     self.settle().await;
-                    return Err(reason);
+                    return result;
                 }
                 Err(Fault::Broken(reason)) => self.break_off(reason).await?,
             }

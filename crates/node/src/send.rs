@@ -29,7 +29,9 @@ pub use choice::{Choice, Measured};
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
 use crate::job::{Command, Computed};
-use crate::limits::{BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE};
+use crate::limits::{
+    BLOCKS_PER_STREAM, EVENT_STALL, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE,
+};
 use crate::model::Model;
 use crate::wire::{Activity, WireError, read_header, read_payload, write_parts};
 use stream::{Order, Writer, Written};
@@ -167,8 +169,8 @@ pub async fn send_kv(
         }
     };
     let is_done = matches!(last, PrefillEvent::Done { .. });
-    // The coordinator may have gone; then nobody needs the event.
-    let _ = events.send(last).await;
+    // The coordinator may have gone, or take nothing any more; then nobody needs the event.
+    let _ = timeout(EVENT_STALL, events.send(last)).await;
     is_done
 }
 

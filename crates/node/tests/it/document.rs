@@ -91,6 +91,7 @@ fn every_limit_has_its_value() {
         ("beat", seconds(own.beat)),
         ("stop", seconds(own.stop)),
         ("GOODBYE", seconds(limits::GOODBYE)),
+        ("BODY", seconds(limits::BODY)),
         ("IDLE_TICK", seconds(limits::IDLE_TICK)),
         ("EVENT_STALL", seconds(limits::EVENT_STALL)),
         ("RECONNECT_PAUSE", seconds(limits::RECONNECT_PAUSE)),
