@@ -1,10 +1,13 @@
-//! Medians, and the machine that figures are of.
+//! Medians, the machine that figures are of, and how they are told.
+
+use std::process::ExitCode;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 
 use crate::node::cores;
+use crate::{output, shutdown};
 
 /// What was measured on.
 #[derive(Debug, Clone, Serialize)]
@@ -45,6 +48,28 @@ fn cpu() -> Option<String> {
 #[cfg(not(target_os = "linux"))]
 const fn cpu() -> Option<String> {
     None
+}
+
+/// Measures until it is done or told to stop, and prints the figures: as one JSON object, or as `shown`
+/// writes them. Other processes that measure end with what they read from this one.
+///
+/// # Errors
+/// If the measurement fails.
+pub async fn told<F: Serialize>(
+    measuring: impl Future<Output = anyhow::Result<F>>,
+    json: bool,
+    shown: impl FnOnce(&F) -> String,
+) -> anyhow::Result<ExitCode> {
+    let figures = tokio::select! {
+        figures = measuring => figures?,
+        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
+    };
+    if json {
+        output::print(&serde_json::to_string(&figures)?)?;
+    } else {
+        output::print(&shown(&figures))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The middle one; of an even number the mean of both. 0 if there are none.

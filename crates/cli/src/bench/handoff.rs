@@ -32,11 +32,10 @@ use tokio::sync::mpsc;
 use super::ask::{MODEL, greedy};
 use super::control::Control;
 use super::engine::{CHUNK, contract, logits};
-use super::figures::{Machine, gigabytes, median, right, table};
+use super::figures::{Machine, gigabytes, median, right, table, told};
 use super::receiver::{Ask, Ready, Told};
 use super::usage::{Memory, cpu_seconds};
 use super::{copy, rows};
-use crate::{output, shutdown};
 
 /// Of the rows.
 const SEED: u64 = 1;
@@ -126,17 +125,7 @@ struct Runs {
 /// # Errors
 /// If a process or a handoff fails, or what was applied is not what was sent.
 pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let figures = tokio::select! {
-        figures = measure(&arguments) => figures?,
-        // The other process ends with its standard input.
-        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
-    };
-    if arguments.json {
-        output::print(&serde_json::to_string(&figures)?)?;
-    } else {
-        output::print(&shown(&figures))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    told(measure(&arguments), arguments.json, shown).await
 }
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {

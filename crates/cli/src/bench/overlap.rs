@@ -16,10 +16,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::ask::Pair;
-use super::figures::{Machine, right, table};
+use super::figures::{Machine, right, table, told};
 use super::link::Link;
 use super::nodes::{CONTEXT, Cluster, Nodes, Place, program};
-use crate::{output, shutdown};
 use driver::Case;
 use namespaces::Namespaces;
 use relay::Relay;
@@ -85,16 +84,7 @@ struct OnLink {
 /// # Errors
 /// If a node or a request fails.
 pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let figures = tokio::select! {
-        figures = measure(&arguments) => figures?,
-        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
-    };
-    if arguments.json {
-        output::print(&serde_json::to_string(&figures)?)?;
-    } else {
-        output::print(&shown(&figures))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    told(measure(&arguments), arguments.json, shown).await
 }
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {

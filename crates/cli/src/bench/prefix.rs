@@ -9,9 +9,8 @@ use serde::Serialize;
 use tandem_proto::{CodecChoice, HandoffTerms, Reuse};
 
 use super::ask::{Pair, Prompts};
-use super::figures::{Machine, median, right, table};
+use super::figures::{Machine, median, right, table, told};
 use super::nodes::{Cluster, Nodes, Place};
-use crate::{output, shutdown};
 
 /// Tokens that all submissions begin with.
 const SHARED_TOKENS: u32 = 2000;
@@ -72,16 +71,7 @@ impl Run {
 /// # Errors
 /// If a node or a request fails.
 pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let figures = tokio::select! {
-        figures = measure(&arguments) => figures?,
-        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
-    };
-    if arguments.json {
-        output::print(&serde_json::to_string(&figures)?)?;
-    } else {
-        output::print(&shown(&figures))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    told(measure(&arguments), arguments.json, shown).await
 }
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {

@@ -10,7 +10,7 @@ use tandem_kv::frame::Kind;
 use tandem_node::limits::MAX_RECONNECTS;
 use tandem_proto::{ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Calls, Deal, Setup, TestNode, limits, prompt};
+use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, limits, prompt};
 use super::proxy::{Fault, Proxy};
 
 /// Two nodes with a relay between them, and a request of some chunks.
@@ -55,12 +55,22 @@ impl Rig {
 
     /// Kinds and places of the frames of an undisturbed handoff.
     async fn record(&self) -> [Vec<(Kind, std::ops::Range<u64>)>; 2] {
-        self.proxy.next(&[]);
-        let outcome = self.deal.run(&self.prefill, &self.decode).await;
-        outcome.whole(&self.expected, "undisturbed");
+        self.run(&[]).await.whole(&self.expected, "undisturbed");
         self.computed.take();
         self.applied.take();
         self.proxy.frames(0)
+    }
+
+    /// A handoff whose connections have these faults.
+    async fn run(&self, faults: &[Fault]) -> Outcome {
+        self.proxy.next(faults);
+        self.deal.run(&self.prefill, &self.decode).await
+    }
+
+    /// Nothing is left over on either node.
+    async fn clean(&self) {
+        self.decode.clean().await;
+        self.prefill.clean().await;
     }
 
     fn kv_end(&self) -> u32 {
@@ -110,8 +120,7 @@ async fn cut_at_every_frame_and_inside_each() {
         let commit = sent.iter().position(|(k, _)| *k == Kind::Commit).unwrap();
         for at in places(&sent[1..=commit]) {
             let what = format!("cut after {at} of {:?}", sent.last());
-            rig.proxy.next(&[Fault::Cut(at)]);
-            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            let outcome = rig.run(&[Fault::Cut(at)]).await;
             outcome.whole(&rig.expected, &what);
             // With the whole commit the handoff may have been complete before the cut was noticed.
             let reconnects = outcome.answer.summary.reconnects;
@@ -121,8 +130,7 @@ async fn cut_at_every_frame_and_inside_each() {
             assert!(outcome.answer.parity.expect(&what).holds, "{what}");
             rig.once(&what);
         }
-        rig.decode.clean().await;
-        rig.prefill.clean().await;
+        rig.clean().await;
     }
 }
 
@@ -135,14 +143,12 @@ async fn cut_at_every_answer_of_the_receiver() {
         assert_eq!(answers.last().unwrap().0, Kind::Committed);
         for at in places(&answers[1..]) {
             let what = format!("cut after {at} bytes of answers");
-            rig.proxy.next(&[Fault::CutReply(at)]);
-            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            let outcome = rig.run(&[Fault::CutReply(at)]).await;
             outcome.whole(&rig.expected, &what);
             rig.once(&what);
             assert!(outcome.done().3 <= 1, "{what}");
         }
-        rig.decode.clean().await;
-        rig.prefill.clean().await;
+        rig.clean().await;
     }
 }
 
@@ -171,19 +177,16 @@ async fn many_cuts_in_a_row_and_too_many() {
     let [sent, _] = rig.record().await;
     let (_, first) = &sent[1];
     let cut = Fault::Cut(first.start + 10);
-    rig.proxy.next(&[cut; 6]);
-    let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+    let outcome = rig.run(&[cut; 6]).await;
     outcome.whole(&rig.expected, "six cuts");
     assert_eq!(outcome.answer.summary.reconnects, 6);
     rig.once("six cuts");
     // A connection that never gets anywhere is given up.
-    rig.proxy.next(&[cut; MAX_RECONNECTS as usize + 8]);
-    let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+    let outcome = rig.run(&[cut; MAX_RECONNECTS as usize + 8]).await;
     outcome.made_good(&rig.expected, "too many cuts");
     assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
     assert_eq!(rig.proxy.connections(), MAX_RECONNECTS as usize + 1);
-    rig.decode.clean().await;
-    rig.prefill.clean().await;
+    rig.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -313,8 +316,7 @@ async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
         // all frames are flipped in the tests of the state machines.
         for at in (hello..commit.1.end).step_by(241) {
             let what = format!("bit flipped in byte {at}");
-            rig.proxy.next(&[Fault::Flip(at)]);
-            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            let outcome = rig.run(&[Fault::Flip(at)]).await;
             outcome.whole(&rig.expected, &what);
             assert_eq!(outcome.answer.summary.reconnects, 1, "{what}");
             rig.once(&what);
@@ -322,8 +324,7 @@ async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
         let committed = answers.last().unwrap().1.end;
         for at in (accept..committed).step_by(37) {
             let what = format!("bit flipped in byte {at} of the answers");
-            rig.proxy.next(&[Fault::FlipReply(at)]);
-            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            let outcome = rig.run(&[Fault::FlipReply(at)]).await;
             outcome.whole(&rig.expected, &what);
             assert_eq!(outcome.done().3, 1, "{what}");
             rig.once(&what);
@@ -331,12 +332,10 @@ async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
         // Before the handoff has begun there is nothing to go on with.
         for fault in [Fault::Flip(70), Fault::Flip(3), Fault::FlipReply(80)] {
             let what = format!("{fault:?}");
-            rig.proxy.next(&[fault]);
-            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            let outcome = rig.run(&[fault]).await;
             outcome.made_good(&rig.expected, &what);
         }
-        rig.decode.clean().await;
-        rig.prefill.clean().await;
+        rig.clean().await;
     }
 }
 
@@ -348,14 +347,12 @@ async fn repeated_and_reordered_segments_are_refused_and_made_good() {
         for frame in 1..sent.len() - 2 {
             for fault in [Fault::Repeat(frame), Fault::Swap(frame)] {
                 let what = format!("{fault:?}");
-                rig.proxy.next(&[fault]);
-                let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+                let outcome = rig.run(&[fault]).await;
                 let reason = outcome.made_good(&rig.expected, &what);
                 assert!(reason.contains("sequence"), "{what}: {reason}");
             }
         }
-        rig.decode.clean().await;
-        rig.prefill.clean().await;
+        rig.clean().await;
     }
 }
 
@@ -372,8 +369,7 @@ async fn a_cut_before_the_answer_to_the_hello_ends_the_handoff() {
         Fault::CutReply(accept - 1),
     ] {
         let what = format!("{fault:?}");
-        rig.proxy.next(&[fault]);
-        let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+        let outcome = rig.run(&[fault]).await;
         outcome.made_good(&rig.expected, &what);
         assert!(matches!(outcome.end, PrefillEvent::Failed(_)), "{what}");
         assert_eq!(rig.proxy.connections(), 1, "{what}");
@@ -388,8 +384,7 @@ async fn a_cut_in_the_receipt_costs_the_comparison_at_most() {
     let (kind, receipt) = sent.last().unwrap();
     assert_eq!(*kind, Kind::Receipt);
     for at in [receipt.start + 1, receipt.end - 1] {
-        rig.proxy.next(&[Fault::Cut(at)]);
-        let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+        let outcome = rig.run(&[Fault::Cut(at)]).await;
         outcome.whole(&rig.expected, "cut in the receipt");
         assert!(outcome.answer.parity.is_none_or(|p| p.holds));
         rig.once("cut in the receipt");
@@ -437,8 +432,7 @@ async fn cut_in_the_answer_to_the_hello_that_goes_on() {
             .take(MAX_RECONNECTS as usize)
             .collect();
         run(&often, "as often as possible").await;
-        rig.decode.clean().await;
-        rig.prefill.clean().await;
+        rig.clean().await;
     }
 }
 
@@ -453,8 +447,7 @@ async fn a_confirmation_that_is_lost_is_given_again() {
         let mut second = Vec::new();
         for at in committed.clone() {
             let what = format!("cut after {at} bytes of answers");
-            rig.proxy.next(&[Fault::CutReply(at)]);
-            let outcome = rig.deal.run(&rig.prefill, &rig.decode).await;
+            let outcome = rig.run(&[Fault::CutReply(at)]).await;
             outcome.whole(&rig.expected, &what);
             assert_eq!(outcome.done().3, 1, "{what}");
             rig.once(&what);
@@ -478,8 +471,7 @@ async fn a_confirmation_that_is_lost_is_given_again() {
         rig.once("cuts in a row");
         // It is not held for ever, and holds up nobody meanwhile.
         rig.decode.until("received", |s| s.receiving == 0).await;
-        rig.decode.clean().await;
-        rig.prefill.clean().await;
+        rig.clean().await;
     }
 }
 
