@@ -3,7 +3,6 @@
 //! This crate is pure: no sockets, no clocks, no randomness, no engine. It holds
 //!
 //! - [`contract`]: everything that must be equal on both ends of a handoff;
-//! - [`page`]: names of KV pages, a keyed hash chain;
 //! - [`plane`]: neutral KV rows, `[token][kv_head][dim]`, little-endian f16;
 //! - [`digest`]: the one way token sequences are hashed;
 //! - [`page`]: the identity of 64 tokens of KV, and of all before them;
@@ -12,6 +11,7 @@
 //! - [`frame`]: the 64-byte header, checksums, and the limits every length is checked against;
 //! - [`message`]: the payloads of the control frames (hello, accept, refuse, commit, ...);
 //! - [`segment`]: blocks cut and encoded for the wire;
+//! - [`permit`]: who may open a connection: tickets, sessions, stream secrets;
 //! - [`sender`] and [`receiver`]: the two ends of a handoff as state machines without I/O;
 //! - [`receipt`]: whether both ends compute the same from the same KV.
 //!
@@ -25,6 +25,7 @@ pub mod frame;
 pub mod limits;
 pub mod message;
 pub mod page;
+pub mod permit;
 pub mod plane;
 pub mod receipt;
 pub mod receiver;

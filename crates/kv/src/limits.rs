@@ -30,6 +30,9 @@ pub const CREDIT_BYTES: u64 = 32 << 20;
 pub const MAX_BLOCKS_IN_FLIGHT: usize = 256;
 /// Connections of one handoff.
 pub const MAX_STREAMS: u32 = 8;
+/// Sessions with which one handoff may go on: the one that the sender has named, and those of answers
+/// that it may not have heard.
+pub const MAX_SESSIONS: usize = 3;
 /// Tokens after the prompt that a handoff may name (a conversation's answer that is handed back).
 pub const MAX_CONTINUATION: usize = 1 << 16;
 /// Likeliest tokens that a receipt names.

@@ -17,6 +17,7 @@ mod it {
     mod hostile_segments;
     mod link;
     mod pages;
+    mod permit;
     mod receipt;
     mod resume;
     mod round_trip;

@@ -75,6 +75,7 @@ fn every_limit_has_its_value() {
         ("CREDIT_BYTES", limits::CREDIT_BYTES),
         ("MAX_BLOCKS_IN_FLIGHT", limits::MAX_BLOCKS_IN_FLIGHT as u64),
         ("MAX_STREAMS", limits::MAX_STREAMS.into()),
+        ("MAX_SESSIONS", limits::MAX_SESSIONS as u64),
         ("MAX_CONTINUATION", limits::MAX_CONTINUATION as u64),
         ("RECEIPT_TOKENS", limits::RECEIPT_TOKENS as u64),
         ("MAX_DIFFERENCES", limits::MAX_DIFFERENCES as u64),

@@ -4,16 +4,19 @@
 //! connections and go on over new ones.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
-use tandem_kv::message::{Hello, Join, parse};
+use tandem_kv::limits::MAX_SESSIONS;
+use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, control_frame, parse};
+use tandem_kv::permit::{Sessions, Tickets};
 use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::Cutter;
 use tandem_kv::sender::{Outbound, Outgoing, Sender, SenderState};
 use tandem_kv::{Contract, KvBlock, Section};
 
-use super::driver::{TICKET, expectation, have_page, offer, receipt};
+use super::driver::{HANDOFF, TICKET, expectation, have_page, offer, receipt};
 
 /// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +64,8 @@ pub struct Case {
     /// Codecs of the blocks, in turn.
     pub codecs: Vec<Codec>,
     pub faults: Vec<Fault>,
+    /// Which end gives up, and when so many things have happened: the sender forward.
+    pub cancel: Option<(Way, usize)>,
     /// Order of everything that has no order of its own.
     pub seed: u64,
 }
@@ -79,6 +84,7 @@ impl std::fmt::Debug for Case {
             .field("credit_bytes", &self.credit_bytes)
             .field("codecs", &self.codecs)
             .field("faults", &self.faults)
+            .field("cancel", &self.cancel)
             .field("seed", &self.seed)
             .finish()
     }
@@ -90,7 +96,9 @@ pub enum End {
     Committed,
     /// The link broke before the sender had read the first accept: nothing was sent.
     NotStarted,
-    /// An end has refused what the other one sent.
+    /// An end has given up, and the other one has not heard of it.
+    Cancelled,
+    /// An end has refused what the other one sent, or was told that the other one gives up.
     Refused(String),
 }
 
@@ -110,6 +118,8 @@ pub struct Report {
     pub most_staged: u64,
     /// Frames of connections of the past that the receiver was given after it had gone on.
     pub stale_frames: usize,
+    /// How many things happened.
+    pub actions: usize,
 }
 
 struct SplitMix(u64);
@@ -230,6 +240,7 @@ pub fn hand_over(case: &Case) -> Report {
         resumed: world.resumed,
         most_staged: world.most_staged,
         stale_frames: world.stale_frames,
+        actions: world.actions,
     }
 }
 
@@ -243,7 +254,11 @@ struct World<'a> {
     sender: Sender,
     encoder: Encoder,
     decoder: Decoder,
+    tickets: Tickets<&'static str, Expectation>,
+    sessions: Sessions,
     receiver: Option<Receiver>,
+    /// False once the receiver has given up.
+    receiver_up: bool,
     expected: Expectation,
     applied: Vec<KvBlock>,
     given: VecDeque<KvBlock>,
@@ -253,13 +268,21 @@ struct World<'a> {
     most_staged: u64,
     stale_frames: usize,
     refused: Option<String>,
+    actions: usize,
 }
+
+/// Who may use the ticket.
+const PEER: &str = "prefill node";
+const EXPIRES: Duration = Duration::from_secs(20);
 
 const ACTIONS: usize = 11;
 
 impl<'a> World<'a> {
     fn new(case: &'a Case) -> Self {
         let (sender, hello) = Sender::new(offer(&case.contract, case.kv_end)).unwrap();
+        let expected = expectation(&case.contract, case.kv_end);
+        let mut tickets = Tickets::default();
+        tickets.issue(TICKET.into(), HANDOFF, PEER, EXPIRES, expected.clone());
         let mut world = Self {
             case,
             random: SplitMix(case.seed),
@@ -269,8 +292,11 @@ impl<'a> World<'a> {
             sender,
             encoder: Encoder::new().unwrap(),
             decoder: Decoder::new().unwrap(),
+            tickets,
+            sessions: Sessions::default(),
             receiver: None,
-            expected: expectation(&case.contract, case.kv_end),
+            receiver_up: true,
+            expected,
             applied: Vec::new(),
             given: VecDeque::new(),
             receipt_sent: false,
@@ -279,6 +305,7 @@ impl<'a> World<'a> {
             most_staged: 0,
             stale_frames: 0,
             refused: None,
+            actions: 0,
         };
         let outbound = world.sender.outbound();
         world.connect(0, outbound, &hello);
@@ -311,10 +338,19 @@ impl<'a> World<'a> {
     }
 
     fn run(&mut self) -> End {
+        let mut cancelled = false;
         loop {
+            if let Some((end, at)) = self.case.cancel
+                && at == self.actions
+                && !cancelled
+            {
+                cancelled = true;
+                self.cancel(end);
+            }
             // Everything that can happen, from a random place on: the first that does.
             let first = self.random.below(ACTIONS);
             let happened = (0..ACTIONS).any(|i| self.act((first + i) % ACTIONS));
+            self.actions += usize::from(happened);
             if let Some(receiver) = &self.receiver {
                 self.most_staged = self.most_staged.max(receiver.staged_bytes());
             }
@@ -325,6 +361,9 @@ impl<'a> World<'a> {
             if self.sender.state() == SenderState::Committed && confirmed {
                 return End::Committed;
             }
+            if !happened && cancelled {
+                return End::Cancelled;
+            }
             if !happened && self.sender_up {
                 // Bytes that are lost without an end leave silence, for which a pump has a limit.
                 let loses = |f: &Fault| matches!(f.harm, Harm::Lose(_));
@@ -333,6 +372,31 @@ impl<'a> World<'a> {
                 self.sender_down();
             } else if !happened {
                 return End::NotStarted;
+            }
+        }
+    }
+
+    /// One end gives up: it tells the other one if it can, and does nothing more.
+    fn cancel(&mut self, end: Way) {
+        if end == Way::Backward {
+            self.tickets.revoke(TICKET);
+            self.sessions = Sessions::default();
+            self.receiver_up = false;
+            self.given.clear();
+            return self.say(|receiver| Some(receiver.abort("cancelled")));
+        }
+        let frame = self.sender.abort("cancelled");
+        assert_eq!(self.sender.state(), SenderState::Failed);
+        let was_up = std::mem::take(&mut self.sender_up);
+        let generation = self.generation;
+        for c in self
+            .connections
+            .iter_mut()
+            .filter(|c| c.generation == generation)
+        {
+            c.job = None;
+            if was_up && c.stream == 0 && !c.forward.ended {
+                c.forward.under_way.extend(&frame);
             }
         }
     }
@@ -564,7 +628,12 @@ impl<'a> World<'a> {
     }
 
     fn receiver_reads(&mut self) -> bool {
+        let up = self.receiver_up;
         let Some(i) = self.pick(|c| {
+            // Who has given up only says so to those who come.
+            if !up && c.inbound.is_some() {
+                return false;
+            }
             let enough = match &c.forward_header {
                 Some(header) => c.forward.unread().len() >= header.payload_len as usize,
                 None => c.forward.unread().len() >= HEADER_BYTES,
@@ -621,15 +690,17 @@ impl<'a> World<'a> {
             }
             Kind::Join => {
                 let join: Join = parse(Kind::Join, payload).unwrap();
-                let generation = self.connections[i].generation;
+                if !self.sessions.is_stream(&join.stream) {
+                    return Read::Broken;
+                }
                 let Some(receiver) = &mut self.receiver else {
                     return Read::Broken;
                 };
-                if join.stream != stream_secret(generation) {
-                    return Read::Broken;
-                }
                 match receiver.join(self.case.streams) {
-                    Ok(inbound) => (Vec::new(), inbound),
+                    Ok(inbound) => {
+                        self.heard();
+                        (Vec::new(), Some(inbound))
+                    }
                     Err(e) => {
                         // A connection that joins after the last block has come is of no use.
                         assert_eq!(e, ReceiverError::Over);
@@ -641,33 +712,58 @@ impl<'a> World<'a> {
         };
         let c = &mut self.connections[i];
         c.forward.read += length;
-        c.inbound = Some(inbound);
+        c.inbound = inbound;
         if !c.backward.ended {
             c.backward.under_way.extend(answer);
         }
         Read::Progress
     }
 
-    fn receiver_hello(&mut self, i: usize, hello: &Hello) -> (Vec<u8>, Inbound) {
-        let kv_end = Receiver::check_hello(hello, &self.expected).unwrap();
+    fn receiver_hello(&mut self, i: usize, hello: &Hello) -> (Vec<u8>, Option<Inbound>) {
         let generation = self.connections[i].generation;
+        let said = self.sessions.is_session(&hello.ticket);
+        let (other, now) = (HANDOFF + 1, Duration::ZERO);
+        let mut take = |handoff, now| self.tickets.take(&hello.ticket, handoff, &PEER, now);
+        assert!(take(other, now).is_none() && take(HANDOFF, EXPIRES).is_none());
+        let first = take(HANDOFF, now);
+        if !said && first.is_none() {
+            // An honest sender names nothing else.
+            assert!(!self.receiver_up, "{}", hello.ticket);
+            let refuse = Refuse {
+                code: RefusalCode::Ticket,
+                message: "cancelled".into(),
+                differences: Vec::new(),
+            };
+            let frame = control_frame(Kind::Refuse, HANDOFF, 0, &refuse).unwrap();
+            return (frame, None);
+        }
+        let kv_end = Receiver::check_hello(hello, &self.expected).unwrap();
         let case = self.case;
+        let (session, stream) = (
+            format!("session {generation}"),
+            format!("stream {generation}"),
+        );
+        let said = said.then_some(hello.ticket.as_str());
+        for old in self.sessions.renew(said, session.clone(), stream.clone()) {
+            assert!(!self.sessions.is_session(&old) && !self.sessions.is_stream(&old));
+        }
+        assert!(said.is_none_or(|said| self.sessions.is_session(said)));
+        assert!(self.sessions.all().count() <= MAX_SESSIONS + 1);
         let terms = |have| Terms {
-            session: format!("session {generation}"),
-            stream: stream_secret(generation),
+            session: session.clone(),
+            stream: stream.clone(),
             streams: case.streams,
             credit_bytes: case.credit_bytes,
             have_page: have_page(&case.contract, case.kv_end, have),
         };
-        let Some(mut receiver) = self.receiver.take() else {
-            assert_eq!(hello.ticket, TICKET);
+        if let Some(expected) = first {
             let (receiver, accept) =
-                Receiver::accept(&self.expected, kv_end, case.have, &terms(case.have)).unwrap();
+                Receiver::accept(&expected, kv_end, case.have, &terms(case.have)).unwrap();
             let main = receiver.main();
             self.receiver = Some(receiver);
-            return (accept, main);
-        };
-        assert!(hello.ticket.starts_with("session "), "{}", hello.ticket);
+            return (accept, Some(main));
+        }
+        let mut receiver = self.receiver.take().unwrap();
         // Everything whole is applied first; the acknowledgements are lost.
         while let Some(arrived) = receiver.next_block() {
             self.given.push_back(arrived.block);
@@ -681,7 +777,7 @@ impl<'a> World<'a> {
         let main = receiver.main();
         self.receiver = Some(receiver);
         self.feed_stale(generation);
-        (accept, main)
+        (accept, Some(main))
     }
 
     /// What the connections of the past still hold is refused, and does no harm.
@@ -735,6 +831,9 @@ impl<'a> World<'a> {
         let result = inbound.frame(receiver, &mut self.decoder, &header, payload);
         c.forward.read += payload.len();
         c.forward_header = None;
+        if result.is_ok() {
+            self.heard();
+        }
         match result {
             Ok(Step::Receipt(got)) => assert_eq!(got, receipt()),
             Ok(Step::Wait | Step::Block | Step::Commit) => {}
@@ -745,7 +844,18 @@ impl<'a> World<'a> {
         Read::Progress
     }
 
+    /// The sender has shown that it has read the last accept: nothing before it is good any more.
+    fn heard(&mut self) {
+        for old in self.sessions.heard() {
+            assert!(!self.sessions.is_session(&old));
+        }
+        assert_eq!(self.sessions.all().count(), 2);
+    }
+
     fn receiver_gives_out(&mut self) -> bool {
+        if !self.receiver_up {
+            return false;
+        }
         let Some(receiver) = &mut self.receiver else {
             return false;
         };
@@ -787,10 +897,6 @@ impl<'a> World<'a> {
             main.backward.under_way.extend(frame);
         }
     }
-}
-
-fn stream_secret(generation: usize) -> String {
-    format!("stream {generation}")
 }
 
 const fn ended(ended: bool) -> Read {

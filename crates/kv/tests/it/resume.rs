@@ -26,6 +26,7 @@ fn case(contract: &Contract, kv_end: u32, chunks: &[u32], streams: u32) -> Case 
         credit_bytes: credit_of(&blocks, 3),
         codecs: vec![Codec::Raw, Codec::Plane],
         faults: Vec::new(),
+        cancel: None,
         seed: 1,
         blocks,
     }
@@ -137,7 +138,7 @@ fn harm_at_every_byte() {
                     match report.end {
                         End::Committed => resumed += 1,
                         End::NotStarted => not_started += 1,
-                        End::Refused(reason) => panic!("{:?}: {reason}", case.faults),
+                        other => panic!("{:?}: {other:?}", case.faults),
                     }
                 }
             }
@@ -147,6 +148,55 @@ fn harm_at_every_byte() {
         resumed > 10_000 && not_started > 1000,
         "{resumed} {not_started}"
     );
+}
+
+/// Either end gives up, after everything that can happen before the end: the other one hears of it or
+/// comes too late, and nothing is applied that was not sent.
+#[test]
+fn either_end_gives_up_at_any_time() {
+    let (mut heard, mut unheard) = ([0, 0], 0);
+    for (streams, seed) in [(1, 3), (2, 5), (3, 6)] {
+        let sound = Case {
+            seed,
+            ..small(streams)
+        };
+        let cut = Fault {
+            generation: 0,
+            stream: 0,
+            way: Way::Forward,
+            at: hello_length(&sound) + 300,
+            harm: Harm::Cut,
+        };
+        for faults in [vec![], vec![cut]] {
+            let case = Case {
+                faults,
+                ..sound.clone()
+            };
+            for at in 0..committed(&case).actions {
+                for (i, end) in [Way::Forward, Way::Backward].into_iter().enumerate() {
+                    let report = hand_over(&Case {
+                        cancel: Some((end, at)),
+                        ..case.clone()
+                    });
+                    check(&case, &report);
+                    match report.end {
+                        End::Refused(reason) => {
+                            assert!(reason.ends_with(": cancelled"), "{reason}");
+                            heard[i] += 1;
+                        }
+                        // A sender that has gone may leave a receiver without a word, for which that
+                        // has a limit; a sender is never left so.
+                        End::Cancelled if end == Way::Forward => unheard += 1,
+                        // It had confirmed before.
+                        End::Committed if end == Way::Backward => {}
+                        other => panic!("{other:?} though {end:?} gave up after {at}"),
+                    }
+                }
+            }
+        }
+    }
+    assert!(heard[0] > 100 && heard[1] > 100, "{heard:?}");
+    assert!(unheard < heard[0] / 4, "{unheard} of {heard:?}");
 }
 
 /// Only what comes before the first accept has been read keeps a handoff from starting.
