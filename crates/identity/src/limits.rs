@@ -14,8 +14,8 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// the 1024 files that a process may usually have open.
 pub const MAX_SILENT: usize = 256;
 
-/// Bytes that a TLS connection encrypts before the socket takes them.
-pub const MAX_UNSENT_BYTES: usize = 256 << 10;
+/// Bytes that a TLS connection encrypts before the socket takes them: they go with one write.
+pub const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Bytes that are read from the socket of a TLS connection at once, and the longest message of a
 /// handshake.
 pub const READ_BUFFER: usize = 256 << 10;

@@ -118,7 +118,8 @@ impl Tls {
                 end: 0,
             },
             outgoing: Outgoing {
-                bytes: vec![0; MAX_UNSENT_BYTES],
+                // It grows with what is written; most connections carry little.
+                bytes: Vec::new(),
                 start: 0,
                 end: 0,
             },

@@ -242,6 +242,11 @@ impl Adaptive {
         }
     }
 
+    /// Makes the next evaluation the first one: what it was based on until now was a guess.
+    pub const fn start_over(&mut self) {
+        self.since = None;
+    }
+
     /// True if [`Adaptive::review`] would evaluate now, so that the caller need not measure before.
     #[must_use]
     pub const fn is_due(&self) -> bool {

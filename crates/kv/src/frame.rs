@@ -321,19 +321,16 @@ impl Header {
     /// # Errors
     /// [`FrameError::PayloadChecksum`] if it is damaged or has another length.
     pub fn check_payload(&self, payload: &[u8]) -> Result<(), FrameError> {
-        self.check_parts([payload])
+        self.check_sum(&Checksum::of([payload]))
     }
 
-    /// Like [`Self::check_payload`], for a payload that lies in several places.
+    /// Like [`Self::check_payload`], for a payload that was summed while it was read.
     ///
     /// # Errors
     /// [`FrameError::PayloadChecksum`] if it is damaged or has another length.
-    pub fn check_parts<'a>(
-        &self,
-        parts: impl IntoIterator<Item = &'a [u8]>,
-    ) -> Result<(), FrameError> {
-        let (length, checksum) = checksum_of(parts);
-        if length != u64::from(self.payload_len) || checksum != self.payload_checksum {
+    pub fn check_sum(&self, sum: &Checksum) -> Result<(), FrameError> {
+        let length = u64::from(self.payload_len);
+        if sum.length != length || sum.xxh3() != self.payload_checksum {
             return Err(FrameError::PayloadChecksum);
         }
         Ok(())
@@ -342,9 +339,9 @@ impl Header {
     /// Sets length and checksum to those of a payload.
     #[must_use]
     pub fn with_parts<'a>(mut self, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let (length, checksum) = checksum_of(parts);
-        self.payload_len = u32::try_from(length).unwrap_or(u32::MAX);
-        self.payload_checksum = checksum;
+        let sum = Checksum::of(parts);
+        self.payload_len = u32::try_from(sum.length).unwrap_or(u32::MAX);
+        self.payload_checksum = sum.xxh3();
         self
     }
 }
@@ -365,15 +362,40 @@ pub fn encode_frame(mut header: Header, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Bytes and XXH3-64 of parts, as if they lay behind each other.
-fn checksum_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> (u64, u64) {
-    let mut hasher = Xxh3Default::new();
-    let mut length = 0;
-    for part in parts {
-        hasher.update(part);
-        length += part.len() as u64;
+/// Length and XXH3-64 of a payload that comes in parts.
+#[derive(Default, Clone)]
+pub struct Checksum {
+    hasher: Xxh3Default,
+    length: u64,
+}
+
+impl Checksum {
+    fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut sum = Self::default();
+        for part in parts {
+            sum.update(part);
+        }
+        sum
     }
-    (length, hasher.digest())
+
+    /// The next part.
+    pub fn update(&mut self, part: &[u8]) {
+        self.hasher.update(part);
+        self.length += part.len() as u64;
+    }
+
+    fn xxh3(&self) -> u64 {
+        self.hasher.digest()
+    }
+}
+
+impl std::fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Checksum")
+            .field("length", &self.length)
+            .field("xxh3", &self.xxh3())
+            .finish()
+    }
 }
 
 fn header_checksum(bytes: &[u8; HEADER_BYTES]) -> u32 {

@@ -12,7 +12,7 @@ use crate::adaptive::Quality;
 use crate::codec::{Codec, CodecError, Decoder, RunSpec};
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
-use crate::frame::{FrameError, Header, Kind, encode_frame};
+use crate::frame::{Checksum, FrameError, Header, Kind, encode_frame};
 use crate::limits::{
     MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_DIFFERENCES,
     MAX_FULL_BLOCK_BYTES, MAX_STAGED_BYTES, MAX_STREAMS, MAX_STRING,
@@ -825,17 +825,15 @@ impl Inbound {
         Some(staged.slices(pending))
     }
 
-    /// The payload of a raw segment has been read into [`Self::rows`]. Needs no [`Receiver`], so that
-    /// other streams do not wait for the checksum.
+    /// The payload of a raw segment has been read into [`Self::rows`], and `sum` is that of its bytes.
     ///
     /// # Errors
     /// A damaged payload.
-    pub fn rows_read(&mut self) -> Result<(), ReceiverError> {
-        let (Some(staged), Some(pending)) = (self.staged.as_mut(), self.pending.as_mut()) else {
+    pub fn rows_read(&mut self, sum: &Checksum) -> Result<(), ReceiverError> {
+        let Some(pending) = self.pending.as_mut().filter(|p| p.codec == Codec::Raw) else {
             return Err(ReceiverError::Over);
         };
-        let slices = staged.slices(pending);
-        pending.header.check_parts(slices.iter().map(|s| &**s))?;
+        pending.header.check_sum(sum)?;
         pending.filled = true;
         Ok(())
     }

@@ -37,7 +37,7 @@ use crate::limits::{
 };
 use crate::model::Model;
 use crate::pages::PageStore;
-use crate::send::{Choice, Route};
+use crate::send::{Choice, Links, Route};
 use crate::tickets::Tickets;
 
 /// Everything that the handlers share.
@@ -67,6 +67,8 @@ pub struct Node {
     pub pages: PageStore,
     /// Permissions to hand an answer back that may be open.
     pub returns: Arc<Semaphore>,
+    /// The links to nodes that KV was sent to.
+    pub links: Arc<Links>,
     /// Requests that generate here, by id.
     pub running: crate::running::Running,
     /// Set when the node shuts down, so that the end of an engine thread is no fault.
@@ -91,6 +93,7 @@ impl Node {
                 Some(codec) => Choice::Fixed(codec),
                 None => Choice::Auto(terms.quality),
             },
+            links: Arc::clone(&self.links),
             overlap: terms.overlap,
         }
     }

@@ -1,14 +1,13 @@
 //! The handoffs that this node is receiving, by the secrets that lead to them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand::Rng;
 use tandem_identity::{PeerId, ReadHalf, WriteHalf};
 use tandem_kv::message::Hello;
+use tandem_kv::permit::Sessions;
 use tokio::sync::mpsc;
-
-use crate::limits::MAX_SESSIONS;
 
 /// A connection that has said hello.
 #[derive(Debug)]
@@ -83,22 +82,21 @@ impl Handoffs {
     }
 }
 
-/// The secrets of one handoff; they are worth nothing once this is dropped.
+/// The secrets of one handoff, and the table by which they are found; they are worth nothing once this
+/// is dropped.
 #[derive(Debug)]
 pub struct Secrets {
     table: Arc<Handoffs>,
     handoff: u64,
     peer: Option<PeerId>,
     arrivals: mpsc::Sender<Arrival>,
-    /// The session of the last accept, behind those that the sender may have in its place.
-    sessions: VecDeque<String>,
-    stream: String,
+    sessions: Sessions,
 }
 
 impl Secrets {
     /// No secrets yet; connections will come through `arrivals`.
     #[must_use]
-    pub const fn new(
+    pub fn new(
         table: Arc<Handoffs>,
         handoff: u64,
         peer: Option<PeerId>,
@@ -109,33 +107,20 @@ impl Secrets {
             handoff,
             peer,
             arrivals,
-            sessions: VecDeque::new(),
-            stream: String::new(),
+            sessions: Sessions::default(),
         }
     }
 
     /// New secrets: for a new connection, and for further streams. `said` is the session that the
-    /// sender has just named. It stays good until [`Self::heard`], because the answer with the new one
-    /// may be lost; those before it are worthless.
+    /// sender has just named; see [`Sessions::renew`].
     pub fn renew(&mut self, said: Option<&str>) -> (String, String) {
+        let (session, stream) = (secret(), secret());
+        let old = self.sessions.renew(said, session.clone(), stream.clone());
         let mut by_secret = self.table.by_secret();
-        by_secret.remove(&self.stream);
-        let known = self.sessions.iter().position(|s| Some(s.as_str()) == said);
-        for old in self.sessions.drain(..known.unwrap_or(0)) {
-            by_secret.remove(&old);
+        for secret in old {
+            by_secret.remove(&secret);
         }
-        while self.sessions.len() >= MAX_SESSIONS {
-            // The first one is what the sender has for certain.
-            if let Some(old) = self.sessions.remove(1) {
-                by_secret.remove(&old);
-            }
-        }
-        let session = secret();
-        self.stream = secret();
-        for (secret, purpose) in [
-            (&session, Purpose::Session),
-            (&self.stream, Purpose::Stream),
-        ] {
+        for (secret, purpose) in [(&session, Purpose::Session), (&stream, Purpose::Stream)] {
             let entry = Entry {
                 purpose,
                 handoff: self.handoff,
@@ -144,22 +129,23 @@ impl Secrets {
             };
             by_secret.insert(secret.clone(), entry);
         }
-        self.sessions.push_back(session.clone());
-        (session, self.stream.clone())
+        (session, stream)
     }
 
-    /// True if this is what a further stream of the last accept names.
+    /// What a connection was found by may be worthless when its turn comes: the handoff has gone on
+    /// without it.
     #[must_use]
-    pub fn is_stream(&self, named: &str) -> bool {
-        self.stream == named
+    pub const fn good(&self) -> &Sessions {
+        &self.sessions
     }
 
     /// The sender has shown that it has the newest secrets: sessions before it are used up.
     pub fn heard(&mut self) {
-        if self.sessions.len() > 1 {
+        let old = self.sessions.heard();
+        if !old.is_empty() {
             let mut by_secret = self.table.by_secret();
-            for old in self.sessions.drain(..self.sessions.len() - 1) {
-                by_secret.remove(&old);
+            for secret in old {
+                by_secret.remove(&secret);
             }
         }
     }
@@ -168,10 +154,9 @@ impl Secrets {
 impl Drop for Secrets {
     fn drop(&mut self) {
         let mut by_secret = self.table.by_secret();
-        for session in &self.sessions {
-            by_secret.remove(session);
+        for secret in self.sessions.all() {
+            by_secret.remove(secret);
         }
-        by_secret.remove(&self.stream);
     }
 }
 

@@ -113,12 +113,21 @@ pub async fn run(
         spare: Mutex::default(),
         confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
+        links: Arc::default(),
         returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
         running: running::Running::default(),
         stopping: AtomicBool::new(false),
         config,
     });
     let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));
+    let expiring = tokio::spawn({
+        let node = Arc::clone(&node);
+        async move {
+            node.tickets
+                .expire(node.config.limits.handoff_silence)
+                .await
+        }
+    });
     let (told, asked) = oneshot::channel();
     let bounds = Bounds {
         connections: limits::MAX_CONNECTIONS,
@@ -137,6 +146,7 @@ pub async fn run(
         fault = engine_fault(&node) => Err(fault),
     };
     receiving.abort();
+    expiring.abort();
     node.stop().await;
     let (pages, limit) = (node.pages.clone(), node.config.limits.stop);
     let written = tokio::task::spawn_blocking(move || pages.flush(limit)).await;

@@ -30,9 +30,6 @@ pub const RETURN_TICKET: Duration = Duration::from_secs(30 * 60);
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
 /// Complete handoffs that can be confirmed again, because the sender may not have heard of it.
 pub const MAX_CONFIRMED: usize = 256;
-/// Sessions with which one handoff may go on: the one that the sender has named, and those of answers
-/// that it may not have heard.
-pub const MAX_SESSIONS: usize = 3;
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`].
 pub const STAGING_UNITS: usize = 4096;
 /// The unit in which memory for KV is given out.
@@ -44,10 +41,17 @@ pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations. A window, which
 /// cannot be divided, may be larger.
 pub const MAX_APPLY_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
+/// Bytes per second below which a link is of no use: what somebody sends a byte at a time would hold a
+/// handoff up without being silent.
+pub const MIN_LINK_RATE: u64 = 64 << 10;
+/// Bytes that are read from a connection before they are summed; a plane that is larger is read at once.
+pub const READ_BYTES: usize = 512 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
-/// Payload bytes that are acknowledged before a codec is chosen: what less tells is latency.
-pub const FIRST_REVIEW_BYTES: u64 = 4 << 20;
+/// Bytes that a link has taken while it was waited for, before its rate is believed.
+pub const BELIEVED_BYTES: u64 = 1 << 20;
+/// Peers whose link is remembered.
+pub const MAX_LINKS: usize = 256;
 /// Segments that are encoded before they are written.
 pub const SEGMENTS_AHEAD: usize = 2;
 /// Broken connections after which a handoff is given up.

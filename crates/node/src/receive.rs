@@ -35,7 +35,7 @@ use crate::limits::{
     STREAMS,
 };
 use crate::tickets::{Permitted, Target};
-use crate::wire::{Activity, WireError, flush, read_header, read_payload, write_parts};
+use crate::wire::{Activity, WireError, read_header, read_payload, write_frame};
 use stream::{Reader, StepOf};
 
 /// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
@@ -474,13 +474,9 @@ impl Pump {
         let Some(c) = &mut self.connection else {
             return Ok(());
         };
-        let writing = async {
-            write_parts(&mut c.write, &[frame], silence).await?;
-            flush(&mut c.write, silence).await
-        };
-        writing
+        write_frame(&mut c.write, frame, silence)
             .await
-            .map_err(|e: WireError| Fault::Broken(e.to_string()))
+            .map_err(|e| Fault::Broken(e.to_string()))
     }
 
     /// Waits for one thing to happen and deals with it.
@@ -644,7 +640,7 @@ impl Pump {
 
     fn further(&mut self, greeted: Greeted, named: &str) -> Result<(), Fault> {
         // It may have waited here while the handoff went on without it.
-        if !self.secrets.is_stream(named) {
+        if !self.secrets.good().is_stream(named) {
             return Ok(());
         }
         let (Some(receiver), Some(connection)) = (self.receiver.clone(), &mut self.connection)
@@ -777,7 +773,10 @@ impl Pump {
         }
         match result {
             Err(reason) => {
-                let frame = abort_frame(self.permitted.expectation.handoff, 0, reason);
+                let frame = match &self.receiver {
+                    Some(receiver) => lock(receiver).abort(reason),
+                    None => abort_frame(self.permitted.expectation.handoff, 0, reason),
+                };
                 last_words(&mut connection.write, &frame).await;
             }
             Ok(()) => {

@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
-pub use choice::{Choice, Measured};
+pub use choice::{Choice, Learnt, Links, Measured};
 
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
@@ -33,7 +33,7 @@ use crate::limits::{
     BLOCKS_PER_STREAM, EVENT_STALL, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE,
 };
 use crate::model::Model;
-use crate::wire::{Activity, WireError, read_header, read_payload, write_parts};
+use crate::wire::{Activity, WireError, read_header, read_payload, write_frame};
 use stream::{Order, Writer, Written};
 
 /// Where a handoff goes and how.
@@ -51,6 +51,8 @@ pub struct Route {
     pub streams: u32,
     /// How rows are encoded.
     pub choice: Choice,
+    /// What is known of links.
+    pub links: Arc<Links>,
     /// False: nothing is sent before all of it is computed.
     pub overlap: bool,
 }
@@ -199,7 +201,11 @@ pub async fn transmit(
         receipt: ReceiptState::Open,
         in_doubt: false,
         clock: TransferClock::default(),
-        measured: Measured::new(&route.choice),
+        measured: Measured::new(
+            &route.choice,
+            route.links.rate(&route.target),
+            sending.is_some(),
+        ),
         report: Report::default(),
         route,
         events,
@@ -216,6 +222,7 @@ pub async fn transmit(
     if let Err(error) = &result {
         pump.goodbye(error).await;
     }
+    pump.route.links.learn(&pump.route.target, &pump.measured);
     result
 }
 
@@ -354,8 +361,7 @@ impl Pump {
         let limits = self.route.limits;
         let link = self.link().await?;
         let (mut read, mut write) = link.into_split();
-        write_parts(&mut write, &[hello], limits.handoff_silence).await?;
-        crate::wire::flush(&mut write, limits.handoff_silence).await?;
+        write_frame(&mut write, hello, limits.handoff_silence).await?;
         while self.sender.state() == SenderState::AwaitAccept {
             let patience = Some(limits.accept);
             let header = read_header(&mut read, patience, limits.handoff_silence).await?;
@@ -382,6 +388,7 @@ impl Pump {
             self.join(&mut connection).await?;
         }
         self.connection = Some(connection);
+        self.measured.connected();
         self.requeue();
         // A receiver that lacks something has not confirmed.
         self.in_doubt &= self.queue.is_empty();
@@ -403,8 +410,7 @@ impl Pump {
         let (read, mut write) = self.link().await?.into_split();
         let (outbound, frame) = self.sender.join()?;
         let silence = limits.handoff_silence;
-        write_parts(&mut write, &[&frame], silence).await?;
-        crate::wire::flush(&mut write, silence).await?;
+        write_frame(&mut write, &frame, silence).await?;
         // The receiver says something on it only if it refuses.
         let (refused, index) = (connection.report.clone(), connection.streams.len());
         let watching = tokio::spawn(async move {
@@ -645,7 +651,7 @@ impl Pump {
         let Some(done) = written.block else { return };
         self.report.wire_bytes += done.wire_bytes;
         self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
-        self.measured.block(&done);
+        self.measured.block(written.stream, &done);
         self.sender.close(done.place, done.digest);
     }
 

@@ -1,15 +1,16 @@
 //! Who may hand KV to what.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rand::Rng;
 use tandem_identity::PeerId;
-use tandem_kv::KvBlock;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::Expectation;
-use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
+use tandem_kv::{KvBlock, permit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
+use tokio::time::sleep_until;
 
 use crate::conversation::HandBack;
 use crate::handoffs::secret;
@@ -55,6 +56,15 @@ impl Target {
     }
 }
 
+/// Until when KV is of use.
+#[derive(Debug, Clone)]
+pub enum Until {
+    /// Until the request has ended: closed then.
+    Request(watch::Receiver<()>),
+    /// Until this time.
+    Time(Instant),
+}
+
 /// A handoff that a ticket permits.
 #[derive(Debug, Clone)]
 pub struct Permitted {
@@ -68,8 +78,8 @@ pub struct Permitted {
     pub keep: Keep,
     /// Who must bring it; `None` only without TLS, where nobody is known.
     pub peer: Option<PeerId>,
-    /// Closed when the request has ended.
-    pub over: watch::Receiver<()>,
+    /// Until when the KV is of use.
+    pub until: Until,
     /// Hears where the KV of the answer may be handed back to.
     pub hand_back: Arc<Mutex<Option<oneshot::Sender<HandBack>>>>,
     /// The place that a permission to hand an answer back takes, until it is used or worthless.
@@ -120,39 +130,53 @@ impl Permitted {
 
     /// Waits until nobody waits for the KV any more.
     pub async fn ended(&self) {
-        let mut over = self.over.clone();
-        while over.changed().await.is_ok() {}
+        match self.until.clone() {
+            Until::Request(mut over) => while over.changed().await.is_ok() {},
+            Until::Time(time) => sleep_until(time.into()).await,
+        }
     }
 }
 
 /// The tickets that are valid now. A ticket is removed when it is used, when it expires, and when
 /// its request ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Tickets {
-    open: Mutex<HashMap<String, Permitted>>,
+    open: Mutex<permit::Tickets<Option<PeerId>, Permitted>>,
+    issued: Notify,
+    /// From when on their times are counted.
+    start: Instant,
+}
+
+impl Default for Tickets {
+    fn default() -> Self {
+        Self {
+            open: Mutex::default(),
+            issued: Notify::new(),
+            start: Instant::now(),
+        }
+    }
 }
 
 impl Tickets {
-    fn open(&self) -> MutexGuard<'_, HashMap<String, Permitted>> {
+    fn open(&self) -> MutexGuard<'_, permit::Tickets<Option<PeerId>, Permitted>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a ticket; gives its secret, 128 random bits in hex.
-    pub fn issue(&self, permitted: Permitted) -> String {
+    /// Makes a ticket that is good for some time; gives its secret, 128 random bits in hex.
+    pub fn issue(&self, permitted: Permitted, good_for: Duration) -> String {
         let secret = secret();
-        self.open().insert(secret.clone(), permitted);
+        let (handoff, peer) = (permitted.expectation.handoff, permitted.peer.clone());
+        let expires = self.start.elapsed() + good_for;
+        self.open()
+            .issue(secret.clone(), handoff, peer, expires, permitted);
+        self.issued.notify_one();
         secret
     }
 
-    /// Uses a ticket up. One that is for another handoff or another peer stays as it is, so that
-    /// nobody can spoil it.
+    /// Uses a ticket up; see [`permit::Tickets::take`].
     pub fn take(&self, secret: &str, handoff: u64, peer: Option<&PeerId>) -> Option<Permitted> {
-        let mut open = self.open();
-        let permitted = open.get(secret)?;
-        if permitted.expectation.handoff != handoff || permitted.peer.as_ref() != peer {
-            return None;
-        }
-        open.remove(secret)
+        let now = self.start.elapsed();
+        self.open().take(secret, handoff, &peer.cloned(), now)
     }
 
     /// How many there are.
@@ -162,7 +186,34 @@ impl Tickets {
 
     /// Makes a ticket worthless.
     pub fn revoke(&self, secret: &str) -> Option<Permitted> {
-        self.open().remove(secret)
+        self.open().revoke(secret)
+    }
+
+    /// Removes tickets when they expire, and tells the requests that waited for somebody to use them
+    /// for `patience`. Never ends.
+    pub async fn expire(&self, patience: Duration) {
+        loop {
+            let next = self.open().next_expiry();
+            let wait = async {
+                match next {
+                    Some(time) => sleep_until((self.start + time).into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = wait => {}
+                () = self.issued.notified() => continue,
+            }
+            let expired = self.open().expired(self.start.elapsed());
+            for permitted in expired {
+                // An engine that takes no command now does not keep other tickets from expiring.
+                tokio::spawn(async move {
+                    let seconds = patience.as_secs_f32();
+                    let reason = format!("no prefill node connected within {seconds} s");
+                    permitted.failed(reason).await;
+                });
+            }
+        }
     }
 }
 

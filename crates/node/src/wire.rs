@@ -1,14 +1,19 @@
-//! Frames to and from a connection. Silence is bounded, not the length of a transfer: each limit is
-//! for the next bytes.
+//! Frames to and from a connection. Silence is bounded, and so is slowness: some bytes must go within each
+//! limit, and all of them as fast as [`MIN_LINK_RATE`] and that limit once.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_identity::ReadHalf;
-use tandem_kv::frame::{FrameError, HEADER_BYTES, Header};
+use tandem_identity::limits::MAX_UNSENT_BYTES;
+use tandem_kv::frame::{Checksum, FrameError, HEADER_BYTES, Header};
+use tandem_proto::limits::HANDOFF_SILENCE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::time::{Instant as Deadline, timeout, timeout_at};
+
+use crate::limits::{MIN_LINK_RATE, READ_BYTES};
 
 /// Why a connection cannot be used any further.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +30,9 @@ pub enum WireError {
     /// Nothing came, or nothing was taken.
     #[error("the peer was silent for {} s", .0.as_secs_f32())]
     Silent(Duration),
+    /// Some bytes went now and then, but all of them take too long.
+    #[error("the peer is slower than {} KiB/s", MIN_LINK_RATE >> 10)]
+    Slow,
     /// The header is not to be trusted.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -62,21 +70,53 @@ impl Activity {
     }
 }
 
+/// How long may be waited for a number of bytes.
+struct Patience {
+    limit: Duration,
+    until: Deadline,
+}
+
+impl Patience {
+    /// From now on: `limit` for the next of them, and for all of them that and as long as they take at
+    /// [`MIN_LINK_RATE`].
+    fn new(limit: Duration, bytes: usize) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "a time")]
+        let carrying = Duration::from_secs_f64(bytes as f64 / MIN_LINK_RATE as f64);
+        Self {
+            limit,
+            until: Deadline::now() + limit + carrying,
+        }
+    }
+
+    async fn wait<T>(
+        &self,
+        step: impl Future<Output = std::io::Result<T>>,
+    ) -> Result<T, WireError> {
+        let next = Deadline::now() + self.limit;
+        match timeout_at(next.min(self.until), step).await {
+            Ok(done) => Ok(done?),
+            Err(_) if next < self.until => Err(WireError::Silent(self.limit)),
+            Err(_) => Err(WireError::Slow),
+        }
+    }
+}
+
 /// Reads exactly `buffer`; each part of it must come within `limit` of the one before, and is noted
 /// in `activity`.
 ///
 /// # Errors
-/// [`WireError::Truncated`] if the peer closes before that, [`WireError::Silent`], or a failure.
+/// [`WireError::Truncated`] if the peer closes before that, [`WireError::Silent`],
+/// [`WireError::Slow`], or a failure.
 pub async fn fill<R: AsyncRead + Unpin>(
     stream: &mut R,
     buffer: &mut [u8],
     limit: Duration,
     activity: Option<&Activity>,
 ) -> Result<(), WireError> {
+    let patience = Patience::new(limit, buffer.len());
     let mut filled = 0;
     while filled < buffer.len() {
-        let reading = timeout(limit, stream.read(&mut buffer[filled..]));
-        match reading.await.map_err(|_| WireError::Silent(limit))?? {
+        match patience.wait(stream.read(&mut buffer[filled..])).await? {
             0 => return Err(WireError::Truncated),
             n => filled += n,
         }
@@ -85,7 +125,8 @@ pub async fn fill<R: AsyncRead + Unpin>(
     Ok(())
 }
 
-/// The same for several buffers, with as few calls as the stream allows.
+/// The same for several buffers, with as few calls as the stream allows; gives the checksum of what was
+/// read.
 ///
 /// # Errors
 /// See [`fill`].
@@ -94,19 +135,39 @@ pub async fn fill_parts(
     parts: Vec<&mut [u8]>,
     limit: Duration,
     activity: &Activity,
-) -> Result<(), WireError> {
+) -> Result<Checksum, WireError> {
+    let patience = Patience::new(limit, parts.iter().map(|p| p.len()).sum());
+    let mut sum = Checksum::default();
     let mut slices: Vec<IoSliceMut<'_>> = parts.into_iter().map(IoSliceMut::new).collect();
     let mut rest = slices.as_mut_slice();
     IoSliceMut::advance_slices(&mut rest, 0);
     while !rest.is_empty() {
-        let reading = timeout(limit, stream.read_vectored(rest));
-        match reading.await.map_err(|_| WireError::Silent(limit))?? {
-            0 => return Err(WireError::Truncated),
-            n => IoSliceMut::advance_slices(&mut rest, n),
+        // What was read is in the processor's cache when it is summed.
+        let mut bytes = 0;
+        let fits = |slice: &&IoSliceMut<'_>| {
+            bytes += slice.len();
+            bytes <= READ_BYTES
+        };
+        let count = rest.iter().take_while(fits).count().max(1);
+        let n = patience
+            .wait(stream.read_vectored(&mut rest[..count]))
+            .await?;
+        if n == 0 {
+            return Err(WireError::Truncated);
         }
         activity.touch();
+        let mut left = n;
+        for slice in rest.iter() {
+            let part = left.min(slice.len());
+            sum.update(&slice[..part]);
+            left -= part;
+            if left == 0 {
+                break;
+            }
+        }
+        IoSliceMut::advance_slices(&mut rest, n);
     }
-    Ok(())
+    Ok(sum)
 }
 
 /// The next header, checked. `patience` is the limit for its first byte, `None` if there is none.
@@ -121,9 +182,9 @@ pub async fn read_header<R: AsyncRead + Unpin>(
     let mut bytes = [0; HEADER_BYTES];
     let first = stream.read(&mut bytes);
     let n = match patience {
-        Some(patience) => timeout(patience, first)
+        Some(limit) => timeout(limit, first)
             .await
-            .map_err(|_| WireError::Silent(patience))??,
+            .map_err(|_| WireError::Silent(limit))??,
         None => first.await?,
     };
     if n == 0 {
@@ -147,30 +208,98 @@ pub async fn read_payload<R: AsyncRead + Unpin>(
     Ok(payload)
 }
 
+/// Bytes that a connection took, and how long that was.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Drained {
+    /// Bytes.
+    pub bytes: u64,
+    /// Time.
+    pub time: Duration,
+}
+
+/// Measures how fast a link is where it is what limits: from a write that has to wait, when the buffers
+/// below are full, until there is nothing more to write.
+#[derive(Debug, Default)]
+pub struct Drain {
+    since: Option<Instant>,
+    bytes: u64,
+    total: Drained,
+}
+
+impl Drain {
+    fn waits(&mut self) {
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    const fn took(&mut self, bytes: usize) {
+        if self.since.is_some() {
+            self.bytes += bytes as u64;
+        }
+    }
+
+    /// There is nothing to write now.
+    pub fn pause(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.total.bytes += std::mem::take(&mut self.bytes);
+            self.total.time += since.elapsed();
+        }
+    }
+
+    /// What was measured, after the last write.
+    #[must_use]
+    pub fn end(mut self) -> Drained {
+        self.pause();
+        self.total
+    }
+}
+
 /// Writes parts behind each other, with as few calls as the stream allows; the peer must take
 /// something within each `limit`.
 ///
 /// # Errors
-/// [`WireError::Silent`], or a failure.
+/// [`WireError::Silent`], [`WireError::Slow`], or a failure.
 pub async fn write_parts<W: AsyncWrite + Unpin>(
     stream: &mut W,
     parts: &[&[u8]],
     limit: Duration,
+    drain: &mut Drain,
 ) -> Result<(), WireError> {
+    let patience = Patience::new(limit, parts.iter().map(|p| p.len()).sum());
     let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|p| IoSlice::new(p)).collect();
     let mut rest = slices.as_mut_slice();
     IoSlice::advance_slices(&mut rest, 0);
     while !rest.is_empty() {
-        let writing = timeout(limit, stream.write_vectored(rest));
-        match writing.await.map_err(|_| WireError::Silent(limit))?? {
-            0 => return Err(WireError::Closed),
-            n => IoSlice::advance_slices(&mut rest, n),
+        let writing = std::future::poll_fn(|cx| {
+            let written = Pin::new(&mut *stream).poll_write_vectored(cx, rest);
+            if written.is_pending() {
+                drain.waits();
+            }
+            written
+        });
+        let n = patience.wait(writing).await?;
+        if n == 0 {
+            return Err(WireError::Closed);
         }
+        drain.took(n);
+        IoSlice::advance_slices(&mut rest, n);
     }
     Ok(())
 }
 
-/// Lets out what the stream holds back.
+/// Writes a frame that is not measured, and lets it out.
+///
+/// # Errors
+/// See [`write_parts`].
+pub async fn write_frame<W: AsyncWrite + Unpin>(
+    stream: &mut W,
+    frame: &[u8],
+    limit: Duration,
+) -> Result<(), WireError> {
+    write_parts(stream, &[frame], limit, &mut Drain::default()).await?;
+    flush(stream, limit).await
+}
+
+/// Lets out what the stream holds back: little enough for one `limit`, see [`MAX_UNSENT_BYTES`].
 ///
 /// # Errors
 /// [`WireError::Silent`], or a failure.
@@ -181,3 +310,6 @@ pub async fn flush<W: AsyncWrite + Unpin>(
     let flushing = timeout(limit, stream.flush());
     Ok(flushing.await.map_err(|_| WireError::Silent(limit))??)
 }
+
+/// What a connection encrypts and holds back goes within a silence over the slowest link.
+const _: () = assert!(MAX_UNSENT_BYTES as u64 / MIN_LINK_RATE < HANDOFF_SILENCE.as_secs());

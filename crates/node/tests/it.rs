@@ -31,4 +31,5 @@ mod it {
     mod security;
     mod slices;
     mod streams;
+    mod wire;
 }

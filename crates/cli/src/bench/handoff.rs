@@ -310,6 +310,7 @@ impl Bench {
             limits: Limits::default(),
             streams: self.streams,
             choice: Choice::Fixed(codec),
+            links: Arc::default(),
             overlap: true,
         };
         let before = self.receiver(tls)?.ask(Ask::Reset).await?.cpu_s;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::{Codec, Decoder, Encoder};
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
+use tandem_kv::frame::{Checksum, HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::{Hello, Refuse, parse};
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
@@ -231,13 +231,18 @@ impl Taker {
             && let Some(slices) = self.inbound.rows()
         {
             let mut rest = payload;
+            let mut sum = Checksum::default();
             for slice in slices {
                 let (now, later) = rest.split_at(slice.len());
                 slice.copy_from_slice(now);
+                // As it comes from a socket, in parts of any length.
+                let (one, two) = now.split_at(now.len() / 3);
+                sum.update(one);
+                sum.update(two);
                 rest = later;
             }
             assert!(rest.is_empty(), "`rows` are not `payload_len` bytes");
-            self.inbound.rows_read()?;
+            self.inbound.rows_read(&sum)?;
             return self.inbound.complete(&mut self.receiver);
         }
         self.inbound

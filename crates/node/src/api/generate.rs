@@ -26,7 +26,7 @@ use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
 use crate::limits::MAX_EVENTS;
 use crate::model::Model;
-use crate::tickets::{Permitted, Target, handoff_id};
+use crate::tickets::{Permitted, Target, Until, handoff_id};
 
 pub(super) async fn generate(
     State(node): State<Arc<Node>>,
@@ -298,38 +298,26 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
             },
             keep,
             peer,
-            over,
+            until: Until::Request(over),
             hand_back: Arc::new(Mutex::new(Some(hand_back))),
             place: None,
         };
         Ticket {
-            secret: node.tickets.issue(permitted),
+            secret: node
+                .tickets
+                .issue(permitted, node.config.limits.handoff_silence),
             handoff,
             port,
         }
     });
     node.running.insert(&request, Arc::clone(model), job);
-    let guard = Guard {
+    Guard {
         node: Arc::clone(node),
         model: Arc::clone(model),
         request,
         job,
         ticket,
         _alive: alive,
-    };
-    if let Some(ticket) = &guard.ticket {
-        tokio::spawn(expire(Arc::clone(node), ticket.secret.clone()));
-    }
-    guard
-}
-
-/// Ends the wait for a prefill node that never connects.
-async fn expire(node: Arc<Node>, secret: String) {
-    let wait = node.config.limits.handoff_silence;
-    tokio::time::sleep(wait).await;
-    if let Some(permitted) = node.tickets.revoke(&secret) {
-        let reason = format!("no prefill node connected within {} s", wait.as_secs_f32());
-        permitted.failed(reason).await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! `POST /node/v1/prefill`: a prompt that is computed here and sent to another node.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::receiver::Expectation;
 use tandem_kv::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, keeps_answer, parse};
 use crate::conversation::seed;
@@ -21,7 +21,7 @@ use crate::job::{Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS, RETURN_TICKET};
 use crate::model::Model;
 use crate::send::{Kept, Sending, send_kv};
-use crate::tickets::{Permitted, Target, handoff_id};
+use crate::tickets::{Permitted, Target, Until, handoff_id};
 
 pub(super) async fn prefill(
     State(node): State<Arc<Node>>,
@@ -155,7 +155,6 @@ fn return_ticket(
 ) -> Option<ReturnTicket> {
     let place = Arc::clone(&node.returns).try_acquire_owned().ok()?;
     let handoff = handoff_id(0);
-    let (alive, over) = watch::channel(());
     let permitted = Permitted {
         request: request.request.clone(),
         target: Target::Pages,
@@ -169,18 +168,12 @@ fn return_ticket(
         },
         keep: keep.clone(),
         peer: peer.cloned(),
-        over,
+        until: Until::Time(Instant::now() + RETURN_TICKET),
         hand_back: Arc::default(),
         place: Some(Arc::new(place)),
     };
-    let ticket = node.tickets.issue(permitted);
-    let (node, secret) = (Arc::clone(node), ticket.clone());
+    let ticket = node.tickets.issue(permitted, RETURN_TICKET);
     let port = node.return_port;
-    tokio::spawn(async move {
-        tokio::time::sleep(RETURN_TICKET).await;
-        node.tickets.revoke(&secret);
-        drop(alive);
-    });
     Some(ReturnTicket {
         ticket,
         handoff,

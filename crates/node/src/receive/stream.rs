@@ -125,8 +125,8 @@ impl Reader {
         let silence = self.limits.handoff_silence;
         self.rows.touch();
         if let Some(rows) = self.inbound.rows() {
-            fill_parts(&mut self.read, rows, silence, &self.rows).await?;
-            return Ok(self.inbound.rows_read()?);
+            let sum = fill_parts(&mut self.read, rows, silence, &self.rows).await?;
+            return Ok(self.inbound.rows_read(&sum)?);
         }
         self.scratch.resize(header.payload_len as usize, 0);
         fill(&mut self.read, &mut self.scratch, silence, Some(&self.rows)).await?;

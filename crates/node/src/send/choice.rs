@@ -1,13 +1,17 @@
 //! Which codec the next block travels in.
 
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lru::LruCache;
 use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, Quality};
 use tandem_kv::codec::Codec;
 
 use super::stream::Done;
 use crate::job::Computed;
-use crate::limits::FIRST_REVIEW_BYTES;
+use crate::limits::{BELIEVED_BYTES, MAX_LINKS};
+use crate::wire::Drained;
 
 /// How the codec is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +22,57 @@ pub enum Choice {
     Auto(Quality),
 }
 
+/// The rates of links that earlier handoffs were slowed down by, in payload bytes per second, by target.
+pub struct Links {
+    rates: Mutex<LruCache<String, f64>>,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        let most = NonZeroUsize::new(MAX_LINKS).unwrap_or(NonZeroUsize::MIN);
+        Self {
+            rates: Mutex::new(LruCache::new(most)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Links {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Links").finish_non_exhaustive()
+    }
+}
+
+impl Links {
+    fn rates(&self) -> MutexGuard<'_, LruCache<String, f64>> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rate of the link to a target, if it is known.
+    pub fn rate(&self, target: &str) -> Option<f64> {
+        self.rates().get(target).copied()
+    }
+
+    /// Takes what a handoff has learnt of the link to its target.
+    pub fn learn(&self, target: &str, measured: &Measured) {
+        match measured.learnt() {
+            Learnt::Nothing => {}
+            Learnt::Fast => drop(self.rates().pop(target)),
+            Learnt::Rate(rate) => drop(self.rates().put(target.to_owned(), rate)),
+        }
+    }
+}
+
+/// What a handoff tells of its link.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Learnt {
+    /// It was too short.
+    Nothing,
+    /// Nothing had to wait for it.
+    Fast,
+    /// Payload bytes per second.
+    Rate(f64),
+}
+
 /// What a handoff has measured of itself.
 #[derive(Debug)]
 pub struct Measured {
@@ -26,6 +81,14 @@ pub struct Measured {
     rates: CodecRates,
     /// Bytes of rows and time of the last chunks.
     produced: Rate,
+    /// What each connection took where the link is what limits.
+    link: Vec<Rate>,
+    /// All such bytes.
+    drained: u64,
+    /// The rate of the link, from a handoff before; what is measured here is better.
+    known: Option<f64>,
+    /// True if rows are computed, so that their production will be measured.
+    computes: bool,
     /// Payload bytes, and time during which some were on their way.
     carried: Rate,
     /// Payload bytes acknowledged.
@@ -62,9 +125,10 @@ impl Rate {
 }
 
 impl Measured {
-    /// Nothing measured yet.
+    /// Nothing measured yet. `known` is the rate of the link if a handoff before has measured it;
+    /// `computes` is false if all rows are held already.
     #[must_use]
-    pub fn new(choice: &Choice) -> Self {
+    pub fn new(choice: &Choice, known: Option<f64>, computes: bool) -> Self {
         let quality = match choice {
             Choice::Fixed(_) => Quality::Lossless,
             Choice::Auto(quality) => *quality,
@@ -74,6 +138,10 @@ impl Measured {
             adaptive: Adaptive::new(quality),
             rates: CodecRates::default(),
             produced: Rate::default(),
+            link: Vec::new(),
+            drained: 0,
+            known,
+            computes,
             carried: Rate::default(),
             acknowledged: 0,
             on_their_way: 0,
@@ -102,11 +170,12 @@ impl Measured {
         {
             self.produced.add(bytes, spent);
         }
+        self.review();
     }
 
     /// A block has been written.
-    pub(super) fn block(&mut self, done: &Done) {
-        self.on_their_way += done.wire_bytes;
+    pub(super) fn block(&mut self, stream: usize, done: &Done) {
+        self.written(stream, done.wire_bytes, done.drained);
         if done.codec == Codec::Raw || done.encoding.is_zero() || done.wire_bytes == 0 {
             return;
         }
@@ -122,15 +191,34 @@ impl Measured {
         rate.encode = raw / done.encoding.as_secs_f64();
     }
 
+    /// All connections are new ones.
+    pub fn connected(&mut self) {
+        self.link.clear();
+    }
+
+    /// Payload bytes have been written to a connection.
+    pub fn written(&mut self, stream: usize, wire_bytes: u64, drained: Drained) {
+        self.on_their_way += wire_bytes;
+        if drained.bytes == 0 {
+            return;
+        }
+        if self.link.len() <= stream {
+            self.link.resize_with(stream + 1, Rate::default);
+        }
+        self.link[stream].add(drained.bytes, drained.time);
+        let was_a_guess = !self.has_measured();
+        self.drained += drained.bytes;
+        if was_a_guess && self.has_measured() {
+            self.adaptive.start_over();
+        }
+    }
+
     /// A block has been given to a connection.
     pub fn opened(&mut self) {
         self.busy_since.get_or_insert_with(Instant::now);
     }
 
     /// Blocks have been acknowledged; `idle` if none is on its way any more.
-    ///
-    /// Goodput is what was acknowledged over the time in which something was on its way, so it
-    /// counts the whole path: encoder, link, decoder and engine.
     pub fn acknowledged(&mut self, idle: bool) {
         let Some(since) = self.busy_since else { return };
         let now = Instant::now();
@@ -139,18 +227,55 @@ impl Measured {
         self.carried.add(bytes, now - since);
         self.adaptive.acknowledged(bytes);
         self.acknowledged += bytes;
-        let is_fixed = matches!(self.choice, Choice::Fixed(_));
-        if is_fixed || self.acknowledged < FIRST_REVIEW_BYTES || !self.adaptive.is_due() {
+        self.review();
+    }
+
+    const fn has_measured(&self) -> bool {
+        self.drained >= BELIEVED_BYTES
+    }
+
+    /// Bytes per second of the link; `None` while nothing has had to wait for it.
+    ///
+    /// What connections take while a writer waits for them is its rate, however busy the engine at its end
+    /// is. What is acknowledged in the time in which something is on its way is less than it can carry,
+    /// because that counts the whole path: encoder, link, decoder and engine.
+    fn goodput(&self) -> Option<f64> {
+        // Connections share the link, at the same time.
+        let measured: f64 = self.link.iter().map(Rate::per_second).sum();
+        let measured = (self.has_measured() && measured > 0.0).then_some(measured);
+        let rate = measured.or(self.known)?;
+        Some(rate.max(self.carried.per_second()))
+    }
+
+    /// What there is to remember for the next handoff over this link.
+    #[must_use]
+    pub fn learnt(&self) -> Learnt {
+        let seldom_waited = self.drained < self.acknowledged / 8;
+        if self.codec() == Codec::Raw && self.acknowledged >= BELIEVED_BYTES && seldom_waited {
+            return Learnt::Fast;
+        }
+        let is_new =
+            |rate: &f64| self.has_measured() || self.known.is_some_and(|known| *rate > known);
+        let rate = self.goodput().filter(is_new);
+        rate.map_or(Learnt::Nothing, Learnt::Rate)
+    }
+
+    fn review(&mut self) {
+        if matches!(self.choice, Choice::Fixed(_)) || !self.adaptive.is_due() {
             return;
         }
-        let production = self.produced.per_second();
+        let Some(goodput) = self.goodput() else {
+            return;
+        };
+        let production = match self.produced.per_second() {
+            rate if rate > 0.0 => rate,
+            // Pages come first, and are no measure of what follows.
+            _ if self.computes => return,
+            _ => f64::INFINITY,
+        };
         let conditions = Conditions {
-            production: if production > 0.0 {
-                production
-            } else {
-                f64::INFINITY
-            },
-            goodput: self.carried.per_second(),
+            production,
+            goodput,
             encoders: 1,
             decoders: 1,
             rates: self.rates,
@@ -159,7 +284,7 @@ impl Measured {
         let codec = self.adaptive.review(&conditions);
         if codec != before {
             tracing::info!(
-                %before, %codec, goodput = conditions.goodput, production,
+                %before, %codec, goodput, production,
                 "KV travels in another codec from here on"
             );
         }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::{Fault, Told};
 use crate::limits::SEGMENTS_AHEAD;
-use crate::wire::{flush, write_parts};
+use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
 /// What a writer is told to do.
 pub(super) enum Order {
@@ -50,6 +50,8 @@ pub struct Done {
     pub(super) wire_bytes: u64,
     /// Time spent encoding.
     pub(super) encoding: Duration,
+    /// What the connection took while it was waited for.
+    pub(super) drained: Drained,
 }
 
 pub(super) struct Writer {
@@ -77,7 +79,7 @@ impl Writer {
                     .map(Some),
                 Order::Control(frame) => self.control(&frame).await.map(|()| None),
                 Order::Last(frame) => {
-                    let _ = self.bytes(&[&frame]).await;
+                    let _ = write_frame(&mut self.write, &frame, self.silence).await;
                     let _ = self.write.shutdown().await;
                     return;
                 }
@@ -96,12 +98,7 @@ impl Writer {
 
     async fn control(&mut self, frame: &Outgoing) -> Result<(), Fault> {
         let frame = self.outbound.control(frame);
-        self.bytes(&[&frame]).await?;
-        Ok(flush(&mut self.write, self.silence).await?)
-    }
-
-    async fn bytes(&mut self, parts: &[&[u8]]) -> Result<(), Fault> {
-        Ok(write_parts(&mut self.write, parts, self.silence).await?)
+        Ok(write_frame(&mut self.write, &frame, self.silence).await?)
     }
 
     async fn block(
@@ -116,13 +113,13 @@ impl Writer {
             Some(encoder) => encoder,
             None => Encoder::new().map_err(cannot_encode)?,
         };
-        let mut wire_bytes = 0;
+        let (mut wire_bytes, mut drain) = (0, Drain::default());
         let (own, digest, encoding) = if codec == Codec::Raw {
             // Only checksums: as long as going to another thread takes, and the rows that a checksum
             // has just read are in the processor's cache when they are written.
             let (mut cutter, mut spent) = (*cutter, Duration::ZERO);
             while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut own))? {
-                wire_bytes += self.segment(block, &segment).await?;
+                wire_bytes += self.segment(block, &segment, &mut drain).await?;
             }
             (own, cutter.finish(), spent)
         } else {
@@ -130,8 +127,15 @@ impl Writer {
             let source = Arc::clone(block);
             let encoding =
                 tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
-            while let Some(segment) = segments.recv().await {
-                wire_bytes += self.segment(block, &segment).await?;
+            loop {
+                if segments.is_empty() {
+                    // Now the encoder limits, and not the link.
+                    drain.pause();
+                }
+                let Some(segment) = segments.recv().await else {
+                    break;
+                };
+                wire_bytes += self.segment(block, &segment, &mut drain).await?;
             }
             encoding.await.map_err(cannot_encode)??
         };
@@ -144,15 +148,21 @@ impl Writer {
             raw_bytes: block.bytes(),
             wire_bytes,
             encoding,
+            drained: drain.end(),
         })
     }
 
     /// Gives the bytes that were written.
-    async fn segment(&mut self, block: &KvBlock, segment: &Segment) -> Result<u64, Fault> {
+    async fn segment(
+        &mut self,
+        block: &KvBlock,
+        segment: &Segment,
+        drain: &mut Drain,
+    ) -> Result<u64, Fault> {
         let header = self.outbound.segment(&segment.header);
         let mut parts = vec![header.as_slice()];
         parts.extend(segment.parts(block));
-        self.bytes(&parts).await?;
+        write_parts(&mut self.write, &parts, self.silence, drain).await?;
         Ok(u64::from(segment.header.payload_len) + HEADER_BYTES as u64)
     }
 }

@@ -1,8 +1,16 @@
 //! Rows that travel encoded.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use tandem_engine::fake::FakeConfig;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
+use tandem_kv::{KvBlock, Plane, PlaneKind, Section};
+use tandem_node::job::Computed;
+use tandem_node::limits::{BELIEVED_BYTES, MAX_LINKS};
+use tandem_node::send::{Choice, Learnt, Links, Measured};
+use tandem_node::wire::Drained;
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
 use super::cluster::{Deal, Setup, prompt};
@@ -107,4 +115,144 @@ async fn lossy_codecs_are_reported_and_their_rows_are_not_kept() {
     }
     assert!(wires[1] * 18 < wires[0] * 10, "{wires:?}");
     assert!(wires[2] < wires[1], "{wires:?}");
+}
+
+/// A chunk of `bytes` of rows that took `ms` to compute.
+fn chunk(bytes: usize, ms: f64) -> Computed {
+    let plane = Plane {
+        layer: 0,
+        kind: PlaneKind::Key,
+        data: vec![0; bytes],
+    };
+    let block = KvBlock {
+        section: Section::Full,
+        tokens: 0..1,
+        planes: vec![plane],
+    };
+    Computed {
+        blocks: vec![Arc::new(block)],
+        tokens: 1,
+        computed: Instant::now(),
+        prefill_ms: ms,
+        last: false,
+        receipt_follows: false,
+    }
+}
+
+/// What a connection took while it was waited for.
+fn drained(bytes: u64, rate: f64) -> Drained {
+    let time = Duration::from_secs_f64(bytes as f64 / rate);
+    Drained { bytes, time }
+}
+
+const AUTO: Choice = Choice::Auto(Quality::K8v4);
+
+#[test]
+fn auto_measures_the_link_and_not_the_engine_behind_it() {
+    // 100 MB of KV per second.
+    let chunk = chunk(1_000_000, 10.0);
+    // An engine that takes long to apply, behind a link that nobody has to wait for.
+    let mut busy = Measured::new(&AUTO, None, true);
+    busy.produced(&chunk);
+    for _ in 0..5 {
+        busy.opened();
+        busy.written(0, 1_000_000, Drained::default());
+        std::thread::sleep(Duration::from_millis(30));
+        busy.acknowledged(true);
+        assert_eq!(busy.codec(), Codec::Raw);
+    }
+    assert_eq!(busy.learnt(), Learnt::Fast);
+    // A link that carries a tenth of it, found out by the bytes that it takes while it is waited for.
+    let mut slow = Measured::new(&AUTO, None, true);
+    slow.produced(&chunk);
+    for part in 1..=8u64 {
+        slow.opened();
+        slow.written(0, BELIEVED_BYTES / 8, drained(BELIEVED_BYTES / 8, 10e6));
+        std::thread::sleep(Duration::from_millis(20));
+        slow.acknowledged(true);
+        let expected = if part < 8 { Codec::Raw } else { Codec::K8v4 };
+        assert_eq!(slow.codec(), expected, "part {part}");
+    }
+    let Learnt::Rate(rate) = slow.learnt() else {
+        panic!("{:?}", slow.learnt());
+    };
+    assert!((rate / 10e6 - 1.0).abs() < 0.01, "{rate}");
+    // The ceiling holds whatever the link.
+    let mut strict = Measured::new(&Choice::Auto(Quality::Lossless), Some(1e6), true);
+    strict.produced(&chunk);
+    assert!(strict.codec().is_lossless());
+    let mut fixed = Measured::new(&Choice::Fixed(Codec::Raw), Some(1e6), true);
+    fixed.produced(&chunk);
+    assert_eq!(fixed.codec(), Codec::Raw);
+}
+
+#[test]
+fn connections_share_a_link() {
+    let mut measured = Measured::new(&AUTO, None, true);
+    for stream in 0..4 {
+        measured.written(stream, BELIEVED_BYTES, drained(BELIEVED_BYTES, 10e6));
+    }
+    let Learnt::Rate(rate) = measured.learnt() else {
+        panic!("{:?}", measured.learnt());
+    };
+    assert!((rate / 40e6 - 1.0).abs() < 0.01, "{rate}");
+}
+
+#[test]
+fn rows_that_are_held_do_not_tell_how_fast_others_are_computed() {
+    let mut seeded = Measured::new(&AUTO, Some(10e6), true);
+    seeded.produced(&chunk(1_000_000, 0.0));
+    assert_eq!(seeded.codec(), Codec::Raw);
+    // 1 MB of KV per second, which the link carries.
+    seeded.produced(&chunk(1_000_000, 1000.0));
+    assert_eq!(seeded.codec(), Codec::Raw);
+    // Where nothing is computed, any link is too slow to hide.
+    let mut held = Measured::new(&AUTO, Some(10e6), false);
+    held.produced(&chunk(1_000_000, 0.0));
+    assert_eq!(held.codec(), Codec::K8v4);
+}
+
+#[test]
+fn a_link_is_remembered_from_one_handoff_to_the_next() {
+    let links = Links::default();
+    assert_eq!(links.rate("a:1"), None);
+    let mut first = Measured::new(&AUTO, None, true);
+    first.written(0, BELIEVED_BYTES, drained(BELIEVED_BYTES, 10e6));
+    links.learn("a:1", &first);
+    let known = links.rate("a:1").unwrap();
+    assert!((known / 10e6 - 1.0).abs() < 1e-6, "{known}");
+    assert_eq!(links.rate("b:1"), None);
+    // The next one knows it before its first block.
+    let mut second = Measured::new(&AUTO, links.rate("a:1"), true);
+    assert_eq!(second.codec(), Codec::Raw);
+    second.produced(&chunk(1_000_000, 10.0));
+    assert_eq!(second.codec(), Codec::K8v4);
+    // One that was too short to tell changes nothing.
+    links.learn("a:1", &second);
+    assert_eq!(links.rate("a:1"), Some(known));
+    // What it measures itself is better than what it was told.
+    let mut faster = Measured::new(&AUTO, links.rate("a:1"), true);
+    faster.produced(&chunk(1_000_000, 10.0));
+    assert_eq!(faster.codec(), Codec::K8v4);
+    faster.opened();
+    faster.written(0, BELIEVED_BYTES, drained(BELIEVED_BYTES, 1e9));
+    std::thread::sleep(Duration::from_millis(20));
+    faster.acknowledged(true);
+    assert_eq!(faster.codec(), Codec::Raw);
+    links.learn("a:1", &faster);
+    assert!(links.rate("a:1").unwrap() > 0.9e9);
+    // One that never had to wait forgets it.
+    let mut free = Measured::new(&Choice::Fixed(Codec::Raw), links.rate("a:1"), true);
+    free.opened();
+    free.written(0, BELIEVED_BYTES, Drained::default());
+    std::thread::sleep(Duration::from_millis(20));
+    free.acknowledged(true);
+    links.learn("a:1", &free);
+    assert_eq!(links.rate("a:1"), None);
+    // They are forgotten, the oldest first, beyond a limit.
+    for i in 0..=MAX_LINKS {
+        links.learn(&format!("{i}:1"), &first);
+    }
+    assert_eq!(links.rate("0:1"), None);
+    assert!(links.rate("1:1").is_some());
 }

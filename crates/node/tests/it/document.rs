@@ -85,6 +85,10 @@ fn every_limit_has_its_value() {
         ("head", seconds(own.head)),
         ("accept", seconds(own.accept)),
         ("handoff_silence", seconds(own.handoff_silence)),
+        (
+            "MIN_LINK_RATE",
+            format!("{} KiB", limits::MIN_LINK_RATE >> 10),
+        ),
         ("handoff_beat", seconds(own.handoff_beat)),
         ("resume", seconds(own.resume)),
         ("receipt", seconds(own.receipt)),
@@ -101,7 +105,7 @@ fn every_limit_has_its_value() {
         ("MAX_RETURNS", limits::MAX_RETURNS.to_string()),
         ("MAX_HANDOFFS", limits::MAX_HANDOFFS.to_string()),
         ("MAX_CONFIRMED", limits::MAX_CONFIRMED.to_string()),
-        ("MAX_SESSIONS", limits::MAX_SESSIONS.to_string()),
+        ("MAX_SESSIONS", tandem_kv::limits::MAX_SESSIONS.to_string()),
         ("MAX_CONNECTIONS", limits::MAX_CONNECTIONS.to_string()),
         (
             "MAX_SILENT",

@@ -1,16 +1,20 @@
 //! A handoff belongs to one request, whatever happens to the place that it was given.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_engine::generation::{Format, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
 use tandem_engine::{KvEngine, Sequence};
-use tandem_kv::Section;
 use tandem_kv::receipt::ParityBound;
-use tandem_node::job::{Command, GenerateJob, HandedOver, JobId, Parity, Source};
-use tandem_node::limits::{MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS};
+use tandem_kv::{KvBlock, Section};
+use tandem_node::job::{Command, GenerateJob, HandedOver, JobId, Parity, PrefillJob, Source};
+use tandem_node::limits::{
+    MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
+};
 use tandem_node::model::Model;
+use tandem_node::send::Input;
 use tandem_proto::{GenerateEvent, ParityAction, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 
@@ -115,7 +119,7 @@ fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Generat
     (id, receiver)
 }
 
-async fn apply(model: &Model, id: JobId, block: &Arc<tandem_kv::KvBlock>) -> Result<(), String> {
+async fn apply(model: &Model, id: JobId, block: &Arc<KvBlock>) -> Result<(), String> {
     let (reply, answer) = oneshot::channel();
     model
         .deliver(Command::Apply(id, Arc::clone(block), reply))
@@ -191,13 +195,97 @@ async fn kv_commands_of_an_earlier_epoch_are_refused_by_the_engine_thread() {
     model.stop();
 }
 
+/// A prefill that is read slowly, straight at the engine thread.
+fn reading(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Input>) {
+    let admission = model.admit().unwrap();
+    let id = admission.job;
+    let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
+    let job = PrefillJob {
+        request: format!("job-{}", id.0),
+        tokens: tokens.to_vec(),
+        chunk: 16,
+        seeded: false,
+        receipt: false,
+        hand_back: None,
+        chunks,
+    };
+    model
+        .command(Command::Prefill(admission, Box::new(job)))
+        .unwrap();
+    (id, computed)
+}
+
+#[tokio::test]
+async fn a_late_reader_gets_nothing_of_the_request_that_has_its_place_now() {
+    let mut config = FakeConfig {
+        sequences: 1,
+        ..FakeConfig::default()
+    };
+    let calls = Calls::of(&mut config);
+    let engine = Box::new(FakeEngine::new(config.clone()));
+    let model = Arc::new(Model::start("m".into(), engine).unwrap());
+    let old = prompt(16 * 6 + 1);
+    let new: Vec<u32> = old.iter().map(|t| t + 1).collect();
+    let mut source = FakeEngine::new(FakeConfig::default());
+    let mut rows = |tokens: &[u32]| {
+        let sequence = source.open().unwrap();
+        for start in [0, 48] {
+            let chunk = &tokens[start as usize..][..48];
+            source.prefill(sequence, start, chunk).unwrap();
+        }
+        let all = source.export(sequence, Section::Full, 0..96).unwrap();
+        source.release(sequence);
+        all
+    };
+    let (old_rows, new_rows) = (rows(&old), rows(&new));
+
+    let (first, mut late) = reading(&model, &old);
+    // It computes as far as there is room for chunks that nobody reads.
+    while late.len() < MAX_CHUNKS_WAITING {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    model.command(Command::Cancel(first)).unwrap();
+    while model.admit().is_err() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    calls.take();
+    let (_, mut second) = reading(&model, &new);
+    let mut read = 0;
+    let mut check = |given: Input, rows: &KvBlock| {
+        let Input::Chunk(chunk) = given else {
+            panic!("a receipt that nobody asked for")
+        };
+        for block in chunk.blocks {
+            assert_eq!(*block, rows.part(block.tokens.clone()));
+            read += block.len();
+        }
+        chunk.last
+    };
+    // The place is the other's now, and the late reader reads before it and after it.
+    assert!(!check(late.recv().await.unwrap(), &old_rows));
+    while !check(second.recv().await.unwrap(), &new_rows) {}
+    assert!(!check(late.recv().await.unwrap(), &old_rows));
+    assert!(late.recv().await.is_none(), "rows after the end");
+    assert_eq!(read, 16 * 2 + 96);
+    let exported: u32 = calls
+        .take()
+        .iter()
+        .map(|call| match call {
+            Call::Export { tokens, .. } => tokens.end - tokens.start,
+            _ => 0,
+        })
+        .sum();
+    assert_eq!(exported, 96, "rows that are read for the new request only");
+    model.stop();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn only_a_committed_handoff_decodes() {
     let config = FakeConfig::default();
     let mut receiving = config.clone();
     let calls = Calls::of(&mut receiving);
     let mut waits = limits();
-    waits.resume = std::time::Duration::from_millis(200);
+    waits.resume = Duration::from_millis(200);
     let decode = Setup {
         limits: waits,
         ..Setup::new(Role::Decode, &receiving)

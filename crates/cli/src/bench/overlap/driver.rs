@@ -139,11 +139,11 @@ impl Round {
 pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Vec<Case>> {
     let mut prompts = Prompts::of(pair, SEED).await?;
     // Not counted: the first of each kind pays for memory and connections.
-    round(pair, &mut prompts, tokens / 4).await?;
+    round(pair, &mut prompts, tokens / 4, 0).await?;
     let mut codecs: [Vec<Round>; 2] = Default::default();
     for number in 0..rounds {
         eprintln!("  round {} of {rounds}", number + 1);
-        let both = round(pair, &mut prompts, tokens).await?;
+        let both = round(pair, &mut prompts, tokens, number).await?;
         for (rounds, one) in codecs.iter_mut().zip(both) {
             rounds.push(one);
         }
@@ -154,8 +154,14 @@ pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Ve
         .collect())
 }
 
-/// Every prompt is another one, and no KV of earlier requests is used.
-async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Result<[Round; 2]> {
+/// Every prompt is another one, and no KV of earlier requests is used. What is compared changes places from
+/// one round to the next, so that a machine that becomes slower or faster favours neither.
+async fn round(
+    pair: &Pair,
+    prompts: &mut Prompts,
+    tokens: u32,
+    number: u32,
+) -> anyhow::Result<[Round; 2]> {
     let local = pair.local(&prompts.next(tokens), ANSWER).await?;
     let mut out = Vec::new();
     for (_, codec) in CODECS {
@@ -166,8 +172,17 @@ async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Resul
             overlap,
             ..HandoffTerms::default()
         };
-        let serial = pair.remote(&prompts.next(tokens), &terms(false)).await?;
-        let overlapped = pair.remote(&prompts.next(tokens), &terms(true)).await?;
+        let first_overlaps = number % 2 == 1;
+        let first = pair
+            .remote(&prompts.next(tokens), &terms(first_overlaps))
+            .await?;
+        let second = pair
+            .remote(&prompts.next(tokens), &terms(!first_overlaps))
+            .await?;
+        let (serial, overlapped) = match first_overlaps {
+            true => (second, first),
+            false => (first, second),
+        };
         out.push(Round {
             local: local.first_token_ms,
             step: local.step_ms,

@@ -1,0 +1,182 @@
+//! How long bytes are waited for, on a clock that stands still while nothing waits; and how fast a link is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tandem_identity::{Authority, Gate, Security};
+use tandem_kv::frame::HEADER_BYTES;
+use tandem_node::limits::MIN_LINK_RATE;
+use tandem_node::wire::{Drain, Drained, WireError, fill, flush, read_header, write_parts};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, duplex};
+use tokio::time::{Instant, sleep};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Seconds until `bytes` that come in parts of `part`, one each `pause`, are read or given up.
+async fn fed(bytes: usize, part: usize, pause: Duration) -> (Result<(), WireError>, f64) {
+    let (mut near, mut far) = duplex(1 << 20);
+    let feeding = tokio::spawn(async move {
+        while far.write_all(&vec![7; part]).await.is_ok() {
+            sleep(pause).await;
+        }
+    });
+    let start = Instant::now();
+    let mut buffer = vec![0; bytes];
+    let result = fill(&mut near, &mut buffer, LIMIT, None).await;
+    let took = start.elapsed().as_secs_f64();
+    assert!(result.is_err() || buffer.iter().all(|b| *b == 7));
+    drop(near);
+    feeding.await.unwrap();
+    (result, took)
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_sends_a_byte_now_and_then_is_given_up() {
+    let (result, took) = fed(8 << 20, 1, LIMIT - Duration::from_secs(1)).await;
+    assert!(matches!(result, Err(WireError::Slow)), "{result:?}");
+    let carrying = (8 << 20) as f64 / MIN_LINK_RATE as f64;
+    assert!(
+        (took - LIMIT.as_secs_f64() - carrying).abs() < 0.1,
+        "{took} s"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_sends_nothing_is_given_up_after_the_limit() {
+    let (result, took) = fed(8 << 20, 1, LIMIT * 2).await;
+    assert!(
+        matches!(result, Err(WireError::Silent(LIMIT))),
+        "{result:?}"
+    );
+    assert!((took - LIMIT.as_secs_f64()).abs() < 0.1, "{took} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_link_that_goes_on_is_waited_for() {
+    // Much longer than the limit for a part, and a little faster than the slowest link.
+    let part = MIN_LINK_RATE as usize + 1000;
+    let (result, took) = fed(8 << 20, part, Duration::from_secs(1)).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert!(took > 5.0 * LIMIT.as_secs_f64(), "{took} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_header_that_drips_is_given_up() {
+    let (mut near, mut far) = duplex(1);
+    let dripping = tokio::spawn(async move {
+        while far.write_all(&[0]).await.is_ok() {
+            sleep(Duration::from_secs(1)).await;
+        }
+    });
+    let start = Instant::now();
+    let header = read_header(&mut near, None, LIMIT).await;
+    assert!(matches!(header, Err(WireError::Slow)), "{header:?}");
+    assert!(start.elapsed() < LIMIT + Duration::from_secs(1));
+    assert!((HEADER_BYTES as u64) > LIMIT.as_secs());
+    drop(near);
+    dripping.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_a_byte_now_and_then_is_given_up() {
+    let (mut near, mut far) = duplex(1);
+    let taking = tokio::spawn(async move {
+        while far.read_u8().await.is_ok() {
+            sleep(LIMIT - Duration::from_secs(1)).await;
+        }
+    });
+    let start = Instant::now();
+    let bytes = vec![0; 1 << 20];
+    let written = {
+        let mut drain = Drain::default();
+        write_parts(
+            &mut near,
+            &[&bytes[..100], &bytes[100..]],
+            LIMIT,
+            &mut drain,
+        )
+        .await
+    };
+    assert!(matches!(written, Err(WireError::Slow)), "{written:?}");
+    let carrying = (1 << 20) as f64 / MIN_LINK_RATE as f64;
+    let took = start.elapsed().as_secs_f64();
+    assert!(
+        (took - LIMIT.as_secs_f64() - carrying).abs() < 0.1,
+        "{took} s"
+    );
+    drop(near);
+    taking.await.unwrap();
+}
+
+/// Writes blocks as a writer of a handoff does, to a reader that takes `rate` bytes a second. Gives the
+/// rate that was measured over the one at which the reader read.
+async fn measured<W, R>(mut near: W, mut far: R, rate: f64, blocks: usize, block: usize) -> f64
+where
+    W: AsyncWrite + Unpin,
+    R: AsyncRead + Unpin + Send + 'static,
+{
+    let total = blocks * block;
+    let reading = tokio::spawn(async move {
+        let mut buffer = vec![0; 64 << 10];
+        let (start, mut read) = (Instant::now(), 0);
+        while read < total {
+            read += far.read(&mut buffer).await.unwrap();
+            let due = start + Duration::from_secs_f64(read as f64 / rate);
+            tokio::time::sleep_until(due).await;
+        }
+        read as f64 / start.elapsed().as_secs_f64()
+    });
+    let bytes = vec![7; block / 4];
+    let (mut taken, mut time) = (0, Duration::ZERO);
+    for _ in 0..blocks {
+        let mut drain = Drain::default();
+        for _ in 0..4 {
+            let (head, rest) = bytes.split_at(HEADER_BYTES);
+            write_parts(&mut near, &[head, rest], LIMIT, &mut drain)
+                .await
+                .unwrap();
+        }
+        flush(&mut near, LIMIT).await.unwrap();
+        let drained = drain.end();
+        taken += drained.bytes;
+        time += drained.time;
+    }
+    let read = reading.await.unwrap();
+    assert!(taken > 0, "nothing had to wait");
+    taken as f64 / time.as_secs_f64() / read
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rate_of_a_link_is_measured_where_it_limits() {
+    let (near, far) = duplex(256 << 10);
+    let ratio = measured(near, far, 20e6, 4, 1 << 20).await;
+    assert!((0.75..1.35).contains(&ratio), "in memory: {ratio}");
+    let authority = Authority::create().unwrap();
+    let member = || Security::Tls(Arc::new(authority.issue().unwrap()));
+    let pairs = [
+        (Security::Plaintext, Security::Plaintext),
+        (member(), member()),
+    ];
+    for (from, to) in pairs {
+        let mut gate = Gate::start(super::cluster::bind().await, to, LIMIT).unwrap();
+        let address = gate.local_addr().to_string();
+        let (near, (far, _)) = tokio::join!(from.connect(&address, LIMIT), gate.next());
+        // Much more than the system's buffers take.
+        let (_, near) = near.unwrap().into_split();
+        let ratio = measured(near, far.into_split().0, 60e6, 6, 8 << 20).await;
+        assert!((0.75..1.35).contains(&ratio), "{from:?}: {ratio}");
+    }
+}
+
+#[tokio::test]
+async fn a_link_that_takes_everything_at_once_is_not_measured() {
+    let (mut near, _far) = duplex(1 << 20);
+    let mut drain = Drain::default();
+    for _ in 0..4 {
+        let bytes = vec![7; 100 << 10];
+        write_parts(&mut near, &[&bytes], LIMIT, &mut drain)
+            .await
+            .unwrap();
+    }
+    assert_eq!(drain.end(), Drained::default());
+}
