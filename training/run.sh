@@ -27,23 +27,24 @@ train() {
         --out "$out/$model-$stage.pt" --log "training/log/$model-$stage.jsonl" "$@"
 }
 
-# Two processes of one thread each make better use of two cores than two threads.
+# Two processes of one thread each make better use of two cores than two threads; nano-draft waits for the writer, which
+# is done before the coder.
 (
-    train nano-coder code_analysis 1 train-1.jsonl --threads 1 --steps "${FIRST:-400}" --fall 0
-    train nano-coder code_analysis 2 train-2.jsonl --threads 1 --steps "${STEPS:-800}" --gap 7000 --begin "$out/nano-coder-1.pt"
-    train nano-coder code_analysis 3 train-3.jsonl --threads 1 --steps "${LONG:-500}" --gap 4000 --begin "$out/nano-coder-2.pt"
+    train nano-coder code_analysis 1 train-1.jsonl --threads 1 --steps "${FIRST:-300}" --fall 0
+    train nano-coder code_analysis 2 train-2.jsonl --threads 1 --steps "${STEPS:-600}" --gap 7000 --begin "$out/nano-coder-1.pt"
+    train nano-coder code_analysis 3 train-3.jsonl --threads 1 --steps "${LONG:-250}" --gap 4000 --begin "$out/nano-coder-2.pt"
 ) &
 coder=$!
 (
-    train nano-writer feedback 1 train-1.jsonl --threads 1 --steps "${FIRST:-500}" --fall 0
-    train nano-writer feedback 2 train-2.jsonl --threads 1 --steps "${STEPS:-800}" --gap 7000 --begin "$out/nano-writer-1.pt"
-    train nano-writer feedback 3 train-3.jsonl --threads 1 --steps "${LONG:-250}" --gap 4000 --begin "$out/nano-writer-2.pt"
+    train nano-writer feedback 1 train-1.jsonl --threads 1 --steps "${FIRST:-350}" --fall 0
+    train nano-writer feedback 2 train-2.jsonl --threads 1 --steps "${STEPS:-600}" --gap 7000 --begin "$out/nano-writer-1.pt"
+    train nano-writer feedback 3 train-3.jsonl --threads 1 --steps "${LONG:-150}" --gap 4000 --begin "$out/nano-writer-2.pt"
+    train nano-draft code_analysis 2 train-2.jsonl --threads 1 --steps "${DRAFT:-400}" --gap 7000
+    train nano-draft code_analysis 3 train-3.jsonl --threads 1 --steps "${LONG:-120}" --gap 4000 --begin "$out/nano-draft-2.pt"
 ) &
 writer=$!
 wait "$coder"
 wait "$writer"
-train nano-draft code_analysis 2 train-2.jsonl --threads 1 --steps "${DRAFT:-500}" --gap 7000
-train nano-draft code_analysis 3 train-3.jsonl --threads 1 --steps "${LONG:-200}" --gap 4000 --begin "$out/nano-draft-2.pt"
 
 for model in nano-coder nano-writer nano-draft; do
     feedback=()

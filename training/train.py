@@ -188,8 +188,9 @@ def main():
             print(row, flush=True)
     save(model, args.out, step=step + 1, tokens=seen, answer_tokens=seen_answers)
     loss, top1 = held_out(model, checks, encoder.pad)
-    row = dict(step=step + 1, seconds=round(time.time() - began, 1), tokens=seen, answer_tokens=seen_answers,
-               loss=round(running, 4), heldout_loss=round(loss, 4), heldout_top1=round(top1, 4), done=True)
+    row = dict(step=step + 1, seconds=round(time.time() - began, 1), cpu_seconds=round(time.process_time(), 1),
+               tokens=seen, answer_tokens=seen_answers, loss=round(running, 4), heldout_loss=round(loss, 4),
+               heldout_top1=round(top1, 4), done=True)
     print(json.dumps(row), file=log, flush=True)
     print(row, flush=True)
 
