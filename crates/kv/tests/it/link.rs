@@ -704,11 +704,13 @@ impl<'a> World<'a> {
                     Err(e) => {
                         // A connection that joins after the last block has come is of no use.
                         assert_eq!(e, ReceiverError::Over);
+                        self.connections[i].forward.read += length;
                         return Read::Progress;
                     }
                 }
             }
-            other => panic!("a connection that starts with {other:?}"),
+            // The first frame was lost.
+            _ => return Read::Broken,
         };
         let c = &mut self.connections[i];
         c.forward.read += length;
