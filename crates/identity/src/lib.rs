@@ -23,6 +23,7 @@ pub mod invite;
 pub mod join;
 pub mod limits;
 mod link;
+mod low_water;
 mod peer;
 mod security;
 mod serve;

@@ -14,11 +14,15 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// the 1024 files that a process may usually have open.
 pub const MAX_SILENT: usize = 256;
 
-/// Bytes that a TLS connection encrypts before the socket takes them: they go with one write.
-pub const MAX_UNSENT_BYTES: usize = 1 << 20;
+/// Bytes that a TLS connection encrypts before the socket takes them: more than fits the processor's
+/// cache is slower (`tandem bench handoff`).
+pub const MAX_UNSENT_BYTES: usize = 256 << 10;
 /// Bytes that are read from the socket of a TLS connection at once, and the longest message of a
-/// handshake.
-pub const READ_BUFFER: usize = 256 << 10;
+/// handshake. More than [`LOW_WATER`] and a record, so that as many fit behind a part of one.
+pub const READ_BUFFER: usize = 640 << 10;
+/// Bytes that must have come before a reader that knows of at least as many is woken; see
+/// [`crate::ReadHalf::expect_bytes`].
+pub const LOW_WATER: usize = 512 << 10;
 
 /// How long a certificate of a machine is valid.
 pub const NODE_VALIDITY: Duration = Duration::from_secs(5 * YEAR);

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -11,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::explain::explain;
+use crate::low_water::LowWater;
 use crate::peer::PeerId;
 use crate::tls::Tls;
 
@@ -34,8 +37,8 @@ pub struct ReadHalf(Reading);
 pub struct WriteHalf(Writing);
 
 enum Reading {
-    Plain(OwnedReadHalf),
-    Tls(tokio::io::ReadHalf<Box<Tls>>),
+    Plain(OwnedReadHalf, LowWater),
+    Tls(tokio::io::ReadHalf<Box<Tls>>, Arc<AtomicUsize>),
 }
 
 enum Writing {
@@ -95,13 +98,17 @@ impl Link {
             Stream::Plain(tcp) => {
                 let (read, write) = tcp.into_split();
                 (
-                    ReadHalf(Reading::Plain(read)),
+                    ReadHalf(Reading::Plain(read, LowWater::default())),
                     WriteHalf(Writing::Plain(write)),
                 )
             }
             Stream::Tls(tls) => {
+                let expected = tls.expected();
                 let (read, write) = tokio::io::split(tls);
-                (ReadHalf(Reading::Tls(read)), WriteHalf(Writing::Tls(write)))
+                (
+                    ReadHalf(Reading::Tls(read, expected)),
+                    WriteHalf(Writing::Tls(write)),
+                )
             }
         }
     }
@@ -117,6 +124,16 @@ impl fmt::Debug for Link {
 }
 
 impl ReadHalf {
+    /// Says that so many bytes are known to come. Where they are many, reads need not return before a
+    /// good part of them is there ([`crate::limits::LOW_WATER`]): to be woken for each packet costs more than to read
+    /// it. Stays until it is said again; a reader that does not know what comes says 0.
+    pub fn expect_bytes(&mut self, bytes: usize) {
+        match &mut self.0 {
+            Reading::Plain(read, low) => low.expect(read.as_ref(), bytes),
+            Reading::Tls(_, expected) => expected.store(bytes, Ordering::Relaxed),
+        }
+    }
+
     /// Reads into several buffers, with one call of the system where there is no TLS; gives the number
     /// of bytes, 0 at the end of the stream or if there is no room in any of them. Safe to drop: what
     /// was not given was not read.
@@ -128,14 +145,14 @@ impl ReadHalf {
             return Ok(0);
         };
         match &mut self.0 {
-            Reading::Plain(read) => loop {
+            Reading::Plain(read, _) => loop {
                 read.readable().await?;
                 match read.try_read_vectored(&mut buffers[first..]) {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                     done => return done,
                 }
             },
-            Reading::Tls(read) => explained(read.read(&mut buffers[first]).await),
+            Reading::Tls(read, _) => explained(read.read(&mut buffers[first]).await),
         }
     }
 }
@@ -187,7 +204,10 @@ impl AsyncRead for ReadHalf {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(&mut self.0, Reading, s => Pin::new(s).poll_read(cx, buf))
+        match &mut self.0 {
+            Reading::Plain(read, _) => Pin::new(read).poll_read(cx, buf),
+            Reading::Tls(read, _) => Pin::new(read).poll_read(cx, buf).map(explained),
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use rustls::client::UnbufferedClientConnection;
@@ -20,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::limits::{MAX_UNSENT_BYTES, READ_BUFFER};
+use crate::low_water::LowWater;
 
 /// The most bytes of a record: 2^14 of text, 256 of expansion, 5 of header (RFC 8446, 5.2).
 const MAX_RECORD: usize = (1 << 14) + 256 + 5;
@@ -39,6 +41,9 @@ pub(crate) struct Tls {
     /// This side has said so.
     shut: bool,
     failed: Option<TlsError>,
+    /// Bytes of text that are known to come, and what the socket was told of them.
+    expected: Arc<AtomicUsize>,
+    low: LowWater,
 }
 
 enum Session {
@@ -127,6 +132,8 @@ impl Tls {
             ended: false,
             shut: false,
             failed: None,
+            expected: Arc::default(),
+            low: LowWater::default(),
         };
         std::future::poll_fn(|cx| tls.poll_shake(cx)).await?;
         Ok(tls)
@@ -153,6 +160,11 @@ impl Tls {
     /// The certificates that the peer has shown, its own first.
     pub(crate) fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.session.state().peer_certificates()
+    }
+
+    /// Where a reader says how many bytes of text are known to come.
+    pub(crate) fn expected(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.expected)
     }
 
     /// The socket below.
@@ -453,6 +465,10 @@ impl AsyncRead for Tls {
             if tls.ended || reader.filled().len() > before {
                 break;
             }
+            // Encrypted, they are more.
+            let here = tls.incoming.end - tls.incoming.start;
+            let expected = tls.expected.load(Ordering::Relaxed).saturating_sub(here);
+            tls.low.expect(&tls.tcp, expected);
             if ready!(tls.incoming.poll_fill(&mut tls.tcp, cx))? == 0 {
                 return Poll::Ready(Err(cut_off()));
             }

@@ -45,7 +45,7 @@ pub const MAX_APPLY_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES
 /// handoff up without being silent.
 pub const MIN_LINK_RATE: u64 = 64 << 10;
 /// Bytes that are read from a connection before they are summed; a plane that is larger is read at once.
-pub const READ_BYTES: usize = 512 << 10;
+pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
 /// Bytes that a link has taken while it was waited for, before its rate is believed.

@@ -136,7 +136,8 @@ pub async fn fill_parts(
     limit: Duration,
     activity: &Activity,
 ) -> Result<Checksum, WireError> {
-    let patience = Patience::new(limit, parts.iter().map(|p| p.len()).sum());
+    let mut expected = parts.iter().map(|p| p.len()).sum();
+    let patience = Patience::new(limit, expected);
     let mut sum = Checksum::default();
     let mut slices: Vec<IoSliceMut<'_>> = parts.into_iter().map(IoSliceMut::new).collect();
     let mut rest = slices.as_mut_slice();
@@ -149,6 +150,7 @@ pub async fn fill_parts(
             bytes <= READ_BYTES
         };
         let count = rest.iter().take_while(fits).count().max(1);
+        stream.expect_bytes(expected);
         let n = patience
             .wait(stream.read_vectored(&mut rest[..count]))
             .await?;
@@ -156,6 +158,7 @@ pub async fn fill_parts(
             return Err(WireError::Truncated);
         }
         activity.touch();
+        expected -= n;
         let mut left = n;
         for slice in rest.iter() {
             let part = left.min(slice.len());
@@ -167,6 +170,7 @@ pub async fn fill_parts(
         }
         IoSliceMut::advance_slices(&mut rest, n);
     }
+    stream.expect_bytes(0);
     Ok(sum)
 }
 

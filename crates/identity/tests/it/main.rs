@@ -8,6 +8,7 @@
 mod directory;
 mod handshakes;
 mod joining;
+mod low_water;
 mod pair;
 mod plaintext;
 mod records;
