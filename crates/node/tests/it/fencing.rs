@@ -80,6 +80,18 @@ async fn a_late_writer_does_not_reach_the_request_that_has_its_place_now() {
     }
 }
 
+/// An engine with one place.
+fn one_place() -> (Arc<Model>, Calls) {
+    let mut config = FakeConfig {
+        sequences: 1,
+        ..FakeConfig::default()
+    };
+    let calls = Calls::of(&mut config);
+    let engine = Box::new(FakeEngine::new(config));
+    let model = Arc::new(Model::start("m".into(), engine).unwrap());
+    (model, calls)
+}
+
 /// A request that waits for a handoff, straight at the engine thread.
 fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<GenerateEvent>) {
     let admission = model.admit().unwrap();
@@ -129,13 +141,7 @@ async fn apply(model: &Model, id: JobId, block: &Arc<KvBlock>) -> Result<(), Str
 
 #[tokio::test]
 async fn kv_commands_of_an_earlier_epoch_are_refused_by_the_engine_thread() {
-    let mut config = FakeConfig {
-        sequences: 1,
-        ..FakeConfig::default()
-    };
-    let calls = Calls::of(&mut config);
-    let engine = Box::new(FakeEngine::new(config.clone()));
-    let model = Arc::new(Model::start("m".into(), engine).unwrap());
+    let (model, calls) = one_place();
     let mut source = FakeEngine::new(FakeConfig::default());
     let rows = |source: &mut FakeEngine, tokens: &[u32]| {
         let sequence = source.open().unwrap();
@@ -217,13 +223,7 @@ fn reading(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Input>)
 
 #[tokio::test]
 async fn a_late_reader_gets_nothing_of_the_request_that_has_its_place_now() {
-    let mut config = FakeConfig {
-        sequences: 1,
-        ..FakeConfig::default()
-    };
-    let calls = Calls::of(&mut config);
-    let engine = Box::new(FakeEngine::new(config.clone()));
-    let model = Arc::new(Model::start("m".into(), engine).unwrap());
+    let (model, calls) = one_place();
     let old = prompt(16 * 6 + 1);
     let new: Vec<u32> = old.iter().map(|t| t + 1).collect();
     let mut source = FakeEngine::new(FakeConfig::default());
