@@ -24,9 +24,6 @@ fn config(windowed: bool) -> FakeConfig {
     config
 }
 
-/// How often a test is tried again where a busy machine gave one connection nothing to do.
-const TRIES: usize = 10;
-
 #[tokio::test(flavor = "multi_thread")]
 async fn one_to_four_connections_give_the_same_tokens() {
     for config in [config(false), config(true)] {
@@ -40,24 +37,22 @@ async fn one_to_four_connections_give_the_same_tokens() {
         // More than the receiver takes are not opened.
         for streams in 1..=STREAMS + 1 {
             deal.terms.streams = streams;
-            // On a busy machine one connection may do all the work.
-            let mut used = 0;
-            for _ in 0..TRIES {
+            for overlap in [true, false] {
+                deal.terms.overlap = overlap;
                 proxy.next(&[]);
                 let outcome = deal.run(&prefill, &decode).await;
                 outcome.whole(&expected, &format!("{streams} streams"));
                 assert_eq!(outcome.done().3, 0, "{outcome:?}");
-                assert_eq!(proxy.connections(), streams.min(STREAMS) as usize);
+                let opened = streams.min(STREAMS) as usize;
+                assert_eq!(proxy.connections(), opened);
                 let carries = |i: &usize| {
                     let [sent, _] = proxy.frames(*i);
                     sent.iter().any(|(k, _)| *k == Kind::Segment)
                 };
-                used = (0..proxy.connections()).filter(carries).count();
-                if used > 1 || streams == 1 {
-                    break;
-                }
+                let used = (0..opened).filter(carries).count();
+                // Where blocks come one at a time, one connection may be enough.
+                assert!(used == opened || overlap, "{used} of {opened}");
             }
-            assert!(used > 1 || streams == 1, "one connection did all the work");
         }
         decode.clean().await;
         prefill.clean().await;
@@ -145,40 +140,27 @@ async fn a_connection_that_stops_is_not_waited_for_because_another_one_beats() {
         deal.terms.streams = 2;
         deal.via = Some(proxy.port);
         let expected = deal.expected(&config).await;
-        // On a busy machine one connection may do all the work.
-        let mut sent = Vec::new();
-        for _ in 0..TRIES {
-            proxy.next(&[]);
-            deal.run(&prefill, &decode).await.whole(&expected, "whole");
-            [sent, _] = proxy.frames(1);
-            if sent.len() > 2 {
-                break;
-            }
-        }
-        assert!(sent.len() > 2, "one connection did all the work: {sent:?}");
+        // All blocks at once, so that both connections have something to do.
+        deal.terms.overlap = false;
+        proxy.next(&[]);
+        deal.run(&prefill, &decode).await.whole(&expected, "whole");
+        let [sent, _] = proxy.frames(1);
+        assert!(sent.len() > 2, "{sent:?}");
         // Before the join, behind it, behind a segment, and inside one.
         let (join, segment) = (sent[0].1.end, sent[1].1.end);
-        let (mut stops, mut runs) = (0, 0);
-        let places = [0, join, segment, segment - 10];
-        for at in places.into_iter().cycle().take(places.len() * TRIES) {
+        for at in [0, join, segment, segment - 10] {
             let what = format!("stops after {at} bytes");
             proxy.next(&[Fault::None, Fault::Hold(at)]);
             let outcome = deal.run(&prefill, &decode).await;
             outcome.whole(&expected, &what);
-            let has_stopped = proxy.written(1) > at.max(join);
-            assert_eq!(outcome.done().3, u32::from(has_stopped), "{what}");
-            stops += u32::from(has_stopped);
-            runs += 1;
+            assert!(proxy.written(1) > at, "{what}: nothing was held back");
+            assert_eq!(outcome.done().3, 1, "{what}");
             let [main, _] = proxy.frames(0);
             let kinds: Vec<Kind> = main.into_iter().map(|(kind, _)| kind).collect();
             let commit = kinds.iter().position(|k| *k == Kind::Commit).expect(&what);
             let beats = kinds[commit..].iter().filter(|k| **k == Kind::Beat);
-            assert!(!has_stopped || beats.count() > 2, "{what}: {kinds:?}");
-            if runs >= places.len() && stops > 1 {
-                break;
-            }
+            assert!(beats.count() > 2, "{what}: {kinds:?}");
         }
-        assert!(stops > 1, "{stops}");
         decode.clean().await;
         prefill.clean().await;
     }
