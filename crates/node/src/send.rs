@@ -264,8 +264,17 @@ enum ReceiptState {
 
 type Incoming = Result<(Header, Vec<u8>), WireError>;
 
-/// What a writer has done, or which connection failed and why.
-type Told = Result<Written, (usize, Fault)>;
+/// What a writer has done, or that a connection has ended.
+type Told = Result<Written, Ended>;
+
+/// A connection that has ended.
+struct Ended {
+    stream: usize,
+    fault: Fault,
+    /// True if the receiver said that it does not want it; else it may have been closed because
+    /// everything has come.
+    is_refused: bool,
+}
 
 /// The open connections of the handoff.
 struct Connection {
@@ -415,11 +424,16 @@ impl Pump {
         let (refused, index) = (connection.report.clone(), connection.streams.len());
         let watching = tokio::spawn(async move {
             let mut read = read;
-            let reason = match read_header(&mut read, None, silence).await {
-                Ok(_) => "refused a further connection".to_owned(),
-                Err(e) => e.to_string(),
+            let (reason, is_refused) = match read_header(&mut read, None, silence).await {
+                Ok(_) => ("the receiver refused a further connection".to_owned(), true),
+                Err(e) => (e.to_string(), false),
             };
-            let _ = refused.send(Err((index, Fault::Broken(reason)))).await;
+            let ended = Ended {
+                stream: index,
+                fault: Fault::Broken(reason),
+                is_refused,
+            };
+            let _ = refused.send(Err(ended)).await;
         });
         connection.tasks.push(watching.abort_handle());
         connection.add(write, outbound, limits);
@@ -570,11 +584,14 @@ impl Pump {
             written = connection.written.recv() => {
                 match written.ok_or(WireError::Closed)? {
                     Ok(written) => self.written(written),
-                    Err((stream, Fault::Broken(reason))) if has_committed => {
+                    // What was written on a connection that was refused has not been read.
+                    Err(Ended { stream, fault: Fault::Broken(reason), is_refused })
+                        if over || (has_committed && !is_refused) =>
+                    {
                         tracing::debug!(stream, %reason, "a connection ended after the commit");
                         connection.main_ended |= stream == 0;
                     }
-                    Err((_, fault)) => return Err(fault),
+                    Err(ended) => return Err(ended.fault),
                 }
             }
             given = input.recv(), if wants_input => self.take(given).await?,

@@ -1,5 +1,5 @@
-//! The writer of one connection of a handoff: encodes the next segment while the last is written, where there is anything to
-//! encode.
+//! The writer of one connection of a handoff: encodes the next segment while the last is written,
+//! where there is anything to encode.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
-use super::{Fault, Told};
+use super::{Ended, Fault, Told};
 use crate::limits::SEGMENTS_AHEAD;
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
@@ -88,7 +88,11 @@ impl Writer {
             let stream = self.stream;
             let report = match done {
                 Ok(block) => Ok(Written { stream, block }),
-                Err(fault) => Err((stream, fault)),
+                Err(fault) => Err(Ended {
+                    stream,
+                    fault,
+                    is_refused: false,
+                }),
             };
             if self.report.send(report).await.is_err() || over {
                 return;
