@@ -5,6 +5,7 @@
 //! handoff goes on after the last block that was applied: nothing is computed twice.
 
 mod choice;
+mod links;
 mod stream;
 
 use std::collections::VecDeque;
@@ -24,7 +25,8 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
-pub use choice::{Choice, Learnt, Links, Measured};
+pub use choice::{Choice, Measured};
+pub use links::{Learnt, Links};
 
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
@@ -651,7 +653,7 @@ impl Pump {
             stream.waiting += 1;
             self.report.codec = self.report.codec.max(Some(codec));
             self.clock.sent();
-            self.measured.opened();
+            self.measured.opened(Instant::now());
             if let Some(block) = self.queue.pop_front() {
                 self.sent.push_back(block);
             }
@@ -683,7 +685,7 @@ impl Pump {
             self.clock.all_acknowledged();
         }
         if self.sender.in_flight() < before {
-            self.measured.acknowledged(idle);
+            self.measured.acknowledged(Instant::now(), idle);
         }
         Ok(())
     }

@@ -1,16 +1,14 @@
 //! Which codec the next block travels in.
 
-use std::num::NonZeroUsize;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lru::LruCache;
 use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, Quality};
 use tandem_kv::codec::Codec;
 
+use super::links::Learnt;
 use super::stream::Done;
 use crate::job::Computed;
-use crate::limits::{BELIEVED_BYTES, MAX_LINKS};
+use crate::limits::BELIEVED_BYTES;
 use crate::wire::Drained;
 
 /// How the codec is chosen.
@@ -20,57 +18,6 @@ pub enum Choice {
     Fixed(Codec),
     /// By [`Adaptive`], within a quality.
     Auto(Quality),
-}
-
-/// The rates of links that earlier handoffs were slowed down by, in payload bytes per second, by target.
-pub struct Links {
-    rates: Mutex<LruCache<String, f64>>,
-}
-
-impl Default for Links {
-    fn default() -> Self {
-        let most = NonZeroUsize::new(MAX_LINKS).unwrap_or(NonZeroUsize::MIN);
-        Self {
-            rates: Mutex::new(LruCache::new(most)),
-        }
-    }
-}
-
-impl std::fmt::Debug for Links {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Links").finish_non_exhaustive()
-    }
-}
-
-impl Links {
-    fn rates(&self) -> MutexGuard<'_, LruCache<String, f64>> {
-        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The rate of the link to a target, if it is known.
-    pub fn rate(&self, target: &str) -> Option<f64> {
-        self.rates().get(target).copied()
-    }
-
-    /// Takes what a handoff has learnt of the link to its target.
-    pub fn learn(&self, target: &str, measured: &Measured) {
-        match measured.learnt() {
-            Learnt::Nothing => {}
-            Learnt::Fast => drop(self.rates().pop(target)),
-            Learnt::Rate(rate) => drop(self.rates().put(target.to_owned(), rate)),
-        }
-    }
-}
-
-/// What a handoff tells of its link.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Learnt {
-    /// It was too short.
-    Nothing,
-    /// Nothing had to wait for it.
-    Fast,
-    /// Payload bytes per second.
-    Rate(f64),
 }
 
 /// What a handoff has measured of itself.
@@ -214,17 +161,17 @@ impl Measured {
     }
 
     /// A block has been given to a connection.
-    pub fn opened(&mut self) {
-        self.busy_since.get_or_insert_with(Instant::now);
+    pub fn opened(&mut self, now: Instant) {
+        self.busy_since.get_or_insert(now);
     }
 
     /// Blocks have been acknowledged; `idle` if none is on its way any more.
-    pub fn acknowledged(&mut self, idle: bool) {
+    pub fn acknowledged(&mut self, now: Instant, idle: bool) {
         let Some(since) = self.busy_since else { return };
-        let now = Instant::now();
         self.busy_since = (!idle).then_some(now);
         let bytes = std::mem::take(&mut self.on_their_way);
-        self.carried.add(bytes, now - since);
+        self.carried
+            .add(bytes, now.saturating_duration_since(since));
         self.adaptive.acknowledged(bytes);
         self.acknowledged += bytes;
         self.review();

@@ -155,10 +155,10 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     let mut busy = Measured::new(&AUTO, None, true);
     busy.produced(&chunk);
     for _ in 0..5 {
-        busy.opened();
+        let start = Instant::now();
+        busy.opened(start);
         busy.written(0, 1_000_000, Drained::default());
-        std::thread::sleep(Duration::from_millis(30));
-        busy.acknowledged(true);
+        busy.acknowledged(start + Duration::from_millis(30), true);
         assert_eq!(busy.codec(), Codec::Raw);
     }
     assert_eq!(busy.learnt(), Learnt::Fast);
@@ -166,10 +166,10 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     let mut slow = Measured::new(&AUTO, None, true);
     slow.produced(&chunk);
     for part in 1..=8u64 {
-        slow.opened();
+        let start = Instant::now();
+        slow.opened(start);
         slow.written(0, BELIEVED_BYTES / 8, drained(BELIEVED_BYTES / 8, 10e6));
-        std::thread::sleep(Duration::from_millis(20));
-        slow.acknowledged(true);
+        slow.acknowledged(start + Duration::from_millis(20), true);
         let expected = if part < 8 { Codec::Raw } else { Codec::K8v4 };
         assert_eq!(slow.codec(), expected, "part {part}");
     }
@@ -234,19 +234,19 @@ fn a_link_is_remembered_from_one_handoff_to_the_next() {
     let mut faster = Measured::new(&AUTO, links.rate("a:1"), true);
     faster.produced(&chunk(1_000_000, 10.0));
     assert_eq!(faster.codec(), Codec::K8v4);
-    faster.opened();
+    let start = Instant::now();
+    faster.opened(start);
     faster.written(0, BELIEVED_BYTES, drained(BELIEVED_BYTES, 1e9));
-    std::thread::sleep(Duration::from_millis(20));
-    faster.acknowledged(true);
+    faster.acknowledged(start + Duration::from_millis(20), true);
     assert_eq!(faster.codec(), Codec::Raw);
     links.learn("a:1", &faster);
     assert!(links.rate("a:1").unwrap() > 0.9e9);
     // One that never had to wait forgets it.
     let mut free = Measured::new(&Choice::Fixed(Codec::Raw), links.rate("a:1"), true);
-    free.opened();
+    let start = Instant::now();
+    free.opened(start);
     free.written(0, BELIEVED_BYTES, Drained::default());
-    std::thread::sleep(Duration::from_millis(20));
-    free.acknowledged(true);
+    free.acknowledged(start + Duration::from_millis(20), true);
     links.learn("a:1", &free);
     assert_eq!(links.rate("a:1"), None);
     // They are forgotten, the oldest first, beyond a limit.
