@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tandem_kv::codec::Codec;
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::{Contract, KvBlock, Section};
 use tandem_proto::{HandoffTerms, Reuse};
+use tokio::time::timeout;
 
-use crate::pages::{Held, PageStore, Pinned, Provenance, Snapshot, Wanted};
+use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wanted};
 
 /// Keeps KV of a request as pages, and finds pages for it.
 #[derive(Debug, Clone)]
@@ -209,6 +211,8 @@ impl Tail {
 /// Reads pinned pages piece by piece, in the order in which an engine takes them.
 pub struct Pieces {
     pinned: Arc<Pinned>,
+    /// Longest wait for a piece.
+    limit: Duration,
     next: u32,
     end: u32,
     snapshot: bool,
@@ -220,10 +224,11 @@ const PIECE_TOKENS: u32 = 16 * PAGE_TOKENS;
 impl Pieces {
     /// Pages for the full layers of a sequence up to `end`.
     #[must_use]
-    pub fn pages(pinned: Pinned, end: u32) -> Self {
+    pub fn pages(pinned: Pinned, end: u32, limit: Duration) -> Self {
         Self {
             end: pinned.held().tokens.min(end - end % PAGE_TOKENS),
             pinned: Arc::new(pinned),
+            limit,
             next: 0,
             snapshot: false,
         }
@@ -232,7 +237,7 @@ impl Pieces {
     /// All that is needed to continue a sequence: for a model with windows a snapshot and the pages
     /// before it.
     #[must_use]
-    pub fn all(pinned: Pinned, contract: &Contract) -> Option<Self> {
+    pub fn all(pinned: Pinned, contract: &Contract, limit: Duration) -> Option<Self> {
         let held = pinned.held();
         let (end, snapshot) = if contract.has_window() {
             let position = held.snapshot?;
@@ -242,6 +247,7 @@ impl Pieces {
         };
         (end > 0 || snapshot).then(|| Self {
             pinned: Arc::new(pinned),
+            limit,
             next: 0,
             end,
             snapshot,
@@ -251,30 +257,43 @@ impl Pieces {
     /// The next blocks; empty at the end.
     ///
     /// # Errors
-    /// If the disk failed.
+    /// If the disk failed, or did not answer within the limit.
     pub async fn next(&mut self) -> Result<Vec<KvBlock>, String> {
-        let pinned = Arc::clone(&self.pinned);
         if self.next < self.end {
             let range = self.next..self.end.min(self.next + PIECE_TOKENS);
             self.next = range.end;
-            return blocking(move || pinned.load(range).map_err(|e| e.to_string())).await;
+            return self.read(|pinned| pinned.load(range)).await;
         }
         if std::mem::take(&mut self.snapshot) {
-            return blocking(move || {
-                let Snapshot { tail, window } =
-                    pinned.load_snapshot().map_err(|e| e.to_string())?;
-                Ok(tail.into_iter().chain([window]).collect())
-            })
-            .await;
+            return self
+                .read(|pinned| {
+                    let Snapshot { tail, window } = pinned.load_snapshot()?;
+                    Ok(tail.into_iter().chain([window]).collect())
+                })
+                .await;
         }
         Ok(Vec::new())
     }
-}
 
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|e| Err(e.to_string()))
+    async fn read(
+        &self,
+        work: impl FnOnce(&Pinned) -> Result<Vec<KvBlock>, LoadError> + Send + 'static,
+    ) -> Result<Vec<KvBlock>, String> {
+        let pinned = Arc::clone(&self.pinned);
+        let mut reading = tokio::task::spawn_blocking(move || work(&pinned));
+        match timeout(self.limit, &mut reading).await {
+            Ok(Ok(read)) => read.map_err(|e| e.to_string()),
+            Ok(Err(ended)) => Err(ended.to_string()),
+            Err(_) => {
+                // A thread cannot be told to stop; until it does, no other one waits for the disk.
+                let overdue = self.pinned.overdue();
+                tokio::spawn(async move {
+                    let _ = reading.await;
+                    drop(overdue);
+                });
+                let limit = self.limit.as_secs_f32();
+                Err(format!("the disk did not answer within {limit} s"))
+            }
+        }
+    }
 }

@@ -80,6 +80,8 @@ pub struct Limits {
     pub head: Duration,
     /// Longest wait for the answer to a hello, which comes when held pages are in place.
     pub accept: Duration,
+    /// Longest wait for pages from disk, up to 1024 tokens at a time.
+    pub page_read: Duration,
     /// How long a handoff whose connection broke waits for a new one.
     pub resume: Duration,
     /// How long an answer that is complete waits for the prefill node's receipt.
@@ -100,6 +102,7 @@ impl Default for Limits {
             connect: tandem_proto::limits::CONNECT,
             head: tandem_proto::limits::HEAD,
             accept: tandem_proto::limits::HANDOFF_SILENCE,
+            page_read: Duration::from_secs(10),
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),
             beat: tandem_proto::limits::BEAT,

@@ -234,10 +234,10 @@ pub enum LoadError {
 /// A bounded cache of KV. Clones share it; it closes with the last of them.
 ///
 /// All methods may be called from any thread. [`PageStore::put`], [`PageStore::held`] and
-/// [`PageStore::pin`] do not wait for the disk (but may delete a file); [`PageStore::open`],
-/// [`PageStore::load`], [`PageStore::load_snapshot`] and [`PageStore::flush`] do, so
-/// asynchronous callers call these where blocking is allowed. Closing waits for at most one write;
-/// what shall outlive a restart is flushed before.
+/// [`PageStore::pin`] do not wait for the disk; [`PageStore::open`], [`PageStore::load`],
+/// [`PageStore::load_snapshot`] and [`PageStore::flush`] do, so asynchronous callers call these
+/// where blocking is allowed. Closing waits for at most one write, and not longer than
+/// [`limits::CLOSE`]; what shall outlive a restart is flushed before.
 #[derive(Debug, Clone)]
 pub struct PageStore {
     shared: Arc<Shared>,
@@ -264,8 +264,6 @@ impl PageStore {
             index.adopt(scan.found);
         }
         let shared = Arc::new(Shared::new(index, disk));
-        // Deletes what was too much.
-        shared.with(|_| ());
         let writer = Writer::start(&shared).map_err(OpenError::Thread)?;
         Ok(Self {
             shared,
@@ -597,6 +595,34 @@ impl Pinned {
         let position = self.held.snapshot.unwrap_or(0);
         self.store
             .load_snapshot(&self.namespace, &self.tokens, position, self.wanted)
+    }
+}
+
+/// While this lives, the disk counts as one that does not answer: nothing is read from it.
+#[derive(Debug)]
+pub struct Overdue(PageStore);
+
+impl Pinned {
+    /// A read from this has been given up and is still going on; it is overdue while the guard lives.
+    #[must_use]
+    pub fn overdue(&self) -> Overdue {
+        let store = self.store.clone();
+        store
+            .shared
+            .disk
+            .as_ref()
+            .inspect(|disk| disk.overdue(true));
+        Overdue(store)
+    }
+}
+
+impl Drop for Overdue {
+    fn drop(&mut self) {
+        self.0
+            .shared
+            .disk
+            .as_ref()
+            .inspect(|disk| disk.overdue(false));
     }
 }
 

@@ -410,7 +410,7 @@ impl Pump {
         let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
             return Ok(0);
         };
-        let mut pieces = Pieces::pages(pinned, self.kv_end);
+        let mut pieces = Pieces::pages(pinned, self.kv_end, self.limits.page_read);
         loop {
             let blocks = match pieces.next().await {
                 Ok(blocks) => blocks,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_identity::ReadHalf;
-use tandem_identity::limits::MAX_UNSENT_BYTES;
+use tandem_identity::limits::{LOW_WATER, MAX_UNSENT_BYTES};
 use tandem_kv::frame::{Checksum, FrameError, HEADER_BYTES, Header};
 use tandem_proto::limits::HANDOFF_SILENCE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -317,3 +317,5 @@ pub async fn flush<W: AsyncWrite + Unpin>(
 
 /// What a connection encrypts and holds back goes within a silence over the slowest link.
 const _: () = assert!(MAX_UNSENT_BYTES as u64 / MIN_LINK_RATE < HANDOFF_SILENCE.as_secs());
+/// So much comes within a silence, before which a reader that expects more is not woken.
+const _: () = assert!(LOW_WATER as u64 / MIN_LINK_RATE < HANDOFF_SILENCE.as_secs());

@@ -11,6 +11,7 @@
 
 mod it {
     mod cancel;
+    mod child;
     mod cluster;
     mod codecs;
     mod conversation;

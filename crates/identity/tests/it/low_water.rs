@@ -56,6 +56,28 @@ async fn a_reader_that_expects_much_is_not_woken_for_little() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_wakes_a_reader_that_expects_much() {
+    for (near, far) in links().await {
+        let is_tls = near.is_tls();
+        let (mut read, _keep) = far.into_split();
+        read.expect_bytes(2 * LOW_WATER);
+        let ending = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            drop(near);
+        };
+        let mut buffer = [0; 16];
+        let reading = timeout(PATIENCE, read.read(&mut buffer));
+        let (ended, ()) = tokio::join!(reading, ending);
+        // Without the goodbye of TLS its end is a failure.
+        let ended = ended.expect("the end is not noticed");
+        assert!(
+            ended.is_err() || ended.is_ok_and(|n| n == 0),
+            "TLS {is_tls}"
+        );
+    }
+}
+
 /// Reads exactly `bytes`, as one who knows that they come.
 async fn read_all(read: &mut ReadHalf, bytes: usize, dice: &mut impl Rng) -> Vec<u8> {
     let mut all = Vec::new();

@@ -50,7 +50,7 @@ pub(super) async fn generate(
     let pieces = keep
         .pin(&tokens[..kv_end as usize])
         .filter(|_| !remote)
-        .and_then(|pinned| Pieces::all(pinned, &model.contract));
+        .and_then(|pinned| Pieces::all(pinned, &model.contract, node.config.limits.page_read));
     let source = match (remote, &pieces) {
         (true, _) => Source::Remote,
         (false, Some(_)) => Source::Pages,

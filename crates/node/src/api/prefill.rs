@@ -41,7 +41,7 @@ pub(super) async fn prefill(
     );
     let pieces = keep
         .pin(&tokens[..kv_end as usize])
-        .and_then(|pinned| Pieces::all(pinned, &model.contract));
+        .and_then(|pinned| Pieces::all(pinned, &model.contract, node.config.limits.page_read));
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;

@@ -9,6 +9,7 @@ use std::fmt::{Display, Formatter};
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -106,6 +107,8 @@ pub struct Scan {
 pub struct Disk {
     dir: PathBuf,
     logged: Mutex<Option<Instant>>,
+    /// Reads that are still going on although nobody waits for them any more.
+    overdue: AtomicUsize,
     /// Released by the system when the process ends, however it ends.
     lock: File,
 }
@@ -146,6 +149,7 @@ impl Disk {
             Ok(()) => Ok(Self {
                 dir,
                 logged: Mutex::default(),
+                overdue: AtomicUsize::new(0),
                 lock,
             }),
             Err(TryLockError::WouldBlock) => Err(OpenError::InUse { dir }),
@@ -238,8 +242,11 @@ impl Disk {
     /// Reads the rows of an object and compares everything with what was written.
     ///
     /// # Errors
-    /// If they are not there whole.
+    /// If they are not there whole, or a read before this is overdue.
     pub fn read(&self, name: &FileName, meta: &Meta) -> Result<Vec<u8>, Unread> {
+        if self.overdue.load(Ordering::Relaxed) > 0 {
+            return Err(Unread::Failed(ErrorKind::TimedOut.into()));
+        }
         let mut file = File::open(self.dir.join(name.to_string()))?;
         // What is allocated below is compared with the file's length first.
         if file.metadata()?.len() != meta.file_bytes() {
@@ -256,6 +263,14 @@ impl Disk {
             return Err(Unread::Damaged);
         }
         Ok(bytes)
+    }
+
+    /// A read has become overdue, or has ended after that.
+    pub fn overdue(&self, is_going_on: bool) {
+        match is_going_on {
+            true => self.overdue.fetch_add(1, Ordering::Relaxed),
+            false => self.overdue.fetch_sub(1, Ordering::Relaxed),
+        };
     }
 
     /// Deletes files; tells how many could not be.

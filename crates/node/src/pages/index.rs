@@ -59,8 +59,10 @@ pub struct Index {
     /// Objects handed to the writer.
     writing: usize,
     serial: u64,
-    /// Files that nothing refers to any more; the caller deletes them without the lock.
+    /// Files that nothing refers to any more; the writer deletes them without the lock.
     unused: Vec<FileName>,
+    /// Files that the writer is deleting.
+    removing: usize,
     /// Counters and sizes.
     pub stats: PageStats,
 }
@@ -84,13 +86,25 @@ impl Index {
             writing: 0,
             serial: 0,
             unused: Vec::new(),
+            removing: 0,
             stats: PageStats::default(),
         }
     }
 
-    /// The files to delete now.
+    /// True if there are files to delete.
+    pub fn has_unused(&self) -> bool {
+        !self.unused.is_empty()
+    }
+
+    /// The files to delete now, until [`Index::removed`].
     pub fn take_unused(&mut self) -> Vec<FileName> {
+        self.removing += self.unused.len();
         std::mem::take(&mut self.unused)
+    }
+
+    /// So many files have been deleted, or cannot be.
+    pub fn removed(&mut self, files: usize) {
+        self.removing = self.removing.saturating_sub(files);
     }
 
     /// The object of this id.
@@ -300,9 +314,10 @@ impl Index {
         self.leave_queue(spill);
     }
 
-    /// True if nothing waits to be written or is being written.
+    /// True if nothing waits to be written or deleted, and nothing is just then.
     pub fn is_written(&self) -> bool {
-        self.queue.is_empty() && self.writing == 0
+        let is_clear = self.unused.is_empty() && self.removing == 0;
+        self.queue.is_empty() && self.writing == 0 && is_clear
     }
 
     /// A number that was not used before, for versions and file names.

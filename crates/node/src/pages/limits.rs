@@ -20,5 +20,7 @@ pub const MAX_PINS: usize = 1024;
 pub const ENTRY_OVERHEAD: u64 = 512;
 /// Times that a load looks for an object whose file vanished while it was read (a better copy came).
 pub const LOAD_ATTEMPTS: u32 = 3;
+/// A store that closes waits this long for what its disk is doing.
+pub const CLOSE: Duration = Duration::from_secs(5);
 /// A failing disk is logged this often at most; each failure is counted.
 pub const FAULT_LOG_PAUSE: Duration = Duration::from_secs(60);

@@ -1,17 +1,19 @@
-//! The thread that writes pages to disk, so that nobody waits for it.
+//! The thread that writes pages to disk and deletes them there, so that nobody waits for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::disk::{Disk, FileName};
+use super::disk::Disk;
 use super::index::Index;
+use super::limits::CLOSE;
 
 /// What the threads of a store share.
 #[derive(Debug)]
 pub struct Shared {
     index: Mutex<Index>,
-    /// Something may wait to be written, or the store closes: for the writer.
+    /// Something may wait to be written or deleted, or the store closes: for the writer.
     queued: Condvar,
     /// The queue has become shorter: for those who wait for that.
     written: Condvar,
@@ -34,22 +36,23 @@ impl Shared {
         work(&mut self.lock())
     }
 
-    /// Does something with the index, and then what follows for the disk, without the lock.
+    /// Does something with the index; the writer does what follows for the disk.
     pub fn with<T>(&self, work: impl FnOnce(&mut Index) -> T) -> T {
-        let mut index = self.lock();
-        let result = work(&mut index);
-        let unused = index.take_unused();
-        drop(index);
+        let result = work(&mut self.lock());
         self.queued.notify_one();
-        self.remove(&unused);
         result
     }
 
-    fn remove(&self, unused: &[FileName]) {
-        if let Some(disk) = self.disk.as_ref().filter(|_| !unused.is_empty()) {
-            let errors = disk.remove(unused);
-            self.lock().stats.disk_errors += errors;
+    /// Deletes the files that are of no use any more.
+    fn clear(&self, disk: &Disk) {
+        let unused = self.lock().take_unused();
+        if unused.is_empty() {
+            return;
         }
+        let errors = disk.remove(&unused);
+        let mut index = self.lock();
+        index.stats.disk_errors += errors;
+        index.removed(unused.len());
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
@@ -64,25 +67,24 @@ impl Shared {
             let mut index = self.lock();
             // Inside the lock, so that a close cannot slip in between this and the wait.
             if is_closed.load(Ordering::Acquire) {
-                return;
+                drop(index);
+                return self.clear(disk);
             }
             let Some(spill) = index.next_spill() else {
-                let unused = index.take_unused();
                 // What had no room on disk has left the queue too.
                 self.written.notify_all();
-                if unused.is_empty() {
-                    drop(self.queued.wait(index));
-                } else {
+                if index.has_unused() {
                     drop(index);
-                    self.remove(&unused);
+                    self.clear(disk);
+                } else {
+                    drop(self.queued.wait(index));
                 }
                 continue;
             };
             let serial = index.next_serial();
-            let unused = index.take_unused();
             drop(index);
             // First the room, then the file.
-            self.remove(&unused);
+            self.clear(disk);
             let written = disk.write(&spill, serial);
             let file = written.inspect_err(|error| {
                 disk.log("write", disk.dir(), error);
@@ -125,7 +127,8 @@ impl Shared {
 pub struct Writer {
     shared: Arc<Shared>,
     is_closed: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    /// Never says anything, and is closed when the thread ends.
+    ended: Option<Mutex<Receiver<()>>>,
 }
 
 impl Writer {
@@ -138,12 +141,19 @@ impl Writer {
         let mut writer = Self {
             shared: Arc::clone(shared),
             is_closed: Arc::clone(&is_closed),
-            thread: None,
+            ended: None,
         };
         if shared.disk.is_some() {
             let shared = Arc::clone(shared);
+            let (ends, ended) = channel();
             let thread = std::thread::Builder::new().name("tandem-pages".to_owned());
-            writer.thread = Some(thread.spawn(move || shared.write_spills(&is_closed))?);
+            thread.spawn(move || {
+                shared.write_spills(&is_closed);
+                // Without what it shares, another store can have the directory.
+                drop(shared);
+                drop(ends);
+            })?;
+            writer.ended = Some(Mutex::new(ended));
         }
         Ok(writer)
     }
@@ -153,8 +163,28 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.is_closed.store(true, Ordering::Release);
         self.shared.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let ended = self.ended.take();
+        let ended = ended.map(|e| e.into_inner().unwrap_or_else(PoisonError::into_inner));
+        if ended.is_some_and(|ended| !has_ended(&ended, CLOSE)) {
+            tracing::warn!("pages: the disk does not answer; its thread is left behind");
         }
+    }
+}
+
+/// Waits until the other side is closed, at most for `limit`; true if it is.
+fn has_ended(ended: &Receiver<()>, limit: Duration) -> bool {
+    ended.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_that_is_stuck_is_left_behind() {
+        let (ends, ended) = channel();
+        assert!(!has_ended(&ended, Duration::from_millis(1)));
+        drop(ends);
+        assert!(has_ended(&ended, Duration::from_secs(60)));
     }
 }

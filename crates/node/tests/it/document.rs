@@ -84,6 +84,8 @@ fn every_limit_has_its_value() {
         ("connect", seconds(own.connect)),
         ("head", seconds(own.head)),
         ("accept", seconds(own.accept)),
+        ("page_read", seconds(own.page_read)),
+        ("CLOSE", seconds(tandem_node::pages::limits::CLOSE)),
         ("handoff_silence", seconds(own.handoff_silence)),
         (
             "MIN_LINK_RATE",

@@ -1,21 +1,21 @@
 //! The have-list: KV that the decode node has is not sent, and what it has is right.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use tandem_engine::fake::FakeConfig;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::{Accept, control_frame};
-use tandem_node::{DiskConfig, PagesConfig};
+use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{PrefillEvent, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, bind, prompt};
+use super::child::{full_folder, without_room_on_disk};
+use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, bind, limits, prompt};
 
 const CHUNK: u32 = 32;
-/// Where a child process finds its folder.
-const CHILD_DIR: &str = "TANDEM_TEST_REUSE_DIR";
 /// Tokens that all prompts here begin with: two pages, inside complete chunks.
 const SHARED: u32 = 128;
 
@@ -178,7 +178,7 @@ async fn pages_outlive_a_restart_on_disk() {
     let config_of = decode().pages;
     while let Err(error) = tandem_node::pages::PageStore::open(&config_of) {
         assert!(error.to_string().contains("another node"), "{error}");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let second = decode().start().await;
     assert_eq!(second.handoffs().await.pages, 2);
@@ -288,6 +288,68 @@ async fn a_disk_that_takes_no_more_costs_no_token() {
     }
 }
 
+/// Pages on a disk that does not answer: in the place of their files a pipe, whose opening waits for
+/// a writer. Gives another name of it.
+fn stop_answering(dir: &Path) -> PathBuf {
+    let pipe = dir.join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let files = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    for page in files.filter(|p| p.extension().is_some_and(|e| e == "page")) {
+        std::fs::remove_file(&page).unwrap();
+        std::fs::hard_link(&pipe, &page).unwrap();
+    }
+    pipe
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_does_not_answer_costs_a_limited_time() {
+    let config = FakeConfig::default();
+    for remote in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let setup = || Setup {
+            pages: PagesConfig {
+                ram_bytes: 1 << 20,
+                ..spilling(dir.path())
+            },
+            limits: Limits {
+                page_read: Duration::from_millis(300),
+                ..limits()
+            },
+            mortal: true,
+            ..Setup::new(Role::Both, &config)
+        };
+        let first = setup().start().await;
+        let mut deal = Deal::new(&ending(1, 20), CHUNK);
+        deal.run(&prefill, &first).await;
+        first.end().await;
+        while tandem_node::pages::PageStore::open(&setup().pages).is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // This one has them on disk only.
+        let second = setup().start().await;
+        assert_eq!(second.handoffs().await.pages, 2);
+        let pipe = stop_answering(&dir.path().join("pages"));
+        for seed in 2..4 {
+            deal.tokens = ending(seed, 20);
+            let expected = deal.expected(&config).await;
+            if remote {
+                check(&deal.run(&prefill, &second).await, &deal, &config, 0).await;
+            } else {
+                let answer = deal.local(&second).await;
+                assert_eq!((answer.tokens, answer.summary.cached_tokens), (expected, 0));
+            }
+        }
+        // The second request has not waited: the first one's read is still going on.
+        second.until("failing", |s| s.disk_errors == 1).await;
+        // What a read holds is free when it ends: who waits for the pipe goes on.
+        let _writer = std::fs::File::options().read(true).write(true).open(pipe);
+        second.clean().await;
+        second.end().await;
+    }
+}
+
 /// A place for pages in this folder, with room for one in memory.
 fn spilling(dir: &Path) -> PagesConfig {
     PagesConfig {
@@ -316,35 +378,19 @@ async fn a_disk_that_is_full_costs_no_token() {
     // Tasks of the node may still end.
     while let Err(error) = tandem_node::pages::PageStore::open(&spilling(dir.path())) {
         assert!(error.to_string().contains("another node"), "{error}");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // The limit of the shell holds for its children only; without the trap they would be killed.
-    let script = "trap '' XFSZ; ulimit -f 1 && exec \"$0\" \"$@\"";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(std::env::current_exe().unwrap())
-        .args(["reuse::child_whose_files_may_not_grow", "--ignored"])
-        .arg("--nocapture")
-        .env(CHILD_DIR, dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{output:?}");
-    assert!(said.contains("1 passed"), "{said}");
+    without_room_on_disk("reuse::child_whose_files_may_not_grow", dir.path());
 }
 
 #[tokio::test]
 #[ignore = "a part of a_disk_that_is_full_costs_no_token, which starts it in a process of its own"]
 async fn child_whose_files_may_not_grow() {
-    let dir = std::env::var_os(CHILD_DIR).expect("started by another test only");
-    let dir = Path::new(&dir);
-    let error = std::fs::write(dir.join("probe"), [0; 1 << 20]).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
-    std::fs::remove_file(dir.join("probe")).unwrap();
+    let dir = full_folder();
     let config = FakeConfig::default();
     let prefill = Setup::new(Role::Prefill, &config).start().await;
     let decode = Setup {
-        pages: spilling(dir),
+        pages: spilling(&dir),
         ..Setup::new(Role::Decode, &config)
     };
     let decode = decode.start().await;
@@ -368,8 +414,8 @@ async fn pages_that_do_not_get_into_place_in_time_end_the_handoff() {
     // The first handoff imports four chunks and a rest.
     let brake = super::kills::Brake::on(&mut config, tandem_engine::fake::CallKind::Import, 5);
     let plain = FakeConfig::default();
-    let mut short = super::cluster::limits();
-    short.accept = std::time::Duration::from_millis(300);
+    let mut short = limits();
+    short.accept = Duration::from_millis(300);
     let prefill = Setup {
         limits: short,
         ..Setup::new(Role::Prefill, &plain)
@@ -383,7 +429,7 @@ async fn pages_that_do_not_get_into_place_in_time_end_the_handoff() {
     // The engine stands still while pages are put into place.
     let later = async {
         prefill.idle().await;
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
         brake.release();
     };
     let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), later);
@@ -411,7 +457,7 @@ async fn a_request_that_is_cancelled_while_pages_get_into_place_frees_them() {
     decode.until("freed", super::cluster::is_clean).await;
     let end = super::cluster::prefill_end(&mut sending).await;
     assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
-    assert!(start.elapsed() < std::time::Duration::from_secs(1));
+    assert!(start.elapsed() < Duration::from_secs(1));
     brake.release();
     decode.clean().await;
     prefill.clean().await;

@@ -74,6 +74,7 @@ fn a_restart_finds_the_pages() {
     drop(store);
     let store = with_disk(PLENTY, dir.path(), 3 * PAGE_FILE);
     assert_eq!(store.stats().pages, 3, "a lower limit evicts");
+    assert!(store.flush(PATIENCE));
     assert_eq!(files(dir.path()).len(), 3);
     assert!(held(&store, &tokens) < 256);
 }
@@ -135,6 +136,7 @@ fn of_two_files_of_a_page_the_better_one_is_kept() {
         let store = with_disk(PLENTY, dir.path(), PLENTY);
         let rows = full_block(&full_only(), 0..64, 1);
         assert_eq!(load(&store, &tokens), Ok(vec![rows]));
+        assert!(store.flush(PATIENCE));
         assert_eq!(files(dir.path()).len(), 1);
         let stats = store.stats();
         assert_eq!((stats.pages, stats.disk_bytes), (1, PAGE_FILE));
@@ -168,6 +170,28 @@ fn the_disk_keeps_its_limit_and_what_was_used_last() {
     }
 }
 
+#[test]
+fn while_a_read_is_overdue_nobody_waits_for_the_disk() {
+    let dir = private_dir();
+    let (first, second) = (prompt(64), prompt(128)[64..].to_vec());
+    let store = with_disk(PLENTY, dir.path(), PLENTY);
+    put(&store, &first, 1);
+    put(&store, &second, 2);
+    drop(store);
+    // Both are on disk only.
+    let store = with_disk(PLENTY, dir.path(), PLENTY);
+    let pin = store.pin(&space(), &first, Wanted::Any);
+    let overdue = [pin.overdue(), pin.overdue()];
+    assert_eq!(pin.load(0..64), Err(LoadError::Missing { end: 64 }));
+    assert_eq!(store.stats().disk_errors, 1);
+    let [one, other] = overdue;
+    drop(one);
+    assert_eq!(pin.load(0..64), Err(LoadError::Missing { end: 64 }));
+    drop(other);
+    let rows = full_block(&full_only(), 0..64, 2);
+    assert_eq!(load(&store, &second), Ok(vec![rows]));
+}
+
 /// A directory with one page, and the bytes of its file.
 fn one_page(dir: &Path) -> (std::path::PathBuf, Vec<u8>) {
     let store = with_disk(PLENTY, dir, PLENTY);
@@ -189,6 +213,7 @@ fn is_a_miss(dir: &Path, damaged: &str, before_opening: bool) {
     assert_eq!(load(&store, &tokens), missing, "{damaged}");
     let stats = store.stats();
     assert_eq!((stats.damaged, stats.disk_bytes), (1, 0), "{damaged}");
+    assert!(store.flush(PATIENCE));
     assert_eq!(files(dir), [], "{damaged}");
     put(&store, &tokens, 2);
     let rows = full_block(&full_only(), 0..64, 2);

@@ -5,12 +5,10 @@ use std::process::Command;
 
 use tandem_node::pages::{PageStore, Provenance, Wanted};
 
+use super::super::child::{full_folder, without_room_on_disk};
 use super::rig::{
     PAGE_COST, PATIENCE, PLENTY, exact, files, full_block, full_only, private_dir, with_disk,
 };
-
-/// Where the child process finds its directory.
-const CHILD_DIR: &str = "TANDEM_TEST_PAGES_DIR";
 
 /// Puts one page of tokens `i`.
 fn put(store: &PageStore, i: u32) {
@@ -66,31 +64,18 @@ fn write_three(dir: &Path) {
 fn no_file_may_grow() {
     let dir = private_dir();
     write_three(dir.path());
-    // The limit of the shell holds for its children only; without the trap they would be killed.
-    let script = "trap '' XFSZ; ulimit -f 1 && exec \"$0\" \"$@\"";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(std::env::current_exe().unwrap())
-        .args(["pages::disk_full::child_whose_files_may_not_grow"])
-        .args(["--ignored", "--nocapture"])
-        .env(CHILD_DIR, dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{output:?}");
-    assert!(said.contains("1 passed"), "{said}");
+    without_room_on_disk(
+        "pages::disk_full::child_whose_files_may_not_grow",
+        dir.path(),
+    );
 }
 
 #[test]
 #[ignore = "a part of no_file_may_grow, which starts it in a process of its own"]
 fn child_whose_files_may_not_grow() {
-    let dir = std::env::var_os(CHILD_DIR).expect("started by another test only");
-    let dir = Path::new(&dir);
-    let error = std::fs::write(dir.join("probe"), [0; 1 << 20]).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
-    std::fs::remove_file(dir.join("probe")).unwrap();
-    let store = with_disk(2 * PAGE_COST, dir, PLENTY);
-    works_without_writing(&store, 3, dir);
+    let dir = full_folder();
+    let store = with_disk(2 * PAGE_COST, &dir, PLENTY);
+    works_without_writing(&store, 3, &dir);
     assert_eq!(store.stats().spills, 0);
 }
 
