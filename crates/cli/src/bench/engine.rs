@@ -78,14 +78,25 @@ impl Cache {
         digest_of(planes)
     }
 
-    fn put(&mut self, block: &KvBlock) -> Result<(), EngineError> {
+    /// Forgets all rows.
+    pub fn clear(&mut self) {
+        self.planes.iter_mut().for_each(|plane| plane.fill(1));
+    }
+
+    /// The rows of some tokens, plane by plane; empty where there are none.
+    pub fn rows(&mut self, tokens: Range<u32>) -> impl Iterator<Item = &mut [u8]> {
         let bytes = |token: u32| token as usize * self.row_bytes;
-        let range = bytes(block.tokens.start)..bytes(block.tokens.end);
-        for (to, from) in self.planes.iter_mut().zip(&block.planes) {
-            let to = to.get_mut(range.clone());
-            let to = to.filter(|to| to.len() == from.data.len());
-            let wrong = || EngineError::Refused("a plane has another size".into());
-            to.ok_or_else(wrong)?.copy_from_slice(&from.data);
+        let range = bytes(tokens.start)..bytes(tokens.end);
+        let planes = self.planes.iter_mut();
+        planes.map(move |plane| plane.get_mut(range.clone()).unwrap_or_default())
+    }
+
+    fn put(&mut self, block: &KvBlock) -> Result<(), EngineError> {
+        for (to, from) in self.rows(block.tokens.clone()).zip(&block.planes) {
+            if to.len() != from.data.len() {
+                return Err(EngineError::Refused("a plane has another size".into()));
+            }
+            to.copy_from_slice(&from.data);
         }
         Ok(())
     }

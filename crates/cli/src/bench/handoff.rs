@@ -31,6 +31,7 @@ use tokio::sync::mpsc;
 
 use super::ask::{MODEL, greedy};
 use super::control::Control;
+use super::copy::Fate;
 use super::engine::{CHUNK, contract, logits};
 use super::figures::{Machine, gigabytes, median, right, table, told};
 use super::receiver::{Ask, Ready, Told};
@@ -74,8 +75,10 @@ struct Figures {
     bytes: u64,
     rounds: u32,
     streams: u32,
-    /// A plain TCP copy of the same planes between the same processes.
+    /// A plain TCP copy of the same planes into those of the other process.
     tcp_gb_s: f64,
+    /// The same bytes, read into one buffer again and again and so thrown away.
+    tcp_thrown_away_gb_s: f64,
     /// CPU seconds of both ends for it.
     tcp_cpu_s_per_gb: f64,
     /// A copy of the same planes inside one process, on one thread.
@@ -135,17 +138,26 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let mut bench = Bench::start(arguments, cluster.path(), identity).await?;
     let mut cases = cases(arguments);
     let (mut memcpy, mut tcp, mut tcp_cpu) = (Vec::new(), Vec::new(), Vec::new());
+    let mut thrown_away = Vec::new();
     for round in 0..arguments.rounds {
         eprintln!("round {} of {}", round + 1, arguments.rounds);
         memcpy.push(bench.memcpy().await?);
-        let (seconds, cpu) = bench.tcp().await?;
+        let (seconds, cpu) = bench.tcp(Fate::Kept).await?;
         tcp.push(seconds);
         tcp_cpu.push(cpu);
+        if round == 0 {
+            bench.check_copy().await?;
+        }
+        thrown_away.push(bench.tcp(Fate::ThrownAway).await?.0);
         for case in &mut cases {
+            let is_checked = round == 0 && case.codec.is_lossless();
+            if is_checked {
+                bench.receiver(case.tls)?.ask(Ask::Clear).await?;
+            }
             let run = bench.handoff(case.codec, case.tls).await;
             let run = run.with_context(|| format!("{}, TLS {}", case.codec, case.tls))?;
             case.runs.push(run);
-            if round == 0 && case.codec.is_lossless() {
+            if is_checked {
                 bench.check_rows(case.tls).await?;
             }
         }
@@ -160,6 +172,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         rounds: arguments.rounds,
         streams: arguments.streams,
         tcp_gb_s: gb / median(&tcp),
+        tcp_thrown_away_gb_s: gb / median(&thrown_away),
         tcp_cpu_s_per_gb: median(&tcp_cpu) / gb,
         memcpy_gb_s: gb / median(&memcpy),
         cases: cases.iter().map(|c| c.figures(bench.bytes, &tcp)).collect(),
@@ -276,18 +289,18 @@ impl Bench {
     }
 
     /// Seconds of a plain copy to the other process, and CPU seconds of both.
-    async fn tcp(&mut self) -> anyhow::Result<(f64, f64)> {
-        let other = self.receivers.values_mut().next();
-        let other = other.context("nothing is measured")?;
+    async fn tcp(&mut self, fate: Fate) -> anyhow::Result<(f64, f64)> {
+        let other = self.first_receiver()?;
         let before = cpu_seconds() + other.ask(Ask::Usage).await?.cpu_s;
-        let (blocks, sink) = (self.blocks.clone(), other.ready.sink);
+        let sink = other.ready.sink;
+        let blocks = self.blocks.clone();
         let copying = tokio::task::spawn_blocking(move || {
             let start = Instant::now();
-            copy::send(sink, &blocks)?;
+            copy::send(sink, &blocks, fate)?;
             anyhow::Ok(start.elapsed())
         });
         let time = copying.await??;
-        let after = cpu_seconds() + other.ask(Ask::Usage).await?.cpu_s;
+        let after = cpu_seconds() + self.first_receiver()?.ask(Ask::Usage).await?.cpu_s;
         Ok((time.as_secs_f64(), after - before))
     }
 
@@ -334,6 +347,12 @@ impl Bench {
             peak_receiver: told.peak_extra,
             wire_bytes: report.wire_bytes,
         })
+    }
+
+    /// The one that takes plain copies.
+    fn first_receiver(&mut self) -> anyhow::Result<&mut Receiver> {
+        let first = self.receivers.values_mut().next();
+        first.context("nothing is measured")
     }
 
     fn receiver(&mut self, tls: bool) -> anyhow::Result<&mut Receiver> {
@@ -387,14 +406,26 @@ impl Bench {
 
     /// What a lossless codec brought must be what was sent, to the bit.
     async fn check_rows(&mut self, tls: bool) -> anyhow::Result<()> {
-        let blocks = self.blocks.clone();
-        let sent = tokio::task::spawn_blocking(move || rows::digest(&blocks)).await?;
+        let sent = self.digest().await?;
         let applied = self.receiver(tls)?.ask(Ask::Digest).await?.digest;
         ensure!(
-            applied.as_ref() == Some(&sent),
+            applied == Some(sent),
             "other rows were applied than were sent"
         );
         Ok(())
+    }
+
+    /// The plain copy must end where a handoff ends.
+    async fn check_copy(&mut self) -> anyhow::Result<()> {
+        let sent = self.digest().await?;
+        let copied = self.first_receiver()?.ask(Ask::Digest).await?.digest;
+        ensure!(copied == Some(sent), "the plain copy went wrong");
+        Ok(())
+    }
+
+    async fn digest(&self) -> anyhow::Result<String> {
+        let blocks = self.blocks.clone();
+        Ok(tokio::task::spawn_blocking(move || rows::digest(&blocks)).await?)
     }
 
     fn control(&mut self, tls: bool) -> anyhow::Result<Control> {
@@ -553,7 +584,8 @@ fn shown(figures: &Figures) -> String {
     }
     format!(
         "{}\n{:.1} MB of rows, medians of {} rounds, {} connection(s)\n\
-         memcpy {:.2} GB/s, plain TCP copy {:.2} GB/s ({:.2} CPU s/GB)\n{out}",
+         memcpy {:.2} GB/s, plain TCP copy {:.2} GB/s ({:.2} CPU s/GB), \
+         thrown away {:.2} GB/s\n{out}",
         figures.machine,
         gigabytes(figures.bytes) * 1e3,
         figures.rounds,
@@ -561,5 +593,6 @@ fn shown(figures: &Figures) -> String {
         figures.memcpy_gb_s,
         figures.tcp_gb_s,
         figures.tcp_cpu_s_per_gb,
+        figures.tcp_thrown_away_gb_s,
     )
 }

@@ -13,6 +13,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tandem_engine::KvEngine;
 use tandem_identity::{ClusterDir, PeerId, Security};
+use tandem_kv::segment::block_tokens;
 use tandem_node::{Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
@@ -62,6 +63,8 @@ pub enum Ask {
     Usage,
     /// Digest of the planes.
     Digest,
+    /// Forget what is in the planes.
+    Clear,
 }
 
 /// What it answers.
@@ -84,6 +87,11 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let identity = Arc::new(authority.issue()?);
     let contract = contract();
     let cache = Arc::new(Mutex::new(Cache::new(&contract, arguments.tokens)));
+    let (planes, copied, step) = (
+        Arc::clone(&cache),
+        arguments.tokens,
+        block_tokens(&contract),
+    );
     let stop = CancellationToken::new();
     let security = match arguments.tls {
         true => Security::Tls(Arc::clone(&identity)),
@@ -105,7 +113,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         identity: PeerId::to_string(identity.id()),
         sink: sink.local_addr()?,
     };
-    std::thread::spawn(move || copy::sink(&sink));
+    std::thread::spawn(move || copy::sink(&sink, &planes, copied, step));
     output::print(&serde_json::to_string(&ready)?)?;
     let (ended, tokens) = (stop.clone(), arguments.tokens);
     std::thread::spawn(move || {
@@ -140,6 +148,7 @@ fn answer(cache: &Mutex<Cache>, tokens: u32) -> anyhow::Result<()> {
         match ask {
             Ask::Reset => memory.reset_peak(),
             Ask::Usage => told.peak_extra = memory.peak_extra(),
+            Ask::Clear => cache.lock().unwrap_or_else(PoisonError::into_inner).clear(),
             Ask::Digest => {
                 let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
                 told.digest = Some(cache.digest(tokens));
