@@ -125,6 +125,12 @@ impl Keep {
         }
     }
 
+    /// Forgets what is there of a sequence and of all that begin with a page of it, because it may be
+    /// wrong.
+    pub fn forget(&self, tokens: &[u32]) -> u64 {
+        self.store.forget(&self.namespace, tokens)
+    }
+
     /// Keeps a window, and the rows of the full layers since the last page.
     pub fn window(&self, tokens: &[u32], tail: Option<&KvBlock>, window: &KvBlock, codec: Codec) {
         if self.reuse != Reuse::All || !codec.is_lossless() {

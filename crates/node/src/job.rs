@@ -11,6 +11,7 @@ use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_proto::{GenerateEvent, ParityAction, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
+use crate::held::Keep;
 use crate::send::Input;
 
 /// Number of a job; never used twice by a worker, so that a late message for a job that has
@@ -39,6 +40,8 @@ pub struct GenerateJob {
     pub source: Source,
     /// How the ends of a handoff are compared.
     pub parity: Parity,
+    /// Where pages of the prompt are, to be forgotten if it turns out that they are wrong.
+    pub keep: Keep,
     /// Who takes the KV of prompt and answer when the answer is complete.
     pub retire: Option<oneshot::Sender<Retired>>,
     /// Sampler, constraint, stop texts.

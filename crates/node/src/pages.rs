@@ -374,6 +374,16 @@ impl PageStore {
         }))
     }
 
+    /// Forgets all pages and snapshots of a sequence, and those of longer ones that begin with a page
+    /// of it; tells how many there were. They are wrong, or may be: pins do not hold them back.
+    pub fn forget(&self, namespace: &Namespace, tokens: &[u32]) -> u64 {
+        let named = Named::new(namespace, tokens);
+        self.shared.with(|index| {
+            let all = named.all(index);
+            index.forget_all(all)
+        })
+    }
+
     /// What is held of a sequence: the longest run of complete pages from its first token, and the
     /// last position of a usable snapshot.
     #[must_use]

@@ -23,6 +23,7 @@ use tandem_proto::{
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::held::Keep;
 use crate::job::{
     Admission, Command, Computed, GenerateJob, HandedOver, JobId, Parity, PrefillJob, Retired,
     Source,
@@ -99,6 +100,7 @@ struct Generating {
     /// Logits of the last prompt token, until they have been compared.
     logits: Option<Vec<f32>>,
     compared: Option<ParityReport>,
+    keep: Keep,
     retire: Option<oneshot::Sender<Retired>>,
     /// When an event could not be delivered for the first time since one could.
     stalled: Option<Instant>,
@@ -361,6 +363,7 @@ impl Worker {
             receipt,
             logits: None,
             compared: None,
+            keep: job.keep,
             retire: job.retire,
             stalled: None,
         }));
@@ -590,7 +593,14 @@ impl Worker {
             Err(reason) => Some(reason),
         };
         if let Some(reason) = &fault {
-            tracing::warn!(request = %job.request, %reason, "parity");
+            let is_redone = matches!(g.stage, Stage::Checking { .. });
+            let mut forgotten = 0;
+            // What one request does not trust, no other one gets.
+            if receipt.is_some() || is_redone {
+                forgotten = g.keep.forget(&job.tokens);
+                g.retire = None;
+            }
+            tracing::warn!(request = %job.request, %reason, forgotten, "parity");
         }
         match (&g.stage, fault, logits) {
             (Stage::Checking { .. }, Some(reason), _) => self.redo(id, reason),

@@ -71,8 +71,8 @@ pub(super) async fn generate(
         hand_back,
     };
     let guard = open_request(&node, &model, opening);
-    let retire =
-        keeps_answer(&terms).then(|| keep_answer(&node, &model, keep, terms.clone(), handed_back));
+    let retire = keeps_answer(&terms)
+        .then(|| keep_answer(&node, &model, keep.clone(), terms.clone(), handed_back));
     let job = GenerateJob {
         request: id,
         tokens: tokens.clone(),
@@ -85,6 +85,7 @@ pub(super) async fn generate(
             action: terms.action,
             patience: node.config.limits.receipt,
         },
+        keep,
         retire,
         events,
     };

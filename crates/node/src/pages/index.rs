@@ -262,6 +262,22 @@ impl Index {
         }
     }
 
+    /// Forgets objects and all that follows from them; tells how many there were. What is pinned goes
+    /// too: whoever was promised it does without.
+    pub fn forget_all(&mut self, first: Vec<PageId>) -> u64 {
+        let mut children: HashMap<PageId, Vec<PageId>> = HashMap::new();
+        for (id, entry) in &self.entries {
+            children.entry(entry.meta.parent).or_default().push(*id);
+        }
+        let before = self.entries.len();
+        let mut open = first;
+        while let Some(id) = open.pop() {
+            open.extend(children.remove(&id).unwrap_or_default());
+            self.forget(&id);
+        }
+        (before - self.entries.len()) as u64
+    }
+
     /// Objects in memory that are not on disk, the least used first.
     pub fn unwritten(&self) -> Vec<PageId> {
         let ids = self.ram.iter().rev().map(|(id, ())| *id);

@@ -81,6 +81,17 @@ impl<'a> Named<'a> {
         })
     }
 
+    /// All objects of the sequence that there are, whatever they are good for.
+    pub fn all(&self, index: &Index) -> Vec<PageId> {
+        let mut all = self.ids.clone();
+        for pages in 0..=self.ids.len() {
+            let parent = self.parent(pages);
+            let tails = index.tails(&parent);
+            all.extend(tails.filter_map(|tail| Some(self.snapshot(pages, tail)?.id)));
+        }
+        all
+    }
+
     /// What is held of the sequence, and the objects that this takes, the first page first.
     pub fn held(&self, index: &mut Index, wanted: Wanted) -> (Held, Vec<PageId>) {
         let mut used = Vec::new();

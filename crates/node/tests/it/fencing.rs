@@ -9,16 +9,18 @@ use tandem_engine::sampling::SamplingParams;
 use tandem_engine::{KvEngine, Sequence};
 use tandem_kv::receipt::ParityBound;
 use tandem_kv::{KvBlock, Section};
+use tandem_node::held::Keep;
 use tandem_node::job::{Command, GenerateJob, HandedOver, JobId, Parity, PrefillJob, Source};
 use tandem_node::limits::{
     MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
 };
 use tandem_node::model::Model;
+use tandem_node::pages::PageStore;
 use tandem_node::send::Input;
-use tandem_proto::{GenerateEvent, ParityAction, Reuse, Role};
+use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, finish, limits, prompt};
+use super::cluster::{Calls, Deal, PATIENCE, Setup, finish, limits, pages, prompt};
 use super::raw::Handoff;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,6 +123,13 @@ fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Generat
             action: ParityAction::Report,
             patience: PATIENCE,
         },
+        keep: Keep::new(
+            PageStore::open(&pages()).unwrap(),
+            &model.contract,
+            &HandoffTerms::default(),
+            0,
+            16,
+        ),
         retire: None,
         generation: Generation::new(&params, tokenizer, &model.constraints).unwrap(),
         events,

@@ -4,7 +4,7 @@ use tandem_engine::fake::FakeConfig;
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_proto::{ParityAction, Role};
 
-use super::cluster::{Deal, Setup, finish, limits, prompt};
+use super::cluster::{Deal, Setup, TestNode, finish, limits, prompt};
 use super::raw::Handoff;
 
 const CHUNK: u32 = 32;
@@ -46,6 +46,16 @@ async fn a_prefill_that_computes_something_else_is_reported() {
     assert!(outcome.answer.done && outcome.answer.summary.fallback.is_none());
     let report = outcome.answer.parity.expect("parity");
     assert!(!report.holds && report.parity.kl > 0.1, "{report:?}");
+    nothing_is_kept(&deal, &config, &decode).await;
+}
+
+/// Other requests get nothing of what one has found wrong.
+async fn nothing_is_kept(deal: &Deal, config: &FakeConfig, decode: &TestNode) {
+    decode.idle().await;
+    assert_eq!(decode.handoffs().await.pages, 0);
+    let next = deal.local(decode).await;
+    assert_eq!(next.tokens, deal.expected(config).await);
+    assert_eq!(next.summary.cached_tokens, 0);
 }
 
 #[tokio::test]
@@ -62,6 +72,7 @@ async fn what_differs_is_computed_again_if_that_is_wanted() {
         assert_eq!((summary.remote_tokens, summary.cached_tokens), (0, 0));
         assert_eq!(summary.local_tokens, CHUNK * 3 + 4);
         assert!(!outcome.answer.parity.expect("parity").holds);
+        nothing_is_kept(&deal, &config, &decode).await;
         decode.clean().await;
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tandem_engine::fake::{FakeConfig, FakeEngine};
-use tandem_engine::{KvEngine, Sequence};
+use tandem_engine::{DecodeStep, KvEngine, Sequence};
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::page::{Namespace, Origin};
-use tandem_kv::receipt::Receipt;
+use tandem_kv::receipt::{Receipt, ReturnTicket};
 use tandem_kv::sender::{Offer, Outbound, Sender, SenderError, SenderState};
 use tandem_kv::{KvBlock, Section};
 use tandem_proto::Ticket;
@@ -156,6 +156,17 @@ impl Handoff {
         while self.sender.state() != SenderState::Committed {
             self.hear().await.unwrap();
         }
+    }
+
+    /// What is computed here for the last token of the prompt, whose rows have been sent.
+    pub fn computed(&mut self, hand_back: Option<ReturnTicket>) -> Receipt {
+        let step = DecodeStep {
+            sequence: self.sequence,
+            token: self.tokens[self.kv_end as usize],
+            position: self.kv_end,
+        };
+        let logits = self.engine.decode(&[step]).unwrap();
+        Receipt::of(&logits[0], hand_back)
     }
 
     pub async fn receipt(&mut self, receipt: &Receipt) {

@@ -1,11 +1,12 @@
 //! Snapshots: what a model with windows continues from.
 
+use tandem_kv::page::{Namespace, Origin};
 use tandem_kv::{Contract, KvBlock, LayerKind, Section};
 use tandem_node::pages::{LoadError, PageStore, Provenance, PutError, Snapshot, Wanted};
 
 use super::rig::{
-    PLENTY, block, contract, exact, files, full_block, full_only, in_memory, layer, mixed, part,
-    private_dir, prompt, with_disk,
+    PATIENCE, PLENTY, block, contract, exact, files, full_block, full_only, in_memory, layer,
+    mixed, part, private_dir, prompt, with_disk,
 };
 
 const PREFILLED: Provenance = Provenance::Prefilled;
@@ -192,4 +193,53 @@ fn snapshots_are_found_after_a_restart() {
         let loaded = store.load_snapshot(&space, &tokens, end, Wanted::Any);
         assert_eq!(loaded, Ok(expected(&mixed(), end, copy)));
     }
+}
+
+#[test]
+fn what_is_forgotten_takes_along_what_follows_from_it() {
+    let dir = private_dir();
+    let (space, salted) = (
+        exact(mixed()),
+        Namespace::new(mixed().into(), b"s", Origin::Exact),
+    );
+    let tokens = prompt(300);
+    let mut other = tokens.clone();
+    other[70] += 1;
+    let apart: Vec<u32> = tokens.iter().map(|t| t + 1).collect();
+    let open = || with_disk(PLENTY, dir.path(), PLENTY);
+    let store = open();
+    // Two sequences with one page in common, one without, and one of another tenant.
+    for (tokens, copy) in [(&tokens, 1), (&other, 2), (&apart, 3)] {
+        put(&store, &mixed(), tokens, 150, copy);
+    }
+    put(&store, &mixed(), &tokens, 64, 1);
+    let rows = full_block(&mixed(), 0..150, 4);
+    store.put(&salted, &tokens, &rows, PREFILLED).unwrap();
+    let pinned = store.pin(&space, &other, Wanted::Any);
+    assert_eq!(pinned.held().tokens, 128);
+    assert!(store.flush(PATIENCE));
+    // Three pages and three snapshots of the first two; what follows 100 tokens goes, too.
+    assert_eq!(store.forget(&space, &tokens[..100]), 6);
+    assert_eq!(store.forget(&space, &tokens[..100]), 0);
+    let nothing = tandem_node::pages::Held::default();
+    let all_of_it = |store: &PageStore| {
+        for gone in [&tokens, &other] {
+            assert_eq!(store.held(&space, gone, Wanted::Any), nothing);
+        }
+        assert_eq!(store.held(&space, &apart, Wanted::Any).snapshot, Some(150));
+        assert_eq!(store.held(&salted, &tokens, Wanted::Any).tokens, 128);
+    };
+    all_of_it(&store);
+    assert_eq!(pinned.load(0..64), Err(LoadError::Missing { end: 64 }));
+    drop(pinned);
+    assert!(store.flush(PATIENCE));
+    assert_eq!(files(dir.path()).len(), 2 + 1 + 2);
+    drop(store);
+    let store = open();
+    all_of_it(&store);
+    // Others can take their place.
+    put(&store, &mixed(), &tokens, 150, 5);
+    let rows = full_block(&mixed(), 0..128, 5);
+    let loaded = store.load(&space, &tokens, 0..128, Wanted::Any);
+    assert_eq!(loaded, Ok(vec![rows]));
 }
