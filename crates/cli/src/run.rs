@@ -14,6 +14,7 @@ use tandem_openai::{
     ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, Message, ResponseFormat, Role,
     RouteChoice, Sampling, StreamOptions, TandemInfo, TandemOptions,
 };
+use tandem_proto::CodecChoice;
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
@@ -56,6 +57,9 @@ pub struct Arguments {
     /// Same seed, same tokens.
     #[arg(long)]
     seed: Option<u64>,
+    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4.
+    #[arg(long, value_name = "NAME")]
+    codec: Option<CodecChoice>,
     /// Where the prefill may run.
     #[arg(long, value_enum, default_value = "auto")]
     route: Route,
@@ -87,7 +91,10 @@ impl From<Route> for RouteChoice {
 /// # Errors
 /// If the configuration cannot be used, no node can serve the model, or the answer breaks off.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = config::load(&arguments.config)?;
+    let mut config = config::load(&arguments.config)?;
+    if let Some(codec) = arguments.codec {
+        config.coordinator.handoff.codec = codec;
+    }
     let security = arguments.security.security(environment)?;
     let model = choose_model(&config, arguments.model.as_deref())?;
     let prompt = read_prompt(&arguments)?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use tandem_proto::CodecChoice;
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
@@ -19,6 +20,9 @@ pub struct Arguments {
     config: PathBuf,
     #[command(flatten)]
     security: security::Arguments,
+    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4.
+    #[arg(long, value_name = "NAME")]
+    codec: Option<CodecChoice>,
     /// Where to listen instead of the configuration's `listen`; port 0 takes any free one.
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
@@ -29,7 +33,10 @@ pub struct Arguments {
 /// # Errors
 /// If the configuration cannot be used or the address is taken.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = config::load(&arguments.config)?;
+    let mut config = config::load(&arguments.config)?;
+    if let Some(codec) = arguments.codec {
+        config.coordinator.handoff.codec = codec;
+    }
     let security = arguments.security.security(environment)?;
     let listen = arguments.listen.unwrap_or(config.listen);
     let mut coordinator = Coordinator::start(listen, config.coordinator.clone(), security).await?;

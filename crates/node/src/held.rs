@@ -224,9 +224,6 @@ pub struct Pieces {
     snapshot: bool,
 }
 
-/// Tokens that are read at once.
-const PIECE_TOKENS: u32 = 16 * PAGE_TOKENS;
-
 impl Pieces {
     /// Pages for the full layers of a sequence up to `end`.
     #[must_use]
@@ -266,7 +263,9 @@ impl Pieces {
     /// If the disk failed, or did not answer within the limit.
     pub async fn next(&mut self) -> Result<Vec<KvBlock>, String> {
         if self.next < self.end {
-            let range = self.next..self.end.min(self.next + PIECE_TOKENS);
+            // One block at a time, so that memory does not grow with the model.
+            let next = self.next.saturating_add(self.pinned.block_tokens());
+            let range = self.next..self.end.min(next);
             self.next = range.end;
             return self.read(|pinned| pinned.load(range)).await;
         }

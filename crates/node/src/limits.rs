@@ -80,7 +80,7 @@ pub struct Limits {
     pub head: Duration,
     /// Longest wait for the answer to a hello, which comes when held pages are in place.
     pub accept: Duration,
-    /// Longest wait for pages from disk, up to 1024 tokens at a time.
+    /// Longest wait for pages from disk, a block at a time.
     pub page_read: Duration,
     /// How long a handoff whose connection broke waits for a new one.
     pub resume: Duration,

@@ -588,6 +588,16 @@ impl Pinned {
         self.held
     }
 
+    /// Tokens of the largest block that a load returns, in whole pages.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        let shape = Shape::new(self.namespace.contract(), Section::Full);
+        let pages = shape.map_or(1, |shape| shape.pages_per_block());
+        u32::try_from(pages)
+            .unwrap_or(u32::MAX)
+            .saturating_mul(PAGE_TOKENS)
+    }
+
     /// [`PageStore::load`] of pages that are pinned.
     ///
     /// # Errors

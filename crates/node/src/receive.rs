@@ -93,6 +93,7 @@ async fn connection(
     let handoff = header.handoff;
     let unread = |e: &dyn std::fmt::Display| e.to_string();
     let stranger = "unknown, used, expired, or another machine's";
+    let too_many = "the handoff has more connections than it can look at";
     if header.kind == Kind::Join {
         let join: Join = match parse(Kind::Join, &payload) {
             Ok(join) => join,
@@ -109,8 +110,11 @@ async fn connection(
             refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
             return Err(reason);
         };
-        let arrival = Arrival::Further(Greeted { read, write }, join.stream);
-        let _ = owner.send(arrival).await;
+        let Ok(place) = owner.try_reserve() else {
+            refuse(&mut write, handoff, RefusalCode::Busy, too_many).await;
+            return Err(too_many.into());
+        };
+        place.send(Arrival::Further(Greeted { read, write }, join.stream));
         return Ok(());
     }
     let hello: Hello = match parse(Kind::Hello, &payload) {
@@ -124,11 +128,14 @@ async fn connection(
         .handoffs
         .find(&hello.ticket, Purpose::Session, handoff, peer.as_ref());
     if let Some(owner) = again {
-        let arrival = Arrival::Again(Greeted { read, write }, Box::new(hello));
         // A sender has one main connection at a time. Whoever opens more than can wait is cut off, and
         // may come again.
-        let taken = owner.try_send(arrival);
-        return taken.map_err(|_| "the handoff has more connections than it can look at".into());
+        let Ok(place) = owner.try_reserve() else {
+            refuse(&mut write, handoff, RefusalCode::Busy, too_many).await;
+            return Err(too_many.into());
+        };
+        place.send(Arrival::Again(Greeted { read, write }, Box::new(hello)));
+        return Ok(());
     }
     let Some(permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
         let reason = format!("hello field `ticket`: {stranger}");

@@ -1,5 +1,7 @@
 //! How a handoff is made: told to both nodes by the coordinator.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
@@ -33,6 +35,22 @@ impl CodecChoice {
             Self::Q8 => Some(Codec::Q8),
             Self::K8v4 => Some(Codec::K8v4),
         }
+    }
+}
+
+/// No codec has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no codec: auto, raw, plane, q8 or k8v4")]
+pub struct UnknownChoice(String);
+
+impl FromStr for CodecChoice {
+    type Err = UnknownChoice;
+
+    fn from_str(name: &str) -> Result<Self, UnknownChoice> {
+        let all = [Self::Auto, Self::Raw, Self::Plane, Self::Q8, Self::K8v4];
+        let named = |choice: &Self| choice.fixed().map_or("auto", Codec::name) == name;
+        let found = all.into_iter().find(named);
+        found.ok_or_else(|| UnknownChoice(name.chars().take(32).collect()))
     }
 }
 

@@ -147,6 +147,16 @@ fn a_prompt_is_answered_on_the_terminal_with_its_timings() {
     assert!(second.status.success(), "{}", stderr(&second));
     assert_eq!(first.stdout, second.stdout);
     assert!(!first.stdout.is_empty());
+    let with_codec = |codec| tandem(&[&from_file[..], &["--codec", codec]].concat());
+    for lossless in ["auto", "plane"] {
+        let third = with_codec(lossless);
+        assert!(third.status.success(), "{}", stderr(&third));
+        assert_eq!(first.stdout, third.stdout, "{lossless}");
+    }
+    let lossy = with_codec("q8");
+    assert!(!lossy.status.success() && stderr(&lossy).contains("quality"));
+    let unknown = with_codec("zip");
+    assert!(stderr(&unknown).contains("auto, raw, plane, q8 or k8v4"));
 }
 
 #[test]
