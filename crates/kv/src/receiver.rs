@@ -372,13 +372,6 @@ impl Receiver {
         self.all_sent
     }
 
-    /// True while the sender has committed and not all of its blocks have come: they are on their way,
-    /// so that a beat is no sign of life of theirs.
-    #[must_use]
-    pub const fn awaits_blocks(&self) -> bool {
-        self.commit.is_some()
-    }
-
     /// True once [`Self::finish`] has confirmed.
     #[must_use]
     pub const fn confirmed(&self) -> bool {
@@ -427,6 +420,12 @@ impl Receiver {
         }
         self.streams += 1;
         Ok(Inbound::new(self.streams - 1, self.generation))
+    }
+
+    /// What answers the join of a further connection: blocks may come on it.
+    #[must_use]
+    pub fn joined(&self) -> Vec<u8> {
+        encode_frame(Header::control(Kind::Beat, self.handoff, 0), &[])
     }
 
     /// The main connection, after its hello.
@@ -718,7 +717,8 @@ impl Inbound {
                 Ok(())
             }
             Kind::Receipt if main && receiver.awaits_receipt() => Ok(()),
-            Kind::Beat | Kind::Abort if main => Ok(()),
+            Kind::Beat => Ok(()),
+            Kind::Abort if main => Ok(()),
             other => Err(wrong(
                 "kind",
                 format!("{other:?}"),

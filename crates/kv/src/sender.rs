@@ -432,6 +432,19 @@ impl Sender {
         Ok((self.outbound(), frame))
     }
 
+    /// Looks at the first frame that came back on a further connection: a beat says that blocks may
+    /// travel on it.
+    ///
+    /// # Errors
+    /// Anything else; the connection is of no use.
+    pub fn joined(&self, header: &Header) -> Result<(), SenderError> {
+        header.check_payload(&[])?;
+        match header.kind {
+            Kind::Beat if header.handoff == self.offer.handoff && header.sequence == 0 => Ok(()),
+            _ => Err(unexpected(header, "the answer to a join is a beat")),
+        }
+    }
+
     /// The numbering of a connection whose first frame has been written.
     #[must_use]
     pub const fn outbound(&self) -> Outbound {

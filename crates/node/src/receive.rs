@@ -35,7 +35,7 @@ use crate::limits::{
     STREAMS,
 };
 use crate::tickets::{Permitted, Target};
-use crate::wire::{Activity, WireError, read_header, read_payload, write_frame};
+use crate::wire::{WireError, read_header, read_payload, write_frame};
 use stream::{Reader, StepOf};
 
 /// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
@@ -298,8 +298,6 @@ struct Connection {
     generation: u32,
     /// When this end last showed that it is alive, whatever else it does.
     beaten: tokio::time::Instant,
-    /// When rows last came, or the commit.
-    rows: Arc<Activity>,
 }
 
 struct Pump {
@@ -459,18 +457,15 @@ impl Pump {
         };
         let inbound = lock(&receiver).main();
         let Greeted { read, write } = greeted;
-        let rows = Arc::new(Activity::default());
-        let noted = Arc::clone(&rows);
         let steps = self.steps.clone();
-        let reader = Reader::new(read, inbound, receiver, steps, self.limits, noted);
+        let reader = Reader::new(read, inbound, receiver, steps, self.limits);
         let generation = reader.generation();
         self.connection = Some(Connection {
             write,
-            readers: vec![tokio::spawn(reader.run(true))],
+            readers: vec![tokio::spawn(reader.run())],
             further: Vec::new(),
             generation,
             beaten: tokio::time::Instant::now(),
-            rows,
         });
         self.broken = None;
         self.say(&accept).await
@@ -495,12 +490,9 @@ impl Pump {
         let waiting_for = self.broken.as_ref().map_or(Duration::MAX, |(since, _)| {
             self.limits.resume.saturating_sub(since.elapsed())
         });
-        let silence = self.limits.handoff_silence;
         let now = tokio::time::Instant::now();
         let beaten = self.connection.as_ref().map_or(now, |c| c.beaten);
         let beat_at = beaten + self.limits.handoff_beat;
-        let rows = self.awaited_rows();
-        let rows_idle = rows.as_ref().map_or(Duration::ZERO, |rows| rows.idle());
         tokio::select! {
             applied = self.applying.next(), if !self.applying.is_empty() => {
                 let Some((block, result)) = applied else { return Ok(()) };
@@ -513,7 +505,7 @@ impl Pump {
             },
             arrival = self.connections.recv() => match arrival {
                 Some(Arrival::Again(greeted, hello)) => self.again(greeted, &hello).await,
-                Some(Arrival::Further(greeted, named)) => self.further(greeted, &named),
+                Some(Arrival::Further(greeted, named)) => self.further(greeted, &named).await,
                 None => Ok(()),
             },
             // The sender would take a long step of the engine, or a slow link, for silence.
@@ -527,26 +519,11 @@ impl Pump {
                     None => Ok(()),
                 }
             }
-            // The sender beats on another connection than the one that owes the rows.
-            () = sleep(silence.saturating_sub(rows_idle)), if rows.is_some() => {
-                if rows.is_some_and(|rows| rows.idle() >= silence) {
-                    return Err(Fault::Broken(format!("no rows behind the commit: {}", WireError::Silent(silence))));
-                }
-                Ok(())
-            }
             () = sleep(waiting_for), if self.broken.is_some() => {
                 let reason = self.broken.as_ref().map(|(_, r)| r.clone());
                 Err(Fault::Over(reason.unwrap_or_default()))
             }
         }
-    }
-
-    /// When rows last came, if the sender has committed and not all of them have: they have been
-    /// written, so that it need not compute anything before they come.
-    fn awaited_rows(&self) -> Option<Arc<Activity>> {
-        let (receiver, connection) = (self.receiver.as_ref()?, self.connection.as_ref()?);
-        let awaits = lock(receiver).awaits_blocks();
-        awaits.then(|| Arc::clone(&connection.rows))
     }
 
     /// Confirms once everything has been applied.
@@ -591,13 +568,7 @@ impl Pump {
             self.secrets.heard();
         }
         match step.result {
-            Ok(Step::Wait) => Ok(()),
-            Ok(Step::Commit) => {
-                if let Some(connection) = &self.connection {
-                    connection.rows.touch();
-                }
-                Ok(())
-            }
+            Ok(Step::Wait | Step::Commit) => Ok(()),
             Ok(Step::Block) => {
                 self.apply_blocks();
                 Ok(())
@@ -645,7 +616,7 @@ impl Pump {
         }
     }
 
-    fn further(&mut self, greeted: Greeted, named: &str) -> Result<(), Fault> {
+    async fn further(&mut self, greeted: Greeted, named: &str) -> Result<(), Fault> {
         // It may have waited here while the handoff went on without it.
         if !self.secrets.good().is_stream(named) {
             return Ok(());
@@ -654,16 +625,23 @@ impl Pump {
         else {
             return Ok(());
         };
-        let joined = lock(&receiver).join(STREAMS);
+        let joined = {
+            let mut receiver = lock(&receiver);
+            let inbound = receiver.join(STREAMS);
+            inbound.map(|inbound| (inbound, receiver.joined()))
+        };
         // Dropping the connection refuses it; the sender then does without.
-        let Ok(inbound) = joined else { return Ok(()) };
+        let Ok((inbound, answer)) = joined else {
+            return Ok(());
+        };
         // Only the last accept says how to join.
         self.secrets.heard();
-        let Greeted { read, write } = greeted;
-        let rows = Arc::clone(&connection.rows);
+        let Greeted { read, mut write } = greeted;
+        let answered = write_frame(&mut write, &answer, self.limits.handoff_silence).await;
+        answered.map_err(|e| Fault::Broken(e.to_string()))?;
         let steps = self.steps.clone();
-        let reader = Reader::new(read, inbound, receiver, steps, self.limits, rows);
-        connection.readers.push(tokio::spawn(reader.run(false)));
+        let reader = Reader::new(read, inbound, receiver, steps, self.limits);
+        connection.readers.push(tokio::spawn(reader.run()));
         connection.further.push(write);
         Ok(())
     }

@@ -266,17 +266,8 @@ enum ReceiptState {
 
 type Incoming = Result<(Header, Vec<u8>), WireError>;
 
-/// What a writer has done, or that a connection has ended.
-type Told = Result<Written, Ended>;
-
-/// A connection that has ended.
-struct Ended {
-    stream: usize,
-    fault: Fault,
-    /// True if the receiver said that it does not want it; else it may have been closed because
-    /// everything has come.
-    is_refused: bool,
-}
+/// What a writer has done, or which connection ended and why.
+type Told = Result<Written, (usize, Fault)>;
 
 /// The open connections of the handoff.
 struct Connection {
@@ -396,6 +387,8 @@ impl Pump {
         connection.add(write, self.sender.outbound(), limits);
         let streams = self.route.streams.min(self.sender.accepted().streams);
         for _ in 1..streams {
+            // The main one is not silent for longer than one join takes.
+            connection.streams[0].control(Outgoing::beat())?;
             self.join(&mut connection).await?;
         }
         self.connection = Some(connection);
@@ -418,24 +411,22 @@ impl Pump {
     /// One more connection. Its end is that of all, so one that cannot be opened is an error.
     async fn join(&mut self, connection: &mut Connection) -> Result<(), Fault> {
         let limits = self.route.limits;
-        let (read, mut write) = self.link().await?.into_split();
+        let (mut read, mut write) = self.link().await?.into_split();
         let (outbound, frame) = self.sender.join()?;
         let silence = limits.handoff_silence;
         write_frame(&mut write, &frame, silence).await?;
-        // The receiver says something on it only if it refuses.
-        let (refused, index) = (connection.report.clone(), connection.streams.len());
+        // Blocks on a connection that the receiver does not know would be waited for.
+        let header = read_header(&mut read, Some(limits.connect), silence).await?;
+        let joined = self.sender.joined(&header);
+        joined.map_err(|e| Fault::Broken(format!("a further connection: {e}")))?;
+        // Nothing else is said on it.
+        let (ends, index) = (connection.report.clone(), connection.streams.len());
         let watching = tokio::spawn(async move {
-            let mut read = read;
-            let (reason, is_refused) = match read_header(&mut read, None, silence).await {
-                Ok(_) => ("the receiver refused a further connection".to_owned(), true),
-                Err(e) => (e.to_string(), false),
+            let reason = match read_header(&mut read, None, silence).await {
+                Ok(_) => "the receiver spoke on a further connection".to_owned(),
+                Err(e) => e.to_string(),
             };
-            let ended = Ended {
-                stream: index,
-                fault: Fault::Broken(reason),
-                is_refused,
-            };
-            let _ = refused.send(Err(ended)).await;
+            let _ = ends.send(Err((index, Fault::Broken(reason)))).await;
         });
         connection.tasks.push(watching.abort_handle());
         connection.add(write, outbound, limits);
@@ -586,18 +577,18 @@ impl Pump {
             written = connection.written.recv() => {
                 match written.ok_or(WireError::Closed)? {
                     Ok(written) => self.written(written),
-                    // What was written on a connection that was refused has not been read.
-                    Err(Ended { stream, fault: Fault::Broken(reason), is_refused })
-                        if over || (has_committed && !is_refused) =>
-                    {
+                    Err((stream, Fault::Broken(reason))) if has_committed => {
                         tracing::debug!(stream, %reason, "a connection ended after the commit");
                         connection.main_ended |= stream == 0;
+                        if let Some(ended) = connection.streams.get_mut(stream) {
+                            ended.waiting = 0;
+                        }
                     }
-                    Err(ended) => return Err(ended.fault),
+                    Err((_, fault)) => return Err(fault),
                 }
             }
             given = input.recv(), if wants_input => self.take(given).await?,
-            () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat()?,
+            () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat(),
             () = sleep(patience), if waiting => {
                 if connection.activity.idle() >= silence {
                     return Err(WireError::Silent(silence).into());
@@ -768,26 +759,22 @@ impl Pump {
         }
     }
 
-    fn beat(&mut self) -> Result<(), Fault> {
+    fn beat(&mut self) {
         let Some(connection) = &mut self.connection else {
-            return Ok(());
+            return;
         };
         connection.beaten = tokio::time::Instant::now();
-        // A writer that is busy shows that this end is alive.
-        match connection.streams[0].waiting {
-            0 => self.main(Outgoing::beat()),
-            _ => Ok(()),
+        // A writer that is busy shows that this end and its connection are alive.
+        for stream in connection.streams.iter_mut().filter(|s| s.waiting == 0) {
+            // One that has ended says so itself.
+            let _ = stream.control(Outgoing::beat());
         }
     }
 
     /// A control frame on the main connection.
     fn main(&mut self, frame: Outgoing) -> Result<(), Fault> {
         let stream = self.connection.as_mut().and_then(|c| c.streams.first_mut());
-        let stream = stream.ok_or(WireError::Closed)?;
-        let given = stream.orders.try_send(Order::Control(frame));
-        given.map_err(|_| Fault::Broken("the writer of the main connection ended".into()))?;
-        stream.waiting += 1;
-        Ok(())
+        stream.ok_or(WireError::Closed)?.control(frame)
     }
 
     fn reported(&mut self) -> Report {
@@ -810,6 +797,15 @@ impl Pump {
             while let Some(Ok(_)) = connection.incoming.recv().await {}
         };
         let _ = timeout(GOODBYE, leave).await;
+    }
+}
+
+impl Stream {
+    fn control(&mut self, frame: Outgoing) -> Result<(), Fault> {
+        let given = self.orders.try_send(Order::Control(frame));
+        given.map_err(|_| Fault::Broken("the writer of a connection ended".into()))?;
+        self.waiting += 1;
+        Ok(())
     }
 }
 

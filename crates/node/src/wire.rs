@@ -101,8 +101,7 @@ impl Patience {
     }
 }
 
-/// Reads exactly `buffer`; each part of it must come within `limit` of the one before, and is noted
-/// in `activity`.
+/// Reads exactly `buffer`; each part of it must come within `limit` of the one before.
 ///
 /// # Errors
 /// [`WireError::Truncated`] if the peer closes before that, [`WireError::Silent`],
@@ -111,7 +110,6 @@ pub async fn fill<R: AsyncRead + Unpin>(
     stream: &mut R,
     buffer: &mut [u8],
     limit: Duration,
-    activity: Option<&Activity>,
 ) -> Result<(), WireError> {
     let patience = Patience::new(limit, buffer.len());
     let mut filled = 0;
@@ -120,7 +118,6 @@ pub async fn fill<R: AsyncRead + Unpin>(
             0 => return Err(WireError::Truncated),
             n => filled += n,
         }
-        activity.inspect(|a| a.touch());
     }
     Ok(())
 }
@@ -134,7 +131,6 @@ pub async fn fill_parts(
     stream: &mut ReadHalf,
     parts: Vec<&mut [u8]>,
     limit: Duration,
-    activity: &Activity,
 ) -> Result<Checksum, WireError> {
     let mut expected = parts.iter().map(|p| p.len()).sum();
     let patience = Patience::new(limit, expected);
@@ -157,7 +153,6 @@ pub async fn fill_parts(
         if n == 0 {
             return Err(WireError::Truncated);
         }
-        activity.touch();
         expected -= n;
         let mut left = n;
         for slice in rest.iter() {
@@ -194,7 +189,7 @@ pub async fn read_header<R: AsyncRead + Unpin>(
     if n == 0 {
         return Err(WireError::Closed);
     }
-    fill(stream, &mut bytes[n..], limit, None).await?;
+    fill(stream, &mut bytes[n..], limit).await?;
     Ok(Header::parse(&bytes)?)
 }
 
@@ -208,7 +203,7 @@ pub async fn read_payload<R: AsyncRead + Unpin>(
     limit: Duration,
 ) -> Result<Vec<u8>, WireError> {
     let mut payload = vec![0; header.payload_len as usize];
-    fill(stream, &mut payload, limit, None).await?;
+    fill(stream, &mut payload, limit).await?;
     Ok(payload)
 }
 

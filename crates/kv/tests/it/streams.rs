@@ -2,7 +2,7 @@
 //! is refused. (Whole handoffs over several connections: `resume.rs`.)
 
 use tandem_kv::codec::{Codec, Decoder};
-use tandem_kv::frame::Kind;
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::message::{Hello, parse};
 use tandem_kv::receiver::{Inbound, ReceiverError, Step, Terms};
 use tandem_kv::segment::Cutter;
@@ -113,16 +113,36 @@ fn a_join_may_be_overtaken() {
         assert_eq!(three.taker.take(frame), Ok(Step::Wait));
     }
     let commit = main.control(&three.sender.commit().unwrap());
-    assert!(!three.taker.receiver.awaits_blocks());
     assert_eq!(three.taker.take(&commit), Ok(Step::Commit));
     let beat = main.control(&Outgoing::beat());
     assert_eq!(three.taker.take(&beat), Ok(Step::Wait));
-    assert!(three.taker.receiver.awaits_blocks());
     let mut inbound = three.taker.receiver.join(3).unwrap();
     assert_eq!(three.take(&mut inbound, &first[0]), Ok(Step::Block));
-    assert!(!three.taker.receiver.awaits_blocks());
+    // Each connection shows that it lives.
+    let beat = out.control(&Outgoing::beat());
+    assert_eq!(three.take(&mut inbound, &beat), Ok(Step::Wait));
     assert_eq!(three.taker.apply(), three.blocks);
     assert!(three.taker.receiver.finish().is_some());
+}
+
+#[test]
+fn a_join_is_answered_by_a_beat_and_nothing_else() {
+    let three = Three::small();
+    let answer = three.taker.receiver.joined();
+    let header = |frame: &[u8]| Header::parse(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
+    assert_eq!(answer.len(), HEADER_BYTES);
+    assert_eq!(three.sender.joined(&header(&answer)), Ok(()));
+    let handoff = header(&answer).handoff;
+    for (kind, handoff, sequence) in [
+        (Kind::Beat, handoff, 1),
+        (Kind::Beat, handoff + 1, 0),
+        (Kind::Ack, handoff, 0),
+        (Kind::Refuse, handoff, 0),
+        (Kind::Committed, handoff, 0),
+    ] {
+        let other = encode_frame(Header::control(kind, handoff, sequence), &[]);
+        assert!(three.sender.joined(&header(&other)).is_err(), "{kind:?}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::lock;
 use crate::limits::Limits;
-use crate::wire::{Activity, WireError, fill, fill_parts, read_header, read_payload};
+use crate::wire::{WireError, fill, fill_parts, read_header, read_payload};
 
 /// Why a connection is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +46,6 @@ pub(super) struct Reader {
     receiver: Arc<Mutex<Receiver>>,
     steps: mpsc::Sender<StepOf>,
     limits: Limits,
-    /// When rows last came over any connection of the handoff.
-    rows: Arc<Activity>,
     /// Encoded payloads, used again.
     scratch: Vec<u8>,
 }
@@ -59,7 +57,6 @@ impl Reader {
         receiver: Arc<Mutex<Receiver>>,
         steps: mpsc::Sender<StepOf>,
         limits: Limits,
-        rows: Arc<Activity>,
     ) -> Self {
         Self {
             read,
@@ -67,7 +64,6 @@ impl Reader {
             receiver,
             steps,
             limits,
-            rows,
             scratch: Vec::new(),
         }
     }
@@ -76,9 +72,9 @@ impl Reader {
         self.inbound.generation()
     }
 
-    /// Reads until the connection ends; the last thing it says is why. The main connection is never
-    /// silent for long, because the sender beats; on others there may be nothing to send.
-    pub(super) async fn run(mut self, main: bool) {
+    /// Reads until the connection ends; the last thing it says is why. No connection is silent for
+    /// long, because the sender beats on each.
+    pub(super) async fn run(mut self) {
         let generation = self.generation();
         let mut decoder = match Decoder::new() {
             Ok(decoder) => decoder,
@@ -87,7 +83,7 @@ impl Reader {
         // The first frame shows that the sender has heard the answer to its hello.
         let mut has_spoken = false;
         loop {
-            let result = self.frame(&mut decoder, main).await;
+            let result = self.frame(&mut decoder).await;
             let over = result.is_err();
             if has_spoken && matches!(result, Ok(Step::Wait)) {
                 continue;
@@ -104,10 +100,9 @@ impl Reader {
         let _ = self.steps.send(StepOf { generation, result }).await;
     }
 
-    async fn frame(&mut self, decoder: &mut Decoder, main: bool) -> Result<Step, Fault> {
+    async fn frame(&mut self, decoder: &mut Decoder) -> Result<Step, Fault> {
         let silence = self.limits.handoff_silence;
-        let patience = main.then_some(silence);
-        let header = read_header(&mut self.read, patience, silence).await?;
+        let header = read_header(&mut self.read, Some(silence), silence).await?;
         self.inbound.check(&mut lock(&self.receiver), &header)?;
         if header.kind == Kind::Segment {
             self.segment(decoder, &header).await?;
@@ -123,13 +118,12 @@ impl Reader {
     /// Reads a segment's rows into the block.
     async fn segment(&mut self, decoder: &mut Decoder, header: &Header) -> Result<(), Fault> {
         let silence = self.limits.handoff_silence;
-        self.rows.touch();
         if let Some(rows) = self.inbound.rows() {
-            let sum = fill_parts(&mut self.read, rows, silence, &self.rows).await?;
+            let sum = fill_parts(&mut self.read, rows, silence).await?;
             return Ok(self.inbound.rows_read(&sum)?);
         }
         self.scratch.resize(header.payload_len as usize, 0);
-        fill(&mut self.read, &mut self.scratch, silence, Some(&self.rows)).await?;
+        fill(&mut self.read, &mut self.scratch, silence).await?;
         Ok(self.inbound.decode(decoder, &self.scratch)?)
     }
 }

@@ -15,7 +15,7 @@ use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
-use super::{Ended, Fault, Told};
+use super::{Fault, Told};
 use crate::limits::SEGMENTS_AHEAD;
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
@@ -88,11 +88,7 @@ impl Writer {
             let stream = self.stream;
             let report = match done {
                 Ok(block) => Ok(Written { stream, block }),
-                Err(fault) => Err(Ended {
-                    stream,
-                    fault,
-                    is_refused: false,
-                }),
+                Err(fault) => Err((stream, fault)),
             };
             if self.report.send(report).await.is_err() || over {
                 return;

@@ -22,7 +22,7 @@ async fn fed(bytes: usize, part: usize, pause: Duration) -> (Result<(), WireErro
     });
     let start = Instant::now();
     let mut buffer = vec![0; bytes];
-    let result = fill(&mut near, &mut buffer, LIMIT, None).await;
+    let result = fill(&mut near, &mut buffer, LIMIT).await;
     let took = start.elapsed().as_secs_f64();
     assert!(result.is_err() || buffer.iter().all(|b| *b == 7));
     drop(near);
