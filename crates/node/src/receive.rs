@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use tandem_identity::{Gate, Link, WriteHalf};
+use tandem_identity::{Gate, Link, PeerId, WriteHalf};
 use tandem_kv::KvBlock;
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
@@ -91,54 +91,30 @@ async fn connection(
     };
     greeted.store(true, std::sync::atomic::Ordering::Relaxed);
     let handoff = header.handoff;
-    let unread = |e: &dyn std::fmt::Display| e.to_string();
-    let stranger = "unknown, used, expired, or another machine's";
-    let too_many = "the handoff has more connections than it can look at";
+    let greeted = Greeted { read, write };
     if header.kind == Kind::Join {
-        let join: Join = match parse(Kind::Join, &payload) {
-            Ok(join) => join,
-            Err(e) => {
-                refuse(&mut write, handoff, RefusalCode::Hello, &unread(&e)).await;
-                return Err(unread(&e));
-            }
-        };
-        let owner = node
-            .handoffs
-            .find(&join.stream, Purpose::Stream, handoff, peer.as_ref());
-        let Some(owner) = owner else {
-            let reason = format!("join field `stream`: {stranger}");
-            refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
-            return Err(reason);
-        };
-        let Ok(place) = owner.try_reserve() else {
-            refuse(&mut write, handoff, RefusalCode::Busy, too_many).await;
-            return Err(too_many.into());
-        };
-        place.send(Arrival::Further(Greeted { read, write }, join.stream));
-        return Ok(());
+        return further_connection(node, handoff, peer.as_ref(), greeted, &payload).await;
     }
+    let Greeted { read, mut write } = greeted;
     let hello: Hello = match parse(Kind::Hello, &payload) {
         Ok(hello) => hello,
         Err(e) => {
-            refuse(&mut write, handoff, RefusalCode::Hello, &unread(&e)).await;
-            return Err(unread(&e));
+            refuse(&mut write, handoff, RefusalCode::Hello, &e.to_string()).await;
+            return Err(e.to_string());
         }
     };
     let again = node
         .handoffs
         .find(&hello.ticket, Purpose::Session, handoff, peer.as_ref());
     if let Some(owner) = again {
-        // A sender has one main connection at a time. Whoever opens more than can wait is cut off, and
-        // may come again.
-        let Ok(place) = owner.try_reserve() else {
-            refuse(&mut write, handoff, RefusalCode::Busy, too_many).await;
-            return Err(too_many.into());
-        };
-        place.send(Arrival::Again(Greeted { read, write }, Box::new(hello)));
-        return Ok(());
+        let greeted = Greeted { read, write };
+        return arrive(&owner, handoff, greeted, |greeted| {
+            Arrival::Again(greeted, Box::new(hello))
+        })
+        .await;
     }
     let Some(permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
-        let reason = format!("hello field `ticket`: {stranger}");
+        let reason = format!("hello field `ticket`: {STRANGER}");
         refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
         return Err(reason);
     };
@@ -149,6 +125,61 @@ async fn connection(
         failing.failed(reason.clone()).await;
     }
     served
+}
+
+/// Of a secret that opens nothing.
+const STRANGER: &str = "unknown, used, expired, or another machine's";
+
+/// A connection that joins the others of its handoff.
+async fn further_connection(
+    node: &Node,
+    handoff: u64,
+    peer: Option<&PeerId>,
+    mut greeted: Greeted,
+    payload: &[u8],
+) -> Result<(), String> {
+    let join: Join = match parse(Kind::Join, payload) {
+        Ok(join) => join,
+        Err(e) => {
+            refuse(
+                &mut greeted.write,
+                handoff,
+                RefusalCode::Hello,
+                &e.to_string(),
+            )
+            .await;
+            return Err(e.to_string());
+        }
+    };
+    let owner = node
+        .handoffs
+        .find(&join.stream, Purpose::Stream, handoff, peer);
+    let Some(owner) = owner else {
+        let reason = format!("join field `stream`: {STRANGER}");
+        refuse(&mut greeted.write, handoff, RefusalCode::Ticket, &reason).await;
+        return Err(reason);
+    };
+    arrive(&owner, handoff, greeted, |greeted| {
+        Arrival::Further(greeted, join.stream)
+    })
+    .await
+}
+
+/// Gives a connection to the owner of its handoff. Whoever opens more than can wait is cut off, and may
+/// come again.
+async fn arrive(
+    owner: &mpsc::Sender<Arrival>,
+    handoff: u64,
+    mut greeted: Greeted,
+    arrival: impl FnOnce(Greeted) -> Arrival,
+) -> Result<(), String> {
+    let Ok(place) = owner.try_reserve() else {
+        let reason = "the handoff has more connections than it can look at";
+        refuse(&mut greeted.write, handoff, RefusalCode::Busy, reason).await;
+        return Err(reason.into());
+    };
+    place.send(arrival(greeted));
+    Ok(())
 }
 
 /// The first frame of a connection, which must be a hello or a join.

@@ -7,7 +7,7 @@ use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_kv::Section;
 use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::{Accept, control_frame};
 use tandem_kv::sender::{Offer, Sender};
@@ -15,7 +15,9 @@ use tandem_proto::{PrefillMode, Role, Ticket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::cluster::{PATIENCE, finish, limits, local_tokens, node, opened, prompt, request};
+use super::cluster::{
+    Deal, PATIENCE, Setup, finish, limits, local_tokens, node, opened, prompt, request,
+};
 
 /// The frames of a correct handoff: hello, one or more segments per chunk, commit.
 fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> Vec<Vec<u8>> {
@@ -102,6 +104,17 @@ fn spoilt(kind: &str, frames: &[Vec<u8>]) -> Vec<u8> {
             header.block_start -= 1;
             frames[2][..HEADER_BYTES].copy_from_slice(&header.encode());
         }
+        "another manifest" => {
+            let commit = frames.last_mut().unwrap();
+            let header = Header::parse(commit[..HEADER_BYTES].try_into().unwrap()).unwrap();
+            assert_eq!(header.kind, Kind::Commit);
+            let mut payload = commit[HEADER_BYTES..].to_vec();
+            // The last digit, before `"}`.
+            let at = payload.len() - 3;
+            payload[at] = if payload[at] == b'0' { b'1' } else { b'0' };
+            let header = Header::control(Kind::Commit, header.handoff, header.sequence);
+            *commit = encode_frame(header, &payload);
+        }
         "second hello" => {
             let again = frames[0].clone();
             frames.insert(1, again);
@@ -114,7 +127,7 @@ fn spoilt(kind: &str, frames: &[Vec<u8>]) -> Vec<u8> {
     frames.concat()
 }
 
-const KINDS: [&str; 17] = [
+const KINDS: [&str; 18] = [
     "correct",
     "payload byte flipped",
     "header byte flipped",
@@ -128,6 +141,7 @@ const KINDS: [&str; 17] = [
     "skipped",
     "oversized length",
     "overlapping tokens",
+    "another manifest",
     "second hello",
     "no hello",
     "garbage",
@@ -168,4 +182,34 @@ async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
         assert_eq!(answer.tokens, expected, "{kind}");
         decode.idle().await;
     }
+}
+
+#[tokio::test]
+async fn who_does_not_know_a_ticket_does_not_use_it_up() {
+    let config = FakeConfig::default();
+    let chunk = config.microbatch_tokens;
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    for kind in ["garbage", "nothing", "hello damaged", "no hello"] {
+        let deal = Deal::new(&prompt(chunk * 3 + 2), chunk);
+        let expected = deal.expected(&config).await;
+        let (mut events, ticket) = deal.open(&decode).await;
+        let bytes = spoilt(kind, &frames(&config, &deal.tokens, &ticket, chunk));
+        let mut stream = TcpStream::connect(("127.0.0.1", ticket.port))
+            .await
+            .unwrap();
+        let _ = stream.write_all(&bytes).await;
+        let _ = stream.shutdown().await;
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
+        let _ = read.await.expect("the node keeps a spoilt connection open");
+        let sending = async {
+            let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+            super::cluster::prefill_end(&mut sending).await
+        };
+        let (answer, _) = tokio::join!(finish(&mut events), sending);
+        assert_eq!(answer.summary.fallback, None, "{kind}");
+        assert_eq!(answer.tokens, expected, "{kind}");
+    }
+    decode.clean().await;
 }
