@@ -1,11 +1,18 @@
 //! A handoff that breaks: the answer still comes, with the same tokens, and says so.
 
+use std::time::Duration;
+
 use tandem_engine::fake::{CallKind, Failure, FakeConfig};
-use tandem_proto::{ErrorCode, PrefillEvent, PrefillFailed, PrefillMode, Role};
+use tandem_kv::frame::Kind;
+use tandem_node::Limits;
+use tandem_node::limits::MAX_RECONNECTS;
+use tandem_proto::{ErrorCode, PrefillEvent, PrefillFailed, PrefillMode, Reuse, Role};
 
 use super::cluster::{
-    finish, hand_over, limits, local_tokens, node, opened, prefill_end, prompt, request,
+    Deal, Setup, finish, hand_over, limits, local_tokens, node, opened, prefill_end, prompt,
+    request,
 };
+use super::proxy::{Fault, Proxy};
 
 #[tokio::test]
 async fn a_prefill_that_fails_midway_costs_time_and_not_the_answer() {
@@ -195,4 +202,42 @@ async fn a_request_whose_body_never_ends_does_not_keep_the_node_alive() {
         .await
         .unwrap();
     node.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_over_which_a_byte_comes_now_and_then_is_given_up() {
+    let config = FakeConfig::default();
+    let setup = |role| Setup {
+        limits: Limits {
+            handoff_silence: Duration::from_millis(400),
+            handoff_beat: Duration::from_millis(50),
+            resume: Duration::from_secs(5),
+            ..limits()
+        },
+        ..Setup::new(role, &config)
+    };
+    let prefill = setup(Role::Prefill).start().await;
+    let decode = setup(Role::Decode).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = Deal::new(&prompt(32 * 3 + 5), 32);
+    deal.terms.reuse = Reuse::Off;
+    deal.via = Some(proxy.port);
+    let expected = deal.expected(&config).await;
+    proxy.next(&[]);
+    deal.run(&prefill, &decode).await.whole(&expected, "whole");
+    let [sent, _] = proxy.frames(0);
+    let (_, segment) = sent.iter().find(|(k, _)| *k == Kind::Segment).unwrap();
+    // In the header, and in the rows.
+    for at in [segment.start + 3, segment.start + 70] {
+        proxy.next(&[Fault::Drip(at)]);
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&expected, "once");
+        assert!(outcome.done().3 >= 1, "{outcome:?}");
+    }
+    // It never gets better.
+    proxy.next(&[Fault::Drip(segment.start + 70); MAX_RECONNECTS as usize + 8]);
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.made_good(&expected, "always");
+    decode.clean().await;
+    prefill.clean().await;
 }

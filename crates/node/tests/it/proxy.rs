@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,11 +31,16 @@ pub enum Fault {
     Hold(u64),
     /// After this many bytes to the receiver nothing passes either way, and nothing closes.
     Vanish(u64),
+    /// After this many bytes one byte passes to the receiver now and then.
+    Drip(u64),
     /// This frame to the receiver comes twice.
     Repeat(usize),
     /// This frame to the receiver comes after the next one.
     Swap(usize),
 }
+
+/// Time for each byte of [`Fault::Drip`].
+const DRIP: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 struct Shared {
@@ -144,6 +150,7 @@ async fn relay(from: TcpStream, to: TcpStream, fault: Fault, index: usize, state
         Fault::Cut(after) => Way::cut(after),
         Fault::Flip(at) => Way::flip(at),
         Fault::Hold(after) | Fault::Vanish(after) => Way::hold(after),
+        Fault::Drip(after) => Way::drip(after),
         Fault::Repeat(frame) => Way::order(frame, true),
         Fault::Swap(frame) => Way::order(frame, false),
         _ => Way::default(),
@@ -177,6 +184,7 @@ struct Way {
     cut: Option<u64>,
     flip: Option<u64>,
     hold: Option<u64>,
+    drip: Option<u64>,
     /// Told when nothing passes any more.
     held: Arc<Notify>,
     /// A frame, and whether it is repeated (or else comes later).
@@ -201,6 +209,13 @@ impl Way {
     fn hold(after: u64) -> Self {
         Self {
             hold: Some(after),
+            ..Self::default()
+        }
+    }
+
+    fn drip(after: u64) -> Self {
+        Self {
+            drip: Some(after),
             ..Self::default()
         }
     }
@@ -268,6 +283,20 @@ impl Way {
                     }
                 }
                 std::future::pending::<()>().await;
+            }
+            if let Some(drip) = self.drip.filter(|drip| *drip < end) {
+                let first = drip.saturating_sub(at) as usize;
+                let slow = bytes.split_off(first);
+                let mut is_open = write.write_all(&bytes).await.is_ok();
+                for byte in slow {
+                    tokio::time::sleep(DRIP).await;
+                    is_open &= write.write_all(&[byte]).await.is_ok();
+                    if !is_open {
+                        return true;
+                    }
+                }
+                at = end;
+                continue;
             }
             if let Some(disorder) = &mut disorder {
                 bytes = disorder.pass(&bytes);
