@@ -285,15 +285,9 @@ impl Way {
                 std::future::pending::<()>().await;
             }
             if let Some(drip) = self.drip.filter(|drip| *drip < end) {
-                let first = drip.saturating_sub(at) as usize;
-                let slow = bytes.split_off(first);
-                let mut is_open = write.write_all(&bytes).await.is_ok();
-                for byte in slow {
-                    tokio::time::sleep(DRIP).await;
-                    is_open &= write.write_all(&[byte]).await.is_ok();
-                    if !is_open {
-                        return true;
-                    }
+                let fast = drip.saturating_sub(at) as usize;
+                if trickle(&mut write, &bytes, fast).await.is_err() {
+                    return true;
                 }
                 at = end;
                 continue;
@@ -310,6 +304,16 @@ impl Way {
             }
         }
     }
+}
+
+/// Writes some bytes at once and the others one by one.
+async fn trickle(write: &mut OwnedWriteHalf, bytes: &[u8], fast: usize) -> std::io::Result<()> {
+    write.write_all(&bytes[..fast]).await?;
+    for byte in &bytes[fast..] {
+        tokio::time::sleep(DRIP).await;
+        write.write_all(&[*byte]).await?;
+    }
+    Ok(())
 }
 
 /// Passes frames on, one of them twice or late.
