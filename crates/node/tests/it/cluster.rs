@@ -54,6 +54,16 @@ pub fn limits() -> Limits {
     }
 }
 
+/// An engine with 0.5 MiB of KV for each token.
+pub fn heavy() -> FakeConfig {
+    let mut config = FakeConfig::default();
+    config.layers.truncate(1);
+    for layer in &mut config.layers {
+        (layer.kv_heads, layer.key_dim, layer.value_dim) = (256, 512, 512);
+    }
+    config
+}
+
 /// Room for pages in memory, none on disk.
 pub fn pages() -> tandem_node::PagesConfig {
     tandem_node::PagesConfig {

@@ -12,7 +12,7 @@ use tandem_node::limits::MAX_COMMANDS;
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{HandoffTerms, Reuse, Role, Ticket};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, limits, prompt};
+use super::cluster::{Calls, Deal, PATIENCE, Setup, heavy, limits, prompt};
 use super::kills::Brake;
 use super::proxy::Proxy;
 use super::raw::Handoff;
@@ -244,12 +244,8 @@ async fn the_permission_to_hand_an_answer_back_cannot_be_misused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
-    let mut config = FakeConfig::default();
-    // 0.5 MiB for each token, so that the answer is more blocks than may wait anywhere.
-    config.layers.truncate(1);
-    for layer in &mut config.layers {
-        (layer.kv_heads, layer.key_dim, layer.value_dim) = (256, 512, 512);
-    }
+    // The answer is more blocks than may wait anywhere.
+    let config = heavy();
     let decode = Setup {
         pages: PagesConfig {
             ram_bytes: 256 << 20,

@@ -127,6 +127,18 @@ fn spoilt(kind: &str, frames: &[Vec<u8>]) -> Vec<u8> {
     frames.concat()
 }
 
+/// Writes this to the port of a ticket, closes, and waits until the node does, too.
+async fn send(ticket: &Ticket, bytes: &[u8]) {
+    let address = ("127.0.0.1", ticket.port);
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // The node may close first; that is its right.
+    let _ = stream.write_all(bytes).await;
+    let _ = stream.shutdown().await;
+    let mut rest = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
+    let _ = read.await.expect("the node keeps a spoilt connection open");
+}
+
 const KINDS: [&str; 18] = [
     "correct",
     "payload byte flipped",
@@ -163,15 +175,7 @@ async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
         let mut events = decode.generate(&request).await.unwrap();
         let ticket = opened(&mut events).await.expect("ticket");
         let bytes = spoilt(kind, &frames(&config, &tokens, &ticket, chunk));
-        let mut stream = TcpStream::connect(("127.0.0.1", ticket.port))
-            .await
-            .unwrap();
-        // The node may close first; that is its right.
-        let _ = stream.write_all(&bytes).await;
-        let _ = stream.shutdown().await;
-        let mut rest = Vec::new();
-        let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
-        let _ = read.await.expect("the node keeps a spoilt connection open");
+        send(&ticket, &bytes).await;
         let answer = finish(&mut events).await;
         assert!(answer.done, "{kind}: {answer:?}");
         assert_eq!(
@@ -195,14 +199,7 @@ async fn who_does_not_know_a_ticket_does_not_use_it_up() {
         let expected = deal.expected(&config).await;
         let (mut events, ticket) = deal.open(&decode).await;
         let bytes = spoilt(kind, &frames(&config, &deal.tokens, &ticket, chunk));
-        let mut stream = TcpStream::connect(("127.0.0.1", ticket.port))
-            .await
-            .unwrap();
-        let _ = stream.write_all(&bytes).await;
-        let _ = stream.shutdown().await;
-        let mut rest = Vec::new();
-        let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
-        let _ = read.await.expect("the node keeps a spoilt connection open");
+        send(&ticket, &bytes).await;
         let sending = async {
             let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
             super::cluster::prefill_end(&mut sending).await

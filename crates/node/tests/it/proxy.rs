@@ -121,10 +121,19 @@ impl Proxy {
 
     /// The payload of the first frame of a kind to the receiver.
     pub fn payload(&self, connection: usize, kind: Kind) -> Vec<u8> {
-        let [sent, _] = self.frames(connection);
-        let (_, range) = sent.into_iter().find(|(k, _)| *k == kind).expect("frame");
+        self.first(connection, 0, kind)
+    }
+
+    /// The payload of the first frame of a kind to the sender.
+    pub fn answer(&self, connection: usize, kind: Kind) -> Vec<u8> {
+        self.first(connection, 1, kind)
+    }
+
+    fn first(&self, connection: usize, way: usize, kind: Kind) -> Vec<u8> {
+        let mut frames = self.frames(connection)[way].clone().into_iter();
+        let (_, range) = frames.find(|(k, _)| *k == kind).expect("frame");
         let seen = self.shared.seen.lock().unwrap();
-        seen[connection][0][range.start as usize + HEADER_BYTES..range.end as usize].to_vec()
+        seen[connection][way][range.start as usize + HEADER_BYTES..range.end as usize].to_vec()
     }
 }
 

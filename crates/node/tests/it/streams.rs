@@ -8,7 +8,7 @@ use tandem_node::Limits;
 use tandem_node::limits::STREAMS;
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, PATIENCE, Setup, limits, prompt};
+use super::cluster::{Deal, PATIENCE, Setup, heavy, limits, prompt};
 use super::proxy::{Fault, Proxy};
 
 /// Big enough rows for several connections to have something to do.
@@ -187,11 +187,7 @@ async fn a_connection_that_stops_is_not_waited_for_because_another_one_beats() {
 /// What it has swallowed takes up the credit, so that there is never a commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_stops_before_the_commit_is_not_waited_for() {
-    let mut config = FakeConfig::default();
-    config.layers.truncate(1);
-    for layer in &mut config.layers {
-        (layer.kv_heads, layer.key_dim, layer.value_dim) = (256, 512, 512);
-    }
+    let config = heavy();
     let setup = |role| Setup {
         limits: Limits {
             handoff_silence: Duration::from_millis(1500),
