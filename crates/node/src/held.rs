@@ -8,6 +8,7 @@ use tandem_kv::codec::Codec;
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::{Contract, KvBlock, Section};
 use tandem_proto::{HandoffTerms, Reuse};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wanted};
@@ -128,6 +129,9 @@ impl Keep {
     /// Forgets what is there of a sequence and of all that begin with a page of it, because it may be
     /// wrong.
     pub fn forget(&self, tokens: &[u32]) -> u64 {
+        if self.reuse == Reuse::Off {
+            return 0;
+        }
         self.store.forget(&self.namespace, tokens)
     }
 
@@ -284,19 +288,25 @@ impl Pieces {
         &self,
         work: impl FnOnce(&Pinned) -> Result<Vec<KvBlock>, LoadError> + Send + 'static,
     ) -> Result<Vec<KvBlock>, String> {
+        let (tell, told) = oneshot::channel();
         let pinned = Arc::clone(&self.pinned);
-        let mut reading = tokio::task::spawn_blocking(move || work(&pinned));
-        match timeout(self.limit, &mut reading).await {
+        let mut reading = tokio::task::spawn_blocking(move || {
+            let _ = tell.send(work(&pinned));
+        });
+        let (pinned, limit) = (Arc::clone(&self.pinned), self.limit);
+        // A thread cannot be told to stop, whoever still waits for it; until it does, no other one waits
+        // for the disk.
+        tokio::spawn(async move {
+            if timeout(limit, &mut reading).await.is_err() {
+                let _overdue = pinned.overdue();
+                let _ = reading.await;
+            }
+        });
+        match timeout(limit, told).await {
             Ok(Ok(read)) => read.map_err(|e| e.to_string()),
-            Ok(Err(ended)) => Err(ended.to_string()),
+            Ok(Err(_)) => Err("reading pages ended".to_owned()),
             Err(_) => {
-                // A thread cannot be told to stop; until it does, no other one waits for the disk.
-                let overdue = self.pinned.overdue();
-                tokio::spawn(async move {
-                    let _ = reading.await;
-                    drop(overdue);
-                });
-                let limit = self.limit.as_secs_f32();
+                let limit = limit.as_secs_f32();
                 Err(format!("the disk did not answer within {limit} s"))
             }
         }

@@ -41,7 +41,7 @@ pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations. A window, which
 /// cannot be divided, may be larger.
 pub const MAX_APPLY_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
-/// Bytes per second below which a link is of no use: what somebody sends a byte at a time would hold a
+/// Bytes per second below which a connection is of no use: what somebody sends a byte at a time would hold a
 /// handoff up without being silent.
 pub const MIN_LINK_RATE: u64 = 64 << 10;
 /// Bytes that are read from a connection before they are summed; a plane that is larger is read at once.

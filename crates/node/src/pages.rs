@@ -556,6 +556,10 @@ impl PageStore {
                     });
                     return Ok(rows);
                 }
+                Err(Unread::Overdue) => {
+                    self.shared.look(|index| index.stats.disk_errors += 1);
+                    break;
+                }
                 Err(why) => {
                     if let Unread::Failed(error) = &why {
                         disk.log("read", disk.dir(), error);

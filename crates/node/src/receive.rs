@@ -108,10 +108,7 @@ async fn connection(
         .find(&hello.ticket, Purpose::Session, handoff, peer.as_ref());
     if let Some(owner) = again {
         let greeted = Greeted { read, write };
-        return arrive(&owner, handoff, greeted, |greeted| {
-            Arrival::Again(greeted, Box::new(hello))
-        })
-        .await;
+        return arrive(&owner, Arrival::Again(greeted, Box::new(hello)));
     }
     let Some(permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
         let reason = format!("hello field `ticket`: {STRANGER}");
@@ -159,27 +156,14 @@ async fn further_connection(
         refuse(&mut greeted.write, handoff, RefusalCode::Ticket, &reason).await;
         return Err(reason);
     };
-    arrive(&owner, handoff, greeted, |greeted| {
-        Arrival::Further(greeted, join.stream)
-    })
-    .await
+    arrive(&owner, Arrival::Further(greeted, join.stream))
 }
 
 /// Gives a connection to the owner of its handoff. Whoever opens more than can wait is cut off, and may
-/// come again.
-async fn arrive(
-    owner: &mpsc::Sender<Arrival>,
-    handoff: u64,
-    mut greeted: Greeted,
-    arrival: impl FnOnce(Greeted) -> Arrival,
-) -> Result<(), String> {
-    let Ok(place) = owner.try_reserve() else {
-        let reason = "the handoff has more connections than it can look at";
-        refuse(&mut greeted.write, handoff, RefusalCode::Busy, reason).await;
-        return Err(reason.into());
-    };
-    place.send(arrival(greeted));
-    Ok(())
+/// come again: a refusal would end the handoff.
+fn arrive(owner: &mpsc::Sender<Arrival>, arrival: Arrival) -> Result<(), String> {
+    let taken = owner.try_send(arrival);
+    taken.map_err(|_| "the handoff has more connections than it can look at".into())
 }
 
 /// The first frame of a connection, which must be a hello or a join.

@@ -387,8 +387,8 @@ impl Pump {
         connection.add(write, self.sender.outbound(), limits);
         let streams = self.route.streams.min(self.sender.accepted().streams);
         for _ in 1..streams {
-            // The main one is not silent for longer than one join takes.
-            connection.streams[0].control(Outgoing::beat())?;
+            // None is silent for longer than one join takes.
+            connection.beat();
             self.join(&mut connection).await?;
         }
         self.connection = Some(connection);
@@ -763,12 +763,7 @@ impl Pump {
         let Some(connection) = &mut self.connection else {
             return;
         };
-        connection.beaten = tokio::time::Instant::now();
-        // A writer that is busy shows that this end and its connection are alive.
-        for stream in connection.streams.iter_mut().filter(|s| s.waiting == 0) {
-            // One that has ended says so itself.
-            let _ = stream.control(Outgoing::beat());
-        }
+        connection.beat();
     }
 
     /// A control frame on the main connection.
@@ -810,6 +805,15 @@ impl Stream {
 }
 
 impl Connection {
+    fn beat(&mut self) {
+        self.beaten = tokio::time::Instant::now();
+        // A writer that is busy shows that this end and its connection are alive.
+        for stream in self.streams.iter_mut().filter(|s| s.waiting == 0) {
+            // One that has ended says so itself.
+            let _ = stream.control(Outgoing::beat());
+        }
+    }
+
     fn add(&mut self, write: tandem_identity::WriteHalf, outbound: Outbound, limits: Limits) {
         // Room for the blocks, a commit, a receipt, beats and a goodbye.
         let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + 8);

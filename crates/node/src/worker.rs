@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use tandem_engine::generation::{FinishReason as EngineFinish, Generation};
 use tandem_engine::{DecodeStep, EngineError, KvEngine, Sequence, Token};
+use tandem_kv::codec::Codec;
 use tandem_kv::page::PAGE_TOKENS;
 use tandem_kv::receipt::{Receipt, ReturnTicket};
 use tandem_kv::segment::block_tokens;
@@ -597,8 +598,11 @@ impl Worker {
             let mut forgotten = 0;
             // What one request does not trust, no other one gets.
             if receipt.is_some() || is_redone {
-                forgotten = g.keep.forget(&job.tokens);
                 g.retire = None;
+                // Lossy rows have not been kept, and say nothing about those that were.
+                if g.summary.codec.is_none_or(Codec::is_lossless) {
+                    forgotten = g.keep.forget(&job.tokens);
+                }
             }
             tracing::warn!(request = %job.request, %reason, forgotten, "parity");
         }

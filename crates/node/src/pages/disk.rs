@@ -79,6 +79,8 @@ pub enum Unread {
     Damaged,
     /// The disk failed.
     Failed(std::io::Error),
+    /// The disk does not answer to reads before this one; the file may be good.
+    Overdue,
 }
 
 impl From<std::io::Error> for Unread {
@@ -183,7 +185,7 @@ impl Disk {
                     scan.unusable += 1;
                     scan.errors += self.delete(&path);
                 }
-                Err(Unread::Gone) => (),
+                Err(Unread::Gone | Unread::Overdue) => (),
                 Err(Unread::Failed(error)) => {
                     scan.errors += 1;
                     self.log("read", &path, &error);
@@ -245,7 +247,7 @@ impl Disk {
     /// If they are not there whole, or a read before this is overdue.
     pub fn read(&self, name: &FileName, meta: &Meta) -> Result<Vec<u8>, Unread> {
         if self.overdue.load(Ordering::Relaxed) > 0 {
-            return Err(Unread::Failed(ErrorKind::TimedOut.into()));
+            return Err(Unread::Overdue);
         }
         let mut file = File::open(self.dir.join(name.to_string()))?;
         // What is allocated below is compared with the file's length first.

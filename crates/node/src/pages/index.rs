@@ -257,7 +257,7 @@ impl Index {
             self.drop_if_nowhere(id);
             match why {
                 Unread::Damaged | Unread::Gone => self.stats.damaged += 1,
-                Unread::Failed(_) => self.stats.disk_errors += 1,
+                Unread::Failed(_) | Unread::Overdue => self.stats.disk_errors += 1,
             }
         }
     }
@@ -271,6 +271,10 @@ impl Index {
         }
         let before = self.entries.len();
         let mut open = first;
+        // Behind a gap it cannot be seen from what an object follows; nor is it of use.
+        let is_held = |id: &PageId| *id == PageId::ROOT || self.entries.contains_key(id);
+        let gaps = children.keys().filter(|parent| !is_held(parent));
+        open.extend(gaps.copied());
         while let Some(id) = open.pop() {
             open.extend(children.remove(&id).unwrap_or_default());
             self.forget(&id);

@@ -187,9 +187,13 @@ fn while_a_read_is_overdue_nobody_waits_for_the_disk() {
     let [one, other] = overdue;
     drop(one);
     assert_eq!(pin.load(0..64), Err(LoadError::Missing { end: 64 }));
+    assert_eq!(store.stats().disk_errors, 2);
     drop(other);
-    let rows = full_block(&full_only(), 0..64, 2);
-    assert_eq!(load(&store, &second), Ok(vec![rows]));
+    // The file was never touched.
+    for (tokens, copy) in [(&first, 1), (&second, 2)] {
+        let rows = full_block(&full_only(), 0..64, copy);
+        assert_eq!(load(&store, tokens), Ok(vec![rows]));
+    }
 }
 
 /// A directory with one page, and the bytes of its file.
@@ -377,4 +381,26 @@ fn only_the_owner_can_read_pages() {
         assert!(error.to_string().contains("chmod 700"), "{error}");
         assert_eq!(mode(&dir), open);
     }
+}
+
+#[test]
+fn what_follows_behind_a_gap_is_forgotten_too() {
+    let dir = private_dir();
+    let tokens = prompt(192);
+    let store = with_disk(PLENTY, dir.path(), PLENTY);
+    put(&store, &tokens, 1);
+    drop(store);
+    let middle = space().chain(&tokens)[1].to_string();
+    let gone = files(dir.path())
+        .into_iter()
+        .find(|(name, _)| name.starts_with(&middle));
+    fs::remove_file(dir.path().join(gone.unwrap().0)).unwrap();
+    let store = with_disk(PLENTY, dir.path(), PLENTY);
+    assert_eq!(store.stats().pages, 2);
+    assert_eq!(store.forget(&space(), &tokens[..64]), 2);
+    // With the gap closed, what was behind it would be found again.
+    put(&store, &tokens[..128], 2);
+    assert_eq!(held(&store, &tokens), 128);
+    assert!(store.flush(PATIENCE));
+    assert_eq!(files(dir.path()).len(), 2);
 }
