@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use serde::Deserialize;
 use tandem_coordinator::{Config as CoordinatorConfig, HandoffConfig, ModelConfig, NodeConfig};
 use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
+use tandem_proto::CodecChoice;
 
 /// Where the coordinator listens unless the file says otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -78,11 +80,38 @@ const fn default_parallel() -> usize {
     1
 }
 
+/// Which configuration, and what replaces a part of it.
+#[derive(Args)]
+pub struct Arguments {
+    /// The configuration; examples/tandem.toml is one.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4.
+    #[arg(long, value_name = "NAME")]
+    codec: Option<CodecChoice>,
+}
+
+impl Arguments {
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.config
+    }
+
+    /// The configuration that these arguments name.
+    ///
+    /// # Errors
+    /// Names the file, the key and the mend.
+    pub fn load(&self) -> anyhow::Result<Config> {
+        let mut config = load(&self.config)?;
+        if let Some(codec) = self.codec {
+            config.coordinator.handoff.codec = codec;
+        }
+        Ok(config)
+    }
+}
+
 /// Reads and checks a configuration file.
-///
-/// # Errors
-/// Names the file, the key and the mend.
-pub fn load(path: &Path) -> anyhow::Result<Config> {
+fn load(path: &Path) -> anyhow::Result<Config> {
     let shown = path.display();
     let size = std::fs::metadata(path)
         .with_context(|| format!("cannot read the configuration {shown}"))?

@@ -21,9 +21,8 @@ use crate::{nodes, output, security, shutdown, tables};
 /// Arguments of `tandem grade`.
 #[derive(Args)]
 pub struct Arguments {
-    /// The configuration; examples/tandem.toml is one.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[command(flatten)]
+    config: config::Arguments,
     #[command(flatten)]
     security: security::Arguments,
     /// The rubric; examples/intro-course/rubric.yaml is one.
@@ -42,13 +41,13 @@ pub struct Arguments {
 /// # Errors
 /// If something cannot be read or written, or a model has no node that could serve it.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = config::load(&arguments.config)?;
+    let config = arguments.config.load()?;
     let security = arguments.security.security(environment)?;
     let Some(jobs) = &config.grading else {
         bail!(
             "{} has no [grading]: add [grading.code_analysis] and [grading.feedback] with `model` and \
              `max_tokens`",
-            arguments.config.display()
+            arguments.config.file().display()
         );
     };
     let rubric = Rubric::load(&arguments.rubric)?;

@@ -14,7 +14,6 @@ use tandem_openai::{
     ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, Message, ResponseFormat, Role,
     RouteChoice, Sampling, StreamOptions, TandemInfo, TandemOptions,
 };
-use tandem_proto::CodecChoice;
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
@@ -34,9 +33,8 @@ const MAX_PROMPT_BYTES: usize = tandem_openai::limits::MAX_BODY_BYTES - REQUEST_
 /// Arguments of `tandem run`.
 #[derive(Args)]
 pub struct Arguments {
-    /// The configuration; examples/tandem.toml is one.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[command(flatten)]
+    config: config::Arguments,
     #[command(flatten)]
     security: security::Arguments,
     /// Which model to ask [default: the only one].
@@ -57,9 +55,6 @@ pub struct Arguments {
     /// Same seed, same tokens.
     #[arg(long)]
     seed: Option<u64>,
-    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4.
-    #[arg(long, value_name = "NAME")]
-    codec: Option<CodecChoice>,
     /// Where the prefill may run.
     #[arg(long, value_enum, default_value = "auto")]
     route: Route,
@@ -91,10 +86,7 @@ impl From<Route> for RouteChoice {
 /// # Errors
 /// If the configuration cannot be used, no node can serve the model, or the answer breaks off.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let mut config = config::load(&arguments.config)?;
-    if let Some(codec) = arguments.codec {
-        config.coordinator.handoff.codec = codec;
-    }
+    let config = arguments.config.load()?;
     let security = arguments.security.security(environment)?;
     let model = choose_model(&config, arguments.model.as_deref())?;
     let prompt = read_prompt(&arguments)?;

@@ -1,11 +1,9 @@
 //! `tandem serve`: the coordinator.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tandem_proto::CodecChoice;
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
@@ -15,14 +13,10 @@ use crate::{nodes, output, security, shutdown};
 /// Arguments of `tandem serve`.
 #[derive(Args)]
 pub struct Arguments {
-    /// The configuration; examples/tandem.toml is one.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[command(flatten)]
+    config: config::Arguments,
     #[command(flatten)]
     security: security::Arguments,
-    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4.
-    #[arg(long, value_name = "NAME")]
-    codec: Option<CodecChoice>,
     /// Where to listen instead of the configuration's `listen`; port 0 takes any free one.
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
@@ -33,10 +27,7 @@ pub struct Arguments {
 /// # Errors
 /// If the configuration cannot be used or the address is taken.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let mut config = config::load(&arguments.config)?;
-    if let Some(codec) = arguments.codec {
-        config.coordinator.handoff.codec = codec;
-    }
+    let config = arguments.config.load()?;
     let security = arguments.security.security(environment)?;
     let listen = arguments.listen.unwrap_or(config.listen);
     let mut coordinator = Coordinator::start(listen, config.coordinator.clone(), security).await?;
