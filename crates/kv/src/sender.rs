@@ -438,9 +438,10 @@ impl Sender {
     /// # Errors
     /// Anything else; the connection is of no use.
     pub fn joined(&self, header: &Header) -> Result<(), SenderError> {
-        header.check_payload(&[])?;
         match header.kind {
-            Kind::Beat if header.handoff == self.offer.handoff && header.sequence == 0 => Ok(()),
+            Kind::Beat if header.handoff == self.offer.handoff && header.sequence == 0 => {
+                Ok(header.check_payload(&[])?)
+            }
             _ => Err(unexpected(header, "the answer to a join is a beat")),
         }
     }

@@ -288,27 +288,28 @@ impl Pieces {
         &self,
         work: impl FnOnce(&Pinned) -> Result<Vec<KvBlock>, LoadError> + Send + 'static,
     ) -> Result<Vec<KvBlock>, String> {
-        let (tell, told) = oneshot::channel();
         let pinned = Arc::clone(&self.pinned);
-        let mut reading = tokio::task::spawn_blocking(move || {
-            let _ = tell.send(work(&pinned));
-        });
+        let mut reading = tokio::task::spawn_blocking(move || work(&pinned));
         let (pinned, limit) = (Arc::clone(&self.pinned), self.limit);
+        let (tell, told) = oneshot::channel();
         // A thread cannot be told to stop, whoever still waits for it; until it does, no other one waits
         // for the disk.
         tokio::spawn(async move {
-            if timeout(limit, &mut reading).await.is_err() {
-                let _overdue = pinned.overdue();
-                let _ = reading.await;
-            }
+            let late = match timeout(limit, &mut reading).await {
+                Ok(Ok(read)) => {
+                    let _ = tell.send(read.map_err(|e| e.to_string()));
+                    return;
+                }
+                Ok(Err(ended)) => {
+                    let _ = tell.send(Err(ended.to_string()));
+                    return;
+                }
+                Err(_) => format!("the disk did not answer within {} s", limit.as_secs_f32()),
+            };
+            let _overdue = pinned.overdue();
+            let _ = tell.send(Err(late));
+            let _ = reading.await;
         });
-        match timeout(limit, told).await {
-            Ok(Ok(read)) => read.map_err(|e| e.to_string()),
-            Ok(Err(_)) => Err("reading pages ended".to_owned()),
-            Err(_) => {
-                let limit = limit.as_secs_f32();
-                Err(format!("the disk did not answer within {limit} s"))
-            }
-        }
+        told.await.map_err(|e| e.to_string())?
     }
 }

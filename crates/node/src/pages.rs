@@ -547,6 +547,10 @@ impl PageStore {
                 At::File(file, meta, version) => (file, meta, version),
             };
             let Some(disk) = &self.shared.disk else { break };
+            if disk.is_overdue() {
+                self.shared.look(|index| index.stats.disk_errors += 1);
+                break;
+            }
             let read = disk.read(&file, &meta).map(Arc::new);
             match read {
                 Ok(rows) => {
@@ -555,10 +559,6 @@ impl PageStore {
                         index.promote(&place.id, version, &rows);
                     });
                     return Ok(rows);
-                }
-                Err(Unread::Overdue) => {
-                    self.shared.look(|index| index.stats.disk_errors += 1);
-                    break;
                 }
                 Err(why) => {
                     if let Unread::Failed(error) = &why {

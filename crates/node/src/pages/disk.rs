@@ -79,8 +79,6 @@ pub enum Unread {
     Damaged,
     /// The disk failed.
     Failed(std::io::Error),
-    /// The disk does not answer to reads before this one; the file may be good.
-    Overdue,
 }
 
 impl From<std::io::Error> for Unread {
@@ -185,7 +183,7 @@ impl Disk {
                     scan.unusable += 1;
                     scan.errors += self.delete(&path);
                 }
-                Err(Unread::Gone | Unread::Overdue) => (),
+                Err(Unread::Gone) => (),
                 Err(Unread::Failed(error)) => {
                     scan.errors += 1;
                     self.log("read", &path, &error);
@@ -244,11 +242,8 @@ impl Disk {
     /// Reads the rows of an object and compares everything with what was written.
     ///
     /// # Errors
-    /// If they are not there whole, or a read before this is overdue.
+    /// If they are not there whole.
     pub fn read(&self, name: &FileName, meta: &Meta) -> Result<Vec<u8>, Unread> {
-        if self.overdue.load(Ordering::Relaxed) > 0 {
-            return Err(Unread::Overdue);
-        }
         let mut file = File::open(self.dir.join(name.to_string()))?;
         // What is allocated below is compared with the file's length first.
         if file.metadata()?.len() != meta.file_bytes() {
@@ -265,6 +260,11 @@ impl Disk {
             return Err(Unread::Damaged);
         }
         Ok(bytes)
+    }
+
+    /// True while a read is overdue: another one would wait, too, whatever its file is like.
+    pub fn is_overdue(&self) -> bool {
+        self.overdue.load(Ordering::Relaxed) > 0
     }
 
     /// A read has become overdue, or has ended after that.

@@ -257,7 +257,7 @@ impl Index {
             self.drop_if_nowhere(id);
             match why {
                 Unread::Damaged | Unread::Gone => self.stats.damaged += 1,
-                Unread::Failed(_) | Unread::Overdue => self.stats.disk_errors += 1,
+                Unread::Failed(_) => self.stats.disk_errors += 1,
             }
         }
     }
