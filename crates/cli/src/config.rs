@@ -105,6 +105,8 @@ impl Arguments {
         let mut config = load(&self.config)?;
         if let Some(codec) = self.codec {
             config.coordinator.handoff.codec = codec;
+            let checked = config.coordinator.validate();
+            checked.map_err(|e| in_file_words(&e)).context("--codec")?;
         }
         Ok(config)
     }

@@ -154,7 +154,10 @@ fn a_prompt_is_answered_on_the_terminal_with_its_timings() {
         assert_eq!(first.stdout, third.stdout, "{lossless}");
     }
     let lossy = with_codec("q8");
-    assert!(!lossy.status.success() && stderr(&lossy).contains("quality"));
+    assert!(!lossy.status.success());
+    for part in ["--codec", "`handoff.codec` is q8", "`handoff.quality`"] {
+        assert!(stderr(&lossy).contains(part), "{}", stderr(&lossy));
+    }
     let unknown = with_codec("zip");
     assert!(stderr(&unknown).contains("auto, raw, plane, q8 or k8v4"));
 }
