@@ -20,7 +20,8 @@
 //! - remote prefill and decode give bitwise the same logits at the first generated position, and
 //!   the same tokens, greedy and with a seed, as the source going on by itself after the same
 //!   chunks, for chunkings {one, even, uneven,
-//!   shorter than a chunk, prompts of one and two tokens, around and beyond the window};
+//!   shorter than a chunk, prompts of one and two tokens, around and beyond the window}, with
+//!   blocks imported whole and in parts;
 //! - `held` at every step;
 //! - sequences prefilled, imported and decoded side by side stay independent;
 //! - misuse is refused and leaves the sequence as it was, or empty, and prefill can go on from

@@ -41,7 +41,7 @@ pub enum Call {
         /// Token positions.
         tokens: Range<u32>,
     },
-    /// [`KvEngine::import`].
+    /// [`KvEngine::import_part`].
     Import {
         /// The sequence.
         sequence: Sequence,
@@ -70,7 +70,7 @@ pub enum CallKind {
     Prefill,
     /// [`KvEngine::export`].
     Export,
-    /// [`KvEngine::import`].
+    /// [`KvEngine::import_part`].
     Import,
     /// [`KvEngine::decode`].
     Decode,
@@ -395,17 +395,23 @@ impl KvEngine for FakeEngine {
             .map_err(refused)
     }
 
-    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+    fn import_part(
+        &mut self,
+        sequence: Sequence,
+        block: &KvBlock,
+        tokens: Range<u32>,
+    ) -> Result<(), EngineError> {
         self.enter(&Call::Import {
             sequence,
             section: block.section,
-            tokens: block.tokens.clone(),
+            tokens: tokens.clone(),
         })?;
         block
             .validate(&self.contract)
             .map_err(|e| refused(e.to_string()))?;
         self.check_end(u64::from(block.tokens.end))?;
-        self.cache_mut(sequence)?.import(block).map_err(refused)
+        let cache = self.cache_mut(sequence)?;
+        cache.import(block, &tokens).map_err(refused)
     }
 
     fn held(&self, sequence: Sequence) -> u32 {

@@ -95,12 +95,27 @@ pub trait KvEngine: Send {
         tokens: Range<u32>,
     ) -> Result<KvBlock, EngineError>;
 
-    /// Takes KV in. Full blocks must continue where the sequence ends; the window comes last.
-    /// On an error the sequence holds what it held before, or nothing ([`KvEngine::held`] tells).
+    /// Takes the rows of `tokens` of a block in. Full blocks must continue where the sequence ends;
+    /// the window comes last. Parts of a block come in order, and a window is there with its last
+    /// part. On an error the sequence holds what it held before, or nothing ([`KvEngine::held`]
+    /// tells).
     ///
     /// # Errors
-    /// If the block does not fit the contract or does not continue the sequence.
-    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError>;
+    /// If the block does not fit the contract, or the part does not continue the sequence.
+    fn import_part(
+        &mut self,
+        sequence: Sequence,
+        block: &KvBlock,
+        tokens: Range<u32>,
+    ) -> Result<(), EngineError>;
+
+    /// Takes a whole block in.
+    ///
+    /// # Errors
+    /// As [`KvEngine::import_part`].
+    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+        self.import_part(sequence, block, block.tokens.clone())
+    }
 
     /// Puts the KV of a sequence that was prefilled here to where an import would have put it.
     ///

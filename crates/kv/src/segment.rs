@@ -163,7 +163,8 @@ impl Cutter {
 }
 
 /// The bytes of `tokens` in a plane that holds `of`.
-pub(crate) fn row_range(plane: &Plane, of: &Range<u32>, tokens: &Range<u32>) -> Range<usize> {
+#[must_use]
+pub fn row_range(plane: &Plane, of: &Range<u32>, tokens: &Range<u32>) -> Range<usize> {
     let count = ((of.end - of.start) as usize).max(1);
     let row = plane.data.len() / count;
     (tokens.start - of.start) as usize * row..(tokens.end - of.start) as usize * row

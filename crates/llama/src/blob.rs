@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use tandem_kv::segment::row_range;
 use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 /// `io_magic` of the in-memory format.
@@ -217,20 +218,22 @@ fn gather(blob: &[u8], rows: &Rows, order: &[(u32, usize)]) -> Vec<u8> {
     out
 }
 
-/// Builds the blob that imports a block. The block must have been validated against the contract.
+/// Builds the blob that imports `tokens` of a block, which must be some of its tokens. The block
+/// must have been validated against the contract.
 ///
 /// A full block gets an empty window section; a window block is to be imported as "partial only".
 #[must_use]
-pub fn from_block(block: &KvBlock, contract: &Contract) -> Vec<u8> {
+pub fn from_block(block: &KvBlock, tokens: &Range<u32>, contract: &Contract) -> Vec<u8> {
     let only_window = block.section == Section::Window;
-    let capacity = usize::try_from(block.bytes()).unwrap_or(0) + 12 * block.len() as usize + 4096;
+    let rows = block.bytes() / u64::from(block.len().max(1)) + 12;
+    let capacity = usize::try_from(rows).unwrap_or(0) * tokens.len() + 4096;
     let mut out = Vec::with_capacity(capacity);
     out.extend_from_slice(&MAGIC.to_le_bytes());
     out.extend_from_slice(&0i32.to_le_bytes());
     for section in sections(contract, only_window) {
         out.extend_from_slice(&1u32.to_le_bytes());
         if section == block.section {
-            write_section(&mut out, block, contract);
+            write_section(&mut out, block, tokens, contract);
         } else {
             out.extend_from_slice(&0u32.to_le_bytes());
         }
@@ -238,9 +241,10 @@ pub fn from_block(block: &KvBlock, contract: &Contract) -> Vec<u8> {
     out
 }
 
-fn write_section(out: &mut Vec<u8>, block: &KvBlock, contract: &Contract) {
-    out.extend_from_slice(&block.len().to_le_bytes());
-    for position in block.tokens.clone() {
+fn write_section(out: &mut Vec<u8>, block: &KvBlock, tokens: &Range<u32>, contract: &Contract) {
+    let count = tokens.end - tokens.start;
+    out.extend_from_slice(&count.to_le_bytes());
+    for position in tokens.clone() {
         out.extend_from_slice(&position.to_le_bytes());
         out.extend_from_slice(&1u32.to_le_bytes());
         out.extend_from_slice(&0i32.to_le_bytes());
@@ -255,7 +259,7 @@ fn write_section(out: &mut Vec<u8>, block: &KvBlock, contract: &Contract) {
             out.extend_from_slice(&TYPE_F16.to_le_bytes());
             let row = row_bytes(contract, plane.layer, kind) as u64;
             out.extend_from_slice(&row.to_le_bytes());
-            out.extend_from_slice(&plane.data);
+            out.extend_from_slice(&plane.data[row_range(plane, &block.tokens, tokens)]);
         }
     }
 }

@@ -124,6 +124,8 @@ struct Slot {
     full: u32,
     /// True if the window of the last tokens is there too (always, without window layers).
     complete: bool,
+    /// One past the last token of an incomplete window.
+    window: u32,
 }
 
 /// A model in llama.cpp. Sequence ids `0..sequences` are slots, the next one is the scratch.
@@ -290,36 +292,68 @@ impl LlamaEngine {
         state.map_err(failed)
     }
 
-    fn import_full(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+    /// Adds the rows of a blob to those of a sequence.
+    ///
+    /// llama.cpp sets the whole state of a sequence. So the rows become the state of the scratch,
+    /// whose cells the sequence then has, too.
+    fn add_state(&mut self, native: &[u8], sequence: Sequence, only_window: bool) -> bool {
         let (id, scratch) = (native_id(sequence), self.scratch());
-        let native = blob::from_block(block, &self.contract);
-        let ok = self.set_state(&native, scratch, false);
-        let copied = ok
+        let added = self.set_state(native, scratch, only_window)
             && self
                 .context(|c| c.kv_cache_seq_cp(scratch, id, None, None))
                 .is_ok();
         self.remove(scratch);
-        if !copied {
+        added
+    }
+
+    fn import_full(
+        &mut self,
+        sequence: Sequence,
+        block: &KvBlock,
+        tokens: &Range<u32>,
+    ) -> Result<(), EngineError> {
+        let native = blob::from_block(block, tokens, &self.contract);
+        if !self.add_state(&native, sequence, false) {
             return Err(EngineError::Failed(
                 "llama.cpp did not take the block; is the context full?".into(),
             ));
         }
         let slot = &mut self.slots[sequence.0 as usize];
-        slot.full = block.tokens.end;
+        slot.full = tokens.end;
         slot.complete = !self.contract.has_window();
+        slot.window = 0;
         Ok(())
     }
 
-    fn import_window(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
-        let native = blob::from_block(block, &self.contract);
-        if !self.set_state(&native, native_id(sequence), true) {
+    /// The first part replaces the window that the sequence has, if any.
+    fn import_window(
+        &mut self,
+        sequence: Sequence,
+        block: &KvBlock,
+        tokens: &Range<u32>,
+    ) -> Result<(), EngineError> {
+        let native = blob::from_block(block, tokens, &self.contract);
+        let taken = if tokens.start == block.tokens.start {
+            self.set_state(&native, native_id(sequence), true)
+        } else {
+            self.add_state(&native, sequence, true)
+        };
+        if !taken {
             self.clear(sequence);
             return Err(EngineError::Failed(
                 "llama.cpp did not take the window; the sequence was cleared".into(),
             ));
         }
-        self.slots[sequence.0 as usize].complete = true;
-        self.verify(sequence, block.tokens.end)
+        let complete = tokens.end == block.tokens.end;
+        let slot = &mut self.slots[sequence.0 as usize];
+        slot.full = block.tokens.end;
+        slot.complete = complete;
+        slot.window = tokens.end;
+        if complete {
+            self.verify(sequence, block.tokens.end)
+        } else {
+            Ok(())
+        }
     }
 
     /// Checks llama.cpp's own idea of where a sequence ends.
@@ -429,6 +463,7 @@ impl KvEngine for LlamaEngine {
             open: true,
             full: 0,
             complete: true,
+            window: 0,
         };
         Ok(Sequence(u32::try_from(index).unwrap_or(0)))
     }
@@ -513,7 +548,12 @@ impl KvEngine for LlamaEngine {
         blob::to_block(&state, cells, &self.contract, section, tokens).map_err(failed)
     }
 
-    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+    fn import_part(
+        &mut self,
+        sequence: Sequence,
+        block: &KvBlock,
+        tokens: Range<u32>,
+    ) -> Result<(), EngineError> {
         let slot = self.slot(sequence)?;
         block
             .validate(&self.contract)
@@ -522,27 +562,34 @@ impl KvEngine for LlamaEngine {
         let only_windows = self.contract.section_layers(Section::Full).is_empty();
         let allowed = match block.section {
             Section::Full => {
-                !block.is_empty()
-                    && block.tokens.start == slot.full
+                tokens.start == slot.full
                     && (!self.contract.has_window() || !slot.complete || slot.full == 0)
             }
             Section::Window => {
-                (only_windows || (!slot.complete && block.tokens.end == slot.full))
+                let goes_on = !slot.complete && block.tokens.end == slot.full;
+                (only_windows || goes_on)
                     && block.tokens.start == self.contract.window_start(block.tokens.end)
+                    && (tokens.start == block.tokens.start
+                        || (goes_on && tokens.start == slot.window))
             }
         };
-        if !allowed || block.tokens.end > self.capacity.tokens_per_sequence {
+        let inside = block.tokens.start <= tokens.start
+            && tokens.start < tokens.end
+            && tokens.end <= block.tokens.end;
+        if !allowed || !inside || block.tokens.end > self.capacity.tokens_per_sequence {
             return Err(EngineError::Refused(format!(
-                "{:?} block {}..{} does not continue the {} tokens held",
-                block.section, block.tokens.start, block.tokens.end, slot.full
+                "tokens {}..{} of {:?} block {}..{} do not continue the {} tokens held",
+                tokens.start,
+                tokens.end,
+                block.section,
+                block.tokens.start,
+                block.tokens.end,
+                slot.full
             )));
         }
         match block.section {
-            Section::Full => self.import_full(sequence, block),
-            Section::Window => {
-                self.slots[sequence.0 as usize].full = block.tokens.end;
-                self.import_window(sequence, block)
-            }
+            Section::Full => self.import_full(sequence, block, &tokens),
+            Section::Window => self.import_window(sequence, block, &tokens),
         }
     }
 
@@ -555,7 +602,8 @@ impl KvEngine for LlamaEngine {
         }
         let window = self.contract.window_start(held)..held;
         let block = self.export(sequence, Section::Window, window)?;
-        self.import_window(sequence, &block)
+        let tokens = block.tokens.clone();
+        self.import_window(sequence, &block, &tokens)
     }
 
     fn held(&self, sequence: Sequence) -> u32 {
@@ -570,6 +618,7 @@ impl KvEngine for LlamaEngine {
         if let Some(slot) = self.slots.get_mut(sequence.0 as usize) {
             slot.full = 0;
             slot.complete = true;
+            slot.window = 0;
         }
     }
 

@@ -48,7 +48,28 @@ pub struct Worker {
 struct Apply {
     id: JobId,
     block: Arc<KvBlock>,
+    /// The first token that has not been taken in.
+    next: u32,
     reply: oneshot::Sender<Result<(), String>>,
+}
+
+impl Apply {
+    /// What to take in next: the rest of the block, or as much of it as a slice has. Only a window
+    /// has more.
+    fn part(&self) -> Range<u32> {
+        let row = self.row_bytes().max(1);
+        let most = u32::try_from(MAX_APPLY_SLICE_BYTES / row).unwrap_or(u32::MAX);
+        let end = self.next.saturating_add(most.max(1));
+        self.next..end.min(self.block.tokens.end)
+    }
+
+    fn row_bytes(&self) -> u64 {
+        self.block.bytes() / u64::from(self.block.len().max(1))
+    }
+
+    fn part_bytes(&self) -> u64 {
+        self.row_bytes() * self.part().len() as u64
+    }
 }
 
 struct Job {
@@ -304,7 +325,12 @@ impl Worker {
         match command {
             Command::Generate(admission, job) => self.start_generate(admission, *job),
             Command::Prefill(admission, job) => self.start_prefill(admission, *job),
-            Command::Apply(id, block, reply) => self.applies.push_back(Apply { id, block, reply }),
+            Command::Apply(id, block, reply) => self.applies.push_back(Apply {
+                id,
+                next: block.tokens.start,
+                block,
+                reply,
+            }),
             Command::Seeded(id) => self.seeded(id),
             Command::Cached(id, tokens) => self.has_pages(id, tokens),
             Command::Committed(id, handed) => self.committed(id, &handed),
@@ -441,14 +467,21 @@ impl Worker {
     /// Takes KV in: everything if nobody waits for a token, else no more than a slice.
     fn apply_step(&mut self) {
         let mut taken = 0;
-        while let Some(Apply { id, block, reply }) = self.applies.pop_front() {
-            taken += block.bytes();
-            let result = self.apply(id, &block);
-            // Whoever waits wants the block back.
-            drop(block);
-            // It may have given up meanwhile; then nobody needs the answer.
-            let _ = reply.send(result);
-            let next = self.applies.front().map_or(0, |a| a.block.bytes());
+        while let Some(mut apply) = self.applies.pop_front() {
+            let part = apply.part();
+            taken += apply.part_bytes();
+            let result = self.apply(apply.id, &apply.block, &part);
+            if result.is_ok() && part.end < apply.block.tokens.end {
+                apply.next = part.end;
+                self.applies.push_front(apply);
+            } else {
+                let Apply { block, reply, .. } = apply;
+                // Whoever waits wants the block back.
+                drop(block);
+                // It may have given up meanwhile; then nobody needs the answer.
+                let _ = reply.send(result);
+            }
+            let next = self.applies.front().map_or(0, Apply::part_bytes);
             let over = taken.saturating_add(next) > MAX_APPLY_SLICE_BYTES;
             if over && self.jobs.values().any(Job::can_decode) {
                 return;
@@ -456,7 +489,7 @@ impl Worker {
         }
     }
 
-    fn apply(&mut self, id: JobId, block: &KvBlock) -> Result<(), String> {
+    fn apply(&mut self, id: JobId, block: &KvBlock, part: &Range<u32>) -> Result<(), String> {
         let epoch = id.0;
         let gone =
             || format!("epoch {epoch} of the sequence is over, or it no longer waits for KV");
@@ -470,10 +503,11 @@ impl Worker {
             return Err(gone());
         }
         let start = Instant::now();
-        let result = self.engine.import(job.sequence, block);
+        let result = self.engine.import_part(job.sequence, block, part.clone());
         if let Work::Generate(g) = &mut job.work {
             g.summary.apply_ms += milliseconds(start);
-            if result.is_ok() && matches!(g.stage, Stage::Receiving) {
+            let whole = part.end == block.tokens.end;
+            if result.is_ok() && whole && matches!(g.stage, Stage::Receiving) {
                 g.summary.handoff_bytes += block.bytes();
             }
         }

@@ -187,8 +187,14 @@ impl KvEngine for BenchEngine {
         no_model("export")
     }
 
-    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
-        if self.held(sequence) != block.tokens.start || block.section != Section::Full {
+    fn import_part(
+        &mut self,
+        sequence: Sequence,
+        block: &KvBlock,
+        tokens: Range<u32>,
+    ) -> Result<(), EngineError> {
+        let in_order = self.held(sequence) == block.tokens.start && tokens == block.tokens;
+        if !in_order || block.section != Section::Full {
             return Err(EngineError::Refused("a block out of order".into()));
         }
         self.cache().put(block)?;

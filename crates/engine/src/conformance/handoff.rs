@@ -19,6 +19,16 @@ pub fn check(source: &mut dyn KvEngine, receiver: &mut dyn KvEngine, prompt: &Pr
         probe::check_same(&what, &expected, &got);
         source.release(here);
         receiver.release(there);
+        let what = format!("{what}, in parts");
+        let there = probe::open(receiver, &what);
+        for block in &blocks {
+            for part in probe::parts(block) {
+                probe::import_part(receiver, &what, there, block, &part);
+            }
+        }
+        let got = probe::generate(receiver, &what, there, prompt, &sampling);
+        probe::check_same(&what, &expected, &got);
+        receiver.release(there);
         let alone = probe::compute(source, &what, prompt, &sampling);
         probe::check_same(&format!("{what}, without export"), &alone, &expected);
     }

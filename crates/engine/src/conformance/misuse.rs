@@ -1,5 +1,7 @@
 //! What must be refused, and that the sequence is of use afterwards.
 
+use std::ops::Range;
+
 use tandem_kv::{KvBlock, Section};
 
 use super::plan::Prompt;
@@ -26,6 +28,7 @@ pub fn check(source: &mut dyn KvEngine, receiver: &mut dyn KvEngine, prompts: &[
         let what = format!("misuse, import of {name}");
         check_window_import(receiver, &what, prompt, &blocks, &bad, &expected);
     }
+    check_parts(receiver, prompt, &blocks, &expected);
     check_positions(receiver, prompt, &expected);
 }
 
@@ -148,6 +151,68 @@ fn check_window_import(
     probe::refused(what, engine.import(sequence, bad));
     probe::check_held(engine, what, sequence, 0);
     check_recovery(engine, what, sequence, prompt, blocks, expected);
+}
+
+/// Parts that do not go on, of the second block and of the window; and a window that stays
+/// incomplete.
+fn check_parts(engine: &mut dyn KvEngine, prompt: &Prompt, blocks: &[KvBlock], expected: &Answer) {
+    let window = (1..blocks.len()).find(|&i| blocks[i].section == Section::Window);
+    for at in [Some(1), window].into_iter().flatten() {
+        let block = &blocks[at];
+        let parts = probe::parts(block);
+        let [first, second, third] = parts.as_slice() else {
+            continue;
+        };
+        let section = block.section;
+        let before = |engine: &mut dyn KvEngine, what: &str, taken: &[&Range<u32>]| {
+            let sequence = probe::open(engine, what);
+            for block in &blocks[..at] {
+                probe::import(engine, what, sequence, block);
+            }
+            for part in taken {
+                probe::import_part(engine, what, sequence, block, part);
+            }
+            sequence
+        };
+        for (name, taken, bad) in [
+            ("the second part first", vec![], second.clone()),
+            ("the third part after the first", vec![first], third.clone()),
+            ("the second part again", vec![first, second], second.clone()),
+            (
+                "a part beyond the block",
+                vec![first, second],
+                third.start..third.end + 1,
+            ),
+            ("an empty part", vec![first], second.start..second.start),
+        ] {
+            let what = format!("misuse, import of {name} of {section:?}");
+            let sequence = before(engine, &what, &taken);
+            let held = engine.held(sequence);
+            probe::refused(&what, engine.import_part(sequence, block, bad));
+            let now = engine.held(sequence);
+            assert!(
+                now == held || now == 0,
+                "conformance: {what}: `held` is {now}, expected {held} as before, or 0"
+            );
+            // A prefill that begins inside a chunk would give other bits.
+            if section == Section::Full {
+                engine.clear(sequence);
+            }
+            check_recovery(engine, &what, sequence, prompt, blocks, expected);
+        }
+        if section == Section::Window {
+            let what = "misuse, a window without its last part";
+            let sequence = before(engine, what, &[first, second]);
+            check_recovery(engine, what, sequence, prompt, blocks, expected);
+
+            let what = "a window that begins anew";
+            let sequence = before(engine, what, &[first, second]);
+            probe::import(engine, what, sequence, block);
+            let got = probe::generate(engine, what, sequence, prompt, &probe::greedy());
+            probe::check_same(what, expected, &got);
+            engine.release(sequence);
+        }
+    }
 }
 
 /// Prefills from what is held on; then clears and imports everything.

@@ -207,6 +207,36 @@ pub fn import(engine: &mut dyn KvEngine, what: &str, sequence: Sequence, block: 
     check_held(engine, &what, sequence, held);
 }
 
+/// Three parts of a block, or fewer of a short one.
+pub fn parts(block: &KvBlock) -> Vec<Range<u32>> {
+    let Range { start, end } = block.tokens;
+    let step = block.len().div_ceil(3).max(1);
+    (0..block.len().div_ceil(step))
+        .map(|i| start + i * step..end.min(start + (i + 1) * step))
+        .collect()
+}
+
+/// Imports one of the [`parts`] of a block.
+pub fn import_part(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    block: &KvBlock,
+    part: &Range<u32>,
+) {
+    let what = format!(
+        "{what}: import of {part:?} of {:?} {:?}",
+        block.tokens, block.section
+    );
+    ok(&what, engine.import_part(sequence, block, part.clone()));
+    let held = match block.section {
+        Section::Window if part.end == block.tokens.end => part.end,
+        Section::Full if !engine.contract().has_window() => part.end,
+        _ => 0,
+    };
+    check_held(engine, &what, sequence, held);
+}
+
 /// Evaluates one token of each sequence.
 pub fn decode(engine: &mut dyn KvEngine, what: &str, steps: &[DecodeStep]) -> Vec<Vec<f32>> {
     let what = format!("{what}: decode of {steps:?}");

@@ -127,7 +127,7 @@ fn prefill_round_robin<'a>(
     (sequences, blocks)
 }
 
-/// One block of each sequence in turn.
+/// One part of a block of each sequence in turn.
 fn import_round_robin<'a>(
     engine: &mut dyn KvEngine,
     what: &str,
@@ -135,11 +135,20 @@ fn import_round_robin<'a>(
     blocks: &[Vec<KvBlock>],
 ) -> Opened<'a> {
     let sequences = open_all(engine, what, prompts);
-    let rounds = blocks.iter().map(Vec::len).max().unwrap_or(0);
+    let of_block = |block| {
+        probe::parts(block)
+            .into_iter()
+            .map(move |part| (block, part))
+    };
+    let parts: Vec<Vec<_>> = blocks
+        .iter()
+        .map(|blocks| blocks.iter().flat_map(of_block).collect())
+        .collect();
+    let rounds = parts.iter().map(Vec::len).max().unwrap_or(0);
     for round in 0..rounds {
-        for (&(sequence, _), blocks) in sequences.iter().zip(blocks) {
-            if let Some(block) = blocks.get(round) {
-                probe::import(engine, what, sequence, block);
+        for (&(sequence, _), parts) in sequences.iter().zip(&parts) {
+            if let Some((block, part)) = parts.get(round) {
+                probe::import_part(engine, what, sequence, block, part);
             }
         }
     }

@@ -161,24 +161,29 @@ impl Cache {
     }
 
     /// Takes rows of a validated block in; on an error nothing has changed.
-    pub fn import(&mut self, block: &KvBlock) -> Result<(), String> {
-        let tokens = block.tokens.clone();
-        let expected = match block.section {
-            Section::Full => self.full_end..tokens.end,
-            Section::Window => self.full_end.saturating_sub(self.window)..self.full_end,
+    pub fn import(&mut self, block: &KvBlock, tokens: &Range<u32>) -> Result<(), String> {
+        let whole = &block.tokens;
+        let window = self.full_end.saturating_sub(self.window)..self.full_end;
+        let (fits, start) = match block.section {
+            Section::Full => (true, self.full_end),
+            // A window begins anew, or goes on.
+            Section::Window if tokens.start == whole.start => (*whole == window, whole.start),
+            Section::Window => (*whole == window, self.window_end),
         };
-        if tokens != expected {
+        if !fits || tokens.start != start || tokens.end > whole.end || tokens.is_empty() {
             return Err(format!(
-                "block {tokens:?} of {:?}; expected {expected:?}",
-                block.section
+                "tokens {tokens:?} of block {whole:?} of {:?}; {} full tokens are held, and the \
+                 window up to {}",
+                block.section, self.full_end, self.window_end
             ));
         }
         let planes = self
             .planes
             .iter_mut()
             .filter(|rows| rows.section == block.section);
-        for (rows, plane) in planes.zip(&block.planes) {
-            if block.section == Section::Window {
+        let part = block.part(tokens.clone());
+        for (rows, plane) in planes.zip(&part.planes) {
+            if block.section == Section::Window && tokens.start == whole.start {
                 rows.first = tokens.start;
                 rows.data.clear();
             }
@@ -188,7 +193,7 @@ impl Cache {
             Section::Window => self.window_end = tokens.end,
             Section::Full => {
                 self.full_end = tokens.end;
-                tokens.for_each(|position| self.hash_full(position));
+                tokens.clone().for_each(|position| self.hash_full(position));
             }
         }
         Ok(())

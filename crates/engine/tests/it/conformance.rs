@@ -52,6 +52,8 @@ enum Fault {
     WrongRange,
     /// Imports zeros for the window.
     SkipsWindow,
+    /// Imports zeros for all parts of a window but the last.
+    SkipsParts,
     /// Imports full blocks at the end of what is there, whatever they say.
     IgnoresImportPosition,
     /// Decodes at the end, whatever the position says.
@@ -93,7 +95,7 @@ enum Fault {
 }
 
 /// What the suite says of each fault: that the right check found it.
-const FAULTS: [(Fault, bool, &str); 28] = [
+const FAULTS: [(Fault, bool, &str); 29] = [
     (Fault::DropsRow, false, "the first logits differ"),
     (Fault::DropsRow, true, "the first logits differ"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
@@ -101,6 +103,7 @@ const FAULTS: [(Fault, bool, &str); 28] = [
     (Fault::ReversesRows, true, "the first logits differ"),
     (Fault::WrongRange, false, "the first logits differ"),
     (Fault::SkipsWindow, true, "the first logits differ"),
+    (Fault::SkipsParts, true, "in parts: the first logits differ"),
     (
         Fault::IgnoresImportPosition,
         false,
@@ -311,7 +314,12 @@ impl KvEngine for Broken {
         Ok(block)
     }
 
-    fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
+    fn import_part(
+        &mut self,
+        sequence: Sequence,
+        block: &KvBlock,
+        mut tokens: Range<u32>,
+    ) -> Result<(), EngineError> {
         let sequence = self.real(sequence);
         let mut block = block.clone();
         let held = self.inner.held(sequence);
@@ -319,13 +327,18 @@ impl KvEngine for Broken {
             (Fault::SkipsWindow, Section::Window) => {
                 block.planes.iter_mut().for_each(|plane| plane.data.fill(0));
             }
+            (Fault::SkipsParts, Section::Window) if tokens.end < block.tokens.end => {
+                block.planes.iter_mut().for_each(|plane| plane.data.fill(0));
+            }
             (Fault::IgnoresImportPosition, Section::Full) => {
-                block.tokens = held..held + block.len();
+                let start = held.saturating_sub(tokens.start - block.tokens.start);
+                block.tokens = start..start + block.len();
+                tokens = held..held + tokens.len() as u32;
             }
             (Fault::RepairsShapes, _) => block = self.repaired(block),
             _ => {}
         }
-        let result = self.inner.import(sequence, &block);
+        let result = self.inner.import_part(sequence, &block, tokens);
         match self.fault {
             Fault::SpoilsOnRefusal if result.is_err() => self.flip(sequence),
             Fault::ForgetsOnRefusal if result.is_err() => {
