@@ -4,6 +4,7 @@ mod generate;
 mod prefill;
 
 use std::convert::Infallible;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,9 +33,7 @@ use self::prefill::prefill;
 use crate::NodeConfig;
 use crate::handoffs::Handoffs;
 use crate::job::Command;
-use crate::limits::{
-    BODY, DEFAULT_STREAMS, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS,
-};
+use crate::limits::{BODY, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
 use crate::model::Model;
 use crate::pages::PageStore;
 use crate::send::{Choice, Links, Route};
@@ -79,16 +78,12 @@ impl Node {
     /// The way to another node.
     #[must_use]
     pub fn route(&self, target: String, peer: Option<PeerId>, terms: &HandoffTerms) -> Route {
-        let streams = match terms.streams {
-            0 => DEFAULT_STREAMS,
-            n => n.min(STREAMS),
-        };
         Route {
             target,
             peer,
             security: self.config.security.clone(),
             limits: self.config.limits,
-            streams,
+            streams: NonZeroU32::new(terms.streams.min(STREAMS)),
             choice: match terms.codec.fixed() {
                 Some(codec) => Choice::Fixed(codec),
                 None => Choice::Auto(terms.quality),

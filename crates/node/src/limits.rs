@@ -19,8 +19,10 @@ pub const MAX_CONNECTIONS: usize = 1024;
 pub const MAX_UNGREETED: usize = 128;
 /// Connections of one handoff that this node takes.
 pub const STREAMS: u32 = 4;
-/// Connections that this node opens for a handoff unless it is told otherwise: one fills 10 Gbit/s.
-pub const DEFAULT_STREAMS: u32 = 1;
+/// How much more one more connection must carry to be kept.
+pub const STREAMS_GAIN: f64 = 1.25;
+/// Handoffs until one more connection is tried again after it was of no use.
+pub const STREAMS_PAUSE: u32 = 64;
 /// Permissions to hand an answer back that may be open.
 pub const MAX_RETURNS: usize = 256;
 /// How long the permission to hand an answer back is good for: longer than an answer takes.

@@ -9,8 +9,9 @@ mod links;
 mod stream;
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tandem_identity::{Link, PeerId, Security};
 use tandem_kv::KvBlock;
@@ -26,7 +27,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 pub use choice::{Choice, Measured};
-pub use links::{Learnt, Links};
+pub use links::{Carried, Learnt, Links};
 
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
@@ -49,8 +50,8 @@ pub struct Route {
     pub security: Security,
     /// Waits.
     pub limits: Limits,
-    /// Connections that may be used.
-    pub streams: u32,
+    /// Connections that may be used; `None` uses as many as the link has shown to have use for.
+    pub streams: Option<NonZeroU32>,
     /// How rows are encoded.
     pub choice: Choice,
     /// What is known of links.
@@ -193,9 +194,15 @@ pub async fn transmit(
 ) -> Result<Report, NodeError> {
     let (sender, hello) =
         Sender::new(offer).map_err(|e| NodeError::new(ErrorCode::Handoff, e.to_string()))?;
+    let streams = match route.streams {
+        Some(streams) => streams.get(),
+        None => route.links.streams(&route.target),
+    };
     let mut pump = Pump {
         sender,
+        streams,
         connection: None,
+        queued_bytes: 0,
         queue: VecDeque::new(),
         queued_to: 0,
         sent: VecDeque::new(),
@@ -224,7 +231,7 @@ pub async fn transmit(
     if let Err(error) = &result {
         pump.goodbye(error).await;
     }
-    pump.route.links.learn(&pump.route.target, &pump.measured);
+    pump.learn(result.is_ok());
     result
 }
 
@@ -299,6 +306,8 @@ impl Drop for Connection {
 
 struct Pump {
     sender: Sender,
+    /// Connections that may be opened.
+    streams: u32,
     connection: Option<Connection>,
     /// Blocks that have not been opened.
     queue: VecDeque<Arc<KvBlock>>,
@@ -310,6 +319,8 @@ struct Pump {
     receipt: ReceiptState,
     /// True if the receiver may have everything and have said so, without being heard.
     in_doubt: bool,
+    /// Rows of blocks that were given to a connection with another one before them.
+    queued_bytes: u64,
     clock: TransferClock,
     measured: Measured,
     report: Report,
@@ -353,6 +364,24 @@ impl Pump {
         }
     }
 
+    /// Remembers what this handoff tells of its link.
+    fn learn(&self, is_complete: bool) {
+        let (links, target) = (&self.route.links, &self.route.target);
+        links.learn(target, &self.measured);
+        if self.route.streams.is_none() && is_complete && self.report.reconnects == 0 {
+            let streams = self.streams.min(self.sender.accepted().streams);
+            let time = Duration::try_from_secs_f64(self.clock.total_ms / 1e3);
+            let carried = Carried {
+                streams,
+                codec: self.report.codec,
+                bytes: self.report.wire_bytes,
+                time: time.unwrap_or_default(),
+                queued: self.queued_bytes > self.sender.raw_bytes() / 2,
+            };
+            links.carried(target, &carried);
+        }
+    }
+
     async fn tell(&self, event: PrefillEvent) {
         let _ = self.events.send(event).await;
     }
@@ -385,7 +414,7 @@ impl Pump {
             main_ended: false,
         };
         connection.add(write, self.sender.outbound(), limits);
-        let streams = self.route.streams.min(self.sender.accepted().streams);
+        let streams = self.streams.min(self.sender.accepted().streams);
         for _ in 1..streams {
             // None is silent for longer than one join takes.
             connection.beat();
@@ -495,7 +524,10 @@ impl Pump {
         let mut pause = RECONNECT_PAUSE;
         let mut reason = reason.to_owned();
         // A further connection that breaks takes all with it; do without.
-        self.route.streams = 1;
+        if self.streams > 1 && self.route.streams.is_none() {
+            self.route.links.broke(&self.route.target);
+        }
+        self.streams = 1;
         loop {
             self.connection = None;
             self.report.reconnects += 1;
@@ -641,6 +673,9 @@ impl Pump {
                 .orders
                 .try_send(order)
                 .map_err(|_| Fault::Broken(format!("the writer of connection {index} ended")))?;
+            if stream.waiting > 0 {
+                self.queued_bytes += block.bytes();
+            }
             stream.waiting += 1;
             self.report.codec = self.report.codec.max(Some(codec));
             self.clock.sent();

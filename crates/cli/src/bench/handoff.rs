@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
@@ -321,7 +322,7 @@ impl Bench {
             peer: control.peer.clone(),
             security: control.security.clone(),
             limits: Limits::default(),
-            streams: self.streams,
+            streams: NonZeroU32::new(self.streams),
             choice: Choice::Fixed(codec),
             links: Arc::default(),
             overlap: true,

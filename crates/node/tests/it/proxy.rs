@@ -31,6 +31,8 @@ pub enum Fault {
     Hold(u64),
     /// After this many bytes to the receiver nothing passes either way, and nothing closes.
     Vanish(u64),
+    /// This many bytes pass to the receiver each second.
+    Pace(u64),
     /// After this many bytes one byte passes to the receiver now and then.
     Drip(u64),
     /// This frame to the receiver comes twice.
@@ -50,6 +52,15 @@ struct Shared {
     forwarded: AtomicU64,
     connections: AtomicUsize,
     is_down: AtomicBool,
+}
+
+impl Shared {
+    /// Bytes of one way of a connection have come.
+    fn saw(&self, index: usize, way: usize, bytes: &[u8]) {
+        if let Some(seen) = self.seen.lock().unwrap().get_mut(index) {
+            seen[way].extend_from_slice(bytes);
+        }
+    }
 }
 
 pub struct Proxy {
@@ -159,6 +170,7 @@ async fn relay(from: TcpStream, to: TcpStream, fault: Fault, index: usize, state
         Fault::Cut(after) => Way::cut(after),
         Fault::Flip(at) => Way::flip(at),
         Fault::Hold(after) | Fault::Vanish(after) => Way::hold(after),
+        Fault::Pace(rate) => Way::pace(rate),
         Fault::Drip(after) => Way::drip(after),
         Fault::Repeat(frame) => Way::order(frame, true),
         Fault::Swap(frame) => Way::order(frame, false),
@@ -194,6 +206,7 @@ struct Way {
     flip: Option<u64>,
     hold: Option<u64>,
     drip: Option<u64>,
+    pace: Option<u64>,
     /// Told when nothing passes any more.
     held: Arc<Notify>,
     /// A frame, and whether it is repeated (or else comes later).
@@ -218,6 +231,13 @@ impl Way {
     fn hold(after: u64) -> Self {
         Self {
             hold: Some(after),
+            ..Self::default()
+        }
+    }
+
+    fn pace(rate: u64) -> Self {
+        Self {
+            pace: Some(rate),
             ..Self::default()
         }
     }
@@ -266,9 +286,7 @@ impl Way {
                 Ok(n) => n,
             };
             let mut bytes = buffer[..n].to_vec();
-            if let Some(seen) = state.seen.lock().unwrap().get_mut(index) {
-                seen[way].extend_from_slice(&bytes);
-            }
+            state.saw(index, way, &bytes);
             if let Some(flip) = self.flip
                 && let Some(place) = flip.checked_sub(at)
                 && let Some(byte) = bytes.get_mut(place as usize)
@@ -287,9 +305,7 @@ impl Way {
                 self.held.notify_one();
                 // What comes is looked at, and goes no further.
                 while let Ok(n @ 1..) = read.read(&mut buffer).await {
-                    if let Some(seen) = state.seen.lock().unwrap().get_mut(index) {
-                        seen[way].extend_from_slice(&buffer[..n]);
-                    }
+                    state.saw(index, way, &buffer[..n]);
                 }
                 std::future::pending::<()>().await;
             }
@@ -300,6 +316,10 @@ impl Way {
                 }
                 at = end;
                 continue;
+            }
+            if let Some(rate) = self.pace {
+                let time = Duration::from_secs(n as u64) / u32::try_from(rate).unwrap();
+                tokio::time::sleep(time).await;
             }
             if let Some(disorder) = &mut disorder {
                 bytes = disorder.pass(&bytes);

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use tandem_engine::fake::FakeConfig;
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::Kind;
 use tandem_node::Limits;
-use tandem_node::limits::STREAMS;
+use tandem_node::limits::{BELIEVED_BYTES, STREAMS, STREAMS_PAUSE};
+use tandem_node::send::{Carried, Links};
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
 use super::cluster::{Deal, PATIENCE, Setup, heavy, limits, prompt};
@@ -250,6 +252,127 @@ async fn a_connection_that_stops_for_good_costs_a_limited_time() {
     let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), down);
     outcome.made_good(&expected, "stopped for good");
     assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
+    decode.clean().await;
+    prefill.clean().await;
+}
+
+/// What a handoff carried in a second over the connections that it was told to open.
+fn carried(links: &Links, rate: impl Fn(u32) -> u64) -> Carried {
+    let streams = links.streams("a:1");
+    Carried {
+        streams,
+        codec: Some(Codec::Raw),
+        bytes: rate(streams),
+        time: Duration::from_secs(1),
+        queued: true,
+    }
+}
+
+/// The connections of as many handoffs, each of which learns from those before it.
+fn opened(links: &Links, handoffs: u32, rate: impl Fn(u32) -> u64) -> Vec<u32> {
+    let handoff = |_| {
+        let carried = carried(links, &rate);
+        links.carried("a:1", &carried);
+        carried.streams
+    };
+    (0..handoffs).map(handoff).collect()
+}
+
+#[test]
+fn one_more_connection_is_kept_where_it_carries_more() {
+    let rate = 100 * BELIEVED_BYTES;
+    // Each connection has its own limit: as many as there may be.
+    let links = Links::default();
+    let each = opened(&links, STREAMS + 3, |n| rate * u64::from(n));
+    let expected: Vec<u32> = (1..=STREAMS).chain([STREAMS; 3]).collect();
+    assert_eq!(each, expected);
+    // Two fill the link: the third is of no use, and tried again much later.
+    let links = Links::default();
+    let shared = |n: u32| rate * u64::from(n.min(2));
+    assert_eq!(opened(&links, 3, shared), [1, 2, 3]);
+    let quiet = opened(&links, STREAMS_PAUSE, shared);
+    assert!(quiet.iter().all(|n| *n == 2), "{quiet:?}");
+    assert_eq!(opened(&links, 2, shared), [3, 2]);
+    // One fills the link.
+    let links = Links::default();
+    assert_eq!(opened(&links, 4, |_| rate), [1, 2, 1, 1]);
+    assert_eq!(links.streams("b:1"), 1, "another target");
+}
+
+#[test]
+fn one_more_connection_is_not_tried_without_a_reason() {
+    let links = Links::default();
+    let usual = carried(&links, |_| 100 * BELIEVED_BYTES);
+    // No block had to wait for another one on its connection, or there was too little to tell.
+    for one in [
+        Carried {
+            queued: false,
+            ..usual
+        },
+        Carried {
+            bytes: BELIEVED_BYTES - 1,
+            ..usual
+        },
+        Carried {
+            time: Duration::ZERO,
+            ..usual
+        },
+    ] {
+        links.carried("a:1", &one);
+        assert_eq!(links.streams("a:1"), 1, "{one:?}");
+    }
+    links.carried("a:1", &usual);
+    assert_eq!(links.streams("a:1"), 2);
+    // Another codec is no comparison.
+    let two = Carried {
+        streams: 2,
+        bytes: usual.bytes * 2,
+        ..usual
+    };
+    let other = Carried {
+        codec: Some(Codec::Plane),
+        ..two
+    };
+    links.carried("a:1", &other);
+    assert_eq!(links.streams("a:1"), 2, "still to be tried");
+    links.carried("a:1", &two);
+    assert_eq!(links.streams("a:1"), 3);
+    // Where a connection breaks, one is enough for a while.
+    links.broke("a:1");
+    let after = opened(&links, STREAMS_PAUSE + 1, |n| usual.bytes * u64::from(n));
+    assert!(after[..STREAMS_PAUSE as usize].iter().all(|n| *n == 1));
+    assert_eq!(after[STREAMS_PAUSE as usize], 2);
+}
+
+/// A link that limits each connection: handoffs learn to open several, and a break makes the next do
+/// without.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_added_where_one_does_not_fill_the_link() {
+    let config = heavy();
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    // 20 MB, in blocks of 8 MiB.
+    let mut deal = Deal::new(&prompt(40), config.microbatch_tokens);
+    deal.terms.reuse = Reuse::Off;
+    deal.via = Some(proxy.port);
+    let expected = deal.expected(&config).await;
+    let mut opened = Vec::new();
+    while opened.last() != Some(&2) && opened.len() < 20 {
+        proxy.next(&[Fault::Pace(20_000_000); STREAMS as usize]);
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&expected, "a paced link");
+        opened.push(proxy.connections());
+    }
+    assert_eq!(opened[0], 1);
+    assert_eq!(opened.last(), Some(&2), "{opened:?}");
+    proxy.next(&[Fault::None, Fault::Cut(40)]);
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&expected, "a join that is cut");
+    proxy.next(&[]);
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&expected, "after the cut");
+    assert_eq!(proxy.connections(), 1);
     decode.clean().await;
     prefill.clean().await;
 }
