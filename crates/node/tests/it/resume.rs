@@ -8,6 +8,7 @@ use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::Section;
 use tandem_kv::frame::Kind;
 use tandem_kv::message::Accept;
+use tandem_node::Limits;
 use tandem_node::limits::MAX_RECONNECTS;
 use tandem_proto::{ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
 
@@ -27,10 +28,16 @@ struct Rig {
 
 impl Rig {
     async fn new(config: &FakeConfig) -> Self {
+        let waits = Limits {
+            resume: Duration::from_secs(5),
+            ..limits()
+        };
+        Self::with(config, config.microbatch_tokens * 4 + 3, waits).await
+    }
+
+    async fn with(config: &FakeConfig, tokens: u32, waits: Limits) -> Self {
         let (mut sending, mut receiving) = (config.clone(), config.clone());
         let (computed, applied) = (Calls::of(&mut sending), Calls::of(&mut receiving));
-        let mut waits = limits();
-        waits.resume = Duration::from_secs(5);
         let setup = |role, config| Setup {
             limits: waits,
             ..Setup::new(role, config)
@@ -38,8 +45,7 @@ impl Rig {
         let prefill = setup(Role::Prefill, &sending).start().await;
         let decode = setup(Role::Decode, &receiving).start().await;
         let proxy = Proxy::to(decode.port).await;
-        let chunk = config.microbatch_tokens;
-        let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
+        let mut deal = Deal::new(&prompt(tokens), config.microbatch_tokens);
         deal.via = Some(proxy.port);
         deal.terms.reuse = Reuse::Off;
         let expected = deal.expected(config).await;
@@ -318,8 +324,7 @@ async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
         let accept = answers[0].1.end;
         let hello = sent[0].1.end;
         let commit = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
-        // A prime step, so that all parts of headers and payloads are hit in turn. All offsets of
-        // all frames are flipped in the tests of the state machines.
+        // A prime step, so that all parts of headers and payloads are hit in turn.
         for at in (hello..commit.1.end).step_by(241) {
             let what = format!("bit flipped in byte {at}");
             let outcome = rig.run(&[Fault::Flip(at)]).await;
@@ -343,6 +348,56 @@ async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
         }
         rig.clean().await;
     }
+}
+
+/// Every byte that either end writes in a small handoff, from the hello to the receipt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bit_that_flips_in_any_byte_costs_no_token() {
+    /// Handoffs at once; most of the time of each is a pause.
+    const RIGS: u64 = 8;
+    let each = (0..RIGS).map(|first| {
+        tokio::spawn(async move {
+            let waits = Limits {
+                resume: Duration::from_secs(5),
+                // A receipt that is damaged does not come.
+                receipt: Duration::from_millis(20),
+                ..limits()
+            };
+            let rig = Rig::with(&FakeConfig::windowed(), 4, waits).await;
+            let [sent, answers] = rig.record().await;
+            let end = |frames: &[(Kind, std::ops::Range<u64>)]| frames.last().unwrap().1.end;
+            let (hello, accept) = (sent[0].1.end, answers[0].1.end);
+            let there = (first..end(&sent)).step_by(RIGS as usize);
+            let back = (first..end(&answers)).step_by(RIGS as usize);
+            let faults = there.map(Fault::Flip).chain(back.map(Fault::FlipReply));
+            let (mut whole, mut count) = (0, 0);
+            for fault in faults {
+                let what = format!("{fault:?}");
+                let outcome = rig.run(&[fault]).await;
+                assert!(outcome.answer.done, "{what}: {outcome:?}");
+                assert_eq!(outcome.answer.tokens, rig.expected, "{what}");
+                let has_begun = match fault {
+                    Fault::Flip(at) => at >= hello,
+                    Fault::FlipReply(at) => at >= accept,
+                    _ => false,
+                };
+                if has_begun {
+                    outcome.whole(&rig.expected, &what);
+                    whole += 1;
+                }
+                count += 1;
+            }
+            rig.clean().await;
+            (whole, count)
+        })
+    });
+    let (mut whole, mut count) = (0, 0);
+    for task in each.collect::<Vec<_>>() {
+        let of_rig = task.await.unwrap();
+        whole += of_rig.0;
+        count += of_rig.1;
+    }
+    assert!(whole > 1500 && count > 2500, "{whole} of {count}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
