@@ -40,8 +40,8 @@ async fn a_prefill_that_fails_midway_costs_time_and_not_the_answer() {
         assert_eq!(answer.summary.remote_tokens, kept);
         assert_eq!(answer.summary.local_tokens, chunk * 6 - kept);
         assert_eq!(answer.tokens, expected);
-        prefill.idle().await;
-        decode.idle().await;
+        prefill.clean().await;
+        decode.clean().await;
     }
 }
 
@@ -66,7 +66,8 @@ async fn an_import_that_fails_is_made_good_by_a_local_prefill() {
         prefill_end(&mut sending).await,
         PrefillEvent::Failed(_)
     ));
-    prefill.idle().await;
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test]
@@ -95,6 +96,7 @@ async fn the_coordinator_can_say_that_no_kv_will_come() {
         Some("the prefill node is gone")
     );
     assert_eq!(answer.tokens, local_tokens(&config, &tokens, chunk).await);
+    decode.clean().await;
 }
 
 #[tokio::test]
@@ -113,6 +115,7 @@ async fn an_engine_that_fails_to_decode_gives_an_error_and_frees_the_slot() {
     both.idle().await;
     let answer = finish(&mut both.generate(&request).await.unwrap()).await;
     assert!(answer.done);
+    both.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,6 +149,8 @@ async fn a_long_step_of_the_decoding_engine_is_not_taken_for_silence() {
     let answer = finish(&mut events).await;
     assert_eq!(answer.summary.fallback, None);
     assert_eq!(answer.tokens, local_tokens(&plain, &tokens, chunk).await);
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -320,6 +320,7 @@ async fn only_a_committed_handoff_decodes() {
     let answer = finish(&mut events).await;
     assert!(answer.summary.fallback.is_some());
     assert_eq!(answer.tokens, deal.expected(&config).await);
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -386,4 +387,5 @@ async fn complete_handoffs_are_remembered_up_to_a_limit() {
         .until("full", |s| s.receiving == 0 && s.secrets == most)
         .await;
     assert_eq!(decode.handoffs().await.staging_bytes, 0);
+    prefill.clean().await;
 }

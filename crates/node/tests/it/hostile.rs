@@ -184,7 +184,7 @@ async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
             "{kind}: {answer:?}"
         );
         assert_eq!(answer.tokens, expected, "{kind}");
-        decode.idle().await;
+        decode.clean().await;
     }
 }
 

@@ -155,6 +155,8 @@ async fn a_decode_node_that_stands_still_for_five_seconds_is_waited_for() {
     let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), later);
     outcome.whole(&deal.expected(&config).await, "paused");
     assert_eq!(outcome.done().3, 0, "no connection broke");
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -47,6 +47,8 @@ async fn a_prefill_that_computes_something_else_is_reported() {
     let report = outcome.answer.parity.expect("parity");
     assert!(!report.holds && report.parity.kl > 0.1, "{report:?}");
     nothing_is_kept(&deal, &config, &decode).await;
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 /// Other requests get nothing of what one has found wrong.

@@ -173,6 +173,9 @@ async fn a_plain_client_gets_nowhere_where_tls_is_spoken() {
     assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
     decode.prefill_failed(&deal.id, "plain").await;
     assert!(finish(&mut events).await.done);
+    prefill.clean().await;
+    decode.clean().await;
+    plain.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -347,6 +350,7 @@ async fn an_expired_ticket_is_refused() {
     let answer = finish(&mut events).await;
     assert!(answer.summary.fallback.is_some());
     assert_eq!(answer.tokens, deal.expected(&config).await);
+    decode.clean().await;
     // So is that of a request that has ended.
     let mut long = limits();
     long.handoff_silence = PATIENCE;
@@ -360,4 +364,5 @@ async fn an_expired_ticket_is_refused() {
     decode.until("revoked", |s| s.tickets == 0).await;
     let refused = Handoff::dial(&config, &deal, &ticket).await.err();
     assert!(refused.expect("refused").contains("`ticket`"));
+    decode.clean().await;
 }

@@ -52,7 +52,8 @@ async fn a_difference_of_contract_is_refused_by_name_and_the_answer_still_comes(
             "KV moved before the refusal"
         );
         assert_eq!(answer.tokens, expected);
-        prefill.idle().await;
+        prefill.clean().await;
+        decode.clean().await;
     }
 }
 
@@ -93,6 +94,8 @@ async fn other_tokens_a_used_ticket_and_an_unknown_ticket_are_refused() {
 
     let answer = finish(&mut events).await;
     assert_eq!(answer.tokens, local_tokens(&config, &tokens, chunk).await);
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test]
@@ -115,6 +118,7 @@ async fn a_ticket_that_nobody_uses_expires_and_the_node_prefills_itself() {
             .contains("no prefill node connected")
     );
     assert_eq!(answer.tokens, local_tokens(&config, &tokens, chunk).await);
+    decode.clean().await;
 }
 
 #[tokio::test]

@@ -181,6 +181,7 @@ async fn what_was_acknowledged_is_not_sent_again() {
     assert_eq!(count(&again), blocks(rig.kv_end() - accept.have_tokens));
     assert!(rig.proxy.forwarded() < whole * 2);
     rig.once("cut in the commit");
+    rig.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -284,6 +285,8 @@ async fn a_silent_connection_is_replaced() {
         outcome.whole(&expected, &format!("{fault:?}"));
         assert_eq!(proxy.connections(), 2, "{fault:?}");
     }
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -314,6 +317,8 @@ async fn frequent_chunks_do_not_keep_an_end_from_showing_that_it_is_alive() {
     let outcome = deal.run(&prefill, &decode).await;
     outcome.whole(&expected, "slow chunks");
     assert_eq!(outcome.answer.summary.reconnects, 0);
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -110,6 +110,8 @@ async fn another_tenant_and_a_request_without_reuse_share_nothing() {
     check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
     deal.terms.reuse = Reuse::Off;
     check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test]
@@ -127,6 +129,8 @@ async fn tokens_of_an_incomplete_chunk_are_shared_only_on_demand() {
     deal.run(&prefill, &decode).await;
     deal.tokens = ending(4, 40);
     check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 #[tokio::test]
@@ -184,6 +188,8 @@ async fn pages_outlive_a_restart_on_disk() {
     assert_eq!(second.handoffs().await.pages, 2);
     deal.tokens = ending(2, 20);
     check(&deal.run(&prefill, &second).await, &deal, &config, SHARED).await;
+    prefill.clean().await;
+    second.clean().await;
 }
 
 /// What a receiver says that it has.

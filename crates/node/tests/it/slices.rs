@@ -132,4 +132,6 @@ async fn check(config: &FakeConfig, incoming: &Incoming) {
     }
     assert!(largest <= MAX_APPLY_SLICE_BYTES, "{largest}");
     assert!(slices >= 2, "{slices}");
+    prefill.clean().await;
+    decode.clean().await;
 }
