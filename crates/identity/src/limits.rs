@@ -14,9 +14,9 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// the 1024 files that a process may usually have open.
 pub const MAX_SILENT: usize = 256;
 
-/// Bytes that a TLS connection encrypts before the socket takes them: more than fits the processor's
-/// cache is slower (`tandem bench handoff`).
-pub const MAX_UNSENT_BYTES: usize = 256 << 10;
+/// Bytes that a TLS connection encrypts before the socket is given them, unless it is flushed: fewer mean
+/// more calls of the system.
+pub const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Bytes that are read from the socket of a TLS connection at once, and the longest message of a
 /// handshake. More than [`LOW_WATER`] and a record, so that as many fit behind a part of one.
 pub const READ_BUFFER: usize = 640 << 10;

@@ -377,6 +377,12 @@ impl Outgoing {
         MAX_UNSENT_BYTES.saturating_sub(self.end - self.start)
     }
 
+    /// True if there is enough for the socket, or it has not taken all that it was given. Less waits
+    /// for more, or for a flush.
+    const fn is_due(&self) -> bool {
+        self.start > 0 || self.end >= MAX_UNSENT_BYTES
+    }
+
     /// Lets `encode` write behind what is there. It says if it needs more space, and how much.
     fn put(
         &mut self,
@@ -495,17 +501,20 @@ impl AsyncWrite for Tls {
         if tls.shut {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        // Several records at once, or the socket would take small pieces.
-        ready!(tls.outgoing.poll_send(&mut tls.tcp, cx))?;
+        if tls.outgoing.is_due() {
+            ready!(tls.outgoing.poll_send(&mut tls.tcp, cx))?;
+        }
         if parts.iter().all(|part| part.is_empty()) {
             return Poll::Ready(Ok(0));
         }
         let bytes = tls.perform(&Task::Write(parts))?;
-        // What the socket does not take now it takes before the next write.
-        match tls.outgoing.poll_send(&mut tls.tcp, cx) {
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            _ => Poll::Ready(Ok(bytes)),
+        if tls.outgoing.is_due() {
+            // What the socket does not take now it takes before the next write.
+            if let Poll::Ready(Err(error)) = tls.outgoing.poll_send(&mut tls.tcp, cx) {
+                return Poll::Ready(Err(error));
+            }
         }
+        Poll::Ready(Ok(bytes))
     }
 
     fn is_write_vectored(&self) -> bool {

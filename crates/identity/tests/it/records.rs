@@ -2,16 +2,19 @@
 
 use std::io::{ErrorKind, IoSlice};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tandem_identity::limits::MAX_UNSENT_BYTES;
 use tandem_identity::{Authority, Link, Security};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
-use crate::pair::{PATIENCE, member, tcp_pair};
+use crate::pair::{PATIENCE, member, pair, tcp_pair};
 use crate::stranger::anyone;
 
 fn text(bytes: usize, random: &mut ChaCha8Rng) -> Vec<u8> {
@@ -120,6 +123,35 @@ async fn another_implementation_of_tls_understands_ours_and_ours_understands_it(
         let (link, theirs) = tokio::join!(ours.connect(&address, PATIENCE), accepting);
         both_ways(link.unwrap(), theirs, seed).await;
     }
+}
+
+/// Small writes wait for each other, so that the socket is given much at once; a flush lets them out.
+#[tokio::test]
+async fn what_is_written_goes_out_when_it_is_much_or_flushed() {
+    let cluster = Authority::create().unwrap();
+    let (ours, theirs) = (member(&cluster), member(&cluster));
+    let (from, to) = pair(&ours, &theirs).await;
+    let (mut from, mut to) = (from.unwrap(), to.unwrap());
+    let quiet = Duration::from_millis(50);
+    let mut came = vec![0; 2 * MAX_UNSENT_BYTES];
+    let piece = vec![7; 1000];
+    from.write_all(&piece).await.unwrap();
+    from.write_all(&piece).await.unwrap();
+    assert!(timeout(quiet, to.read(&mut came)).await.is_err());
+    from.flush().await.unwrap();
+    to.read_exact(&mut came[..2000]).await.unwrap();
+    assert!(came[..2000].iter().all(|b| *b == 7));
+    // As much as is held back goes without a flush, and is taken from a write of any size.
+    let large = vec![8; 3 * MAX_UNSENT_BYTES];
+    let parts = [&large[..100], &large[100..]].map(IoSlice::new);
+    let written = from.write_vectored(&parts).await.unwrap();
+    assert_eq!(written, MAX_UNSENT_BYTES);
+    let first = to.read(&mut came).await.unwrap();
+    assert!(first > 0);
+    // The socket may not have room for all of it.
+    let (flushed, rest) = tokio::join!(from.flush(), to.read_exact(&mut came[first..written]));
+    flushed.and(rest).unwrap();
+    assert!(came[..written].iter().all(|b| *b == 8));
 }
 
 #[tokio::test]
