@@ -40,7 +40,7 @@ pub struct HandoffConfig {
     pub quality: Quality,
     /// The codec: `auto` (within the quality), `raw`, `plane`, `q8` or `k8v4`.
     pub codec: CodecChoice,
-    /// Connections per handoff; 0 adds one where one more has shown to carry more.
+    /// Connections per handoff; 0 has the node find out how many are good.
     pub streams: u32,
     /// Whether prompts that begin alike share KV.
     pub reuse: bool,

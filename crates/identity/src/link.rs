@@ -34,7 +34,10 @@ pub struct ReadHalf(Reading);
 
 /// The writing half of a [`Link`]. Dropping it ends the connection's writing direction only without
 /// TLS; with TLS the connection ends when both halves are dropped.
-pub struct WriteHalf(Writing);
+pub struct WriteHalf {
+    writing: Writing,
+    unsent: Arc<AtomicUsize>,
+}
 
 enum Reading {
     Plain(OwnedReadHalf, LowWater),
@@ -99,15 +102,21 @@ impl Link {
                 let (read, write) = tcp.into_split();
                 (
                     ReadHalf(Reading::Plain(read, LowWater::default())),
-                    WriteHalf(Writing::Plain(write)),
+                    WriteHalf {
+                        writing: Writing::Plain(write),
+                        unsent: Arc::default(),
+                    },
                 )
             }
             Stream::Tls(tls) => {
-                let expected = tls.expected();
+                let (expected, unsent) = (tls.expected(), tls.unsent());
                 let (read, write) = tokio::io::split(tls);
                 (
                     ReadHalf(Reading::Tls(read, expected)),
-                    WriteHalf(Writing::Tls(write)),
+                    WriteHalf {
+                        writing: Writing::Tls(write),
+                        unsent,
+                    },
                 )
             }
         }
@@ -241,21 +250,30 @@ impl AsyncWrite for Link {
     }
 }
 
+impl WriteHalf {
+    /// Bytes that have been written and are held back until they are more, or flushed; always 0 without
+    /// TLS.
+    #[must_use]
+    pub fn unsent(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.unsent)
+    }
+}
+
 impl AsyncWrite for WriteHalf {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        either!(&mut self.0, Writing, s => Pin::new(s).poll_write(cx, buf))
+        either!(&mut self.writing, Writing, s => Pin::new(s).poll_write(cx, buf))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.0, Writing, s => Pin::new(s).poll_flush(cx))
+        either!(&mut self.writing, Writing, s => Pin::new(s).poll_flush(cx))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.0, Writing, s => Pin::new(s).poll_shutdown(cx))
+        either!(&mut self.writing, Writing, s => Pin::new(s).poll_shutdown(cx))
     }
 
     fn poll_write_vectored(
@@ -263,7 +281,7 @@ impl AsyncWrite for WriteHalf {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(&mut self.0, Writing, s => Pin::new(s).poll_write_vectored(cx, bufs))
+        either!(&mut self.writing, Writing, s => Pin::new(s).poll_write_vectored(cx, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {

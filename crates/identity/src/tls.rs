@@ -59,10 +59,14 @@ struct Incoming {
 }
 
 /// Records for the socket.
+#[derive(Default)]
 struct Outgoing {
+    /// It grows with what is written; most connections carry little.
     bytes: Vec<u8>,
     start: usize,
     end: usize,
+    /// Bytes between them.
+    unsent: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -122,12 +126,7 @@ impl Tls {
                 start: 0,
                 end: 0,
             },
-            outgoing: Outgoing {
-                // It grows with what is written; most connections carry little.
-                bytes: Vec::new(),
-                start: 0,
-                end: 0,
-            },
+            outgoing: Outgoing::default(),
             text: Text::default(),
             ended: false,
             shut: false,
@@ -165,6 +164,11 @@ impl Tls {
     /// Where a reader says how many bytes of text are known to come.
     pub(crate) fn expected(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.expected)
+    }
+
+    /// Bytes that have been written and the socket has not been given.
+    pub(crate) fn unsent(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.outgoing.unsent)
     }
 
     /// The socket below.
@@ -397,6 +401,7 @@ impl Outgoing {
         };
         let bytes = bytes.map_err(|_| TlsError::EncryptError)?;
         self.end += bytes;
+        self.count();
         Ok(bytes)
     }
 
@@ -405,6 +410,12 @@ impl Outgoing {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
+        self.count();
+    }
+
+    fn count(&self) {
+        let unsent = self.end - self.start;
+        self.unsent.store(unsent, Ordering::Relaxed);
     }
 
     /// Until the socket has taken everything.

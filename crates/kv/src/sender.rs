@@ -411,6 +411,14 @@ impl Sender {
         Ok(())
     }
 
+    /// How many blocks the receiver lacked when it accepted.
+    #[must_use]
+    pub fn blocks_to_send(&self) -> u32 {
+        let full = self.offer.kv_end.saturating_sub(self.accept.have_tokens);
+        let full = full.div_ceil(crate::segment::block_tokens(&self.offer.contract));
+        full + u32::from(self.offer.contract.has_window() && !self.accept.have_window)
+    }
+
     /// The frame with which a further connection joins, and that connection's [`Outbound`].
     ///
     /// # Errors

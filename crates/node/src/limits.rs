@@ -21,8 +21,10 @@ pub const MAX_UNGREETED: usize = 128;
 pub const STREAMS: u32 = 4;
 /// How much more one more connection must carry to be kept.
 pub const STREAMS_GAIN: f64 = 1.25;
-/// Handoffs until one more connection is tried again after it was of no use.
+/// Handoffs until another number of connections is tried, after one was found.
 pub const STREAMS_PAUSE: u32 = 64;
+/// Bytes of a handoff that tells what its number of connections carries.
+pub const STREAMS_BELIEVED_BYTES: u64 = 16 << 20;
 /// Permissions to hand an answer back that may be open.
 pub const MAX_RETURNS: usize = 256;
 /// How long the permission to hand an answer back is good for: longer than an answer takes.

@@ -27,7 +27,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 pub use choice::{Choice, Measured};
-pub use links::{Carried, Learnt, Links};
+pub use links::{Carried, Learnt, Links, Trip};
 
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
@@ -36,7 +36,7 @@ use crate::limits::{
     BLOCKS_PER_STREAM, EVENT_STALL, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE,
 };
 use crate::model::Model;
-use crate::wire::{Activity, WireError, read_header, read_payload, write_frame};
+use crate::wire::{Activity, Drain, WireError, read_header, read_payload, write_frame};
 use stream::{Order, Writer, Written};
 
 /// Where a handoff goes and how.
@@ -194,13 +194,17 @@ pub async fn transmit(
 ) -> Result<Report, NodeError> {
     let (sender, hello) =
         Sender::new(offer).map_err(|e| NodeError::new(ErrorCode::Handoff, e.to_string()))?;
-    let streams = match route.streams {
-        Some(streams) => streams.get(),
-        None => route.links.streams(&route.target),
+    let trip = match route.streams {
+        Some(_) => None,
+        None => Some(route.links.trip(&route.target)),
     };
+    let learnt = trip.as_ref().map_or(1, Trip::streams);
+    let streams = route.streams.map_or(learnt, NonZeroU32::get);
     let mut pump = Pump {
         sender,
+        trip,
         streams,
+        further_broke: false,
         connection: None,
         queued_bytes: 0,
         queue: VecDeque::new(),
@@ -306,8 +310,12 @@ impl Drop for Connection {
 
 struct Pump {
     sender: Sender,
+    /// What is learnt of how many connections are good, unless they are configured.
+    trip: Option<Trip>,
     /// Connections that may be opened.
     streams: u32,
+    /// True if a connection that is not the main one broke.
+    further_broke: bool,
     connection: Option<Connection>,
     /// Blocks that have not been opened.
     queue: VecDeque<Arc<KvBlock>>,
@@ -368,8 +376,12 @@ impl Pump {
     fn learn(&self, is_complete: bool) {
         let (links, target) = (&self.route.links, &self.route.target);
         links.learn(target, &self.measured);
-        if self.route.streams.is_none() && is_complete && self.report.reconnects == 0 {
-            let streams = self.streams.min(self.sender.accepted().streams);
+        if let Some(trip) = &self.trip
+            && let Some(connection) = &self.connection
+            && is_complete
+            && self.report.reconnects == 0
+        {
+            let streams = u32::try_from(connection.streams.len()).unwrap_or(u32::MAX);
             let time = Duration::try_from_secs_f64(self.clock.total_ms / 1e3);
             let carried = Carried {
                 streams,
@@ -378,7 +390,7 @@ impl Pump {
                 time: time.unwrap_or_default(),
                 queued: self.queued_bytes > self.sender.raw_bytes() / 2,
             };
-            links.carried(target, &carried);
+            trip.carried(&carried);
         }
     }
 
@@ -414,11 +426,16 @@ impl Pump {
             main_ended: false,
         };
         connection.add(write, self.sender.outbound(), limits);
-        let streams = self.streams.min(self.sender.accepted().streams);
+        let mut streams = self.streams.min(self.sender.accepted().streams);
+        if self.trip.is_some() {
+            streams = streams.min(self.sender.blocks_to_send());
+        }
         for _ in 1..streams {
             // None is silent for longer than one join takes.
             connection.beat();
-            self.join(&mut connection).await?;
+            let joined = self.join(&mut connection).await;
+            self.further_broke |= joined.is_err();
+            joined?;
         }
         self.connection = Some(connection);
         self.measured.connected();
@@ -524,8 +541,8 @@ impl Pump {
         let mut pause = RECONNECT_PAUSE;
         let mut reason = reason.to_owned();
         // A further connection that breaks takes all with it; do without.
-        if self.streams > 1 && self.route.streams.is_none() {
-            self.route.links.broke(&self.route.target);
+        if let Some(trip) = self.trip.as_ref().filter(|_| self.further_broke) {
+            trip.broke();
         }
         self.streams = 1;
         loop {
@@ -616,7 +633,10 @@ impl Pump {
                             ended.waiting = 0;
                         }
                     }
-                    Err((_, fault)) => return Err(fault),
+                    Err((stream, fault)) => {
+                        self.further_broke |= stream > 0;
+                        return Err(fault);
+                    }
                 }
             }
             given = input.recv(), if wants_input => self.take(given).await?,
@@ -854,6 +874,7 @@ impl Connection {
         let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + 8);
         let writer = Writer {
             stream: self.streams.len(),
+            drain: Drain::of(write.unsent()),
             write,
             outbound,
             orders: taken,

@@ -3,14 +3,15 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_identity::ReadHalf;
 use tandem_identity::limits::{LOW_WATER, MAX_UNSENT_BYTES};
 use tandem_kv::frame::{Checksum, FrameError, HEADER_BYTES, Header};
 use tandem_proto::limits::HANDOFF_SILENCE;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::time::{Instant as Deadline, timeout, timeout_at};
 
 use crate::limits::{MIN_LINK_RATE, READ_BYTES};
@@ -220,14 +221,33 @@ pub struct Drained {
 /// below are full, until there is nothing more to write.
 #[derive(Debug, Default)]
 pub struct Drain {
+    /// Bytes that the stream holds back.
+    unsent: Arc<AtomicUsize>,
     since: Option<Instant>,
+    /// What it has been given since, and what it held back then.
     bytes: u64,
     total: Drained,
 }
 
 impl Drain {
+    /// For a stream that holds bytes back, and counts them.
+    #[must_use]
+    pub fn of(unsent: Arc<AtomicUsize>) -> Self {
+        Self {
+            unsent,
+            ..Self::default()
+        }
+    }
+
+    fn unsent(&self) -> u64 {
+        self.unsent.load(Ordering::Relaxed) as u64
+    }
+
     fn waits(&mut self) {
-        self.since.get_or_insert_with(Instant::now);
+        if self.since.is_none() {
+            self.since = Some(Instant::now());
+            self.bytes = self.unsent();
+        }
     }
 
     const fn took(&mut self, bytes: usize) {
@@ -239,16 +259,19 @@ impl Drain {
     /// There is nothing to write now.
     pub fn pause(&mut self) {
         if let Some(since) = self.since.take() {
-            self.total.bytes += std::mem::take(&mut self.bytes);
+            self.total.bytes += self.bytes.saturating_sub(self.unsent());
             self.total.time += since.elapsed();
         }
     }
 
-    /// What was measured, after the last write.
-    #[must_use]
-    pub fn end(mut self) -> Drained {
+    /// What was measured since the last time. If there is more to write, the stream is still waited for.
+    pub fn lap(&mut self, is_over: bool) -> Drained {
+        let waits = self.since.is_some() && !is_over;
         self.pause();
-        self.total
+        if waits {
+            self.waits();
+        }
+        std::mem::take(&mut self.total)
     }
 }
 
@@ -294,8 +317,9 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
     frame: &[u8],
     limit: Duration,
 ) -> Result<(), WireError> {
-    write_parts(stream, &[frame], limit, &mut Drain::default()).await?;
-    flush(stream, limit).await
+    let mut drain = Drain::default();
+    write_parts(stream, &[frame], limit, &mut drain).await?;
+    flush(stream, limit, &mut drain).await
 }
 
 /// Lets out what the stream holds back: little enough for one `limit`, see [`MAX_UNSENT_BYTES`].
@@ -305,8 +329,16 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
 pub async fn flush<W: AsyncWrite + Unpin>(
     stream: &mut W,
     limit: Duration,
+    drain: &mut Drain,
 ) -> Result<(), WireError> {
-    let flushing = timeout(limit, stream.flush());
+    let flushing = std::future::poll_fn(|cx| {
+        let flushed = Pin::new(&mut *stream).poll_flush(cx);
+        if flushed.is_pending() {
+            drain.waits();
+        }
+        flushed
+    });
+    let flushing = timeout(limit, flushing);
     Ok(flushing.await.map_err(|_| WireError::Silent(limit))??)
 }
 

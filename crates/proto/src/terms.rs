@@ -90,7 +90,7 @@ pub struct HandoffTerms {
     pub quality: Quality,
     /// The codec.
     pub codec: CodecChoice,
-    /// Connections that may be used; 0 adds one where one more has shown to carry more.
+    /// Connections that may be used; 0 has the node find out how many are good.
     pub streams: u32,
     /// Separates tenants: KV is shared only between requests with the same salt.
     pub salt: String,

@@ -107,6 +107,8 @@ async fn run(pair: &Pair, submissions: &[String], reuse: Reuse) -> anyhow::Resul
     let terms = HandoffTerms {
         codec: CodecChoice::Raw,
         reuse,
+        // What is compared is not to change on the way.
+        streams: 1,
         ..HandoffTerms::default()
     };
     let mut out = Vec::new();

@@ -1,14 +1,14 @@
 //! What is known of links from one handoff to the next.
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lru::LruCache;
 use tandem_kv::codec::Codec;
 
 use super::choice::Measured;
-use crate::limits::{BELIEVED_BYTES, MAX_LINKS, STREAMS, STREAMS_GAIN, STREAMS_PAUSE};
+use crate::limits::{MAX_LINKS, STREAMS, STREAMS_BELIEVED_BYTES, STREAMS_GAIN, STREAMS_PAUSE};
 
 /// What earlier handoffs have learnt of the links to targets.
 pub struct Links {
@@ -20,6 +20,10 @@ struct Known {
     /// Payload bytes per second, where handoffs had to wait for the link.
     rate: Option<f64>,
     streams: Streams,
+    /// Handoffs that go on now.
+    going: usize,
+    /// How often one began beside another.
+    crowds: u64,
 }
 
 impl Default for Links {
@@ -47,10 +51,22 @@ impl Links {
         self.known().get(target).and_then(|known| known.rate)
     }
 
-    /// Connections that the next handoff to a target opens.
-    pub fn streams(&self, target: &str) -> u32 {
-        let mut known = self.known();
-        known.get_mut(target).map_or(1, |k| k.streams.next())
+    /// A handoff to a target begins.
+    pub fn trip(self: &Arc<Self>, target: &str) -> Trip {
+        let (streams, crowds) = self.at(target, |known| {
+            known.going += 1;
+            known.crowds += u64::from(known.going > 1);
+            (
+                known.streams.next(),
+                (known.going == 1).then_some(known.crowds),
+            )
+        });
+        Trip {
+            links: Arc::clone(self),
+            target: target.to_owned(),
+            streams,
+            crowds,
+        }
     }
 
     /// Takes what a handoff has learnt of the rate of the link to its target.
@@ -63,9 +79,38 @@ impl Links {
         self.at(target, |known| known.rate = rate);
     }
 
-    /// Takes how a handoff went over the connections of [`Links::streams`].
-    pub fn carried(&self, target: &str, carried: &Carried) {
-        self.at(target, |known| {
+    fn at<T>(&self, target: &str, change: impl FnOnce(&mut Known) -> T) -> T {
+        change(
+            self.known()
+                .get_or_insert_mut(target.to_owned(), Known::default),
+        )
+    }
+}
+
+/// A handoff that goes on.
+#[derive(Debug)]
+pub struct Trip {
+    links: Arc<Links>,
+    target: String,
+    streams: u32,
+    /// [`Known::crowds`] when it began, if it began alone.
+    crowds: Option<u64>,
+}
+
+impl Trip {
+    /// Connections that it is to open.
+    #[must_use]
+    pub const fn streams(&self) -> u32 {
+        self.streams
+    }
+
+    /// How it went. Beside another one, which takes its share of the link, it tells nothing.
+    pub fn carried(&self, carried: &Carried) {
+        let target = &self.target;
+        self.links.at(target, |known| {
+            if self.crowds != Some(known.crowds) {
+                return;
+            }
             let before = known.streams.best;
             known.streams.carried(carried);
             let after = known.streams.best;
@@ -80,21 +125,22 @@ impl Links {
         });
     }
 
-    /// One of several connections broke: the next handoffs do without.
-    pub fn broke(&self, target: &str) {
-        self.at(target, |known| {
+    /// One of its further connections broke: the next handoffs do without.
+    pub fn broke(&self) {
+        self.links.at(&self.target, |known| {
             known.streams = Streams {
                 pause: STREAMS_PAUSE,
                 ..Streams::default()
             };
         });
     }
+}
 
-    fn at(&self, target: &str, change: impl FnOnce(&mut Known)) {
-        change(
-            self.known()
-                .get_or_insert_mut(target.to_owned(), Known::default),
-        );
+impl Drop for Trip {
+    fn drop(&mut self) {
+        self.links.at(&self.target, |known| {
+            known.going = known.going.saturating_sub(1);
+        });
     }
 }
 
@@ -124,14 +170,18 @@ pub struct Carried {
     pub queued: bool,
 }
 
-/// How many connections fill a link, found by trying one more.
+/// How many connections fill a link, found by trying one more or one fewer.
 #[derive(Debug)]
 struct Streams {
     best: u32,
-    /// Bytes per second with that many, and in which codec, if one more may carry more.
+    /// Bytes per second with that many, and in which codec.
     rate: Option<(f64, Option<Codec>)>,
-    /// Handoffs until one more is tried again.
+    /// True if blocks waited for connections, so that one more may carry more.
+    queued: bool,
+    /// Handoffs until another number is tried.
     pause: u32,
+    /// True if that is one fewer.
+    fewer: bool,
 }
 
 impl Default for Streams {
@@ -139,7 +189,9 @@ impl Default for Streams {
         Self {
             best: 1,
             rate: None,
+            queued: false,
             pause: 0,
+            fewer: false,
         }
     }
 }
@@ -148,33 +200,49 @@ impl Streams {
     fn next(&mut self) -> u32 {
         if self.pause > 0 {
             self.pause -= 1;
-            self.best
-        } else {
-            (self.best + u32::from(self.rate.is_some())).min(STREAMS)
+            return self.best;
+        }
+        let may_add = self.queued && self.best < STREAMS;
+        match self.rate {
+            None => self.best,
+            Some(_) if self.best > 1 && (self.fewer || !may_add) => self.best - 1,
+            Some(_) => self.best + u32::from(may_add),
         }
     }
 
     fn carried(&mut self, carried: &Carried) {
-        if carried.bytes < BELIEVED_BYTES || carried.time.is_zero() {
+        if carried.bytes < STREAMS_BELIEVED_BYTES || carried.time.is_zero() {
             return;
         }
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = carried.bytes as f64 / carried.time.as_secs_f64();
-        if carried.streams > self.best {
-            match self.rate {
-                Some((before, codec)) if codec == carried.codec => {
-                    if rate < before * STREAMS_GAIN {
-                        self.pause = STREAMS_PAUSE;
-                        return;
-                    }
-                    self.best = carried.streams;
-                }
-                // Nothing to compare with.
-                _ => return,
+        if carried.streams != self.best {
+            let Some((before, codec)) = self.rate.filter(|_| self.pause == 0) else {
+                return;
+            };
+            if codec != carried.codec {
+                // To be compared with the best number in the same codec.
+                self.rate = None;
+                return;
             }
-        } else if carried.streams < self.best {
-            return;
+            let (more, fewer) = if carried.streams > self.best {
+                (rate, before)
+            } else {
+                (before, rate)
+            };
+            let is_gain = more >= fewer * STREAMS_GAIN;
+            if is_gain != (carried.streams > self.best) {
+                self.fewer = !self.fewer;
+                self.pause = STREAMS_PAUSE;
+                return;
+            }
+            self.best = carried.streams;
+            if !carried.queued || self.best == STREAMS {
+                self.fewer = true;
+                self.pause = STREAMS_PAUSE;
+            }
         }
-        self.rate = carried.queued.then_some((rate, carried.codec));
+        self.rate = Some((rate, carried.codec));
+        self.queued = carried.queued;
     }
 }

@@ -61,6 +61,8 @@ pub(super) struct Writer {
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) report: mpsc::Sender<Told>,
     pub(super) silence: Duration,
+    /// From one block to the next, as long as there is one.
+    pub(super) drain: Drain,
 }
 
 impl Writer {
@@ -113,13 +115,13 @@ impl Writer {
             Some(encoder) => encoder,
             None => Encoder::new().map_err(cannot_encode)?,
         };
-        let (mut wire_bytes, mut drain) = (0, Drain::default());
+        let mut wire_bytes = 0;
         let (own, digest, encoding) = if codec == Codec::Raw {
             // Only checksums: as long as going to another thread takes, and the rows that a checksum
             // has just read are in the processor's cache when they are written.
             let (mut cutter, mut spent) = (*cutter, Duration::ZERO);
             while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut own))? {
-                wire_bytes += self.segment(block, &segment, &mut drain).await?;
+                wire_bytes += self.segment(block, &segment).await?;
             }
             (own, cutter.finish(), spent)
         } else {
@@ -130,16 +132,16 @@ impl Writer {
             loop {
                 if segments.is_empty() {
                     // Now the encoder limits, and not the link.
-                    drain.pause();
+                    self.drain.pause();
                 }
                 let Some(segment) = segments.recv().await else {
                     break;
                 };
-                wire_bytes += self.segment(block, &segment, &mut drain).await?;
+                wire_bytes += self.segment(block, &segment).await?;
             }
             encoding.await.map_err(cannot_encode)??
         };
-        flush(&mut self.write, self.silence).await?;
+        flush(&mut self.write, self.silence, &mut self.drain).await?;
         *encoder = Some(own);
         Ok(Done {
             place,
@@ -148,21 +150,16 @@ impl Writer {
             raw_bytes: block.bytes(),
             wire_bytes,
             encoding,
-            drained: drain.end(),
+            drained: self.drain.lap(self.orders.is_empty()),
         })
     }
 
     /// Gives the bytes that were written.
-    async fn segment(
-        &mut self,
-        block: &KvBlock,
-        segment: &Segment,
-        drain: &mut Drain,
-    ) -> Result<u64, Fault> {
+    async fn segment(&mut self, block: &KvBlock, segment: &Segment) -> Result<u64, Fault> {
         let header = self.outbound.segment(&segment.header);
         let mut parts = vec![header.as_slice()];
         parts.extend(segment.parts(block));
-        write_parts(&mut self.write, &parts, self.silence, drain).await?;
+        write_parts(&mut self.write, &parts, self.silence, &mut self.drain).await?;
         Ok(u64::from(segment.header.payload_len) + HEADER_BYTES as u64)
     }
 }

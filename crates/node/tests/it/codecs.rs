@@ -82,6 +82,7 @@ async fn lossy_codecs_need_permission_of_the_receiver() {
         assert_eq!(outcome.answer.summary.remote_tokens, 0, "{what}");
     }
     decode.clean().await;
+    prefill.clean().await;
 }
 
 #[tokio::test]

@@ -79,6 +79,7 @@ async fn a_late_writer_does_not_reach_the_request_that_has_its_place_now() {
             .sum();
         assert_eq!(imported, chunk * 6, "rows of the other handoff");
         decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -353,6 +354,7 @@ async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
     decode.clean().await;
     deal.id = "after".into();
     deal.run(&prefill, &decode).await.whole(&expected, "after");
+    prefill.clean().await;
 }
 
 /// What is remembered of complete handoffs has a limit, and takes no place from others.

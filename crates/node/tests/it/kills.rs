@@ -133,6 +133,8 @@ async fn a_decode_node_that_dies_is_noticed_and_another_one_takes_over() {
         deal.id = "req-2".into();
         let outcome = deal.run(&prefill, &other).await;
         outcome.whole(&deal.expected(&config).await, "the other node");
+        other.clean().await;
+        prefill.clean().await;
     }
 }
 

@@ -123,7 +123,9 @@ async fn a_ticket_is_of_no_use_to_another_machine_and_is_not_spoilt_by_it() {
     let outcome = deal.run(&prefill, &decode).await;
     let reason = outcome.made_good(&expected, "another receiver");
     assert!(reason.contains("is the machine"), "{reason}");
-    decode.clean().await;
+    for node in [prefill, decode, other] {
+        node.clean().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,6 +143,7 @@ async fn a_machine_of_another_cluster_is_refused() {
     assert!(reason.contains("refused"), "{reason}");
     assert_eq!(outcome.answer.summary.remote_tokens, 0);
     decode.clean().await;
+    prefill.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,7 +175,9 @@ async fn a_plain_client_gets_nowhere_where_tls_is_spoken() {
     let end = super::cluster::prefill_end(&mut sending).await;
     assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
     decode.prefill_failed(&deal.id, "plain").await;
-    assert!(finish(&mut events).await.done);
+    let answer = finish(&mut events).await;
+    assert!(answer.done && answer.summary.fallback.is_some());
+    assert_eq!(answer.tokens, deal.expected(&config).await);
     prefill.clean().await;
     decode.clean().await;
     plain.clean().await;
@@ -216,6 +221,7 @@ async fn connections_that_say_nothing_hold_nobody_up() {
         assert!(start.elapsed() < limits().connect, "{:?}", start.elapsed());
         drop(silent);
         decode.clean().await;
+        prefill.clean().await;
     }
 }
 

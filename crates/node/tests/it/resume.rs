@@ -439,7 +439,7 @@ async fn a_cut_before_the_answer_to_the_hello_ends_the_handoff() {
         outcome.made_good(&rig.expected, &what);
         assert!(matches!(outcome.end, PrefillEvent::Failed(_)), "{what}");
         assert_eq!(rig.proxy.connections(), 1, "{what}");
-        rig.prefill.clean().await;
+        rig.clean().await;
     }
 }
 
@@ -455,7 +455,7 @@ async fn a_cut_in_the_receipt_costs_the_comparison_at_most() {
         assert!(outcome.answer.parity.is_none_or(|p| p.holds));
         rig.once("cut in the receipt");
     }
-    rig.prefill.clean().await;
+    rig.clean().await;
 }
 
 /// A handoff whose second connection breaks before the answer to its hello has come: the sender

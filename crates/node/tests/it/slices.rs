@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::{LayerKind, LayerSpec, Section};
 use tandem_node::limits::MAX_APPLY_SLICE_BYTES;
-use tandem_proto::{PrefillMode, Reuse, Role};
+use tandem_proto::{CodecChoice, PrefillMode, Reuse, Role};
 
 use super::cluster::{Calls, Deal, PATIENCE, Setup, finish, opened, prompt};
 use super::proxy::Proxy;
@@ -92,6 +92,8 @@ async fn check(config: &FakeConfig, incoming: &Incoming) {
 
     let mut deal = Deal::new(&prompt(incoming.rows.next_multiple_of(CHUNK) + 1), CHUNK);
     deal.terms.reuse = Reuse::Off;
+    // Bytes on the wire are counted.
+    deal.terms.codec = CodecChoice::Raw;
     deal.via = Some(proxy.port);
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();

@@ -1,12 +1,13 @@
 //! Several connections for one handoff.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_engine::fake::FakeConfig;
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::Kind;
 use tandem_node::Limits;
-use tandem_node::limits::{BELIEVED_BYTES, STREAMS, STREAMS_PAUSE};
+use tandem_node::limits::{STREAMS, STREAMS_BELIEVED_BYTES, STREAMS_PAUSE};
 use tandem_node::send::{Carried, Links};
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
@@ -129,6 +130,7 @@ async fn a_further_connection_that_is_refused_costs_a_reconnection() {
         assert_eq!(outcome.done().3, 1);
     }
     decode.clean().await;
+    prefill.clean().await;
 }
 
 /// One of two connections stops and does not close; the other one has everything else, and beats.
@@ -256,53 +258,75 @@ async fn a_connection_that_stops_for_good_costs_a_limited_time() {
     prefill.clean().await;
 }
 
-/// What a handoff carried in a second over the connections that it was told to open.
-fn carried(links: &Links, rate: impl Fn(u32) -> u64) -> Carried {
-    let streams = links.streams("a:1");
+/// What a handoff carried in a second.
+fn carried(streams: u32, bytes: u64) -> Carried {
     Carried {
         streams,
         codec: Some(Codec::Raw),
-        bytes: rate(streams),
+        bytes,
         time: Duration::from_secs(1),
         queued: true,
     }
 }
 
-/// The connections of as many handoffs, each of which learns from those before it.
-fn opened(links: &Links, handoffs: u32, rate: impl Fn(u32) -> u64) -> Vec<u32> {
+/// The connections of as many handoffs one after the other, each of which learns from those before it.
+fn opened(links: &Arc<Links>, handoffs: u32, rate: impl Fn(u32) -> u64) -> Vec<u32> {
     let handoff = |_| {
-        let carried = carried(links, &rate);
-        links.carried("a:1", &carried);
-        carried.streams
+        let trip = links.trip("a:1");
+        trip.carried(&carried(trip.streams(), rate(trip.streams())));
+        trip.streams()
     };
     (0..handoffs).map(handoff).collect()
 }
 
+/// Connections of the next handoff, which teaches nothing.
+fn next(links: &Arc<Links>) -> u32 {
+    links.trip("a:1").streams()
+}
+
+const RATE: u64 = 10 * STREAMS_BELIEVED_BYTES;
+
+fn assert_all(opened: &[u32], streams: u32) {
+    assert!(opened.iter().all(|n| *n == streams), "{opened:?}");
+}
+
 #[test]
 fn one_more_connection_is_kept_where_it_carries_more() {
-    let rate = 100 * BELIEVED_BYTES;
     // Each connection has its own limit: as many as there may be.
-    let links = Links::default();
-    let each = opened(&links, STREAMS + 3, |n| rate * u64::from(n));
-    let expected: Vec<u32> = (1..=STREAMS).chain([STREAMS; 3]).collect();
-    assert_eq!(each, expected);
-    // Two fill the link: the third is of no use, and tried again much later.
-    let links = Links::default();
-    let shared = |n: u32| rate * u64::from(n.min(2));
+    let links = Arc::new(Links::default());
+    let each = |n| RATE * u64::from(n);
+    let all: Vec<u32> = (1..=STREAMS).collect();
+    assert_eq!(opened(&links, STREAMS, each), all);
+    assert_all(&opened(&links, STREAMS_PAUSE, each), STREAMS);
+    // Now and then one fewer is tried.
+    assert_eq!(opened(&links, 2, each), [STREAMS - 1, STREAMS]);
+    // Two fill the link: the third is of no use, and so would one fewer be. All much later again.
+    let links = Arc::new(Links::default());
+    let shared = |n: u32| RATE * u64::from(n.min(2));
     assert_eq!(opened(&links, 3, shared), [1, 2, 3]);
-    let quiet = opened(&links, STREAMS_PAUSE, shared);
-    assert!(quiet.iter().all(|n| *n == 2), "{quiet:?}");
-    assert_eq!(opened(&links, 2, shared), [3, 2]);
+    for tried in [1, 3, 1] {
+        assert_all(&opened(&links, STREAMS_PAUSE, shared), 2);
+        assert_eq!(opened(&links, 1, shared), [tried]);
+    }
     // One fills the link.
-    let links = Links::default();
-    assert_eq!(opened(&links, 4, |_| rate), [1, 2, 1, 1]);
-    assert_eq!(links.streams("b:1"), 1, "another target");
+    let links = Arc::new(Links::default());
+    assert_eq!(opened(&links, 4, |_| RATE), [1, 2, 1, 1]);
+    assert_eq!(links.trip("b:1").streams(), 1, "another target");
+}
+
+#[test]
+fn connections_that_are_of_no_use_any_more_are_given_up() {
+    let links = Arc::new(Links::default());
+    opened(&links, STREAMS, |n| RATE * u64::from(n));
+    // Something else limits now.
+    let after = opened(&links, STREAMS_PAUSE * STREAMS, |_| RATE);
+    assert_eq!(after.last(), Some(&1), "{after:?}");
+    assert!(after.is_sorted_by(|a, b| a >= b || (*a, *b) == (1, 2)));
 }
 
 #[test]
 fn one_more_connection_is_not_tried_without_a_reason() {
-    let links = Links::default();
-    let usual = carried(&links, |_| 100 * BELIEVED_BYTES);
+    let usual = carried(1, RATE);
     // No block had to wait for another one on its connection, or there was too little to tell.
     for one in [
         Carried {
@@ -310,7 +334,7 @@ fn one_more_connection_is_not_tried_without_a_reason() {
             ..usual
         },
         Carried {
-            bytes: BELIEVED_BYTES - 1,
+            bytes: STREAMS_BELIEVED_BYTES - 1,
             ..usual
         },
         Carried {
@@ -318,30 +342,38 @@ fn one_more_connection_is_not_tried_without_a_reason() {
             ..usual
         },
     ] {
-        links.carried("a:1", &one);
-        assert_eq!(links.streams("a:1"), 1, "{one:?}");
+        let links = Arc::new(Links::default());
+        links.trip("a:1").carried(&one);
+        assert_eq!(next(&links), 1, "{one:?}");
     }
-    links.carried("a:1", &usual);
-    assert_eq!(links.streams("a:1"), 2);
-    // Another codec is no comparison.
-    let two = Carried {
-        streams: 2,
-        bytes: usual.bytes * 2,
-        ..usual
-    };
-    let other = Carried {
+    // Handoffs that go on at the same time share the link.
+    let links = Arc::new(Links::default());
+    let (first, second) = (links.trip("a:1"), links.trip("a:1"));
+    first.carried(&usual);
+    drop(first);
+    second.carried(&usual);
+    drop(second);
+    assert_eq!(next(&links), 1, "both had company");
+    links.trip("a:1").carried(&usual);
+    assert_eq!(next(&links), 2);
+    // Another codec is no comparison: one connection is measured in it first.
+    links.trip("a:1").carried(&Carried {
         codec: Some(Codec::Plane),
-        ..two
+        ..carried(2, RATE)
+    });
+    let plane = |n| Carried {
+        codec: Some(Codec::Plane),
+        ..carried(n, RATE * u64::from(n))
     };
-    links.carried("a:1", &other);
-    assert_eq!(links.streams("a:1"), 2, "still to be tried");
-    links.carried("a:1", &two);
-    assert_eq!(links.streams("a:1"), 3);
+    for streams in [1, 2, 3] {
+        let trip = links.trip("a:1");
+        assert_eq!(trip.streams(), streams);
+        trip.carried(&plane(streams));
+    }
     // Where a connection breaks, one is enough for a while.
-    links.broke("a:1");
-    let after = opened(&links, STREAMS_PAUSE + 1, |n| usual.bytes * u64::from(n));
-    assert!(after[..STREAMS_PAUSE as usize].iter().all(|n| *n == 1));
-    assert_eq!(after[STREAMS_PAUSE as usize], 2);
+    links.trip("a:1").broke();
+    assert_all(&opened(&links, STREAMS_PAUSE, |n| RATE * u64::from(n)), 1);
+    assert_eq!(next(&links), 2);
 }
 
 /// A link that limits each connection: handoffs learn to open several, and a break makes the next do
@@ -349,26 +381,38 @@ fn one_more_connection_is_not_tried_without_a_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_are_added_where_one_does_not_fill_the_link() {
     let config = heavy();
-    let prefill = Setup::new(Role::Prefill, &config).start().await;
     let decode = Setup::new(Role::Decode, &config).start().await;
     let proxy = Proxy::to(decode.port).await;
-    // 20 MB, in blocks of 8 MiB.
-    let mut deal = Deal::new(&prompt(40), config.microbatch_tokens);
+    // 40 MiB, in blocks of 8 MiB.
+    let mut deal = Deal::new(&prompt(81), config.microbatch_tokens);
     deal.terms.reuse = Reuse::Off;
+    deal.terms.codec = CodecChoice::Raw;
     deal.via = Some(proxy.port);
     let expected = deal.expected(&config).await;
-    let mut opened = Vec::new();
-    while opened.last() != Some(&2) && opened.len() < 20 {
-        proxy.next(&[Fault::Pace(20_000_000); STREAMS as usize]);
-        let outcome = deal.run(&prefill, &decode).await;
-        outcome.whole(&expected, "a paced link");
-        opened.push(proxy.connections());
-    }
-    assert_eq!(opened[0], 1);
-    assert_eq!(opened.last(), Some(&2), "{opened:?}");
+    // A machine that is busy elsewhere may hide for once that two carry more; a new node learns anew.
+    let mut attempts = Vec::new();
+    let prefill = loop {
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let mut opened = Vec::new();
+        for _ in 0..3 {
+            proxy.next(&[Fault::Pace(40_000_000); STREAMS as usize]);
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&expected, "a paced link");
+            opened.push(proxy.connections());
+        }
+        attempts.push(opened.clone());
+        // The third is tried because the second was kept.
+        if opened == [1, 2, 3] {
+            assert!(proxy.written(2) > 1 << 20, "the third carried nothing");
+            break prefill;
+        }
+        prefill.clean().await;
+        assert!(attempts.len() < 8, "{attempts:?}");
+    };
     proxy.next(&[Fault::None, Fault::Cut(40)]);
     let outcome = deal.run(&prefill, &decode).await;
     outcome.whole(&expected, "a join that is cut");
+    assert_eq!(outcome.done().3, 1);
     proxy.next(&[]);
     let outcome = deal.run(&prefill, &decode).await;
     outcome.whole(&expected, "after the cut");

@@ -170,6 +170,8 @@ async fn round(
             codec,
             reuse: Reuse::Off,
             overlap,
+            // What is compared is not to change on the way.
+            streams: 1,
             ..HandoffTerms::default()
         };
         let first_overlaps = number % 2 == 1;
