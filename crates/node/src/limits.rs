@@ -60,8 +60,16 @@ pub const MAX_LINKS: usize = 256;
 pub const SEGMENTS_AHEAD: usize = 2;
 /// Broken connections after which a handoff is given up.
 pub const MAX_RECONNECTS: u32 = 16;
-/// Pause before the first attempt at a new connection; it doubles up to 32 times this.
+/// Pause before the first attempt at a new connection; it doubles up to [`RECONNECT_GROWTH`] times this.
 pub const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// How much the pause grows.
+pub const RECONNECT_GROWTH: u32 = 32;
+/// Frames that the connections of a handoff have brought and its owner has not looked at.
+pub const MAX_INCOMING_WAITING: usize = 8;
+/// What writers have done and the owner of the handoff has not looked at.
+pub const MAX_WRITTEN_WAITING: usize = 64;
+/// Control frames that wait for one writer: a commit, a receipt, beats and a goodbye.
+pub const MAX_CONTROL_WAITING: usize = 8;
 /// An engine thread without work looks for closed requests this often.
 pub const IDLE_TICK: Duration = Duration::from_millis(100);
 /// Pause after a connection that could not be taken, such as for want of file descriptors.

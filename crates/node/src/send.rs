@@ -33,7 +33,8 @@ use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
 use crate::job::{Command, Computed};
 use crate::limits::{
-    BLOCKS_PER_STREAM, EVENT_STALL, GOODBYE, Limits, MAX_RECONNECTS, RECONNECT_PAUSE,
+    BLOCKS_PER_STREAM, EVENT_STALL, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING,
+    MAX_RECONNECTS, MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
 };
 use crate::model::Model;
 use crate::wire::{Activity, Drain, WireError, read_header, read_payload, write_frame};
@@ -412,8 +413,8 @@ impl Pump {
             self.sender.receive(&header, &payload)?;
         }
         let activity = Arc::new(Activity::default());
-        let (frames, incoming) = mpsc::channel(8);
-        let (report, written) = mpsc::channel(64);
+        let (frames, incoming) = mpsc::channel(MAX_INCOMING_WAITING);
+        let (report, written) = mpsc::channel(MAX_WRITTEN_WAITING);
         let reading = tokio::spawn(read_frames(read, frames, Arc::clone(&activity), limits));
         let mut connection = Connection {
             streams: Vec::new(),
@@ -553,7 +554,7 @@ impl Pump {
                 return Err(self.lost(&reason));
             }
             sleep(pause).await;
-            pause = (pause * 2).min(RECONNECT_PAUSE * 32);
+            pause = (pause * 2).min(RECONNECT_PAUSE * RECONNECT_GROWTH);
             let hello = match self.sender.reconnect() {
                 Ok(hello) => hello,
                 Err(_) => return Err(self.lost(&reason)),
@@ -870,8 +871,7 @@ impl Connection {
     }
 
     fn add(&mut self, write: tandem_identity::WriteHalf, outbound: Outbound, limits: Limits) {
-        // Room for the blocks, a commit, a receipt, beats and a goodbye.
-        let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + 8);
+        let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + MAX_CONTROL_WAITING);
         let writer = Writer {
             stream: self.streams.len(),
             drain: Drain::of(write.unsent()),

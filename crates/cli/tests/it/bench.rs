@@ -9,15 +9,16 @@ use tandem_fixtures::Architecture;
 use super::daemon::{TANDEM, fixture};
 
 fn bench(arguments: &[&str]) -> Value {
-    let output = Command::new(TANDEM)
-        .arg("bench")
-        .args(arguments)
-        .arg("--json")
-        .output()
-        .expect("tandem runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {said}");
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
+    run(Command::new(TANDEM).arg("bench").args(arguments)).0
+}
+
+/// What a command tells, and what it says on standard error.
+fn run(command: &mut Command) -> (Value, String) {
+    let output = command.arg("--json").output().expect("tandem runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}");
+    let told = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    (told, said)
 }
 
 fn number(value: &Value, name: &str) -> f64 {
@@ -80,9 +81,35 @@ fn a_handoff_over_several_connections_is_measured() {
 }
 
 #[test]
+fn memory_of_a_handoff_does_not_grow_with_the_prompt() {
+    /// For what is on its way.
+    const MOST_MB: f64 = 128.0;
+    for (tokens, least_rows_mb) in [("500", 0.0), ("6000", 4.0 * MOST_MB)] {
+        let told = bench(&[
+            "handoff", "--tokens", tokens, "--rounds", "1", "--codec", "raw", "--tls", "no",
+        ]);
+        assert!(number(&told, "bytes") / 1e6 > least_rows_mb, "{told}");
+        let case = &told["cases"][0];
+        for end in ["peak_extra_mb_sender", "peak_extra_mb_receiver"] {
+            // Not every system tells.
+            if case.get(end) != Some(&Value::Null) {
+                assert!(number(case, end) < MOST_MB, "{end}: {told}");
+            }
+        }
+    }
+}
+
+#[test]
 fn overlap_is_measured_over_a_link_inside_the_process() {
-    let told = overlap(&["--without-namespaces"]);
+    let (told, _) = overlap(overlap_command().arg("--without-namespaces"));
     assert_eq!(told["namespaces"], false);
+}
+
+#[test]
+fn overlap_is_measured_without_the_programs_for_namespaces() {
+    let (told, said) = overlap(overlap_command().env("PATH", ""));
+    assert_eq!(told["namespaces"], false);
+    assert!(said.contains("`ip` of iproute2"), "{said}");
 }
 
 /// Where namespaces are not permitted it is measured all the same, and told.
@@ -94,22 +121,33 @@ fn overlap_is_measured_between_namespaces_where_they_are_permitted() {
     if is_permitted {
         made(&["netns", "del", &namespace]).expect("ip runs");
     }
-    let told = overlap(&[]);
+    let (told, _) = overlap(&mut overlap_command());
     // A link between them and its rate may still be missing.
     assert!(is_permitted || told["namespaces"] == false, "{told}");
     let left = made(&["netns", "list"]).map_or(Vec::new(), |o| o.stdout);
     assert!(!String::from_utf8_lossy(&left).contains(&namespace));
 }
 
-/// Measures two links, and checks what is told about them.
-fn overlap(arguments: &[&str]) -> Value {
-    let model = model();
-    let mut all = vec![
-        "overlap", "--model", &model, "--tokens", "600", "--rounds", "1",
-    ];
-    all.extend(["--link", "1gbit,1ms", "--link", "20mbit,2ms"]);
-    all.extend(arguments);
-    let told = bench(&all);
+/// How it is said that a link inside the process stands for namespaces.
+const NO_NAMESPACES: &str = "using a link inside this process";
+
+/// Measures two links.
+fn overlap_command() -> Command {
+    let mut command = Command::new(TANDEM);
+    command
+        .args(["bench", "overlap", "--tokens", "600", "--rounds", "1"])
+        .args(["--model", &model()])
+        .args(["--link", "1gbit,1ms", "--link", "20mbit,2ms"]);
+    command
+}
+
+/// Runs the command, and checks what is told about its links.
+fn overlap(command: &mut Command) -> (Value, String) {
+    let is_asked = !command.get_args().any(|a| a == "--without-namespaces");
+    let (told, said) = run(command);
+    let is_missing = is_asked && told["namespaces"] == false;
+    assert_eq!(said.contains(NO_NAMESPACES), is_missing, "{said}");
+    assert_eq!(said.contains("no netem"), told["delay"] == false, "{said}");
     let links = told["links"].as_array().expect("links");
     let names: Vec<(&str, &str)> = links
         .iter()
@@ -128,9 +166,14 @@ fn overlap(arguments: &[&str]) -> Value {
     ];
     assert_eq!(names, expected);
     for link in links {
-        for name in ["local", "remote_serial", "remote_overlapped", "bound"] {
-            assert!(number(&link["ttft_ms"], name) > 0.0, "{link}");
-        }
+        // What is not finite is no number in JSON.
+        let times = ["local", "remote_serial", "remote_overlapped", "bound"]
+            .map(|name| number(&link["ttft_ms"], name));
+        assert!(times.iter().all(|t| *t > 0.0), "{link}");
+        let [.., overlapped, bound] = times;
+        // There is one round.
+        let over = number(link, "ttft_over_bound");
+        assert!((over * bound / overlapped - 1.0).abs() < 1e-6, "{link}");
         assert!(number(link, "exposed_fraction") >= 0.0, "{link}");
         // Nothing is faster than its link: 20 Mbit/s are 2.5 MB/s, whatever the machine. A codec
         // carries more rows than that; its ratio is below 3.
@@ -141,7 +184,7 @@ fn overlap(arguments: &[&str]) -> Value {
             assert_eq!(link["codec_used"], "raw", "{link}");
         }
     }
-    told
+    (told, said)
 }
 
 #[test]

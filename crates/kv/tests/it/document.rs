@@ -49,6 +49,7 @@ fn golden_bytes_are_in_it() {
         golden::SEGMENT_HEX,
         golden::ENCODED_HEX,
         golden::JOIN_HEX,
+        golden::JOINED_HEX,
         golden::TOKEN_DIGEST,
         golden::ACCEPT_JSON,
         golden::COMMIT_JSON,

@@ -9,10 +9,13 @@ use tandem_kv::digest::token_digest;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, WIRE_VERSION};
 use tandem_kv::message::parse;
 use tandem_kv::receipt::{Receipt, ReturnTicket, TokenScore};
+use tandem_kv::receiver::Receiver;
 use tandem_kv::sender::Sender;
 use tandem_kv::{ElementType, KvBlock, Plane, PlaneKind, Section};
 
-use super::driver::{contract, full, mixed, offer, prompt, replay, run, send, split, terms};
+use super::driver::{
+    contract, expectation, full, mixed, offer, prompt, replay, run, send, split, terms,
+};
 
 /// A segment header in which every field has another value, in hex.
 pub const HEADER_HEX: &str = "544e444d0300041121222324252627283132333441424300515253000001020010111200030201002021220061627172818283848586878891a1b100c28bac09";
@@ -26,6 +29,8 @@ pub const SEGMENT_HEX: &str = "544e444d03000400efcdab896745230101000000180000001
 pub const ENCODED_HEX: &str = "544e444d03000402efcdab89674523010100000044000000800000000000000001000000000000000100000000000100b1175da4dc06d31500010100b051cc44d0330004080c1014191d2125292d3135393d42464a4e52565a5e62666b6f73777b7fd03300fcf8f4f0ece7e3dfdbd7d3cfcbc7c3bebab6b2aeaaa6a29e9a95918d898581";
 /// The frame with which a further connection joins [`small`].
 pub const JOIN_HEX: &str = "544e444d03000a00efcdab8967452301000000002d000000000000000000000000000000000000000000000000000000c8d64325a47afe3800000000069d2c9b7b2273747265616d223a226130613161326133613461356136613761386139616161626163616461656166227d";
+/// The answer to it.
+pub const JOINED_HEX: &str = "544e444d03000900efcdab89674523010000000000000000000000000000000000000000000000000000000000000000c294d3380580062d000000007bc3ac6d";
 /// Digest of tokens 3, 10, 17, 24, 31, 38.
 pub const TOKEN_DIGEST: &str = "0dc24467dc182c480b2992f490d95edda9b9cba13da14a4f31c27a8352fa87ad";
 /// Payload of the accept of [`small`].
@@ -143,6 +148,11 @@ fn join_bytes() {
         .unwrap();
     let (_, frame) = sender.join().unwrap();
     assert_eq!(hex(&frame), JOIN_HEX);
+    let expected = expectation(&mixed(), 5);
+    let (receiver, _) = Receiver::accept(&expected, 5, 0, &terms()).unwrap();
+    let answer = receiver.joined();
+    assert_eq!(hex(&answer), JOINED_HEX);
+    assert_eq!(sender.joined(&split(&answer).0), Ok(()));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! A handoff over a link in memory: several connections between a driven sender and a driven
-//! receiver. The link delivers bytes when a seed says so, and cuts, half-closes, flips, loses or
-//! repeats bytes where a fault says so; both ends then do what a pump does: they give up the
-//! connections and go on over new ones.
+//! receiver. The link delivers bytes when a seed says so, and cuts, half-closes, flips, loses,
+//! repeats, exchanges or delays bytes where a fault says so, or lets a frame overtake another one; both
+//! ends then do what a pump does: they give up the connections and go on over new ones.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use tandem_kv::codec::{Codec, Decoder, Encoder};
@@ -36,8 +37,14 @@ pub enum Harm {
     Flip(u8),
     /// So many bytes are left out.
     Lose(usize),
-    /// The last so many bytes come again.
+    /// So many bytes come twice.
     Repeat(usize),
+    /// The byte and the one behind it change places, if there is one under way.
+    Exchange,
+    /// The frame that starts here comes after the next one of this direction.
+    Overtake,
+    /// Nothing comes in this direction until nothing else can happen.
+    Delay,
 }
 
 /// A fault of the link, when byte `at` of one direction of one connection arrives.
@@ -110,16 +117,41 @@ pub struct Report {
     pub applied: Vec<KvBlock>,
     /// Blocks that the sender opened: generation, section, first token, one past the last.
     pub opened: Vec<(usize, Section, u32, u32)>,
-    /// Bytes that arrived: generation, stream, forward, backward.
-    pub arrived: Vec<(usize, usize, usize, usize)>,
+    /// Of all connections, in the order in which they were made.
+    pub traffic: Vec<Traffic>,
     /// First token that was missing at each resume.
     pub resumed: Vec<u32>,
     /// Most bytes that the receiver held at once.
     pub most_staged: u64,
     /// Frames of connections of the past that the receiver was given after it had gone on.
     pub stale_frames: usize,
+    /// How often bytes came that had been delayed until nothing else could happen.
+    pub released: usize,
     /// How many things happened.
     pub actions: usize,
+}
+
+impl Report {
+    /// What this direction of one of the first connections carried.
+    pub fn first(&self, stream: usize, way: Way) -> &Traffic {
+        let mut traffic = self.traffic.iter();
+        let here = |t: &&Traffic| (t.generation, t.stream, t.way) == (0, stream, way);
+        traffic.find(here).unwrap()
+    }
+}
+
+/// What one direction of a connection carried.
+#[derive(Debug)]
+pub struct Traffic {
+    pub generation: usize,
+    pub stream: usize,
+    pub way: Way,
+    /// Bytes that arrived.
+    pub arrived: usize,
+    /// Bytes that the other end has taken.
+    pub read: usize,
+    /// Every frame that was written, and where.
+    pub frames: Vec<(Kind, Range<usize>)>,
 }
 
 struct SplitMix(u64);
@@ -143,9 +175,44 @@ struct Pipe {
     /// No more bytes will arrive.
     ended: bool,
     faults: Vec<(usize, Harm)>,
+    /// Every frame that was written, and where.
+    frames: Vec<(Kind, Range<usize>)>,
+    /// A frame that the next one is to overtake.
+    late: Vec<u8>,
+    delayed: bool,
 }
 
 impl Pipe {
+    fn write(&mut self, frame: &[u8]) {
+        if self.ended {
+            return;
+        }
+        let start = self.frames.last().map_or(0, |(_, range)| range.end);
+        let kind = Kind::from_wire(frame[6]).unwrap();
+        self.frames.push((kind, start..start + frame.len()));
+        self.under_way.extend(frame);
+        self.under_way.extend(self.late.drain(..));
+    }
+
+    fn can_deliver(&self) -> bool {
+        !self.delayed && !self.under_way.is_empty()
+    }
+
+    /// Takes back the frame that comes next.
+    fn take_frame(&mut self) -> Vec<u8> {
+        let head: Vec<u8> = self.under_way.iter().take(HEADER_BYTES).copied().collect();
+        let header = Header::parse(head.as_slice().try_into().unwrap()).unwrap();
+        let length = HEADER_BYTES + header.payload_len as usize;
+        self.under_way.drain(..length).collect()
+    }
+
+    /// These bytes come next.
+    fn put_front(&mut self, bytes: &[u8]) {
+        for byte in bytes.iter().rev() {
+            self.under_way.push_front(*byte);
+        }
+    }
+
     /// Lets at most `n` bytes arrive; true if the whole connection is cut by that.
     fn deliver(&mut self, n: usize) -> bool {
         for _ in 0..n {
@@ -169,10 +236,25 @@ impl Pipe {
                     self.under_way.drain(..n.min(self.under_way.len()));
                 }
                 Some(Harm::Repeat(n)) => {
-                    let again = self.arrived[at.saturating_sub(n)..].iter().rev();
-                    for byte in again {
-                        self.under_way.push_front(*byte);
+                    let again: Vec<u8> = self.under_way.iter().take(n).copied().collect();
+                    self.put_front(&again);
+                }
+                Some(Harm::Exchange) => {
+                    let last = self.under_way.len() - 1;
+                    self.under_way.swap(0, last.min(1));
+                }
+                Some(Harm::Overtake) => {
+                    self.late = self.take_frame();
+                    if !self.under_way.is_empty() {
+                        let next = self.take_frame();
+                        let late = std::mem::take(&mut self.late);
+                        self.put_front(&late);
+                        self.put_front(&next);
                     }
+                }
+                Some(Harm::Delay) => {
+                    self.delayed = true;
+                    return false;
                 }
                 None => {}
             }
@@ -186,6 +268,8 @@ impl Pipe {
 
     fn end(&mut self) {
         self.under_way.clear();
+        self.late.clear();
+        self.delayed = false;
         self.ended = true;
     }
 
@@ -201,6 +285,8 @@ struct Connection {
     forward: Pipe,
     backward: Pipe,
     outbound: Outbound,
+    /// False until the sender has read the answer to its join.
+    joined: bool,
     job: Option<(u64, Cutter, KvBlock, Codec)>,
     inbound: Option<Inbound>,
     /// A header that was read and checked, whose payload has not arrived.
@@ -227,19 +313,28 @@ enum Read {
 pub fn hand_over(case: &Case) -> Report {
     let mut world = World::new(case);
     let end = world.run();
-    let arrived = world.connections.iter();
-    let arrived = arrived.map(|c| {
-        let (forward, backward) = (c.forward.arrived.len(), c.backward.arrived.len());
-        (c.generation, c.stream, forward, backward)
-    });
+    let mut traffic = Vec::new();
+    for c in world.connections {
+        for (way, pipe) in [(Way::Forward, c.forward), (Way::Backward, c.backward)] {
+            traffic.push(Traffic {
+                generation: c.generation,
+                stream: c.stream,
+                way,
+                arrived: pipe.arrived.len(),
+                read: pipe.read,
+                frames: pipe.frames,
+            });
+        }
+    }
     Report {
         end,
-        arrived: arrived.collect(),
+        traffic,
         applied: world.applied,
         opened: world.opened,
         resumed: world.resumed,
         most_staged: world.most_staged,
         stale_frames: world.stale_frames,
+        released: world.released,
         actions: world.actions,
     }
 }
@@ -267,6 +362,7 @@ struct World<'a> {
     resumed: Vec<u32>,
     most_staged: u64,
     stale_frames: usize,
+    released: usize,
     refused: Option<String>,
     actions: usize,
 }
@@ -276,6 +372,9 @@ const PEER: &str = "prefill node";
 const EXPIRES: Duration = Duration::from_secs(20);
 
 const ACTIONS: usize = 11;
+
+/// More than any handoff of the tests needs: one that goes on for longer waits for ever.
+const MAX_ACTIONS: usize = 1 << 20;
 
 impl<'a> World<'a> {
     fn new(case: &'a Case) -> Self {
@@ -304,6 +403,7 @@ impl<'a> World<'a> {
             resumed: Vec::new(),
             most_staged: 0,
             stale_frames: 0,
+            released: 0,
             refused: None,
             actions: 0,
         };
@@ -329,11 +429,12 @@ impl<'a> World<'a> {
             forward: pipe(Way::Forward),
             backward: pipe(Way::Backward),
             outbound,
+            joined: stream == 0,
             job: None,
             inbound: None,
             forward_header: None,
         };
-        connection.forward.under_way.extend(first);
+        connection.forward.write(first);
         self.connections.push(connection);
     }
 
@@ -351,29 +452,46 @@ impl<'a> World<'a> {
             let first = self.random.below(ACTIONS);
             let happened = (0..ACTIONS).any(|i| self.act((first + i) % ACTIONS));
             self.actions += usize::from(happened);
+            assert!(self.actions < MAX_ACTIONS, "no end: {:?}", self.case.faults);
             if let Some(receiver) = &self.receiver {
                 self.most_staged = self.most_staged.max(receiver.staged_bytes());
             }
             if let Some(reason) = self.refused.take() {
+                let over = self.receiver.as_ref().is_some_and(Receiver::is_over);
+                assert!(over || self.sender.state() == SenderState::Failed);
                 return End::Refused(reason);
             }
             let confirmed = self.receiver.as_ref().is_some_and(Receiver::confirmed);
             if self.sender.state() == SenderState::Committed && confirmed {
                 return End::Committed;
             }
-            if !happened && cancelled {
+            if happened || self.release() {
+                continue;
+            }
+            if cancelled {
                 return End::Cancelled;
             }
-            if !happened && self.sender_up {
-                // Bytes that are lost without an end leave silence, for which a pump has a limit.
-                let loses = |f: &Fault| matches!(f.harm, Harm::Lose(_));
+            if self.sender_up {
+                // Bytes that do not come leave silence, for which a pump has a limit.
+                let loses = |f: &Fault| matches!(f.harm, Harm::Lose(_) | Harm::Overtake);
                 let silence = self.case.faults.iter().any(loses);
                 assert!(silence, "stalled: {:?}", self.sender);
                 self.sender_down();
-            } else if !happened {
+            } else {
                 return End::NotStarted;
             }
         }
+    }
+
+    /// What was delayed comes now; false if nothing was.
+    fn release(&mut self) -> bool {
+        let before = self.released;
+        for c in &mut self.connections {
+            for pipe in [&mut c.forward, &mut c.backward] {
+                self.released += usize::from(std::mem::take(&mut pipe.delayed));
+            }
+        }
+        self.released > before
     }
 
     /// One end gives up: it tells the other one if it can, and does nothing more.
@@ -395,8 +513,8 @@ impl<'a> World<'a> {
             .filter(|c| c.generation == generation)
         {
             c.job = None;
-            if was_up && c.stream == 0 && !c.forward.ended {
-                c.forward.under_way.extend(&frame);
+            if was_up && c.stream == 0 {
+                c.forward.write(&frame);
             }
         }
     }
@@ -440,15 +558,13 @@ impl<'a> World<'a> {
 
     /// Some bytes arrive: one, a few, or all that are under way.
     fn deliver(&mut self) -> bool {
-        let Some(i) =
-            self.pick(|c| !c.forward.under_way.is_empty() || !c.backward.under_way.is_empty())
-        else {
+        let Some(i) = self.pick(|c| c.forward.can_deliver() || c.backward.can_deliver()) else {
             return false;
         };
         let n = [1, 7, HEADER_BYTES, 1 << 20][self.random.below(4)];
         let c = &mut self.connections[i];
-        let back = self.random.below(2) == 1 || c.forward.under_way.is_empty();
-        let pipe = if back && !c.backward.under_way.is_empty() {
+        let back = self.random.below(2) == 1 || !c.forward.can_deliver();
+        let pipe = if back && c.backward.can_deliver() {
             &mut c.backward
         } else {
             &mut c.forward
@@ -477,7 +593,7 @@ impl<'a> World<'a> {
         let generation = self.generation;
         let Some(i) = self.pick(|c| {
             let readable = c.backward.unread().len() >= HEADER_BYTES || c.backward.ended;
-            c.generation == generation && (c.stream == 0 || c.backward.ended) && readable
+            c.generation == generation && readable
         }) else {
             return false;
         };
@@ -503,6 +619,15 @@ impl<'a> World<'a> {
         let Some((payload, _)) = tail.split_at_checked(header.payload_len as usize) else {
             return ended(c.backward.ended);
         };
+        if c.stream > 0 {
+            // The answer to the join, and nothing else.
+            if c.joined || self.sender.joined(&header).is_err() {
+                return Read::Broken;
+            }
+            c.joined = true;
+            c.backward.read += HEADER_BYTES;
+            return Read::Progress;
+        }
         let before = self.sender.acknowledged();
         let result = self.sender.receive(&header, payload);
         c.backward.read += HEADER_BYTES + payload.len();
@@ -534,7 +659,7 @@ impl<'a> World<'a> {
             return true;
         }
         let generation = self.generation;
-        let idle = |c: &Connection| c.generation == generation && c.job.is_none();
+        let idle = |c: &Connection| c.generation == generation && c.joined && c.job.is_none();
         let (Some(block), Some(i)) = (self.next_block(), self.pick(idle)) else {
             return false;
         };
@@ -584,11 +709,9 @@ impl<'a> World<'a> {
         };
         match cutter.next(&block, codec, &mut self.encoder).unwrap() {
             Some(segment) => {
-                if !c.forward.ended {
-                    let head = c.outbound.segment(&segment.header);
-                    c.forward.under_way.extend(head);
-                    c.forward.under_way.extend(segment.parts(&block).concat());
-                }
+                let mut frame = c.outbound.segment(&segment.header).to_vec();
+                frame.extend(segment.parts(&block).concat());
+                c.forward.write(&frame);
                 c.job = Some((place, cutter, block, codec));
             }
             None => self.sender.close(place, cutter.finish()),
@@ -596,16 +719,22 @@ impl<'a> World<'a> {
         true
     }
 
-    /// Commit, receipt, or now and then a beat.
+    /// Commit, receipt, or now and then a beat on any connection.
     fn sender_controls(&mut self) -> bool {
         let state = self.sender.state();
         let live = matches!(state, SenderState::Streaming | SenderState::Committing);
         if !self.sender_up || !live {
             return false;
         }
+        let generation = self.generation;
+        let mut mine = self.connections.iter();
+        // As a pump does, it hears what becomes of its joins first.
+        let joining = mine.any(|c| c.generation == generation && !c.joined);
         let mut message = None;
         if state == SenderState::Streaming {
-            message = self.sender.commit().ok();
+            if !joining {
+                message = self.sender.commit().ok();
+            }
         } else if !self.receipt_sent {
             self.receipt_sent = true;
             message = Some(self.sender.receipt(&receipt()).unwrap());
@@ -614,15 +743,13 @@ impl<'a> World<'a> {
         if beat && self.random.below(8) > 0 {
             return false;
         }
-        let generation = self.generation;
-        let main = |c: &&mut Connection| c.generation == generation && c.stream == 0;
-        let Some(main) = self.connections.iter_mut().find(main) else {
+        let fits = |c: &Connection| c.joined && (beat || c.stream == 0);
+        let Some(i) = self.pick(|c| c.generation == generation && fits(c)) else {
             return false;
         };
-        let frame = main.outbound.control(&message.unwrap_or(Outgoing::beat()));
-        if !main.forward.ended {
-            main.forward.under_way.extend(frame);
-        }
+        let c = &mut self.connections[i];
+        let frame = c.outbound.control(&message.unwrap_or(Outgoing::beat()));
+        c.forward.write(&frame);
         // A beat alone is no progress.
         !beat
     }
@@ -696,18 +823,12 @@ impl<'a> World<'a> {
                 let Some(receiver) = &mut self.receiver else {
                     return Read::Broken;
                 };
-                match receiver.join(self.case.streams) {
-                    Ok(inbound) => {
-                        self.heard();
-                        (Vec::new(), Some(inbound))
-                    }
-                    Err(e) => {
-                        // A connection that joins after the last block has come is of no use.
-                        assert_eq!(e, ReceiverError::Over);
-                        self.connections[i].forward.read += length;
-                        return Read::Progress;
-                    }
-                }
+                // Nothing follows it before it is answered.
+                assert_eq!(c.forward.frames.len(), 1);
+                let inbound = receiver.join(self.case.streams).unwrap();
+                let answer = receiver.joined();
+                self.heard();
+                (answer, Some(inbound))
             }
             // The first frame was lost.
             _ => return Read::Broken,
@@ -715,9 +836,7 @@ impl<'a> World<'a> {
         let c = &mut self.connections[i];
         c.forward.read += length;
         c.inbound = inbound;
-        if !c.backward.ended {
-            c.backward.under_way.extend(answer);
-        }
+        c.backward.write(&answer);
         Read::Progress
     }
 
@@ -893,10 +1012,8 @@ impl<'a> World<'a> {
     fn say(&mut self, frame: impl FnOnce(&mut Receiver) -> Option<Vec<u8>>) {
         let frame = self.receiver.as_mut().and_then(frame);
         let main = |c: &&mut Connection| c.stream == 0 && c.inbound.is_some();
-        if let (Some(frame), Some(main)) = (frame, self.connections.iter_mut().rfind(main))
-            && !main.backward.ended
-        {
-            main.backward.under_way.extend(frame);
+        if let (Some(frame), Some(main)) = (frame, self.connections.iter_mut().rfind(main)) {
+            main.backward.write(&frame);
         }
     }
 }

@@ -54,7 +54,15 @@ impl Three {
 
     fn join(&mut self) -> (Outbound, Inbound) {
         let (out, _) = self.sender.join().unwrap();
-        (out, self.taker.receiver.join(3).unwrap())
+        (out, self.answer())
+    }
+
+    /// The receiver reads a join, and the sender its answer.
+    fn answer(&mut self) -> Inbound {
+        let inbound = self.taker.receiver.join(3).unwrap();
+        let answer = self.taker.receiver.joined();
+        self.sender.joined(&split(&answer).0).unwrap();
+        inbound
     }
 
     /// A frame comes over a further connection.
@@ -101,22 +109,24 @@ fn blocks_wait_for_their_turn() {
     assert!(three.taker.receiver.finish().is_some());
 }
 
-/// The first blocks may arrive over the main connection before the others have announced themselves.
+/// Blocks may arrive over the main connection before the others have announced themselves, and the
+/// commit before what travels on those.
 #[test]
 fn a_join_may_be_overtaken() {
     let mut three = Three::small();
     let (mut out, _) = three.sender.join().unwrap();
+    // It is written once the join has been answered.
     let first = three.frames(0, &mut out);
     let mut main = three.sender.outbound();
     let rest: Vec<_> = (1..4).flat_map(|i| three.frames(i, &mut main)).collect();
     for frame in &rest {
         assert_eq!(three.taker.take(frame), Ok(Step::Wait));
     }
+    let mut inbound = three.answer();
     let commit = main.control(&three.sender.commit().unwrap());
     assert_eq!(three.taker.take(&commit), Ok(Step::Commit));
     let beat = main.control(&Outgoing::beat());
     assert_eq!(three.taker.take(&beat), Ok(Step::Wait));
-    let mut inbound = three.taker.receiver.join(3).unwrap();
     assert_eq!(three.take(&mut inbound, &first[0]), Ok(Step::Block));
     // Each connection shows that it lives.
     let beat = out.control(&Outgoing::beat());

@@ -99,6 +99,7 @@ impl Setup {
     }
 
     pub async fn start(self) -> TestNode {
+        panics_end_the_test();
         let (control, handoff) = (bind().await, bind().await);
         let address = control.local_addr().unwrap();
         let port = handoff.local_addr().unwrap().port();
@@ -148,6 +149,21 @@ impl Setup {
             runtime,
         }
     }
+}
+
+/// A task that panics would look like a connection that broke, which costs no token.
+fn panics_end_the_test() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            report(panic);
+            let thread = std::thread::current();
+            if thread.name().is_some_and(|name| name.starts_with("tokio")) {
+                std::process::abort();
+            }
+        }));
+    });
 }
 
 pub async fn node(role: Role, config: FakeConfig, limits: Limits) -> TestNode {

@@ -118,6 +118,7 @@ fn every_limit_has_its_value() {
             "MAX_HANDSHAKES",
             tandem_identity::limits::MAX_HANDSHAKES.to_string(),
         ),
+        ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
         ("STREAMS", limits::STREAMS.to_string()),
         (
             "STAGING_UNITS",

@@ -52,6 +52,7 @@ struct Shared {
     forwarded: AtomicU64,
     connections: AtomicUsize,
     is_down: AtomicBool,
+    refused: AtomicUsize,
 }
 
 impl Shared {
@@ -78,6 +79,7 @@ impl Proxy {
         tokio::spawn(async move {
             while let Ok((from, _)) = listener.accept().await {
                 if state.is_down.load(Ordering::Relaxed) {
+                    state.refused.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
                 let fault = state.faults.lock().unwrap().pop_front();
@@ -106,6 +108,11 @@ impl Proxy {
     /// From here on connections are closed at once, or taken again.
     pub fn down(&self, is_down: bool) {
         self.shared.is_down.store(is_down, Ordering::Relaxed);
+    }
+
+    /// Connections that were closed at once.
+    pub fn refused(&self) -> usize {
+        self.shared.refused.load(Ordering::Relaxed)
     }
 
     /// Connections since the last [`Proxy::next`].

@@ -7,12 +7,14 @@ use std::time::Duration;
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::Section;
 use tandem_kv::frame::Kind;
+use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::Accept;
 use tandem_node::Limits;
-use tandem_node::limits::MAX_RECONNECTS;
-use tandem_proto::{ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
+use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS};
+use tandem_proto::{CodecChoice, ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, limits, prompt};
+use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, heavy, limits, prompt};
+use super::kills::Brake;
 use super::proxy::{Fault, Proxy};
 
 /// Two nodes with a relay between them, and a request of some chunks.
@@ -246,6 +248,8 @@ async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
         if config.window == 0 {
             assert_eq!(answer.summary.remote_tokens, chunk * 2, "what came is kept");
         }
+        // After 50, 100 and 200 ms at most.
+        assert!(proxy.refused() <= 3, "{}", proxy.refused());
         decode.clean().await;
         prefill.clean().await;
     }
@@ -592,4 +596,68 @@ async fn a_confirmation_that_is_lost_for_good_is_no_refusal() {
         decode.clean().await;
         prefill.clean().await;
     }
+}
+
+/// Blocks of several segments: a cut at the end of each, and inside each.
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_at_every_segment_of_large_blocks() {
+    let mut rig = Rig::new(&heavy()).await;
+    rig.deal.terms.codec = CodecChoice::Raw;
+    let [sent, _] = rig.record().await;
+    let segments: Vec<_> = sent
+        .iter()
+        .filter(|(kind, _)| *kind == Kind::Segment)
+        .cloned()
+        .collect();
+    let blocks = rig.kv_end().div_ceil(rig.deal.chunk) as usize;
+    assert!(segments.len() > 2 * blocks, "{} segments", segments.len());
+    for at in places(&segments) {
+        let what = format!("cut after {at}");
+        let outcome = rig.run(&[Fault::Cut(at)]).await;
+        outcome.whole(&rig.expected, &what);
+        assert_eq!(outcome.done().3, 1, "{what}");
+        rig.once(&what);
+    }
+    rig.clean().await;
+}
+
+/// An engine that takes nothing in stops the other one: neither end keeps more than the credit and what
+/// waits for a place in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_decoder_stops_the_prefill() {
+    let mut config = heavy();
+    config.prefill_tokens = 16;
+    let (mut sending, mut receiving) = (config.clone(), config.clone());
+    let computed = Calls::of(&mut sending);
+    let brake = Brake::on(&mut receiving, CallKind::Import, 0);
+    let prefill = Setup::new(Role::Prefill, &sending).start().await;
+    let decode = Setup::new(Role::Decode, &receiving).start().await;
+    // 200 MiB, 8 MiB a chunk.
+    let mut deal = Deal::new(&prompt(16 * 25 + 1), 16);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.codec = CodecChoice::Raw;
+    let expected = deal.expected(&config).await;
+    let later = async {
+        // Until nothing more is computed.
+        let (mut tokens, mut quiet) = (0, 0);
+        while quiet < 20 {
+            tokio::time::sleep(Duration::from_millis(25)).await;
+            let more = computed.prefilled();
+            tokens += more;
+            quiet = if more == 0 && tokens > 0 {
+                quiet + 1
+            } else {
+                0
+            };
+        }
+        brake.release();
+        tokens / 16
+    };
+    let (outcome, chunks): (Outcome, u32) = tokio::join!(deal.run(&prefill, &decode), later);
+    outcome.whole(&expected, "an engine that was held");
+    // The credit, the chunks that wait for the pump, one in its hands and one in those of the engine.
+    let most = (CREDIT_BYTES >> 23) as u32 + MAX_CHUNKS_WAITING as u32 + 2;
+    assert!(chunks <= most, "{chunks} chunks, at most {most}");
+    prefill.clean().await;
+    decode.clean().await;
 }

@@ -367,24 +367,62 @@ fn spilling(dir: &Path) -> PagesConfig {
     }
 }
 
+/// A model, a folder of its own, and how many windows an answer leaves: after the prompt and at its end.
+fn models_on_disk(dir: &Path) -> [(FakeConfig, PathBuf, u64); 2] {
+    [
+        (FakeConfig::default(), dir.join("full"), 0),
+        (FakeConfig::windowed(), dir.join("windowed"), 2),
+    ]
+}
+
+/// Places for pages of the prefill node and of the decode node.
+fn places(dir: &Path) -> [PagesConfig; 2] {
+    ["prefill", "decode"].map(|node| spilling(&dir.join(node)))
+}
+
+async fn pair_on_disk(config: &FakeConfig, dir: &Path) -> [TestNode; 2] {
+    let [prefill, decode] = places(dir);
+    let start = |role, pages| {
+        let setup = Setup {
+            pages,
+            mortal: true,
+            ..Setup::new(role, config)
+        };
+        setup.start()
+    };
+    [
+        start(Role::Prefill, prefill).await,
+        start(Role::Decode, decode).await,
+    ]
+}
+
+/// A request whose KV is kept on both nodes, with windows and the answer.
+fn kept(tokens: &[u32]) -> Deal {
+    let mut deal = Deal::new(tokens, CHUNK);
+    deal.terms.reuse = Reuse::All;
+    deal.terms.keep = true;
+    deal
+}
+
 #[tokio::test]
 async fn a_disk_that_is_full_costs_no_token() {
     let dir = tempfile::tempdir().unwrap();
-    let config = FakeConfig::default();
-    let prefill = Setup::new(Role::Prefill, &config).start().await;
-    let decode = Setup {
-        pages: spilling(dir.path()),
-        mortal: true,
-        ..Setup::new(Role::Decode, &config)
-    };
-    let decode = decode.start().await;
-    let deal = Deal::new(&ending(1, 20), CHUNK);
-    check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
-    decode.end().await;
-    // Tasks of the node may still end.
-    while let Err(error) = tandem_node::pages::PageStore::open(&spilling(dir.path())) {
-        assert!(error.to_string().contains("another node"), "{error}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    for (config, dir, windows) in models_on_disk(dir.path()) {
+        let nodes = pair_on_disk(&config, &dir).await;
+        let deal = kept(&ending(1, 20));
+        check(&deal.run(&nodes[0], &nodes[1]).await, &deal, &config, 0).await;
+        for node in nodes {
+            node.until("kept", |s| (s.pages, s.snapshots) == (2, windows))
+                .await;
+            node.end().await;
+        }
+        // Tasks of the nodes may still end.
+        for place in places(&dir) {
+            while let Err(error) = tandem_node::pages::PageStore::open(&place) {
+                assert!(error.to_string().contains("another node"), "{error}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
     without_room_on_disk("reuse::child_whose_files_may_not_grow", dir.path());
 }
@@ -392,26 +430,44 @@ async fn a_disk_that_is_full_costs_no_token() {
 #[tokio::test]
 #[ignore = "a part of a_disk_that_is_full_costs_no_token, which starts it in a process of its own"]
 async fn child_whose_files_may_not_grow() {
-    let dir = full_folder();
-    let config = FakeConfig::default();
-    let prefill = Setup::new(Role::Prefill, &config).start().await;
-    let decode = Setup {
-        pages: spilling(&dir),
-        ..Setup::new(Role::Decode, &config)
-    };
-    let decode = decode.start().await;
-    for seed in 0..6 {
-        let mut deal = Deal::new(&ending(seed, 200), CHUNK);
-        deal.terms.salt = seed.to_string();
-        let outcome = deal.run(&prefill, &decode).await;
-        outcome.whole(&deal.expected(&config).await, "with a full disk");
+    /// Windows that the memory of a node has room for.
+    const IN_MEMORY: u64 = 5;
+    for (mut config, dir, windows) in models_on_disk(&full_folder()) {
+        let calls = Calls::of(&mut config);
+        let nodes = pair_on_disk(&config, &dir).await;
+        let [prefill, decode] = &nodes;
+        for node in &nodes {
+            let found = node.handoffs().await;
+            assert_eq!((found.pages, found.snapshots), (2, windows));
+        }
+        for seed in 0..6 {
+            let mut deal = kept(&ending(seed, 200));
+            deal.terms.salt = seed.to_string();
+            let outcome = deal.run(prefill, decode).await;
+            outcome.whole(&deal.expected(&config).await, "with full disks");
+        }
+        for node in &nodes {
+            // Each deal brought windows, too.
+            node.until("failing", |s| {
+                s.disk_errors > 0 && s.snapshots <= windows + IN_MEMORY
+            })
+            .await;
+        }
+        // What was written before is still good.
+        let mut next = kept(&ending(1, 20));
+        let known = match windows {
+            0 => SHARED,
+            _ => next.tokens.len() as u32 - 1,
+        };
+        next.tokens.extend_from_slice(&prompt(20));
+        calls.take();
+        check(&next.run(prefill, decode).await, &next, &config, SHARED).await;
+        assert_eq!(calls.prefilled(), next.tokens.len() as u32 - 1 - known);
+        for node in nodes {
+            node.clean().await;
+            node.end().await;
+        }
     }
-    decode.until("failing", |s| s.disk_errors > 0).await;
-    // What was written before is still good.
-    let deal = Deal::new(&ending(2, 20), CHUNK);
-    check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
-    decode.clean().await;
-    decode.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
