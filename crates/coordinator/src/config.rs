@@ -44,7 +44,7 @@ pub struct HandoffConfig {
     pub streams: u32,
     /// Whether prompts that begin alike share KV.
     pub reuse: bool,
-    /// Whose answers are kept for the next turn: `never`, or those of `conversations`.
+    /// Whose answers are kept for the next turn: `never`, those of `conversations`, or those of all `chats`.
     pub keep: KeepAnswers,
     /// Largest divergence between two nodes, in nats.
     pub parity_kl: f64,
@@ -79,6 +79,8 @@ pub enum KeepAnswers {
     /// Those of chats that have had an answer already.
     #[default]
     Conversations,
+    /// Those of all chats, so that the second turn goes on from the first answer, too.
+    Chats,
 }
 
 impl HandoffConfig {
@@ -114,11 +116,13 @@ impl HandoffConfig {
 
     /// The terms of one request.
     pub(crate) fn terms(&self, prompt: &Prompt, salt: &str) -> HandoffTerms {
-        let goes_on = match prompt {
-            Prompt::Chat(messages) => messages.iter().any(|m| m.role == "assistant"),
+        let keep = match (prompt, self.keep) {
+            (Prompt::Chat(messages), KeepAnswers::Conversations) => {
+                messages.iter().any(|m| m.role == "assistant")
+            }
+            (Prompt::Chat(_), KeepAnswers::Chats) => true,
             _ => false,
         };
-        let keep = goes_on && self.keep == KeepAnswers::Conversations;
         HandoffTerms {
             quality: self.quality,
             codec: self.codec,

@@ -208,6 +208,7 @@ async fn handoffs(State(node): State<Arc<Node>>) -> Json<HandoffStatus> {
     Json(HandoffStatus {
         tickets: node.tickets.count() as u64,
         receiving: taken(MAX_HANDOFFS, &node.receiving),
+        sending: node.links.going() as u64,
         secrets: node.handoffs.count() as u64,
         staging_bytes: taken(STAGING_UNITS, &node.staging) * STAGING_UNIT,
         returns: taken(MAX_RETURNS, &node.returns),

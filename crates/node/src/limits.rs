@@ -56,6 +56,8 @@ pub const BLOCKS_PER_STREAM: usize = 2;
 pub const BELIEVED_BYTES: u64 = 1 << 20;
 /// Peers whose link is remembered.
 pub const MAX_LINKS: usize = 256;
+/// Encoded segments are written together until they are so many bytes.
+pub const WRITE_BYTES: u64 = 1 << 20;
 /// Segments that are encoded before they are written.
 pub const SEGMENTS_AHEAD: usize = 2;
 /// Broken connections after which a handoff is given up.

@@ -195,12 +195,8 @@ pub async fn transmit(
 ) -> Result<Report, NodeError> {
     let (sender, hello) =
         Sender::new(offer).map_err(|e| NodeError::new(ErrorCode::Handoff, e.to_string()))?;
-    let trip = match route.streams {
-        Some(_) => None,
-        None => Some(route.links.trip(&route.target)),
-    };
-    let learnt = trip.as_ref().map_or(1, Trip::streams);
-    let streams = route.streams.map_or(learnt, NonZeroU32::get);
+    let trip = route.links.trip(&route.target);
+    let streams = route.streams.map_or(trip.streams(), NonZeroU32::get);
     let mut pump = Pump {
         sender,
         trip,
@@ -215,11 +211,7 @@ pub async fn transmit(
         receipt: ReceiptState::Open,
         in_doubt: false,
         clock: TransferClock::default(),
-        measured: Measured::new(
-            &route.choice,
-            route.links.rate(&route.target),
-            sending.is_some(),
-        ),
+        measured: Measured::new(&route.choice, route.links.rate(&route.target)),
         report: Report::default(),
         route,
         events,
@@ -311,8 +303,8 @@ impl Drop for Connection {
 
 struct Pump {
     sender: Sender,
-    /// What is learnt of how many connections are good, unless they are configured.
-    trip: Option<Trip>,
+    /// What is learnt of how many connections are good.
+    trip: Trip,
     /// Connections that may be opened.
     streams: u32,
     /// True if a connection that is not the main one broke.
@@ -377,8 +369,7 @@ impl Pump {
     fn learn(&self, is_complete: bool) {
         let (links, target) = (&self.route.links, &self.route.target);
         links.learn(target, &self.measured);
-        if let Some(trip) = &self.trip
-            && let Some(connection) = &self.connection
+        if let Some(connection) = &self.connection
             && is_complete
             && self.report.reconnects == 0
         {
@@ -391,7 +382,7 @@ impl Pump {
                 time: time.unwrap_or_default(),
                 queued: self.queued_bytes > self.sender.raw_bytes() / 2,
             };
-            trip.carried(&carried);
+            self.trip.carried(&carried);
         }
     }
 
@@ -428,7 +419,7 @@ impl Pump {
         };
         connection.add(write, self.sender.outbound(), limits);
         let mut streams = self.streams.min(self.sender.accepted().streams);
-        if self.trip.is_some() {
+        if self.route.streams.is_none() {
             streams = streams.min(self.sender.blocks_to_send());
         }
         for _ in 1..streams {
@@ -542,8 +533,8 @@ impl Pump {
         let mut pause = RECONNECT_PAUSE;
         let mut reason = reason.to_owned();
         // A further connection that breaks takes all with it; do without.
-        if let Some(trip) = self.trip.as_ref().filter(|_| self.further_broke) {
-            trip.broke();
+        if self.further_broke {
+            self.trip.broke();
         }
         self.streams = 1;
         loop {

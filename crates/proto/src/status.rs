@@ -113,6 +113,8 @@ pub struct HandoffStatus {
     pub tickets: u64,
     /// Handoffs that are being received.
     pub receiving: u64,
+    /// Handoffs that are being sent, with the blocks that are on their way.
+    pub sending: u64,
     /// Secrets with which further connections of these may be opened, and of those that are complete
     /// and can be confirmed again.
     pub secrets: u64,

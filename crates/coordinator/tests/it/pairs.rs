@@ -146,6 +146,16 @@ async fn a_conversation_that_goes_on_keeps_its_answers() {
 }
 
 #[tokio::test]
+async fn the_first_answer_of_a_chat_is_kept_where_the_configuration_says_so() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let mut settings = config(&[&p], &[&d]);
+    settings.handoff.keep = KeepAnswers::Chats;
+    let rig = Rig::start(settings).await;
+    let first = terms(&rig, &p, &d, json!({})).await;
+    assert_eq!((first.reuse, first.keep), (Reuse::All, true));
+}
+
+#[tokio::test]
 async fn the_configuration_rules_the_terms() {
     let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
     let mut settings = config(&[&p], &[&d]);

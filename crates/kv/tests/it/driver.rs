@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{Checksum, HEADER_BYTES, Header, Kind, encode_frame};
-use tandem_kv::limits::CREDIT_BYTES;
+use tandem_kv::limits::{CREDIT_BYTES, MAX_FULL_BLOCK_BYTES};
 use tandem_kv::message::{Hello, Refuse, parse};
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::plane::plane_bytes;
@@ -92,10 +92,15 @@ pub fn block(contract: &Contract, section: Section, tokens: Range<u32>) -> KvBlo
 /// The blocks of a handoff cut after `chunks` tokens each; the last chunk takes what is left.
 pub fn blocks(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Vec<KvBlock> {
     let mut out = Vec::new();
-    if !contract.section_layers(Section::Full).is_empty() {
+    let full = contract.section_layers(Section::Full);
+    if !full.is_empty() {
+        // More than the largest block is refused.
+        let most = MAX_FULL_BLOCK_BYTES / contract.token_bytes(&full);
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
         let (mut at, mut sizes) = (0, chunks.iter().copied());
         while at < kv_end {
-            let end = kv_end.min(at + sizes.next().unwrap_or(kv_end).max(1));
+            let size = sizes.next().unwrap_or(kv_end).clamp(1, most);
+            let end = kv_end.min(at + size);
             out.push(block(contract, Section::Full, at..end));
             at = end;
         }

@@ -34,8 +34,8 @@ pub struct Measured {
     drained: u64,
     /// The rate of the link, from a handoff before; what is measured here is better.
     known: Option<f64>,
-    /// True if rows are computed, so that their production will be measured.
-    computes: bool,
+    /// True if rows have come that were held already.
+    held: bool,
     /// Payload bytes, and time during which some were on their way.
     carried: Rate,
     /// Payload bytes acknowledged.
@@ -72,10 +72,9 @@ impl Rate {
 }
 
 impl Measured {
-    /// Nothing measured yet. `known` is the rate of the link if a handoff before has measured it;
-    /// `computes` is false if all rows are held already.
+    /// Nothing measured yet. `known` is the rate of the link if a handoff before has measured it.
     #[must_use]
-    pub fn new(choice: &Choice, known: Option<f64>, computes: bool) -> Self {
+    pub fn new(choice: &Choice, known: Option<f64>) -> Self {
         let quality = match choice {
             Choice::Fixed(_) => Quality::Lossless,
             Choice::Auto(quality) => *quality,
@@ -88,7 +87,7 @@ impl Measured {
             link: Vec::new(),
             drained: 0,
             known,
-            computes,
+            held: false,
             carried: Rate::default(),
             acknowledged: 0,
             on_their_way: 0,
@@ -115,7 +114,13 @@ impl Measured {
         if let Ok(spent) = spent
             && !spent.is_zero()
         {
+            if self.held && self.produced.per_second() == 0.0 {
+                // What was chosen for rows that are held is not for those that are computed.
+                self.adaptive.start_over();
+            }
             self.produced.add(bytes, spent);
+        } else {
+            self.held = true;
         }
         self.review();
     }
@@ -216,9 +221,8 @@ impl Measured {
         };
         let production = match self.produced.per_second() {
             rate if rate > 0.0 => rate,
-            // Pages come first, and are no measure of what follows.
-            _ if self.computes => return,
-            _ => f64::INFINITY,
+            _ if self.held => f64::INFINITY,
+            _ => return,
         };
         let conditions = Conditions {
             production,

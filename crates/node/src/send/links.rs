@@ -69,6 +69,11 @@ impl Links {
         }
     }
 
+    /// Handoffs that go on.
+    pub fn going(&self) -> usize {
+        self.known().iter().map(|(_, known)| known.going).sum()
+    }
+
     /// Takes what a handoff has learnt of the rate of the link to its target.
     pub fn learn(&self, target: &str, measured: &Measured) {
         let rate = match measured.learnt() {

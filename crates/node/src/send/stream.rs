@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use tandem_identity::WriteHalf;
 use tandem_kv::KvBlock;
 use tandem_kv::codec::{Codec, CodecError, Encoder};
-use tandem_kv::frame::HEADER_BYTES;
 use tandem_kv::message::BlockDigest;
 use tandem_kv::segment::{Cutter, Segment};
 use tandem_kv::sender::{Outbound, Outgoing};
@@ -16,7 +15,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::{Fault, Told};
-use crate::limits::SEGMENTS_AHEAD;
+use crate::limits::{SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
 /// What a writer is told to do.
@@ -121,7 +120,7 @@ impl Writer {
             // has just read are in the processor's cache when they are written.
             let (mut cutter, mut spent) = (*cutter, Duration::ZERO);
             while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut own))? {
-                wire_bytes += self.segment(block, &segment).await?;
+                wire_bytes += self.segments(block, &[segment]).await?;
             }
             (own, cutter.finish(), spent)
         } else {
@@ -129,15 +128,25 @@ impl Writer {
             let source = Arc::clone(block);
             let encoding =
                 tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
+            let (mut ready, mut bytes) = (Vec::new(), 0);
             loop {
                 if segments.is_empty() {
                     // Now the encoder limits, and not the link.
                     self.drain.pause();
                 }
-                let Some(segment) = segments.recv().await else {
+                let next = segments.recv().await;
+                let is_over = next.is_none();
+                if let Some(segment) = next {
+                    bytes += u64::from(segment.header.payload_len);
+                    ready.push(segment);
+                }
+                if bytes >= WRITE_BYTES || is_over {
+                    wire_bytes += self.segments(block, &ready).await?;
+                    (ready, bytes) = (Vec::new(), 0);
+                }
+                if is_over {
                     break;
-                };
-                wire_bytes += self.segment(block, &segment).await?;
+                }
             }
             encoding.await.map_err(cannot_encode)??
         };
@@ -154,13 +163,19 @@ impl Writer {
         })
     }
 
-    /// Gives the bytes that were written.
-    async fn segment(&mut self, block: &KvBlock, segment: &Segment) -> Result<u64, Fault> {
-        let header = self.outbound.segment(&segment.header);
-        let mut parts = vec![header.as_slice()];
-        parts.extend(segment.parts(block));
+    /// Writes segments with one call, if the stream takes them. Gives the bytes that were written.
+    async fn segments(&mut self, block: &KvBlock, segments: &[Segment]) -> Result<u64, Fault> {
+        let headers: Vec<_> = segments
+            .iter()
+            .map(|s| self.outbound.segment(&s.header))
+            .collect();
+        let mut parts = Vec::new();
+        for (header, segment) in headers.iter().zip(segments) {
+            parts.push(header.as_slice());
+            parts.extend(segment.parts(block));
+        }
         write_parts(&mut self.write, &parts, self.silence, &mut self.drain).await?;
-        Ok(u64::from(segment.header.payload_len) + HEADER_BYTES as u64)
+        Ok(parts.iter().map(|p| p.len() as u64).sum())
     }
 }
 

@@ -455,11 +455,12 @@ pub fn is_clean(status: &HandoffStatus) -> bool {
     let counts = [
         status.tickets - status.returns.min(status.tickets),
         status.receiving,
+        status.sending,
         status.secrets,
         status.staging_bytes,
         status.pins,
     ];
-    counts == [0; 5]
+    counts == [0; 6]
 }
 
 /// A request that one node prefills and another one answers.

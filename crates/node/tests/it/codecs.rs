@@ -153,7 +153,7 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     // 100 MB of KV per second.
     let chunk = chunk(1_000_000, 10.0);
     // An engine that takes long to apply, behind a link that nobody has to wait for.
-    let mut busy = Measured::new(&AUTO, None, true);
+    let mut busy = Measured::new(&AUTO, None);
     busy.produced(&chunk);
     for _ in 0..5 {
         let start = Instant::now();
@@ -164,7 +164,7 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     }
     assert_eq!(busy.learnt(), Learnt::Fast);
     // A link that carries a tenth of it, found out by the bytes that it takes while it is waited for.
-    let mut slow = Measured::new(&AUTO, None, true);
+    let mut slow = Measured::new(&AUTO, None);
     slow.produced(&chunk);
     for part in 1..=8u64 {
         let start = Instant::now();
@@ -179,17 +179,17 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     };
     assert!((rate / 10e6 - 1.0).abs() < 0.01, "{rate}");
     // The ceiling holds whatever the link.
-    let mut strict = Measured::new(&Choice::Auto(Quality::Lossless), Some(1e6), true);
+    let mut strict = Measured::new(&Choice::Auto(Quality::Lossless), Some(1e6));
     strict.produced(&chunk);
     assert!(strict.codec().is_lossless());
-    let mut fixed = Measured::new(&Choice::Fixed(Codec::Raw), Some(1e6), true);
+    let mut fixed = Measured::new(&Choice::Fixed(Codec::Raw), Some(1e6));
     fixed.produced(&chunk);
     assert_eq!(fixed.codec(), Codec::Raw);
 }
 
 #[test]
 fn connections_share_a_link() {
-    let mut measured = Measured::new(&AUTO, None, true);
+    let mut measured = Measured::new(&AUTO, None);
     for stream in 0..4 {
         measured.written(stream, BELIEVED_BYTES, drained(BELIEVED_BYTES, 10e6));
     }
@@ -201,30 +201,27 @@ fn connections_share_a_link() {
 
 #[test]
 fn rows_that_are_held_do_not_tell_how_fast_others_are_computed() {
-    let mut seeded = Measured::new(&AUTO, Some(10e6), true);
+    // Where nothing is computed, any link is too slow to hide.
+    let mut seeded = Measured::new(&AUTO, Some(10e6));
     seeded.produced(&chunk(1_000_000, 0.0));
-    assert_eq!(seeded.codec(), Codec::Raw);
-    // 1 MB of KV per second, which the link carries.
+    assert_eq!(seeded.codec(), Codec::K8v4);
+    // Then 1 MB of KV per second, which the link carries.
     seeded.produced(&chunk(1_000_000, 1000.0));
     assert_eq!(seeded.codec(), Codec::Raw);
-    // Where nothing is computed, any link is too slow to hide.
-    let mut held = Measured::new(&AUTO, Some(10e6), false);
-    held.produced(&chunk(1_000_000, 0.0));
-    assert_eq!(held.codec(), Codec::K8v4);
 }
 
 #[test]
 fn a_link_is_remembered_from_one_handoff_to_the_next() {
     let links = Links::default();
     assert_eq!(links.rate("a:1"), None);
-    let mut first = Measured::new(&AUTO, None, true);
+    let mut first = Measured::new(&AUTO, None);
     first.written(0, BELIEVED_BYTES, drained(BELIEVED_BYTES, 10e6));
     links.learn("a:1", &first);
     let known = links.rate("a:1").unwrap();
     assert!((known / 10e6 - 1.0).abs() < 1e-6, "{known}");
     assert_eq!(links.rate("b:1"), None);
     // The next one knows it before its first block.
-    let mut second = Measured::new(&AUTO, links.rate("a:1"), true);
+    let mut second = Measured::new(&AUTO, links.rate("a:1"));
     assert_eq!(second.codec(), Codec::Raw);
     second.produced(&chunk(1_000_000, 10.0));
     assert_eq!(second.codec(), Codec::K8v4);
@@ -232,7 +229,7 @@ fn a_link_is_remembered_from_one_handoff_to_the_next() {
     links.learn("a:1", &second);
     assert_eq!(links.rate("a:1"), Some(known));
     // What it measures itself is better than what it was told.
-    let mut faster = Measured::new(&AUTO, links.rate("a:1"), true);
+    let mut faster = Measured::new(&AUTO, links.rate("a:1"));
     faster.produced(&chunk(1_000_000, 10.0));
     assert_eq!(faster.codec(), Codec::K8v4);
     let start = Instant::now();
@@ -243,7 +240,7 @@ fn a_link_is_remembered_from_one_handoff_to_the_next() {
     links.learn("a:1", &faster);
     assert!(links.rate("a:1").unwrap() > 0.9e9);
     // One that never had to wait forgets it.
-    let mut free = Measured::new(&Choice::Fixed(Codec::Raw), links.rate("a:1"), true);
+    let mut free = Measured::new(&Choice::Fixed(Codec::Raw), links.rate("a:1"));
     let start = Instant::now();
     free.opened(start);
     free.written(0, BELIEVED_BYTES, Drained::default());

@@ -10,9 +10,9 @@ use tandem_kv::receipt::{Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
 use tandem_node::limits::MAX_COMMANDS;
 use tandem_node::{Limits, PagesConfig};
-use tandem_proto::{HandoffTerms, Reuse, Role, Ticket};
+use tandem_proto::{HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, heavy, limits, prompt};
+use super::cluster::{Calls, Deal, PATIENCE, Setup, heavy, is_clean, limits, prompt};
 use super::kills::Brake;
 use super::proxy::Proxy;
 use super::raw::Handoff;
@@ -281,7 +281,13 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
     // The pages do not wait for it, and the place for a limited time.
     let known = (deal.tokens.len() + answer.tokens.len() - 1) as u64;
     decode.until("kept", |s| s.pages == known / 64).await;
-    decode.clean().await;
+    decode.idle().await;
+    // Only the handing back itself goes on, for as long as the answer to its hello may take.
+    let nothing_else = |s: &HandoffStatus| {
+        let rest = HandoffStatus { sending: 0, ..*s };
+        s.sending == 1 && is_clean(&rest)
+    };
+    decode.until("nothing else", nothing_else).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
