@@ -97,9 +97,7 @@ pub(crate) fn rejection(reason: &Rejection) -> ApiError {
     match reason {
         Rejection::UnknownModel { model } => ApiError::model_not_found(model),
         Rejection::QueueFull { .. } => ApiError::busy(reason.to_string()),
-        Rejection::NoDecodeNode { .. } | Rejection::NoPrefillNode { .. } => {
-            ApiError::unavailable(reason.to_string())
-        }
+        Rejection::NoDecodeNode { .. } => ApiError::unavailable(reason.to_string()),
         Rejection::RetriesExhausted { .. } => ApiError::bad_gateway(reason.to_string()),
         Rejection::DuplicateRequest { .. } => ApiError::internal(reason.to_string()),
     }

@@ -58,50 +58,45 @@ impl Scheduler {
             });
         }
         able.sort_by_key(|&(node, _)| self.decodes(node, model));
-        let mut without_prefill = Vec::new();
+        // With the route `Remote`, nodes without a prefill node come after those with one.
+        let mut alone = Vec::new();
         for &(decode, capacity) in &able {
             let free = self.has_room(decode, model, capacity);
             match self.with_prefill(decode, model, waiting.route) {
-                Ok(Prefill::Node(node, notes)) if free => {
+                Prefill::Node(node, notes) if free => {
                     return self.fits(decode, Some(node), model, notes);
                 }
-                Ok(Prefill::Nobody(notes)) if free => return self.fits(decode, None, model, notes),
-                Ok(_) => {}
-                Err(reasons) => without_prefill.push(reasons),
+                Prefill::Nobody(notes) if waiting.route == Route::Remote => {
+                    alone.push((free, decode, notes));
+                }
+                Prefill::Nobody(notes) if free => return self.fits(decode, None, model, notes),
+                _ => {}
             }
         }
-        if without_prefill.len() == able.len() {
-            let mut reasons: Vec<String> = without_prefill.into_iter().flatten().collect();
-            reasons.dedup();
-            return Choice::Never(Rejection::NoPrefillNode {
-                model: self.models[model].name.clone(),
-                reasons,
-            });
+        let others_have_one = alone.len() < able.len();
+        match alone.into_iter().find(|(free, ..)| *free) {
+            Some((_, decode, notes)) if !others_have_one => self.fits(decode, None, model, notes),
+            _ => Choice::Wait,
         }
-        Choice::Wait
     }
 
-    /// The prefill that the route leads to; an error if the route forbids what is left.
-    fn with_prefill(
-        &self,
-        decode: usize,
-        model: usize,
-        route: Route,
-    ) -> Result<Prefill, Vec<String>> {
-        if route == Route::Local {
-            return Ok(Prefill::Nobody(Vec::new()));
-        }
-        match (self.prefill_for(decode, model, route), route) {
-            (Prefill::Nobody(reasons), Route::Remote) => {
-                self.prefill_on_itself(decode, model, reasons)
-            }
+    /// The prefill that the route leads to.
+    fn with_prefill(&self, decode: usize, model: usize, route: Route) -> Prefill {
+        let found = match route {
+            Route::Local => return Prefill::Nobody(Vec::new()),
+            Route::Auto => self.prefill_for(decode, model, route),
+            Route::Remote => match self.prefill_for(decode, model, route) {
+                Prefill::Nobody(reasons) => self.prefill_on_itself(decode, model, reasons),
+                found => found,
+            },
+        };
+        match found {
             // Without other nodes in the configuration there is nothing to tell.
-            (Prefill::Nobody(notes), _) if notes.is_empty() => Ok(Prefill::Nobody(notes)),
-            (Prefill::Nobody(mut notes), _) => {
+            Prefill::Nobody(mut notes) if !notes.is_empty() => {
                 notes.push(format!("`{}` prefills by itself", self.nodes[decode].name));
-                Ok(Prefill::Nobody(notes))
+                Prefill::Nobody(notes)
             }
-            (found, _) => Ok(found),
+            found => found,
         }
     }
 
@@ -137,11 +132,11 @@ impl Scheduler {
         decode: usize,
         model: usize,
         mut reasons: Vec<String>,
-    ) -> Result<Prefill, Vec<String>> {
+    ) -> Prefill {
         let node = &self.nodes[decode];
         let prefills = matches!(&node.state, NodeState::Up(s) if s.role.prefills());
         if !prefills || !self.models[model].prefill.contains(&decode) {
-            return Err(or_none_configured(reasons));
+            return Prefill::Nobody(or_none_configured(reasons));
         }
         let capacity = node
             .model(&self.models[model].name)
@@ -151,16 +146,16 @@ impl Scheduler {
                 "`{}` is the decode node and holds {capacity} sequence, a handoff to itself needs 2",
                 node.name
             ));
-            return Err(reasons);
+            return Prefill::Nobody(reasons);
         }
         if self.used(decode, model) + 2 > capacity {
-            return Ok(Prefill::Wait);
+            return Prefill::Wait;
         }
         let note = format!(
             "`{}` hands KV to itself, no other node can prefill",
             node.name
         );
-        Ok(Prefill::Node(decode, vec![note]))
+        Prefill::Node(decode, vec![note])
     }
 
     fn fits(

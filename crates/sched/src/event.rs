@@ -8,7 +8,8 @@ pub enum Route {
     /// On another node if one can, otherwise on the decode node.
     #[default]
     Auto,
-    /// On a prefill node; refused if none can.
+    /// On a prefill node, for which a decode node is chosen that has one; the decode node itself
+    /// prefills only if no prefill node can.
     Remote,
     /// On the decode node.
     Local,
@@ -134,14 +135,6 @@ pub enum Rejection {
         /// Name of the model.
         model: String,
         /// One reason per configured node.
-        reasons: Vec<String>,
-    },
-    /// The route asks for a prefill node and none can be used.
-    #[error("no node can prefill `{model}` for another: {}", reasons.join("; "))]
-    NoPrefillNode {
-        /// Name of the model.
-        model: String,
-        /// One reason per configured node, naming a contract field that differs.
         reasons: Vec<String>,
     },
     /// Too many requests wait for the model.

@@ -138,21 +138,14 @@ async fn a_contract_that_differs_is_told_before_anything_moves() {
     let p = FakeNode::start("p", status(Role::Prefill, 8, "other")).await;
     let d = FakeNode::decode("d", 1).await;
     let rig = Rig::start(config(&[&p], &[&d])).await;
-    let refused = rig
-        .chat(json!({"tandem": {"route": "remote"}}))
-        .await
-        .unwrap();
-    let (status, error) = error_of(refused).await;
-    assert_eq!((status, error.code.as_deref()), (503, Some("no_node")));
-    assert!(
-        error.message.contains("contract field `tokenizer` differs"),
-        "{}",
-        error.message
-    );
-    let answer = rig.chat(json!({}));
-    answer_locally(&d).await;
-    let (_, info) = whole_of(answer.await.unwrap()).await;
-    assert!(info.events[0].contains("`tokenizer`"), "{:?}", info.events);
+    for route in ["remote", "auto"] {
+        let answer = rig.chat(json!({"tandem": {"route": route}}));
+        answer_locally(&d).await;
+        let (_, info) = whole_of(answer.await.unwrap()).await;
+        assert_eq!(info.mode, "local");
+        let told = "contract field `tokenizer` differs";
+        assert!(info.events[0].contains(told), "{:?}", info.events);
+    }
 }
 
 /// A coordinator in front of two decode nodes that have room for one sequence each.

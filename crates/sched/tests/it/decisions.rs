@@ -130,9 +130,8 @@ fn a_difference_of_contract_excludes_a_prefill_node_and_is_named() {
     assert_eq!(found.prefill, None);
     assert!(found.notes.iter().any(|n| n.contains("`tokenizer`")));
     assert!(found.notes.iter().any(|n| n.contains("prefills by itself")));
-    let reason = rejection(&mut s, "m", Route::Remote);
-    assert!(matches!(reason, Rejection::NoPrefillNode { .. }));
-    assert!(reason.to_string().contains("`tokenizer`"), "{reason}");
+    let same = plan(&mut s, "c", "m", Route::Remote);
+    assert_eq!((same.prefill, same.notes.len()), (None, found.notes.len()));
 }
 
 #[test]
@@ -157,12 +156,12 @@ fn refusals_say_why() {
     };
     tell(&mut s, down("p0"));
     tell(&mut s, down("p1"));
-    let reason = rejection(&mut s, "m", Route::Remote);
-    assert!(
-        reason
-            .to_string()
-            .contains("`p1` is down: connection refused")
-    );
+    let found = plan(&mut s, "a", "m", Route::Remote);
+    assert_eq!((&*found.decode, &found.prefill), ("d0", &None));
+    let notes = found.notes.join("; ");
+    assert!(notes.contains("`p1` is down: connection refused"), "{notes}");
+    assert!(notes.contains("`d0` prefills by itself"), "{notes}");
+    tell(&mut s, finished("a"));
     assert!(s.unavailable().is_empty());
     tell(&mut s, down("d0"));
     tell(
@@ -297,11 +296,13 @@ fn a_node_hands_kv_to_itself_only_if_told_to_and_alone() {
     assert_eq!(found.prefill.as_deref(), Some("n"));
     assert!(found.notes[0].contains("to itself"));
     check(&mut s, submit("c", "m", Route::Local), &["c?0"]);
-    let reason = rejection(&mut s, "alone", Route::Remote).to_string();
-    assert!(
-        reason.ends_with("no other node is configured for it"),
-        "{reason}"
-    );
-    let reason = rejection(&mut s, "one", Route::Remote).to_string();
-    assert!(reason.contains("needs 2"), "{reason}");
+    for (id, model, why) in [
+        ("d", "alone", "no other node is configured for it"),
+        ("e", "one", "a handoff to itself needs 2"),
+    ] {
+        let found = plan(&mut s, id, model, Route::Remote);
+        assert_eq!(found.prefill, None, "{model}");
+        assert!(found.notes[0].ends_with(why), "{:?}", found.notes);
+        assert_eq!(found.notes[1], "`n` prefills by itself");
+    }
 }
