@@ -157,6 +157,7 @@ fn config(nodes: &[NodeProcess]) -> Config {
         name: model.to_owned(),
         prefill: name(model, Role::Prefill),
         decode: name(model, Role::Decode),
+        mixed_quantisation: false,
     };
     let node = |n: &NodeProcess| NodeConfig {
         name: n.name.clone(),

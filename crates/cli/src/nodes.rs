@@ -145,6 +145,7 @@ mod tests {
                 name: "code".into(),
                 prefill: names(prefill),
                 decode: names(decode),
+                mixed_quantisation: false,
             }],
         )
     }

@@ -114,7 +114,7 @@ impl Attempt<'_> {
 
     fn terms(&self) -> HandoffTerms {
         let handoff = &self.config.handoff;
-        handoff.terms(&self.job.prompt, &self.job.cache_salt)
+        handoff.terms(&self.job.prompt, &self.job.cache_salt, self.plan)
     }
 
     /// Which machine a node has proved to be.

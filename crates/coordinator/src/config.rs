@@ -8,7 +8,7 @@ use tandem_kv::adaptive::Quality;
 use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_STREAMS};
 use tandem_kv::receipt::ParityBound;
 use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
-use tandem_sched::{ModelRoutes, Topology};
+use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use crate::error::ConfigError;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
@@ -115,7 +115,7 @@ impl HandoffConfig {
     }
 
     /// The terms of one request.
-    pub(crate) fn terms(&self, prompt: &Prompt, salt: &str) -> HandoffTerms {
+    pub(crate) fn terms(&self, prompt: &Prompt, salt: &str, plan: &Plan) -> HandoffTerms {
         let keep = match (prompt, self.keep) {
             (Prompt::Chat(messages), KeepAnswers::Conversations) => {
                 messages.iter().any(|m| m.role == "assistant")
@@ -139,6 +139,7 @@ impl HandoffConfig {
                 margin: self.parity_margin,
             },
             action: self.parity,
+            mixed_quantisation: plan.mixed_quantisation,
             overlap: true,
         }
     }
@@ -169,6 +170,9 @@ pub struct ModelConfig {
     pub prefill: Vec<String>,
     /// Names of nodes that may decode it.
     pub decode: Vec<String>,
+    /// True if a node may prefill it with another quantisation of the weights than the decode node's.
+    #[serde(default)]
+    pub mixed_quantisation: bool,
 }
 
 const fn default_chunk() -> u32 {
@@ -286,6 +290,7 @@ impl Config {
             name: m.name.clone(),
             prefill: m.prefill.clone(),
             decode: m.decode.clone(),
+            mixed_quantisation: m.mixed_quantisation,
         };
         Topology {
             nodes: self.nodes.iter().map(|n| n.name.clone()).collect(),

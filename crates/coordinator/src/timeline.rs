@@ -99,6 +99,7 @@ mod tests {
             let plan = Plan {
                 decode: "d".into(),
                 prefill: prefill.map(str::to_owned),
+                mixed_quantisation: false,
                 reason: String::new(),
                 notes: Vec::new(),
             };

@@ -296,4 +296,15 @@ impl Contract {
         }
         out
     }
+
+    /// The same without what another quantisation of the same model differs in: how the weights are
+    /// quantised, and so their digest. Other weights of the same quantisation are another model.
+    #[must_use]
+    pub fn differences_but_quantisation(&self, theirs: &Self) -> Vec<Difference> {
+        let mut all = self.differences(theirs);
+        if self.quantisation != theirs.quantisation {
+            all.retain(|d| d.field != "quantisation" && d.field != "weights");
+        }
+        all
+    }
 }

@@ -40,6 +40,8 @@ pub struct Expectation {
     pub continued: bool,
     /// How far rows may differ from what was computed.
     pub quality: Quality,
+    /// True if the rows may be those of another quantisation of the weights.
+    pub mixed_quantisation: bool,
 }
 
 impl std::fmt::Debug for Expectation {
@@ -1035,7 +1037,12 @@ fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<Refuse>> {
     if let Err(e) = hello.contract.validate() {
         return Err(refuse(RefusalCode::Contract, e.to_string()));
     }
-    let mut differences = expected.contract.differences(&hello.contract);
+    let ours = &expected.contract;
+    let mut differences = if expected.mixed_quantisation {
+        ours.differences_but_quantisation(&hello.contract)
+    } else {
+        ours.differences(&hello.contract)
+    };
     if !differences.is_empty() {
         differences.truncate(MAX_DIFFERENCES);
         return Err(Box::new(Refuse {

@@ -24,7 +24,7 @@ use tandem_kv::Contract;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
     Capacity, ErrorCode, HandoffStatus, HandoffTerms, ModelStatus, NodeError, NodeStatus,
-    PROTOCOL_VERSION, Reuse,
+    PROTOCOL_VERSION,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -252,11 +252,6 @@ fn check_chunk(model: &Model, chunk: u32) -> Result<(), NodeError> {
         )));
     }
     Ok(())
-}
-
-/// KV of decoded tokens is of use only to requests that take it.
-fn keeps_answer(terms: &HandoffTerms) -> bool {
-    terms.keep && terms.reuse == Reuse::All
 }
 
 /// Events as lines of JSON, with beats in between, until the last one. `guard` lives as long as

@@ -103,6 +103,9 @@ pub struct HandoffTerms {
     pub bound: ParityBound,
     /// What happens then.
     pub action: ParityAction,
+    /// True if the prefill node may hold another quantisation of the weights. Its rows serve this
+    /// request only: the decode node neither keeps them as pages nor puts pages of its own before them.
+    pub mixed_quantisation: bool,
     /// False: KV is sent only when all of it is computed; for measurements. The sender then keeps all
     /// of it in memory.
     pub overlap: bool,
@@ -119,8 +122,28 @@ impl Default for HandoffTerms {
             keep: false,
             bound: ParityBound::default(),
             action: ParityAction::default(),
+            mixed_quantisation: false,
             overlap: true,
         }
+    }
+}
+
+impl HandoffTerms {
+    /// True if the KV of the answer is kept. That of decoded tokens is of use only to requests that take
+    /// it, and what follows from rows of another quantisation to none.
+    #[must_use]
+    pub fn keeps_answer(&self) -> bool {
+        self.keep && self.reuse == Reuse::All && !self.mixed_quantisation
+    }
+
+    /// The same where the answer is generated: rows of another quantisation are shared with nobody.
+    #[must_use]
+    pub fn at_decode(&self) -> Self {
+        let mut terms = self.clone();
+        if self.mixed_quantisation {
+            terms.reuse = Reuse::Off;
+        }
+        terms
     }
 }
 

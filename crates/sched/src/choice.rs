@@ -25,23 +25,33 @@ pub(crate) enum Choice {
 /// What can be done about a prefill for one decode node.
 enum Prefill {
     /// This node can, after these notes.
-    Node(usize, Vec<String>),
+    Node(usize, Fit, Vec<String>),
     /// A node can once something ends there.
     Wait,
     /// No node can, for these reasons.
     Nobody(Vec<String>),
 }
 
+/// How the contracts of two nodes compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    /// They are equal.
+    Equal,
+    /// One node has another quantisation of the weights, and that is permitted.
+    MixedQuantisation,
+}
+
 /// Whether a node can prefill for another. `Full` is worth a wait.
 enum Fitness {
-    Ready,
+    Ready(Fit),
     Full,
     Unfit(String),
 }
 
 impl Scheduler {
     /// Chooses nodes: among those that can decode the one with the fewest sequences of the model,
-    /// for it the prefill node with the fewest prefills; configured order decides ties.
+    /// for it the prefill node with the fewest prefills, one with an equal contract first; configured
+    /// order decides ties.
     pub(crate) fn choose(&self, model: usize, waiting: &Waiting) -> Choice {
         let mut able = Vec::new();
         let mut reasons = Vec::new();
@@ -63,8 +73,8 @@ impl Scheduler {
         for &(decode, capacity) in &able {
             let free = self.has_room(decode, model, capacity);
             match self.with_prefill(decode, model, waiting.route) {
-                Prefill::Node(node, notes) if free => {
-                    return self.fits(decode, Some(node), model, notes);
+                Prefill::Node(node, fit, notes) if free => {
+                    return self.fits(decode, Some((node, fit)), model, notes);
                 }
                 Prefill::Nobody(notes) if waiting.route == Route::Remote => {
                     alone.push((free, decode, notes));
@@ -110,7 +120,7 @@ impl Scheduler {
                 continue;
             }
             match self.can_prefill(node, decode, model, route) {
-                Ok(Fitness::Ready) => ready.push(node),
+                Ok(Fitness::Ready(fit)) => ready.push((fit, node)),
                 Ok(Fitness::Full) => full = true,
                 Ok(Fitness::Unfit(reason)) => reasons.push(reason),
                 Err(difference) => {
@@ -119,20 +129,18 @@ impl Scheduler {
                 }
             }
         }
-        match ready.into_iter().min_by_key(|&n| self.prefills(n)) {
-            Some(node) => Prefill::Node(node, notes),
+        let first = ready
+            .into_iter()
+            .min_by_key(|&(fit, node)| (fit, self.prefills(node)));
+        match first {
+            Some((fit, node)) => Prefill::Node(node, fit, notes),
             None if full => Prefill::Wait,
             None => Prefill::Nobody(reasons),
         }
     }
 
     /// With the route `Remote` a node hands KV to itself if there is no other.
-    fn prefill_on_itself(
-        &self,
-        decode: usize,
-        model: usize,
-        mut reasons: Vec<String>,
-    ) -> Prefill {
+    fn prefill_on_itself(&self, decode: usize, model: usize, mut reasons: Vec<String>) -> Prefill {
         let node = &self.nodes[decode];
         let prefills = matches!(&node.state, NodeState::Up(s) if s.role.prefills());
         if !prefills || !self.models[model].prefill.contains(&decode) {
@@ -155,16 +163,21 @@ impl Scheduler {
             "`{}` hands KV to itself, no other node can prefill",
             node.name
         );
-        Prefill::Node(decode, vec![note])
+        Prefill::Node(decode, Fit::Equal, vec![note])
     }
 
     fn fits(
         &self,
         decode: usize,
-        prefill: Option<usize>,
+        prefill: Option<(usize, Fit)>,
         model: usize,
-        notes: Vec<String>,
+        mut notes: Vec<String>,
     ) -> Choice {
+        let mixed = prefill.filter(|(_, fit)| *fit == Fit::MixedQuantisation);
+        let prefill = prefill.map(|(node, _)| node);
+        if let Some((node, _)) = mixed {
+            notes.push(self.tells_quantisations(node, decode, model));
+        }
         let mut reason = format!(
             "decode on `{}`, where {} sequences of the model run",
             self.nodes[decode].name,
@@ -181,6 +194,7 @@ impl Scheduler {
         let plan = Plan {
             decode: name(decode),
             prefill: prefill.map(name),
+            mixed_quantisation: mixed.is_some(),
             reason,
             notes,
         };
@@ -189,6 +203,17 @@ impl Scheduler {
             prefill,
             plan,
         }
+    }
+
+    /// That two nodes hold different quantisations of a model, in words.
+    fn tells_quantisations(&self, prefill: usize, decode: usize, model: usize) -> String {
+        let of = |node: usize| {
+            let node = &self.nodes[node];
+            let status = node.model(&self.models[model].name);
+            let held = status.map_or("?", |s| &s.contract.quantisation);
+            format!("quantisation {held} on `{}`", node.name)
+        };
+        format!("prefill with {}, decode with {}", of(prefill), of(decode))
     }
 
     fn can_decode(
@@ -222,16 +247,25 @@ impl Scheduler {
             Err(reason) => return Ok(Fitness::Unfit(reason)),
         };
         let name = &self.nodes[node].name;
-        if let Some(ours) = self.nodes[decode].model(&self.models[model].name)
-            && let Some(difference) = ours.contract.differences(&status.contract).first()
-        {
-            return Err(format!(
-                "`{name}` cannot prefill for `{}`: {difference}",
-                self.nodes[decode].name
-            ));
+        let mut fit = Fit::Equal;
+        if let Some(ours) = self.nodes[decode].model(&self.models[model].name) {
+            let differences = if self.models[model].mixed_quantisation {
+                ours.contract.differences_but_quantisation(&status.contract)
+            } else {
+                ours.contract.differences(&status.contract)
+            };
+            if let Some(difference) = differences.first() {
+                return Err(format!(
+                    "`{name}` cannot prefill for `{}`: {difference}",
+                    self.nodes[decode].name
+                ));
+            }
+            if ours.contract != status.contract {
+                fit = Fit::MixedQuantisation;
+            }
         }
         if self.has_room(node, model, status.capacity.sequences) {
-            return Ok(Fitness::Ready);
+            return Ok(Fitness::Ready(fit));
         }
         // Prefills end soon and are worth a wait; the sequences of a node that decodes are not.
         let short = matches!(&self.nodes[node].state, NodeState::Up(s) if s.role == Role::Prefill);

@@ -88,6 +88,8 @@ pub struct Plan {
     pub decode: String,
     /// Node that prefills; `None` if the decode node does.
     pub prefill: Option<String>,
+    /// True if it holds another quantisation of the weights than the node that generates.
+    pub mixed_quantisation: bool,
     /// Why these nodes, in one line.
     pub reason: String,
     /// What a person should know: nodes left out for a difference of contract, a fallback.

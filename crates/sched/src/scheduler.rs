@@ -17,6 +17,8 @@ pub struct ModelRoutes {
     pub prefill: Vec<String>,
     /// Names of nodes that may generate with it.
     pub decode: Vec<String>,
+    /// True if a node may prefill with another quantisation of the weights than the decode node's.
+    pub mixed_quantisation: bool,
 }
 
 /// What the configuration says about nodes and models.
@@ -59,6 +61,7 @@ pub(crate) struct Model {
     /// Indices of nodes, in configured order.
     pub(crate) prefill: Vec<usize>,
     pub(crate) decode: Vec<usize>,
+    pub(crate) mixed_quantisation: bool,
     pub(crate) queue: VecDeque<Waiting>,
 }
 
@@ -117,6 +120,7 @@ impl Scheduler {
                 prefill: indices(&routes.prefill),
                 decode: indices(&routes.decode),
                 name: routes.name,
+                mixed_quantisation: routes.mixed_quantisation,
                 queue: VecDeque::new(),
             })
             .collect();

@@ -282,6 +282,47 @@ async fn a_streamed_answer_ends_with_an_error_when_its_decode_node_is_lost() {
 }
 
 #[tokio::test]
+async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how_well_it_fits() {
+    let model = Architecture::Llama;
+    let quantised = Spec {
+        weights: WeightType::Q8_0,
+        ..Spec::new(model)
+    };
+    let prefill = Daemon::node("prefill", &[model], &NODE);
+    let decode = Daemon::node_with("decode", &[quantised], &NODE);
+    let dir = tempfile::tempdir().expect("dir");
+    let nodes = [("p", prefill.address), ("d", decode.address)];
+    let config = write_config(dir.path(), CHUNK, &nodes, &[(model, &["p"], &["d"])]);
+    let written = std::fs::read_to_string(&config).expect("config");
+    // A bound that nothing but equal numbers is within has every answer computed again.
+    for (bound, mode) in [("parity_kl = 0.1", "remote"), ("parity_kl = 0.0", "local")] {
+        let handoff = format!("[handoff]\nparity = \"redo\"\n{bound}\n[[node]]");
+        let changed = written.replacen("[[node]]", &handoff, 1) + "mixed_quantisation = true\n";
+        std::fs::write(&config, changed).expect("config");
+        let serving = Daemon::serve(&config);
+        let body = |route| chat(model.name(), &text(700), 8, route);
+        let local = ask(serving.address, &body("local")).await;
+        // The second time there is nothing that could be used again.
+        for _ in 0..2 {
+            let answer = ask(serving.address, &body("auto")).await;
+            let tandem = &answer["tandem"];
+            assert_eq!(tandem["mode"], mode, "{answer}");
+            assert_eq!(tandem["cached_tokens"], 0, "{answer}");
+            let events = tandem["events"].to_string();
+            let told = "prefill with quantisation ";
+            assert!(events.contains(told), "{events}");
+            let parity = &tandem["parity"];
+            let kl = parity["kl"].as_f64().expect("a divergence");
+            assert!(kl > 0.0 && kl < 0.1, "{parity}");
+            assert_eq!(parity["holds"], mode == "remote", "{parity}");
+            if mode == "local" {
+                assert_eq!(tokens(&answer), tokens(&local));
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn models_that_differ_exchange_nothing_and_the_field_is_named() {
     let model = Architecture::Llama;
     let usual = Spec::new(model);

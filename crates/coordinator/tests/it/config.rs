@@ -12,6 +12,7 @@ fn good() -> Config {
         name: name.into(),
         prefill: vec!["p".into()],
         decode: vec!["d".into(), "p".into()],
+        mixed_quantisation: false,
     };
     Config::new(
         vec![node("p", "10.0.0.1:7001"), node("d", "[fe80::1]:7001")],

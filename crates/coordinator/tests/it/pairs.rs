@@ -5,9 +5,9 @@ use tandem_coordinator::{KeepAnswers, NodeList, PairReport};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::receipt::Parity;
 use tandem_openai::TandemInfo;
-use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, ParityReport, Reuse};
+use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, ParityReport, Reuse, Role};
 
-use crate::fake::FakeNode;
+use crate::fake::{FakeNode, status};
 use crate::rig::{Rig, config, whole_of};
 
 const fn parity(kl: f64, holds: bool) -> ParityReport {
@@ -153,6 +153,27 @@ async fn the_first_answer_of_a_chat_is_kept_where_the_configuration_says_so() {
     let rig = Rig::start(settings).await;
     let first = terms(&rig, &p, &d, json!({})).await;
     assert_eq!((first.reuse, first.keep), (Reuse::All, true));
+}
+
+#[tokio::test]
+async fn two_quantisations_are_told_apart_and_told_to_both_nodes() {
+    let mut other = status(Role::Prefill, 8, "t");
+    let contract = &mut other.models[0].contract;
+    contract.quantisation = "q8_0".into();
+    contract.weights = "v".into();
+    let p = FakeNode::start("p", other).await;
+    let d = FakeNode::decode("d", 1).await;
+    let mut settings = config(&[&p], &[&d]);
+    settings.models[0].mixed_quantisation = true;
+    settings.handoff.keep = KeepAnswers::Chats;
+    let rig = Rig::start(settings).await;
+    let told = terms(&rig, &p, &d, json!({})).await;
+    assert!(told.mixed_quantisation);
+    assert!(!told.keeps_answer());
+    assert_eq!(told.at_decode().reuse, Reuse::Off);
+    let info = answered(&rig, &p, &d, Some(parity(0.01, true))).await;
+    let note = "prefill with quantisation q8_0 on `p`, decode with quantisation f16 on `d`";
+    assert_eq!(info.events, [note]);
 }
 
 #[tokio::test]

@@ -35,6 +35,7 @@ pub fn config(prefill: &[&FakeNode], decode: &[&FakeNode]) -> Config {
             name: MODEL.into(),
             prefill: names(prefill),
             decode: names(decode),
+            mixed_quantisation: false,
         }],
     );
     config.limits.poll = Duration::from_millis(5);

@@ -125,6 +125,51 @@ fn same_size_is_not_compatible() {
     assert_eq!(a.differences(&b).len(), 3);
 }
 
+/// Every field alone and with another quantisation, with the permission and without.
+#[test]
+fn another_quantisation_is_accepted_only_with_permission_and_nothing_else_with_it() {
+    let ours = mixed();
+    type Edit = fn(&mut Contract);
+    let edits: [(&str, Edit); 9] = [
+        ("layout_version", |c| c.layout_version += 1),
+        ("engine", |c| c.engine.push('x')),
+        ("architecture", |c| c.architecture.push('x')),
+        ("weights", |c| c.weights.push('x')),
+        ("tokenizer", |c| c.tokenizer.push('x')),
+        ("rope", |c| c.rope.push('x')),
+        ("rotation", |c| c.rotation.push('x')),
+        ("window", |c| c.window += 1),
+        ("layers[0].kv_heads", |c| c.layers[0].kv_heads += 1),
+    ];
+    let told = |hello: &Hello, mixed_quantisation| -> Result<u32, Vec<String>> {
+        let expected = Expectation {
+            mixed_quantisation,
+            ..expectation(&ours, 5)
+        };
+        let checked = Receiver::check_hello(hello, &expected);
+        checked.map_err(|refuse| {
+            assert_eq!(refuse.code, RefusalCode::Contract);
+            refuse.differences.into_iter().map(|d| d.field).collect()
+        })
+    };
+    for (field, edit) in edits {
+        let mut other = hello(&ours, 5);
+        edit(&mut other.contract);
+        // Other weights of the same quantisation are another model.
+        for permitted in [false, true] {
+            assert_eq!(told(&other, permitted), Err(vec![field.to_owned()]));
+        }
+        other.contract.quantisation.push('x');
+        let refused = told(&other, false).unwrap_err();
+        assert!(refused.contains(&"quantisation".to_owned()), "{refused:?}");
+        let with = match field {
+            "weights" => Ok(5),
+            _ => Err(vec![field.to_owned()]),
+        };
+        assert_eq!(told(&other, true), with);
+    }
+}
+
 #[test]
 fn other_tokens_are_refused() {
     let mut other = hello(&mixed(), 5);

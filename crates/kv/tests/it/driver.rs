@@ -145,6 +145,7 @@ pub fn expectation(contract: &Contract, kv_end: u32) -> Expectation {
         kv_end,
         continued: false,
         quality: Quality::K8v4,
+        mixed_quantisation: false,
     }
 }
 

@@ -12,7 +12,6 @@ use tandem_engine::chat::{ChatMessage, completion_tokens};
 use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
 use tandem_identity::PeerId;
-use tandem_kv::adaptive::Quality;
 use tandem_kv::receiver::Expectation;
 use tandem_proto::{
     ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, PrefillFailed,
@@ -20,7 +19,7 @@ use tandem_proto::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{Node, Refusal, check_chunk, event_stream, invalid, keeps_answer, parse};
+use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::{HandBack, Keeping, seed};
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
@@ -38,7 +37,7 @@ pub(super) async fn generate(
         request.request.clone(),
         request.prefill == PrefillMode::Remote,
         request.chunk,
-        request.terms.clone(),
+        request.terms.at_decode(),
     );
     let start = Instant::now();
     let (tokens, generation) = prepared(&model, request).await?;
@@ -66,12 +65,13 @@ pub(super) async fn generate(
         remote,
         peer,
         tokens: &tokens,
-        quality: terms.quality,
+        terms: &terms,
         keep: keep.clone(),
         hand_back,
     };
     let guard = open_request(&node, &model, opening);
-    let retire = keeps_answer(&terms)
+    let retire = terms
+        .keeps_answer()
         .then(|| keep_answer(&node, &model, keep.clone(), terms.clone(), handed_back));
     let job = GenerateJob {
         request: id,
@@ -262,7 +262,7 @@ struct Opening<'a> {
     remote: bool,
     peer: Option<PeerId>,
     tokens: &'a [Token],
-    quality: Quality,
+    terms: &'a HandoffTerms,
     keep: Keep,
     hand_back: oneshot::Sender<HandBack>,
 }
@@ -276,7 +276,7 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
         remote,
         peer,
         tokens,
-        quality,
+        terms,
         keep,
         hand_back,
     } = opening;
@@ -295,7 +295,8 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
                 tokens: tokens.to_vec(),
                 kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1,
                 continued: false,
-                quality,
+                quality: terms.quality,
+                mixed_quantisation: terms.mixed_quantisation,
             },
             keep,
             peer,

@@ -14,7 +14,7 @@ use tandem_kv::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
 use tokio::sync::mpsc;
 
-use super::{Node, Refusal, check_chunk, event_stream, invalid, keeps_answer, parse};
+use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::seed;
 use crate::held::{Keep, Pieces, Tail};
 use crate::job::{Command, JobId, PrefillJob};
@@ -46,7 +46,8 @@ pub(super) async fn prefill(
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;
     let id = admission.job;
-    let hand_back = keeps_answer(&terms)
+    let kept = terms.keeps_answer();
+    let hand_back = kept
         .then(|| return_ticket(&node, &model, &request, &keep, peer.as_ref()))
         .flatten();
     let back = hand_back.as_ref().map(|b| b.ticket.clone());
@@ -165,6 +166,7 @@ fn return_ticket(
             kv_end: 0,
             continued: true,
             quality: request.terms.quality,
+            mixed_quantisation: false,
         },
         keep: keep.clone(),
         peer: peer.cloned(),

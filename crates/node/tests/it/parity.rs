@@ -2,9 +2,9 @@
 
 use tandem_engine::fake::FakeConfig;
 use tandem_kv::receipt::{Receipt, TokenScore};
-use tandem_proto::{ParityAction, Role};
+use tandem_proto::{HandoffTerms, ParityAction, Reuse, Role};
 
-use super::cluster::{Deal, Setup, TestNode, finish, limits, prompt};
+use super::cluster::{Calls, Deal, Setup, TestNode, finish, limits, prompt};
 use super::raw::Handoff;
 
 const CHUNK: u32 = 32;
@@ -77,6 +77,92 @@ async fn what_differs_is_computed_again_if_that_is_wanted() {
         nothing_is_kept(&deal, &config, &decode).await;
         decode.clean().await;
     }
+}
+
+/// Another quantisation of the weights, as the contract has it.
+fn quantised(config: &FakeConfig) -> FakeConfig {
+    FakeConfig {
+        quantisation: "other".into(),
+        ..config.clone()
+    }
+}
+
+#[tokio::test]
+async fn rows_of_another_quantisation_need_permission_and_serve_one_request() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut sending = quantised(&config);
+        let computed = Calls::of(&mut sending);
+        let prefill = Setup::new(Role::Prefill, &sending).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let mut deal = Deal::new(&prompt(CHUNK * 8 + 5), CHUNK);
+        let expected = deal.expected(&config).await;
+        let outcome = deal.run(&prefill, &decode).await;
+        let reason = outcome.made_good(&expected, "without permission");
+        assert!(reason.contains("`quantisation`"), "{reason}");
+        // Pages of the decode node's own quantisation are not put before other rows.
+        let kept = HandoffTerms {
+            reuse: Reuse::All,
+            keep: true,
+            ..HandoffTerms::default()
+        };
+        deal.terms = kept.clone();
+        assert_eq!(deal.local(&decode).await.tokens, expected);
+        let own = u64::from(CHUNK * 8 / 64);
+        decode.until("kept", |s| s.pages == own).await;
+        for keep in [false, true] {
+            deal.terms.mixed_quantisation = true;
+            deal.terms.keep = keep;
+            deal.terms.reuse = if keep { Reuse::All } else { Reuse::Exact };
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&expected, "with permission");
+            assert!(outcome.answer.parity.expect("parity").holds);
+            let summary = &outcome.answer.summary;
+            assert_eq!((summary.cached_tokens, outcome.done().2), (0, 0));
+            decode.idle().await;
+            // Nothing of it is kept there, and nothing goes back.
+            assert_eq!(decode.handoffs().await.pages, own);
+            assert_eq!(prefill.handoffs().await.returns, 0);
+        }
+        // The node that computed the rows may use them again.
+        if config.window == 0 {
+            computed.take();
+            deal.terms.keep = false;
+            deal.terms.reuse = Reuse::Exact;
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&expected, "again");
+            assert!(computed.prefilled() <= CHUNK + 4, "computed again");
+        }
+        // The decode node's own rows are shared as ever.
+        deal.terms = kept;
+        let alone = deal.local(&decode).await;
+        assert_eq!(alone.tokens, expected);
+        // Windows are kept at the end of an answer, which this prompt does not reach.
+        let shared = alone.summary.cached_tokens;
+        assert_eq!(shared > 0, config.window == 0, "{alone:?}");
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test]
+async fn two_quantisations_that_do_not_fit_are_found() {
+    let config = FakeConfig::default();
+    let other = quantised(&different(&config));
+    let prefill = Setup::new(Role::Prefill, &other).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+    deal.terms.mixed_quantisation = true;
+    let outcome = deal.run(&prefill, &decode).await;
+    assert!(outcome.answer.done && outcome.answer.summary.fallback.is_none());
+    let report = outcome.answer.parity.expect("parity");
+    assert!(!report.holds && report.parity.kl > 0.1, "{report:?}");
+    deal.terms.action = ParityAction::Redo;
+    let outcome = deal.run(&prefill, &decode).await;
+    let reason = outcome.made_good(&deal.expected(&config).await, "redone");
+    assert!(reason.contains("do not compute the same"), "{reason}");
+    assert_eq!(outcome.answer.summary.remote_tokens, 0);
+    decode.clean().await;
+    prefill.clean().await;
 }
 
 /// A receipt that says what the engine would say, to be spoilt.

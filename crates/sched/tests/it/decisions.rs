@@ -134,6 +134,55 @@ fn a_difference_of_contract_excludes_a_prefill_node_and_is_named() {
     assert_eq!((same.prefill, same.notes.len()), (None, found.notes.len()));
 }
 
+/// A status of the model `m` in another quantisation.
+fn quantised(role: Role, quantisation: &str) -> Box<NodeStatus> {
+    let mut status = status(role, vec![held("m", 2, "t")]);
+    let contract = &mut status.models[0].contract;
+    contract.quantisation = quantisation.into();
+    contract.weights = quantisation.into();
+    status
+}
+
+#[test]
+fn another_quantisation_prefills_only_where_that_is_permitted_and_after_an_equal_one() {
+    for permitted in [false, true] {
+        let mut s = Scheduler::new(Topology {
+            nodes: strings(&["p0", "p1", "d"]),
+            models: vec![ModelRoutes {
+                mixed_quantisation: permitted,
+                ..routes("m", &["p0", "p1"], &["d"])
+            }],
+        });
+        tell(
+            &mut s,
+            up("d", status(Role::Decode, vec![held("m", 9, "t")])),
+        );
+        tell(&mut s, up("p0", quantised(Role::Prefill, "q8_0")));
+        let found = plan(&mut s, "a", "m", Route::Auto);
+        assert_eq!(found.prefill.is_some(), permitted);
+        assert_eq!(found.mixed_quantisation, permitted);
+        let told = match permitted {
+            true => "prefill with quantisation q8_0 on `p0`, decode with quantisation f16 on `d`",
+            false => "`quantisation` differs",
+        };
+        assert!(found.notes[0].contains(told), "{:?}", found.notes);
+        // One with the same quantisation is better, though it has more to do.
+        tell(
+            &mut s,
+            up("p1", status(Role::Prefill, vec![held("m", 2, "t")])),
+        );
+        for request in ["b", "c"] {
+            let found = plan(&mut s, request, "m", Route::Auto);
+            assert_eq!(found.prefill.as_deref(), Some("p1"));
+            assert!(!found.mixed_quantisation);
+        }
+        // Where there is no other one, it is as good as any.
+        let next = tell(&mut s, submit("e", "m", Route::Auto)).remove(0);
+        let starts = matches!(&next, Action::Start { plan, .. } if plan.mixed_quantisation);
+        assert_eq!(starts, permitted, "{next:?}");
+    }
+}
+
 #[test]
 fn the_remote_route_avoids_a_decode_node_without_prefill() {
     let mut s = pairs(2);
@@ -159,7 +208,10 @@ fn refusals_say_why() {
     let found = plan(&mut s, "a", "m", Route::Remote);
     assert_eq!((&*found.decode, &found.prefill), ("d0", &None));
     let notes = found.notes.join("; ");
-    assert!(notes.contains("`p1` is down: connection refused"), "{notes}");
+    assert!(
+        notes.contains("`p1` is down: connection refused"),
+        "{notes}"
+    );
     assert!(notes.contains("`d0` prefills by itself"), "{notes}");
     tell(&mut s, finished("a"));
     assert!(s.unavailable().is_empty());

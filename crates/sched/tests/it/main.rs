@@ -66,6 +66,7 @@ fn routes(name: &str, prefill: &[&str], decode: &[&str]) -> ModelRoutes {
         name: name.into(),
         prefill: strings(prefill),
         decode: strings(decode),
+        mixed_quantisation: false,
     }
 }
 
