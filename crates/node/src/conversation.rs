@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use tandem_identity::PeerId;
 use tandem_kv::codec::Codec;
-use tandem_kv::page::PAGE_TOKENS;
 use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::sender::Offer;
 use tandem_kv::{KvBlock, Section};
@@ -60,25 +59,17 @@ impl Keeping {
         let hand_back = hand_back.ok().and_then(Result::ok);
         let tokens: Arc<[u32]> = retired.tokens.into();
         let all = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        // Without a window only complete pages are of use.
-        let kv_end = if self.model.contract.has_window() {
-            all
-        } else {
-            all - all % PAGE_TOKENS
-        };
         let (forward, input) = mpsc::channel(MAX_CHUNKS_WAITING);
         // The other end has the pages of the prompt itself.
-        let prompt = all.saturating_sub(retired.generated);
-        let sending = hand_back.filter(|_| kv_end >= prompt).map(|back| {
-            let continuation = kv_end - prompt;
+        let sending = hand_back.map(|back| {
             let offer = Offer {
                 contract: Arc::clone(&self.model.contract),
                 handoff: back.ticket.handoff,
                 ticket: back.ticket.ticket,
-                tokens: tokens[..kv_end as usize].to_vec(),
-                continuation,
-                kv_end,
-                pages: self.keep.chain(&tokens[..kv_end as usize]),
+                tokens: tokens.to_vec(),
+                continuation: retired.generated,
+                kv_end: all,
+                pages: self.keep.chain(&tokens),
             };
             let target = std::net::SocketAddr::new(back.from, back.ticket.port).to_string();
             let route = self.node.route(target, back.peer, &self.terms);
@@ -86,7 +77,7 @@ impl Keeping {
             tokio::spawn(transmit(offer, route, input, events, None))
         });
         let forward = sending.is_some().then_some(forward);
-        store(retired.chunks, &self.keep, &tokens, kv_end, forward).await;
+        store(retired.chunks, &self.keep, &tokens, forward).await;
         match sending {
             None => {}
             Some(sending) => match sending.await {
@@ -103,12 +94,11 @@ impl Keeping {
     }
 }
 
-/// Keeps blocks as pages, and passes on what ends before `kv_end`.
+/// Keeps blocks as pages, and passes them on.
 async fn store(
     mut chunks: mpsc::Receiver<Input>,
     keep: &Keep,
     tokens: &Arc<[u32]>,
-    kv_end: u32,
     mut forward: Option<mpsc::Sender<Input>>,
 ) {
     let mut tail = Tail::default();
@@ -118,17 +108,6 @@ async fn store(
             keep_block(keep, tokens, block, Codec::Raw, before).await;
         }
         let Some(to) = &forward else { continue };
-        let cut = |block: Arc<KvBlock>| match block.section {
-            Section::Full if block.tokens.end > kv_end => {
-                let part = block.part(block.tokens.start..kv_end);
-                (!part.is_empty()).then(|| Arc::new(part))
-            }
-            _ => Some(block),
-        };
-        let chunk = Computed {
-            blocks: chunk.blocks.into_iter().filter_map(cut).collect(),
-            ..chunk
-        };
         // The sequence keeps its place in the engine until it is handed out.
         let sent = timeout(HAND_BACK_STALL, to.send(Input::Chunk(chunk))).await;
         if !matches!(sent, Ok(Ok(()))) {
@@ -137,8 +116,8 @@ async fn store(
     }
 }
 
-/// Keeps a block on a thread where it may block. `before` is what came before it since the last page
-/// boundary.
+/// Keeps a block on a thread where it may block. `tokens` are those that KV is there of in the end,
+/// `before` is what came before the block since the last page boundary.
 pub async fn keep_block(
     keep: &Keep,
     tokens: &Arc<[u32]>,
@@ -156,11 +135,15 @@ pub async fn keep_block(
                 keep.block(&tokens, &page, codec);
             }
             keep.block(&tokens, &block, codec);
+            let end = block.tokens.end;
+            if end as usize == tokens.len() && !keep.has_window() {
+                let tail = before.with(&block).until(end);
+                keep.snapshot(&tokens, tail.as_ref(), None, codec);
+            }
         }
         Section::Window => {
-            let end = block.tokens.end;
-            let tokens = &tokens[..(end as usize).min(tokens.len())];
-            keep.window(tokens, before.until(end).as_ref(), &block, codec);
+            let tail = before.until(block.tokens.end);
+            keep.snapshot(&tokens, tail.as_ref(), Some(&block), codec);
         }
     });
     if let Err(error) = keeping.await {

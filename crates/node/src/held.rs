@@ -135,8 +135,21 @@ impl Keep {
         self.store.forget(&self.namespace, tokens)
     }
 
-    /// Keeps a window, and the rows of the full layers since the last page.
-    pub fn window(&self, tokens: &[u32], tail: Option<&KvBlock>, window: &KvBlock, codec: Codec) {
+    /// True if the model has windows, whose last block completes a snapshot.
+    #[must_use]
+    pub fn has_window(&self) -> bool {
+        self.namespace.contract().has_window()
+    }
+
+    /// Keeps the rows of the full layers since the last page before the end of `tokens`, and the window
+    /// there.
+    pub fn snapshot(
+        &self,
+        tokens: &[u32],
+        tail: Option<&KvBlock>,
+        window: Option<&KvBlock>,
+        codec: Codec,
+    ) {
         if self.reuse != Reuse::All || !codec.is_lossless() {
             return;
         }
@@ -145,7 +158,7 @@ impl Keep {
             .store
             .put_snapshot(&self.namespace, tokens, tail, window, provenance);
         if let Err(error) = result {
-            tracing::debug!(%error, "a window is not kept");
+            tracing::debug!(%error, "a snapshot is not kept");
         }
     }
 }
@@ -179,14 +192,20 @@ impl Tail {
 
     /// The page that `block` completes and does not contain.
     #[must_use]
-    pub fn page(mut self, block: &Arc<KvBlock>) -> Option<KvBlock> {
+    pub fn page(&self, block: &Arc<KvBlock>) -> Option<KvBlock> {
         let start = block.tokens.start - block.tokens.start % PAGE_TOKENS;
         let page = start..start.saturating_add(PAGE_TOKENS);
         if start == block.tokens.start || page.end > block.tokens.end {
             return None;
         }
+        self.clone().with(block).rows(page)
+    }
+
+    /// The same with `block`, which follows.
+    #[must_use]
+    pub fn with(mut self, block: &Arc<KvBlock>) -> Self {
         self.blocks.push(Arc::clone(block));
-        self.rows(page)
+        self
     }
 
     /// The rows since the last page boundary before a position; `None` if there are none.
@@ -218,6 +237,11 @@ impl Tail {
     }
 }
 
+/// The last page boundary before a position.
+const fn page_start(position: u32) -> u32 {
+    position - position % PAGE_TOKENS
+}
+
 /// Reads pinned pages piece by piece, in the order in which an engine takes them.
 pub struct Pieces {
     pinned: Arc<Pinned>,
@@ -241,16 +265,16 @@ impl Pieces {
         }
     }
 
-    /// All that is needed to continue a sequence: for a model with windows a snapshot and the pages
-    /// before it.
+    /// All that is needed to continue a sequence: a snapshot and the pages before it, or without
+    /// windows pages alone.
     #[must_use]
     pub fn all(pinned: Pinned, contract: &Contract, limit: Duration) -> Option<Self> {
         let held = pinned.held();
-        let (end, snapshot) = if contract.has_window() {
-            let position = held.snapshot?;
-            (position - position % PAGE_TOKENS, true)
-        } else {
-            (held.tokens, false)
+        let further = held.snapshot.filter(|position| *position > held.tokens);
+        let (end, snapshot) = match (contract.has_window(), held.snapshot, further) {
+            (true, position, _) => (page_start(position?), true),
+            (false, _, Some(position)) => (page_start(position), true),
+            (false, _, None) => (held.tokens, false),
         };
         (end > 0 || snapshot).then(|| Self {
             pinned: Arc::new(pinned),
@@ -277,7 +301,7 @@ impl Pieces {
             return self
                 .read(|pinned| {
                     let Snapshot { tail, window } = pinned.load_snapshot()?;
-                    Ok(tail.into_iter().chain([window]).collect())
+                    Ok(tail.into_iter().chain(window).collect())
                 })
                 .await;
         }

@@ -1,9 +1,10 @@
 //! KV of earlier handoffs, kept by page so that a prefix that is here is not sent, or not
 //! computed, again.
 //!
-//! A *page* is the rows of all full layers for 64 tokens ([`tandem_kv::page`] names it). A model
-//! with sliding windows can be continued only from a position whose window is kept too: a
-//! *snapshot* is the window at one position and the rows since the last page boundary.
+//! A *page* is the rows of all full layers for 64 tokens ([`tandem_kv::page`] names it). A
+//! *snapshot* is what it takes to continue at one position beside complete pages: the rows since the
+//! last page boundary, and the window of a model with sliding windows, which can be continued from
+//! nowhere else.
 //!
 //! Objects live in memory, least used evicted first, and from there go to a directory if one is
 //! configured, where a restart finds them again. A cache owes nobody anything: a disk that is full
@@ -96,18 +97,18 @@ pub struct Held {
     pub tokens: u32,
     /// The id of the last of them: it says the same as all their ids.
     pub last_page: Option<PageId>,
-    /// The last position that a model with windows can be continued from; `None` without such.
+    /// The last position with a usable snapshot.
     pub snapshot: Option<u32>,
 }
 
-/// All that a model with windows needs beside complete pages, to continue at a position.
+/// All that is needed beside complete pages, to continue at a position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// Rows of the full layers from the last page boundary to the position; `None` if there are
     /// no such tokens or layers.
     pub tail: Option<KvBlock>,
-    /// The window that ends at the position.
-    pub window: KvBlock,
+    /// The window that ends at the position; `None` if the model has none.
+    pub window: Option<KvBlock>,
 }
 
 /// Sizes now, and counts since the store was opened.
@@ -321,33 +322,35 @@ impl PageStore {
         }))
     }
 
-    /// Keeps what a model with windows needs to continue at the end of `window`; true if it is new,
-    /// or better than what was there. `tail` must contain the rows of the full layers since the
-    /// last page boundary, unless the model has none or the position is such a boundary. The
-    /// complete pages before it are put by themselves.
+    /// Keeps what is needed to continue at the end of `tokens`, beside the complete pages before it,
+    /// which are put by themselves; true if it is new, or better than what was there. `tail` must
+    /// contain the rows of the full layers since the last page boundary, unless the model has none or
+    /// the position is such a boundary, and `window` is that of a model with windows.
     ///
     /// # Errors
-    /// If a block does not follow the contract of the namespace, or `window` is not the whole one.
+    /// If a block does not follow the contract of the namespace, or is missing or not the whole one.
     pub fn put_snapshot(
         &self,
         namespace: &Namespace,
         tokens: &[u32],
         tail: Option<&KvBlock>,
-        window: &KvBlock,
+        window: Option<&KvBlock>,
         provenance: Provenance,
     ) -> Result<bool, PutError> {
-        let tokens = check(namespace, tokens, window, Section::Window, provenance)?;
         let contract = namespace.contract();
-        let end = window.tokens.end;
-        let whole = contract.window_start(end)..end;
         let shape = Shape::new(contract, Section::Window)?;
-        if shape.is_empty() || window.tokens != whole {
+        let full = Shape::new(contract, Section::Full)?;
+        let end = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let whole = contract.window_start(end)..end;
+        if window.is_some() == shape.is_empty() || window.is_some_and(|w| w.tokens != whole) {
             return Err(range_error(Section::Window, &whole));
         }
-        let full = Shape::new(contract, Section::Full)?;
         let since = end - end % PAGE_TOKENS..end;
         let tail_bytes = full.bytes(end % PAGE_TOKENS);
-        let bytes = tail_bytes.saturating_add(window.bytes());
+        let bytes = tail_bytes.saturating_add(window.map_or(0, KvBlock::bytes));
+        if bytes == 0 {
+            return Ok(false);
+        }
         let named = Named::new(namespace, tokens);
         let place = named.snapshot((end / PAGE_TOKENS) as usize, (end % PAGE_TOKENS) as usize);
         let place = place.ok_or_else(|| range_error(Section::Window, &whole))?;
@@ -363,7 +366,10 @@ impl PageStore {
             }
             full.cut(tail, &since, &mut rows);
         }
-        shape.cut(window, &whole, &mut rows);
+        if let Some(window) = window {
+            check(namespace, tokens, window, Section::Window, provenance)?;
+            shape.cut(window, &whole, &mut rows);
+        }
         let meta = meta(&place, provenance, bytes);
         Ok(self.shared.with(|index| {
             if bytes > MAX_OBJECT_BYTES {
@@ -462,8 +468,8 @@ impl PageStore {
         Ok(blocks)
     }
 
-    /// What a model with windows needs at `position`, beside the complete pages before it. Blocks on
-    /// the disk.
+    /// What is needed to continue at `position` beside the complete pages before it. Blocks on the
+    /// disk.
     ///
     /// # Errors
     /// If there is no snapshot at the position, or not any more.
@@ -486,9 +492,15 @@ impl PageStore {
         let tail_bytes = usize::try_from(full.bytes(length)).map_err(|_| missing)?;
         let (tail, window) = rows.split_at_checked(tail_bytes).ok_or(missing)?;
         let start = contract.window_start(position);
-        let window = shape(Section::Window)?
-            .join(start, position - start, &[window])
-            .ok_or(missing)?;
+        let windows = shape(Section::Window)?;
+        let window = match window {
+            [] if windows.is_empty() => None,
+            window => Some(
+                windows
+                    .join(start, position - start, &[window])
+                    .ok_or(missing)?,
+            ),
+        };
         let tail = match tail {
             [] => None,
             tail => Some(

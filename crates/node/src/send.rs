@@ -131,7 +131,7 @@ fn broken(message: impl Into<String>) -> NodeError {
 pub struct Kept {
     /// How.
     pub keep: Keep,
-    /// All tokens of the prompt.
+    /// The tokens that KV is there of in the end.
     pub tokens: Arc<[u32]>,
     /// The blocks since the last page boundary.
     pub tail: Tail,

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use tandem_proto::NodeStatus;
+use tandem_proto::{HandoffStatus, NodeStatus};
 
 /// A client without proxies.
 pub fn http() -> reqwest::Client {
@@ -47,6 +47,18 @@ pub async fn ask_any(coordinator: SocketAddr, body: &Value) -> (u16, Value) {
 pub async fn node_status(node: SocketAddr) -> NodeStatus {
     http()
         .get(format!("http://{node}/node/v1/status"))
+        .send()
+        .await
+        .expect("an answer")
+        .json()
+        .await
+        .expect("a status")
+}
+
+/// What a node's handoffs hold.
+pub async fn handoff_status(node: SocketAddr) -> HandoffStatus {
+    http()
+        .get(format!("http://{node}/node/v1/handoffs"))
         .send()
         .await
         .expect("an answer")

@@ -1,6 +1,7 @@
 //! Handoffs between processes, and the loss of each of them.
 
 use std::net::SocketAddr;
+use std::path::Path;
 #[cfg(unix)]
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use tandem_fixtures::{Architecture, Spec, TokenizerVariant, WeightType};
 use tandem_proto::Phase;
 
-use super::client::{ask, ask_any, chat, http, node_status, text, tokens};
+use super::client::{ask, ask_any, chat, handoff_status, http, node_status, text, tokens};
 use super::daemon::{Daemon, write_config};
 
 /// Tokens per chunk, so that prompts have many.
@@ -281,6 +282,93 @@ async fn a_streamed_answer_ends_with_an_error_when_its_decode_node_is_lost() {
     assert_eq!(status, 503, "{answer}");
 }
 
+/// A configuration with further lines on handoffs.
+fn with_handoff(config: &Path, lines: &str) {
+    let text = std::fs::read_to_string(config).expect("config");
+    let text = text.replacen("[[node]]", &format!("[handoff]\n{lines}\n[[node]]"), 1);
+    std::fs::write(config, text).expect("config");
+}
+
+/// The second turn of a conversation: what was asked and answered, and something new.
+fn second_turn(model: Architecture, first: &Value, answer: &Value, new: &str) -> Value {
+    let mut body = chat(model.name(), new, 24, "local");
+    body["messages"] = json!([
+        first["messages"][0],
+        {"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
+        {"role": "user", "content": new},
+    ]);
+    body
+}
+
+/// Waits until a node neither computes nor sends nor takes in.
+async fn settled(node: &Daemon) {
+    loop {
+        let handoffs = handoff_status(node.address).await;
+        let status = node_status(node.address).await;
+        let is_idle = status.models.iter().all(|m| m.sequences.is_empty());
+        if is_idle && (handoffs.returns, handoffs.receiving, handoffs.sending) == (0, 0, 0) {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_next_turn_needs_only_the_new_text_on_either_node() {
+    let models = Architecture::ALL;
+    let (p, d) = (
+        Daemon::node("both", &models, &NODE),
+        Daemon::node("both", &models, &NODE),
+    );
+    let nodes = [("p", p.address), ("d", d.address)];
+    let serve = |routes: &[(Architecture, &[&str], &[&str])]| {
+        let dir = tempfile::tempdir().expect("dir");
+        let config = write_config(dir.path(), CHUNK, &nodes, routes);
+        with_handoff(&config, "keep = \"chats\"");
+        Daemon::serve(&config)
+    };
+    let handing_over = serve(&models.map(|m| (m, &["p"][..], &["d"][..])));
+    let first_node = serve(&models.map(|m| (m, &[][..], &["p"][..])));
+    let count = |of: &Value, key: &str| of["tandem"][key].as_u64().expect("a count");
+    for model in models {
+        // A tenant for each, so that they share nothing.
+        for together in [false, true] {
+            let salted = |mut body: Value| {
+                body["tandem"]["cache_salt"] = json!(together.to_string());
+                body
+            };
+            // What is said is fixed, so that its tokens are those of its text.
+            let mut first = salted(chat(model.name(), &text(333), 200, "remote"));
+            first["response_format"] = json!({"type": "json_schema", "json_schema":
+                {"name": "fixed", "strict": true, "schema": {"enum": [text(150)]}}});
+            let answer = ask(handing_over.address, &first).await;
+            assert_eq!(answer["tandem"]["mode"], "remote", "{answer}");
+            // The last token has no KV.
+            let known = count(&answer, "prompt_tokens") + tokens(&answer).len() as u64 - 1;
+            settled(&d).await;
+            settled(&p).await;
+            let next = |new| salted(second_turn(model, &first, &answer, new));
+            if !together {
+                // Each node alone goes on where the answer ended.
+                for (coordinator, new) in [(&handing_over, "and now?"), (&first_node, "why?")] {
+                    let local = ask(coordinator.address, &next(new)).await;
+                    assert_eq!(count(&local, "cached_tokens"), known, "{model}: {local}");
+                }
+                continue;
+            }
+            // Both together: what has to be sent is what is new, and what is left of the last page.
+            let mut body = next("how come?");
+            body["tandem"]["route"] = json!("remote");
+            let remote = ask(handing_over.address, &body).await;
+            assert_eq!(remote["tandem"]["mode"], "remote", "{remote}");
+            assert_eq!(count(&remote, "cached_tokens"), known / 64 * 64, "{model}");
+            assert_eq!(remote["tandem"]["parity"]["holds"], true, "{remote}");
+            body["tandem"]["route"] = json!("local");
+            let local = ask(handing_over.address, &body).await;
+            assert_eq!(tokens(&local), tokens(&remote), "{model}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how_well_it_fits() {
     let model = Architecture::Llama;
@@ -293,11 +381,12 @@ async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how
     let dir = tempfile::tempdir().expect("dir");
     let nodes = [("p", prefill.address), ("d", decode.address)];
     let config = write_config(dir.path(), CHUNK, &nodes, &[(model, &["p"], &["d"])]);
+    with_handoff(&config, "parity = \"redo\"");
     let written = std::fs::read_to_string(&config).expect("config");
     // A bound that nothing but equal numbers is within has every answer computed again.
     for (bound, mode) in [("parity_kl = 0.1", "remote"), ("parity_kl = 0.0", "local")] {
-        let handoff = format!("[handoff]\nparity = \"redo\"\n{bound}\n[[node]]");
-        let changed = written.replacen("[[node]]", &handoff, 1) + "mixed_quantisation = true\n";
+        let bounded = written.replacen("[handoff]", &format!("[handoff]\n{bound}"), 1);
+        let changed = bounded + "mixed_quantisation = true\n";
         std::fs::write(&config, changed).expect("config");
         let serving = Daemon::serve(&config);
         let body = |route| chat(model.name(), &text(700), 8, route);

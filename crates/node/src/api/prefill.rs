@@ -30,8 +30,8 @@ pub(super) async fn prefill(
     let request: PrefillRequest = parse(&body)?;
     let (model, peer) = checked(&node, &request)?;
     let terms = request.terms.clone();
-    let tokens: Arc<[u32]> = request.tokens.as_slice().into();
-    let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
+    let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
+    let tokens: Arc<[u32]> = request.tokens[..kv_end as usize].into();
     let keep = Keep::new(
         node.pages.clone(),
         &model.contract,
@@ -40,7 +40,7 @@ pub(super) async fn prefill(
         request.chunk,
     );
     let pieces = keep
-        .pin(&tokens[..kv_end as usize])
+        .pin(&tokens)
         .and_then(|pinned| Pieces::all(pinned, &model.contract, node.config.limits.page_read));
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
@@ -74,7 +74,7 @@ pub(super) async fn prefill(
         contract: Arc::clone(&model.contract),
         handoff: request.handoff,
         ticket: request.ticket.clone(),
-        pages: keep.chain(&tokens[..kv_end as usize]),
+        pages: keep.chain(&tokens),
         tokens: request.tokens.clone(),
         continuation: 0,
         kv_end,

@@ -123,9 +123,6 @@ impl<'a> Named<'a> {
     /// The longest snapshot that can be used with this many pages.
     fn last_snapshot(&self, index: &Index, pages: usize, wanted: Wanted) -> Option<Place<'a>> {
         let contract = self.namespace.contract();
-        if !contract.has_window() {
-            return None;
-        }
         // A model with windows only needs no pages to continue from one.
         let needs_pages = contract.layers.iter().any(is_full);
         let reach = if needs_pages { pages } else { self.ids.len() };

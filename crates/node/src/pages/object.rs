@@ -41,8 +41,8 @@ const DIGEST_AT: usize = 128;
 pub enum Kind {
     /// The rows of all full layers for the tokens of one page.
     Page,
-    /// The window at one position, after the rows of all full layers for the tokens since the last
-    /// page boundary.
+    /// The window at one position, if the model has one, after the rows of all full layers for the
+    /// tokens since the last page boundary.
     Snapshot,
 }
 

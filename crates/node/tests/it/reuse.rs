@@ -367,11 +367,14 @@ fn spilling(dir: &Path) -> PagesConfig {
     }
 }
 
-/// A model, a folder of its own, and how many windows an answer leaves: after the prompt and at its end.
-fn models_on_disk(dir: &Path) -> [(FakeConfig, PathBuf, u64); 2] {
+/// What an answer leaves beside pages: after the prompt and at its end.
+const SNAPSHOTS: u64 = 2;
+
+/// A model and a folder of its own.
+fn models_on_disk(dir: &Path) -> [(FakeConfig, PathBuf); 2] {
     [
-        (FakeConfig::default(), dir.join("full"), 0),
-        (FakeConfig::windowed(), dir.join("windowed"), 2),
+        (FakeConfig::default(), dir.join("full")),
+        (FakeConfig::windowed(), dir.join("windowed")),
     ]
 }
 
@@ -396,7 +399,7 @@ async fn pair_on_disk(config: &FakeConfig, dir: &Path) -> [TestNode; 2] {
     ]
 }
 
-/// A request whose KV is kept on both nodes, with windows and the answer.
+/// A request whose KV is kept on both nodes, with snapshots and the answer.
 fn kept(tokens: &[u32]) -> Deal {
     let mut deal = Deal::new(tokens, CHUNK);
     deal.terms.reuse = Reuse::All;
@@ -407,12 +410,12 @@ fn kept(tokens: &[u32]) -> Deal {
 #[tokio::test]
 async fn a_disk_that_is_full_costs_no_token() {
     let dir = tempfile::tempdir().unwrap();
-    for (config, dir, windows) in models_on_disk(dir.path()) {
+    for (config, dir) in models_on_disk(dir.path()) {
         let nodes = pair_on_disk(&config, &dir).await;
         let deal = kept(&ending(1, 20));
         check(&deal.run(&nodes[0], &nodes[1]).await, &deal, &config, 0).await;
         for node in nodes {
-            node.until("kept", |s| (s.pages, s.snapshots) == (2, windows))
+            node.until("kept", |s| (s.pages, s.snapshots) == (2, SNAPSHOTS))
                 .await;
             node.end().await;
         }
@@ -430,15 +433,15 @@ async fn a_disk_that_is_full_costs_no_token() {
 #[tokio::test]
 #[ignore = "a part of a_disk_that_is_full_costs_no_token, which starts it in a process of its own"]
 async fn child_whose_files_may_not_grow() {
-    /// Windows that the memory of a node has room for.
+    /// Snapshots that the memory of a node has room for.
     const IN_MEMORY: u64 = 5;
-    for (mut config, dir, windows) in models_on_disk(&full_folder()) {
+    for (mut config, dir) in models_on_disk(&full_folder()) {
         let calls = Calls::of(&mut config);
         let nodes = pair_on_disk(&config, &dir).await;
         let [prefill, decode] = &nodes;
         for node in &nodes {
             let found = node.handoffs().await;
-            assert_eq!((found.pages, found.snapshots), (2, windows));
+            assert_eq!((found.pages, found.snapshots), (2, SNAPSHOTS));
         }
         for seed in 0..6 {
             let mut deal = kept(&ending(seed, 200));
@@ -447,18 +450,15 @@ async fn child_whose_files_may_not_grow() {
             outcome.whole(&deal.expected(&config).await, "with full disks");
         }
         for node in &nodes {
-            // Each deal brought windows, too.
+            // Each deal brought snapshots, too.
             node.until("failing", |s| {
-                s.disk_errors > 0 && s.snapshots <= windows + IN_MEMORY
+                s.disk_errors > 0 && s.snapshots <= SNAPSHOTS + IN_MEMORY
             })
             .await;
         }
         // What was written before is still good.
         let mut next = kept(&ending(1, 20));
-        let known = match windows {
-            0 => SHARED,
-            _ => next.tokens.len() as u32 - 1,
-        };
+        let known = next.tokens.len() as u32 - 1;
         next.tokens.extend_from_slice(&prompt(20));
         calls.take();
         check(&next.run(prefill, decode).await, &next, &config, SHARED).await;

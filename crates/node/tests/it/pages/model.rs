@@ -162,13 +162,14 @@ impl Rig {
         self.copy += 1;
         let tail = full_block(&mixed(), end / 64 * 64..end, self.copy);
         let window = window(end, self.copy);
-        let copies = self.snapshots.entry(tokens[..end as usize].to_vec());
+        let tokens = &tokens[..end as usize];
+        let copies = self.snapshots.entry(tokens.to_vec());
         let copies = copies.or_default();
         copies.push((provenance, self.copy));
         let is_new = best_is(copies, self.copy);
-        let kept = self
-            .store()
-            .put_snapshot(&self.space, tokens, Some(&tail), &window, provenance);
+        let kept =
+            self.store()
+                .put_snapshot(&self.space, tokens, Some(&tail), Some(&window), provenance);
         if self.is_roomy {
             assert_eq!(kept, Ok(is_new));
         }
@@ -246,7 +247,7 @@ impl Rig {
             *snapshot
                 == Snapshot {
                     tail,
-                    window: window(end, copy),
+                    window: Some(window(end, copy)),
                 }
         };
         self.check_rows(&self.snapshots, tokens, wanted, is);

@@ -1,4 +1,4 @@
-//! Snapshots: what a model with windows continues from.
+//! Snapshots: what a model continues from beside complete pages.
 
 use tandem_kv::page::{Namespace, Origin};
 use tandem_kv::{Contract, KvBlock, LayerKind, Section};
@@ -25,9 +25,11 @@ fn put(store: &PageStore, contract: &Contract, tokens: &[u32], end: u32, copy: u
     let space = exact(contract.clone());
     let rows = full_block(contract, 0..end, copy);
     store.put(&space, tokens, &rows, PREFILLED).unwrap();
-    let window = window(contract, end, copy);
-    let kept = store.put_snapshot(&space, tokens, Some(&rows), &window, PREFILLED);
-    assert_eq!(kept, Ok(true));
+    let has_window = contract.has_window();
+    let window = has_window.then(|| window(contract, end, copy));
+    let tokens = &tokens[..end as usize];
+    let kept = store.put_snapshot(&space, tokens, Some(&rows), window.as_ref(), PREFILLED);
+    assert_eq!(kept, Ok(has_window || !end.is_multiple_of(64)));
 }
 
 fn expected(contract: &Contract, end: u32, copy: u64) -> Snapshot {
@@ -35,7 +37,7 @@ fn expected(contract: &Contract, end: u32, copy: u64) -> Snapshot {
     let has_tail = !rows.planes.is_empty() && !end.is_multiple_of(64);
     Snapshot {
         tail: has_tail.then(|| part(&rows, end / 64 * 64..end)),
-        window: window(contract, end, copy),
+        window: contract.has_window().then(|| window(contract, end, copy)),
     }
 }
 
@@ -49,7 +51,7 @@ fn the_last_position_that_can_be_continued_from() {
     // Pages reach to 128, so a snapshot further on is of no use yet.
     let rows = full_block(&mixed(), 256..300, 1);
     let far = window(&mixed(), 300, 1);
-    let kept = store.put_snapshot(&space, &tokens, Some(&rows), &far, PREFILLED);
+    let kept = store.put_snapshot(&space, &tokens[..300], Some(&rows), Some(&far), PREFILLED);
     assert_eq!(kept, Ok(true));
     let snapshot = |tokens: &[u32]| store.held(&space, tokens, Wanted::Prefilled).snapshot;
     for (asked, found) in [
@@ -99,7 +101,7 @@ fn only_rows_that_were_asked_for() {
             full_block(&mixed(), 64..100, copy),
             window(&mixed(), 100, copy),
         );
-        store.put_snapshot(&space, &tokens, Some(&rows), &window, provenance)
+        store.put_snapshot(&space, &tokens, Some(&rows), Some(&window), provenance)
     };
     let held = |wanted| store.held(&space, &tokens, wanted).snapshot;
     assert_eq!(put(Provenance::Decoded, 2), Ok(true));
@@ -122,7 +124,8 @@ fn windows_without_full_layers_need_no_pages() {
     let tokens = prompt(400);
     for end in [3, 130] {
         let window = window(&windows, end, 1);
-        let kept = store.put_snapshot(&space, &tokens, None, &window, PREFILLED);
+        let tokens = &tokens[..end as usize];
+        let kept = store.put_snapshot(&space, tokens, None, Some(&window), PREFILLED);
         assert_eq!(kept, Ok(true));
     }
     for (asked, found) in [(2, None), (129, Some(3)), (400, Some(130))] {
@@ -139,19 +142,20 @@ fn incomplete_snapshots_are_refused() {
     let tokens = prompt(100);
     let rows = full_block(&mixed(), 0..100, 1);
     let whole = window(&mixed(), 100, 1);
-    let put = |tokens: &[u32], tail, window: &KvBlock, provenance| {
+    let put = |tokens: &[u32], tail, window: Option<&KvBlock>, provenance| {
         store.put_snapshot(&space, tokens, tail, window, provenance)
     };
     let late = full_block(&mixed(), 65..100, 1);
     let early = full_block(&mixed(), 0..99, 1);
     let short = block(&mixed(), Section::Window, 91..100, 1);
     for (tail, window) in [
-        (None, &whole),
-        (Some(&late), &whole),
-        (Some(&early), &whole),
-        (Some(&whole), &whole),
-        (Some(&rows), &short),
-        (Some(&rows), &rows),
+        (None, Some(&whole)),
+        (Some(&late), Some(&whole)),
+        (Some(&early), Some(&whole)),
+        (Some(&whole), Some(&whole)),
+        (Some(&rows), Some(&short)),
+        (Some(&rows), Some(&rows)),
+        (Some(&rows), None),
     ] {
         let refused = put(&tokens, tail, window, PREFILLED);
         assert!(
@@ -159,18 +163,52 @@ fn incomplete_snapshots_are_refused() {
             "{refused:?}"
         );
     }
-    let refused = put(&tokens[..99], Some(&rows), &whole, PREFILLED);
-    assert!(matches!(refused, Err(PutError::Tokens { .. })));
-    let refused = put(&tokens, Some(&rows), &whole, Provenance::Lossy(2));
+    let refused = put(&tokens[..99], Some(&rows), Some(&whole), PREFILLED);
+    assert!(matches!(refused, Err(PutError::Range { .. })));
+    let refused = put(&tokens, Some(&rows), Some(&whole), Provenance::Lossy(2));
     assert!(matches!(refused, Err(PutError::Origin { .. })));
-    // A model without windows has no snapshots.
+    // Where there are no windows, there is none to be kept, and rows are needed.
     let nothing = block(&full_only(), Section::Window, 100..100, 1);
-    let refused = store.put_snapshot(&exact(full_only()), &tokens, None, &nothing, PREFILLED);
-    assert!(
-        matches!(refused, Err(PutError::Range { .. })),
-        "{refused:?}"
-    );
+    let other = full_block(&full_only(), 65..100, 1);
+    for (tail, window) in [(None, None), (None, Some(&nothing)), (Some(&other), None)] {
+        let refused = store.put_snapshot(&exact(full_only()), &tokens, tail, window, PREFILLED);
+        assert!(
+            matches!(refused, Err(PutError::Range { .. })),
+            "{refused:?}"
+        );
+    }
     assert_eq!(store.stats().snapshots, 0);
+}
+
+#[test]
+fn without_windows_the_rows_since_the_last_page() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let tokens = prompt(400);
+    // At a page boundary there is nothing beside pages.
+    for end in [5, 64, 150, 191] {
+        put(&store, &full_only(), &tokens, end, 1);
+    }
+    assert_eq!(store.stats().snapshots, 3);
+    for (asked, pages, found) in [
+        (4, 0, None),
+        (5, 0, Some(5)),
+        (64, 64, Some(5)),
+        (150, 128, Some(150)),
+        (190, 128, Some(150)),
+        (400, 128, Some(191)),
+    ] {
+        let held = store.held(&space, &tokens[..asked], Wanted::Prefilled);
+        assert_eq!((held.tokens, held.snapshot), (pages, found), "{asked}");
+    }
+    for end in [5, 150, 191] {
+        let loaded = store.load_snapshot(&space, &tokens, end, Wanted::Prefilled);
+        assert_eq!(loaded, Ok(expected(&full_only(), end, 1)), "{end}");
+    }
+    let missing = Err(LoadError::Missing { end: 64 });
+    assert_eq!(
+        store.load_snapshot(&space, &tokens, 64, Wanted::Any),
+        missing
+    );
 }
 
 #[test]
