@@ -429,8 +429,9 @@ impl Pump {
             self.further_broke |= joined.is_err();
             joined?;
         }
+        self.measured
+            .connected(u32::try_from(connection.streams.len()).unwrap_or(u32::MAX));
         self.connection = Some(connection);
-        self.measured.connected();
         self.requeue();
         // A receiver that lacks something has not confirmed.
         self.in_doubt &= self.queue.is_empty();

@@ -44,6 +44,8 @@ pub struct Measured {
     on_their_way: u64,
     busy_since: Option<Instant>,
     computed: Option<f64>,
+    /// Connections: each has a writer here that encodes and a reader there that decodes.
+    connections: u32,
 }
 
 /// A sum of bytes over a sum of seconds; older ones count less and less.
@@ -93,6 +95,7 @@ impl Measured {
             on_their_way: 0,
             busy_since: None,
             computed: None,
+            connections: 1,
         }
     }
 
@@ -144,7 +147,8 @@ impl Measured {
     }
 
     /// All connections are new ones.
-    pub fn connected(&mut self) {
+    pub fn connected(&mut self, connections: u32) {
+        self.connections = connections;
         self.link.clear();
     }
 
@@ -227,8 +231,8 @@ impl Measured {
         let conditions = Conditions {
             production,
             goodput,
-            encoders: 1,
-            decoders: 1,
+            encoders: self.connections,
+            decoders: self.connections,
             rates: self.rates,
         };
         let before = self.adaptive.codec();

@@ -200,6 +200,18 @@ fn connections_share_a_link() {
 }
 
 #[test]
+fn each_connection_has_an_encoder() {
+    let lossless = Choice::Auto(Quality::Lossless);
+    // A link that does not quite carry what is computed, and would in a codec that one core is too slow for.
+    for (connections, codec) in [(1, Codec::Raw), (2, Codec::Plane)] {
+        let mut measured = Measured::new(&lossless, Some(1.7e9));
+        measured.connected(connections);
+        measured.produced(&chunk(15_000_000, 10.0));
+        assert_eq!(measured.codec(), codec, "{connections} connections");
+    }
+}
+
+#[test]
 fn rows_that_are_held_do_not_tell_how_fast_others_are_computed() {
     // Where nothing is computed, any link is too slow to hide.
     let mut seeded = Measured::new(&AUTO, Some(10e6));
