@@ -1,0 +1,115 @@
+//! What a hello is compared with.
+
+use std::sync::Arc;
+
+use crate::adaptive::Quality;
+use crate::contract::{Contract, Difference};
+use crate::digest::token_digest;
+use crate::limits::{MAX_CONTINUATION, MAX_DIFFERENCES, MAX_STRING};
+use crate::message::{Hello, RefusalCode, Refuse};
+
+/// What a ticket permits.
+#[derive(Clone)]
+pub struct Expectation {
+    /// What the rows must be.
+    pub contract: Arc<Contract>,
+    /// Id of the handoff.
+    pub handoff: u64,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// KV must cover `[0, kv_end)`; with `continued` at least that.
+    pub kv_end: u32,
+    /// True if the sender may name tokens that follow the prompt.
+    pub continued: bool,
+    /// How far rows may differ from what was computed.
+    pub quality: Quality,
+    /// True if the rows may be those of another quantisation of the weights.
+    pub mixed_quantisation: bool,
+}
+
+impl std::fmt::Debug for Expectation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Expectation")
+            .field("handoff", &self.handoff)
+            .field("n_tokens", &self.tokens.len())
+            .field("kv_end", &self.kv_end)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Compares a hello with what its ticket permits; gives the end of its KV.
+pub(super) fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<Refuse>> {
+    for (name, text) in [
+        ("ticket", &hello.ticket),
+        ("token_digest", &hello.token_digest),
+    ] {
+        if text.len() > MAX_STRING {
+            let message = format!("hello field `{name}` is longer than {MAX_STRING} bytes");
+            return Err(refuse(RefusalCode::Hello, message));
+        }
+    }
+    if let Err(e) = hello.contract.validate() {
+        return Err(refuse(RefusalCode::Contract, e.to_string()));
+    }
+    let ours = &expected.contract;
+    let mut differences = if expected.mixed_quantisation {
+        ours.differences_but_quantisation(&hello.contract)
+    } else {
+        ours.differences(&hello.contract)
+    };
+    if !differences.is_empty() {
+        differences.truncate(MAX_DIFFERENCES);
+        return Err(Box::new(Refuse {
+            code: RefusalCode::Contract,
+            message: join(&differences),
+            differences,
+        }));
+    }
+    let count = hello.continuation.len();
+    let limit = if expected.continued {
+        MAX_CONTINUATION
+    } else {
+        0
+    };
+    if count > limit {
+        let message = format!("hello field `continuation` has {count} tokens, limit {limit}");
+        return Err(refuse(RefusalCode::Tokens, message));
+    }
+    let most = expected.tokens.len().saturating_add(count);
+    let (ours, theirs) = (expected.kv_end, hello.kv_end);
+    let fits = if expected.continued {
+        theirs >= ours && theirs as usize <= most
+    } else {
+        ours == theirs
+    };
+    if !fits {
+        let message = format!("hello field `kv_end` differs: ours {ours}, theirs {theirs}");
+        return Err(refuse(RefusalCode::Tokens, message));
+    }
+    let all: Vec<u32> = expected
+        .tokens
+        .iter()
+        .chain(&hello.continuation)
+        .copied()
+        .collect();
+    let digest = blake3::Hash::from(token_digest(&all)).to_hex();
+    if hello.token_digest != digest.as_str() {
+        let theirs = &hello.token_digest;
+        let message = format!("hello field `token_digest` differs: ours {digest}, theirs {theirs}");
+        return Err(refuse(RefusalCode::Tokens, message));
+    }
+    Ok(theirs)
+}
+
+fn refuse(code: RefusalCode, message: String) -> Box<Refuse> {
+    Box::new(Refuse {
+        code,
+        message,
+        differences: Vec::new(),
+    })
+}
+
+fn join(differences: &[Difference]) -> String {
+    let all: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    all.join("; ")
+}
