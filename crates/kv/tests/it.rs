@@ -18,6 +18,7 @@ mod it {
     mod link;
     mod pages;
     mod permit;
+    mod pipe;
     mod receipt;
     mod resume;
     mod round_trip;

@@ -12,7 +12,8 @@ use tandem_kv::page::PAGE_TOKENS;
 use tandem_kv::{Contract, KvBlock, LayerKind, PlaneKind, Section};
 
 use super::driver::{blocks, contract, credit_of, full, layer, mixed, windowed};
-use super::link::{Case, End, Fault, Harm, Report, Traffic, Way, hand_over};
+use super::link::{Case, End, Report, Traffic, hand_over};
+use super::pipe::{Fault, Harm, Way};
 
 /// KV of five tokens of `mixed()`, in two blocks and a window.
 fn small(streams: u32) -> Case {
