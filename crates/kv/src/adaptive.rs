@@ -104,7 +104,35 @@ pub struct CodecRates {
     pub k8v4: CodecRate,
 }
 
+/// Bytes of rows that one worker of a receiver decodes in a second, as it has measured them; `None`
+/// where it has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeRates {
+    /// [`Codec::Plane`].
+    pub plane: Option<u64>,
+    /// [`Codec::Q8`].
+    pub q8: Option<u64>,
+    /// [`Codec::K8v4`].
+    pub k8v4: Option<u64>,
+}
+
 impl CodecRates {
+    /// Takes over what a receiver has measured.
+    pub fn decoded_at(&mut self, receiver: &DecodeRates) {
+        let DecodeRates { plane, q8, k8v4 } = *receiver;
+        for (rate, measured) in [
+            (&mut self.plane, plane),
+            (&mut self.q8, q8),
+            (&mut self.k8v4, k8v4),
+        ] {
+            #[expect(clippy::cast_precision_loss, reason = "a rate")]
+            if let Some(measured) = measured {
+                rate.decode = measured as f64;
+            }
+        }
+    }
+
     /// Rates of one codec.
     #[must_use]
     pub const fn of(&self, codec: Codec) -> &CodecRate {

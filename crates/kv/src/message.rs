@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::adaptive::DecodeRates;
 use crate::contract::{Contract, Difference};
 use crate::frame::{Header, Kind, encode_frame};
 use crate::limits::MAX_STRING;
@@ -65,6 +66,8 @@ pub struct Accept {
     pub have_page: Option<String>,
     /// True if the window is there already.
     pub have_window: bool,
+    /// How fast the receiver decodes.
+    pub decode_rates: DecodeRates,
 }
 
 impl std::fmt::Debug for Accept {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use self::hello::compare;
-use crate::adaptive::Quality;
+use crate::adaptive::{DecodeRates, Quality};
 use crate::codec::{Codec, CodecError};
 use crate::contract::Contract;
 use crate::frame::{FrameError, Header, Kind, encode_frame};
@@ -82,6 +82,8 @@ pub struct Terms {
     pub credit_bytes: u64,
     /// Id of the last complete page of the tokens that are held, hex.
     pub have_page: Option<String>,
+    /// How fast this end decodes.
+    pub decode_rates: DecodeRates,
 }
 
 /// A block that has arrived whole and is next in order.
@@ -237,6 +239,7 @@ impl Receiver {
             have_tokens: self.next_token,
             have_page: terms.have_page.clone(),
             have_window: self.contract.has_window() && self.kv_end > 0 && self.window_given,
+            decode_rates: terms.decode_rates,
         };
         Ok(control_frame(Kind::Accept, self.handoff, 0, &accept)?)
     }

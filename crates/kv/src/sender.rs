@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::adaptive::DecodeRates;
 use crate::codec::CodecError;
 use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
@@ -180,6 +181,7 @@ impl Sender {
                 credit_bytes: 0,
                 have_tokens: 0,
                 have_page: None,
+                decode_rates: DecodeRates::default(),
                 have_window: false,
             },
             next_token: 0,

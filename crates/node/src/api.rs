@@ -36,6 +36,7 @@ use crate::job::Command;
 use crate::limits::{BODY, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
 use crate::model::Model;
 use crate::pages::PageStore;
+use crate::receive::Decoding;
 use crate::send::{Choice, Links, Route};
 use crate::tickets::Tickets;
 
@@ -60,6 +61,8 @@ pub struct Node {
     pub staging: Arc<Semaphore>,
     /// Buffers of the last handoff that was received, for the next one: at most one credit.
     pub spare: Mutex<Vec<Vec<u8>>>,
+    /// How fast this node decodes.
+    pub decoding: Arc<Decoding>,
     /// Places for complete handoffs that can be confirmed again.
     pub confirmed: Arc<Semaphore>,
     /// KV of earlier requests.

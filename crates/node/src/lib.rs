@@ -19,6 +19,7 @@ pub mod job;
 pub mod limits;
 pub mod model;
 pub mod pages;
+mod rate;
 pub mod receive;
 pub mod running;
 pub mod send;
@@ -111,6 +112,7 @@ pub async fn run(
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
         spare: Mutex::default(),
+        decoding: Arc::default(),
         confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
         links: Arc::default(),

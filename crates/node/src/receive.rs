@@ -4,6 +4,7 @@
 //! has a reader (`stream`), which checks and decodes. A connection that breaks leaves the owner
 //! waiting for another one for a limited time; what was applied stays.
 
+mod decoding;
 mod stream;
 
 use std::collections::VecDeque;
@@ -36,6 +37,7 @@ use crate::limits::{
 };
 use crate::tickets::{Permitted, Target};
 use crate::wire::{WireError, read_header, read_payload, write_frame};
+pub use decoding::Decoding;
 use stream::{Reader, StepOf};
 
 /// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
@@ -278,6 +280,7 @@ async fn serve(
         kv_end,
         tail: Tail::default(),
         spare: std::mem::take(&mut *spare(node)),
+        decoding: Arc::clone(&node.decoding),
     };
     let result = pump.run(first).await;
     if let Some(receiver) = &pump.receiver {
@@ -341,6 +344,7 @@ struct Pump {
     tail: Tail,
     /// Buffers for the receiver.
     spare: Vec<Vec<u8>>,
+    decoding: Arc<Decoding>,
 }
 
 /// Why the owner of a handoff stops.
@@ -462,6 +466,7 @@ impl Pump {
             streams: STREAMS,
             credit_bytes: CREDIT_BYTES,
             have_page,
+            decode_rates: self.decoding.rates(),
         }
     }
 
@@ -473,7 +478,14 @@ impl Pump {
         let inbound = lock(&receiver).main();
         let Greeted { read, write } = greeted;
         let steps = self.steps.clone();
-        let reader = Reader::new(read, inbound, receiver, steps, self.limits);
+        let reader = Reader::new(
+            read,
+            inbound,
+            receiver,
+            steps,
+            self.limits,
+            Arc::clone(&self.decoding),
+        );
         let generation = reader.generation();
         self.connection = Some(Connection {
             write,
@@ -655,7 +667,14 @@ impl Pump {
         let answered = write_frame(&mut write, &answer, self.limits.handoff_silence).await;
         answered.map_err(|e| Fault::Broken(e.to_string()))?;
         let steps = self.steps.clone();
-        let reader = Reader::new(read, inbound, receiver, steps, self.limits);
+        let reader = Reader::new(
+            read,
+            inbound,
+            receiver,
+            steps,
+            self.limits,
+            Arc::clone(&self.decoding),
+        );
         connection.readers.push(tokio::spawn(reader.run()));
         connection.further.push(write);
         Ok(())

@@ -429,8 +429,9 @@ impl Pump {
             self.further_broke |= joined.is_err();
             joined?;
         }
-        self.measured
-            .connected(u32::try_from(connection.streams.len()).unwrap_or(u32::MAX));
+        let streams = u32::try_from(connection.streams.len()).unwrap_or(u32::MAX);
+        let decode_rates = &self.sender.accepted().decode_rates;
+        self.measured.connected(streams, decode_rates);
         self.connection = Some(connection);
         self.requeue();
         // A receiver that lacks something has not confirmed.

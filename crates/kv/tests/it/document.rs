@@ -213,7 +213,7 @@ fn every_key_of_every_message() {
     for (heading, expected) in [
         ("### hello", vec![keys(&hello)]),
         ("### join", vec![keys(Join { stream })]),
-        ("### accept", vec![keys(accept)]),
+        ("### accept", vec![keys(&accept), keys(accept.decode_rates)]),
         ("### refuse", vec![keys(refuse), keys(difference)]),
         ("### commit", vec![keys(commit)]),
         ("### abort", vec![keys(Abort { reason })]),

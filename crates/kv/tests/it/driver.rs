@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kv::adaptive::Quality;
+use tandem_kv::adaptive::{DecodeRates, Quality};
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{Checksum, HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_FULL_BLOCK_BYTES};
@@ -157,6 +157,10 @@ pub fn terms() -> Terms {
         streams: 1,
         credit_bytes: CREDIT_BYTES,
         have_page: None,
+        decode_rates: DecodeRates {
+            plane: Some(2_000_000_000),
+            ..DecodeRates::default()
+        },
     }
 }
 

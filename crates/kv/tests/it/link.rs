@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
+use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::MAX_SESSIONS;
@@ -723,6 +724,7 @@ impl<'a> World<'a> {
             streams: case.streams,
             credit_bytes: case.credit_bytes,
             have_page: have_page(&case.contract, case.kv_end, have),
+            decode_rates: DecodeRates::default(),
         };
         if let Some(expected) = first {
             let (receiver, accept) =

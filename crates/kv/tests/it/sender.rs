@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::{FrameError, Header, Kind, encode_frame};
 use tandem_kv::limits::{
@@ -55,6 +56,7 @@ fn terms(credit_bytes: u64) -> Accept {
         have_tokens: 0,
         have_page: None,
         have_window: false,
+        decode_rates: DecodeRates::default(),
     }
 }
 

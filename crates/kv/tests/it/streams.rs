@@ -1,6 +1,7 @@
 //! Several connections of one handoff, frame by frame: what may come where, in which order, and what
 //! is refused. (Whole handoffs over several connections: `resume.rs`.)
 
+use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Decoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::message::{Hello, parse};
@@ -407,6 +408,7 @@ fn segment(contract: &Contract, block: &KvBlock, out: &mut Outbound) -> Vec<u8> 
         have_tokens: have,
         have_page: have_page(contract, 100, have),
         have_window: false,
+        decode_rates: DecodeRates::default(),
     };
     let frame = tandem_kv::message::control_frame(Kind::Accept, super::driver::HANDOFF, 0, &accept)
         .unwrap();

@@ -1,14 +1,15 @@
 //! The reader of one connection of a handoff: checks headers, reads rows into place, decodes.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use tandem_identity::ReadHalf;
-use tandem_kv::codec::{CodecError, Decoder};
+use tandem_kv::codec::{Codec, CodecError, Decoder};
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::receiver::{Inbound, Receiver, ReceiverError, Step};
 use tokio::sync::mpsc;
 
-use super::lock;
+use super::{Decoding, lock};
 use crate::limits::Limits;
 use crate::wire::{WireError, fill, fill_parts, read_header, read_payload};
 
@@ -46,6 +47,7 @@ pub(super) struct Reader {
     receiver: Arc<Mutex<Receiver>>,
     steps: mpsc::Sender<StepOf>,
     limits: Limits,
+    decoding: Arc<Decoding>,
     /// Encoded payloads, used again.
     scratch: Vec<u8>,
 }
@@ -57,6 +59,7 @@ impl Reader {
         receiver: Arc<Mutex<Receiver>>,
         steps: mpsc::Sender<StepOf>,
         limits: Limits,
+        decoding: Arc<Decoding>,
     ) -> Self {
         Self {
             read,
@@ -64,6 +67,7 @@ impl Reader {
             receiver,
             steps,
             limits,
+            decoding,
             scratch: Vec::new(),
         }
     }
@@ -124,6 +128,12 @@ impl Reader {
         }
         self.scratch.resize(header.payload_len as usize, 0);
         fill(&mut self.read, &mut self.scratch, silence).await?;
-        Ok(self.inbound.decode(decoder, &self.scratch)?)
+        let start = Instant::now();
+        self.inbound.decode(decoder, &self.scratch)?;
+        if let Some(codec) = Codec::from_wire(header.codec) {
+            let raw_bytes = u64::from(header.raw_len);
+            self.decoding.took(codec, raw_bytes, start.elapsed());
+        }
+        Ok(())
     }
 }

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, Quality};
+use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, DecodeRates, Quality};
 use tandem_kv::codec::Codec;
 
 use super::links::Learnt;
 use super::stream::Done;
 use crate::job::Computed;
 use crate::limits::BELIEVED_BYTES;
+use crate::rate::Rate;
 use crate::wire::Drained;
 
 /// How the codec is chosen.
@@ -46,31 +47,6 @@ pub struct Measured {
     computed: Option<f64>,
     /// Connections: each has a writer here that encodes and a reader there that decodes.
     connections: u32,
-}
-
-/// A sum of bytes over a sum of seconds; older ones count less and less.
-#[derive(Debug, Default)]
-struct Rate {
-    bytes: f64,
-    seconds: f64,
-}
-
-impl Rate {
-    /// What came before counts half of what it did.
-    fn add(&mut self, bytes: u64, time: Duration) {
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let bytes = bytes as f64;
-        self.bytes = self.bytes / 2.0 + bytes;
-        self.seconds = self.seconds / 2.0 + time.as_secs_f64();
-    }
-
-    fn per_second(&self) -> f64 {
-        if self.seconds > 0.0 {
-            self.bytes / self.seconds
-        } else {
-            0.0
-        }
-    }
 }
 
 impl Measured {
@@ -146,9 +122,10 @@ impl Measured {
         rate.encode = raw / done.encoding.as_secs_f64();
     }
 
-    /// All connections are new ones.
-    pub fn connected(&mut self, connections: u32) {
+    /// All connections are new ones, to a receiver that decodes as fast as it says.
+    pub fn connected(&mut self, connections: u32, receiver: &DecodeRates) {
         self.connections = connections;
+        self.rates.decoded_at(receiver);
         self.link.clear();
     }
 

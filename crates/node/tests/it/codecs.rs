@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::FakeConfig;
-use tandem_kv::adaptive::Quality;
+use tandem_kv::adaptive::{DecodeRates, Quality};
 use tandem_kv::codec::Codec;
+use tandem_kv::frame::Kind;
+use tandem_kv::message::Accept;
 use tandem_kv::{KvBlock, Plane, PlaneKind, Section};
 use tandem_node::job::Computed;
 use tandem_node::limits::{BELIEVED_BYTES, MAX_LINKS};
@@ -14,6 +16,7 @@ use tandem_node::wire::Drained;
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
 use super::cluster::{Deal, Setup, prompt};
+use super::proxy::Proxy;
 
 /// Head sizes that all codecs take.
 fn config(windowed: bool) -> FakeConfig {
@@ -200,15 +203,49 @@ fn connections_share_a_link() {
 }
 
 #[test]
-fn each_connection_has_an_encoder() {
+fn each_connection_encodes_and_decodes_as_fast_as_the_other_end_says() {
     let lossless = Choice::Auto(Quality::Lossless);
     // A link that does not quite carry what is computed, and would in a codec that one core is too slow for.
-    for (connections, codec) in [(1, Codec::Raw), (2, Codec::Plane)] {
+    for (connections, plane, codec) in [
+        (1, None, Codec::Raw),
+        (2, None, Codec::Plane),
+        (2, Some(2_000_000_000), Codec::Plane),
+        (2, Some(500_000_000), Codec::Raw),
+    ] {
+        let receiver = DecodeRates {
+            plane,
+            ..DecodeRates::default()
+        };
         let mut measured = Measured::new(&lossless, Some(1.7e9));
-        measured.connected(connections);
+        measured.connected(connections, &receiver);
         measured.produced(&chunk(15_000_000, 10.0));
-        assert_eq!(measured.codec(), codec, "{connections} connections");
+        assert_eq!(measured.codec(), codec, "{connections}, {plane:?}");
     }
+}
+
+#[tokio::test]
+async fn a_node_says_how_fast_it_decodes() {
+    let config = config(false);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = Deal::new(&prompt(32 * 5 + 5), 32);
+    deal.via = Some(proxy.port);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.quality = Quality::K8v4;
+    let mut said = Vec::new();
+    for codec in [CodecChoice::Raw, CodecChoice::Q8, CodecChoice::Raw] {
+        proxy.next(&[]);
+        deal.terms.codec = codec;
+        deal.run(&prefill, &decode).await;
+        let accept: Accept = serde_json::from_slice(&proxy.answer(0, Kind::Accept)).unwrap();
+        said.push(accept.decode_rates);
+    }
+    // What has been measured is what has been decoded.
+    assert_eq!(said[..2], [DecodeRates::default(); 2]);
+    assert!(said[2].q8.is_some_and(|rate| rate > 0));
+    assert_eq!((said[2].plane, said[2].k8v4), (None, None));
+    decode.clean().await;
 }
 
 #[test]

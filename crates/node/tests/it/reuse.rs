@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use tandem_engine::fake::FakeConfig;
+use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::{Accept, control_frame};
@@ -218,6 +219,7 @@ async fn liar(claim: Claim) -> u16 {
             have_tokens: claim.tokens,
             have_page: claim.page,
             have_window: claim.window,
+            decode_rates: DecodeRates::default(),
         };
         let accept = control_frame(Kind::Accept, header.handoff, 0, &accept).unwrap();
         stream.write_all(&accept).await.unwrap();
