@@ -163,7 +163,7 @@ pub enum Command {
     Apply(JobId, Arc<KvBlock>, oneshot::Sender<Result<(), String>>),
     /// All pages of this node that the job can use have been applied.
     Seeded(JobId),
-    /// Pages of this node up to this token have been applied; a handoff brings the rest.
+    /// Pages of this node up to this token have been applied, or come next; a handoff brings the rest.
     Cached(JobId, u32),
     /// All KV of the job has been applied and the sender has committed.
     Committed(JobId, Box<HandedOver>),

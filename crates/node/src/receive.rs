@@ -448,6 +448,8 @@ impl Pump {
             }
             for block in blocks {
                 let end = block.tokens.end;
+                // Known before, should the handoff end meanwhile.
+                self.permitted.cached(end).await;
                 let applied = self.permitted.target.apply(Arc::new(block)).await;
                 applied.map_err(Fault::Over)?;
                 have = end;

@@ -93,7 +93,7 @@ impl Permitted {
         }
     }
 
-    /// Pages of this node cover the first `tokens` tokens.
+    /// Pages of this node cover the first `tokens` tokens, or will when the next block is applied.
     pub async fn cached(&self, tokens: u32) {
         self.deliver(|job| Command::Cached(job, tokens)).await;
     }

@@ -507,7 +507,9 @@ impl Worker {
         if let Work::Generate(g) = &mut job.work {
             g.summary.apply_ms += milliseconds(start);
             let whole = part.end == block.tokens.end;
-            if result.is_ok() && whole && matches!(g.stage, Stage::Receiving) {
+            let is_page = block.section == Section::Full
+                && block.tokens.end <= g.summary.cached_tokens;
+            if result.is_ok() && whole && !is_page && matches!(g.stage, Stage::Receiving) {
                 g.summary.handoff_bytes += block.bytes();
             }
         }
@@ -541,14 +543,13 @@ impl Worker {
         }
     }
 
-    /// A handoff began with pages of this node.
+    /// A handoff begins with pages of this node up to here: they are in place, or come next.
     fn has_pages(&mut self, id: JobId, tokens: u32) {
         if let Some(job) = self.jobs.get_mut(&id)
             && let Work::Generate(g) = &mut job.work
+            && matches!(g.stage, Stage::Receiving)
         {
             g.summary.cached_tokens = tokens;
-            // What came so far did not come from the sender.
-            g.summary.handoff_bytes = 0;
         }
     }
 
@@ -708,7 +709,7 @@ impl Worker {
             return;
         }
         let held = self.engine.held(job.sequence);
-        // Pages of this node are in place before anything is sent.
+        // Pages of this node are in place before anything is sent, as far as they came.
         g.summary.cached_tokens = g.summary.cached_tokens.min(held);
         g.summary.remote_tokens = held - g.summary.cached_tokens;
         g.summary.fallback = Some(reason);

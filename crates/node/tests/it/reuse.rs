@@ -499,6 +499,10 @@ async fn pages_that_do_not_get_into_place_in_time_end_the_handoff() {
     let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), later);
     let reason = outcome.made_good(&expected, "pages");
     assert!(reason.contains("silent"), "{reason}");
+    // The pages are kept, and count as such.
+    let summary = &outcome.answer.summary;
+    assert_eq!((summary.cached_tokens, summary.remote_tokens), (SHARED, 0));
+    assert_eq!((summary.local_tokens, summary.handoff_bytes), (19, 0));
     decode.clean().await;
     prefill.clean().await;
 }
