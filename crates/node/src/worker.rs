@@ -507,8 +507,8 @@ impl Worker {
         if let Work::Generate(g) = &mut job.work {
             g.summary.apply_ms += milliseconds(start);
             let whole = part.end == block.tokens.end;
-            let is_page = block.section == Section::Full
-                && block.tokens.end <= g.summary.cached_tokens;
+            let is_page =
+                block.section == Section::Full && block.tokens.end <= g.summary.cached_tokens;
             if result.is_ok() && whole && !is_page && matches!(g.stage, Stage::Receiving) {
                 g.summary.handoff_bytes += block.bytes();
             }

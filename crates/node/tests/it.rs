@@ -24,11 +24,13 @@ mod it {
     mod pages;
     mod parity;
     mod peers;
+    mod phases;
     mod proxy;
     mod raw;
     mod refusals;
     mod resume;
     mod reuse;
+    mod rig;
     mod security;
     mod slices;
     mod streams;

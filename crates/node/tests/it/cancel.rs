@@ -7,7 +7,7 @@ use tandem_engine::fake::{CallKind, FakeConfig};
 use tandem_proto::{PrefillEvent, PrefillFailed, PrefillMode, Role};
 
 use super::cluster::{
-    PATIENCE, TestNode, finish, hand_over, limits, node, opened, prompt, request,
+    PATIENCE, TestNode, endless, finish, hand_over, node, opened, prompt, request,
 };
 
 /// A gate that lets calls of one kind pass one by one, as the test says, and reports each.
@@ -52,7 +52,7 @@ async fn forgotten(node: &TestNode, request: &str) {
 async fn a_decode_stops_within_one_step_when_the_coordinator_goes() {
     let mut config = FakeConfig::default();
     let (at, go) = gate(&mut config, CallKind::Decode);
-    let both = node(Role::Both, config.clone(), limits()).await;
+    let both = node(Role::Both, config.clone(), endless()).await;
     let chunk = config.microbatch_tokens;
     let mut request = request(&prompt(4), PrefillMode::Local, chunk);
     request.generation.max_tokens = Some(config.tokens_per_sequence / 2);
@@ -71,8 +71,8 @@ async fn a_decode_stops_within_one_step_when_the_coordinator_goes() {
 async fn a_prefill_stops_within_one_chunk_when_the_coordinator_goes() {
     let mut slow = FakeConfig::default();
     let (at, go) = gate(&mut slow, CallKind::Prefill);
-    let prefill = node(Role::Prefill, slow.clone(), limits()).await;
-    let decode = node(Role::Decode, FakeConfig::default(), limits()).await;
+    let prefill = node(Role::Prefill, slow.clone(), endless()).await;
+    let decode = node(Role::Decode, FakeConfig::default(), endless()).await;
     let chunk = slow.microbatch_tokens;
     let tokens = prompt(chunk * 8);
     let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
@@ -107,8 +107,8 @@ const CANCEL: std::time::Duration = std::time::Duration::from_secs(1);
 async fn a_cancelled_request_frees_both_ends_though_the_decoding_engine_is_busy() {
     let mut slow = FakeConfig::default();
     let (at, go) = gate(&mut slow, CallKind::Import);
-    let prefill = node(Role::Prefill, FakeConfig::default(), limits()).await;
-    let decode = node(Role::Decode, slow.clone(), limits()).await;
+    let prefill = node(Role::Prefill, FakeConfig::default(), endless()).await;
+    let decode = node(Role::Decode, slow.clone(), endless()).await;
     let chunk = slow.microbatch_tokens;
     let (events, mut sending) = hand_over(&prefill, &decode, &prompt(chunk * 8), chunk).await;
     at.recv().unwrap();
@@ -135,10 +135,8 @@ async fn a_cancelled_request_frees_both_ends_though_the_decoding_engine_is_busy(
 async fn a_cancelled_prefill_tells_the_decode_node_though_its_engine_is_busy() {
     let mut slow = FakeConfig::default();
     let (at, go) = gate(&mut slow, CallKind::Prefill);
-    let mut long = limits();
-    long.resume = PATIENCE;
-    let prefill = node(Role::Prefill, slow.clone(), long).await;
-    let decode = node(Role::Decode, FakeConfig::default(), long).await;
+    let prefill = node(Role::Prefill, slow.clone(), endless()).await;
+    let decode = node(Role::Decode, FakeConfig::default(), endless()).await;
     let chunk = slow.microbatch_tokens;
     let tokens = prompt(chunk * 8);
     let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;

@@ -45,12 +45,31 @@ impl Drop for TestNode {
     }
 }
 
-/// Short waits where a test needs them to pass, long ones elsewhere.
+/// What a test gives to the one limit that it is about.
+pub const SHORT: Duration = Duration::from_millis(300);
+
+/// Waits that no test has the patience for: what ends all the same ends at once, or for the limit that the
+/// test has shortened.
+pub fn endless() -> Limits {
+    let long = PATIENCE * 10;
+    Limits {
+        handoff_silence: long,
+        connect: long,
+        head: long,
+        accept: long,
+        page_read: long,
+        resume: long,
+        receipt: long,
+        beat: Duration::from_millis(200),
+        ..Limits::default()
+    }
+}
+
+/// The same, but complete handoffs are soon forgotten.
 pub fn limits() -> Limits {
     Limits {
-        beat: Duration::from_millis(200),
         resume: Duration::from_millis(500),
-        ..Limits::default()
+        ..endless()
     }
 }
 
@@ -282,7 +301,7 @@ impl TestNode {
     }
 
     /// Ends the node as a crash would: no goodbye, connections just close.
-    pub fn kill(mut self) {
+    pub fn kill(&mut self) {
         self.runtime
             .take()
             .expect("not mortal")
@@ -316,6 +335,13 @@ impl TestNode {
     pub async fn clean(&self) {
         self.idle().await;
         self.until("clean", is_clean).await;
+    }
+
+    /// Waits until nothing is going on; secrets of complete handoffs may be left.
+    pub async fn settled(&self) {
+        self.idle().await;
+        let but_secrets = |s: &HandoffStatus| is_clean(&HandoffStatus { secrets: 0, ..*s });
+        self.until("settled", but_secrets).await;
     }
 
     /// Tells a decode node that no KV will come, as a coordinator does.
@@ -378,6 +404,11 @@ pub struct Answer {
 
 /// Reads an answer to its end.
 pub async fn finish(events: &mut Events<GenerateEvent>) -> Answer {
+    let reading = tokio::time::timeout(PATIENCE, read_answer(events));
+    reading.await.expect("the answer does not end")
+}
+
+async fn read_answer(events: &mut Events<GenerateEvent>) -> Answer {
     let mut answer = Answer::default();
     while let Some(event) = events.next().await {
         match event {
@@ -418,11 +449,15 @@ pub fn prefill_request(tokens: &[u32], ticket: &Ticket, chunk: u32) -> PrefillRe
 
 /// The last event of a prefill.
 pub async fn prefill_end(events: &mut Events<PrefillEvent>) -> PrefillEvent {
-    let mut last = PrefillEvent::Beat;
-    while let Some(event) = events.next().await {
-        last = event;
-    }
-    last
+    let reading = async {
+        let mut last = PrefillEvent::Beat;
+        while let Some(event) = events.next().await {
+            last = event;
+        }
+        last
+    };
+    let reading = tokio::time::timeout(PATIENCE, reading);
+    reading.await.expect("the prefill does not end")
 }
 
 /// The tokens of an undisturbed local answer.

@@ -80,6 +80,7 @@ async fn lossy_codecs_need_permission_of_the_receiver() {
         let outcome = deal.run(&prefill, &decode).await;
         let reason = outcome.made_good(&expected, &what);
         assert!(reason.contains("`codec`"), "{what}: {reason}");
+        assert_eq!(outcome.answer.summary.remote_tokens, 0, "{what}");
         assert!(matches!(outcome.end, PrefillEvent::Failed(_)), "{what}");
         assert_eq!(outcome.answer.summary.codec, None, "{what}");
         assert_eq!(outcome.answer.summary.remote_tokens, 0, "{what}");

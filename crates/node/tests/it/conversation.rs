@@ -12,7 +12,7 @@ use tandem_node::limits::MAX_COMMANDS;
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, heavy, is_clean, limits, prompt};
+use super::cluster::{Calls, Deal, PATIENCE, Setup, TestNode, heavy, is_clean, limits, prompt};
 use super::kills::Brake;
 use super::proxy::Proxy;
 use super::raw::Handoff;
@@ -28,7 +28,7 @@ fn keeping() -> HandoffTerms {
 }
 
 /// A first turn whose answer is long enough for another page.
-fn first_turn() -> Deal {
+pub fn first_turn() -> Deal {
     let mut deal = Deal::new(&prompt(CHUNK * 3 + 4), CHUNK);
     deal.terms = keeping();
     deal.max_tokens = 70;
@@ -134,7 +134,7 @@ async fn a_prefill_node_that_has_gone_costs_only_its_copy() {
     let config = FakeConfig::default();
     let mut prefill = Setup::new(Role::Prefill, &config);
     prefill.mortal = true;
-    let prefill = prefill.start().await;
+    let mut prefill = prefill.start().await;
     let decode = Setup::new(Role::Decode, &config).start().await;
     let first = first_turn();
     let (mut events, ticket) = first.open(&decode).await;
@@ -149,8 +149,14 @@ async fn a_prefill_node_that_has_gone_costs_only_its_copy() {
 }
 
 /// The permission that a prefill node gave with its receipt, unused.
-async fn permission(config: &FakeConfig, deal: &Deal) -> (super::cluster::TestNode, ReturnTicket) {
-    let prefill = Setup::new(Role::Prefill, config).start().await;
+async fn permission(config: &FakeConfig, deal: &Deal) -> (TestNode, ReturnTicket) {
+    permission_of(Setup::new(Role::Prefill, config), deal).await
+}
+
+/// The same of a node like this.
+pub async fn permission_of(prefill: Setup, deal: &Deal) -> (TestNode, ReturnTicket) {
+    let config = &prefill.config.clone();
+    let prefill = prefill.start().await;
     let decode = Setup::new(Role::Decode, config).start().await;
     let proxy = Proxy::to(decode.port).await;
     let mut deal = deal.clone();

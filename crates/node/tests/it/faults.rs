@@ -9,8 +9,8 @@ use tandem_node::limits::MAX_RECONNECTS;
 use tandem_proto::{ErrorCode, PrefillEvent, PrefillFailed, PrefillMode, Reuse, Role};
 
 use super::cluster::{
-    Deal, Setup, finish, hand_over, limits, local_tokens, node, opened, prefill_end, prompt,
-    request,
+    Deal, Setup, endless, finish, hand_over, limits, local_tokens, node, opened, prefill_end,
+    prompt, request,
 };
 use super::proxy::{Fault, Proxy};
 
@@ -25,8 +25,8 @@ async fn a_prefill_that_fails_midway_costs_time_and_not_the_answer() {
             call: CallKind::Prefill,
             nth: 3,
         });
-        let prefill = node(Role::Prefill, broken, limits()).await;
-        let decode = node(Role::Decode, config.clone(), limits()).await;
+        let prefill = node(Role::Prefill, broken, endless()).await;
+        let decode = node(Role::Decode, config.clone(), endless()).await;
         let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
         let end = prefill_end(&mut sending).await;
         assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
@@ -56,8 +56,8 @@ async fn an_import_that_fails_is_made_good_by_a_local_prefill() {
         call: CallKind::Import,
         nth: 2,
     });
-    let prefill = node(Role::Prefill, config.clone(), limits()).await;
-    let decode = node(Role::Decode, broken, limits()).await;
+    let prefill = node(Role::Prefill, config.clone(), endless()).await;
+    let decode = node(Role::Decode, broken, endless()).await;
     let (mut events, mut sending) = hand_over(&prefill, &decode, &tokens, chunk).await;
     let answer = finish(&mut events).await;
     assert_eq!(answer.summary.remote_tokens, chunk * 2);
@@ -74,7 +74,7 @@ async fn an_import_that_fails_is_made_good_by_a_local_prefill() {
 async fn the_coordinator_can_say_that_no_kv_will_come() {
     let config = FakeConfig::default();
     let chunk = config.microbatch_tokens;
-    let decode = node(Role::Decode, config.clone(), limits()).await;
+    let decode = node(Role::Decode, config.clone(), endless()).await;
     let tokens = prompt(chunk * 2);
     let request = request(&tokens, PrefillMode::Remote, chunk);
     let mut events = decode.generate(&request).await.unwrap();
@@ -216,8 +216,7 @@ async fn a_connection_over_which_a_byte_comes_now_and_then_is_given_up() {
         limits: Limits {
             handoff_silence: Duration::from_millis(400),
             handoff_beat: Duration::from_millis(50),
-            resume: Duration::from_secs(5),
-            ..limits()
+            ..endless()
         },
         ..Setup::new(role, &config)
     };
@@ -243,6 +242,7 @@ async fn a_connection_over_which_a_byte_comes_now_and_then_is_given_up() {
     proxy.next(&[Fault::Drip(segment.start + 70); MAX_RECONNECTS as usize + 8]);
     let outcome = deal.run(&prefill, &decode).await;
     outcome.made_good(&expected, "always");
-    decode.clean().await;
+    assert_eq!(proxy.connections(), MAX_RECONNECTS as usize + 1);
+    decode.settled().await;
     prefill.clean().await;
 }

@@ -1,7 +1,7 @@
 //! A handoff belongs to one request, whatever happens to the place that it was given.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_engine::generation::{Format, Generation, GenerationParams};
@@ -20,7 +20,7 @@ use tandem_node::send::Input;
 use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, finish, limits, pages, prompt};
+use super::cluster::{Calls, Deal, PATIENCE, Setup, endless, finish, limits, pages, prompt};
 use super::raw::Handoff;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -317,9 +317,16 @@ async fn only_a_committed_handoff_decodes() {
             .all(|c| !matches!(c, Call::Decode { .. })),
         "decoded without a commit"
     );
+    let start = Instant::now();
     drop(handoff);
     let answer = finish(&mut events).await;
-    assert!(answer.summary.fallback.is_some());
+    assert!(start.elapsed() >= waits.resume);
+    let summary = &answer.summary;
+    assert!(summary.fallback.is_some());
+    assert_eq!(
+        (summary.remote_tokens, summary.local_tokens),
+        (chunk * 2, 0)
+    );
     assert_eq!(answer.tokens, deal.expected(&config).await);
     decode.clean().await;
 }
@@ -361,10 +368,8 @@ async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
 #[tokio::test(flavor = "multi_thread")]
 async fn complete_handoffs_are_remembered_up_to_a_limit() {
     let config = FakeConfig::default();
-    let mut long = limits();
-    long.resume = PATIENCE;
     let decode = Setup {
-        limits: long,
+        limits: endless(),
         ..Setup::new(Role::Decode, &config)
     };
     let (prefill, decode) = (Setup::new(Role::Prefill, &config), decode.start().await);

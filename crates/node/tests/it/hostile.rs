@@ -12,12 +12,13 @@ use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::{Accept, control_frame};
 use tandem_kv::sender::{Offer, Sender};
+use tandem_node::Limits;
 use tandem_proto::{PrefillMode, Role, Ticket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::cluster::{
-    Deal, PATIENCE, Setup, finish, limits, local_tokens, node, opened, prompt, request,
+    Deal, PATIENCE, SHORT, Setup, endless, finish, local_tokens, node, opened, prompt, request,
 };
 
 /// The frames of a correct handoff: hello, one or more segments per chunk, commit.
@@ -168,11 +169,8 @@ async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
     let chunk = config.microbatch_tokens;
     let tokens = prompt(chunk * 3 + 2);
     let expected = local_tokens(&config, &tokens, chunk).await;
-    let mut short = limits();
-    short.handoff_silence = std::time::Duration::from_secs(2);
-    short.resume = std::time::Duration::from_millis(100);
-    let decode = node(Role::Decode, config.clone(), short).await;
     for kind in KINDS {
+        let decode = node(Role::Decode, config.clone(), limits_of(kind)).await;
         let request = request(&tokens, PrefillMode::Remote, chunk);
         let mut events = decode.generate(&request).await.unwrap();
         let ticket = opened(&mut events).await.expect("ticket");
@@ -186,8 +184,34 @@ async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
             "{kind}: {answer:?}"
         );
         assert_eq!(answer.tokens, expected, "{kind}");
-        decode.clean().await;
+        let summary = &answer.summary;
+        let all = chunk * 3 + 1;
+        assert_eq!(summary.remote_tokens + summary.local_tokens, all, "{kind}");
+        // All rows came, whatever the commit says of them.
+        if kind == "another manifest" {
+            assert_eq!(summary.remote_tokens, all);
+        }
+        decode.settled().await;
     }
+}
+
+/// What ends a handoff like this: a broken rule ends it at once; damage, and the want of a receipt, when no
+/// other connection comes; and one that has not begun when nobody uses the ticket.
+fn limits_of(kind: &str) -> Limits {
+    let mut limits = endless();
+    match kind {
+        "correct"
+        | "payload byte flipped"
+        | "header byte flipped"
+        | "magic gone"
+        | "oversized length"
+        | "truncated in a payload"
+        | "truncated in a header"
+        | "closed before commit" => limits.resume = SHORT,
+        "hello damaged" | "no hello" | "garbage" | "nothing" => limits.handoff_silence = SHORT,
+        _ => {}
+    }
+    limits
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Nodes that die or stand still during a handoff.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
@@ -11,25 +11,51 @@ use tandem_proto::{ErrorCode, PrefillEvent, Reuse, Role};
 use super::cluster::{Deal, PATIENCE, Setup, TestNode, finish, limits, prefill_end, prompt};
 
 /// Holds calls of one kind from the `nth` on, until it is let go.
-#[derive(Clone, Default)]
-pub struct Brake(Arc<AtomicBool>);
+#[derive(Clone)]
+pub struct Brake(Arc<Held>);
+
+struct Held {
+    /// Calls that still pass.
+    pass: AtomicU32,
+    is_released: AtomicBool,
+    is_reached: AtomicBool,
+}
 
 impl Brake {
     pub fn on(config: &mut FakeConfig, kind: CallKind, nth: u32) -> Self {
-        let brake = Self::default();
-        let (held, seen) = (brake.clone(), std::sync::atomic::AtomicU32::new(0));
+        let brake = Self(Arc::new(Held {
+            pass: AtomicU32::new(nth),
+            is_released: AtomicBool::new(false),
+            is_reached: AtomicBool::new(false),
+        }));
+        let held = Arc::clone(&brake.0);
         config.gate = Some(Arc::new(move |call: &Call| {
-            if call.kind() == kind && seen.fetch_add(1, Ordering::Relaxed) >= nth {
-                while !held.0.load(Ordering::Relaxed) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+            let pass = |left: u32| left.checked_sub(1);
+            let order = Ordering::Relaxed;
+            if call.kind() != kind || held.pass.fetch_update(order, order, pass).is_ok() {
+                return;
+            }
+            held.is_reached.store(true, order);
+            while !held.is_released.load(order) {
+                std::thread::sleep(Duration::from_millis(1));
             }
         }));
         brake
     }
 
+    /// Waits until a call is held.
+    pub async fn reached(&self) {
+        let wait = async {
+            while !self.0.is_reached.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wait).await;
+        waited.expect("no call is held");
+    }
+
     pub fn release(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_released.store(true, Ordering::Relaxed);
     }
 }
 
@@ -42,7 +68,8 @@ impl Drop for Brake {
     }
 }
 
-async fn held(node: &TestNode, tokens: u32) {
+/// Waits until the first sequence of a node holds so many tokens.
+pub async fn held(node: &TestNode, tokens: u32) {
     let wait = async {
         loop {
             let status = node.status().await;
@@ -74,7 +101,7 @@ async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
             mortal: true,
             ..Setup::new(Role::Prefill, &slow)
         };
-        let prefill = prefill.start().await;
+        let mut prefill = prefill.start().await;
         let decode = Setup::new(Role::Decode, &config).start().await;
         let deal = deal(&config);
         let (mut events, ticket) = deal.open(&decode).await;
@@ -93,11 +120,15 @@ async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
         assert!(answer.done, "{answer:?}");
         assert!(answer.summary.fallback.is_some(), "{answer:?}");
         assert_eq!(answer.tokens, deal.expected(&config).await);
-        if config.window == 0 {
-            assert_eq!(answer.summary.remote_tokens, deal.chunk * 2);
-        }
-        let limit = limits().resume + Duration::from_secs(5);
-        assert!(start.elapsed() < limit, "{:?}", start.elapsed());
+        // A model with windows starts over.
+        let kept = if config.window == 0 {
+            deal.chunk * 2
+        } else {
+            0
+        };
+        assert_eq!(answer.summary.remote_tokens, kept);
+        // Nothing else ends it.
+        assert!(start.elapsed() >= limits().resume);
         decode.clean().await;
         drop(brake);
     }
@@ -113,20 +144,17 @@ async fn a_decode_node_that_dies_is_noticed_and_another_one_takes_over() {
             mortal: true,
             ..Setup::new(Role::Decode, &slow)
         };
-        let decode = decode.start().await;
+        let mut decode = decode.start().await;
         let mut deal = deal(&config);
         let (mut events, ticket) = deal.open(&decode).await;
         let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
         while !matches!(sending.next().await, Some(PrefillEvent::Progress { .. })) {}
         decode.kill();
-        let start = Instant::now();
         assert!(!finish(&mut events).await.done);
         let PrefillEvent::Failed(error) = prefill_end(&mut sending).await else {
             panic!("a handoff to a dead node was confirmed");
         };
         assert_eq!(error.code, ErrorCode::Handoff, "{error}");
-        let limit = limits().resume + Duration::from_secs(5);
-        assert!(start.elapsed() < limit, "{:?}", start.elapsed());
         prefill.clean().await;
         drop(brake);
         let other = Setup::new(Role::Decode, &config).start().await;
@@ -181,7 +209,7 @@ async fn a_stopped_process_is_given_up_within_the_silence_and_the_rest_is_comput
     let outcome = deal.run(&prefill, &decode).await;
     let reason = outcome.made_good(&deal.expected(&config).await, "stopped");
     assert!(reason.contains("silent"), "{reason}");
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() >= short.accept);
     prefill.clean().await;
     decode.clean().await;
 }

@@ -2,9 +2,10 @@
 
 use tandem_engine::fake::FakeConfig;
 use tandem_kv::receipt::{Receipt, TokenScore};
+use tandem_node::Limits;
 use tandem_proto::{HandoffTerms, ParityAction, Reuse, Role};
 
-use super::cluster::{Calls, Deal, Setup, TestNode, finish, limits, prompt};
+use super::cluster::{Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, prompt};
 use super::raw::Handoff;
 
 const CHUNK: u32 = 32;
@@ -201,14 +202,18 @@ fn receipt(kind: &str) -> Option<Receipt> {
 #[tokio::test]
 async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
     let config = FakeConfig::default();
-    let mut short = limits();
-    short.receipt = std::time::Duration::from_millis(300);
-    short.resume = std::time::Duration::from_millis(100);
-    let decode = Setup {
-        limits: short,
-        ..Setup::new(Role::Decode, &config)
+    // Only one that is missing is waited for.
+    let start = async |receipt| {
+        let setup = Setup {
+            limits: Limits {
+                receipt,
+                ..endless()
+            },
+            ..Setup::new(Role::Decode, &config)
+        };
+        setup.start().await
     };
-    let decode = decode.start().await;
+    let (patient, hasty) = (start(PATIENCE * 10).await, start(SHORT).await);
     for kind in [
         "missing",
         "other tokens",
@@ -220,11 +225,12 @@ async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
         "empty",
         "too long",
     ] {
+        let decode = if kind == "missing" { &hasty } else { &patient };
         for action in [ParityAction::Report, ParityAction::Redo] {
             let mut deal = Deal::new(&prompt(CHUNK * 2 + 5), CHUNK);
             deal.terms.action = action;
             deal.terms.reuse = tandem_proto::Reuse::Off;
-            let (mut events, ticket) = deal.open(&decode).await;
+            let (mut events, ticket) = deal.open(decode).await;
             let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
             handoff.blocks(CHUNK).await;
             handoff.commit().await;
@@ -242,5 +248,6 @@ async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
             assert_eq!(compared, kind == "other tokens", "{kind}: {answer:?}");
         }
     }
-    decode.clean().await;
+    hasty.idle().await;
+    patient.settled().await;
 }

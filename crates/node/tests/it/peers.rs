@@ -208,7 +208,7 @@ async fn connections_that_say_nothing_hold_nobody_up() {
                     .unwrap(),
             );
         }
-        let start = std::time::Instant::now();
+        // They are not dropped for their silence.
         let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
         let (answer, end) = tokio::join!(
             finish(&mut events),
@@ -217,8 +217,6 @@ async fn connections_that_say_nothing_hold_nobody_up() {
         assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
         assert_eq!(answer.summary.fallback, None);
         assert_eq!(answer.tokens, expected);
-        // Well within the time after which silent ones are dropped.
-        assert!(start.elapsed() < limits().connect, "{:?}", start.elapsed());
         drop(silent);
         decode.clean().await;
         prefill.clean().await;
@@ -358,13 +356,7 @@ async fn an_expired_ticket_is_refused() {
     assert_eq!(answer.tokens, deal.expected(&config).await);
     decode.clean().await;
     // So is that of a request that has ended.
-    let mut long = limits();
-    long.handoff_silence = PATIENCE;
-    let decode = Setup {
-        limits: long,
-        ..Setup::new(Role::Decode, &config)
-    };
-    let decode = decode.start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
     let (events, ticket) = deal.open(&decode).await;
     drop(events);
     decode.until("revoked", |s| s.tickets == 0).await;

@@ -10,9 +10,9 @@ use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
-use super::cluster::bind;
+use super::cluster::{PATIENCE, bind};
 
 /// What happens to one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,12 @@ pub enum Fault {
     Repeat(usize),
     /// This frame to the receiver comes after the next one.
     Swap(usize),
+    /// After this many bytes nothing passes to the sender any more, and nothing closes.
+    HoldReply(u64),
+    /// This frame to the sender comes twice.
+    RepeatReply(usize),
+    /// This frame to the sender comes after the next one.
+    SwapReply(usize),
 }
 
 /// Time for each byte of [`Fault::Drip`].
@@ -53,6 +59,11 @@ struct Shared {
     connections: AtomicUsize,
     is_down: AtomicBool,
     refused: AtomicUsize,
+    /// Connections that were held since the last [`Proxy::next`].
+    held: watch::Sender<usize>,
+    /// How often all connections were cut, and held ones let go.
+    cut: watch::Sender<usize>,
+    released: watch::Sender<usize>,
 }
 
 impl Shared {
@@ -88,8 +99,12 @@ impl Proxy {
                 state.seen.lock().unwrap().push(Default::default());
                 let state = Arc::clone(&state);
                 tokio::spawn(async move {
+                    let mut cut = state.cut.subscribe();
                     if let Ok(to) = TcpStream::connect(("127.0.0.1", port)).await {
-                        relay(from, to, fault, index, &state).await;
+                        tokio::select! {
+                            () = relay(from, to, fault, index, &state) => {}
+                            _ = cut.changed() => {}
+                        }
                     }
                 });
             }
@@ -103,6 +118,24 @@ impl Proxy {
         self.shared.seen.lock().unwrap().clear();
         self.shared.connections.store(0, Ordering::Relaxed);
         self.shared.forwarded.store(0, Ordering::Relaxed);
+        self.shared.held.send_replace(0);
+    }
+
+    /// Waits until a connection is held.
+    pub async fn held(&self) {
+        let mut held = self.shared.held.subscribe();
+        let waiting = tokio::time::timeout(PATIENCE, held.wait_for(|n| *n > 0));
+        waiting.await.expect("nothing is held").unwrap();
+    }
+
+    /// Held connections go on with what was held back.
+    pub fn release(&self) {
+        self.shared.released.send_modify(|n| *n += 1);
+    }
+
+    /// Both directions of all connections close.
+    pub fn cut(&self) {
+        self.shared.cut.send_modify(|n| *n += 1);
     }
 
     /// From here on connections are closed at once, or taken again.
@@ -186,16 +219,21 @@ async fn relay(from: TcpStream, to: TcpStream, fault: Fault, index: usize, state
     let back = match fault {
         Fault::CutReply(after) => Way::cut(after),
         Fault::FlipReply(at) => Way::flip(at),
+        Fault::HoldReply(after) => Way::hold(after),
+        Fault::RepeatReply(frame) => Way::order(frame, true),
+        Fault::SwapReply(frame) => Way::order(frame, false),
         _ => Way::default(),
     };
     let held = Arc::clone(&there.held);
     let there = there.copy(from_read, to_write, state, index, 0);
     let back = back.copy(to_read, from_write, state, index, 1);
+    tokio::pin!(back);
     let back = async {
         tokio::select! {
-            is_cut = back => is_cut,
+            biased;
             // The socket stays open, and what comes goes no further.
             () = held.notified(), if matches!(fault, Fault::Vanish(_)) => std::future::pending().await,
+            is_cut = &mut back => is_cut,
         }
     };
     tokio::pin!(there, back);
@@ -265,7 +303,7 @@ impl Way {
 
     /// Copies; true if it ended by a cut.
     async fn copy(
-        self,
+        mut self,
         mut read: OwnedReadHalf,
         mut write: OwnedWriteHalf,
         state: &Shared,
@@ -307,15 +345,14 @@ impl Way {
                 return true;
             }
             if let Some(hold) = self.hold.filter(|hold| *hold <= end) {
-                let first = hold.saturating_sub(at) as usize;
-                let _ = write.write_all(&bytes[..first]).await;
+                let late = bytes.split_off(hold.saturating_sub(at) as usize);
                 self.held.notify_one();
-                // What comes is looked at, and goes no further.
-                while let Ok(n @ 1..) = read.read(&mut buffer).await {
-                    state.saw(index, way, &buffer[..n]);
-                }
-                std::future::pending::<()>().await;
+                let _ = write.write_all(&bytes).await;
+                self.hold = None;
+                bytes = held_back(&mut read, late, state, [index, way]).await;
+                at = hold;
             }
+            let end = at + bytes.len() as u64;
             if let Some(drip) = self.drip.filter(|drip| *drip < end) {
                 let fast = drip.saturating_sub(at) as usize;
                 if trickle(&mut write, &bytes, fast).await.is_err() {
@@ -338,6 +375,34 @@ impl Way {
             if way == 0 {
                 state.forwarded.fetch_add(n as u64, Ordering::Relaxed);
             }
+        }
+    }
+}
+
+/// What comes is looked at, and goes no further until the relay is told so. Gives what was held back.
+async fn held_back(
+    read: &mut OwnedReadHalf,
+    mut late: Vec<u8>,
+    state: &Shared,
+    [index, way]: [usize; 2],
+) -> Vec<u8> {
+    let mut released = state.released.subscribe();
+    state.held.send_modify(|n| *n += 1);
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        tokio::select! {
+            read = read.read(&mut buffer) => match read {
+                Ok(n @ 1..) => {
+                    state.saw(index, way, &buffer[..n]);
+                    late.extend_from_slice(&buffer[..n]);
+                }
+                // That it has closed is held back, too.
+                Ok(0) | Err(_) => {
+                    let _ = released.changed().await;
+                    return late;
+                }
+            },
+            _ = released.changed() => return late,
         }
     }
 }

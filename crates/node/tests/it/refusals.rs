@@ -1,6 +1,6 @@
 //! What a node says no to, and that it names the field.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_engine::fake::FakeConfig;
 use tandem_proto::{ErrorCode, PrefillEvent, PrefillMode, Prompt, Role};
@@ -104,6 +104,7 @@ async fn a_ticket_that_nobody_uses_expires_and_the_node_prefills_itself() {
     let chunk = config.microbatch_tokens;
     let mut short = limits();
     short.handoff_silence = Duration::from_millis(50);
+    let start = Instant::now();
     let decode = node(Role::Decode, config.clone(), short).await;
     let tokens = prompt(chunk * 2);
     let request = request(&tokens, PrefillMode::Remote, chunk);
@@ -117,6 +118,7 @@ async fn a_ticket_that_nobody_uses_expires_and_the_node_prefills_itself() {
             .expect("fallback")
             .contains("no prefill node connected")
     );
+    assert!(start.elapsed() >= short.handoff_silence);
     assert_eq!(answer.tokens, local_tokens(&config, &tokens, chunk).await);
     decode.clean().await;
 }

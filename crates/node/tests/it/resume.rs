@@ -2,10 +2,9 @@
 //! that was acknowledged is sent twice, and the tokens are right.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
-use tandem_kv::Section;
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::Accept;
@@ -13,103 +12,10 @@ use tandem_node::Limits;
 use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS};
 use tandem_proto::{CodecChoice, ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, heavy, limits, prompt};
+use super::cluster::{Calls, Deal, Outcome, Setup, endless, heavy, limits, prompt};
 use super::kills::Brake;
 use super::proxy::{Fault, Proxy};
-
-/// Two nodes with a relay between them, and a request of some chunks.
-struct Rig {
-    prefill: TestNode,
-    decode: TestNode,
-    proxy: Proxy,
-    computed: Calls,
-    applied: Calls,
-    deal: Deal,
-    expected: Vec<u32>,
-}
-
-impl Rig {
-    async fn new(config: &FakeConfig) -> Self {
-        let waits = Limits {
-            resume: Duration::from_secs(5),
-            ..limits()
-        };
-        Self::with(config, config.microbatch_tokens * 4 + 3, waits).await
-    }
-
-    async fn with(config: &FakeConfig, tokens: u32, waits: Limits) -> Self {
-        let (mut sending, mut receiving) = (config.clone(), config.clone());
-        let (computed, applied) = (Calls::of(&mut sending), Calls::of(&mut receiving));
-        let setup = |role, config| Setup {
-            limits: waits,
-            ..Setup::new(role, config)
-        };
-        let prefill = setup(Role::Prefill, &sending).start().await;
-        let decode = setup(Role::Decode, &receiving).start().await;
-        let proxy = Proxy::to(decode.port).await;
-        let mut deal = Deal::new(&prompt(tokens), config.microbatch_tokens);
-        deal.via = Some(proxy.port);
-        deal.terms.reuse = Reuse::Off;
-        let expected = deal.expected(config).await;
-        Self {
-            prefill,
-            decode,
-            proxy,
-            computed,
-            applied,
-            deal,
-            expected,
-        }
-    }
-
-    /// Kinds and places of the frames of an undisturbed handoff.
-    async fn record(&self) -> [Vec<(Kind, std::ops::Range<u64>)>; 2] {
-        self.run(&[]).await.whole(&self.expected, "undisturbed");
-        self.computed.take();
-        self.applied.take();
-        self.proxy.frames(0)
-    }
-
-    /// A handoff whose connections have these faults.
-    async fn run(&self, faults: &[Fault]) -> Outcome {
-        self.proxy.next(faults);
-        self.deal.run(&self.prefill, &self.decode).await
-    }
-
-    /// Nothing is left over on either node.
-    async fn clean(&self) {
-        self.decode.clean().await;
-        self.prefill.clean().await;
-    }
-
-    fn kv_end(&self) -> u32 {
-        self.deal.tokens.len() as u32 - 1
-    }
-
-    /// Every token was computed once, and put into the cache once and in order.
-    fn once(&self, what: &str) {
-        let kv_end = self.kv_end();
-        assert_eq!(self.computed.prefilled(), kv_end, "{what}: computed twice");
-        let mut at = 0;
-        let mut windows = 0;
-        for call in self.applied.take() {
-            match call {
-                Call::Import {
-                    section: Section::Full,
-                    tokens,
-                    ..
-                } => {
-                    assert_eq!(tokens.start, at, "{what}: out of order or twice");
-                    at = tokens.end;
-                }
-                Call::Import { .. } => windows += 1,
-                _ => {}
-            }
-        }
-        assert_eq!(at, kv_end, "{what}");
-        assert!(windows <= 1, "{what}: two windows");
-    }
-}
+use super::rig::{Plan, Rig};
 
 /// All ends and middles of these frames.
 fn places(frames: &[(Kind, std::ops::Range<u64>)]) -> Vec<u64> {
@@ -236,6 +142,7 @@ async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
             }
             proxy.down(true);
         };
+        let start = Instant::now();
         let sending = async {
             let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
             super::cluster::prefill_end(&mut sending).await
@@ -245,9 +152,11 @@ async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
         assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
         assert!(answer.done && answer.summary.fallback.is_some());
         assert_eq!(answer.tokens, expected);
-        if config.window == 0 {
-            assert_eq!(answer.summary.remote_tokens, chunk * 2, "what came is kept");
-        }
+        // Nobody tells the decode node.
+        assert!(start.elapsed() >= waits.resume);
+        // What came is kept; a model with windows starts over.
+        let kept = if config.window == 0 { chunk * 2 } else { 0 };
+        assert_eq!(answer.summary.remote_tokens, kept);
         // After 50, 100 and 200 ms at most.
         assert!(proxy.refused() <= 3, "{}", proxy.refused());
         decode.clean().await;
@@ -258,10 +167,9 @@ async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_connection_is_replaced() {
     let config = FakeConfig::default();
-    let mut waits = limits();
+    let mut waits = endless();
     waits.handoff_silence = Duration::from_millis(600);
     waits.handoff_beat = Duration::from_millis(50);
-    waits.resume = Duration::from_secs(20);
     let setup = |role| Setup {
         limits: waits,
         ..Setup::new(role, &config)
@@ -285,12 +193,14 @@ async fn a_silent_connection_is_replaced() {
         Fault::Vanish(commit.1.end),
     ] {
         proxy.next(&[fault]);
+        let start = Instant::now();
         let outcome = deal.run(&prefill, &decode).await;
         outcome.whole(&expected, &format!("{fault:?}"));
+        assert!(start.elapsed() >= waits.handoff_silence, "{fault:?}");
         assert_eq!(proxy.connections(), 2, "{fault:?}");
     }
     prefill.clean().await;
-    decode.clean().await;
+    decode.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -349,11 +259,15 @@ async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
             assert_eq!(outcome.done().3, 1, "{what}");
             rig.once(&what);
         }
-        // Before the handoff has begun there is nothing to go on with.
+        rig.clean().await;
+        // Before the handoff has begun there is nothing to go on with, and nothing is waited for.
+        let rig = Plan::new(&config, endless()).start().await;
         for fault in [Fault::Flip(70), Fault::Flip(3), Fault::FlipReply(80)] {
             let what = format!("{fault:?}");
             let outcome = rig.run(&[fault]).await;
             outcome.made_good(&rig.expected, &what);
+            assert_eq!(outcome.answer.summary.remote_tokens, 0, "{what}");
+            assert_eq!(rig.proxy.connections(), 1, "{what}");
         }
         rig.clean().await;
     }
@@ -372,7 +286,9 @@ async fn a_bit_that_flips_in_any_byte_costs_no_token() {
                 receipt: Duration::from_millis(20),
                 ..limits()
             };
-            let rig = Rig::with(&FakeConfig::windowed(), 4, waits).await;
+            let mut plan = Plan::new(&FakeConfig::windowed(), waits);
+            plan.deal.tokens = prompt(4);
+            let rig = plan.start().await;
             let [sent, answers] = rig.record().await;
             let end = |frames: &[(Kind, std::ops::Range<u64>)]| frames.last().unwrap().1.end;
             let (hello, accept) = (sent[0].1.end, answers[0].1.end);
@@ -412,14 +328,18 @@ async fn a_bit_that_flips_in_any_byte_costs_no_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn repeated_and_reordered_segments_are_refused_and_made_good() {
     for config in [FakeConfig::default(), FakeConfig::windowed()] {
-        let rig = Rig::new(&config).await;
-        let [sent, _] = rig.record().await;
+        let [sent, _] = Rig::new(&config).await.record().await;
+        let rig = Plan::new(&config, endless()).start().await;
         for frame in 1..sent.len() - 2 {
             for fault in [Fault::Repeat(frame), Fault::Swap(frame)] {
                 let what = format!("{fault:?}");
                 let outcome = rig.run(&[fault]).await;
                 let reason = outcome.made_good(&rig.expected, &what);
                 assert!(reason.contains("sequence"), "{what}: {reason}");
+                let summary = &outcome.answer.summary;
+                let all = summary.remote_tokens + summary.local_tokens;
+                assert_eq!(all, rig.kv_end(), "{what}");
+                assert_eq!(rig.proxy.connections(), 1, "{what}");
             }
         }
         rig.clean().await;
@@ -428,8 +348,9 @@ async fn repeated_and_reordered_segments_are_refused_and_made_good() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_before_the_answer_to_the_hello_ends_the_handoff() {
-    let rig = Rig::new(&FakeConfig::default()).await;
-    let [sent, answers] = rig.record().await;
+    let config = FakeConfig::default();
+    let [sent, answers] = Rig::new(&config).await.record().await;
+    let rig = Plan::new(&config, endless()).start().await;
     let (hello, accept) = (sent[0].1.end, answers[0].1.end);
     for fault in [
         Fault::Cut(0),

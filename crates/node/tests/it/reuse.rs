@@ -161,36 +161,53 @@ async fn pages_that_have_gone_are_sent_again() {
 #[tokio::test]
 async fn pages_outlive_a_restart_on_disk() {
     let config = FakeConfig::default();
-    let dir = tempfile::tempdir().unwrap();
-    let prefill = Setup::new(Role::Prefill, &config).start().await;
-    let decode = || Setup {
-        pages: PagesConfig {
-            ram_bytes: 1 << 20,
-            disk: Some(DiskConfig {
-                dir: dir.path().join("pages"),
-                bytes: 1 << 20,
-            }),
-        },
-        ..Setup::new(Role::Decode, &config)
-    };
-    let mut first = decode();
-    first.mortal = true;
-    let first = first.start().await;
-    let mut deal = Deal::new(&ending(1, 20), CHUNK);
-    deal.run(&prefill, &first).await;
-    first.end().await;
-    // Another process would find them at once; here tasks of the first node may still end.
-    let config_of = decode().pages;
-    while let Err(error) = tandem_node::pages::PageStore::open(&config_of) {
-        assert!(error.to_string().contains("another node"), "{error}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    for (is_damaged, have) in [(false, SHARED), (true, 0)] {
+        let dir = tempfile::tempdir().unwrap();
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = || Setup {
+            pages: PagesConfig {
+                ram_bytes: 1 << 20,
+                ..spilling(dir.path())
+            },
+            mortal: true,
+            ..Setup::new(Role::Decode, &config)
+        };
+        let first = decode().start().await;
+        let mut deal = Deal::new(&ending(1, 20), CHUNK);
+        deal.run(&prefill, &first).await;
+        first.end().await;
+        // Another process would find them at once; here tasks of the first node may still end.
+        let config_of = decode().pages;
+        while let Err(error) = tandem_node::pages::PageStore::open(&config_of) {
+            assert!(error.to_string().contains("another node"), "{error}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        if is_damaged {
+            damage(&dir.path().join("pages"));
+        }
+        let second = decode().start().await;
+        assert_eq!(second.handoffs().await.pages, 2);
+        deal.tokens = ending(2, 20);
+        check(&deal.run(&prefill, &second).await, &deal, &config, have).await;
+        prefill.clean().await;
+        second.clean().await;
     }
-    let second = decode().start().await;
-    assert_eq!(second.handoffs().await.pages, 2);
-    deal.tokens = ending(2, 20);
-    check(&deal.run(&prefill, &second).await, &deal, &config, SHARED).await;
-    prefill.clean().await;
-    second.clean().await;
+}
+
+/// The files of pages in a folder.
+fn page_files(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let files = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    files.filter(|p| p.extension().is_some_and(|e| e == "page"))
+}
+
+/// A bit of the rows of each page changes.
+fn damage(dir: &Path) {
+    for page in page_files(dir) {
+        let mut bytes = std::fs::read(&page).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&page, bytes).unwrap();
+    }
 }
 
 /// What a receiver says that it has.
@@ -302,8 +319,7 @@ fn stop_answering(dir: &Path) -> PathBuf {
     let pipe = dir.join("pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    let files = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
-    for page in files.filter(|p| p.extension().is_some_and(|e| e == "page")) {
+    for page in page_files(dir) {
         std::fs::remove_file(&page).unwrap();
         std::fs::hard_link(&pipe, &page).unwrap();
     }

@@ -1,7 +1,7 @@
 //! Several connections for one handoff.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_engine::fake::FakeConfig;
 use tandem_kv::codec::Codec;
@@ -11,8 +11,11 @@ use tandem_node::limits::{STREAMS, STREAMS_BELIEVED_BYTES, STREAMS_PAUSE};
 use tandem_node::send::{Carried, Links};
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, PATIENCE, Setup, heavy, limits, prompt};
+use super::cluster::{Deal, SHORT, Setup, endless, heavy, limits, prompt};
 use super::proxy::{Fault, Proxy};
+
+/// The limit for a connection that stops.
+const STOP: Duration = Duration::from_secs(1);
 
 /// Big enough rows for several connections to have something to do.
 fn config(windowed: bool) -> FakeConfig {
@@ -106,15 +109,8 @@ async fn one_of_several_connections_is_cut() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_further_connection_that_is_refused_costs_a_reconnection() {
     let config = config(false);
-    let setup = |role| Setup {
-        limits: Limits {
-            handoff_silence: PATIENCE * 10,
-            ..limits()
-        },
-        ..Setup::new(role, &config)
-    };
-    let prefill = setup(Role::Prefill).start().await;
-    let decode = setup(Role::Decode).start().await;
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
     let proxy = Proxy::to(decode.port).await;
     let mut deal = Deal::new(&prompt(32 * 8 + 5), 32);
     deal.terms.reuse = Reuse::Off;
@@ -137,19 +133,20 @@ async fn a_further_connection_that_is_refused_costs_a_reconnection() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_stops_is_not_waited_for_because_another_one_beats() {
     for config in [config(false), config(true)] {
-        let setup = |role| Setup {
-            limits: Limits {
-                connect: Duration::from_millis(600),
-                handoff_silence: Duration::from_millis(1200),
-                handoff_beat: Duration::from_millis(50),
-                resume: Duration::from_secs(2),
-                ..limits()
-            },
-            ..Setup::new(role, &config)
+        let start = async |shorten: fn(&mut Limits)| {
+            let mut waits = endless();
+            waits.handoff_beat = Duration::from_millis(50);
+            shorten(&mut waits);
+            let setup = |role| Setup {
+                limits: waits,
+                ..Setup::new(role, &config)
+            };
+            let prefill = setup(Role::Prefill).start().await;
+            let decode = setup(Role::Decode).start().await;
+            let proxy = Proxy::to(decode.port).await;
+            (prefill, decode, proxy)
         };
-        let prefill = setup(Role::Prefill).start().await;
-        let decode = setup(Role::Decode).start().await;
-        let proxy = Proxy::to(decode.port).await;
+        let (prefill, decode, proxy) = start(|_| ()).await;
         let mut deal = Deal::new(&prompt(32 * 12 + 5), 32);
         deal.terms.reuse = Reuse::Off;
         deal.terms.codec = CodecChoice::Raw;
@@ -162,15 +159,28 @@ async fn a_connection_that_stops_is_not_waited_for_because_another_one_beats() {
         deal.run(&prefill, &decode).await.whole(&expected, "whole");
         let [sent, _] = proxy.frames(1);
         assert!(sent.len() > 2, "{sent:?}");
-        // Before the join, behind it, behind a segment, and inside one.
         let (join, segment) = (sent[0].1.end, sent[1].1.end);
-        for at in [0, join, segment, segment - 10] {
+        let connect: fn(&mut Limits) = |l| l.connect = STOP;
+        let silence: fn(&mut Limits) = |l| l.handoff_silence = STOP;
+        // Before the join, behind it, behind a segment, and inside one.
+        for (at, shorten) in [
+            (0, connect),
+            (join, silence),
+            (segment, silence),
+            (segment - 10, silence),
+        ] {
             let what = format!("stops after {at} bytes");
+            let (prefill, decode, proxy) = start(shorten).await;
+            deal.via = Some(proxy.port);
+            let begun = Instant::now();
             proxy.next(&[Fault::None, Fault::Hold(at)]);
             let outcome = deal.run(&prefill, &decode).await;
             outcome.whole(&expected, &what);
+            assert!(begun.elapsed() >= STOP, "{what}");
             assert!(proxy.written(1) > at, "{what}: nothing was held back");
             assert_eq!(outcome.done().3, 1, "{what}");
+            decode.settled().await;
+            prefill.clean().await;
             let [main, _] = proxy.frames(0);
             let kinds: Vec<Kind> = main.into_iter().map(|(kind, _)| kind).collect();
             let commit = kinds.iter().position(|k| *k == Kind::Commit);
@@ -183,8 +193,6 @@ async fn a_connection_that_stops_is_not_waited_for_because_another_one_beats() {
             let beats = kinds[commit..].iter().filter(|k| **k == Kind::Beat);
             assert!(beats.count() > 2, "{what}: {kinds:?}");
         }
-        decode.clean().await;
-        prefill.clean().await;
     }
 }
 
@@ -230,9 +238,9 @@ async fn a_connection_that_stops_for_good_costs_a_limited_time() {
     let config = config(false);
     let setup = |role| Setup {
         limits: Limits {
-            handoff_silence: Duration::from_millis(600),
-            handoff_beat: Duration::from_millis(50),
-            ..limits()
+            connect: STOP,
+            resume: SHORT,
+            ..endless()
         },
         ..Setup::new(role, &config)
     };
@@ -245,6 +253,7 @@ async fn a_connection_that_stops_for_good_costs_a_limited_time() {
     deal.via = Some(proxy.port);
     let expected = deal.expected(&config).await;
     proxy.next(&[Fault::None, Fault::Hold(0)]);
+    let begun = Instant::now();
     let down = async {
         while proxy.connections() < 2 {
             tokio::task::yield_now().await;
@@ -253,6 +262,7 @@ async fn a_connection_that_stops_for_good_costs_a_limited_time() {
     };
     let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), down);
     outcome.made_good(&expected, "stopped for good");
+    assert!(begun.elapsed() >= STOP);
     assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
     decode.clean().await;
     prefill.clean().await;
