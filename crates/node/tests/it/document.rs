@@ -171,16 +171,56 @@ fn every_cell_names_tests_that_exist() {
         count += 1;
     }
     assert!(count >= 40, "{count} cells");
-    for phase in [
-        "### Connect",
-        "### Hello",
-        "### Pages",
-        "### Streaming",
-        "### Commit",
-        "### Receipt",
-        "### Decoding",
-        "### Hand-back",
-    ] {
-        assert!(faults.contains(phase), "{phase}");
+}
+
+/// What every phase must list.
+const FAULTS: [&str; 10] = [
+    "cut",
+    "cut for good",
+    "silence",
+    "damage",
+    "repeated or reordered frames",
+    "broken rule",
+    "prefill node dies",
+    "decode node dies",
+    "cancel of the request",
+    "cancel of the prefill",
+];
+
+#[test]
+fn every_phase_lists_every_fault() {
+    let text = document();
+    let mut parts = section(&text, "## Faults").split("\n### ");
+    let items = parts
+        .next()
+        .unwrap()
+        .lines()
+        .filter(|l| l.starts_with("- "));
+    let listed: Vec<&str> = items.filter_map(|item| quoted(item).next()).collect();
+    assert_eq!(listed, FAULTS);
+    let mut phases = Vec::new();
+    for part in parts {
+        let phase = part.lines().next().unwrap();
+        let rows = rows(part);
+        // `cut, silence: what about them`
+        let names: BTreeSet<&str> = rows
+            .iter()
+            .flat_map(|row| row[0].split(':').next().unwrap().split(", "))
+            .collect();
+        for fault in FAULTS {
+            assert!(names.contains(fault), "{phase} does not list `{fault}`");
+        }
+        phases.push(phase);
     }
+    let all = [
+        "Connect",
+        "Hello",
+        "Pages",
+        "Streaming",
+        "Commit",
+        "Receipt",
+        "Decoding",
+        "Hand-back",
+    ];
+    assert_eq!(phases, all);
 }

@@ -8,7 +8,9 @@ use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_node::Limits;
 use tandem_proto::{ErrorCode, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, PATIENCE, Setup, TestNode, finish, limits, prefill_end, prompt};
+use super::cluster::{
+    Deal, PATIENCE, Setup, TestNode, endless, finish, limits, prefill_end, prompt,
+};
 
 /// Holds calls of one kind from the `nth` on, until it is let go.
 #[derive(Clone)]
@@ -94,7 +96,8 @@ fn deal(config: &FakeConfig) -> Deal {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
-    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+    let usual = [FakeConfig::default(), FakeConfig::windowed()].map(|config| (config, false));
+    for (config, is_told) in usual.into_iter().chain([(FakeConfig::default(), true)]) {
         let mut slow = config.clone();
         let brake = Brake::on(&mut slow, CallKind::Prefill, 2);
         let prefill = Setup {
@@ -102,7 +105,12 @@ async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
             ..Setup::new(Role::Prefill, &slow)
         };
         let mut prefill = prefill.start().await;
-        let decode = Setup::new(Role::Decode, &config).start().await;
+        let waits = if is_told { endless() } else { limits() };
+        let decode = Setup {
+            limits: waits,
+            ..Setup::new(Role::Decode, &config)
+        };
+        let decode = decode.start().await;
         let deal = deal(&config);
         let (mut events, ticket) = deal.open(&decode).await;
         let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
@@ -115,7 +123,9 @@ async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
         }
         prefill.kill();
         let start = Instant::now();
-        // Nobody tells the decode node.
+        if is_told {
+            decode.prefill_failed(&deal.id, "it has gone").await;
+        }
         let answer = finish(&mut events).await;
         assert!(answer.done, "{answer:?}");
         assert!(answer.summary.fallback.is_some(), "{answer:?}");
@@ -127,8 +137,7 @@ async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
             0
         };
         assert_eq!(answer.summary.remote_tokens, kept);
-        // Nothing else ends it.
-        assert!(start.elapsed() >= limits().resume);
+        assert!(is_told || start.elapsed() >= waits.resume);
         decode.clean().await;
         drop(brake);
     }

@@ -144,7 +144,7 @@ async fn another_takes_over(mut rig: Rig, config: &FakeConfig) {
     let other = Setup::new(Role::Decode, config).start().await;
     let outcome = rig.deal.run(&rig.prefill, &other).await;
     outcome.whole(&rig.expected, "the other node");
-    other.clean().await;
+    other.settled().await;
     rig.prefill.clean().await;
 }
 
@@ -224,13 +224,10 @@ async fn connect_the_decode_node_dies() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connect_peers_that_say_nothing_or_half_a_hello() {
-    let waits = Limits {
-        connect: SILENCE,
-        ..limits()
-    };
-    let rig = Plan::new(&FakeConfig::default(), waits).start().await;
+    let limits = only(|l| l.connect = SILENCE);
+    let rig = Plan::new(&FakeConfig::default(), limits).start().await;
     let (mut events, ticket) = rig.deal.open(&rig.decode).await;
-    for said in [&b""[..], b"TNDM", &[0; 63]] {
+    let silent = [&b""[..], b"TNDM", &[0; 63]].map(|said| async move {
         let start = Instant::now();
         let mut stream = TcpStream::connect(("127.0.0.1", ticket.port))
             .await
@@ -239,13 +236,16 @@ async fn connect_peers_that_say_nothing_or_half_a_hello() {
         let mut heard = Vec::new();
         let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut heard)).await;
         let _ = closed.expect("the node keeps the connection open");
+        // It was taken a little later or earlier than it was opened here.
         assert!(start.elapsed() >= SILENCE / 2);
-    }
+    });
+    futures_util::future::join_all(silent).await;
     let request = rig.deal.prefill(&ticket);
     let mut sending = rig.prefill.prefill(&request).await.unwrap();
     let (answer, _) = tokio::join!(finish(&mut events), prefill_end(&mut sending));
     whole(&rig, &answer);
-    rig.clean().await;
+    rig.decode.settled().await;
+    rig.prefill.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -430,23 +430,69 @@ async fn passed(rig: &Rig, way: usize, kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commit_silence() {
+async fn streaming_silence_for_good() {
     for config in models() {
         let [sent, _] = frames(&config).await;
-        let (_, commit) = find(&sent, Kind::Commit);
-        for at in [commit.start + 8, commit.end] {
-            let start = Instant::now();
-            let rig = Plan::new(&config, silence()).start().await;
-            let outcome = rig.run(&[Fault::Vanish(at)]).await;
-            whole(&rig, &outcome.answer);
-            assert!(start.elapsed() >= SILENCE);
-            assert!(outcome.done().3 >= 1);
-            let [again, _] = rig.proxy.frames(1);
-            assert!(again.iter().all(|(k, _)| *k != Kind::Segment));
-            rig.once("silence");
-            rig.decode.settled().await;
-            rig.prefill.clean().await;
+        let mut waits = silence();
+        waits.resume = SHORT;
+        let rig = Plan::new(&config, waits).start().await;
+        // New connections are taken, and nothing passes on them.
+        let mut faults = vec![Fault::Vanish(sent[2].1.end - 5)];
+        faults.resize(8, Fault::Hold(0));
+        let start = Instant::now();
+        let (end, answer) = rig.begin(&faults).await.end().await;
+        failed(end);
+        let answer = answer.await.unwrap();
+        let kept = if config.window > 0 { 0 } else { rig.deal.chunk };
+        made_good(&rig, &answer, "silent", kept);
+        assert!(start.elapsed() >= SILENCE + SHORT);
+        rig.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streaming_acknowledgements_repeated_or_reordered() {
+    for config in models() {
+        for fault in [Fault::RepeatReply(1), Fault::SwapReply(1)] {
+            let (rig, brake) = before_the_last_block(&config, endless()).await;
+            let (end, answer) = rig.begin(&[fault]).await.end().await;
+            let told = failed(end);
+            assert!(told.contains("out of sequence"), "{told}");
+            brake.release();
+            let answer = answer.await.unwrap();
+            made_good(
+                &rig,
+                &answer,
+                "out of sequence",
+                answer.summary.remote_tokens,
+            );
+            assert_eq!(rig.proxy.connections(), 1);
+            rig.clean().await;
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commit_silence() {
+    for (config, has_come) in models().into_iter().zip([false, true]) {
+        let [sent, _] = frames(&config).await;
+        let (_, commit) = find(&sent, Kind::Commit);
+        let at = if has_come {
+            commit.end
+        } else {
+            commit.start + 8
+        };
+        let start = Instant::now();
+        let rig = Plan::new(&config, silence()).start().await;
+        let outcome = rig.run(&[Fault::Vanish(at)]).await;
+        whole(&rig, &outcome.answer);
+        assert!(start.elapsed() >= SILENCE);
+        assert!(outcome.done().3 >= 1);
+        let [again, _] = rig.proxy.frames(1);
+        assert!(again.iter().all(|(k, _)| *k != Kind::Segment));
+        rig.once("silence");
+        rig.decode.settled().await;
+        rig.prefill.clean().await;
     }
 }
 
@@ -511,7 +557,7 @@ async fn commit_repeated_or_reordered() {
         // Nobody listens behind the confirmation.
         let last = answers.len() - 1;
         assert_eq!(answers[last].0, Kind::Committed);
-        let rig = Plan::new(&config, limits()).start().await;
+        let rig = Plan::new(&config, endless()).start().await;
         let outcome = rig.run(&[Fault::RepeatReply(last)]).await;
         outcome.whole(&rig.expected, "confirmed twice");
         outcome.done();
@@ -519,7 +565,8 @@ async fn commit_repeated_or_reordered() {
         let outcome = rig.run(&[Fault::SwapReply(last - 1)]).await;
         whole(&rig, &outcome.answer);
         assert!(failed(outcome.end).contains("out of sequence"));
-        rig.clean().await;
+        rig.decode.settled().await;
+        rig.prefill.clean().await;
     }
 }
 
