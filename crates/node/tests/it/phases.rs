@@ -184,13 +184,16 @@ async fn connect_a_cut_or_damage_in_the_handshake() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connect_silence() {
-    let start = Instant::now();
-    let rig = over_tls(only(|l| l.connect = SILENCE)).start().await;
-    let outcome = rig.run(&[Fault::Hold(0)]).await;
-    let reason = failed(outcome.end);
-    made_good(&rig, &outcome.answer, &reason, 0);
-    assert!(start.elapsed() >= SILENCE);
-    rig.clean().await;
+    // In the length of the first message: an end may wait for more bytes than there are.
+    for fault in [Fault::Hold(0), Fault::Flip(3), Fault::Flip(4)] {
+        let start = Instant::now();
+        let rig = over_tls(only(|l| l.connect = SILENCE)).start().await;
+        let outcome = rig.run(&[fault]).await;
+        let reason = failed(outcome.end);
+        made_good(&rig, &outcome.answer, &reason, 0);
+        assert!(start.elapsed() >= SILENCE || fault != Fault::Hold(0));
+        rig.clean().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -448,6 +451,54 @@ async fn streaming_silence_for_good() {
         assert!(start.elapsed() >= SILENCE + SHORT);
         rig.clean().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streaming_a_cut_while_the_decode_engine_is_busy() {
+    for config in models() {
+        let [sent, _] = frames(&config).await;
+        let (_, commit) = find(&sent, Kind::Commit);
+        for is_longer in [false, true] {
+            let limits = if is_longer {
+                only(|l| l.resume = SHORT)
+            } else {
+                endless()
+            };
+            let (rig, brake) = before_the_last_block(&config, limits).await;
+            let going = rig.held(Fault::Hold(commit.start)).await;
+            brake.reached().await;
+            rig.proxy.cut();
+            if is_longer {
+                // The answer to the new connection says what was applied, and so it waits for the step.
+                let (end, answer) = going.end().await;
+                failed(end);
+                brake.release();
+                let answer = answer.await.unwrap();
+                made_good(&rig, &answer, "the prefill node", rig.kv_end());
+                rig.clean().await;
+            } else {
+                passed_again(&rig).await;
+                brake.release();
+                let (end, answer) = going.end().await;
+                whole(&rig, &answer.await.unwrap());
+                assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+                rig.once("busy");
+                rig.decode.settled().await;
+                rig.prefill.clean().await;
+            }
+        }
+    }
+}
+
+/// Waits until a second connection has said hello.
+async fn passed_again(rig: &Rig) {
+    let wait = async {
+        while rig.proxy.connections() < 2 || rig.proxy.written(1) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, wait).await;
+    waited.expect("no second connection");
 }
 
 #[tokio::test(flavor = "multi_thread")]
