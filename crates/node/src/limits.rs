@@ -92,7 +92,8 @@ pub struct Limits {
     pub connect: Duration,
     /// How long a connection to the control API may be silent.
     pub head: Duration,
-    /// Longest wait for the answer to a hello, which comes when held pages are in place.
+    /// Longest wait for the answer to a hello, which comes when held pages are in place, and after a
+    /// break when the engine has taken in what had come.
     pub accept: Duration,
     /// Longest wait for pages from disk, a block at a time.
     pub page_read: Duration,

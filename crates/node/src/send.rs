@@ -336,7 +336,7 @@ impl Pump {
         hello: &[u8],
         mut input: mpsc::Receiver<Input>,
     ) -> Result<Report, NodeError> {
-        match self.connect(hello).await {
+        match self.connect(hello, None).await {
             Ok(()) => {}
             Err(Fault::Over(e)) => return Err(e),
             // Without an answer to the first hello there is nothing to go on with.
@@ -390,11 +390,18 @@ impl Pump {
         let _ = self.events.send(event).await;
     }
 
-    /// Opens connections and hears the receiver's answer. No KV moves before it.
-    async fn connect(&mut self, hello: &[u8]) -> Result<(), Fault> {
+    /// Opens connections, the first one until `give_up`, and hears the receiver's answer. No KV moves
+    /// before it.
+    async fn connect(&mut self, hello: &[u8], give_up: Option<Instant>) -> Result<(), Fault> {
         self.connection = None;
         let limits = self.route.limits;
-        let link = self.link().await?;
+        let linking = self.link();
+        let link = match give_up {
+            None => linking.await?,
+            Some(give_up) => timeout_at(give_up.into(), linking)
+                .await
+                .map_err(|_| Fault::Broken("no new connection in time".into()))??,
+        };
         let (mut read, mut write) = link.into_split();
         write_frame(&mut write, hello, limits.handoff_silence).await?;
         while self.sender.state() == SenderState::AwaitAccept {
@@ -552,10 +559,7 @@ impl Pump {
                 Ok(hello) => hello,
                 Err(_) => return Err(self.lost(&reason)),
             };
-            let Ok(connected) = timeout_at(give_up.into(), self.connect(&hello)).await else {
-                return Err(self.lost(&reason));
-            };
-            match connected {
+            match self.connect(&hello, Some(give_up)).await {
                 Ok(()) => return Ok(()),
                 // The receiver has forgotten the handoff, perhaps because it is complete.
                 Err(Fault::Over(e)) if self.in_doubt && e.code == ErrorCode::Refused => {

@@ -437,7 +437,7 @@ async fn streaming_silence_for_good() {
     for config in models() {
         let [sent, _] = frames(&config).await;
         let mut waits = silence();
-        waits.resume = SHORT;
+        (waits.resume, waits.accept) = (SHORT, SHORT);
         let rig = Plan::new(&config, waits).start().await;
         // New connections are taken, and nothing passes on them.
         let mut faults = vec![Fault::Vanish(sent[2].1.end - 5)];
@@ -458,18 +458,19 @@ async fn streaming_a_cut_while_the_decode_engine_is_busy() {
     for config in models() {
         let [sent, _] = frames(&config).await;
         let (_, commit) = find(&sent, Kind::Commit);
+        // The answer to the new connection says what was applied, and so it waits for the step.
         for is_longer in [false, true] {
-            let limits = if is_longer {
-                only(|l| l.resume = SHORT)
-            } else {
-                endless()
-            };
+            let limits = only(|l| {
+                l.resume = Duration::from_secs(1);
+                if is_longer {
+                    l.accept = SHORT;
+                }
+            });
             let (rig, brake) = before_the_last_block(&config, limits).await;
             let going = rig.held(Fault::Hold(commit.start)).await;
             brake.reached().await;
             rig.proxy.cut();
             if is_longer {
-                // The answer to the new connection says what was applied, and so it waits for the step.
                 let (end, answer) = going.end().await;
                 failed(end);
                 brake.release();
@@ -478,6 +479,8 @@ async fn streaming_a_cut_while_the_decode_engine_is_busy() {
                 rig.clean().await;
             } else {
                 passed_again(&rig).await;
+                // Only a new connection has to be there within `resume`.
+                tokio::time::sleep(limits.resume + SHORT).await;
                 brake.release();
                 let (end, answer) = going.end().await;
                 whole(&rig, &answer.await.unwrap());
