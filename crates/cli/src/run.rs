@@ -67,7 +67,7 @@ enum Route {
     Auto,
     /// On the decode node itself.
     Local,
-    /// On another node.
+    /// On another node if one can, waiting for it.
     Remote,
 }
 

@@ -1,4 +1,5 @@
-//! The contract: everything that must be equal on both ends for KV to be exchangeable.
+//! The contract: everything that must be equal on both ends for KV to be exchangeable. Quantisations
+//! may differ where an operator permits it ([`Contract::differences_but_quantisation`]).
 //!
 //! Same byte count is not compatibility, so each property is compared by itself
 //! and a difference names the field and both values.

@@ -102,7 +102,8 @@ pub struct Offer {
     pub continuation: u32,
     /// KV covers `[0, kv_end)`.
     pub kv_end: u32,
-    /// Page chain of the tokens, to check what the receiver says it has.
+    /// Page chain of the tokens, to check what the receiver says it has; empty if their pages have no
+    /// names that both ends agree on.
     pub pages: Vec<PageId>,
 }
 
@@ -362,13 +363,8 @@ impl Sender {
         }
         let ours = (accept.have_tokens / PAGE_TOKENS)
             .checked_sub(1)
-            .map(|last| self.offer.pages.get(last as usize).map(ToString::to_string));
-        let agrees = match (&ours, &accept.have_page) {
-            (None, None) => true,
-            (Some(Some(ours)), Some(theirs)) => ours == theirs,
-            _ => false,
-        };
-        if !agrees {
+            .and_then(|last| self.offer.pages.get(last as usize));
+        if ours.map(ToString::to_string) != accept.have_page {
             return Err(unexpected(
                 header,
                 "`have_page` is not the page of these tokens",

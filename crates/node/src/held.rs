@@ -98,7 +98,7 @@ impl Keep {
             return;
         }
         let exact = self.exact.clamp(block.tokens.start, block.tokens.end);
-        let exact = exact - exact % PAGE_TOKENS;
+        let exact = page_start(exact);
         let parts = [
             (
                 block.tokens.start..exact.max(block.tokens.start),
@@ -182,7 +182,7 @@ impl Tail {
         if !codec.is_lossless() || end.is_some_and(|end| end != block.tokens.start) {
             self.blocks.clear();
         }
-        let boundary = block.tokens.end - block.tokens.end % PAGE_TOKENS;
+        let boundary = page_start(block.tokens.end);
         if codec.is_lossless() {
             self.blocks.push(Arc::clone(block));
         }
@@ -193,7 +193,7 @@ impl Tail {
     /// The page that `block` completes and does not contain.
     #[must_use]
     pub fn page(&self, block: &Arc<KvBlock>) -> Option<KvBlock> {
-        let start = block.tokens.start - block.tokens.start % PAGE_TOKENS;
+        let start = page_start(block.tokens.start);
         let page = start..start.saturating_add(PAGE_TOKENS);
         if start == block.tokens.start || page.end > block.tokens.end {
             return None;
@@ -211,7 +211,7 @@ impl Tail {
     /// The rows since the last page boundary before a position; `None` if there are none.
     #[must_use]
     pub fn until(&self, position: u32) -> Option<KvBlock> {
-        self.rows(position - position % PAGE_TOKENS..position)
+        self.rows(page_start(position)..position)
     }
 
     /// The rows of these tokens, if all of them are here.
@@ -257,7 +257,7 @@ impl Pieces {
     #[must_use]
     pub fn pages(pinned: Pinned, end: u32, limit: Duration) -> Self {
         Self {
-            end: pinned.held().tokens.min(end - end % PAGE_TOKENS),
+            end: pinned.held().tokens.min(page_start(end)),
             pinned: Arc::new(pinned),
             limit,
             next: 0,

@@ -8,7 +8,7 @@ use tandem_engine::generation::Generation;
 use tandem_kv::KvBlock;
 use tandem_kv::codec::Codec;
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
-use tandem_proto::{GenerateEvent, ParityAction, SequenceStatus};
+use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::held::Keep;
@@ -80,8 +80,24 @@ pub struct Parity {
     pub bound: ParityBound,
     /// What happens then.
     pub action: ParityAction,
+    /// True if the sender may hold another quantisation of the weights.
+    pub mixed_quantisation: bool,
     /// How long that is waited for.
     pub patience: Duration,
+}
+
+impl Parity {
+    /// By the terms of a request.
+    #[must_use]
+    pub const fn of(terms: &HandoffTerms, expected: bool, patience: Duration) -> Self {
+        Self {
+            expected,
+            bound: terms.bound,
+            action: terms.action,
+            mixed_quantisation: terms.mixed_quantisation,
+            patience,
+        }
+    }
 }
 
 /// What came with a handoff.

@@ -52,8 +52,11 @@ pub const MIN_LINK_RATE: u64 = 64 << 10;
 pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
-/// Bytes that a link has taken while it was waited for, before its rate is believed.
+/// Bytes that a link has taken while it was waited for, or that were decoded, before their rate is
+/// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
+/// How long the speed of a decoder is believed after the last segment.
+pub const DECODE_RATE_AGE: Duration = Duration::from_secs(60);
 /// Peers whose link is remembered.
 pub const MAX_LINKS: usize = 256;
 /// Encoded segments are written together until they are so many bytes.

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use tandem_identity::{Gate, Link, PeerId, WriteHalf};
+use tandem_identity::{Gate, Link, PeerId, ReadHalf, WriteHalf};
 use tandem_kv::KvBlock;
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse};
-use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
+use tandem_kv::receiver::{Arrived, Expectation, Inbound, Receiver, Step, Terms};
 use tandem_kv::segment::window_bytes;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -219,10 +219,20 @@ async fn last_words(write: &mut WriteHalf, frame: &[u8]) {
     let _ = timeout(GOODBYE, leave).await;
 }
 
+/// From now on nothing but the quantisation of this hello is expected. True if pages have names that
+/// both ends agree on, which rows of another quantisation have not.
+fn agree(expected: &mut Expectation, hello: &Hello) -> bool {
+    if std::mem::take(&mut expected.mixed_quantisation) {
+        expected.contract = Arc::new(hello.contract.clone());
+        return false;
+    }
+    true
+}
+
 /// Serves a handoff that its ticket permits.
 async fn serve(
     node: &Arc<Node>,
-    permitted: Permitted,
+    mut permitted: Permitted,
     hello: &Hello,
     mut first: Greeted,
     from: SocketAddr,
@@ -236,6 +246,8 @@ async fn serve(
             return Err(refusal.message);
         }
     };
+    let names_pages = agree(&mut permitted.expectation, hello);
+    let expected = &permitted.expectation;
     // Blocks that wait, a window, and on each connection a segment that is being decoded.
     let memory = CREDIT_BYTES
         + window_bytes(&expected.contract, kv_end)
@@ -278,6 +290,7 @@ async fn serve(
         permitted,
         tokens: tokens.into(),
         kv_end,
+        names_pages,
         tail: Tail::default(),
         spare: std::mem::take(&mut *spare(node)),
         decoding: Arc::clone(&node.decoding),
@@ -341,6 +354,8 @@ struct Pump {
     committed: bool,
     from: SocketAddr,
     /// The blocks since the last page boundary.
+    /// True if pages have names that both ends agree on.
+    names_pages: bool,
     tail: Tail,
     /// Buffers for the receiver.
     spare: Vec<Vec<u8>>,
@@ -461,15 +476,24 @@ impl Pump {
     fn terms(&mut self, have: u32, said: Option<&str>) -> Terms {
         let (session, stream) = self.secrets.renew(said);
         let tokens = &self.tokens[..(have as usize).min(self.tokens.len())];
-        let have_page = self.permitted.keep.last_page(tokens);
+        let have_page = self
+            .names_pages
+            .then(|| self.permitted.keep.last_page(tokens))
+            .flatten();
         Terms {
             session,
             stream,
             streams: STREAMS,
             credit_bytes: CREDIT_BYTES,
             have_page,
-            decode_rates: self.decoding.rates(),
+            decode_rates: self.decoding.rates(Instant::now()),
         }
+    }
+
+    /// A reader of a connection of this handoff.
+    fn reader(&self, read: ReadHalf, inbound: Inbound, receiver: Arc<Mutex<Receiver>>) -> Reader {
+        let (steps, decoding) = (self.steps.clone(), Arc::clone(&self.decoding));
+        Reader::new(read, inbound, receiver, steps, self.limits, decoding)
     }
 
     /// Starts to read from a connection after its answer has been written.
@@ -479,15 +503,7 @@ impl Pump {
         };
         let inbound = lock(&receiver).main();
         let Greeted { read, write } = greeted;
-        let steps = self.steps.clone();
-        let reader = Reader::new(
-            read,
-            inbound,
-            receiver,
-            steps,
-            self.limits,
-            Arc::clone(&self.decoding),
-        );
+        let reader = self.reader(read, inbound, receiver);
         let generation = reader.generation();
         self.connection = Some(Connection {
             write,
@@ -650,10 +666,12 @@ impl Pump {
         if !self.secrets.good().is_stream(named) {
             return Ok(());
         }
-        let (Some(receiver), Some(connection)) = (self.receiver.clone(), &mut self.connection)
-        else {
+        let Some(receiver) = self.receiver.clone() else {
             return Ok(());
         };
+        if self.connection.is_none() {
+            return Ok(());
+        }
         let joined = {
             let mut receiver = lock(&receiver);
             let inbound = receiver.join(STREAMS);
@@ -668,17 +686,11 @@ impl Pump {
         let Greeted { read, mut write } = greeted;
         let answered = write_frame(&mut write, &answer, self.limits.handoff_silence).await;
         answered.map_err(|e| Fault::Broken(e.to_string()))?;
-        let steps = self.steps.clone();
-        let reader = Reader::new(
-            read,
-            inbound,
-            receiver,
-            steps,
-            self.limits,
-            Arc::clone(&self.decoding),
-        );
-        connection.readers.push(tokio::spawn(reader.run()));
-        connection.further.push(write);
+        let reader = self.reader(read, inbound, receiver);
+        if let Some(connection) = &mut self.connection {
+            connection.readers.push(tokio::spawn(reader.run()));
+            connection.further.push(write);
+        }
         Ok(())
     }
 

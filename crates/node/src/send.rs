@@ -536,7 +536,7 @@ impl Pump {
         timeout(GOODBYE, hearing).await.unwrap_or(Ok(()))
     }
 
-    /// Goes on over a new connection, within [`Limits::resume`].
+    /// Goes on over a new connection, which has to be there within [`Limits::resume`].
     async fn reconnect(&mut self, reason: &str) -> Result<(), NodeError> {
         let give_up = Instant::now() + self.route.limits.resume;
         let mut pause = RECONNECT_PAUSE;

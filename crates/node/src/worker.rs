@@ -694,8 +694,9 @@ impl Worker {
         }
     }
 
-    /// Computes here what another node did not send. What it did send is kept, where the engine
-    /// can continue from it: a model with window layers starts over unless its window came.
+    /// Computes here what another node did not send. What it did send is kept, unless it has to be
+    /// compared, and where the engine can continue from it: a model with window layers starts over
+    /// unless its window came.
     fn fall_back(&mut self, id: JobId, reason: String) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
@@ -707,6 +708,10 @@ impl Worker {
         };
         if !matches!(g.stage, Stage::Receiving) {
             return;
+        }
+        // Rows that must be compared before they are used cannot be any more.
+        if g.parity.mixed_quantisation || g.parity.action == ParityAction::Redo {
+            self.engine.clear(job.sequence);
         }
         let held = self.engine.held(job.sequence);
         // Pages of this node are in place before anything is sent, as far as they came.

@@ -12,7 +12,7 @@ pub enum RouteChoice {
     /// The coordinator decides.
     #[default]
     Auto,
-    /// Prefill on one node, decode on another.
+    /// Prefill on one node, decode on another, unless no node can prefill for another.
     Remote,
     /// Prefill and decode on the same node.
     Local,

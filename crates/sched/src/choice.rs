@@ -149,15 +149,13 @@ impl Scheduler {
         let capacity = node
             .model(&self.models[model].name)
             .map_or(0, |m| m.capacity.sequences);
-        if capacity < 2 {
+        let free = capacity.saturating_sub(self.used(decode, model));
+        if free < 2 {
             reasons.push(format!(
-                "`{}` is the decode node and holds {capacity} sequence, a handoff to itself needs 2",
+                "`{}` is the decode node and has room for {free} more sequences, a handoff to itself needs 2",
                 node.name
             ));
             return Prefill::Nobody(reasons);
-        }
-        if self.used(decode, model) + 2 > capacity {
-            return Prefill::Wait;
         }
         let note = format!(
             "`{}` hands KV to itself, no other node can prefill",

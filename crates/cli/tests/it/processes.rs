@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-#[cfg(unix)]
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -302,7 +301,10 @@ fn second_turn(model: Architecture, first: &Value, answer: &Value, new: &str) ->
 
 /// Waits until a node neither computes nor sends nor takes in.
 async fn settled(node: &Daemon) {
+    let limit = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
+        assert!(tokio::time::Instant::now() < limit, "the node is busy");
+        tokio::time::sleep(Duration::from_millis(5)).await;
         let handoffs = handoff_status(node.address).await;
         let status = node_status(node.address).await;
         let is_idle = status.models.iter().all(|m| m.sequences.is_empty());
@@ -344,8 +346,9 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
             assert_eq!(answer["tandem"]["mode"], "remote", "{answer}");
             // The last token has no KV.
             let known = count(&answer, "prompt_tokens") + tokens(&answer).len() as u64 - 1;
-            settled(&d).await;
+            // The permission to hand back stays at `p` until `d` is done with it.
             settled(&p).await;
+            settled(&d).await;
             let next = |new| salted(second_turn(model, &first, &answer, new));
             if !together {
                 // Each node alone goes on where the answer ended.

@@ -163,6 +163,7 @@ fn every_kind_and_its_payload() {
     let known = (0..=u8::MAX).filter(|n| Kind::from_wire(*n).is_some());
     let numbered = |r: &&Vec<String>| r[0].parse::<u8>().is_ok();
     assert_eq!(table.iter().filter(numbered).count(), known.count());
+    assert!(text.contains(&format!("- Wire version: **{WIRE_VERSION}**.")));
     // The table of a version is in the table of the header.
     has_row(
         section(&text, "## Header"),

@@ -79,12 +79,7 @@ pub(super) async fn generate(
         chunk,
         source,
         generation,
-        parity: Parity {
-            expected: remote,
-            bound: terms.bound,
-            action: terms.action,
-            patience: node.config.limits.receipt,
-        },
+        parity: Parity::of(&terms, remote, node.config.limits.receipt),
         keep,
         retire,
         events,

@@ -46,10 +46,10 @@ pub(super) async fn prefill(
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;
     let id = admission.job;
-    let kept = terms.keeps_answer();
-    let hand_back = kept
-        .then(|| return_ticket(&node, &model, &request, &keep, peer.as_ref()))
-        .flatten();
+    let hand_back = match terms.keeps_answer() {
+        true => return_ticket(&node, &model, &request, &keep, peer.as_ref()),
+        false => None,
+    };
     let back = hand_back.as_ref().map(|b| b.ticket.clone());
     let job = PrefillJob {
         request: request.request.clone(),
@@ -70,15 +70,7 @@ pub(super) async fn prefill(
     }
     let beat = node.config.limits.beat;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
-    let offer = Offer {
-        contract: Arc::clone(&model.contract),
-        handoff: request.handoff,
-        ticket: request.ticket.clone(),
-        pages: keep.chain(&tokens),
-        tokens: request.tokens.clone(),
-        continuation: 0,
-        kv_end,
-    };
+    let offer = offer(&model, &request, &keep, &tokens);
     let route = node.route(request.target.clone(), peer, &terms);
     let sending = Sending {
         request: request.request.clone(),
@@ -98,6 +90,23 @@ pub(super) async fn prefill(
     });
     let guard = PumpGuard { model, job: id };
     Ok(answer(receiver, guard, beat))
+}
+
+/// What is sent: the KV of `tokens`, all of the request's but the last.
+fn offer(model: &Model, request: &PrefillRequest, keep: &Keep, tokens: &[Token]) -> Offer {
+    Offer {
+        contract: Arc::clone(&model.contract),
+        handoff: request.handoff,
+        ticket: request.ticket.clone(),
+        // Rows of another quantisation have no names that both ends agree on.
+        pages: match request.terms.mixed_quantisation {
+            true => Vec::new(),
+            false => keep.chain(tokens),
+        },
+        tokens: request.tokens.clone(),
+        continuation: 0,
+        kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+    }
 }
 
 fn answer(events: mpsc::Receiver<PrefillEvent>, guard: PumpGuard, beat: Duration) -> Response {

@@ -118,6 +118,13 @@ impl Index {
         lengths.rev().map(|(length, _)| *length)
     }
 
+    /// Objects right after a page that begin with these tokens.
+    pub fn following(&self, parent: &PageId, tokens: &[u32]) -> impl Iterator<Item = PageId> {
+        let follows = |e: &Entry| e.meta.parent == *parent && e.meta.tokens.starts_with(tokens);
+        let entries = self.entries.iter();
+        entries.filter(move |(_, e)| follows(e)).map(|(id, _)| *id)
+    }
+
     /// Notes that an object was used.
     pub fn touch(&mut self, id: &PageId) {
         self.ram.promote(id);

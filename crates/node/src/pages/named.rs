@@ -81,7 +81,8 @@ impl<'a> Named<'a> {
         })
     }
 
-    /// All objects of the sequence that there are, whatever they are good for.
+    /// All objects of the sequence that there are, whatever they are good for, and the next ones of those
+    /// that go on with it.
     pub fn all(&self, index: &Index) -> Vec<PageId> {
         let mut all = self.ids.clone();
         for pages in 0..=self.ids.len() {
@@ -89,6 +90,9 @@ impl<'a> Named<'a> {
             let tails = index.tails(&parent);
             all.extend(tails.filter_map(|tail| Some(self.snapshot(pages, tail)?.id)));
         }
+        let since = self.tokens.len() - self.tokens.len() % PAGE_LEN;
+        let last = self.parent(self.ids.len());
+        all.extend(index.following(&last, &self.tokens[since..]));
         all
     }
 

@@ -132,7 +132,8 @@ impl Reader {
         self.inbound.decode(decoder, &self.scratch)?;
         if let Some(codec) = Codec::from_wire(header.codec) {
             let raw_bytes = u64::from(header.raw_len);
-            self.decoding.took(codec, raw_bytes, start.elapsed());
+            let now = Instant::now();
+            self.decoding.took(codec, raw_bytes, now - start, now);
         }
         Ok(())
     }

@@ -47,6 +47,8 @@ pub struct Measured {
     computed: Option<f64>,
     /// Connections: each has a writer here that encodes and a reader there that decodes.
     connections: u32,
+    /// Of this machine: no more writers encode at once.
+    cores: u32,
 }
 
 impl Measured {
@@ -72,6 +74,8 @@ impl Measured {
             busy_since: None,
             computed: None,
             connections: 1,
+            cores: std::thread::available_parallelism()
+                .map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
         }
     }
 
@@ -208,7 +212,7 @@ impl Measured {
         let conditions = Conditions {
             production,
             goodput,
-            encoders: self.connections,
+            encoders: self.connections.min(self.cores),
             decoders: self.connections,
             rates: self.rates,
         };

@@ -344,6 +344,17 @@ impl TestNode {
         self.until("settled", but_secrets).await;
     }
 
+    /// Waits until no sequence is in use, and nothing is held but the place of a handoff whose peer may come
+    /// again.
+    pub async fn released(&self) {
+        self.idle().await;
+        let is_free = |s: &HandoffStatus| {
+            let tickets = s.tickets - s.returns.min(s.tickets);
+            [tickets, s.sending, s.staging_bytes, s.pins] == [0; 4]
+        };
+        self.until("released", is_free).await;
+    }
+
     /// Tells a decode node that no KV will come, as a coordinator does.
     pub async fn prefill_failed(&self, request: &str, reason: &str) {
         let url = format!("{}/node/v1/requests/{request}/prefill-failed", self.url);

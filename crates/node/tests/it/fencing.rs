@@ -122,6 +122,7 @@ fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Generat
             expected: false,
             bound: ParityBound::default(),
             action: ParityAction::Report,
+            mixed_quantisation: false,
             patience: PATIENCE,
         },
         keep: Keep::new(

@@ -1,12 +1,18 @@
 //! The receipt: whether both ends compute the same, and what follows if they do not.
 
 use tandem_engine::fake::FakeConfig;
+use tandem_kv::frame::Kind;
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_node::Limits;
-use tandem_proto::{HandoffTerms, ParityAction, Reuse, Role};
+use tandem_proto::{HandoffTerms, ParityAction, Reuse, Role, Ticket};
 
-use super::cluster::{Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, prompt};
+use super::cluster::{
+    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, limits, prompt,
+};
+use super::kills::held;
+use super::proxy::Fault;
 use super::raw::Handoff;
+use super::rig::{Plan, Rig};
 
 const CHUNK: u32 = 32;
 
@@ -142,6 +148,83 @@ async fn rows_of_another_quantisation_need_permission_and_serve_one_request() {
         assert_eq!(shared > 0, config.window == 0, "{alone:?}");
         decode.clean().await;
         prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_another_quantisation_go_on_after_a_break_of_the_connection() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut plan = Plan::new(&config, limits());
+        plan.limits.resume = std::time::Duration::from_secs(5);
+        plan.sending = quantised(&config);
+        plan.deal.terms.mixed_quantisation = true;
+        let rig = plan.start().await;
+        let [sent, _] = rig.record().await;
+        // Behind more than a page.
+        let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
+        assert!(rig.kv_end() > 64);
+        let outcome = rig.run(&[Fault::Cut(commit.start + 8)]).await;
+        outcome.whole(&rig.expected, "cut");
+        rig.once("cut");
+        assert_eq!(outcome.done().3, 1);
+        assert!(outcome.answer.parity.expect("parity").holds);
+        rig.clean().await;
+    }
+}
+
+#[tokio::test]
+async fn whoever_comes_again_comes_with_the_same_quantisation() {
+    let config = FakeConfig::default();
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+    deal.terms.mixed_quantisation = true;
+    let (mut events, ticket) = deal.open(&decode).await;
+    let first = quantised(&config);
+    let handoff = Handoff::dial(&first, &deal, &ticket).await.unwrap();
+    let again = Ticket {
+        secret: handoff.sender.accepted().session.clone(),
+        ..ticket
+    };
+    handoff.leave().await;
+    let refused = Handoff::dial(&config, &deal, &again).await.err();
+    let refused = refused.expect("a refusal");
+    assert!(refused.contains("`quantisation`"), "{refused}");
+    let answer = finish(&mut events).await;
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    assert_eq!(answer.summary.remote_tokens, 0);
+    decode.clean().await;
+}
+
+/// What must be compared and cannot be is not used, though all rows have come.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_must_be_compared_are_not_used_when_the_prefill_node_is_lost() {
+    for (config, is_mixed) in [
+        (FakeConfig::default(), false),
+        (FakeConfig::default(), true),
+        (FakeConfig::windowed(), true),
+    ] {
+        let mut plan = Plan::new(&config, endless());
+        if is_mixed {
+            plan.sending = quantised(&config);
+            plan.deal.terms.mixed_quantisation = true;
+        } else {
+            plan.deal.terms.action = ParityAction::Redo;
+        }
+        let [sent, _] = Rig::new(&config).await.record().await;
+        let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
+        let mut rig = plan.start().await;
+        let going = rig.held(Fault::Hold(commit.start + 8)).await;
+        held(&rig.decode, rig.kv_end()).await;
+        rig.prefill.kill();
+        rig.decode.prefill_failed(&rig.deal.id, "it has gone").await;
+        let answer = going.answer().await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        let summary = &answer.summary;
+        assert!(summary.fallback.is_some(), "{summary:?}");
+        let counts = (summary.remote_tokens, summary.local_tokens);
+        assert_eq!(counts, (0, rig.kv_end()), "{summary:?}");
+        rig.proxy.cut();
+        rig.decode.clean().await;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, FakeConfig};
 use tandem_identity::{Authority, Security};
@@ -119,10 +119,12 @@ impl Rig {
     /// Begins a handoff whose connections have these faults.
     pub async fn begin(&self, faults: &[Fault]) -> Going {
         self.proxy.next(faults);
+        let begun = Instant::now();
         let (mut events, ticket) = self.deal.open(&self.decode).await;
         let request = self.deal.prefill(&ticket);
         let mut sending = self.prefill.prefill(&request).await.unwrap();
         Going {
+            begun,
             answer: tokio::spawn(async move { finish(&mut events).await }),
             end: tokio::spawn(async move { prefill_end(&mut sending).await }),
         }
@@ -143,6 +145,24 @@ impl Rig {
 
     pub fn kv_end(&self) -> u32 {
         self.deal.tokens.len() as u32 - 1
+    }
+
+    /// The end of what was put into the cache, where the engine can go on from it: with windows nowhere
+    /// before the window has come.
+    pub fn came_to(&self, config: &FakeConfig) -> u32 {
+        let (mut end, mut window) = (0, config.window == 0);
+        for call in self.applied.take() {
+            match call {
+                Call::Import {
+                    section: Section::Full,
+                    tokens,
+                    ..
+                } => end = tokens.end,
+                Call::Import { .. } => window = true,
+                _ => {}
+            }
+        }
+        if window { end } else { 0 }
     }
 
     /// Every token was computed once, and put into the cache once and in order.
@@ -172,6 +192,7 @@ impl Rig {
 
 /// A handoff that is going on, as the coordinator sees it.
 pub struct Going {
+    pub begun: Instant,
     answer: JoinHandle<Answer>,
     end: JoinHandle<PrefillEvent>,
 }
