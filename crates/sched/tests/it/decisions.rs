@@ -192,6 +192,12 @@ fn the_remote_route_avoids_a_decode_node_without_prefill() {
     );
     assert_eq!(plan(&mut s, "a", "m", Route::Remote).decode, "d1");
     assert_eq!(plan(&mut s, "b", "m", Route::Auto).decode, "d0");
+    // It is waited for, and gets its turn before what came later.
+    assert_eq!(plan(&mut s, "c", "m", Route::Remote).decode, "d1");
+    check(&mut s, submit("d", "m", Route::Remote), &["d?0"]);
+    assert_eq!(plan(&mut s, "e", "m", Route::Auto).decode, "d0");
+    check(&mut s, submit("f", "m", Route::Auto), &["f?1"]);
+    check(&mut s, finished("c"), &["d@d1<p1"]);
 }
 
 #[test]
