@@ -45,20 +45,17 @@ pub async fn ask_any(coordinator: SocketAddr, body: &Value) -> (u16, Value) {
 
 /// What a node does now.
 pub async fn node_status(node: SocketAddr) -> NodeStatus {
-    http()
-        .get(format!("http://{node}/node/v1/status"))
-        .send()
-        .await
-        .expect("an answer")
-        .json()
-        .await
-        .expect("a status")
+    told(node, "status").await
 }
 
 /// What a node's handoffs hold.
 pub async fn handoff_status(node: SocketAddr) -> HandoffStatus {
+    told(node, "handoffs").await
+}
+
+async fn told<T: serde::de::DeserializeOwned>(node: SocketAddr, what: &str) -> T {
     http()
-        .get(format!("http://{node}/node/v1/handoffs"))
+        .get(format!("http://{node}/node/v1/{what}"))
         .send()
         .await
         .expect("an answer")
