@@ -58,6 +58,8 @@ struct Account {
     waiting: BTreeSet<String>,
     ended: BTreeSet<String>,
     retried: BTreeSet<String>,
+    /// Nodes that are up.
+    up: BTreeSet<usize>,
     log: Vec<Action>,
 }
 
@@ -82,7 +84,8 @@ impl Account {
                 Action::Start { request, plan } => {
                     assert!(self.waiting.remove(request), "{request} was not waiting");
                     self.in_order(request);
-                    let model = self.model_of(request).1;
+                    let (_, model, route) = self.model_of(request);
+                    self.as_routed(route, plan);
                     self.plans.insert(request.clone(), (model, plan.clone()));
                 }
                 Action::Reject { request, .. } => {
@@ -94,6 +97,21 @@ impl Account {
             self.log.push(action);
         }
         self.within_capacity();
+    }
+
+    /// `n0` prefills everything and decodes nothing: while it is up, nobody who asks for another node does
+    /// without. Others wait for it, or not.
+    fn as_routed(&self, route: Route, plan: &Plan) {
+        match route {
+            Route::Local => assert_eq!(plan.prefill, None),
+            Route::Remote if self.up.contains(&0) => assert!(plan.prefill.is_some(), "{plan:?}"),
+            Route::Remote if plan.prefill.is_none() => {
+                let told = plan.notes.last().expect("a note");
+                assert!(told.ends_with("prefills by itself"), "{plan:?}");
+            }
+            Route::Remote | Route::Auto => {}
+        }
+        assert!(!plan.mixed_quantisation, "nobody has permitted it");
     }
 
     /// Nobody with the same model and route who came earlier and was never started still waits.
@@ -139,11 +157,17 @@ fn event(step: &Step, account: &mut Account) -> Option<Event> {
         (!keys.is_empty()).then(|| keys[n % keys.len()].clone())
     };
     Some(match step {
-        Step::Up(node) => status_of(*node),
-        Step::Down(node) => Event::NodeDown {
-            node: NODES[*node].into(),
-            reason: "test".into(),
-        },
+        Step::Up(node) => {
+            account.up.insert(*node);
+            status_of(*node)
+        }
+        Step::Down(node) => {
+            account.up.remove(node);
+            Event::NodeDown {
+                node: NODES[*node].into(),
+                reason: "test".into(),
+            }
+        }
         Step::Submit(model, route) => {
             let id = format!("r{:04}", account.submitted.len());
             account.submitted.push((id.clone(), *model, *route));
@@ -207,6 +231,7 @@ fn run(steps: &[Step]) -> Account {
 /// With all nodes up and everything that runs finishing, nothing may be left over.
 fn drain(scheduler: &mut Scheduler, account: &mut Account) {
     for node in 0..NODES.len() {
+        account.up.insert(node);
         let actions = tell(scheduler, status_of(node));
         account.take(actions);
     }
