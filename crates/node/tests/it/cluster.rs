@@ -496,6 +496,17 @@ pub async fn hand_over(
     (events, sending.unwrap())
 }
 
+/// Waits until this holds.
+pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, wait).await;
+    waited.unwrap_or_else(|_| panic!("{what} does not come"));
+}
+
 /// True if nothing is going on: no ticket, no secret, no memory set aside, no promise.
 pub fn is_clean(status: &HandoffStatus) -> bool {
     let counts = [

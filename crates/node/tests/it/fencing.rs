@@ -20,7 +20,9 @@ use tandem_node::send::Input;
 use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, endless, finish, limits, pages, prompt};
+use super::cluster::{
+    Calls, Deal, PATIENCE, Setup, endless, eventually, finish, limits, pages, prompt,
+};
 use super::raw::Handoff;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -252,13 +254,9 @@ async fn a_late_reader_gets_nothing_of_the_request_that_has_its_place_now() {
 
     let (first, mut late) = reading(&model, &old);
     // It computes as far as there is room for chunks that nobody reads.
-    while late.len() < MAX_CHUNKS_WAITING {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually("a chunk", || late.len() >= MAX_CHUNKS_WAITING).await;
     model.command(Command::Cancel(first)).unwrap();
-    while model.admit().is_err() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually("a place", || model.admit().is_ok()).await;
     calls.take();
     let (_, mut second) = reading(&model, &new);
     let mut read = 0;

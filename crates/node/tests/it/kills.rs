@@ -9,7 +9,7 @@ use tandem_node::Limits;
 use tandem_proto::{ErrorCode, PrefillEvent, Reuse, Role};
 
 use super::cluster::{
-    Deal, PATIENCE, Setup, TestNode, endless, finish, limits, prefill_end, prompt,
+    Deal, PATIENCE, Setup, TestNode, endless, eventually, finish, limits, prefill_end, prompt,
 };
 
 /// Holds calls of one kind from the `nth` on, until it is let go.
@@ -47,13 +47,7 @@ impl Brake {
 
     /// Waits until a call is held.
     pub async fn reached(&self) {
-        let wait = async {
-            while !self.0.is_reached.load(Ordering::Relaxed) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        let waited = tokio::time::timeout(PATIENCE, wait).await;
-        waited.expect("no call is held");
+        eventually("a call", || self.0.is_reached.load(Ordering::Relaxed)).await;
     }
 
     pub fn release(&self) {

@@ -15,8 +15,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::cluster::{
-    Answer, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, is_clean, limits, prefill_end,
-    prompt,
+    Answer, Deal, PATIENCE, SHORT, Setup, TestNode, endless, eventually, finish, is_clean, limits,
+    prefill_end, prompt,
 };
 use super::conversation::{first_turn, permission_of};
 use super::kills::{Brake, held};
@@ -428,13 +428,8 @@ async fn before_the_last_block(config: &FakeConfig, limits: Limits) -> (Rig, Bra
 
 /// Waits until a frame of a kind has passed the relay: 0 to the receiver, 1 to the sender.
 async fn passed(rig: &Rig, way: usize, kind: Kind) {
-    let wait = async {
-        while rig.proxy.frames(0)[way].iter().all(|(k, _)| *k != kind) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let waited = tokio::time::timeout(PATIENCE, wait).await;
-    waited.expect("it does not come");
+    let has_passed = || rig.proxy.frames(0)[way].iter().any(|(k, _)| *k == kind);
+    eventually("the frame", has_passed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -500,13 +495,8 @@ async fn streaming_a_cut_while_the_decode_engine_is_busy() {
 
 /// Waits until a second connection has said hello.
 async fn passed_again(rig: &Rig) {
-    let wait = async {
-        while rig.proxy.connections() < 2 || rig.proxy.written(1) == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let waited = tokio::time::timeout(PATIENCE, wait).await;
-    waited.expect("no second connection");
+    let has_passed = || rig.proxy.connections() > 1 && rig.proxy.written(1) > 0;
+    eventually("a second hello", has_passed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use tandem_proto::{PrefillEvent, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::child::{full_folder, without_room_on_disk};
-use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, bind, limits, prompt};
+use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, bind, eventually, limits, prompt};
 
 const CHUNK: u32 = 32;
 /// Tokens that all prompts here begin with: two pages, inside complete chunks.
@@ -348,9 +348,8 @@ async fn a_disk_that_does_not_answer_costs_a_limited_time() {
         let mut deal = Deal::new(&ending(1, 20), CHUNK);
         deal.run(&prefill, &first).await;
         first.end().await;
-        while tandem_node::pages::PageStore::open(&setup().pages).is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let is_closed = || tandem_node::pages::PageStore::open(&setup().pages).is_ok();
+        eventually("the end of the first node", is_closed).await;
         // This one has them on disk only.
         let second = setup().start().await;
         assert_eq!(second.handoffs().await.pages, 2);
