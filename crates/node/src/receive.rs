@@ -219,8 +219,8 @@ async fn last_words(write: &mut WriteHalf, frame: &[u8]) {
     let _ = timeout(GOODBYE, leave).await;
 }
 
-/// From now on nothing but the quantisation of this hello is expected. True if pages have names that
-/// both ends agree on, which rows of another quantisation have not.
+/// Whoever comes again must bring the same quantisation as this hello. True if pages have names that both
+/// ends agree on, which they have not where quantisations may differ.
 fn agree(expected: &mut Expectation, hello: &Hello) -> bool {
     if std::mem::take(&mut expected.mixed_quantisation) {
         expected.contract = Arc::new(hello.contract.clone());
@@ -353,9 +353,9 @@ struct Pump {
     receipt: bool,
     committed: bool,
     from: SocketAddr,
-    /// The blocks since the last page boundary.
     /// True if pages have names that both ends agree on.
     names_pages: bool,
+    /// The blocks since the last page boundary.
     tail: Tail,
     /// Buffers for the receiver.
     spare: Vec<Vec<u8>>,

@@ -234,6 +234,24 @@ fn snapshots_are_found_after_a_restart() {
 }
 
 #[test]
+fn what_goes_on_from_less_than_a_page_is_forgotten_with_it() {
+    for contract in [mixed(), full_only()] {
+        let (space, store) = (exact(contract.clone()), in_memory(PLENTY));
+        let tokens = prompt(200);
+        let mut other = tokens.clone();
+        other[10] += 1;
+        put(&store, &contract, &tokens, 40, 1);
+        put(&store, &contract, &tokens, 150, 1);
+        put(&store, &contract, &other, 150, 2);
+        // Two snapshots and two pages begin with these tokens.
+        assert_eq!(store.forget(&space, &tokens[..20]), 4);
+        let nothing = tandem_node::pages::Held::default();
+        assert_eq!(store.held(&space, &tokens, Wanted::Any), nothing);
+        assert_eq!(store.held(&space, &other, Wanted::Any).snapshot, Some(150));
+    }
+}
+
+#[test]
 fn what_is_forgotten_takes_along_what_follows_from_it() {
     let dir = private_dir();
     let (space, salted) = (
