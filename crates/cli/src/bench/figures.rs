@@ -74,13 +74,24 @@ pub async fn told<F: Serialize>(
 
 /// The middle one; of an even number the mean of both. 0 if there are none.
 pub fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// Where this part of the values, 0 to 1, lies below; between two of them in proportion. 0 if there are none.
+pub fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let n = sorted.len();
-    match n {
-        0 => 0.0,
-        _ if n % 2 == 1 => sorted[n / 2],
-        _ => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    #[expect(clippy::cast_precision_loss, reason = "few values")]
+    let place = part * sorted.len().saturating_sub(1) as f64;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a place in the list"
+    )]
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    match (sorted.get(below), sorted.get(above)) {
+        (Some(&low), Some(&high)) => low + (high - low) * place.fract(),
+        _ => 0.0,
     }
 }
 
@@ -105,11 +116,20 @@ pub fn right(text: impl ToString) -> Cell {
 
 #[cfg(test)]
 mod tests {
-    use super::median;
+    use super::{median, quantile};
 
     #[test]
     fn the_median_is_the_middle() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn quartiles_are_those_of_numpy() {
+        let values = [3.0, 1.0, 4.0, 2.0];
+        assert_eq!([0.25, 0.75].map(|q| quantile(&values, q)), [1.75, 3.25]);
+        assert_eq!([0.0, 1.0].map(|q| quantile(&values, q)), [1.0, 4.0]);
+        assert_eq!([0.25, 0.75].map(|q| quantile(&[7.0], q)), [7.0, 7.0]);
     }
 }

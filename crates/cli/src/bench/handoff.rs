@@ -34,7 +34,7 @@ use super::ask::{MODEL, greedy};
 use super::control::Control;
 use super::copy::Fate;
 use super::engine::{CHUNK, contract, logits};
-use super::figures::{Machine, gigabytes, median, right, table, told};
+use super::figures::{Machine, gigabytes, median, quantile, right, table, told};
 use super::receiver::{Ask, Ready, Told};
 use super::usage::{Memory, cpu_seconds};
 use super::{copy, rows};
@@ -50,8 +50,8 @@ pub struct Arguments {
     /// Tokens that are handed over, 96 KiB each.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     tokens: u32,
-    /// How often everything is measured; medians are shown.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    /// How often everything is measured, after once to warm up; medians are shown.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
     /// Only these codecs: raw, plane, q8 or k8v4 [default: all].
     #[arg(long, value_name = "NAME")]
@@ -94,8 +94,10 @@ struct Case {
     tls: bool,
     /// 10^9 bytes of rows per second.
     goodput_gb_s: f64,
-    /// Goodput over that of the plain TCP copy of the same round.
+    /// Goodput over that of the plain TCP copies right before and after.
     ratio_to_tcp: f64,
+    /// Between them lies half of the rounds.
+    ratio_to_tcp_quartiles: [f64; 2],
     /// Of both ends.
     cpu_s_per_gb: f64,
     cpu_s_per_gb_sender: f64,
@@ -117,11 +119,21 @@ struct Run {
     wire_bytes: u64,
 }
 
+/// One plain copy.
+#[derive(Debug, Clone, Copy)]
+struct Copied {
+    seconds: f64,
+    /// CPU seconds of both ends.
+    cpu: f64,
+}
+
 /// All handoffs of a case.
 struct Runs {
     codec: Codec,
     tls: bool,
     runs: Vec<Run>,
+    /// Seconds of the plain copies right before and after each, their mean.
+    tcp: Vec<f64>,
 }
 
 /// Runs the measurement until it is done or told to stop.
@@ -138,45 +150,38 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let identity = Arc::new(cluster.init()?);
     let mut bench = Bench::start(arguments, cluster.path(), identity).await?;
     let mut cases = cases(arguments);
-    let (mut memcpy, mut tcp, mut tcp_cpu) = (Vec::new(), Vec::new(), Vec::new());
-    let mut thrown_away = Vec::new();
+    eprintln!("warming up");
+    bench.warm_up(&cases).await?;
+    let (mut memcpy, mut thrown_away, mut copies) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..arguments.rounds {
         eprintln!("round {} of {}", round + 1, arguments.rounds);
         memcpy.push(bench.memcpy().await?);
-        let (seconds, cpu) = bench.tcp(Fate::Kept).await?;
-        tcp.push(seconds);
-        tcp_cpu.push(cpu);
-        if round == 0 {
-            bench.check_copy().await?;
-        }
-        thrown_away.push(bench.tcp(Fate::ThrownAway).await?.0);
+        thrown_away.push(bench.tcp(Fate::ThrownAway).await?.seconds);
+        let mut before = bench.tcp(Fate::Kept).await?;
+        copies.push(before);
         for case in &mut cases {
-            let is_checked = round == 0 && case.codec.is_lossless();
-            if is_checked {
-                bench.receiver(case.tls)?.ask(Ask::Clear).await?;
-            }
-            let run = bench.handoff(case.codec, case.tls).await;
-            let run = run.with_context(|| format!("{}, TLS {}", case.codec, case.tls))?;
-            case.runs.push(run);
-            if is_checked {
-                bench.check_rows(case.tls).await?;
-            }
+            case.runs.push(bench.handoff(case.codec, case.tls).await?);
+            let after = bench.tcp(Fate::Kept).await?;
+            case.tcp.push(f64::midpoint(before.seconds, after.seconds));
+            copies.push(after);
+            before = after;
         }
     }
     for receiver in bench.receivers.values_mut() {
         receiver.stop().await?;
     }
     let gb = gigabytes(bench.bytes);
+    let tcp = |of: fn(&Copied) -> f64| copies.iter().map(of).collect::<Vec<f64>>();
     Ok(Figures {
         machine: Machine::this(),
         bytes: bench.bytes,
         rounds: arguments.rounds,
         streams: arguments.streams,
-        tcp_gb_s: gb / median(&tcp),
+        tcp_gb_s: gb / median(&tcp(|copy| copy.seconds)),
         tcp_thrown_away_gb_s: gb / median(&thrown_away),
-        tcp_cpu_s_per_gb: median(&tcp_cpu) / gb,
+        tcp_cpu_s_per_gb: median(&tcp(|copy| copy.cpu)) / gb,
         memcpy_gb_s: gb / median(&memcpy),
-        cases: cases.iter().map(|c| c.figures(bench.bytes, &tcp)).collect(),
+        cases: cases.iter().map(|c| c.figures(bench.bytes)).collect(),
     })
 }
 
@@ -191,13 +196,13 @@ fn cases(arguments: &Arguments) -> Vec<Runs> {
             codec,
             tls,
             runs: Vec::new(),
+            tcp: Vec::new(),
         })
         .collect()
 }
 
 impl Runs {
-    /// `tcp` are the seconds of the plain copies, by round.
-    fn figures(&self, bytes: u64, tcp: &[f64]) -> Case {
+    fn figures(&self, bytes: u64) -> Case {
         let gb = gigabytes(bytes);
         let of = |figure: &dyn Fn(&Run) -> f64| {
             median(&self.runs.iter().map(figure).collect::<Vec<f64>>())
@@ -205,7 +210,7 @@ impl Runs {
         let ratios: Vec<f64> = self
             .runs
             .iter()
-            .zip(tcp)
+            .zip(&self.tcp)
             .map(|(run, tcp)| tcp / run.seconds)
             .collect();
         let peak = |figure: &dyn Fn(&Run) -> Option<u64>| {
@@ -217,6 +222,7 @@ impl Runs {
             tls: self.tls,
             goodput_gb_s: gb / of(&|r| r.seconds),
             ratio_to_tcp: median(&ratios),
+            ratio_to_tcp_quartiles: [0.25, 0.75].map(|part| quantile(&ratios, part)),
             cpu_s_per_gb: of(&|r| r.cpu_sender + r.cpu_receiver) / gb,
             cpu_s_per_gb_sender: of(&|r| r.cpu_sender) / gb,
             cpu_s_per_gb_receiver: of(&|r| r.cpu_receiver) / gb,
@@ -289,8 +295,24 @@ impl Bench {
         Ok(time.as_secs_f64())
     }
 
-    /// Seconds of a plain copy to the other process, and CPU seconds of both.
-    async fn tcp(&mut self, fate: Fate) -> anyhow::Result<(f64, f64)> {
+    /// Does everything once, so that memory has been asked for, and compares what has arrived.
+    async fn warm_up(&mut self, cases: &[Runs]) -> anyhow::Result<()> {
+        self.memcpy().await?;
+        self.tcp(Fate::ThrownAway).await?;
+        self.tcp(Fate::Kept).await?;
+        self.check_copy().await?;
+        for case in cases {
+            self.receiver(case.tls)?.ask(Ask::Clear).await?;
+            self.handoff(case.codec, case.tls).await?;
+            if case.codec.is_lossless() {
+                self.check_rows(case.tls).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A plain copy to the other process.
+    async fn tcp(&mut self, fate: Fate) -> anyhow::Result<Copied> {
         let other = self.first_receiver()?;
         let before = cpu_seconds() + other.ask(Ask::Usage).await?.cpu_s;
         let sink = other.ready.sink;
@@ -302,11 +324,19 @@ impl Bench {
         });
         let time = copying.await??;
         let after = cpu_seconds() + self.first_receiver()?.ask(Ask::Usage).await?.cpu_s;
-        Ok((time.as_secs_f64(), after - before))
+        Ok(Copied {
+            seconds: time.as_secs_f64(),
+            cpu: after - before,
+        })
+    }
+
+    async fn handoff(&mut self, codec: Codec, tls: bool) -> anyhow::Result<Run> {
+        let run = self.hand_over(codec, tls).await;
+        run.with_context(|| format!("{codec}, TLS {tls}"))
     }
 
     /// One handoff, from the first connection to the receiver's word that everything is applied.
-    async fn handoff(&mut self, codec: Codec, tls: bool) -> anyhow::Result<Run> {
+    async fn hand_over(&mut self, codec: Codec, tls: bool) -> anyhow::Result<Run> {
         self.handoffs += 1;
         let control = self.control(tls)?;
         let mut generation = control.generate(&self.request(tls)).await?;
@@ -558,6 +588,7 @@ fn shown(figures: &Figures) -> String {
         "TLS",
         "GB/s",
         "of TCP",
+        "quartiles",
         "wire ratio",
         "CPU s/GB",
         "sender",
@@ -568,12 +599,14 @@ fn shown(figures: &Figures) -> String {
     ]);
     for case in &figures.cases {
         let mb = |peak: Option<f64>| right(peak.map_or("–".to_owned(), |p| format!("{p:.0}")));
+        let [low, high] = case.ratio_to_tcp_quartiles;
         let both = case.peak_extra_mb_sender.zip(case.peak_extra_mb_receiver);
         out.add_row(vec![
             comfy_table::Cell::new(case.codec.name()),
             comfy_table::Cell::new(if case.tls { "yes" } else { "no" }),
             right(format!("{:.2}", case.goodput_gb_s)),
             right(format!("{:.2}", case.ratio_to_tcp)),
+            right(format!("{low:.2}–{high:.2}")),
             right(format!("{:.3}", case.wire_ratio)),
             right(format!("{:.2}", case.cpu_s_per_gb)),
             right(format!("{:.2}", case.cpu_s_per_gb_sender)),
