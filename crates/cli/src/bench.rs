@@ -3,7 +3,8 @@
 //! - [`handoff`]: goodput of the whole path between two processes, with the [`receiver`] in the other;
 //! - [`overlap`]: how much of a handoff hides behind the prefill, on a [`link`] of some speed;
 //! - [`prefix`]: what the have-list saves;
-//! - [`nodes`]: the nodes of the latter two, and [`ask`] what they are asked;
+//! - [`parity`]: how well two models fit together;
+//! - [`nodes`]: the nodes of the latter three, and [`ask`] what they are asked;
 //! - [`control`]: calls of a node's control API;
 //! - [`engine`], [`rows`]: an engine that only takes KV in, and rows to give it;
 //! - [`copy`]: copies without tandem, to compare with;
@@ -19,6 +20,7 @@ mod handoff;
 mod link;
 mod nodes;
 mod overlap;
+mod parity;
 mod prefix;
 mod receiver;
 mod rows;
@@ -48,6 +50,9 @@ enum Bench {
     Overlap(overlap::Arguments),
     /// Bytes on the wire where submissions share a rubric, with the have-list and without.
     Prefix(prefix::Arguments),
+    /// How well two model files fit together, such as two quantisations, with each codec: both ends'
+    /// distributions after each prompt, and the answers, compared with those of the decode node alone.
+    Parity(parity::Arguments),
     /// Makes the requests of `overlap`.
     #[command(hide = true)]
     OverlapDriver(overlap::driver::Arguments),
@@ -65,6 +70,7 @@ pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Bench::Handoff(arguments) => crate::on_runtime(handoff::main(arguments)),
         Bench::Overlap(arguments) => crate::on_runtime(overlap::main(arguments)),
         Bench::Prefix(arguments) => crate::on_runtime(prefix::main(arguments)),
+        Bench::Parity(arguments) => crate::on_runtime(parity::main(arguments)),
         Bench::OverlapDriver(arguments) => crate::on_runtime(overlap::driver::main(arguments)),
         Bench::Receiver(arguments) => crate::on_runtime(receiver::main(arguments)),
     }

@@ -38,6 +38,17 @@ impl CodecChoice {
     }
 }
 
+impl From<Codec> for CodecChoice {
+    fn from(codec: Codec) -> Self {
+        match codec {
+            Codec::Raw => Self::Raw,
+            Codec::Plane => Self::Plane,
+            Codec::Q8 => Self::Q8,
+            Codec::K8v4 => Self::K8v4,
+        }
+    }
+}
+
 /// No codec has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no codec: auto, raw, plane, q8 or k8v4")]

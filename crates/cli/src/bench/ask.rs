@@ -7,8 +7,8 @@ use anyhow::{Context, bail, ensure};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, PrefillEvent, PrefillMode,
-    PrefillRequest, PrefillSummary, Prompt, Reuse, Ticket,
+    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, ParityReport, PrefillEvent,
+    PrefillMode, PrefillRequest, PrefillSummary, Prompt, Reuse, Ticket,
 };
 
 use super::control::{Control, Events};
@@ -39,6 +39,17 @@ pub struct Asked {
     pub prompt_tokens: u32,
     /// How its KV came to be.
     pub summary: PrefillSummary,
+    /// What came of it.
+    pub answer: Answer,
+}
+
+/// An answer.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// How far both ends of the handoff compute the same, if there was one.
+    pub parity: Option<ParityReport>,
 }
 
 /// What the prefill node tells of a handoff.
@@ -78,16 +89,17 @@ impl Pair {
         answered(&mut generation, start, &opened).await
     }
 
-    /// The prefill node computes the prompt; one token of answer.
+    /// The prefill node computes the prompt; `answer` tokens.
     ///
     /// # Errors
     /// If the request or the handoff fails.
     pub async fn remote(
         &self,
         prompt: &str,
+        answer: u32,
         terms: &HandoffTerms,
     ) -> anyhow::Result<(Asked, Sent)> {
-        let request = self.request(prompt, 1, PrefillMode::Remote, terms);
+        let request = self.request(prompt, answer, PrefillMode::Remote, terms);
         let start = Instant::now();
         let mut generation = self.decode.generate(&request).await?;
         let mut opened = opened(&mut generation).await?;
@@ -204,15 +216,18 @@ async fn answered(
 ) -> anyhow::Result<Asked> {
     let mut first = None;
     let mut told = PrefillSummary::default();
+    let mut tokens = Vec::new();
     loop {
         match generation.next().await? {
-            GenerateEvent::Token { .. } => {
+            GenerateEvent::Token { id, .. } => {
                 first.get_or_insert_with(|| start.elapsed());
+                tokens.push(id);
             }
             GenerateEvent::Prefilled(summary) => told = summary,
             GenerateEvent::Done {
                 generated_tokens,
                 decode_ms,
+                parity,
                 ..
             } => {
                 let first = first.context("an answer without a token")?;
@@ -222,6 +237,7 @@ async fn answered(
                     step_ms: decode_ms / f64::from(steps.max(1)),
                     prompt_tokens: opened.prompt_tokens,
                     summary: told,
+                    answer: Answer { tokens, parity },
                 });
             }
             GenerateEvent::Failed(error) => return Err(error.into()),

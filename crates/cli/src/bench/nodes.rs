@@ -211,26 +211,26 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Starts both; each keeps so many MiB of pages.
+    /// Starts both, the one that prefills first in each list; each keeps so many MiB of pages.
     ///
     /// # Errors
     /// If one does not get ready.
     pub async fn start(
         cluster: &Cluster,
-        model: &Path,
+        models: [&Path; 2],
         places: &[Place; 2],
         pages: u64,
     ) -> anyhow::Result<Self> {
-        if !model.is_file() {
+        if let Some(missing) = models.iter().find(|model| !model.is_file()) {
             bail!(
-                "--model: {} is not here: start in a checkout, or name a model file",
-                model.display()
+                "{} is not here: start in a checkout, or name a model file with --model",
+                missing.display()
             );
         }
         let folder = cluster.folder.path();
         let (prefill, decode) = tokio::try_join!(
-            Node::start("prefill", model, &places[0], folder, pages),
-            Node::start("decode", model, &places[1], folder, pages),
+            Node::start("prefill", models[0], &places[0], folder, pages),
+            Node::start("decode", models[1], &places[1], folder, pages),
         )?;
         Ok(Self { prefill, decode })
     }

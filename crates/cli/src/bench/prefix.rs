@@ -77,7 +77,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let cluster = Cluster::create().await?;
     let places = [Place::here(), Place::here()];
-    let nodes = Nodes::start(&cluster, &arguments.model, &places, PAGES_MIB).await?;
+    let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places, PAGES_MIB).await?;
     let pair = cluster.pair(&nodes, nodes.decode.handoff);
     let mut prompts = Prompts::of(&pair, SEED).await?;
     let rubric = prompts.next(SHARED_TOKENS);
@@ -113,7 +113,7 @@ async fn run(pair: &Pair, submissions: &[String], reuse: Reuse) -> anyhow::Resul
     };
     let mut out = Vec::new();
     for submission in submissions {
-        let (asked, sent) = pair.remote(submission, &terms).await?;
+        let (asked, sent) = pair.remote(submission, 1, &terms).await?;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
         let bytes = sent.wire_bytes as f64;
         out.push((bytes, asked.first_token_ms));

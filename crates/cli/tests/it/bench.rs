@@ -4,9 +4,9 @@
 use std::process::Command;
 
 use serde_json::Value;
-use tandem_fixtures::Architecture;
+use tandem_fixtures::{Architecture, Spec, WeightType};
 
-use super::daemon::{TANDEM, fixture};
+use super::daemon::{TANDEM, fixture, fixture_of};
 
 fn bench(arguments: &[&str]) -> Value {
     run(Command::new(TANDEM).arg("bench").args(arguments)).0
@@ -195,6 +195,83 @@ fn a_shared_rubric_crosses_the_wire_once() {
     // 2,000 of about 2,600 tokens are shared; the last page of them may be missing.
     let saved = 1.0 - number(per, "with") / number(per, "without");
     assert!((0.6..0.85).contains(&saved), "{saved}: {told}");
+}
+
+/// Measures with a model that prefills and one that decodes.
+fn parity(prefill: &str, decode: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(TANDEM);
+    command
+        .args(["bench", "parity", "--answer", "8"])
+        .args(["--model", prefill, "--decode-model", decode])
+        .args(more);
+    command
+}
+
+#[test]
+fn one_model_at_both_ends_is_found_equal_and_another_quantisation_is_not() {
+    let model = model();
+    let quantised = fixture_of(&Spec {
+        weights: WeightType::Q8_0,
+        ..Spec::new(Architecture::Qwen3)
+    });
+    let quantised = quantised.display().to_string();
+    let made_up = ["--prompts", "3", "--tokens", "300"];
+    let (equal, _) = run(&mut parity(&model, &model, &made_up));
+    assert_eq!(equal["prompts"], 3, "{equal}");
+    let cases = equal["cases"].as_array().expect("cases");
+    let names: Vec<&str> = cases.iter().filter_map(|c| c["codec"].as_str()).collect();
+    assert_eq!(names, ["raw", "plane", "q8", "k8v4"]);
+    for case in &cases[..2] {
+        // The rows are the same to the bit, and so is everything that follows from them.
+        assert_eq!(case["same_answers"], 3, "{case}");
+        assert_eq!(case["same_top"], 3, "{case}");
+        assert!(number(case, "kl_max") < 1e-9, "{case}");
+    }
+    for case in &cases[2..] {
+        assert!(number(case, "kl_max") > 1e-9, "{case}");
+        assert!(number(case, "max_difference") > 0.0, "{case}");
+    }
+    let raw = [made_up.as_slice(), &["--codec", "raw"]].concat();
+    let (other, _) = run(&mut parity(&quantised, &model, &raw));
+    let cases = other["cases"].as_array().expect("cases");
+    assert_eq!(cases.len(), 1, "{other}");
+    assert!(number(&cases[0], "kl_median") > 1e-9, "{other}");
+    assert!(number(&cases[0], "kl_max") < 0.1, "{other}");
+    assert_eq!(cases[0]["beyond_bound"], 0, "{other}");
+}
+
+#[test]
+fn texts_of_ones_own_are_compared_and_models_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = folder.path().join("prompt.txt");
+    std::fs::write(&text, "Name the colours of the rainbow.").expect("written");
+    let text = text.display().to_string();
+    let model = model();
+    let (told, _) = run(&mut parity(&model, &model, &["--codec", "raw", &text]));
+    assert_eq!(told["prompts"], 1, "{told}");
+    // The fixtures' tokenizer has one token for each byte, and one for the start.
+    assert!(
+        (32.0..=33.0).contains(&number(&told, "prompt_tokens")),
+        "{told}"
+    );
+
+    let other = fixture(Architecture::Llama).display().to_string();
+    for (decode, more, expected) in [
+        (
+            other.as_str(),
+            text.as_str(),
+            "contract field `architecture` differs",
+        ),
+        (&model, "missing.txt", "missing.txt cannot be read"),
+        ("missing.gguf", &text, "missing.gguf is not here"),
+    ] {
+        let output = parity(&model, decode, &[more])
+            .output()
+            .expect("tandem runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
 }
 
 #[test]

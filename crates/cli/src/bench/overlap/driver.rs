@@ -176,10 +176,10 @@ async fn round(
         };
         let first_overlaps = number % 2 == 1;
         let first = pair
-            .remote(&prompts.next(tokens), &terms(first_overlaps))
+            .remote(&prompts.next(tokens), 1, &terms(first_overlaps))
             .await?;
         let second = pair
-            .remote(&prompts.next(tokens), &terms(!first_overlaps))
+            .remote(&prompts.next(tokens), 1, &terms(!first_overlaps))
             .await?;
         let (serial, overlapped) = match first_overlaps {
             true => (second, first),
