@@ -27,8 +27,6 @@ pub const STREAMS_PAUSE: u32 = 64;
 pub const STREAMS_BELIEVED_BYTES: u64 = 16 << 20;
 /// Permissions to hand an answer back that may be open.
 pub const MAX_RETURNS: usize = 256;
-/// How long the permission to hand an answer back is good for: longer than an answer takes.
-pub const RETURN_TICKET: Duration = Duration::from_secs(30 * 60);
 /// An answer whose KV the other node does not take for this long is not handed back: it keeps its
 /// place in the engine until then.
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
@@ -104,6 +102,8 @@ pub struct Limits {
     pub resume: Duration,
     /// How long an answer that is complete waits for the prefill node's receipt.
     pub receipt: Duration,
+    /// How long the permission to hand an answer back is good for: longer than an answer takes.
+    pub return_ticket: Duration,
     /// Longest silence of an event stream.
     pub beat: Duration,
     /// Each end of a handoff shows this often that it is alive, also during a long chunk.
@@ -123,6 +123,7 @@ impl Default for Limits {
             page_read: Duration::from_secs(10),
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),
+            return_ticket: Duration::from_secs(30 * 60),
             beat: tandem_proto::limits::BEAT,
             handoff_beat: Duration::from_secs(5),
             stop: Duration::from_secs(10),

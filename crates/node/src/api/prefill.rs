@@ -18,7 +18,7 @@ use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::seed;
 use crate::held::{Keep, Pieces, Tail};
 use crate::job::{Command, JobId, PrefillJob};
-use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS, RETURN_TICKET};
+use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
 use crate::send::{Kept, Sending, send_kv};
 use crate::tickets::{Permitted, Target, Until, handoff_id};
@@ -164,6 +164,7 @@ fn return_ticket(
     peer: Option<&PeerId>,
 ) -> Option<ReturnTicket> {
     let place = Arc::clone(&node.returns).try_acquire_owned().ok()?;
+    let good_for = node.config.limits.return_ticket;
     let handoff = handoff_id(0);
     let permitted = Permitted {
         request: request.request.clone(),
@@ -179,11 +180,11 @@ fn return_ticket(
         },
         keep: keep.clone(),
         peer: peer.cloned(),
-        until: Until::Time(Instant::now() + RETURN_TICKET),
+        until: Until::Time(Instant::now() + good_for),
         hand_back: Arc::default(),
         place: Some(Arc::new(place)),
     };
-    let ticket = node.tickets.issue(permitted, RETURN_TICKET);
+    let ticket = node.tickets.issue(permitted, good_for);
     let port = node.return_port;
     Some(ReturnTicket {
         ticket,

@@ -60,6 +60,7 @@ pub fn endless() -> Limits {
         page_read: long,
         resume: long,
         receipt: long,
+        return_ticket: long,
         beat: Duration::from_millis(200),
         ..Limits::default()
     }

@@ -12,7 +12,9 @@ use tandem_node::limits::MAX_COMMANDS;
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, TestNode, heavy, is_clean, limits, prompt};
+use super::cluster::{
+    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, heavy, is_clean, limits, prompt,
+};
 use super::kills::Brake;
 use super::proxy::Proxy;
 use super::raw::Handoff;
@@ -240,6 +242,30 @@ async fn the_permission_to_hand_an_answer_back_cannot_be_misused() {
     };
     let refused = Handoff::dial(&config, &deal, &stolen).await.err();
     assert!(refused.expect("refused").contains("`ticket`"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permission_to_hand_back_that_nobody_uses_expires() {
+    let config = FakeConfig::default();
+    let deal = first_turn();
+    let prefill = Setup {
+        limits: Limits {
+            return_ticket: SHORT,
+            ..limits()
+        },
+        ..Setup::new(Role::Prefill, &config)
+    };
+    let (prefill, ticket) = permission_of(prefill, &deal).await;
+    prefill
+        .until("expired", |s| s.tickets == 0 && s.returns == 0)
+        .await;
+    let mut all = deal.tokens.clone();
+    all.extend(40..68);
+    let offer = handing_back(&config, &deal, &all, &ticket);
+    let refused = Handoff::offer(FakeEngine::new(config), offer, ticket.port).await;
+    let refused = refused.err().expect("refused");
+    assert!(refused.contains("`ticket`"), "{refused}");
+    prefill.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
