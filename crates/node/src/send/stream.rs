@@ -14,7 +14,8 @@ use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
-use super::{Fault, Told};
+use super::Fault;
+use super::connection::Told;
 use crate::limits::{SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 

@@ -1,0 +1,528 @@
+//! The owner of a handoff: applies blocks, answers, and waits for another connection after a break.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
+use tandem_identity::{ReadHalf, WriteHalf};
+use tandem_kv::KvBlock;
+use tandem_kv::limits::CREDIT_BYTES;
+use tandem_kv::message::{Hello, abort_frame};
+use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::{sleep, sleep_until, timeout, timeout_at};
+
+use super::stream::{self, Reader, StepOf};
+use super::{Decoding, last_words, lock, say};
+use crate::conversation::keep_block;
+use crate::handoffs::{Arrival, Greeted, Secrets};
+use crate::held::{Pieces, Tail};
+use crate::job::HandedOver;
+use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, STREAMS};
+use crate::tickets::{Permitted, Target};
+use crate::wire::{WireError, write_frame};
+
+/// A block on its way into the engine.
+type Applying = std::pin::Pin<Box<dyn Future<Output = (Arc<KvBlock>, Result<(), String>)> + Send>>;
+
+/// The open connections of the handoff.
+pub(super) struct Connection {
+    pub(super) write: WriteHalf,
+    pub(super) readers: Vec<tokio::task::JoinHandle<()>>,
+    /// Further connections are held open for writing, too.
+    pub(super) further: Vec<WriteHalf>,
+    pub(super) generation: u32,
+    /// When this end last showed that it is alive, whatever else it does.
+    pub(super) beaten: tokio::time::Instant,
+}
+
+pub(super) struct Pump {
+    pub(super) permitted: Permitted,
+    /// Tokens `[0, kv_end)`.
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) kv_end: u32,
+    pub(super) limits: Limits,
+    pub(super) receiver: Option<Arc<Mutex<Receiver>>>,
+    pub(super) connection: Option<Connection>,
+    pub(super) secrets: Secrets,
+    pub(super) connections: mpsc::Receiver<Arrival>,
+    pub(super) steps: mpsc::Sender<StepOf>,
+    pub(super) taken: mpsc::Receiver<StepOf>,
+    pub(super) applying: FuturesOrdered<Applying>,
+    /// When the last connection broke, and why.
+    pub(super) broken: Option<(Instant, String)>,
+    pub(super) place: Option<OwnedSemaphorePermit>,
+    pub(super) staging: Option<OwnedSemaphorePermit>,
+    pub(super) handed: HandedOver,
+    /// True once a receipt has come, or if none will.
+    pub(super) receipt: bool,
+    pub(super) committed: bool,
+    pub(super) from: SocketAddr,
+    /// True if pages have names that both ends agree on.
+    pub(super) names_pages: bool,
+    /// The blocks since the last page boundary.
+    pub(super) tail: Tail,
+    /// Buffers for the receiver.
+    pub(super) spare: Vec<Vec<u8>>,
+    pub(super) decoding: Arc<Decoding>,
+}
+
+/// Why the owner of a handoff stops.
+pub(super) enum Fault {
+    /// The connection; another one may come.
+    Broken(String),
+    /// The handoff.
+    Over(String),
+}
+
+impl Pump {
+    /// Works until the end, which also comes when nobody waits for the KV any more.
+    pub(super) async fn run(&mut self, first: Greeted) -> Result<(), String> {
+        let permitted = self.permitted.clone();
+        let result = tokio::select! {
+            result = self.work(first) => result,
+            () = permitted.ended() => Err("the request has ended".into()),
+        };
+        match result {
+            // What was confirmed has not failed.
+            Err(reason) if self.is_committed() => {
+                tracing::debug!(%reason, "a handoff ended behind its confirmation");
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    async fn work(&mut self, first: Greeted) -> Result<(), String> {
+        let mut last = self.start(first).await;
+        loop {
+            match last {
+                Ok(()) if self.done() => return Ok(()),
+                Ok(()) => {}
+                Err(Fault::Over(reason)) => {
+                    let result = Err(reason);
+                    // The sender need not wait for the engine to hear it.
+                    self.leave(&result).await;
+                    self.settle().await;
+                    return result;
+                }
+                Err(Fault::Broken(reason)) => self.break_off(reason).await?,
+            }
+            last = self.step().await;
+        }
+    }
+
+    /// Takes in the blocks that were whole before the handoff ended: they need not be computed.
+    async fn settle(&mut self) {
+        self.apply_blocks();
+        while let Some((_, Ok(()))) = self.applying.next().await {}
+    }
+
+    /// True once the sender has been told over its last connection, and no receipt is missing.
+    fn done(&self) -> bool {
+        self.receipt && self.receiver.as_ref().is_some_and(|r| lock(r).confirmed())
+    }
+
+    fn is_over(&self) -> bool {
+        self.receiver.as_ref().is_none_or(|r| lock(r).is_over())
+    }
+
+    /// True if the request has all of its KV, and no rule was broken behind the commit.
+    pub(super) fn is_committed(&self) -> bool {
+        self.committed && !self.is_over()
+    }
+
+    /// Puts held pages into place, and says what must still be sent.
+    async fn start(&mut self, first: Greeted) -> Result<(), Fault> {
+        let have = match &self.permitted.target {
+            Target::Pages => self.permitted.keep.held(&self.tokens).tokens,
+            Target::Sequence { .. } => self.seed().await?,
+        };
+        self.permitted.cached(have).await;
+        let terms = self.terms(have, None);
+        let (mut receiver, accept) =
+            Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
+                .map_err(|e| Fault::Over(e.to_string()))?;
+        receiver.lend(std::mem::take(&mut self.spare));
+        self.receiver = Some(Arc::new(Mutex::new(receiver)));
+        self.open(first, accept).await
+    }
+
+    /// Puts pages of this node into the sequence; gives the end of the tokens that are there then.
+    async fn seed(&mut self) -> Result<u32, Fault> {
+        let mut have = 0;
+        let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
+            return Ok(0);
+        };
+        let mut pieces = Pieces::pages(pinned, self.kv_end, self.limits.page_read);
+        loop {
+            let blocks = match pieces.next().await {
+                Ok(blocks) => blocks,
+                Err(reason) => {
+                    tracing::warn!(%reason, "pages cannot be read; they are sent again");
+                    return Ok(have);
+                }
+            };
+            if blocks.is_empty() {
+                return Ok(have);
+            }
+            for block in blocks {
+                let end = block.tokens.end;
+                // Known before, should the handoff end meanwhile.
+                self.permitted.cached(end).await;
+                let applied = self.permitted.target.apply(Arc::new(block)).await;
+                applied.map_err(Fault::Over)?;
+                have = end;
+            }
+        }
+    }
+
+    /// `said` is the session that the sender has named.
+    fn terms(&mut self, have: u32, said: Option<&str>) -> Terms {
+        let (session, stream) = self.secrets.renew(said);
+        let tokens = &self.tokens[..(have as usize).min(self.tokens.len())];
+        let have_page = self
+            .names_pages
+            .then(|| self.permitted.keep.last_page(tokens))
+            .flatten();
+        Terms {
+            session,
+            stream,
+            streams: STREAMS,
+            credit_bytes: CREDIT_BYTES,
+            have_page,
+            decode_rates: self.decoding.rates(Instant::now()),
+        }
+    }
+
+    /// A reader of a connection of this handoff.
+    fn reader(&self, read: ReadHalf, inbound: Inbound, receiver: Arc<Mutex<Receiver>>) -> Reader {
+        let (steps, decoding) = (self.steps.clone(), Arc::clone(&self.decoding));
+        Reader::new(read, inbound, receiver, steps, self.limits, decoding)
+    }
+
+    /// Starts to read from a connection after its answer has been written.
+    async fn open(&mut self, greeted: Greeted, accept: Vec<u8>) -> Result<(), Fault> {
+        let Some(receiver) = self.receiver.clone() else {
+            return Err(Fault::Over("not started".into()));
+        };
+        let inbound = lock(&receiver).main();
+        let Greeted { read, write } = greeted;
+        let reader = self.reader(read, inbound, receiver);
+        let generation = reader.generation();
+        self.connection = Some(Connection {
+            write,
+            readers: vec![tokio::spawn(reader.run())],
+            further: Vec::new(),
+            generation,
+            beaten: tokio::time::Instant::now(),
+        });
+        self.broken = None;
+        self.say(&accept).await
+    }
+
+    async fn say(&mut self, frame: &[u8]) -> Result<(), Fault> {
+        let silence = self.limits.handoff_silence;
+        let Some(c) = &mut self.connection else {
+            return Ok(());
+        };
+        write_frame(&mut c.write, frame, silence)
+            .await
+            .map_err(|e| Fault::Broken(e.to_string()))
+    }
+
+    /// Waits for one thing to happen and deals with it.
+    async fn step(&mut self) -> Result<(), Fault> {
+        self.finish().await?;
+        if self.done() {
+            return Ok(());
+        }
+        let waiting_for = self.broken.as_ref().map_or(Duration::MAX, |(since, _)| {
+            self.limits.resume.saturating_sub(since.elapsed())
+        });
+        let now = tokio::time::Instant::now();
+        let beaten = self.connection.as_ref().map_or(now, |c| c.beaten);
+        let beat_at = beaten + self.limits.handoff_beat;
+        tokio::select! {
+            applied = self.applying.next(), if !self.applying.is_empty() => {
+                let Some((block, result)) = applied else { return Ok(()) };
+                result.map_err(Fault::Over)?;
+                self.applied(block).await
+            }
+            step = self.taken.recv() => match step {
+                Some(step) => self.took(step).await,
+                None => Ok(()),
+            },
+            arrival = self.connections.recv() => match arrival {
+                Some(Arrival::Again(greeted, hello)) => self.again(greeted, &hello).await,
+                Some(Arrival::Further(greeted, named)) => self.further(greeted, &named).await,
+                None => Ok(()),
+            },
+            // The sender would take a long step of the engine, or a slow link, for silence.
+            () = sleep_until(beat_at), if self.connection.is_some() => {
+                if let Some(connection) = &mut self.connection {
+                    connection.beaten = tokio::time::Instant::now();
+                }
+                let beat = self.receiver.as_ref().and_then(|r| lock(r).beat());
+                match beat {
+                    Some(beat) => self.say(&beat).await,
+                    None => Ok(()),
+                }
+            }
+            () = sleep(waiting_for), if self.broken.is_some() => {
+                let reason = self.broken.as_ref().map(|(_, r)| r.clone());
+                Err(Fault::Over(reason.unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Confirms once everything has been applied.
+    async fn finish(&mut self) -> Result<(), Fault> {
+        let frame = self.receiver.as_ref().and_then(|r| lock(r).finish());
+        let Some(frame) = frame else { return Ok(()) };
+        if !self.committed {
+            self.committed = true;
+            if let Some(receiver) = &self.receiver {
+                let receiver = lock(receiver);
+                self.handed.raw_bytes = receiver.raw_bytes();
+                self.handed.wire_bytes = receiver.wire_bytes();
+            }
+            self.permitted.committed(self.handed).await;
+            // Nothing more will be staged.
+            self.staging = None;
+        }
+        self.say(&frame).await
+    }
+
+    async fn applied(&mut self, block: Arc<KvBlock>) -> Result<(), Fault> {
+        let Some(receiver) = self.receiver.clone() else {
+            return Ok(());
+        };
+        let ack = {
+            let mut receiver = lock(&receiver);
+            let ack = receiver.applied();
+            if let Ok(block) = Arc::try_unwrap(block) {
+                receiver.recycle(block);
+            }
+            ack
+        };
+        self.say(&ack).await
+    }
+
+    async fn took(&mut self, step: StepOf) -> Result<(), Fault> {
+        let current = self.connection.as_ref().map(|c| c.generation);
+        if current != Some(step.generation) {
+            return Ok(());
+        }
+        if step.result.is_ok() {
+            self.secrets.heard();
+        }
+        match step.result {
+            Ok(Step::Wait | Step::Commit) => Ok(()),
+            Ok(Step::Block) => {
+                self.apply_blocks();
+                Ok(())
+            }
+            Ok(Step::Receipt(receipt)) => {
+                self.receipt = true;
+                let from = self.from.ip();
+                self.permitted.receipt(Some(receipt), from).await;
+                Ok(())
+            }
+            // After the commit the sender may leave without a receipt.
+            Err(stream::Fault::Wire(WireError::Closed)) if self.committed => {
+                Err(Fault::Broken("the sender left".into()))
+            }
+            Err(fault) if fault.is_lasting() => Err(Fault::Over(fault.to_string())),
+            Err(fault) => Err(Fault::Broken(fault.to_string())),
+        }
+    }
+
+    fn apply_blocks(&mut self) {
+        let Some(receiver) = self.receiver.clone() else {
+            return;
+        };
+        loop {
+            let next = lock(&receiver).next_block();
+            let Some(Arrived { block, codec }) = next else {
+                return;
+            };
+            let block = Arc::new(block);
+            self.handed.codec = self.handed.codec.max(Some(codec));
+            let permitted = self.permitted.clone();
+            let tokens = Arc::clone(&self.tokens);
+            // What is not kept is not held on to, so that its buffers can be used again.
+            let before = if permitted.keep.keeps(codec) {
+                self.tail.then(&block, codec)
+            } else {
+                Tail::default()
+            };
+            self.applying.push_back(Box::pin(async move {
+                let applying = permitted.target.apply(Arc::clone(&block));
+                let keeping = keep_block(&permitted.keep, &tokens, &block, codec, before);
+                let (applied, ()) = tokio::join!(applying, keeping);
+                (block, applied)
+            }));
+        }
+    }
+
+    async fn further(&mut self, greeted: Greeted, named: &str) -> Result<(), Fault> {
+        // It may have waited here while the handoff went on without it.
+        if !self.secrets.good().is_stream(named) {
+            return Ok(());
+        }
+        let Some(receiver) = self.receiver.clone() else {
+            return Ok(());
+        };
+        if self.connection.is_none() {
+            return Ok(());
+        }
+        let joined = {
+            let mut receiver = lock(&receiver);
+            let inbound = receiver.join(STREAMS);
+            inbound.map(|inbound| (inbound, receiver.joined()))
+        };
+        // Dropping the connection refuses it; the sender then does without.
+        let Ok((inbound, answer)) = joined else {
+            return Ok(());
+        };
+        // Only the last accept says how to join.
+        self.secrets.heard();
+        let Greeted { read, mut write } = greeted;
+        let answered = write_frame(&mut write, &answer, self.limits.handoff_silence).await;
+        answered.map_err(|e| Fault::Broken(e.to_string()))?;
+        let reader = self.reader(read, inbound, receiver);
+        if let Some(connection) = &mut self.connection {
+            connection.readers.push(tokio::spawn(reader.run()));
+            connection.further.push(write);
+        }
+        Ok(())
+    }
+
+    /// A new connection in the place of the last one, which may not have noticed that it is broken.
+    async fn again(&mut self, mut greeted: Greeted, hello: &Hello) -> Result<(), Fault> {
+        self.close().await;
+        if let Err(refusal) = Receiver::check_hello(hello, &self.permitted.expectation) {
+            say(
+                &mut greeted.write,
+                self.permitted.expectation.handoff,
+                &refusal,
+            )
+            .await;
+            return Err(Fault::Over(refusal.message));
+        }
+        // What was given out is applied first: it will not be sent again.
+        self.apply_blocks();
+        while let Some((block, result)) = self.applying.next().await {
+            result.map_err(Fault::Over)?;
+            self.applied(block).await?;
+        }
+        let Some(receiver) = self.receiver.clone() else {
+            return Err(Fault::Over("not started".into()));
+        };
+        let have = lock(&receiver).next_token();
+        let terms = self.terms(have, Some(&hello.ticket));
+        let resumed = lock(&receiver).resume(&terms);
+        let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;
+        self.handed.reconnects += 1;
+        // It will be sent again.
+        self.receipt = self.permitted.target.is_pages();
+        self.open(greeted, accept).await
+    }
+
+    /// Ends the readers and waits for them, so that none touches what comes after.
+    async fn close(&mut self) {
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        for reader in &connection.readers {
+            reader.abort();
+        }
+        for reader in connection.readers {
+            let _ = reader.await;
+        }
+    }
+
+    /// The connection is broken; waits for another one from now on.
+    async fn break_off(&mut self, reason: String) -> Result<(), String> {
+        self.close().await;
+        if self.is_over() {
+            return Err(reason);
+        }
+        tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
+        self.apply_blocks();
+        self.broken = Some((Instant::now(), reason));
+        Ok(())
+    }
+
+    /// Tells the job that there will be no receipt if none has come, and the sender how it ended.
+    pub(super) async fn end(&mut self, result: &Result<(), String>) {
+        if !self.receipt {
+            self.permitted.receipt(None, self.from.ip()).await;
+        }
+        self.leave(result).await;
+    }
+
+    /// Answers a sender that asks again because it has not read the confirmation, for as long as it
+    /// would go on. `_place` bounds how many handoffs are remembered for that.
+    pub(super) async fn confirm(mut self, _place: OwnedSemaphorePermit) {
+        self.place = None;
+        self.staging = None;
+        self.tail = Tail::default();
+        self.permitted.place = None;
+        // The answer is not handed back to a node that comes late.
+        self.permitted.hand_back = Arc::default();
+        let silence = self.limits.handoff_silence;
+        let mut until = tokio::time::Instant::now() + self.limits.resume;
+        while self.handed.reconnects < MAX_RECONNECTS {
+            let arrival = timeout_at(until, self.connections.recv()).await;
+            let (greeted, hello) = match arrival {
+                Ok(Some(Arrival::Again(greeted, hello))) => (greeted, hello),
+                Ok(Some(Arrival::Further(..))) => continue,
+                Ok(None) | Err(_) => return,
+            };
+            let answering = async {
+                self.again(greeted, &hello).await?;
+                while !self.done() {
+                    self.step().await?;
+                }
+                Ok(())
+            };
+            let answered = timeout(silence, answering).await;
+            let result = match answered {
+                Ok(Err(Fault::Over(reason))) => Err(reason),
+                Ok(_) | Err(_) => Ok(()),
+            };
+            self.leave(&result).await;
+            if result.is_err() || self.is_over() {
+                return;
+            }
+            until = tokio::time::Instant::now() + self.limits.resume;
+        }
+    }
+
+    /// Closes the connection, with a last word if there was a fault.
+    async fn leave(&mut self, result: &Result<(), String>) {
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
+        for reader in &connection.readers {
+            reader.abort();
+        }
+        match result {
+            Err(reason) => {
+                let frame = match &self.receiver {
+                    Some(receiver) => lock(receiver).abort(reason),
+                    None => abort_frame(self.permitted.expectation.handoff, 0, reason),
+                };
+                last_words(&mut connection.write, &frame).await;
+            }
+            Ok(()) => {
+                let _ = timeout(GOODBYE, connection.write.shutdown()).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! The owner of a handoff: queues what the engine gives, opens blocks, hears the receiver, commits.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tandem_kv::codec::Codec;
+use tandem_kv::frame::Header;
+use tandem_kv::receipt::Receipt;
+use tandem_kv::sender::{Outgoing, Sender, SenderState};
+use tandem_kv::{KvBlock, Section};
+use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, sleep_until, timeout};
+
+use super::choice::Measured;
+use super::connection::Connection;
+use super::links::{Carried, Trip};
+use super::stream::{Order, Written};
+use super::{Fault, Input, Kept, Report, Route, Sending, broken};
+use crate::conversation::keep_block;
+use crate::job::Command;
+use crate::limits::{BLOCKS_PER_STREAM, GOODBYE};
+use crate::wire::WireError;
+
+/// Time during which KV was written but not acknowledged.
+#[derive(Debug, Default)]
+pub(super) struct TransferClock {
+    pub(super) since: Option<Instant>,
+    pub(super) total_ms: f64,
+}
+
+impl TransferClock {
+    fn sent(&mut self) {
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    fn all_acknowledged(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.total_ms += since.elapsed().as_secs_f64() * 1e3;
+        }
+    }
+}
+
+/// The last chunk, when it has come.
+pub(super) struct Last {
+    pub(super) computed: Instant,
+}
+
+/// What the engine computed for the last token.
+pub(super) enum ReceiptState {
+    /// May come.
+    Open,
+    /// Has come.
+    Here(Box<Receipt>),
+    /// Sent over the connection that is open now; a new one needs it again.
+    Sent(Box<Receipt>),
+    /// None will come.
+    None,
+}
+
+pub(super) struct Pump {
+    pub(super) sender: Sender,
+    /// What is learnt of how many connections are good.
+    pub(super) trip: Trip,
+    /// Connections that may be opened.
+    pub(super) streams: u32,
+    /// True if a connection that is not the main one broke.
+    pub(super) further_broke: bool,
+    pub(super) connection: Option<Connection>,
+    /// Blocks that have not been opened.
+    pub(super) queue: VecDeque<Arc<KvBlock>>,
+    /// End of the full blocks that were queued, or that the receiver has.
+    pub(super) queued_to: u32,
+    /// Blocks that have been opened and not acknowledged.
+    pub(super) sent: VecDeque<Arc<KvBlock>>,
+    pub(super) last: Option<Last>,
+    pub(super) receipt: ReceiptState,
+    /// True if the receiver may have everything and have said so, without being heard.
+    pub(super) in_doubt: bool,
+    /// Rows of blocks that were given to a connection with another one before them.
+    pub(super) queued_bytes: u64,
+    pub(super) clock: TransferClock,
+    pub(super) measured: Measured,
+    pub(super) report: Report,
+    pub(super) route: Route,
+    pub(super) events: mpsc::Sender<PrefillEvent>,
+    pub(super) sending: Option<Sending>,
+}
+
+impl Pump {
+    pub(super) async fn run(
+        &mut self,
+        hello: &[u8],
+        mut input: mpsc::Receiver<Input>,
+    ) -> Result<Report, NodeError> {
+        match self.connect(hello, None).await {
+            Ok(()) => {}
+            Err(Fault::Over(e)) => return Err(e),
+            // Without an answer to the first hello there is nothing to go on with.
+            Err(Fault::Broken(reason)) if self.sender.accepted().session.is_empty() => {
+                return Err(broken(reason));
+            }
+            Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
+        }
+        self.report.have_tokens = self.sender.accepted().have_tokens;
+        self.tell(PrefillEvent::Accepted).await;
+        loop {
+            match self.step(&mut input).await {
+                Ok(None) => {}
+                Ok(Some(report)) => return Ok(report),
+                Err(Fault::Over(e)) => return Err(e),
+                Err(Fault::Broken(reason)) => {
+                    self.hear_out().await?;
+                    // The receiver has everything; only the receipt is lost.
+                    if self.sender.state() == SenderState::Committed {
+                        tracing::info!(%reason, "the receiver left before the receipt");
+                        return Ok(self.reported());
+                    }
+                    self.reconnect(&reason).await?;
+                }
+            }
+        }
+    }
+
+    /// Remembers what this handoff tells of its link.
+    pub(super) fn learn(&self, is_complete: bool) {
+        let (links, target) = (&self.route.links, &self.route.target);
+        links.learn(target, &self.measured);
+        if let Some(connection) = &self.connection
+            && is_complete
+            && self.report.reconnects == 0
+        {
+            let streams = u32::try_from(connection.streams.len()).unwrap_or(u32::MAX);
+            let time = Duration::try_from_secs_f64(self.clock.total_ms / 1e3);
+            let carried = Carried {
+                streams,
+                codec: self.report.codec,
+                bytes: self.report.wire_bytes,
+                time: time.unwrap_or_default(),
+                queued: self.queued_bytes > self.sender.raw_bytes() / 2,
+            };
+            self.trip.carried(&carried);
+        }
+    }
+
+    async fn tell(&self, event: PrefillEvent) {
+        let _ = self.events.send(event).await;
+    }
+
+    /// What was opened and not acknowledged counts as not sent; what the receiver has is dropped.
+    pub(super) fn requeue(&mut self) {
+        let mut blocks = std::mem::take(&mut self.sent);
+        blocks.append(&mut self.queue);
+        self.queued_to = self.sender.accepted().have_tokens;
+        for block in blocks {
+            self.push(block);
+        }
+        self.receipt = match std::mem::replace(&mut self.receipt, ReceiptState::None) {
+            ReceiptState::Sent(receipt) => ReceiptState::Here(receipt),
+            other => other,
+        };
+        self.clock.all_acknowledged();
+    }
+
+    /// Queues what the receiver lacks of a block, and what was not queued before: an engine that
+    /// cannot use its pages after all computes from the start.
+    fn push(&mut self, block: Arc<KvBlock>) {
+        let next = self.queued_to;
+        match block.section {
+            Section::Window if self.sender.window_sent() => {}
+            Section::Window => self.queue.push_back(block),
+            Section::Full if block.tokens.end <= next => {}
+            Section::Full => {
+                self.queued_to = block.tokens.end;
+                let block = if block.tokens.start < next {
+                    Arc::new(block.part(next..block.tokens.end))
+                } else {
+                    block
+                };
+                self.queue.push_back(block);
+            }
+        }
+    }
+
+    /// Does what can be done now, then waits for one thing to happen.
+    async fn step(&mut self, input: &mut mpsc::Receiver<Input>) -> Result<Option<Report>, Fault> {
+        self.open_blocks()?;
+        let all_written = self.queue.is_empty() && self.last.is_some();
+        if all_written && self.sender.state() == SenderState::Streaming && self.idle() {
+            let commit = self.sender.commit()?;
+            self.in_doubt = true;
+            self.main(commit)?;
+        }
+        if self.sender.state() == SenderState::Committed {
+            if let Some(last) = &self.last
+                && self.report.exposed_transfer_ms == 0.0
+            {
+                self.report.exposed_transfer_ms = last.computed.elapsed().as_secs_f64() * 1e3;
+            }
+            let is_told = matches!(self.receipt, ReceiptState::Sent(_) | ReceiptState::None);
+            // Nobody listens for a receipt any more once the main connection has ended.
+            if (is_told && self.idle()) || self.connection.as_ref().is_none_or(|c| c.main_ended) {
+                return Ok(Some(self.reported()));
+            }
+        }
+        self.send_receipt()?;
+        let wants_input = (self.queue.is_empty() || self.waits_for_all())
+            && matches!(self.receipt, ReceiptState::Open);
+        let silence = self.route.limits.handoff_silence;
+        let waiting = self.sender.in_flight() > 0 || self.sender.state() == SenderState::Committing;
+        let Some(connection) = &mut self.connection else {
+            return Err(Fault::Broken("not connected".into()));
+        };
+        let over = self.sender.state() == SenderState::Committed;
+        // All blocks have been written. Whether they arrived is told on the main connection; the
+        // others may close at any time.
+        let has_committed = over || self.sender.state() == SenderState::Committing;
+        let patience = silence.saturating_sub(connection.activity.idle());
+        tokio::select! {
+            frame = connection.incoming.recv(), if !over => {
+                let (header, payload) = frame.ok_or(WireError::Closed)??;
+                self.received(&header, &payload)?;
+            }
+            written = connection.written.recv() => {
+                match written.ok_or(WireError::Closed)? {
+                    Ok(written) => self.written(written),
+                    Err((stream, Fault::Broken(reason))) if has_committed => {
+                        tracing::debug!(stream, %reason, "a connection ended after the commit");
+                        connection.main_ended |= stream == 0;
+                        if let Some(ended) = connection.streams.get_mut(stream) {
+                            ended.waiting = 0;
+                        }
+                    }
+                    Err((stream, fault)) => {
+                        self.further_broke |= stream > 0;
+                        return Err(fault);
+                    }
+                }
+            }
+            given = input.recv(), if wants_input => self.take(given).await?,
+            () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat(),
+            () = sleep(patience), if waiting => {
+                if connection.activity.idle() >= silence {
+                    return Err(WireError::Silent(silence).into());
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// True if no writer has anything left.
+    fn idle(&self) -> bool {
+        let streams = self.connection.as_ref().map(|c| &c.streams);
+        streams.is_some_and(|s| s.iter().all(|s| s.waiting == 0))
+    }
+
+    /// True while nothing may be sent because the last chunk has not come.
+    fn waits_for_all(&self) -> bool {
+        !self.route.overlap && self.last.is_none()
+    }
+
+    fn open_blocks(&mut self) -> Result<(), Fault> {
+        if self.waits_for_all() {
+            return Ok(());
+        }
+        while let Some(block) = self.queue.front() {
+            let Some(connection) = &mut self.connection else {
+                return Ok(());
+            };
+            let (index, stream) = match connection
+                .streams
+                .iter_mut()
+                .enumerate()
+                .min_by_key(|(_, s)| s.waiting)
+            {
+                Some((i, s)) if s.waiting < BLOCKS_PER_STREAM => (i, s),
+                _ => return Ok(()),
+            };
+            if !self.sender.may_send(block.bytes()) {
+                return Ok(());
+            }
+            let (place, cutter) = self.sender.open(block)?;
+            let codec = self.measured.codec();
+            let order = Order::Block {
+                block: Arc::clone(block),
+                place,
+                cutter: Box::new(cutter),
+                codec,
+            };
+            stream
+                .orders
+                .try_send(order)
+                .map_err(|_| Fault::Broken(format!("the writer of connection {index} ended")))?;
+            if stream.waiting > 0 {
+                self.queued_bytes += block.bytes();
+            }
+            stream.waiting += 1;
+            self.report.codec = self.report.codec.max(Some(codec));
+            self.clock.sent();
+            self.measured.opened(Instant::now());
+            if let Some(block) = self.queue.pop_front() {
+                self.sent.push_back(block);
+            }
+        }
+        Ok(())
+    }
+
+    fn written(&mut self, written: Written) {
+        if let Some(connection) = &mut self.connection
+            && let Some(stream) = connection.streams.get_mut(written.stream)
+        {
+            stream.waiting = stream.waiting.saturating_sub(1);
+        }
+        let Some(done) = written.block else { return };
+        self.report.wire_bytes += done.wire_bytes;
+        self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
+        self.measured.block(written.stream, &done);
+        self.sender.close(done.place, done.digest);
+    }
+
+    pub(super) fn received(&mut self, header: &Header, payload: &[u8]) -> Result<(), Fault> {
+        let before = self.sender.in_flight();
+        self.sender.receive(header, payload)?;
+        for _ in self.sender.in_flight()..before {
+            self.sent.pop_front();
+        }
+        let idle = self.sender.in_flight() == 0;
+        if idle {
+            self.clock.all_acknowledged();
+        }
+        if self.sender.in_flight() < before {
+            self.measured.acknowledged(Instant::now(), idle);
+        }
+        Ok(())
+    }
+
+    /// Takes what the engine gives.
+    async fn take(&mut self, given: Option<Input>) -> Result<(), Fault> {
+        if let Some(sending) = &self.sending {
+            // The engine may have paused for want of room; a full queue wakes it anyway.
+            let _ = sending.model.command(Command::Wake);
+        }
+        match given {
+            Some(Input::Chunk(chunk)) => {
+                self.report.prefill_ms = chunk.prefill_ms;
+                self.measured.produced(&chunk);
+                if chunk.last {
+                    self.last = Some(Last {
+                        computed: chunk.computed,
+                    });
+                    if !chunk.receipt_follows {
+                        self.receipt = ReceiptState::None;
+                    }
+                }
+                let tokens = chunk.tokens;
+                // All of them first: opening one may find the connection broken.
+                for block in &chunk.blocks {
+                    self.push(Arc::clone(block));
+                }
+                let opened = self.open_blocks();
+                for block in chunk.blocks {
+                    if let Some(Sending { kept, .. }) = &mut self.sending {
+                        let Kept { keep, tokens, tail } = kept;
+                        if keep.keeps(Codec::Raw) {
+                            let before = tail.then(&block, Codec::Raw);
+                            keep_block(keep, tokens, &block, Codec::Raw, before).await;
+                        }
+                    }
+                }
+                let sent_bytes = self.sender.raw_bytes();
+                // A coordinator that does not listen holds nobody up.
+                let progress = PrefillEvent::Progress { tokens, sent_bytes };
+                let _ = self.events.try_send(progress);
+                opened
+            }
+            Some(Input::Receipt(receipt)) => {
+                self.receipt = ReceiptState::Here(receipt);
+                Ok(())
+            }
+            None if self.last.is_some() => {
+                self.receipt = ReceiptState::None;
+                Ok(())
+            }
+            None => Err(Fault::Over(NodeError::new(
+                ErrorCode::Engine,
+                "the prefill ended early",
+            ))),
+        }
+    }
+
+    fn send_receipt(&mut self) -> Result<(), Fault> {
+        let state = self.sender.state();
+        if !matches!(state, SenderState::Committing | SenderState::Committed) {
+            return Ok(());
+        }
+        match std::mem::replace(&mut self.receipt, ReceiptState::None) {
+            ReceiptState::Here(receipt) => {
+                let frame = self.sender.receipt(&receipt)?;
+                self.receipt = ReceiptState::Sent(receipt);
+                if self.main(frame).is_err()
+                    && let Some(connection) = &mut self.connection
+                {
+                    // What is still to be read from it says how the handoff ended.
+                    connection.main_ended = true;
+                }
+                Ok(())
+            }
+            other => {
+                self.receipt = other;
+                Ok(())
+            }
+        }
+    }
+
+    fn beat(&mut self) {
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        connection.beat();
+    }
+
+    /// A control frame on the main connection.
+    fn main(&mut self, frame: Outgoing) -> Result<(), Fault> {
+        let stream = self.connection.as_mut().and_then(|c| c.streams.first_mut());
+        stream.ok_or(WireError::Closed)?.control(frame)
+    }
+
+    fn reported(&mut self) -> Report {
+        self.report.transfer_ms = self.clock.total_ms;
+        self.report.raw_bytes = self.sender.raw_bytes();
+        self.report.clone()
+    }
+
+    /// Tells the receiver why the handoff ends, if it still listens, and lets it read what was
+    /// sent: closing with unread acknowledgements would reset the connection and take KV with it.
+    pub(super) async fn goodbye(&mut self, error: &NodeError) {
+        let frame = self.sender.abort(&error.message);
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
+        let leave = async {
+            let main = connection.streams.swap_remove(0);
+            connection.streams.clear();
+            let _ = main.orders.send(Order::Last(frame)).await;
+            while let Some(Ok(_)) = connection.incoming.recv().await {}
+        };
+        let _ = timeout(GOODBYE, leave).await;
+    }
+}

@@ -1,0 +1,281 @@
+//! Taking KV in: blocks of another node or of pages, the comparison of both ends, and what is done when it
+//! does not come.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use tandem_kv::codec::Codec;
+use tandem_kv::receipt::Receipt;
+use tandem_kv::{KvBlock, Section};
+use tandem_proto::{GenerateEvent, ParityAction, ParityReport};
+
+use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
+use super::{Worker, milliseconds};
+use crate::job::{HandedOver, JobId};
+use crate::limits::MAX_APPLY_SLICE_BYTES;
+
+impl Worker {
+    /// Takes KV in: everything if nobody waits for a token, else no more than a slice.
+    pub(super) fn apply_step(&mut self) {
+        let mut taken = 0;
+        while let Some(mut apply) = self.applies.pop_front() {
+            let part = apply.part();
+            taken += apply.part_bytes();
+            let result = self.apply(apply.id, &apply.block, &part);
+            if result.is_ok() && part.end < apply.block.tokens.end {
+                apply.next = part.end;
+                self.applies.push_front(apply);
+            } else {
+                let Apply { block, reply, .. } = apply;
+                // Whoever waits wants the block back.
+                drop(block);
+                // It may have given up meanwhile; then nobody needs the answer.
+                let _ = reply.send(result);
+            }
+            let next = self.applies.front().map_or(0, Apply::part_bytes);
+            let over = taken.saturating_add(next) > MAX_APPLY_SLICE_BYTES;
+            if over && self.jobs.values().any(Job::can_decode) {
+                return;
+            }
+        }
+    }
+
+    fn apply(&mut self, id: JobId, block: &KvBlock, part: &Range<u32>) -> Result<(), String> {
+        let epoch = id.0;
+        let gone =
+            || format!("epoch {epoch} of the sequence is over, or it no longer waits for KV");
+        let job = self.jobs.get_mut(&id).ok_or_else(gone)?;
+        let waits = match &job.work {
+            Work::Generate(g) => matches!(g.stage, Stage::Receiving | Stage::Seeding),
+            Work::Export(e) => matches!(e.stage, ExportStage::Seeding),
+            Work::Retire { .. } => false,
+        };
+        if !waits {
+            return Err(gone());
+        }
+        let start = Instant::now();
+        let result = self.engine.import_part(job.sequence, block, part.clone());
+        if let Work::Generate(g) = &mut job.work {
+            g.summary.apply_ms += milliseconds(start);
+            let whole = part.end == block.tokens.end;
+            let is_page =
+                block.section == Section::Full && block.tokens.end <= g.summary.cached_tokens;
+            if result.is_ok() && whole && !is_page && matches!(g.stage, Stage::Receiving) {
+                g.summary.handoff_bytes += block.bytes();
+            }
+        }
+        result.map_err(|e| e.to_string())
+    }
+
+    /// Pages of this node are in place, as far as there are any; the rest is computed here.
+    pub(super) fn seeded(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let held = self.engine.held(job.sequence);
+        if held == 0 {
+            self.engine.clear(job.sequence);
+        }
+        let kv_end = job.kv_end();
+        let last = job.tokens[kv_end as usize];
+        match &mut job.work {
+            Work::Generate(g) if matches!(g.stage, Stage::Seeding) => {
+                g.summary.cached_tokens = held;
+                if held == kv_end {
+                    g.start_decoding(last, kv_end);
+                } else {
+                    g.stage = Stage::Prefilling { next: held };
+                }
+            }
+            Work::Export(e) if matches!(e.stage, ExportStage::Seeding) => {
+                e.stage = ExportStage::Prefilling(held);
+            }
+            _ => {}
+        }
+    }
+
+    /// A handoff begins with pages of this node up to here: they are in place, or come next.
+    pub(super) fn has_pages(&mut self, id: JobId, tokens: u32) {
+        if let Some(job) = self.jobs.get_mut(&id)
+            && let Work::Generate(g) = &mut job.work
+            && matches!(g.stage, Stage::Receiving)
+        {
+            g.summary.cached_tokens = tokens;
+        }
+    }
+
+    pub(super) fn committed(&mut self, id: JobId, handed: &HandedOver) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let held = self.engine.held(job.sequence);
+        let kv_end = job.kv_end();
+        let last = job.tokens[kv_end as usize];
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        if !matches!(g.stage, Stage::Receiving) {
+            return;
+        }
+        g.summary.handoff_bytes = handed.raw_bytes;
+        g.summary.wire_bytes = handed.wire_bytes;
+        g.summary.codec = handed.codec;
+        g.summary.reconnects = handed.reconnects;
+        if held == kv_end {
+            g.summary.remote_tokens = held.saturating_sub(g.summary.cached_tokens);
+            g.start_decoding(last, kv_end);
+        } else {
+            self.fall_back(
+                id,
+                format!("committed, but {held} of {kv_end} tokens are held"),
+            );
+        }
+    }
+
+    /// What the sender computed for the last token has come, or will not come.
+    pub(super) fn receipt(&mut self, id: JobId, receipt: Option<Box<Receipt>>) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        if !matches!(g.receipt, ReceiptState::Awaited) {
+            return;
+        }
+        match receipt {
+            Some(receipt) if g.logits.is_none() => g.receipt = ReceiptState::Here(receipt),
+            None if g.must_check() && g.logits.is_none() => g.receipt = ReceiptState::Missing,
+            receipt => self.compare(id, receipt.as_deref()),
+        }
+    }
+
+    /// Compares the ends, or finds that they cannot be compared, and goes on from there.
+    pub(super) fn compare(&mut self, id: JobId, receipt: Option<&Receipt>) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        g.receipt = ReceiptState::Settled;
+        let logits = g.logits.take();
+        let compared = match (receipt, &logits) {
+            (Some(receipt), Some(logits)) => receipt.compare(logits).map_err(|e| e.to_string()),
+            _ => Err("the prefill node did not tell what it computed".to_owned()),
+        };
+        let fault = match compared {
+            Ok(parity) => {
+                let holds = g.parity.bound.holds(&parity);
+                g.compared = Some(ParityReport { parity, holds });
+                (!holds).then(|| {
+                    format!(
+                        "the nodes do not compute the same: KL {:.4}, largest difference {:.3}, likeliest token {}",
+                        parity.kl,
+                        parity.max_difference,
+                        if parity.same_top { "equal" } else { "another" }
+                    )
+                })
+            }
+            Err(reason) => Some(reason),
+        };
+        if let Some(reason) = &fault {
+            let is_redone = matches!(g.stage, Stage::Checking { .. });
+            let mut forgotten = 0;
+            // What one request does not trust, no other one gets.
+            if receipt.is_some() || is_redone {
+                g.retire = None;
+                // Lossy rows have not been kept, and say nothing about those that were.
+                if g.summary.codec.is_none_or(Codec::is_lossless) {
+                    forgotten = g.keep.forget(&job.tokens);
+                }
+            }
+            tracing::warn!(request = %job.request, %reason, forgotten, "parity");
+        }
+        match (&g.stage, fault, logits) {
+            (Stage::Checking { .. }, Some(reason), _) => self.redo(id, reason),
+            (Stage::Checking { .. }, None, Some(logits)) => {
+                let summary = g.summary.clone();
+                g.tell(GenerateEvent::Prefilled(summary));
+                let kv_end = job.kv_end();
+                if let Work::Generate(g) = &mut job.work {
+                    g.stage = Stage::Decoding {
+                        token: job.tokens[kv_end as usize],
+                        position: kv_end,
+                        first: None,
+                    };
+                }
+                self.sampled(id, &logits);
+            }
+            (Stage::Finished { .. }, ..) => self.finish(id),
+            _ => {}
+        }
+    }
+
+    /// Throws away what another node computed and computes it here.
+    fn redo(&mut self, id: JobId, reason: String) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        self.engine.clear(job.sequence);
+        if let Work::Generate(g) = &mut job.work {
+            g.summary.remote_tokens = 0;
+            g.summary.cached_tokens = 0;
+            g.summary.fallback = Some(reason);
+            g.stage = Stage::Prefilling { next: 0 };
+        }
+    }
+
+    /// Waits that have become too long.
+    pub(super) fn check_waits(&mut self) {
+        let overdue = |(id, job): (&JobId, &Job)| match &job.work {
+            Work::Generate(g) => match g.stage {
+                Stage::Checking { since } | Stage::Finished { since, .. }
+                    if since.elapsed() > g.parity.patience =>
+                {
+                    Some(*id)
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        let late: Vec<JobId> = self.jobs.iter().filter_map(overdue).collect();
+        for id in late {
+            self.compare(id, None);
+        }
+    }
+
+    /// Computes here what another node did not send. What it did send is kept, unless it has to be
+    /// compared, and where the engine can continue from it: a model with window layers starts over
+    /// unless its window came.
+    pub(super) fn fall_back(&mut self, id: JobId, reason: String) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let kv_end = job.kv_end();
+        let last = job.tokens[kv_end as usize];
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        if !matches!(g.stage, Stage::Receiving) {
+            return;
+        }
+        // Rows that must be compared before they are used cannot be any more.
+        if g.parity.mixed_quantisation || g.parity.action == ParityAction::Redo {
+            self.engine.clear(job.sequence);
+        }
+        let held = self.engine.held(job.sequence);
+        // Pages of this node are in place before anything is sent, as far as they came.
+        g.summary.cached_tokens = g.summary.cached_tokens.min(held);
+        g.summary.remote_tokens = held - g.summary.cached_tokens;
+        g.summary.fallback = Some(reason);
+        // There is nothing to compare: the last token is computed from KV of this node.
+        g.receipt = ReceiptState::Settled;
+        tracing::warn!(request = %job.request, held, kv_end, "prefilling here what was not handed over");
+        if held == kv_end {
+            g.start_decoding(last, kv_end);
+        } else {
+            g.stage = Stage::Prefilling { next: held };
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What a worker knows of each request, and what it can do for it next.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tandem_engine::generation::Generation;
+use tandem_engine::{Sequence, Token};
+use tandem_kv::KvBlock;
+use tandem_kv::receipt::{Receipt, ReturnTicket};
+use tandem_proto::{GenerateEvent, ParityAction, ParityReport, Phase, PrefillSummary};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::held::Keep;
+use crate::job::{Admission, JobId, Parity, Retired};
+use crate::limits::{EVENT_STALL, MAX_APPLY_SLICE_BYTES};
+use crate::send::Input;
+
+/// A block to take in, and who waits for that.
+pub(super) struct Apply {
+    pub(super) id: JobId,
+    pub(super) block: Arc<KvBlock>,
+    /// The first token that has not been taken in.
+    pub(super) next: u32,
+    pub(super) reply: oneshot::Sender<Result<(), String>>,
+}
+
+impl Apply {
+    /// What to take in next: the rest of the block, or as much of it as a slice has. Only a window
+    /// has more.
+    pub(super) fn part(&self) -> Range<u32> {
+        let row = self.row_bytes().max(1);
+        let most = u32::try_from(MAX_APPLY_SLICE_BYTES / row).unwrap_or(u32::MAX);
+        let end = self.next.saturating_add(most.max(1));
+        self.next..end.min(self.block.tokens.end)
+    }
+
+    fn row_bytes(&self) -> u64 {
+        self.block.bytes() / u64::from(self.block.len().max(1))
+    }
+
+    pub(super) fn part_bytes(&self) -> u64 {
+        self.row_bytes() * self.part().len() as u64
+    }
+}
+
+pub(super) struct Job {
+    pub(super) request: String,
+    pub(super) sequence: Sequence,
+    pub(super) tokens: Vec<Token>,
+    pub(super) chunk: u32,
+    pub(super) prefill_ms: f64,
+    pub(super) work: Work,
+    /// Frees the place when the job is dropped, after its sequence is released.
+    pub(super) _admission: Admission,
+}
+
+pub(super) enum Work {
+    /// Computes KV for another node.
+    Export(Box<Export>),
+    /// Generates for a coordinator.
+    Generate(Box<Generating>),
+    /// Has generated; hands out its KV.
+    Retire {
+        chunks: mpsc::Sender<Input>,
+        next: u32,
+        end: u32,
+    },
+}
+
+pub(super) struct Export {
+    pub(super) stage: ExportStage,
+    pub(super) chunks: mpsc::Sender<Input>,
+    pub(super) receipt: bool,
+    pub(super) hand_back: Option<ReturnTicket>,
+}
+
+pub(super) enum ExportStage {
+    /// Pages of this node come first.
+    Seeding,
+    /// This node computes from here on.
+    Prefilling(u32),
+    /// All chunks are out; the last token is next.
+    Evaluating,
+}
+
+pub(super) struct Generating {
+    pub(super) stage: Stage,
+    pub(super) generation: Generation,
+    pub(super) events: mpsc::Sender<GenerateEvent>,
+    pub(super) summary: PrefillSummary,
+    pub(super) parity: Parity,
+    pub(super) receipt: ReceiptState,
+    /// Logits of the last prompt token, until they have been compared.
+    pub(super) logits: Option<Vec<f32>>,
+    pub(super) compared: Option<ParityReport>,
+    pub(super) keep: Keep,
+    pub(super) retire: Option<oneshot::Sender<Retired>>,
+    /// When an event could not be delivered for the first time since one could.
+    pub(super) stalled: Option<Instant>,
+}
+
+pub(super) enum ReceiptState {
+    /// None is expected, or it has been compared.
+    Settled,
+    /// It will come, or the news that it will not.
+    Awaited,
+    /// It came before our own logits.
+    Here(Box<Receipt>),
+    /// It will not come, and nothing may be sampled without it.
+    Missing,
+}
+
+pub(super) enum Stage {
+    /// KV comes from another node.
+    Receiving,
+    /// KV comes from pages of this node.
+    Seeding,
+    /// This node computes from `next` on.
+    Prefilling { next: u32 },
+    /// KV is complete.
+    Decoding {
+        token: Token,
+        position: u32,
+        /// When the first token was sampled.
+        first: Option<Instant>,
+    },
+    /// The last prompt token is evaluated; nothing is sampled before the ends have been compared.
+    Checking { since: Instant },
+    /// The answer is complete; the last event waits for the comparison.
+    Finished {
+        done: Box<GenerateEvent>,
+        position: u32,
+        since: Instant,
+    },
+}
+
+/// What to do with a job after a step.
+pub(super) enum After {
+    Keep,
+    End,
+}
+
+impl Job {
+    /// KV must cover tokens `[0, kv_end)`; the last token is evaluated by decoding.
+    pub(super) fn kv_end(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - 1
+    }
+
+    /// The chunk that starts at `next`. Chunks end at multiples of the chunk size, wherever the
+    /// prefill started, so that batch shapes are those of an undisturbed prefill.
+    pub(super) fn chunk_at(&self, next: u32) -> Range<u32> {
+        let end = (next / self.chunk + 1).saturating_mul(self.chunk);
+        next..end.min(self.kv_end())
+    }
+
+    pub(super) fn abandoned(&self) -> bool {
+        match &self.work {
+            Work::Export(export) => export.chunks.is_closed(),
+            Work::Retire { chunks, .. } => chunks.is_closed(),
+            Work::Generate(g) => {
+                g.events.is_closed() || g.stalled.is_some_and(|t| t.elapsed() > EVENT_STALL)
+            }
+        }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match &self.work {
+            Work::Export(_) => Phase::Prefilling,
+            Work::Retire { .. } => Phase::Decoding,
+            Work::Generate(g) => match g.stage {
+                Stage::Receiving | Stage::Seeding => Phase::Receiving,
+                Stage::Prefilling { .. } => Phase::Prefilling,
+                _ => Phase::Decoding,
+            },
+        }
+    }
+
+    /// True if a token can be computed now.
+    pub(super) fn can_decode(&self) -> bool {
+        match &self.work {
+            Work::Export(e) => matches!(e.stage, ExportStage::Evaluating),
+            Work::Retire { .. } => false,
+            Work::Generate(g) => matches!(g.stage, Stage::Decoding { .. }) && g.has_room(),
+        }
+    }
+
+    /// True if a chunk can be computed now.
+    pub(super) fn can_prefill(&self) -> bool {
+        match &self.work {
+            // One place stays free for the receipt.
+            Work::Export(e) => {
+                matches!(e.stage, ExportStage::Prefilling(_)) && e.chunks.capacity() > 1
+            }
+            Work::Retire { chunks, .. } => chunks.capacity() > 0,
+            Work::Generate(g) => {
+                matches!(g.stage, Stage::Prefilling { .. }) && g.events.capacity() > 0
+            }
+        }
+    }
+}
+
+impl Generating {
+    /// True if a token and the last event can be delivered.
+    pub(super) fn has_room(&self) -> bool {
+        self.events.capacity() >= 2
+    }
+
+    /// Delivers an event if there is room; the caller has checked that there is.
+    pub(super) fn tell(&mut self, event: GenerateEvent) {
+        if let Err(TrySendError::Full(_)) = self.events.try_send(event) {
+            tracing::error!("an event was dropped though there was room for it");
+        }
+    }
+
+    /// True if nothing may be sampled before the ends have been compared.
+    pub(super) fn must_check(&self) -> bool {
+        self.parity.action == ParityAction::Redo && !matches!(self.receipt, ReceiptState::Settled)
+    }
+
+    /// KV is complete: decoding starts with the last token of the prompt.
+    pub(super) fn start_decoding(&mut self, last_token: Token, position: u32) {
+        if !self.must_check() {
+            let summary = self.summary.clone();
+            self.tell(GenerateEvent::Prefilled(summary));
+        }
+        self.stage = Stage::Decoding {
+            token: last_token,
+            position,
+            first: None,
+        };
+    }
+}

@@ -1,0 +1,377 @@
+//! Computing: one chunk of a prefill, one token of every sequence that generates, and handing KV out.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tandem_engine::generation::FinishReason as EngineFinish;
+use tandem_engine::{DecodeStep, EngineError, KvEngine, Sequence};
+use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::receipt::Receipt;
+use tandem_kv::segment::block_tokens;
+use tandem_kv::{KvBlock, Section};
+use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
+use tokio::sync::mpsc;
+
+use super::jobs::{After, ExportStage, Job, ReceiptState, Stage, Work};
+use super::{Worker, engine_error, milliseconds};
+use crate::job::{Computed, JobId, Retired};
+use crate::limits::MAX_CHUNKS_WAITING;
+use crate::send::Input;
+
+impl Worker {
+    /// Computes one chunk of the next prefill in turn.
+    pub(super) fn prefill_step(&mut self) {
+        let ready = |(id, job): (&JobId, &Job)| job.can_prefill().then_some(*id);
+        let after = (
+            std::ops::Bound::Excluded(self.last_prefill),
+            std::ops::Bound::Unbounded,
+        );
+        let next = self.jobs.range(after).find_map(ready);
+        let Some(id) = next.or_else(|| self.jobs.iter().find_map(ready)) else {
+            return;
+        };
+        self.last_prefill = id;
+        match self.prefill_chunk(id) {
+            Ok(After::Keep) => {}
+            Ok(After::End) => self.end(id),
+            Err(e) => {
+                tracing::error!(job = id.0, error = %e, "prefill failed");
+                self.fail(id, engine_error(&e));
+            }
+        }
+    }
+
+    fn prefill_chunk(&mut self, id: JobId) -> Result<After, EngineError> {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Ok(After::Keep);
+        };
+        let next = match &job.work {
+            Work::Export(e) => match e.stage {
+                ExportStage::Prefilling(next) => next,
+                _ => return Ok(After::Keep),
+            },
+            Work::Generate(g) => match g.stage {
+                Stage::Prefilling { next } => next,
+                _ => return Ok(After::Keep),
+            },
+            Work::Retire { .. } => return self.retire_slice(id),
+        };
+        let range = job.chunk_at(next);
+        let start = Instant::now();
+        let tokens = &job.tokens[range.start as usize..range.end as usize];
+        if !tokens.is_empty() {
+            self.engine.prefill(job.sequence, range.start, tokens)?;
+        }
+        let kv_end = job.kv_end();
+        let done = range.end == kv_end;
+        if done && matches!(job.work, Work::Generate(_)) {
+            self.engine.settle(job.sequence)?;
+        }
+        job.prefill_ms += milliseconds(start);
+        match &mut job.work {
+            Work::Export(e) => {
+                let computed = Instant::now();
+                let blocks = export(self.engine.as_mut(), job.sequence, &range, done)?;
+                let chunk = Computed {
+                    blocks,
+                    tokens: range.end,
+                    computed,
+                    prefill_ms: job.prefill_ms,
+                    last: done,
+                    receipt_follows: done && e.receipt,
+                };
+                let delivered = e.chunks.try_send(Input::Chunk(chunk)).is_ok();
+                e.stage = if done {
+                    ExportStage::Evaluating
+                } else {
+                    ExportStage::Prefilling(range.end)
+                };
+                if !delivered || (done && !e.receipt) {
+                    return Ok(After::End);
+                }
+                if done {
+                    // The decode node continues from an import, so this end does, too.
+                    self.engine.settle(job.sequence)?;
+                }
+                Ok(After::Keep)
+            }
+            Work::Retire { .. } => Ok(After::Keep),
+            Work::Generate(g) => {
+                g.summary.local_tokens += range.end - range.start;
+                g.summary.local_prefill_ms = job.prefill_ms;
+                if done {
+                    g.start_decoding(job.tokens[kv_end as usize], kv_end);
+                } else {
+                    g.stage = Stage::Prefilling { next: range.end };
+                }
+                Ok(After::Keep)
+            }
+        }
+    }
+
+    /// One token of every generating sequence whose coordinator keeps up.
+    pub(super) fn decode_step(&mut self) {
+        let mut ids = Vec::new();
+        let mut steps = Vec::new();
+        for (id, job) in &mut self.jobs {
+            let kv_end = job.kv_end();
+            let g = match &mut job.work {
+                Work::Generate(g) => g,
+                Work::Export(e) if matches!(e.stage, ExportStage::Evaluating) => {
+                    ids.push(*id);
+                    steps.push(DecodeStep {
+                        sequence: job.sequence,
+                        token: job.tokens[kv_end as usize],
+                        position: kv_end,
+                    });
+                    continue;
+                }
+                _ => continue,
+            };
+            let Stage::Decoding {
+                token, position, ..
+            } = g.stage
+            else {
+                continue;
+            };
+            if !g.has_room() {
+                g.stalled.get_or_insert_with(Instant::now);
+                continue;
+            }
+            g.stalled = None;
+            ids.push(*id);
+            steps.push(DecodeStep {
+                sequence: job.sequence,
+                token,
+                position,
+            });
+        }
+        if steps.is_empty() {
+            return;
+        }
+        match self.engine.decode(&steps) {
+            Ok(rows) => {
+                for (id, logits) in ids.into_iter().zip(rows) {
+                    self.evaluated(id, logits);
+                }
+            }
+            Err(e) => {
+                tracing::error!(sequences = steps.len(), error = %e, "decode failed");
+                for id in ids {
+                    self.fail(id, engine_error(&e));
+                }
+            }
+        }
+    }
+
+    /// A row of logits has been computed.
+    fn evaluated(&mut self, id: JobId, logits: Vec<f32>) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let g = match &mut job.work {
+            Work::Generate(g) => g,
+            Work::Export(e) => {
+                let receipt = Receipt::of(&logits, e.hand_back.take());
+                let _ = e.chunks.try_send(Input::Receipt(Box::new(receipt)));
+                return self.end(id);
+            }
+            Work::Retire { .. } => return,
+        };
+        let is_first = matches!(g.stage, Stage::Decoding { first: None, .. });
+        if !is_first || matches!(g.receipt, ReceiptState::Settled) {
+            return self.sampled(id, &logits);
+        }
+        let must_check = g.must_check();
+        let receipt = std::mem::replace(&mut g.receipt, ReceiptState::Awaited);
+        g.logits = Some(logits.clone());
+        if must_check {
+            let since = Instant::now();
+            g.stage = Stage::Checking { since };
+        }
+        match receipt {
+            ReceiptState::Here(receipt) => self.compare(id, Some(&receipt)),
+            ReceiptState::Missing => self.compare(id, None),
+            ReceiptState::Awaited | ReceiptState::Settled => {}
+        }
+        if !must_check {
+            self.sampled(id, &logits);
+        }
+    }
+
+    pub(super) fn sampled(&mut self, id: JobId, logits: &[f32]) {
+        let context = self.engine.capacity().tokens_per_sequence;
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        let step = match g.generation.next(logits) {
+            Ok(step) => step,
+            Err(e) => {
+                let error = NodeError::new(ErrorCode::Engine, e.to_string());
+                return self.fail(id, error);
+            }
+        };
+        let Stage::Decoding {
+            token,
+            position,
+            first,
+        } = &mut g.stage
+        else {
+            return;
+        };
+        *token = step.token;
+        *position += 1;
+        let full = *position >= context;
+        let first = *first.get_or_insert_with(Instant::now);
+        g.tell(GenerateEvent::Token {
+            id: step.token,
+            text: step.text,
+        });
+        let finished = match step.finished {
+            Some(EngineFinish::Stop) => Some(FinishReason::Stop),
+            Some(EngineFinish::Length) => Some(FinishReason::Length),
+            None if full => Some(FinishReason::Length),
+            None => None,
+        };
+        if let Some(finish_reason) = finished {
+            let generated = g.generation.generated().len();
+            let done = GenerateEvent::Done {
+                finish_reason,
+                generated_tokens: u32::try_from(generated).unwrap_or(u32::MAX),
+                decode_ms: milliseconds(first),
+                parity: None,
+            };
+            let Stage::Decoding { position, .. } = g.stage else {
+                return;
+            };
+            g.stage = Stage::Finished {
+                done: Box::new(done),
+                position,
+                since: Instant::now(),
+            };
+            if matches!(g.receipt, ReceiptState::Settled) {
+                self.finish(id);
+            }
+        }
+    }
+
+    /// The answer is complete: tells so, and hands out the KV if somebody keeps it.
+    pub(super) fn finish(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let Work::Generate(g) = &mut job.work else {
+            return;
+        };
+        let Stage::Finished { done, position, .. } =
+            std::mem::replace(&mut g.stage, Stage::Receiving)
+        else {
+            return;
+        };
+        let mut done = *done;
+        if let GenerateEvent::Done { parity, .. } = &mut done {
+            *parity = g.compared;
+        }
+        g.tell(done);
+        let Some(retire) = g.retire.take() else {
+            return self.end(id);
+        };
+        // The last token that was sampled has no KV.
+        let mut tokens = job.tokens.clone();
+        tokens.extend_from_slice(g.generation.generated());
+        tokens.truncate(position as usize);
+        let generated = u32::try_from(tokens.len().saturating_sub(job.tokens.len())).unwrap_or(0);
+        let (chunks, receiver) = mpsc::channel(MAX_CHUNKS_WAITING);
+        let retired = Retired {
+            tokens,
+            generated,
+            chunks: receiver,
+        };
+        // What came from pages or from another node has been kept as pages already.
+        let next = g.summary.cached_tokens + g.summary.remote_tokens;
+        let next = next - next % PAGE_TOKENS;
+        job.work = Work::Retire {
+            chunks,
+            next,
+            end: position,
+        };
+        if retire.send(retired).is_err() {
+            self.end(id);
+        }
+    }
+
+    /// Hands out one block of a sequence that has generated.
+    fn retire_slice(&mut self, id: JobId) -> Result<After, EngineError> {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Ok(After::Keep);
+        };
+        let Work::Retire { chunks, next, end } = &mut job.work else {
+            return Ok(After::Keep);
+        };
+        let stop = next
+            .saturating_add(block_tokens(self.engine.contract()))
+            .min(*end);
+        let last = stop == *end;
+        let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop), last)?;
+        *next = stop;
+        let chunk = Computed {
+            blocks,
+            tokens: stop,
+            computed: Instant::now(),
+            prefill_ms: 0.0,
+            last,
+            receipt_follows: false,
+        };
+        let delivered = chunks.try_send(Input::Chunk(chunk)).is_ok();
+        Ok(if last || !delivered {
+            After::End
+        } else {
+            After::Keep
+        })
+    }
+}
+
+/// Copies a computed chunk out, in blocks that fit segments, and the window after the last chunk.
+fn export(
+    engine: &mut dyn KvEngine,
+    sequence: Sequence,
+    range: &Range<u32>,
+    last: bool,
+) -> Result<Vec<Arc<KvBlock>>, EngineError> {
+    let contract = engine.contract();
+    let has_full = !contract.section_layers(Section::Full).is_empty();
+    let window = contract
+        .has_window()
+        .then(|| contract.window_start(range.end)..range.end);
+    let step = block_tokens(contract);
+    let mut blocks = Vec::new();
+    let mut start = range.start;
+    while has_full && start < range.end {
+        // Pages stay whole, so that they can be kept.
+        let aligned = start.saturating_add(step) / PAGE_TOKENS * PAGE_TOKENS;
+        let end = if aligned > start {
+            aligned
+        } else {
+            start + step
+        };
+        let end = end.min(range.end);
+        blocks.push(Arc::new(engine.export(
+            sequence,
+            Section::Full,
+            start..end,
+        )?));
+        start = end;
+    }
+    if let (true, Some(window)) = (last, window) {
+        blocks.push(Arc::new(engine.export(
+            sequence,
+            Section::Window,
+            window,
+        )?));
+    }
+    Ok(blocks)
+}
