@@ -64,7 +64,7 @@ pub struct Case {
     pub ttft_ms: Ttft,
     /// Time from the last prompt token computed to everything applied, over that of the prefill.
     pub exposed_fraction: f64,
-    /// Time to the first token with overlap over the bound of the same round.
+    /// Time to the first token with overlap over the bound of the requests right before and after.
     pub ttft_over_bound: f64,
     /// Time of the prefill, without a transfer beside it.
     pub prefill_ms: f64,
@@ -120,7 +120,8 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 struct Round {
     local: f64,
     step: f64,
-    serial: (f64, Sent),
+    /// Right before and after the one with overlap.
+    serial: [(f64, Sent); 2],
     overlapped: (f64, Sent),
     codec_used: Option<Codec>,
     prompt_tokens: u32,
@@ -128,7 +129,13 @@ struct Round {
 
 impl Round {
     fn bound(&self) -> f64 {
-        self.serial.1.prefill_ms + self.step
+        self.alone(|sent| sent.prefill_ms) + self.step
+    }
+
+    /// A figure of the requests that send afterwards.
+    fn alone(&self, figure: impl Fn(&Sent) -> f64) -> f64 {
+        let [before, after] = &self.serial;
+        f64::midpoint(figure(&before.1), figure(&after.1))
     }
 }
 
@@ -139,11 +146,11 @@ impl Round {
 pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Vec<Case>> {
     let mut prompts = Prompts::of(pair, SEED).await?;
     // Not counted: the first of each kind pays for memory and connections.
-    round(pair, &mut prompts, tokens / 4, 0).await?;
+    round(pair, &mut prompts, tokens / 4).await?;
     let mut codecs: [Vec<Round>; 2] = Default::default();
     for number in 0..rounds {
         eprintln!("  round {} of {rounds}", number + 1);
-        let both = round(pair, &mut prompts, tokens, number).await?;
+        let both = round(pair, &mut prompts, tokens).await?;
         for (rounds, one) in codecs.iter_mut().zip(both) {
             rounds.push(one);
         }
@@ -154,14 +161,9 @@ pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Ve
         .collect())
 }
 
-/// Every prompt is another one, and no KV of earlier requests is used. What is compared changes places from
-/// one round to the next, so that a machine that becomes slower or faster favours neither.
-async fn round(
-    pair: &Pair,
-    prompts: &mut Prompts,
-    tokens: u32,
-    number: u32,
-) -> anyhow::Result<[Round; 2]> {
+/// Every prompt is another one, and no KV of earlier requests is used. Each request with overlap stands between
+/// two without, so that a machine that becomes slower or faster favours neither.
+async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Result<[Round; 2]> {
     let local = pair.local(&prompts.next(tokens), ANSWER).await?;
     let mut out = Vec::new();
     for (_, codec) in CODECS {
@@ -174,21 +176,17 @@ async fn round(
             streams: 1,
             ..HandoffTerms::default()
         };
-        let first_overlaps = number % 2 == 1;
-        let first = pair
-            .remote(&prompts.next(tokens), 1, &terms(first_overlaps))
-            .await?;
-        let second = pair
-            .remote(&prompts.next(tokens), 1, &terms(!first_overlaps))
-            .await?;
-        let (serial, overlapped) = match first_overlaps {
-            true => (second, first),
-            false => (first, second),
+        let mut ask = async |overlap| {
+            let prompt = prompts.next(tokens);
+            pair.remote(&prompt, 1, &terms(overlap)).await
         };
+        let before = ask(false).await?;
+        let overlapped = ask(true).await?;
+        let after = ask(false).await?;
         out.push(Round {
             local: local.first_token_ms,
             step: local.step_ms,
-            serial: (serial.0.first_token_ms, serial.1),
+            serial: [before, after].map(|(asked, sent)| (asked.first_token_ms, sent)),
             codec_used: overlapped.0.summary.codec,
             prompt_tokens: overlapped.0.prompt_tokens,
             overlapped: (overlapped.0.first_token_ms, overlapped.1),
@@ -205,22 +203,27 @@ fn case(codec: &str, rounds: &[Round]) -> Case {
         codec_used: rounds.iter().map(|r| r.codec_used).max().flatten(),
         ttft_ms: Ttft {
             local: of(&|r| r.local),
-            remote_serial: of(&|r| r.serial.0),
+            remote_serial: of(&|r| f64::midpoint(r.serial[0].0, r.serial[1].0)),
             remote_overlapped: of(&|r| r.overlapped.0),
             bound: of(&Round::bound),
         },
         exposed_fraction: of(&|r| r.overlapped.1.exposed_ms / r.overlapped.1.prefill_ms),
         ttft_over_bound: of(&|r| r.overlapped.0 / r.bound()),
-        prefill_ms: of(&|r| r.serial.1.prefill_ms),
+        prefill_ms: of(&|r| r.alone(|sent| sent.prefill_ms)),
         prefill_overlapped_ms: of(&|r| r.overlapped.1.prefill_ms),
         step_ms: of(&|r| r.step),
-        production_mb_s: of(&|r| megabytes(r.serial.1.raw_bytes) / r.serial.1.prefill_ms * 1e3),
-        goodput_mb_s: of(&|r| megabytes(r.serial.1.raw_bytes) / r.serial.1.exposed_ms * 1e3),
+        production_mb_s: of(&|r| r.alone(|sent| rate(sent.raw_bytes, sent.prefill_ms))),
+        goodput_mb_s: of(&|r| r.alone(|sent| rate(sent.raw_bytes, sent.exposed_ms))),
         wire_ratio: of(&|r| {
             megabytes(r.overlapped.1.raw_bytes) / megabytes(r.overlapped.1.wire_bytes)
         }),
         prompt_tokens: of(&|r| f64::from(r.prompt_tokens)),
     }
+}
+
+/// MB per second.
+fn rate(bytes: u64, ms: f64) -> f64 {
+    megabytes(bytes) / ms * 1e3
 }
 
 fn megabytes(bytes: u64) -> f64 {
