@@ -30,8 +30,8 @@ pub(super) struct Connection {
     pub(super) streams: Vec<Stream>,
     pub(super) incoming: mpsc::Receiver<Incoming>,
     pub(super) written: mpsc::Receiver<Told>,
-    pub(super) report: mpsc::Sender<Told>,
-    pub(super) tasks: Vec<AbortHandle>,
+    report: mpsc::Sender<Told>,
+    tasks: Vec<AbortHandle>,
     pub(super) activity: Arc<Activity>,
     /// When this end last showed that it is alive, whatever else it does.
     pub(super) beaten: tokio::time::Instant,

@@ -26,8 +26,8 @@ use crate::wire::WireError;
 /// Time during which KV was written but not acknowledged.
 #[derive(Debug, Default)]
 pub(super) struct TransferClock {
-    pub(super) since: Option<Instant>,
-    pub(super) total_ms: f64,
+    since: Option<Instant>,
+    total_ms: f64,
 }
 
 impl TransferClock {
@@ -44,7 +44,7 @@ impl TransferClock {
 
 /// The last chunk, when it has come.
 pub(super) struct Last {
-    pub(super) computed: Instant,
+    computed: Instant,
 }
 
 /// What the engine computed for the last token.
