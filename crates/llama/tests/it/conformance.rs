@@ -1,13 +1,21 @@
 //! The suite of the engine crate, for every architecture.
 
-use tandem_engine::KvEngine;
-use tandem_fixtures::Architecture;
+use tandem_engine::{KvEngine, conformance};
+use tandem_fixtures::{Architecture, Spec};
 
-use super::models::engine;
+use super::models::load;
 
 fn run(architecture: Architecture) {
-    let measured =
-        tandem_engine::conformance::run(&|| Box::new(engine(architecture)) as Box<dyn KvEngine>);
+    let routed = Spec::new(architecture);
+    let every_expert = architecture.shape().experts.is_some();
+    if every_expert {
+        conformance::run_one_by_one(&|| Box::new(load(&routed)) as Box<dyn KvEngine>);
+    }
+    let spec = Spec {
+        every_expert,
+        ..routed
+    };
+    let measured = conformance::run(&|| Box::new(load(&spec)) as Box<dyn KvEngine>);
     // Shown with `--nocapture`: how far batches of several sequences are from single ones.
     println!("{architecture}: {measured:?}");
 }
