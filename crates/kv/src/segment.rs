@@ -178,39 +178,66 @@ struct Cut {
     tokens: Range<u32>,
 }
 
-/// Cuts a block at layer boundaries into segments of about [`TARGET_SEGMENT_BYTES`]; a layer
-/// that is larger than [`LARGEST_SEGMENT`] by itself is cut by tokens too.
+/// Cuts a block at layer boundaries into segments of about [`TARGET_SEGMENT_BYTES`], all about as long, so
+/// that none is a small write; a layer that is larger than [`LARGEST_SEGMENT`] by itself is cut by
+/// tokens too.
 fn segment_cuts(contract: &Contract, section: Section, tokens: &Range<u32>) -> Vec<Cut> {
     let layers = contract.section_layers(section);
     let count = u64::from(tokens.end - tokens.start);
-    let bytes = |at: &[u32]| contract.token_bytes(at).max(1);
+    let bytes: Vec<u64> = layers
+        .iter()
+        .map(|layer| contract.token_bytes(&[*layer]).max(1) * count)
+        .collect();
     let mut cuts = Vec::new();
     let mut at = 0;
     while at < layers.len() {
-        let per_token = bytes(&layers[at..=at]);
-        if per_token * count > LARGEST_SEGMENT {
-            let step = u32::try_from(u64::from(TARGET_SEGMENT_BYTES) / per_token)
-                .unwrap_or(u32::MAX)
-                .max(1);
-            let mut start = tokens.start;
-            while start < tokens.end {
-                let end = start.saturating_add(step).min(tokens.end);
-                cuts.push(cut(&layers, at..at + 1, start..end));
-                start = end;
-            }
+        if bytes[at] > LARGEST_SEGMENT {
+            let parts = segments_for(bytes[at]).min(count);
+            let before = |part| {
+                let tokens_before = u32::try_from(count * part / parts).unwrap_or(u32::MAX);
+                tokens.start.saturating_add(tokens_before)
+            };
+            cuts.extend(
+                (0..parts).map(|part| cut(&layers, at..at + 1, before(part)..before(part + 1))),
+            );
             at += 1;
             continue;
         }
-        let mut end = at + 1;
-        while end < layers.len()
-            && bytes(&layers[at..=end]) * count <= u64::from(TARGET_SEGMENT_BYTES)
-        {
-            end += 1;
-        }
-        cuts.push(cut(&layers, at..end, tokens.clone()));
-        at = end;
+        let fitting = bytes[at..].iter().take_while(|b| **b <= LARGEST_SEGMENT);
+        let run = at..at + fitting.count();
+        let parts = even_parts(&bytes[run.clone()]);
+        cuts.extend(
+            parts
+                .into_iter()
+                .map(|part| cut(&layers, at + part.start..at + part.end, tokens.clone())),
+        );
+        at = run.end;
     }
     cuts
+}
+
+fn segments_for(bytes: u64) -> u64 {
+    let target = u64::from(TARGET_SEGMENT_BYTES);
+    ((bytes + target / 2) / target).max(1)
+}
+
+/// Divides what has these lengths: each goes where its middle lies if all is cut into equal parts.
+fn even_parts(lengths: &[u64]) -> Vec<Range<usize>> {
+    let total: u64 = lengths.iter().sum();
+    let count = segments_for(total).min(lengths.len() as u64);
+    let (mut parts, mut start, mut before) = (Vec::new(), 0, 0);
+    for part in 1..=count {
+        let mut end = start;
+        while end < lengths.len() && (before + lengths[end] / 2) * count < total * part {
+            before += lengths[end];
+            end += 1;
+        }
+        if start < end {
+            parts.push(start..end);
+        }
+        start = end;
+    }
+    parts
 }
 
 fn cut(layers: &[u32], at: Range<usize>, tokens: Range<u32>) -> Cut {
@@ -248,3 +275,46 @@ pub fn window_bytes(contract: &Contract, kv_end: u32) -> u64 {
 
 /// K or V, as they alternate in a segment.
 pub(crate) const PLANES: [PlaneKind; 2] = [PlaneKind::Key, PlaneKind::Value];
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{LARGEST_SEGMENT, even_parts};
+    use crate::limits::MAX_SEGMENT_PAYLOAD;
+
+    const MIB: u64 = 1 << 20;
+
+    fn check(layers: &[u64], least: u64, most: u64) {
+        let parts = even_parts(layers);
+        let mut at = 0;
+        for part in &parts {
+            assert_eq!(part.start, at, "{layers:?}: {parts:?}");
+            at = part.end;
+            let bytes: u64 = layers[part.clone()].iter().sum();
+            assert!(
+                (least..=most).contains(&bytes),
+                "{layers:?}: {bytes} bytes in {part:?} of {parts:?}"
+            );
+        }
+        assert_eq!(at, layers.len(), "{parts:?}");
+    }
+
+    #[test]
+    fn equal_layers_make_no_small_and_no_large_segment() {
+        for step in 1..=1024 {
+            let layer = LARGEST_SEGMENT * step / 1024;
+            for count in 1..=96 {
+                let all = layer * count as u64;
+                check(&vec![layer; count], MIB.min(all), 4 * MIB);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_layers_fit(layers in proptest::collection::vec(1..=LARGEST_SEGMENT, 1..96)) {
+            check(&layers, 1, MAX_SEGMENT_PAYLOAD.into());
+        }
+    }
+}

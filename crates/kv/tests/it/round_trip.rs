@@ -5,7 +5,6 @@ use tandem_kv::codec::Codec;
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::{
     MAX_CHUNK_TOKENS, MAX_SEGMENT_PAYLOAD, MAX_STAGED_BYTES, TARGET_BLOCK_BYTES,
-    TARGET_SEGMENT_BYTES,
 };
 use tandem_kv::segment::{block_tokens, window_bytes};
 use tandem_kv::{Contract, KvBlock, LayerKind, Section};
@@ -140,26 +139,22 @@ fn interleaved_sections_travel_together() {
 
 #[test]
 fn segments_are_cut_at_layers_near_the_target() {
-    // 16 KiB for each token and layer, 48 tokens: 768 KiB for each layer, two of them in 2 MiB.
+    // 16 KiB for each token and layer, 48 tokens: 768 KiB for each layer, 3.75 MiB in all.
     let contract = contract(0, vec![full(16, 256, 256); 5]);
     let got = check(&contract, 48, &[]);
-    assert_eq!(
-        segments(&got),
-        [(0..2, 0..48), (2..4, 0..48), (4..5, 0..48)]
-    );
-    const { assert!(2 * 768 * 1024 <= TARGET_SEGMENT_BYTES) };
+    assert_eq!(segments(&got), [(0..2, 0..48), (2..5, 0..48)]);
 }
 
 #[test]
 fn a_layer_larger_than_a_segment_is_cut_by_tokens() {
-    // 256 KiB for each token; 35 tokens are 8.75 MiB, cut into 8 tokens of 2 MiB.
+    // 256 KiB for each token; 35 tokens are 8.75 MiB, which is nearest to four times 2 MiB.
     let contract = contract(0, vec![full(1, 1, 1), full(64, 1024, 1024), full(1, 1, 1)]);
     let got = check(&contract, 37, &[35, 2]);
-    let large = [(1..2, 0..8), (1..2, 8..16), (1..2, 16..24), (1..2, 24..32)];
+    let large = [(1..2, 0..8), (1..2, 8..17), (1..2, 17..26)];
     let mut expected = vec![(0..1, 0..35)];
     expected.extend(large);
     // The last cut ends the layer, and the layers after it go on from the start of the block.
-    expected.extend([(1..2, 32..35), (2..3, 0..35), (0..3, 35..37)]);
+    expected.extend([(1..2, 26..35), (2..3, 0..35), (0..3, 35..37)]);
     assert_eq!(segments(&got), expected);
 }
 
