@@ -190,6 +190,7 @@ async fn run_once(
     let mut settings = GradingConfig::new(coordinator.base_url(), code, feedback);
     settings.route = route;
     settings.return_tokens = task.compare;
+    settings.keep = false;
     // The second run must not find KV of the first: it would compare it with itself.
     settings.cache_salt = format!("demo {route:?}");
     let label = match route {

@@ -61,6 +61,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         jobs.feedback.clone(),
     );
     settings.parallel = jobs.parallel;
+    settings.keep = false;
     let finished = Mutex::new(Vec::new());
     let grading = async {
         check_nodes(&mut coordinator, &config).await?;

@@ -160,6 +160,7 @@ fn request(arguments: &Arguments, model: String, prompt: String) -> ChatRequest 
         response_format: ResponseFormat::Text,
         tandem: TandemOptions {
             route: arguments.route.into(),
+            keep: false,
             ..TandemOptions::default()
         },
     }

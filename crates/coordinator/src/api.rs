@@ -145,6 +145,7 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
         route: translate::route(asked.options.route),
         return_tokens: asked.options.return_tokens,
         cache_salt: asked.options.cache_salt,
+        keep: asked.options.keep,
     };
     let service = Arc::clone(&server.service);
     if asked.stream {

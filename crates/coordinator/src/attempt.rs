@@ -114,7 +114,7 @@ impl Attempt<'_> {
 
     fn terms(&self) -> HandoffTerms {
         let handoff = &self.config.handoff;
-        handoff.terms(&self.job.prompt, &self.job.cache_salt, self.plan)
+        handoff.terms(self.job, self.plan)
     }
 
     /// Which machine a node has proved to be.

@@ -11,6 +11,7 @@ use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use crate::error::ConfigError;
+use crate::life::Job;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
 
 /// What the coordinator works with.
@@ -44,7 +45,8 @@ pub struct HandoffConfig {
     pub streams: u32,
     /// Whether prompts that begin alike share KV.
     pub reuse: bool,
-    /// Whose answers are kept for the next turn: `never`, those of `conversations`, or those of all `chats`.
+    /// Whose answers are kept for the next turn, unless a request says that there will be none: those of all
+    /// `chats`, those of `conversations`, or `never`.
     pub keep: KeepAnswers,
     /// Largest divergence between two nodes, in nats.
     pub parity_kl: f64,
@@ -76,10 +78,10 @@ impl Default for HandoffConfig {
 pub enum KeepAnswers {
     /// Nobody's.
     Never,
-    /// Those of chats that have had an answer already.
-    #[default]
+    /// Those of chats that have had an answer already: the second turn prefills the first answer.
     Conversations,
-    /// Those of all chats, so that the second turn goes on from the first answer, too.
+    /// Those of all chats.
+    #[default]
     Chats,
 }
 
@@ -115,21 +117,25 @@ impl HandoffConfig {
     }
 
     /// The terms of one request.
-    pub(crate) fn terms(&self, prompt: &Prompt, salt: &str, plan: &Plan) -> HandoffTerms {
-        let keep = match (prompt, self.keep) {
-            (Prompt::Chat(messages), KeepAnswers::Conversations) => {
-                messages.iter().any(|m| m.role == "assistant")
-            }
-            (Prompt::Chat(_), KeepAnswers::Chats) => true,
-            _ => false,
+    pub(crate) fn terms(&self, job: &Job, plan: &Plan) -> HandoffTerms {
+        let (is_chat, goes_on) = match &job.prompt {
+            Prompt::Chat(messages) => (true, messages.iter().any(|m| m.role == "assistant")),
+            Prompt::Text(_) | Prompt::Tokens(_) => (false, false),
         };
+        let keep = job.keep
+            && match self.keep {
+                KeepAnswers::Never => false,
+                KeepAnswers::Conversations => goes_on,
+                KeepAnswers::Chats => is_chat,
+            };
         HandoffTerms {
             quality: self.quality,
             codec: self.codec,
             streams: self.streams,
-            salt: salt.to_owned(),
-            reuse: match (self.reuse, keep) {
+            salt: job.cache_salt.clone(),
+            reuse: match (self.reuse, keep && goes_on) {
                 (false, _) => Reuse::Off,
+                // There is no answer yet that it could go on from.
                 (true, false) => Reuse::Exact,
                 (true, true) => Reuse::All,
             },

@@ -38,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) route: Route,
     pub(crate) return_tokens: bool,
     pub(crate) cache_salt: String,
+    /// Whether the answer may be kept for a next turn.
+    pub(crate) keep: bool,
 }
 
 /// A request that is answered.

@@ -23,6 +23,9 @@ pub struct GradingConfig {
     pub return_tokens: bool,
     /// Runs with different salts share no KV; empty: none is sent.
     pub cache_salt: String,
+    /// Whether the server may keep the KV of answers for a next turn; only sent when not, which a tandem
+    /// server understands.
+    pub keep: bool,
     /// Most characters of one rationale.
     pub rationale_chars: u32,
     /// Longest silence of the server.
@@ -62,6 +65,7 @@ impl GradingConfig {
             route: RouteChoice::Auto,
             return_tokens: false,
             cache_salt: String::new(),
+            keep: true,
             rationale_chars: limits::DEFAULT_RATIONALE_CHARS,
             idle_limit: limits::DEFAULT_IDLE_LIMIT,
             connect_limit: limits::DEFAULT_CONNECT_LIMIT,

@@ -195,6 +195,7 @@ impl Run<'_> {
                 route: self.config.route,
                 return_tokens: self.config.return_tokens,
                 cache_salt: self.config.cache_salt.clone(),
+                keep: self.config.keep,
             },
         }
     }

@@ -18,10 +18,13 @@ use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wan
 pub struct Keep {
     store: PageStore,
     namespace: Namespace,
+    /// Which are found.
     reuse: Reuse,
     /// Tokens before this were computed in complete chunks, so that another prompt which begins
     /// with them gives the same rows to the bit.
     exact: u32,
+    /// True if what comes behind those is kept, too.
+    inexact: bool,
 }
 
 impl Keep {
@@ -45,6 +48,19 @@ impl Keep {
                 Reuse::Exact => kv_end - kv_end % chunk.max(1),
                 Reuse::Off | Reuse::All => 0,
             },
+            inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
+        }
+    }
+
+    /// For the answer, which comes behind all that was kept of the prompt.
+    #[must_use]
+    pub fn behind_all(&self) -> Self {
+        Self {
+            reuse: match self.reuse {
+                Reuse::Exact if self.inexact => Reuse::All,
+                other => other,
+            },
+            ..self.clone()
         }
     }
 
@@ -111,7 +127,7 @@ impl Keep {
         ];
         for (range, provenance) in parts {
             let has_pages = range.end / PAGE_TOKENS > range.start.div_ceil(PAGE_TOKENS);
-            if !has_pages || (provenance == Provenance::Decoded && self.reuse != Reuse::All) {
+            if !has_pages || (provenance == Provenance::Decoded && !self.inexact) {
                 continue;
             }
             let result = if range == block.tokens {
@@ -150,7 +166,7 @@ impl Keep {
         window: Option<&KvBlock>,
         codec: Codec,
     ) {
-        if self.reuse != Reuse::All || !codec.is_lossless() {
+        if !self.inexact || !codec.is_lossless() {
             return;
         }
         let provenance = Provenance::Decoded;

@@ -19,7 +19,7 @@ pub enum RouteChoice {
 }
 
 /// `tandem` in a request. Unknown keys in it are refused.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TandemOptions {
     /// Where the prefill may run.
@@ -29,6 +29,20 @@ pub struct TandemOptions {
     /// KV of earlier requests is used only if they had the same salt; empty: those without one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cache_salt: String,
+    /// False: the chat does not go on, so the KV of its answer is not kept for a next turn.
+    #[serde(skip_serializing_if = "bool::clone")]
+    pub keep: bool,
+}
+
+impl Default for TandemOptions {
+    fn default() -> Self {
+        Self {
+            route: RouteChoice::default(),
+            return_tokens: false,
+            cache_salt: String::new(),
+            keep: true,
+        }
+    }
 }
 
 impl TandemOptions {
@@ -59,11 +73,13 @@ impl TandemOptions {
             let message = format!("'tandem.cache_salt' is longer than {MAX_SALT_BYTES} bytes");
             return Err(ApiError::invalid("tandem.cache_salt", message));
         }
+        let keep = inner.boolean("keep")?.unwrap_or(true);
         inner.no_more()?;
         Ok(Self {
             route,
             return_tokens,
             cache_salt,
+            keep,
         })
     }
 }

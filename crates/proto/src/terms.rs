@@ -140,11 +140,11 @@ impl Default for HandoffTerms {
 }
 
 impl HandoffTerms {
-    /// True if the KV of the answer is kept. That of decoded tokens is of use only to requests that take
-    /// it, and what follows from rows of another quantisation to none.
+    /// True if the KV of the answer is kept, for requests that take all. What follows from rows of another
+    /// quantisation is of use to none.
     #[must_use]
     pub fn keeps_answer(&self) -> bool {
-        self.keep && self.reuse == Reuse::All && !self.mixed_quantisation
+        self.keep && self.reuse != Reuse::Off && !self.mixed_quantisation
     }
 
     /// The same where the answer is generated: rows of another quantisation are shared with nobody.

@@ -325,7 +325,6 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
     let serve = |routes: &[(Architecture, &[&str], &[&str])]| {
         let dir = tempfile::tempdir().expect("dir");
         let config = write_config(dir.path(), CHUNK, &nodes, routes);
-        with_handoff(&config, "keep = \"chats\"");
         Daemon::serve(&config)
     };
     let handing_over = serve(&models.map(|m| (m, &["p"][..], &["d"][..])));

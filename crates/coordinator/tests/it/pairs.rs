@@ -127,11 +127,15 @@ async fn terms(rig: &Rig, p: &FakeNode, d: &FakeNode, request: Value) -> Handoff
 }
 
 #[tokio::test]
-async fn a_conversation_that_goes_on_keeps_its_answers() {
+async fn every_chat_keeps_its_answers_and_goes_on_from_them() {
     let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
     let rig = Rig::start(config(&[&p], &[&d])).await;
     let first = terms(&rig, &p, &d, json!({})).await;
-    assert_eq!(first, HandoffTerms::default());
+    let kept = HandoffTerms {
+        keep: true,
+        ..HandoffTerms::default()
+    };
+    assert_eq!(first, kept);
     let turns = json!([
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -143,16 +147,31 @@ async fn a_conversation_that_goes_on_keeps_its_answers() {
         (second.reuse, second.keep, &*second.salt),
         (Reuse::All, true, "class 7b")
     );
+    let request = json!({"messages": turns, "tandem": {"keep": false}});
+    let told = terms(&rig, &p, &d, request).await;
+    assert_eq!(told, HandoffTerms::default());
 }
 
 #[tokio::test]
-async fn the_first_answer_of_a_chat_is_kept_where_the_configuration_says_so() {
-    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
-    let mut settings = config(&[&p], &[&d]);
-    settings.handoff.keep = KeepAnswers::Chats;
-    let rig = Rig::start(settings).await;
-    let first = terms(&rig, &p, &d, json!({})).await;
-    assert_eq!((first.reuse, first.keep), (Reuse::All, true));
+async fn whose_answers_are_kept_is_configured() {
+    let turns = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]);
+    for (keep, expected) in [
+        (KeepAnswers::Never, [false, false]),
+        (KeepAnswers::Conversations, [false, true]),
+        (KeepAnswers::Chats, [true, true]),
+    ] {
+        let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+        let mut settings = config(&[&p], &[&d]);
+        settings.handoff.keep = keep;
+        let rig = Rig::start(settings).await;
+        let first = terms(&rig, &p, &d, json!({})).await;
+        let second = terms(&rig, &p, &d, json!({"messages": turns})).await;
+        assert_eq!([first.keep, second.keep], expected, "{keep:?}");
+    }
 }
 
 #[tokio::test]

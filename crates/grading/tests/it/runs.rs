@@ -123,11 +123,12 @@ async fn the_extension_passes_both_ways() {
     let mut config = config(&server);
     config.route = RouteChoice::Remote;
     config.return_tokens = true;
+    config.keep = false;
     let graded = run(&config, &rubric(), &one()).await;
     for request in server.seen.lock().unwrap().iter() {
         assert_eq!(
             request["tandem"],
-            json!({"route": "remote", "return_tokens": true})
+            json!({"route": "remote", "return_tokens": true, "keep": false})
         );
     }
     for job in &graded[0].jobs {

@@ -178,7 +178,7 @@ fn return_ticket(
             quality: request.terms.quality,
             mixed_quantisation: false,
         },
-        keep: keep.clone(),
+        keep: keep.behind_all(),
         peer: peer.cloned(),
         until: Until::Time(Instant::now() + good_for),
         hand_back: Arc::default(),

@@ -49,15 +49,19 @@ fn next_turn(first: &Deal, answer: &[u32]) -> Deal {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_turn_prefills_only_what_is_new_on_either_node() {
-    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+    let configs = [FakeConfig::default(), FakeConfig::windowed()];
+    let firsts = [Reuse::Exact, Reuse::All];
+    let cases = configs.iter().flat_map(|c| firsts.map(|reuse| (c, reuse)));
+    for (config, reuse) in cases {
         let (mut sending, mut receiving) = (config.clone(), config.clone());
         let (computed, decoded) = (Calls::of(&mut sending), Calls::of(&mut receiving));
         let prefill = Setup::new(Role::Prefill, &sending).start().await;
         let decode = Setup::new(Role::Decode, &receiving).start().await;
-        let first = first_turn();
+        let mut first = first_turn();
+        first.terms.reuse = reuse;
         let outcome = first.run(&prefill, &decode).await;
         let answer = outcome.answer.tokens.clone();
-        outcome.whole(&first.expected(&config).await, "first turn");
+        outcome.whole(&first.expected(config).await, "first turn");
         assert!(answer.len() > 40, "the answer fills no page: {answer:?}");
         // The last token that was sampled has no KV.
         let known = (first.tokens.len() + answer.len() - 1) as u32;
@@ -69,9 +73,10 @@ async fn the_next_turn_prefills_only_what_is_new_on_either_node() {
         }
         prefill.until("given back", |s| s.returns == 0).await;
 
-        let second = next_turn(&first, &answer);
+        let mut second = next_turn(&first, &answer);
+        second.terms.reuse = Reuse::All;
         let new = second.tokens.len() as u32 - 1 - known;
-        let expected = second.expected(&config).await;
+        let expected = second.expected(config).await;
         computed.take();
         decoded.take();
         let outcome = second.run(&prefill, &decode).await;
@@ -84,7 +89,7 @@ async fn the_next_turn_prefills_only_what_is_new_on_either_node() {
         // The same turn on the decode node alone.
         let mut third = second.clone();
         third.tokens.push(41);
-        let expected = third.expected(&config).await;
+        let expected = third.expected(config).await;
         third.terms.keep = false;
         decode.idle().await;
         decoded.take();
