@@ -133,9 +133,9 @@ impl HandoffConfig {
             codec: self.codec,
             streams: self.streams,
             salt: job.cache_salt.clone(),
-            reuse: match (self.reuse, keep && goes_on) {
+            reuse: match (self.reuse, goes_on && self.keep != KeepAnswers::Never) {
                 (false, _) => Reuse::Off,
-                // There is no answer yet that it could go on from.
+                // There is no answer that it could go on from.
                 (true, false) => Reuse::Exact,
                 (true, true) => Reuse::All,
             },

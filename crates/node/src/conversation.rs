@@ -4,12 +4,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tandem_engine::Token;
 use tandem_identity::PeerId;
 use tandem_kv::codec::Codec;
 use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::sender::Offer;
 use tandem_kv::{KvBlock, Section};
-use tandem_proto::HandoffTerms;
+use tandem_proto::{HandoffTerms, NodeError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -18,7 +19,7 @@ use crate::held::{Keep, Pieces, Tail};
 use crate::job::{Command, Computed, JobId, Retired};
 use crate::limits::{HAND_BACK_STALL, MAX_CHUNKS_WAITING};
 use crate::model::Model;
-use crate::send::{Input, transmit};
+use crate::send::{Input, Report, transmit};
 use crate::tickets::Target;
 
 /// Where the KV of an answer may be handed back to.
@@ -42,6 +43,8 @@ pub struct Keeping {
     pub keep: Keep,
     /// Codec and streams of the way back.
     pub terms: HandoffTerms,
+    /// Of the prompt.
+    pub prompt: Vec<Token>,
     /// Comes when the answer is complete; closed if it never will be.
     pub retired: oneshot::Receiver<Retired>,
     /// Comes with the receipt, if the prefill node takes the answer.
@@ -49,33 +52,26 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// Waits for the answer, keeps its KV, and hands it back.
-    pub async fn run(self) {
-        let Ok(retired) = self.retired.await else {
+    /// Waits for the answer, keeps its KV, and hands it back. If there is nothing to keep, the permission to
+    /// hand it back is used up all the same: the other node need not wait until it expires.
+    pub async fn run(mut self) {
+        let retired = (&mut self.retired).await.ok();
+        let patience = self.node.config.limits.receipt;
+        let hand_back = timeout(patience, &mut self.hand_back).await;
+        let hand_back = hand_back.ok().and_then(Result::ok);
+        let Some(retired) = retired else {
+            if let Some(back) = hand_back {
+                let (_, nothing) = mpsc::channel(1);
+                if let Err(error) = self.hand(back, &self.prompt, 0, nothing).await {
+                    tracing::debug!(%error, "a permission to hand back is given up");
+                }
+            }
             return;
         };
-        let patience = self.node.config.limits.receipt;
-        let hand_back = timeout(patience, self.hand_back).await;
-        let hand_back = hand_back.ok().and_then(Result::ok);
         let tokens: Arc<[u32]> = retired.tokens.into();
-        let all = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let (forward, input) = mpsc::channel(MAX_CHUNKS_WAITING);
-        // The other end has the pages of the prompt itself.
-        let sending = hand_back.map(|back| {
-            let offer = Offer {
-                contract: Arc::clone(&self.model.contract),
-                handoff: back.ticket.handoff,
-                ticket: back.ticket.ticket,
-                tokens: tokens.to_vec(),
-                continuation: retired.generated,
-                kv_end: all,
-                pages: self.keep.chain(&tokens),
-            };
-            let target = std::net::SocketAddr::new(back.from, back.ticket.port).to_string();
-            let route = self.node.route(target, back.peer, &self.terms);
-            let (events, _) = mpsc::channel(1);
-            tokio::spawn(transmit(offer, route, input, events, None))
-        });
+        let sending =
+            hand_back.map(|back| tokio::spawn(self.hand(back, &tokens, retired.generated, input)));
         let forward = sending.is_some().then_some(forward);
         store(retired.chunks, &self.keep, &tokens, forward).await;
         match sending {
@@ -91,6 +87,31 @@ impl Keeping {
                 Err(error) => tracing::error!(%error, "handing back ended"),
             },
         }
+    }
+
+    /// Hands KV back, of `generated` tokens behind the prompt. The other end has the pages of the prompt
+    /// itself.
+    fn hand(
+        &self,
+        back: HandBack,
+        tokens: &[Token],
+        generated: u32,
+        input: mpsc::Receiver<Input>,
+    ) -> impl Future<Output = Result<Report, NodeError>> + Send + 'static {
+        let all = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let offer = Offer {
+            contract: Arc::clone(&self.model.contract),
+            handoff: back.ticket.handoff,
+            ticket: back.ticket.ticket,
+            tokens: tokens.to_vec(),
+            continuation: generated,
+            kv_end: all,
+            pages: self.keep.chain(tokens),
+        };
+        let target = std::net::SocketAddr::new(back.from, back.ticket.port).to_string();
+        let route = self.node.route(target, back.peer, &self.terms);
+        let (events, _) = mpsc::channel(1);
+        transmit(offer, route, input, events, None)
     }
 }
 

@@ -52,10 +52,11 @@ impl Keep {
         }
     }
 
-    /// For the answer, which comes behind all that was kept of the prompt.
+    /// For the answer, which comes behind all that was kept of the prompt: nothing more is exact.
     #[must_use]
     pub fn behind_all(&self) -> Self {
         Self {
+            exact: 0,
             reuse: match self.reuse {
                 Reuse::Exact if self.inexact => Reuse::All,
                 other => other,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tandem_engine::Token;
 use tandem_engine::generation::Generation;
 use tandem_kv::KvBlock;
+use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, SequenceStatus};
@@ -80,9 +81,11 @@ pub struct Parity {
     pub bound: ParityBound,
     /// What happens then.
     pub action: ParityAction,
+    /// How far rows may differ from what was computed.
+    pub quality: Quality,
     /// True if the sender may hold another quantisation of the weights.
     pub mixed_quantisation: bool,
-    /// How long that is waited for.
+    /// How long the news of it is waited for.
     pub patience: Duration,
 }
 
@@ -94,6 +97,7 @@ impl Parity {
             expected,
             bound: terms.bound,
             action: terms.action,
+            quality: terms.quality,
             mixed_quantisation: terms.mixed_quantisation,
             patience,
         }

@@ -29,7 +29,7 @@ pub struct TandemOptions {
     /// KV of earlier requests is used only if they had the same salt; empty: those without one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cache_salt: String,
-    /// False: the chat does not go on, so the KV of its answer is not kept for a next turn.
+    /// False: the chat does not go on, so the KV of this answer is not kept for a next turn.
     #[serde(skip_serializing_if = "bool::clone")]
     pub keep: bool,
 }

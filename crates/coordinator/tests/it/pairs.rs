@@ -149,6 +149,8 @@ async fn every_chat_keeps_its_answers_and_goes_on_from_them() {
     );
     let request = json!({"messages": turns, "tandem": {"keep": false}});
     let told = terms(&rig, &p, &d, request).await;
+    assert_eq!((told.reuse, told.keep), (Reuse::All, false));
+    let told = terms(&rig, &p, &d, json!({"tandem": {"keep": false}})).await;
     assert_eq!(told, HandoffTerms::default());
 }
 

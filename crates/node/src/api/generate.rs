@@ -70,9 +70,10 @@ pub(super) async fn generate(
         hand_back,
     };
     let guard = open_request(&node, &model, opening);
-    let retire = terms
-        .keeps_answer()
-        .then(|| keep_answer(&node, &model, keep.clone(), terms.clone(), handed_back));
+    let retire = terms.keeps_answer().then(|| {
+        let (keep, terms) = (keep.clone(), terms.clone());
+        keep_answer(&node, &model, keep, terms, &tokens, handed_back)
+    });
     let job = GenerateJob {
         request: id,
         tokens: tokens.clone(),
@@ -139,6 +140,7 @@ fn keep_answer(
     model: &Arc<Model>,
     keep: Keep,
     terms: HandoffTerms,
+    prompt: &[Token],
     hand_back: oneshot::Receiver<HandBack>,
 ) -> oneshot::Sender<Retired> {
     let (retire, retired) = oneshot::channel();
@@ -147,6 +149,7 @@ fn keep_answer(
         model: Arc::clone(model),
         keep,
         terms,
+        prompt: prompt.to_vec(),
         retired,
         hand_back,
     };

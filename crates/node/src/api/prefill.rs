@@ -173,7 +173,7 @@ fn return_ticket(
             contract: Arc::clone(&model.contract),
             handoff,
             tokens: request.tokens.clone(),
-            kv_end: 0,
+            kv_end: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1,
             continued: true,
             quality: request.terms.quality,
             mixed_quantisation: false,

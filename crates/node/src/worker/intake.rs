@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::{KvBlock, Section};
@@ -121,6 +122,10 @@ impl Worker {
         g.summary.wire_bytes = handed.wire_bytes;
         g.summary.codec = handed.codec;
         g.summary.reconnects = handed.reconnects;
+        if !handed.codec.is_none_or(Codec::is_lossless) {
+            // What follows from lossy rows is kept no more than they are.
+            g.retire = None;
+        }
         if held == kv_end {
             g.summary.remote_tokens = held.saturating_sub(g.summary.cached_tokens);
             g.start_decoding(last, kv_end);
@@ -269,6 +274,10 @@ impl Worker {
         g.summary.cached_tokens = g.summary.cached_tokens.min(held);
         g.summary.remote_tokens = held - g.summary.cached_tokens;
         g.summary.fallback = Some(reason);
+        if g.summary.remote_tokens > 0 && g.parity.quality != Quality::Lossless {
+            // What came may be lossy.
+            g.retire = None;
+        }
         // There is nothing to compare: the last token is computed from KV of this node.
         g.receipt = ReceiptState::Settled;
         tracing::warn!(request = %job.request, held, kv_end, "prefilling here what was not handed over");

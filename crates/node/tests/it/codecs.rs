@@ -20,7 +20,7 @@ use super::cluster::{Deal, Setup, prompt};
 use super::proxy::Proxy;
 
 /// Head sizes that all codecs take.
-fn config(windowed: bool) -> FakeConfig {
+pub fn config(windowed: bool) -> FakeConfig {
     let mut config = if windowed {
         FakeConfig::windowed()
     } else {

@@ -4,17 +4,21 @@ use std::sync::Arc;
 
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{CallKind, FakeConfig, FakeEngine};
+use tandem_identity::{Authority, Security};
+use tandem_kv::adaptive::Quality;
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::Kind;
 use tandem_kv::page::{Namespace, Origin};
-use tandem_kv::receipt::{Receipt, ReturnTicket};
+use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
 use tandem_node::limits::MAX_COMMANDS;
 use tandem_node::{Limits, PagesConfig};
-use tandem_proto::{HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
+use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
 
 use super::cluster::{
     Calls, Deal, PATIENCE, SHORT, Setup, TestNode, heavy, is_clean, limits, prompt,
 };
+use super::codecs;
 use super::kills::Brake;
 use super::proxy::Proxy;
 use super::raw::Handoff;
@@ -153,6 +157,161 @@ async fn a_prefill_node_that_has_gone_costs_only_its_copy() {
     let known = (first.tokens.len() + answer.tokens.len() - 1) as u64;
     decode.until("kept", |s| s.pages == known / 64).await;
     decode.clean().await;
+}
+
+/// Over TLS only the machine that has the answer may bring it back.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_goes_back_over_tls() {
+    let authority = Authority::create().unwrap();
+    let config = FakeConfig::default();
+    let members: [Security; 2] =
+        std::array::from_fn(|_| Security::Tls(Arc::new(authority.issue().unwrap())));
+    let [prefill, decode] = [Role::Prefill, Role::Decode]
+        .map(|role| (role, members[usize::from(role == Role::Decode)].clone()));
+    let start = async |(role, security): (Role, Security)| {
+        let setup = Setup {
+            security,
+            ..Setup::new(role, &config)
+        };
+        setup.start().await
+    };
+    let (prefill, decode) = (start(prefill).await, start(decode).await);
+    let mut first = first_turn();
+    let [p, d] = members.each_ref().map(|m| m.own_id().unwrap().to_string());
+    first.peers = Some((p, d));
+    let outcome = first.run(&prefill, &decode).await;
+    let answer = outcome.answer.tokens.clone();
+    outcome.whole(&first.expected(&config).await, "first turn");
+    let known = (first.tokens.len() + answer.len() - 1) as u32;
+    for node in [&prefill, &decode] {
+        node.until("kept", |s| s.pages == u64::from(known / 64))
+            .await;
+    }
+    prefill.until("given back", |s| s.returns == 0).await;
+    let second = next_turn(&first, &answer);
+    let outcome = second.run(&prefill, &decode).await;
+    assert_eq!(outcome.done().2, known - known % 64, "not sent");
+    outcome.whole(&second.expected(&config).await, "second turn");
+    decode.clean().await;
+    prefill.clean().await;
+}
+
+/// What follows from lossy rows is as lossy, whoever computed it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_after_lossy_rows_is_not_kept() {
+    // A parity fault would forget it anyway.
+    let bound = ParityBound {
+        kl: f64::MAX,
+        margin: f64::MAX,
+    };
+    for length in [20, CHUNK * 3 + 4] {
+        let config = codecs::config(false);
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let mut first = first_turn();
+        first.tokens.truncate(length as usize);
+        first.terms.quality = Quality::Q8;
+        first.terms.codec = CodecChoice::Q8;
+        first.terms.bound = bound;
+        let outcome = first.run(&prefill, &decode).await;
+        let answer = outcome.answer.tokens.clone();
+        assert!(outcome.answer.done && answer.len() > 44, "{answer:?}");
+        assert!(outcome.answer.parity.expect("parity").holds);
+        assert_eq!(outcome.answer.summary.codec, Some(Codec::Q8));
+        prefill.until("given up", |s| s.returns == 0).await;
+        decode.idle().await;
+        let mut second = next_turn(&first, &answer);
+        second.terms = keeping();
+        let outcome = second.run(&prefill, &decode).await;
+        assert_eq!(outcome.answer.summary.cached_tokens, 0, "{length}");
+        outcome.whole(&second.expected(&config).await, "second turn");
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_computed_behind_rows_that_may_be_lossy_is_not_kept() {
+    let config = codecs::config(false);
+    for (quality, is_kept) in [(Quality::Lossless, true), (Quality::Q8, false)] {
+        let decode = Setup {
+            limits: Limits {
+                resume: SHORT,
+                ..limits()
+            },
+            ..Setup::new(Role::Decode, &config)
+        };
+        let decode = decode.start().await;
+        let mut first = first_turn();
+        first.terms.quality = quality;
+        let (mut events, ticket) = first.open(&decode).await;
+        let mut handoff = Handoff::dial(&config, &first, &ticket).await.unwrap();
+        let block = handoff.compute(CHUNK);
+        handoff.block(&block).await;
+        assert_eq!(handoff.hear().await, Ok(Kind::Ack));
+        handoff.leave().await;
+        let answer = super::cluster::finish(&mut events).await;
+        assert_eq!(answer.tokens, first.expected(&config).await);
+        assert_eq!(answer.summary.remote_tokens, CHUNK, "{quality}");
+        let known = (first.tokens.len() + answer.tokens.len() - 1) as u64;
+        if is_kept {
+            decode.until("kept", |s| s.pages == known / 64).await;
+        }
+        decode.clean().await;
+        let pages = decode.handoffs().await.pages;
+        assert_eq!(pages, if is_kept { known / 64 } else { 0 }, "{quality}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_gives_the_permission_to_hand_back_up() {
+    let mut receiving = FakeConfig::default();
+    // The answer does not end before the client has left.
+    let brake = Brake::on(&mut receiving, CallKind::Decode, 4);
+    let config = FakeConfig::default();
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &receiving).start().await;
+    let first = first_turn();
+    let (events, ticket) = first.open(&decode).await;
+    let mut sending = prefill.prefill(&first.prefill(&ticket)).await.unwrap();
+    super::cluster::prefill_end(&mut sending).await;
+    brake.reached().await;
+    prefill.until("promised", |s| s.returns == 1).await;
+    drop(events);
+    brake.release();
+    prefill
+        .until("given up", |s| s.returns == 0 && s.tickets == 0)
+        .await;
+    decode.clean().await;
+    prefill.clean().await;
+}
+
+/// The decode node has only what it has computed and what has come to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_whose_prompt_the_prefill_node_has_forgotten_is_not_handed_back() {
+    let config = FakeConfig::default();
+    let prefill = Setup {
+        pages: PagesConfig {
+            ram_bytes: 1,
+            disk: None,
+        },
+        ..Setup::new(Role::Prefill, &config)
+    };
+    let prefill = prefill.start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let first = first_turn();
+    let outcome = first.run(&prefill, &decode).await;
+    let answer = outcome.answer.tokens.clone();
+    outcome.whole(&first.expected(&config).await, "first turn");
+    prefill.until("over", |s| s.returns == 0).await;
+    let second = next_turn(&first, &answer);
+    let outcome = second.run(&prefill, &decode).await;
+    let known = (first.tokens.len() + answer.len() - 1) as u32;
+    assert_eq!(outcome.done().2, known - known % 64, "not sent");
+    outcome.whole(&second.expected(&config).await, "second turn");
+    assert_eq!(prefill.handoffs().await.pages, 0);
+    decode.clean().await;
+    prefill.clean().await;
 }
 
 /// The permission that a prefill node gave with its receipt, unused.

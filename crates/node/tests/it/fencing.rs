@@ -7,6 +7,7 @@ use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_engine::generation::{Format, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
 use tandem_engine::{KvEngine, Sequence};
+use tandem_kv::adaptive::Quality;
 use tandem_kv::receipt::ParityBound;
 use tandem_kv::{KvBlock, Section};
 use tandem_node::held::Keep;
@@ -124,6 +125,7 @@ fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Generat
             expected: false,
             bound: ParityBound::default(),
             action: ParityAction::Report,
+            quality: Quality::Lossless,
             mixed_quantisation: false,
             patience: PATIENCE,
         },
