@@ -57,7 +57,7 @@ pub const BELIEVED_BYTES: u64 = 1 << 20;
 pub const DECODE_RATE_AGE: Duration = Duration::from_secs(60);
 /// Peers whose link is remembered.
 pub const MAX_LINKS: usize = 256;
-/// Encoded segments are written together until they are so many bytes.
+/// Segments are written together until they are so many bytes, as long as there are more.
 pub const WRITE_BYTES: u64 = 1 << 20;
 /// Segments that are encoded before they are written.
 pub const SEGMENTS_AHEAD: usize = 2;

@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::pump::Pump;
-use super::stream::{Order, Writer, Written};
+use super::stream::{Batch, Order, Writer, Written};
 use super::{Fault, broken};
 use crate::limits::{
     BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
@@ -245,6 +245,7 @@ impl Connection {
             orders: taken,
             report: self.report.clone(),
             silence: limits.handoff_silence,
+            batch: Batch::default(),
         };
         self.tasks.push(tokio::spawn(writer.run()).abort_handle());
         self.streams.push(Stream { orders, waiting: 0 });

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use tandem_identity::WriteHalf;
 use tandem_kv::KvBlock;
 use tandem_kv::codec::{Codec, CodecError, Encoder};
+use tandem_kv::frame::HEADER_BYTES;
 use tandem_kv::message::BlockDigest;
 use tandem_kv::segment::{Cutter, Segment};
 use tandem_kv::sender::{Outbound, Outgoing};
 use tandem_proto::{ErrorCode, NodeError};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::Fault;
@@ -54,55 +55,92 @@ pub struct Done {
     pub(super) drained: Drained,
 }
 
-pub(super) struct Writer {
+/// Segments that are ready and not written.
+#[derive(Default)]
+pub(super) struct Batch {
+    segments: Vec<(Arc<KvBlock>, Segment)>,
+    bytes: u64,
+}
+
+pub(super) struct Writer<W = WriteHalf> {
     pub(super) stream: usize,
-    pub(super) write: WriteHalf,
+    pub(super) write: W,
     pub(super) outbound: Outbound,
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) report: mpsc::Sender<Told>,
     pub(super) silence: Duration,
     /// From one block to the next, as long as there is one.
     pub(super) drain: Drain,
+    /// What is left of a block goes with the next one, if that is there: no small write between them.
+    pub(super) batch: Batch,
 }
 
-impl Writer {
+impl<W: AsyncWrite + Unpin> Writer<W> {
     pub(super) async fn run(mut self) {
+        if let Err(fault) = self.serve().await {
+            let _ = self.report.send(Err((self.stream, fault))).await;
+        }
+    }
+
+    async fn serve(&mut self) -> Result<(), Fault> {
+        let stream = self.stream;
         let mut encoder = None;
-        while let Some(order) = self.orders.recv().await {
-            let done = match order {
+        // All of them is written, or in the batch.
+        let mut done = Vec::new();
+        let mut next = self.orders.recv().await;
+        while let Some(order) = next {
+            let mut told = Vec::new();
+            match order {
                 Order::Block {
                     block,
                     place,
                     cutter,
                     codec,
-                } => self
-                    .block(&block, place, cutter, codec, &mut encoder)
-                    .await
-                    .map(Some),
-                Order::Control(frame) => self.control(&frame).await.map(|()| None),
+                } => {
+                    let block = self.block(&block, place, cutter, codec, &mut encoder);
+                    done.push(block.await?);
+                    next = self.orders.try_recv().ok();
+                    let is_carried =
+                        self.batch.bytes > 0 && matches!(next, Some(Order::Block { .. }));
+                    if !is_carried {
+                        self.write_batch().await?;
+                        flush(&mut self.write, self.silence, &mut self.drain).await?;
+                        if let Some(last) = done.last_mut() {
+                            last.drained = self.drain.lap(next.is_none());
+                        }
+                        told.extend(done.drain(..).map(Some));
+                    }
+                }
+                Order::Control(frame) => {
+                    let frame = self.outbound.control(&frame);
+                    write_frame(&mut self.write, &frame, self.silence).await?;
+                    next = self.orders.try_recv().ok();
+                    told.push(None);
+                }
                 Order::Last(frame) => {
                     let _ = write_frame(&mut self.write, &frame, self.silence).await;
                     let _ = self.write.shutdown().await;
-                    return;
+                    return Ok(());
                 }
-            };
-            let over = done.is_err();
-            let stream = self.stream;
-            let report = match done {
-                Ok(block) => Ok(Written { stream, block }),
-                Err(fault) => Err((stream, fault)),
-            };
-            if self.report.send(report).await.is_err() || over {
-                return;
+            }
+            for block in told {
+                if self
+                    .report
+                    .send(Ok(Written { stream, block }))
+                    .await
+                    .is_err()
+                {
+                    return Ok(());
+                }
+            }
+            if next.is_none() {
+                next = self.orders.recv().await;
             }
         }
+        Ok(())
     }
 
-    async fn control(&mut self, frame: &Outgoing) -> Result<(), Fault> {
-        let frame = self.outbound.control(frame);
-        Ok(write_frame(&mut self.write, &frame, self.silence).await?)
-    }
-
+    /// Makes the segments of a block, and writes them but for what is left in the batch.
     async fn block(
         &mut self,
         block: &Arc<KvBlock>,
@@ -121,7 +159,7 @@ impl Writer {
             // has just read are in the processor's cache when they are written.
             let (mut cutter, mut spent) = (*cutter, Duration::ZERO);
             while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut own))? {
-                wire_bytes += self.segments(block, &[segment]).await?;
+                wire_bytes += self.add(block, segment).await?;
             }
             (own, cutter.finish(), spent)
         } else {
@@ -129,29 +167,18 @@ impl Writer {
             let source = Arc::clone(block);
             let encoding =
                 tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
-            let (mut ready, mut bytes) = (Vec::new(), 0);
             loop {
                 if segments.is_empty() {
                     // Now the encoder limits, and not the link.
                     self.drain.pause();
                 }
-                let next = segments.recv().await;
-                let is_over = next.is_none();
-                if let Some(segment) = next {
-                    bytes += u64::from(segment.header.payload_len);
-                    ready.push(segment);
-                }
-                if bytes >= WRITE_BYTES || is_over {
-                    wire_bytes += self.segments(block, &ready).await?;
-                    (ready, bytes) = (Vec::new(), 0);
-                }
-                if is_over {
+                let Some(segment) = segments.recv().await else {
                     break;
-                }
+                };
+                wire_bytes += self.add(block, segment).await?;
             }
             encoding.await.map_err(cannot_encode)??
         };
-        flush(&mut self.write, self.silence, &mut self.drain).await?;
         *encoder = Some(own);
         Ok(Done {
             place,
@@ -160,23 +187,35 @@ impl Writer {
             raw_bytes: block.bytes(),
             wire_bytes,
             encoding,
-            drained: self.drain.lap(self.orders.is_empty()),
+            drained: Drained::default(),
         })
     }
 
-    /// Writes segments with one call, if the stream takes them. Gives the bytes that were written.
-    async fn segments(&mut self, block: &KvBlock, segments: &[Segment]) -> Result<u64, Fault> {
+    /// Gives the bytes that the segment has on the wire. It is written with those before it once they are
+    /// enough.
+    async fn add(&mut self, block: &Arc<KvBlock>, segment: Segment) -> Result<u64, Fault> {
+        let bytes = HEADER_BYTES as u64 + u64::from(segment.header.payload_len);
+        self.batch.segments.push((Arc::clone(block), segment));
+        self.batch.bytes += bytes;
+        if self.batch.bytes >= WRITE_BYTES {
+            self.write_batch().await?;
+        }
+        Ok(bytes)
+    }
+
+    /// Writes what is ready with one call, if the stream takes it.
+    async fn write_batch(&mut self) -> Result<(), Fault> {
+        let Batch { segments, .. } = std::mem::take(&mut self.batch);
         let headers: Vec<_> = segments
             .iter()
-            .map(|s| self.outbound.segment(&s.header))
+            .map(|(_, segment)| self.outbound.segment(&segment.header))
             .collect();
         let mut parts = Vec::new();
-        for (header, segment) in headers.iter().zip(segments) {
+        for (header, (block, segment)) in headers.iter().zip(&segments) {
             parts.push(header.as_slice());
             parts.extend(segment.parts(block));
         }
-        write_parts(&mut self.write, &parts, self.silence, &mut self.drain).await?;
-        Ok(parts.iter().map(|p| p.len() as u64).sum())
+        Ok(write_parts(&mut self.write, &parts, self.silence, &mut self.drain).await?)
     }
 }
 
@@ -212,4 +251,188 @@ fn timed(
 fn cannot_encode(error: impl std::fmt::Display) -> Fault {
     let message = format!("KV cannot be encoded: {error}");
     Fault::Over(NodeError::new(ErrorCode::Handoff, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::pin::Pin;
+    use std::sync::Mutex;
+    use std::task::{Context, Poll};
+
+    use tandem_engine::KvEngine;
+    use tandem_engine::fake::{FakeConfig, FakeEngine};
+    use tandem_kv::adaptive::{DecodeRates, Quality};
+    use tandem_kv::frame::Header;
+    use tandem_kv::receiver::{Expectation, Receiver, Terms};
+    use tandem_kv::sender::{Offer, Sender};
+    use tandem_kv::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
+
+    use super::*;
+
+    /// Bytes of each write.
+    #[derive(Clone, Default)]
+    struct Recorder(Arc<Mutex<Vec<u64>>>);
+
+    impl AsyncWrite for Recorder {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<std::io::Result<usize>> {
+            self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+        }
+
+        fn poll_write_vectored(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            parts: &[IoSlice<'_>],
+        ) -> Poll<std::io::Result<usize>> {
+            let bytes = parts.iter().map(|p| p.len()).sum();
+            self.0.lock().unwrap().push(bytes as u64);
+            Poll::Ready(Ok(bytes))
+        }
+
+        fn is_write_vectored(&self) -> bool {
+            true
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    const LAYERS: u32 = 48;
+    const LAYER: LayerSpec = LayerSpec {
+        kind: LayerKind::Full,
+        kv_heads: 4,
+        key_dim: 128,
+        value_dim: 128,
+    };
+
+    /// A sender that may send all of `tokens` tokens, 96 KiB each.
+    fn sender(tokens: u32) -> Sender {
+        let config = FakeConfig {
+            layers: vec![LAYER; LAYERS as usize],
+            ..FakeConfig::default()
+        };
+        let contract = Arc::new(FakeEngine::new(config).contract().clone());
+        let prompt: Vec<u32> = (0..=tokens).map(|t| t % 50).collect();
+        let offer = Offer {
+            contract: Arc::clone(&contract),
+            handoff: 1,
+            ticket: "00".repeat(16),
+            tokens: prompt.clone(),
+            continuation: 0,
+            kv_end: tokens,
+            pages: Vec::new(),
+        };
+        let expected = Expectation {
+            contract,
+            handoff: 1,
+            tokens: prompt,
+            kv_end: tokens,
+            continued: false,
+            quality: Quality::K8v4,
+            mixed_quantisation: false,
+        };
+        let terms = Terms {
+            session: "11".repeat(16),
+            stream: "22".repeat(16),
+            streams: 1,
+            credit_bytes: 1 << 30,
+            have_page: None,
+            decode_rates: DecodeRates::default(),
+        };
+        let (_, accept) = Receiver::accept(&expected, tokens, 0, &terms).unwrap();
+        let (mut sender, _) = Sender::new(offer).unwrap();
+        let (header, payload) = accept.split_at(HEADER_BYTES);
+        let header = Header::parse(header.try_into().unwrap()).unwrap();
+        sender.receive(&header, payload).unwrap();
+        sender
+    }
+
+    /// Finite f16 numbers that do not compress well.
+    fn block(start: u32, tokens: u32) -> Arc<KvBlock> {
+        let mut state = start + 1;
+        let mut row = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let [.., a, b] = state.to_le_bytes();
+            [a, b & 0x83 | 0x38]
+        };
+        let planes =
+            (0..LAYERS).flat_map(|layer| [(layer, PlaneKind::Key), (layer, PlaneKind::Value)]);
+        Arc::new(KvBlock {
+            section: Section::Full,
+            tokens: start..start + tokens,
+            planes: planes
+                .map(|(layer, kind)| Plane {
+                    layer,
+                    kind,
+                    data: (0..tokens * 512).flat_map(|_| row()).collect(),
+                })
+                .collect(),
+        })
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_write_is_small_while_there_is_more() {
+        const BLOCKS: u32 = 3;
+        for tokens in [4, 10, 64, 70] {
+            for codec in Codec::ALL {
+                let mut sender = sender(BLOCKS * tokens);
+                let (orders, taken) = mpsc::channel(BLOCKS as usize);
+                let (report, mut reported) = mpsc::channel(BLOCKS as usize);
+                let recorder = Recorder::default();
+                for number in 0..BLOCKS {
+                    let block = block(number * tokens, tokens);
+                    let (place, cutter) = sender.open(&block).unwrap();
+                    let cutter = Box::new(cutter);
+                    let order = Order::Block {
+                        block,
+                        place,
+                        cutter,
+                        codec,
+                    };
+                    orders.try_send(order).ok().unwrap();
+                }
+                drop(orders);
+                let writer = Writer {
+                    stream: 0,
+                    write: recorder.clone(),
+                    outbound: sender.outbound(),
+                    orders: taken,
+                    report,
+                    silence: Duration::from_secs(60),
+                    drain: Drain::default(),
+                    batch: Batch::default(),
+                };
+                writer.run().await;
+                let mut wire_bytes = 0;
+                for place in 0..u64::from(BLOCKS) {
+                    let Some(Ok(Written {
+                        block: Some(done), ..
+                    })) = reported.recv().await
+                    else {
+                        panic!("a block is not reported");
+                    };
+                    assert_eq!((done.place, done.codec), (place, codec));
+                    wire_bytes += done.wire_bytes;
+                }
+                assert!(reported.recv().await.is_none());
+                let writes = recorder.0.lock().unwrap().clone();
+                assert_eq!(writes.iter().sum::<u64>(), wire_bytes, "{codec}");
+                let (_, but_last) = writes.split_last().unwrap();
+                let is_large = |bytes: &u64| *bytes >= WRITE_BYTES;
+                assert!(
+                    but_last.iter().all(is_large),
+                    "{codec}, {tokens}: {writes:?}"
+                );
+            }
+        }
+    }
 }
