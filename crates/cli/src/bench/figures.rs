@@ -1,4 +1,4 @@
-//! Medians, the machine that figures are of, and how they are told.
+//! Means, medians, the machine that figures are of, and how they are told.
 
 use std::process::ExitCode;
 
@@ -72,6 +72,13 @@ pub async fn told<F: Serialize>(
     Ok(ExitCode::SUCCESS)
 }
 
+/// 0 if there are none.
+pub fn mean(values: &[f64]) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "few values")]
+    let count = values.len().max(1) as f64;
+    values.iter().sum::<f64>() / count
+}
+
 /// The middle one; of an even number the mean of both. 0 if there are none.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
@@ -116,13 +123,15 @@ pub fn right(text: impl ToString) -> Cell {
 
 #[cfg(test)]
 mod tests {
-    use super::{median, quantile};
+    use super::{mean, median, quantile};
 
     #[test]
     fn the_median_is_the_middle() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[]), 0.0);
+        assert_eq!(mean(&[1.0, 2.0, 6.0]), 3.0);
+        assert_eq!(mean(&[]), 0.0);
     }
 
     #[test]

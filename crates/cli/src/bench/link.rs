@@ -28,6 +28,14 @@ impl Link {
     pub fn one_way(&self) -> Duration {
         self.round_trip / 2
     }
+
+    /// One that has this one's delay only.
+    pub fn delay_only(&self) -> Self {
+        Self {
+            bits_per_second: FASTEST,
+            ..self.clone()
+        }
+    }
 }
 
 impl fmt::Display for Link {

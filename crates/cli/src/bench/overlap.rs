@@ -14,12 +14,13 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
+use tandem_node::limits::STREAMS;
 
 use super::ask::Pair;
 use super::figures::{Machine, right, table, told};
 use super::link::Link;
 use super::nodes::{CONTEXT, Cluster, Nodes, Place, program};
-use driver::Case;
+use driver::{Case, Course};
 use namespaces::Namespaces;
 use relay::Relay;
 
@@ -45,11 +46,14 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH", default_value = super::DEFAULT_MODEL)]
     model: PathBuf,
     /// Tokens of the prompt, about.
-    #[arg(long, default_value_t = 7000, value_parser = clap::value_parser!(u32).range(64..=i64::from(CONTEXT - SPARE_TOKENS)))]
+    #[arg(long, default_value_t = 3500, value_parser = clap::value_parser!(u32).range(64..=i64::from(CONTEXT - SPARE_TOKENS)))]
     tokens: u32,
-    /// How often everything is measured; medians are shown.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// How often everything is measured; means are shown.
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    /// Connections of one handoff; 0 has the node find out how many are good.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=i64::from(STREAMS)))]
+    streams: u32,
     /// Uses the link inside this process even if namespaces can be had.
     #[arg(long)]
     without_namespaces: bool,
@@ -58,18 +62,38 @@ pub struct Arguments {
     json: bool,
 }
 
+impl Arguments {
+    const fn course(&self) -> Course {
+        Course {
+            tokens: self.tokens,
+            rounds: self.rounds,
+            streams: self.streams,
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Figures {
     #[serde(flatten)]
     machine: Machine,
     /// False: the link was inside this process, and only KV went over it.
     namespaces: bool,
-    /// False: the system cannot delay packets, so that links have their rate only.
-    delay: bool,
+    delay: Delay,
     model: String,
     tokens: u32,
     rounds: u32,
+    streams: u32,
     links: Vec<OnLink>,
+}
+
+/// What delays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Delay {
+    /// The system: every packet.
+    Netem,
+    /// A [`Relay`] at the decode node: connections that carry KV.
+    Relay,
 }
 
 #[derive(Debug, Serialize)]
@@ -102,9 +126,14 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             })
             .ok(),
     };
-    let delay = namespaces.as_ref().is_none_or(Namespaces::delays);
-    if !delay {
-        eprintln!("this system cannot delay packets (no netem): links have their rate only");
+    let delay = match &namespaces {
+        Some(namespaces) if namespaces.delays() => Delay::Netem,
+        _ => Delay::Relay,
+    };
+    if namespaces.is_some() && delay == Delay::Relay {
+        eprintln!(
+            "this system cannot delay packets (no netem): only connections for KV are delayed"
+        );
     }
     let places = match &namespaces {
         Some(namespaces) => namespaces.places(),
@@ -118,12 +147,13 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         let cases = match &namespaces {
             Some(namespaces) => {
                 namespaces.shape(&link)?;
-                in_namespace(arguments, &cluster, &nodes, &places[1]).await
+                let late = (delay == Delay::Relay).then_some(&link);
+                in_namespace(arguments, &cluster, &nodes, &places[1], late).await
             }
             None => {
                 let relay = Relay::start(&link, nodes.decode.handoff).await?;
                 let pair = cluster.pair(&nodes, relay.address());
-                driver::measure(&pair, arguments.tokens, arguments.rounds).await
+                driver::measure(&pair, &arguments.course()).await
             }
         };
         let cases = cases.with_context(|| format!("link {link}"))?;
@@ -140,16 +170,19 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         model: arguments.model.display().to_string(),
         tokens: arguments.tokens,
         rounds: arguments.rounds,
+        streams: arguments.streams,
         links: out,
     })
 }
 
-/// Makes the requests from the namespace of the decode node, by another process of this program.
+/// Makes the requests from the namespace of the decode node, by another process of this program, which
+/// delays KV like a link if one is given.
 async fn in_namespace(
     arguments: &Arguments,
     cluster: &Cluster,
     nodes: &Nodes,
     place: &Place,
+    late: Option<&Link>,
 ) -> anyhow::Result<Vec<Case>> {
     let Pair {
         prefill,
@@ -167,8 +200,10 @@ async fn in_namespace(
         .args(["--target", &target.to_string()])
         .arg("--cluster-dir")
         .arg(cluster.decode_folder())
-        .args(["--tokens", &arguments.tokens.to_string()])
-        .args(["--rounds", &arguments.rounds.to_string()]);
+        .args(arguments.course().arguments());
+    if let Some(link) = late.filter(|link| !link.round_trip.is_zero()) {
+        command.args(["--late", &link.to_string()]);
+    }
     let output = command.spawn()?.wait_with_output().await?;
     if !output.status.success() {
         bail!("the process that makes the requests failed");
@@ -186,6 +221,7 @@ fn shown(figures: &Figures) -> String {
         "overlapped ms",
         "bound ms",
         "of bound",
+        "quartiles",
         "exposed",
         "wire ratio",
         "KV made MB/s",
@@ -193,6 +229,7 @@ fn shown(figures: &Figures) -> String {
     ]);
     for OnLink { link, case } in &figures.links {
         let t = &case.ttft_ms;
+        let [low, high] = case.ttft_over_bound_quartiles;
         let ms = |value: f64| right(format!("{value:.1}"));
         out.add_row(vec![
             comfy_table::Cell::new(link),
@@ -203,6 +240,7 @@ fn shown(figures: &Figures) -> String {
             ms(t.remote_overlapped),
             ms(t.bound),
             right(format!("{:.3}", case.ttft_over_bound)),
+            right(format!("{low:.3}–{high:.3}")),
             right(format!("{:.1} %", case.exposed_fraction * 100.0)),
             right(format!("{:.2}", case.wire_ratio)),
             ms(case.production_mb_s),
@@ -210,12 +248,19 @@ fn shown(figures: &Figures) -> String {
         ]);
     }
     let link = match (figures.namespaces, figures.delay) {
-        (true, true) => "two network namespaces",
-        (true, false) => "two network namespaces, rate only",
+        (true, Delay::Netem) => "two network namespaces",
+        (true, Delay::Relay) => "two network namespaces, delay for KV only",
         (false, _) => "a link inside the process, for KV only",
     };
     format!(
-        "{}\n{}, prompts of about {} tokens, medians of {} rounds, {link}\n{out}",
-        figures.machine, figures.model, figures.tokens, figures.rounds
+        "{}\n{}, prompts of about {} tokens, means of {} rounds, {link}, connections: {}\n{out}",
+        figures.machine,
+        figures.model,
+        figures.tokens,
+        figures.rounds,
+        match figures.streams {
+            0 => "as found out".to_owned(),
+            number => number.to_string(),
+        }
     )
 }

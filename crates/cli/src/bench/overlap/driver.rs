@@ -14,8 +14,11 @@ use tandem_proto::{CodecChoice, HandoffTerms, Reuse};
 
 use crate::bench::ask::{Pair, Prompts, Sent};
 use crate::bench::control::Control;
-use crate::bench::figures::median;
+use crate::bench::figures::{mean, quantile};
+use crate::bench::link::Link;
 use crate::output;
+
+use super::relay::Relay;
 
 /// Tokens of a local answer, so that a step can be timed.
 const ANSWER: u32 = 9;
@@ -45,12 +48,39 @@ pub struct Arguments {
     /// Keys and certificates of the machine that asks.
     #[arg(long)]
     cluster_dir: PathBuf,
+    /// The link whose delay connections for KV have here, because the system cannot delay packets.
+    #[arg(long)]
+    late: Option<Link>,
+    #[command(flatten)]
+    course: Course,
+}
+
+/// What is measured on each link.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Course {
     /// Tokens of the prompt, about.
     #[arg(long)]
-    tokens: u32,
+    pub tokens: u32,
     /// How often everything is measured.
     #[arg(long)]
-    rounds: u32,
+    pub rounds: u32,
+    /// Connections of one handoff; 0 has the node find out.
+    #[arg(long)]
+    pub streams: u32,
+}
+
+impl Course {
+    /// As it is read again.
+    pub fn arguments(&self) -> Vec<String> {
+        let Self {
+            tokens,
+            rounds,
+            streams,
+        } = self;
+        [("tokens", tokens), ("rounds", rounds), ("streams", streams)]
+            .map(|(name, number)| format!("--{name}={number}"))
+            .into()
+    }
 }
 
 /// One codec on one link.
@@ -64,8 +94,11 @@ pub struct Case {
     pub ttft_ms: Ttft,
     /// Time from the last prompt token computed to everything applied, over that of the prefill.
     pub exposed_fraction: f64,
-    /// Time to the first token with overlap over the bound of the requests right before and after.
+    /// Time to the first token with overlap over the bound.
     pub ttft_over_bound: f64,
+    /// The same of each round by itself, where the bound is that of the requests right before and after: between
+    /// them lies half of the rounds.
+    pub ttft_over_bound_quartiles: [f64; 2],
     /// Time of the prefill, without a transfer beside it.
     pub prefill_ms: f64,
     /// Time of the prefill while KV is sent.
@@ -106,12 +139,19 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         security: Security::Tls(Arc::clone(&identity)),
         peer: Some(peer.clone()),
     };
-    let pair = Pair {
+    let mut pair = Pair {
         prefill: control(arguments.prefill, &arguments.prefill_id),
         decode: control(arguments.decode, &arguments.decode_id),
         target: arguments.target,
     };
-    let cases = measure(&pair, arguments.tokens, arguments.rounds).await?;
+    let relay = match &arguments.late {
+        Some(link) => Some(Relay::start(&link.delay_only(), arguments.target).await?),
+        None => None,
+    };
+    if let Some(relay) = &relay {
+        pair.target = relay.address();
+    }
+    let cases = measure(&pair, &arguments.course).await?;
     output::print(&serde_json::to_string(&cases)?)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -143,14 +183,19 @@ impl Round {
 ///
 /// # Errors
 /// If a request fails.
-pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Vec<Case>> {
+pub async fn measure(pair: &Pair, course: &Course) -> anyhow::Result<Vec<Case>> {
+    let rounds = course.rounds;
     let mut prompts = Prompts::of(pair, SEED).await?;
     // Not counted: the first of each kind pays for memory and connections.
-    round(pair, &mut prompts, tokens / 4).await?;
+    let short = Course {
+        tokens: course.tokens / 4,
+        ..*course
+    };
+    round(pair, &mut prompts, &short).await?;
     let mut codecs: [Vec<Round>; 2] = Default::default();
     for number in 0..rounds {
         eprintln!("  round {} of {rounds}", number + 1);
-        let both = round(pair, &mut prompts, tokens).await?;
+        let both = round(pair, &mut prompts, course).await?;
         for (rounds, one) in codecs.iter_mut().zip(both) {
             rounds.push(one);
         }
@@ -163,7 +208,8 @@ pub async fn measure(pair: &Pair, tokens: u32, rounds: u32) -> anyhow::Result<Ve
 
 /// Every prompt is another one, and no KV of earlier requests is used. Each request with overlap stands between
 /// two without, so that a machine that becomes slower or faster favours neither.
-async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Result<[Round; 2]> {
+async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::Result<[Round; 2]> {
+    let tokens = course.tokens;
     let local = pair.local(&prompts.next(tokens), ANSWER).await?;
     let mut out = Vec::new();
     for (_, codec) in CODECS {
@@ -172,8 +218,7 @@ async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Resul
             codec,
             reuse: Reuse::Off,
             overlap,
-            // What is compared is not to change on the way.
-            streams: 1,
+            streams: course.streams,
             ..HandoffTerms::default()
         };
         let mut ask = async |overlap| {
@@ -196,8 +241,9 @@ async fn round(pair: &Pair, prompts: &mut Prompts, tokens: u32) -> anyhow::Resul
 }
 
 fn case(codec: &str, rounds: &[Round]) -> Case {
-    let of =
-        |figure: &dyn Fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<f64>>());
+    let all = |figure: &dyn Fn(&Round) -> f64| rounds.iter().map(figure).collect::<Vec<f64>>();
+    let of = |figure: &dyn Fn(&Round) -> f64| mean(&all(figure));
+    let over_bound = all(&|r| r.overlapped.0 / r.bound());
     Case {
         codec: codec.to_owned(),
         codec_used: rounds.iter().map(|r| r.codec_used).max().flatten(),
@@ -208,7 +254,8 @@ fn case(codec: &str, rounds: &[Round]) -> Case {
             bound: of(&Round::bound),
         },
         exposed_fraction: of(&|r| r.overlapped.1.exposed_ms / r.overlapped.1.prefill_ms),
-        ttft_over_bound: of(&|r| r.overlapped.0 / r.bound()),
+        ttft_over_bound: of(&|r| r.overlapped.0) / of(&Round::bound),
+        ttft_over_bound_quartiles: [0.25, 0.75].map(|part| quantile(&over_bound, part)),
         prefill_ms: of(&|r| r.alone(|sent| sent.prefill_ms)),
         prefill_overlapped_ms: of(&|r| r.overlapped.1.prefill_ms),
         step_ms: of(&|r| r.step),
