@@ -43,6 +43,8 @@ pub(super) struct Stream {
     pub(super) orders: mpsc::Sender<Order>,
     /// Blocks that it has been given and has not written.
     pub(super) waiting: usize,
+    /// Blocks that it has been given and that are not acknowledged.
+    pub(super) on_the_way: usize,
 }
 
 impl Drop for Connection {
@@ -248,7 +250,11 @@ impl Connection {
             batch: Batch::default(),
         };
         self.tasks.push(tokio::spawn(writer.run()).abort_handle());
-        self.streams.push(Stream { orders, waiting: 0 });
+        self.streams.push(Stream {
+            orders,
+            waiting: 0,
+            on_the_way: 0,
+        });
     }
 }
 

@@ -72,8 +72,8 @@ pub(super) struct Pump {
     pub(super) queue: VecDeque<Arc<KvBlock>>,
     /// End of the full blocks that were queued, or that the receiver has.
     pub(super) queued_to: u32,
-    /// Blocks that have been opened and not acknowledged.
-    pub(super) sent: VecDeque<Arc<KvBlock>>,
+    /// Blocks that have been opened and not acknowledged, with the connection that each was given to.
+    pub(super) sent: VecDeque<(usize, Arc<KvBlock>)>,
     pub(super) last: Option<Last>,
     pub(super) receipt: ReceiptState,
     /// True if the receiver may have everything and have said so, without being heard.
@@ -150,10 +150,10 @@ impl Pump {
 
     /// What was opened and not acknowledged counts as not sent; what the receiver has is dropped.
     pub(super) fn requeue(&mut self) {
-        let mut blocks = std::mem::take(&mut self.sent);
-        blocks.append(&mut self.queue);
+        let sent = std::mem::take(&mut self.sent);
+        let queued = std::mem::take(&mut self.queue);
         self.queued_to = self.sender.accepted().have_tokens;
-        for block in blocks {
+        for block in sent.into_iter().map(|(_, block)| block).chain(queued) {
             self.push(block);
         }
         self.receipt = match std::mem::replace(&mut self.receipt, ReceiptState::None) {
@@ -268,14 +268,11 @@ impl Pump {
             let Some(connection) = &mut self.connection else {
                 return Ok(());
             };
-            let (index, stream) = match connection
-                .streams
-                .iter_mut()
-                .enumerate()
-                .min_by_key(|(_, s)| s.waiting)
-            {
-                Some((i, s)) if s.waiting < BLOCKS_PER_STREAM => (i, s),
-                _ => return Ok(()),
+            let streams = connection.streams.iter_mut().enumerate();
+            let free = streams.filter(|(_, s)| s.waiting < BLOCKS_PER_STREAM);
+            // What a socket has taken may still be on its way for long.
+            let Some((index, stream)) = free.min_by_key(|(_, s)| (s.on_the_way, s.waiting)) else {
+                return Ok(());
             };
             if !self.sender.may_send(block.bytes()) {
                 return Ok(());
@@ -296,11 +293,12 @@ impl Pump {
                 self.queued_bytes += block.bytes();
             }
             stream.waiting += 1;
+            stream.on_the_way += 1;
             self.report.codec = self.report.codec.max(Some(codec));
             self.clock.sent();
             self.measured.opened(Instant::now());
             if let Some(block) = self.queue.pop_front() {
-                self.sent.push_back(block);
+                self.sent.push_back((index, block));
             }
         }
         Ok(())
@@ -323,7 +321,13 @@ impl Pump {
         let before = self.sender.in_flight();
         self.sender.receive(header, payload)?;
         for _ in self.sender.in_flight()..before {
-            self.sent.pop_front();
+            let stream = self.sent.pop_front().map(|(stream, _)| stream);
+            let streams = self.connection.as_mut().map(|c| &mut c.streams);
+            if let Some((streams, index)) = streams.zip(stream)
+                && let Some(stream) = streams.get_mut(index)
+            {
+                stream.on_the_way = stream.on_the_way.saturating_sub(1);
+            }
         }
         let idle = self.sender.in_flight() == 0;
         if idle {

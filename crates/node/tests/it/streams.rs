@@ -56,7 +56,7 @@ async fn one_to_four_connections_give_the_same_tokens() {
                     sent.iter().any(|(k, _)| *k == Kind::Segment)
                 };
                 let used = (0..opened).filter(carries).count();
-                // Where blocks come one at a time, one connection may be enough.
+                // Where blocks come one at a time and arrive at once, one connection may be enough.
                 assert!(used == opened || overlap, "{used} of {opened}");
             }
         }
@@ -384,6 +384,40 @@ fn one_more_connection_is_not_tried_without_a_reason() {
     links.trip("a:1").broke();
     assert_all(&opened(&links, STREAMS_PAUSE, |n| RATE * u64::from(n)), 1);
     assert_eq!(next(&links), 2);
+}
+
+/// Chunks come one by one, and the socket of the first connection would take them all at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_go_where_the_fewest_are_on_their_way() {
+    let config = config(false);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = Deal::new(&prompt(32 * 8 + 5), 32);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.codec = CodecChoice::Raw;
+    deal.terms.streams = STREAMS;
+    deal.via = Some(proxy.port);
+    let row = config
+        .layers
+        .iter()
+        .map(|l| l.kv_heads * (l.key_dim + l.value_dim) * 2);
+    let block = 32 * u64::from(row.sum::<u32>());
+    assert!(
+        block < 200_000,
+        "{block} bytes are more than a socket takes at once"
+    );
+    // A block takes half a second on a connection.
+    proxy.next(&[Fault::Pace(2 * block); STREAMS as usize]);
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&deal.expected(&config).await, "paced connections");
+    for connection in 0..STREAMS as usize {
+        let [sent, _] = proxy.frames(connection);
+        let carried = sent.iter().any(|(kind, _)| *kind == Kind::Segment);
+        assert!(carried, "connection {connection} carried nothing");
+    }
+    decode.clean().await;
+    prefill.clean().await;
 }
 
 /// A link that limits each connection: handoffs learn to open several, and a break makes the next do
