@@ -114,7 +114,13 @@ impl Attempt<'_> {
 
     fn terms(&self) -> HandoffTerms {
         let handoff = &self.config.handoff;
-        handoff.terms(self.job, self.plan)
+        let Job {
+            prompt,
+            cache_salt,
+            keep,
+            ..
+        } = self.job;
+        handoff.terms(prompt, cache_salt, *keep, self.plan)
     }
 
     /// Which machine a node has proved to be.

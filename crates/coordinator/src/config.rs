@@ -11,7 +11,6 @@ use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use crate::error::ConfigError;
-use crate::life::Job;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
 
 /// What the coordinator works with.
@@ -116,13 +115,19 @@ impl HandoffConfig {
         Ok(())
     }
 
-    /// The terms of one request.
-    pub(crate) fn terms(&self, job: &Job, plan: &Plan) -> HandoffTerms {
-        let (is_chat, goes_on) = match &job.prompt {
+    /// The terms of one request, whose answer may be kept or not.
+    pub(crate) fn terms(
+        &self,
+        prompt: &Prompt,
+        salt: &str,
+        may_keep: bool,
+        plan: &Plan,
+    ) -> HandoffTerms {
+        let (is_chat, goes_on) = match prompt {
             Prompt::Chat(messages) => (true, messages.iter().any(|m| m.role == "assistant")),
             Prompt::Text(_) | Prompt::Tokens(_) => (false, false),
         };
-        let keep = job.keep
+        let keep = may_keep
             && match self.keep {
                 KeepAnswers::Never => false,
                 KeepAnswers::Conversations => goes_on,
@@ -132,7 +137,7 @@ impl HandoffConfig {
             quality: self.quality,
             codec: self.codec,
             streams: self.streams,
-            salt: job.cache_salt.clone(),
+            salt: salt.to_owned(),
             reuse: match (self.reuse, goes_on && self.keep != KeepAnswers::Never) {
                 (false, _) => Reuse::Off,
                 // There is no answer that it could go on from.
