@@ -396,6 +396,13 @@ async fn the_permission_to_hand_an_answer_back_cannot_be_misused() {
     assert!(refused.contains("`ticket`"), "{refused}");
     assert_eq!(prefill.handoffs().await.pages, 1, "its own page only");
 
+    // What was prefilled there is not replaced.
+    let (_prefill, ticket) = permission(&config, &deal).await;
+    let mut offer = handing_back(&config, &deal, &all, &ticket);
+    offer.kv_end = deal.tokens.len() as u32 - 2;
+    let refused = dial(offer, ticket.port).await.err().expect("refused");
+    assert!(refused.contains("`kv_end`"), "{refused}");
+
     // It is no ticket for anything else.
     let (_prefill, ticket) = permission(&config, &deal).await;
     let decode = Setup::new(Role::Decode, &config).start().await;

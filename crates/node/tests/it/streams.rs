@@ -11,7 +11,7 @@ use tandem_node::limits::{STREAMS, STREAMS_BELIEVED_BYTES, STREAMS_PAUSE};
 use tandem_node::send::{Carried, Links};
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, SHORT, Setup, endless, heavy, limits, prompt};
+use super::cluster::{Deal, SHORT, Setup, TestNode, endless, heavy, limits, prompt};
 use super::proxy::{Fault, Proxy};
 
 /// The limit for a connection that stops.
@@ -105,17 +105,23 @@ async fn one_of_several_connections_is_cut() {
     }
 }
 
+/// Two nodes, and a handoff of nine blocks over so many connections.
+async fn pair(config: &FakeConfig, streams: u32) -> (TestNode, TestNode, Proxy, Deal) {
+    let prefill = Setup::new(Role::Prefill, config).start().await;
+    let decode = Setup::new(Role::Decode, config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = Deal::new(&prompt(32 * 8 + 5), 32);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.streams = streams;
+    deal.via = Some(proxy.port);
+    (prefill, decode, proxy, deal)
+}
+
 /// Also if the commit has been written before the refusal is read: silence is never waited for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_further_connection_that_is_refused_costs_a_reconnection() {
     let config = config(false);
-    let prefill = Setup::new(Role::Prefill, &config).start().await;
-    let decode = Setup::new(Role::Decode, &config).start().await;
-    let proxy = Proxy::to(decode.port).await;
-    let mut deal = Deal::new(&prompt(32 * 8 + 5), 32);
-    deal.terms.reuse = Reuse::Off;
-    deal.terms.streams = 2;
-    deal.via = Some(proxy.port);
+    let (prefill, decode, proxy, mut deal) = pair(&config, 2).await;
     let expected = deal.expected(&config).await;
     for overlap in [true, true, true, false] {
         deal.terms.overlap = overlap;
@@ -390,14 +396,8 @@ fn one_more_connection_is_not_tried_without_a_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_go_where_the_fewest_are_on_their_way() {
     let config = config(false);
-    let prefill = Setup::new(Role::Prefill, &config).start().await;
-    let decode = Setup::new(Role::Decode, &config).start().await;
-    let proxy = Proxy::to(decode.port).await;
-    let mut deal = Deal::new(&prompt(32 * 8 + 5), 32);
-    deal.terms.reuse = Reuse::Off;
+    let (prefill, decode, proxy, mut deal) = pair(&config, STREAMS).await;
     deal.terms.codec = CodecChoice::Raw;
-    deal.terms.streams = STREAMS;
-    deal.via = Some(proxy.port);
     let row = config
         .layers
         .iter()
