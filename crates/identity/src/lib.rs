@@ -14,6 +14,7 @@
 //! that is. So every one carries the same DNS name ([`NODE_NAME`]), and connections to an IP address
 //! check that name.
 
+mod arrived;
 mod authority;
 mod directory;
 mod explain;

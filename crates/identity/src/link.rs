@@ -5,13 +5,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use crate::arrived::Arrived;
 use crate::explain::explain;
 use crate::low_water::LowWater;
 use crate::peer::PeerId;
@@ -34,10 +35,7 @@ pub struct ReadHalf(Reading);
 
 /// The writing half of a [`Link`]. Dropping it ends the connection's writing direction only without
 /// TLS; with TLS the connection ends when both halves are dropped.
-pub struct WriteHalf {
-    writing: Writing,
-    unsent: Arc<AtomicUsize>,
-}
+pub struct WriteHalf(Writing);
 
 enum Reading {
     Plain(OwnedReadHalf, LowWater),
@@ -45,8 +43,8 @@ enum Reading {
 }
 
 enum Writing {
-    Plain(OwnedWriteHalf),
-    Tls(tokio::io::WriteHalf<Box<Tls>>),
+    Plain(OwnedWriteHalf, Arrived),
+    Tls(tokio::io::WriteHalf<Box<Tls>>, Arc<AtomicU64>),
 }
 
 impl Link {
@@ -102,21 +100,15 @@ impl Link {
                 let (read, write) = tcp.into_split();
                 (
                     ReadHalf(Reading::Plain(read, LowWater::default())),
-                    WriteHalf {
-                        writing: Writing::Plain(write),
-                        unsent: Arc::default(),
-                    },
+                    WriteHalf(Writing::Plain(write, Arrived::default())),
                 )
             }
             Stream::Tls(tls) => {
-                let (expected, unsent) = (tls.expected(), tls.unsent());
+                let (expected, arrived) = (tls.expected(), tls.arrived());
                 let (read, write) = tokio::io::split(tls);
                 (
                     ReadHalf(Reading::Tls(read, expected)),
-                    WriteHalf {
-                        writing: Writing::Tls(write),
-                        unsent,
-                    },
+                    WriteHalf(Writing::Tls(write, arrived)),
                 )
             }
         }
@@ -251,29 +243,41 @@ impl AsyncWrite for Link {
 }
 
 impl WriteHalf {
-    /// Bytes that have been written and are held back until they are more, or flushed; always 0 without
-    /// TLS.
+    /// Bytes that the system of the peer has, as of the last write or flush; encrypted ones with TLS.
     #[must_use]
-    pub fn unsent(&self) -> Arc<AtomicUsize> {
-        Arc::clone(&self.unsent)
+    pub fn arrived(&self) -> Arc<AtomicU64> {
+        match &self.0 {
+            Writing::Plain(_, arrived) => arrived.known(),
+            Writing::Tls(_, arrived) => Arc::clone(arrived),
+        }
     }
 }
 
 impl AsyncWrite for WriteHalf {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        either!(&mut self.writing, Writing, s => Pin::new(s).poll_write(cx, buf))
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.writing, Writing, s => Pin::new(s).poll_flush(cx))
+        match &mut self.0 {
+            // There is nothing to flush.
+            Writing::Plain(write, arrived) => {
+                arrived.update(write.as_ref());
+                Poll::Ready(Ok(()))
+            }
+            Writing::Tls(write, _) => Pin::new(write).poll_flush(cx).map(explained),
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(&mut self.writing, Writing, s => Pin::new(s).poll_shutdown(cx))
+        match &mut self.0 {
+            Writing::Plain(write, _) => Pin::new(write).poll_shutdown(cx),
+            Writing::Tls(write, _) => Pin::new(write).poll_shutdown(cx).map(explained),
+        }
     }
 
     fn poll_write_vectored(
@@ -281,7 +285,17 @@ impl AsyncWrite for WriteHalf {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(&mut self.writing, Writing, s => Pin::new(s).poll_write_vectored(cx, bufs))
+        match &mut self.0 {
+            Writing::Plain(write, arrived) => {
+                let written = Pin::new(&mut *write).poll_write_vectored(cx, bufs);
+                if let Poll::Ready(Ok(bytes)) = written {
+                    arrived.wrote(bytes);
+                }
+                arrived.update(write.as_ref());
+                written
+            }
+            Writing::Tls(write, _) => Pin::new(write).poll_write_vectored(cx, bufs).map(explained),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {

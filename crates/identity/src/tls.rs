@@ -7,7 +7,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use rustls::client::UnbufferedClientConnection;
@@ -20,6 +20,7 @@ use rustls::{ClientConfig, CommonState, Error as TlsError, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::arrived::Arrived;
 use crate::limits::{MAX_UNSENT_BYTES, READ_BUFFER};
 use crate::low_water::LowWater;
 
@@ -65,8 +66,7 @@ struct Outgoing {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Bytes between them.
-    unsent: Arc<AtomicUsize>,
+    arrived: Arrived,
 }
 
 #[derive(Default)]
@@ -166,9 +166,9 @@ impl Tls {
         Arc::clone(&self.expected)
     }
 
-    /// Bytes that have been written and the socket has not been given.
-    pub(crate) fn unsent(&self) -> Arc<AtomicUsize> {
-        Arc::clone(&self.outgoing.unsent)
+    /// Encrypted bytes that the system of the peer has, as of the last time that the socket was written to.
+    pub(crate) fn arrived(&self) -> Arc<AtomicU64> {
+        self.outgoing.arrived.known()
     }
 
     /// The socket below.
@@ -401,7 +401,6 @@ impl Outgoing {
         };
         let bytes = bytes.map_err(|_| TlsError::EncryptError)?;
         self.end += bytes;
-        self.count();
         Ok(bytes)
     }
 
@@ -410,16 +409,17 @@ impl Outgoing {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
-        self.count();
-    }
-
-    fn count(&self) {
-        let unsent = self.end - self.start;
-        self.unsent.store(unsent, Ordering::Relaxed);
+        self.arrived.wrote(bytes);
     }
 
     /// Until the socket has taken everything.
     fn poll_send(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = self.poll_give(tcp, cx);
+        self.arrived.update(tcp);
+        sent
+    }
+
+    fn poll_give(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.start < self.end {
             let unsent = &self.bytes[self.start..self.end];
             match ready!(Pin::new(&mut *tcp).poll_write(cx, unsent))? {

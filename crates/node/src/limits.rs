@@ -50,7 +50,7 @@ pub const MIN_LINK_RATE: u64 = 64 << 10;
 pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
-/// Bytes that a link has taken while it was waited for, or that were decoded, before their rate is
+/// Bytes that a link has carried while it was waited for, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
 /// How long the speed of a decoder is believed after the last segment.

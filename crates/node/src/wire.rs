@@ -4,7 +4,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_identity::ReadHalf;
@@ -208,7 +208,7 @@ pub async fn read_payload<R: AsyncRead + Unpin>(
     Ok(payload)
 }
 
-/// Bytes that a connection took, and how long that was.
+/// Bytes that a link carried, and how long that took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Drained {
     /// Bytes.
@@ -218,60 +218,57 @@ pub struct Drained {
 }
 
 /// Measures how fast a link is where it is what limits: from a write that has to wait, when the buffers
-/// below are full, until there is nothing more to write.
+/// below are full, until there is nothing more to write. What those buffers take does not count, only what
+/// has left them: they grow.
 #[derive(Debug, Default)]
 pub struct Drain {
-    /// Bytes that the stream holds back.
-    unsent: Arc<AtomicUsize>,
-    since: Option<Instant>,
-    /// What it has been given since, and what it held back then.
-    bytes: u64,
+    /// Bytes that have arrived at the other end.
+    arrived: Arc<AtomicU64>,
+    /// When waiting began, and what had arrived then.
+    since: Option<(Instant, u64)>,
     total: Drained,
 }
 
 impl Drain {
-    /// For a stream that holds bytes back, and counts them.
+    /// For a stream that counts the bytes that have arrived.
     #[must_use]
-    pub fn of(unsent: Arc<AtomicUsize>) -> Self {
+    pub fn of(arrived: Arc<AtomicU64>) -> Self {
         Self {
-            unsent,
+            arrived,
             ..Self::default()
         }
     }
 
-    fn unsent(&self) -> u64 {
-        self.unsent.load(Ordering::Relaxed) as u64
+    fn arrived(&self) -> u64 {
+        self.arrived.load(Ordering::Relaxed)
     }
 
     fn waits(&mut self) {
         if self.since.is_none() {
-            self.since = Some(Instant::now());
-            self.bytes = self.unsent();
-        }
-    }
-
-    const fn took(&mut self, bytes: usize) {
-        if self.since.is_some() {
-            self.bytes += bytes as u64;
+            self.since = Some((Instant::now(), self.arrived()));
         }
     }
 
     /// There is nothing to write now.
     pub fn pause(&mut self) {
-        if let Some(since) = self.since.take() {
-            self.total.bytes += self.bytes.saturating_sub(self.unsent());
+        if let Some((since, before)) = self.since.take() {
+            self.total.bytes += self.arrived().saturating_sub(before);
             self.total.time += since.elapsed();
         }
     }
 
-    /// What was measured since the last time. If there is more to write, the stream is still waited for.
+    /// What was measured since the last time; time in which nothing arrived counts with what arrives after
+    /// it. If there is more to write, the stream is still waited for.
     pub fn lap(&mut self, is_over: bool) -> Drained {
         let waits = self.since.is_some() && !is_over;
         self.pause();
         if waits {
             self.waits();
         }
-        std::mem::take(&mut self.total)
+        match self.total.bytes {
+            0 => Drained::default(),
+            _ => std::mem::take(&mut self.total),
+        }
     }
 }
 
@@ -302,7 +299,6 @@ pub async fn write_parts<W: AsyncWrite + Unpin>(
         if n == 0 {
             return Err(WireError::Closed);
         }
-        drain.took(n);
         IoSlice::advance_slices(&mut rest, n);
     }
     Ok(())

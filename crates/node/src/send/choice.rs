@@ -29,7 +29,7 @@ pub struct Measured {
     rates: CodecRates,
     /// Bytes of rows and time of the last chunks.
     produced: Rate,
-    /// What each connection took where the link is what limits.
+    /// What each connection carried where the link is what limits.
     link: Vec<Rate>,
     /// All such bytes.
     drained: u64,
@@ -37,13 +37,16 @@ pub struct Measured {
     known: Option<f64>,
     /// True if rows have come that were held already.
     held: bool,
-    /// Payload bytes, and time during which some were on their way.
+    /// Payload bytes, and time during which some were on their way; counted when none is any more, because
+    /// what was written may still be in buffers.
     carried: Rate,
     /// Payload bytes acknowledged.
     acknowledged: u64,
-    /// Payload bytes written and not yet counted as carried.
+    /// Payload bytes written since the last acknowledgement.
     on_their_way: u64,
+    /// Since when some have been on their way, and how many were written since.
     busy_since: Option<Instant>,
+    busy_bytes: u64,
     computed: Option<f64>,
     /// Connections: each has a writer here that encodes and a reader there that decodes.
     connections: u32,
@@ -72,6 +75,7 @@ impl Measured {
             acknowledged: 0,
             on_their_way: 0,
             busy_since: None,
+            busy_bytes: 0,
             computed: None,
             connections: 1,
             cores: std::thread::available_parallelism()
@@ -131,11 +135,14 @@ impl Measured {
         self.connections = connections;
         self.rates.decoded_at(receiver);
         self.link.clear();
+        // What was on its way over the old ones is written again.
+        (self.busy_since, self.busy_bytes, self.on_their_way) = (None, 0, 0);
     }
 
     /// Payload bytes have been written to a connection.
     pub fn written(&mut self, stream: usize, wire_bytes: u64, drained: Drained) {
         self.on_their_way += wire_bytes;
+        self.busy_bytes += wire_bytes;
         if drained.bytes == 0 {
             return;
         }
@@ -158,10 +165,13 @@ impl Measured {
     /// Blocks have been acknowledged; `idle` if none is on its way any more.
     pub fn acknowledged(&mut self, now: Instant, idle: bool) {
         let Some(since) = self.busy_since else { return };
-        self.busy_since = (!idle).then_some(now);
+        if idle {
+            self.busy_since = None;
+            let carried = std::mem::take(&mut self.busy_bytes);
+            self.carried
+                .add(carried, now.saturating_duration_since(since));
+        }
         let bytes = std::mem::take(&mut self.on_their_way);
-        self.carried
-            .add(bytes, now.saturating_duration_since(since));
         self.adaptive.acknowledged(bytes);
         self.acknowledged += bytes;
         self.review();
@@ -173,7 +183,7 @@ impl Measured {
 
     /// Bytes per second of the link; `None` while nothing has had to wait for it.
     ///
-    /// What connections take while a writer waits for them is its rate, however busy the engine at its end
+    /// What arrives while a writer waits is its rate, however busy the engine at its end
     /// is. What is acknowledged in the time in which something is on its way is less than it can carry,
     /// because that counts the whole path: encoder, link, decoder and engine.
     fn goodput(&self) -> Option<f64> {

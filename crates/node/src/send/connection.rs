@@ -241,7 +241,7 @@ impl Connection {
         let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + MAX_CONTROL_WAITING);
         let writer = Writer {
             stream: self.streams.len(),
-            drain: Drain::of(write.unsent()),
+            drain: Drain::of(write.arrived()),
             write,
             outbound,
             orders: taken,

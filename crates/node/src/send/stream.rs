@@ -51,7 +51,7 @@ pub struct Done {
     pub(super) wire_bytes: u64,
     /// Time spent encoding.
     pub(super) encoding: Duration,
-    /// What the connection took while it was waited for.
+    /// What the link carried while it was waited for.
     pub(super) drained: Drained,
 }
 
@@ -258,7 +258,7 @@ mod tests {
     use std::io::IoSlice;
     use std::pin::Pin;
     use std::sync::Mutex;
-    use std::task::{Context, Poll};
+    use std::task::{Context, Poll, Waker};
 
     use tandem_engine::KvEngine;
     use tandem_engine::fake::{FakeConfig, FakeEngine};
@@ -270,9 +270,44 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of each write.
+    /// Records writes, or takes none until it is opened.
     #[derive(Clone, Default)]
-    struct Recorder(Arc<Mutex<Vec<u64>>>);
+    struct Recorder(Arc<Mutex<State>>);
+
+    #[derive(Default)]
+    struct State {
+        /// Bytes of each write.
+        writes: Vec<u64>,
+        is_held: bool,
+        /// Parts of the write that waits.
+        waiting: Option<(usize, Waker)>,
+    }
+
+    impl Recorder {
+        fn held() -> Self {
+            let state = State {
+                is_held: true,
+                ..State::default()
+            };
+            Self(Arc::new(Mutex::new(state)))
+        }
+
+        fn writes(&self) -> Vec<u64> {
+            self.0.lock().unwrap().writes.clone()
+        }
+
+        fn waiting_parts(&self) -> Option<usize> {
+            self.0.lock().unwrap().waiting.as_ref().map(|w| w.0)
+        }
+
+        fn open(&self) {
+            let mut state = self.0.lock().unwrap();
+            state.is_held = false;
+            if let Some((_, waker)) = state.waiting.take() {
+                waker.wake();
+            }
+        }
+    }
 
     impl AsyncWrite for Recorder {
         fn poll_write(
@@ -285,11 +320,16 @@ mod tests {
 
         fn poll_write_vectored(
             self: Pin<&mut Self>,
-            _: &mut Context<'_>,
+            cx: &mut Context<'_>,
             parts: &[IoSlice<'_>],
         ) -> Poll<std::io::Result<usize>> {
+            let mut state = self.0.lock().unwrap();
+            if state.is_held {
+                state.waiting = Some((parts.len(), cx.waker().clone()));
+                return Poll::Pending;
+            }
             let bytes = parts.iter().map(|p| p.len()).sum();
-            self.0.lock().unwrap().push(bytes as u64);
+            state.writes.push(bytes as u64);
             Poll::Ready(Ok(bytes))
         }
 
@@ -379,6 +419,24 @@ mod tests {
         })
     }
 
+    fn writer<W>(
+        write: W,
+        sender: &Sender,
+        orders: mpsc::Receiver<Order>,
+        report: mpsc::Sender<Told>,
+    ) -> Writer<W> {
+        Writer {
+            stream: 0,
+            write,
+            outbound: sender.outbound(),
+            orders,
+            report,
+            silence: Duration::from_secs(60),
+            drain: Drain::default(),
+            batch: Batch::default(),
+        }
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn no_write_is_small_while_there_is_more() {
         const BLOCKS: u32 = 3;
@@ -401,17 +459,7 @@ mod tests {
                     orders.try_send(order).ok().unwrap();
                 }
                 drop(orders);
-                let writer = Writer {
-                    stream: 0,
-                    write: recorder.clone(),
-                    outbound: sender.outbound(),
-                    orders: taken,
-                    report,
-                    silence: Duration::from_secs(60),
-                    drain: Drain::default(),
-                    batch: Batch::default(),
-                };
-                writer.run().await;
+                writer(recorder.clone(), &sender, taken, report).run().await;
                 let mut wire_bytes = 0;
                 for place in 0..u64::from(BLOCKS) {
                     let Some(Ok(Written {
@@ -424,7 +472,7 @@ mod tests {
                     wire_bytes += done.wire_bytes;
                 }
                 assert!(reported.recv().await.is_none());
-                let writes = recorder.0.lock().unwrap().clone();
+                let writes = recorder.writes();
                 assert_eq!(writes.iter().sum::<u64>(), wire_bytes, "{codec}");
                 let (_, but_last) = writes.split_last().unwrap();
                 let is_large = |bytes: &u64| *bytes >= WRITE_BYTES;
@@ -433,6 +481,48 @@ mod tests {
                     "{codec}, {tokens}: {writes:?}"
                 );
             }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn segments_are_encoded_while_one_is_written() {
+        // Few segments are all encoded before the first has gone out. Of many, the encoder holds the
+        // block, too.
+        let cases = [(64, 0), (160, 1)];
+        let codecs = Codec::ALL.into_iter().filter(|c| *c != Codec::Raw);
+        let all = codecs.flat_map(|codec| cases.map(|case| (codec, case)));
+        for (codec, (tokens, encoders)) in all {
+            let mut sender = sender(tokens);
+            let block = block(0, tokens);
+            let (orders, taken) = mpsc::channel(1);
+            let (report, mut reported) = mpsc::channel(1);
+            let (place, cutter) = sender.open(&block).unwrap();
+            let cutter = Box::new(cutter);
+            let order = Order::Block {
+                block: Arc::clone(&block),
+                place,
+                cutter,
+                codec,
+            };
+            orders.try_send(order).ok().unwrap();
+            let held = Recorder::held();
+            let writing = tokio::spawn(writer(held.clone(), &sender, taken, report).run());
+            // So do the test, the writer, and each segment of the write that waits.
+            let is_encoded = || {
+                let segments = held.waiting_parts().map(|parts| parts / 2);
+                segments.is_some_and(|n| Arc::strong_count(&block) == 2 + n + encoders)
+            };
+            let waiting = async {
+                while !is_encoded() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+            waited.unwrap_or_else(|_| panic!("{codec}: nothing is encoded meanwhile"));
+            held.open();
+            assert!(matches!(reported.recv().await, Some(Ok(_))), "{codec}");
+            drop(orders);
+            writing.await.unwrap();
         }
     }
 }

@@ -159,7 +159,7 @@ impl Setup {
         };
         let address = match self.security {
             Security::Plaintext => address,
-            security => bridge(security, address).await,
+            security => bridge(Security::Plaintext, security, address).await,
         };
         TestNode {
             url: format!("http://{address}"),
@@ -200,17 +200,18 @@ pub async fn bind() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.unwrap()
 }
 
-/// A plain listener whose connections go on over TLS, as `security`.
-async fn bridge(security: Security, to: SocketAddr) -> SocketAddr {
+/// A listener that is `near` for those that connect, and `far` for where their connections go on to.
+pub async fn bridge(near: Security, far: Security, to: SocketAddr) -> SocketAddr {
     let listener = bind().await;
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
-        while let Ok((plain, _)) = listener.accept().await {
-            let security = security.clone();
+        while let Ok((tcp, _)) = listener.accept().await {
+            let (near, far) = (near.clone(), far.clone());
             tokio::spawn(async move {
-                let link = security.connect(&to.to_string(), PATIENCE).await.unwrap();
-                let (mut read, mut write) = link.into_split();
-                let (mut from, mut back) = plain.into_split();
+                let here = near.accept(tcp, PATIENCE).await.unwrap();
+                let there = far.connect(&to.to_string(), PATIENCE).await.unwrap();
+                let (mut from, mut back) = here.into_split();
+                let (mut read, mut write) = there.into_split();
                 let out = async {
                     // A request must not wait for its end: copying flushes when idle.
                     let _ = tokio::io::copy(&mut from, &mut write).await;

@@ -144,7 +144,7 @@ fn chunk(bytes: usize, ms: f64) -> Computed {
     }
 }
 
-/// What a connection took while it was waited for.
+/// What a link carried while it was waited for.
 fn drained(bytes: u64, rate: f64) -> Drained {
     let time = Duration::from_secs_f64(bytes as f64 / rate);
     Drained { bytes, time }
@@ -189,6 +189,27 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     let mut fixed = Measured::new(&Choice::Fixed(Codec::Raw), Some(1e6));
     fixed.produced(&chunk);
     assert_eq!(fixed.codec(), Codec::Raw);
+}
+
+/// Buffers take 4 MB at once, and the link carries 10 MB a second: what was written when the first
+/// acknowledgement comes has not been carried.
+#[test]
+fn what_is_still_in_buffers_was_not_carried() {
+    let mut measured = Measured::new(&AUTO, Some(10e6));
+    measured.produced(&chunk(1_000_000, 10.0));
+    assert_eq!(measured.codec(), Codec::K8v4);
+    let start = Instant::now();
+    measured.opened(start);
+    measured.written(0, 4_000_000, Drained::default());
+    for block in 1..=4 {
+        let now = start + Duration::from_millis(100 * block);
+        measured.acknowledged(now, block == 4);
+        let Learnt::Rate(rate) = measured.learnt() else {
+            assert_eq!(measured.learnt(), Learnt::Nothing);
+            continue;
+        };
+        assert!((rate / 10e6 - 1.0).abs() < 0.01, "{rate}");
+    }
 }
 
 #[test]

@@ -11,12 +11,12 @@ use tandem_kv::frame::Kind;
 use tandem_kv::page::{Namespace, Origin};
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
-use tandem_node::limits::MAX_COMMANDS;
+use tandem_node::limits::{MAX_COMMANDS, MAX_RETURNS};
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
 
 use super::cluster::{
-    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, heavy, is_clean, limits, prompt,
+    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, bridge, heavy, is_clean, limits, prompt,
 };
 use super::codecs;
 use super::kills::Brake;
@@ -196,6 +196,59 @@ async fn an_answer_goes_back_over_tls() {
     prefill.clean().await;
 }
 
+/// Over TLS the permission is that of one machine, and another one does not spoil it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permission_to_hand_back_is_of_no_use_to_another_machine() {
+    let authority = Authority::create().unwrap();
+    let member = || Security::Tls(Arc::new(authority.issue().unwrap()));
+    let (own, decoder, thief) = (member(), member(), member());
+    let config = FakeConfig::default();
+    let prefill = Setup {
+        security: own.clone(),
+        ..Setup::new(Role::Prefill, &config)
+    };
+    let prefill = prefill.start().await;
+    // A decode node whose TLS is the test's, so that the receipt can be read.
+    let decode = patient(&config).await;
+    let proxy = Proxy::to(decode.port).await;
+    let plain = ([127, 0, 0, 1], proxy.port).into();
+    let mut deal = first_turn();
+    deal.via = Some(
+        bridge(decoder.clone(), Security::Plaintext, plain)
+            .await
+            .port(),
+    );
+    deal.prefill_terms = Some(deal.terms.clone());
+    deal.terms.keep = false;
+    let (mut events, ticket) = deal.open(&decode).await;
+    let [own, decoding] = [&own, &decoder].map(|m| m.own_id().unwrap().to_string());
+    deal.peers = Some((own, decoding));
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    super::cluster::prefill_end(&mut sending).await;
+    assert!(super::cluster::finish(&mut events).await.done);
+    let receipt: Receipt = serde_json::from_slice(&proxy.payload(0, Kind::Receipt)).unwrap();
+    let ticket = receipt.hand_back.expect("a permission");
+
+    let mut all = deal.tokens.clone();
+    all.extend(40..68);
+    let offer = handing_back(&config, &deal, &all, &ticket);
+    let back = ([127, 0, 0, 1], ticket.port).into();
+    let dial = async |member: &Security| {
+        let port = bridge(Security::Plaintext, member.clone(), back)
+            .await
+            .port();
+        Handoff::offer(FakeEngine::new(config.clone()), offer.clone(), port).await
+    };
+    let refused = dial(&thief).await.err().expect("refused");
+    assert!(refused.contains("`ticket`"), "{refused}");
+    let mut handoff = dial(&decoder).await.unwrap();
+    handoff.blocks(64).await;
+    handoff.commit().await;
+    handoff.leave().await;
+    prefill.until("kept", |s| s.pages == 2).await;
+    prefill.clean().await;
+}
+
 /// What follows from lossy rows is as lossy, whoever computed it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_after_lossy_rows_is_not_kept() {
@@ -314,6 +367,18 @@ async fn an_answer_whose_prompt_the_prefill_node_has_forgotten_is_not_handed_bac
     prefill.clean().await;
 }
 
+/// A decode node that has heard the receipt before it says that an answer is complete.
+async fn patient(config: &FakeConfig) -> TestNode {
+    let setup = Setup {
+        limits: Limits {
+            receipt: PATIENCE,
+            ..limits()
+        },
+        ..Setup::new(Role::Decode, config)
+    };
+    setup.start().await
+}
+
 /// The permission that a prefill node gave with its receipt, unused.
 async fn permission(config: &FakeConfig, deal: &Deal) -> (TestNode, ReturnTicket) {
     permission_of(Setup::new(Role::Prefill, config), deal).await
@@ -323,7 +388,7 @@ async fn permission(config: &FakeConfig, deal: &Deal) -> (TestNode, ReturnTicket
 pub async fn permission_of(prefill: Setup, deal: &Deal) -> (TestNode, ReturnTicket) {
     let config = &prefill.config.clone();
     let prefill = prefill.start().await;
-    let decode = Setup::new(Role::Decode, config).start().await;
+    let decode = patient(config).await;
     let proxy = Proxy::to(decode.port).await;
     let mut deal = deal.clone();
     // The decode node is not told to keep anything.
@@ -437,6 +502,48 @@ async fn a_permission_to_hand_back_that_nobody_uses_expires() {
     let refused = refused.err().expect("refused");
     assert!(refused.contains("`ticket`"), "{refused}");
     prefill.clean().await;
+}
+
+/// A prefill node promises to take so many answers and no more; requests go on without.
+#[tokio::test(flavor = "multi_thread")]
+async fn permissions_to_hand_back_are_bounded() {
+    let config = FakeConfig::default();
+    let mut deal = Deal::new(&prompt(CHUNK + 4), CHUNK);
+    deal.max_tokens = 1;
+    deal.prefill_terms = Some(keeping());
+    let expected = deal.expected(&config).await;
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = patient(&config).await;
+    let proxy = Proxy::to(decode.port).await;
+    deal.via = Some(proxy.port);
+    let promised = async || {
+        proxy.next(&[]);
+        deal.run(&prefill, &decode).await.whole(&expected, "kept");
+        let receipt = proxy.payload(0, Kind::Receipt);
+        let receipt: Receipt = serde_json::from_slice(&receipt).unwrap();
+        receipt.hand_back
+    };
+    let mut tickets = Vec::new();
+    for _ in 0..MAX_RETURNS {
+        tickets.push(promised().await.expect("a permission"));
+    }
+    assert_eq!(prefill.handoffs().await.returns, MAX_RETURNS as u64);
+    assert_eq!(promised().await, None);
+    // One that is used makes room.
+    let all: Vec<u32> = deal.tokens.iter().copied().chain(40..70).collect();
+    let ticket = &tickets[MAX_RETURNS / 2];
+    let offer = handing_back(&config, &deal, &all, ticket);
+    let handoff = Handoff::offer(FakeEngine::new(config.clone()), offer, ticket.port).await;
+    let mut handoff = handoff.unwrap();
+    handoff.blocks(64).await;
+    handoff.commit().await;
+    handoff.leave().await;
+    prefill
+        .until("room", |s| s.returns == MAX_RETURNS as u64 - 1)
+        .await;
+    assert!(promised().await.is_some());
+    assert_eq!(promised().await, None);
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
