@@ -77,7 +77,7 @@ impl Pair {
     ///
     /// # Errors
     /// If the request fails.
-    pub async fn local(&self, prompt: &str, answer: u32) -> anyhow::Result<Asked> {
+    pub async fn local(&self, prompt: &Prompt, answer: u32) -> anyhow::Result<Asked> {
         let terms = HandoffTerms {
             reuse: Reuse::Off,
             ..HandoffTerms::default()
@@ -95,7 +95,7 @@ impl Pair {
     /// If the request or the handoff fails.
     pub async fn remote(
         &self,
-        prompt: &str,
+        prompt: &Prompt,
         answer: u32,
         terms: &HandoffTerms,
     ) -> anyhow::Result<(Asked, Sent)> {
@@ -127,6 +127,15 @@ impl Pair {
         Ok((asked, sent))
     }
 
+    /// The tokens of a text: a request is opened for it and given up, whose place is free a little later.
+    async fn tokens(&self, text: String) -> anyhow::Result<Vec<u32>> {
+        let (prompt, terms) = (Prompt::Text(text), HandoffTerms::default());
+        let request = self.request(&prompt, 1, PrefillMode::Remote, &terms);
+        let mut generation = self.decode.generate(&request).await?;
+        let opened = opened(&mut generation).await?;
+        opened.tokens.context("no tokens")
+    }
+
     async fn sent(&self, request: &PrefillRequest) -> anyhow::Result<Sent> {
         let mut events = self.prefill.prefill(request).await?;
         loop {
@@ -153,7 +162,7 @@ impl Pair {
 
     fn request(
         &self,
-        prompt: &str,
+        prompt: &Prompt,
         answer: u32,
         prefill: PrefillMode,
         terms: &HandoffTerms,
@@ -163,7 +172,7 @@ impl Pair {
         GenerateRequest {
             request: format!("bench-{:016x}", rand::rng().next_u64()),
             model: MODEL.to_owned(),
-            prompt: Prompt::Text(prompt.to_owned()),
+            prompt: prompt.clone(),
             generation: greedy(answer),
             prefill,
             prefill_peer: peer.map(ToString::to_string),
@@ -249,12 +258,16 @@ async fn answered(
 /// Makes prompts that look like programs, no two alike.
 pub struct Prompts {
     random: ChaCha8Rng,
+    /// Tokens of some lines.
+    sample: Vec<u32>,
     tokens_per_line: f64,
 }
 
 impl Prompts {
-    /// Lines of the prompt that tells how many tokens a line has.
+    /// Lines of the text that tells how many tokens a line has.
     const SAMPLE: u32 = 64;
+    /// Tokens that stay together.
+    const PIECE: usize = 32;
 
     /// Prompts for the tokenizer of these nodes.
     ///
@@ -263,16 +276,19 @@ impl Prompts {
     pub async fn of(pair: &Pair, seed: u64) -> anyhow::Result<Self> {
         let mut prompts = Self {
             random: ChaCha8Rng::seed_from_u64(seed),
+            sample: Vec::new(),
             tokens_per_line: 1.0,
         };
         let sample = prompts.lines(Self::SAMPLE);
-        let tokens = pair.local(&sample, 1).await?.prompt_tokens;
+        prompts.sample = pair.tokens(sample).await?;
+        let tokens = u32::try_from(prompts.sample.len())?;
+        ensure!(tokens as usize >= Self::PIECE, "lines without tokens");
         prompts.tokens_per_line = f64::from(tokens) / f64::from(Self::SAMPLE);
         Ok(prompts)
     }
 
-    /// A prompt of about this many tokens, different each time.
-    pub fn next(&mut self, tokens: u32) -> String {
+    /// Whole lines of about so many tokens, different each time.
+    pub fn text(&mut self, tokens: u32) -> String {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -280,6 +296,19 @@ impl Prompts {
         )]
         let lines = (f64::from(tokens) / self.tokens_per_line).round() as u32;
         self.lines(lines.max(1))
+    }
+
+    /// So many tokens in pieces of such lines, different each time.
+    pub fn tokens(&mut self, tokens: u32) -> Vec<u32> {
+        let mut out = Vec::new();
+        while out.len() < tokens as usize {
+            let start = self
+                .random
+                .random_range(0..=self.sample.len() - Self::PIECE);
+            out.extend_from_slice(&self.sample[start..start + Self::PIECE]);
+        }
+        out.truncate(tokens as usize);
+        out
     }
 
     fn lines(&mut self, lines: u32) -> String {

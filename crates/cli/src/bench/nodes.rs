@@ -26,8 +26,8 @@ const END: Duration = Duration::from_secs(10);
 pub const CONTEXT: u32 = 8192;
 /// Tokens per chunk, computed at once.
 pub const CHUNK: u32 = 512;
-/// Sequences at once: one, and one that is being closed.
-const SLOTS: u32 = 2;
+/// Sequences at once: one, and two that are being closed (the first was only opened, to tokenise).
+const SLOTS: u32 = 3;
 /// Threads of each node: both compute on this machine.
 const THREADS: u32 = 1;
 
@@ -175,7 +175,13 @@ impl Node {
         let Some((control, handoff)) = line.as_deref().and_then(addresses) else {
             let text = std::fs::read_to_string(&log).unwrap_or_default();
             let last = text.lines().last().unwrap_or("nothing").to_owned();
-            bail!("the {role} node did not start; its log ends with: {last}");
+            drop(child.stdin.take());
+            let ended = tokio::time::timeout(END, child.wait()).await;
+            let how = ended.map_or_else(
+                |_| Ok("it is still there".into()),
+                |status| status.map(|status| status.to_string()),
+            )?;
+            bail!("the {role} node did not start ({how}); its log ends with: {last}");
         };
         Ok(Self {
             control,

@@ -32,7 +32,7 @@ const LINKS: [&str; 5] = [
     "20mbit,2ms",
     "10mbit,2ms",
 ];
-/// Tokens of the context that are left for the answer and for prompts that get longer than asked for.
+/// Tokens of the context that are left for the answer.
 const SPARE_TOKENS: u32 = 400;
 
 /// Arguments of `tandem bench overlap`.
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// The model of both nodes.
     #[arg(long, value_name = "PATH", default_value = super::DEFAULT_MODEL)]
     model: PathBuf,
-    /// Tokens of the prompt, about.
+    /// Tokens of each prompt.
     #[arg(long, default_value_t = 3500, value_parser = clap::value_parser!(u32).range(64..=i64::from(CONTEXT - SPARE_TOKENS)))]
     tokens: u32,
     /// How often everything is measured; means are shown.
@@ -253,7 +253,7 @@ fn shown(figures: &Figures) -> String {
         (false, _) => "a link inside the process, for KV only",
     };
     format!(
-        "{}\n{}, prompts of about {} tokens, means of {} rounds, {link}, connections: {}\n{out}",
+        "{}\n{}, prompts of {} tokens, means of {} rounds, {link}, connections: {}\n{out}",
         figures.machine,
         figures.model,
         figures.tokens,

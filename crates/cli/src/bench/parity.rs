@@ -10,7 +10,7 @@ use comfy_table::Cell;
 use serde::Serialize;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_proto::{HandoffTerms, ParityReport, Reuse};
+use tandem_proto::{HandoffTerms, ParityReport, Prompt, Reuse};
 
 use super::ask::{Answer, Pair, Prompts};
 use super::figures::{Machine, median, right, table, told};
@@ -103,19 +103,19 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let models = [&arguments.model, arguments.decode_model()].map(PathBuf::as_path);
     let nodes = Nodes::start(&cluster, models, &places, 0).await?;
     let pair = cluster.pair(&nodes, nodes.decode.handoff);
-    let texts = texts(arguments, &pair).await?;
+    let prompts = prompts(arguments, &pair).await?;
     let codecs: Vec<Codec> = Codec::ALL
         .into_iter()
         .filter(|codec| arguments.codec.is_empty() || arguments.codec.contains(codec))
         .collect();
     let mut handed: Vec<Vec<Handed>> = codecs.iter().map(|_| Vec::new()).collect();
     let mut prompt_tokens = Vec::new();
-    for (number, text) in texts.iter().enumerate() {
-        eprintln!("prompt {} of {}", number + 1, texts.len());
-        let alone = pair.local(text, arguments.answer).await?;
+    for (number, prompt) in prompts.iter().enumerate() {
+        eprintln!("prompt {} of {}", number + 1, prompts.len());
+        let alone = pair.local(prompt, arguments.answer).await?;
         prompt_tokens.push(f64::from(alone.prompt_tokens));
         for (codec, handed) in codecs.iter().zip(&mut handed) {
-            let asked = pair.remote(text, arguments.answer, &terms(*codec)).await;
+            let asked = pair.remote(prompt, arguments.answer, &terms(*codec)).await;
             let (asked, _) = asked.with_context(|| codec.to_string())?;
             handed.push(compared(&asked.answer, &alone.answer)?);
         }
@@ -125,7 +125,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         machine: Machine::this(),
         prefill_model: arguments.model.display().to_string(),
         decode_model: arguments.decode_model().display().to_string(),
-        prompts: texts.len(),
+        prompts: prompts.len(),
         prompt_tokens: median(&prompt_tokens),
         cases: codecs
             .into_iter()
@@ -135,15 +135,16 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     })
 }
 
-async fn texts(arguments: &Arguments, pair: &Pair) -> anyhow::Result<Vec<String>> {
+async fn prompts(arguments: &Arguments, pair: &Pair) -> anyhow::Result<Vec<Prompt>> {
     if arguments.texts.is_empty() {
-        let mut prompts = Prompts::of(pair, SEED).await?;
-        return Ok((0..arguments.prompts)
-            .map(|_| prompts.next(arguments.tokens))
-            .collect());
+        let mut made_up = Prompts::of(pair, SEED).await?;
+        let one = |_| Prompt::Text(made_up.text(arguments.tokens));
+        return Ok((0..arguments.prompts).map(one).collect());
     }
     let read = |path: &PathBuf| {
-        std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
+        let text = std::fs::read_to_string(path);
+        text.map(Prompt::Text)
+            .with_context(|| format!("{} cannot be read", path.display()))
     };
     arguments.texts.iter().map(read).collect()
 }

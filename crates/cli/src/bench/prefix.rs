@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
-use tandem_proto::{CodecChoice, HandoffTerms, Reuse};
+use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
 
 use super::ask::{Pair, Prompts};
 use super::figures::{Machine, median, right, table, told};
@@ -80,10 +80,12 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places, PAGES_MIB).await?;
     let pair = cluster.pair(&nodes, nodes.decode.handoff);
     let mut prompts = Prompts::of(&pair, SEED).await?;
-    let rubric = prompts.next(SHARED_TOKENS);
-    let submissions: Vec<String> = (0..arguments.submissions)
-        .map(|_| rubric.clone() + &prompts.next(OWN_TOKENS))
-        .collect();
+    let rubric = prompts.tokens(SHARED_TOKENS);
+    let mut submissions = Vec::new();
+    for _ in 0..arguments.submissions {
+        let own = prompts.tokens(OWN_TOKENS);
+        submissions.push(Prompt::Tokens([rubric.as_slice(), &own].concat()));
+    }
     let without = run(&pair, &submissions, Reuse::Off).await?;
     let with = run(&pair, &submissions, Reuse::Exact).await?;
     nodes.stop().await;
@@ -103,7 +105,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     })
 }
 
-async fn run(pair: &Pair, submissions: &[String], reuse: Reuse) -> anyhow::Result<Run> {
+async fn run(pair: &Pair, submissions: &[Prompt], reuse: Reuse) -> anyhow::Result<Run> {
     let terms = HandoffTerms {
         codec: CodecChoice::Raw,
         reuse,
@@ -144,7 +146,7 @@ fn shown(figures: &Figures) -> String {
         ms(token.with),
     ]);
     format!(
-        "{}\n{} submissions of about {} tokens, of which the first {} are shared; {}, codec raw\n{out}",
+        "{}\n{} submissions of {} tokens, of which the first {} are shared; {}, codec raw\n{out}",
         figures.machine,
         figures.submissions,
         figures.shared_tokens + figures.own_tokens,

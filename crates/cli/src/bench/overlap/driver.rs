@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tandem_identity::{ClusterDir, PeerId, Security};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_proto::{CodecChoice, HandoffTerms, Reuse};
+use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
 
 use crate::bench::ask::{Pair, Prompts, Sent};
 use crate::bench::control::Control;
@@ -58,7 +58,7 @@ pub struct Arguments {
 /// What is measured on each link.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Course {
-    /// Tokens of the prompt, about.
+    /// Tokens of each prompt.
     #[arg(long)]
     pub tokens: u32,
     /// How often everything is measured.
@@ -111,8 +111,6 @@ pub struct Case {
     pub goodput_mb_s: f64,
     /// Bytes of rows for each byte on the wire, with overlap.
     pub wire_ratio: f64,
-    /// Tokens of the prompt.
-    pub prompt_tokens: f64,
 }
 
 /// From the call of the decode node to its first token, in milliseconds.
@@ -164,7 +162,6 @@ struct Round {
     serial: [(f64, Sent); 2],
     overlapped: (f64, Sent),
     codec_used: Option<Codec>,
-    prompt_tokens: u32,
 }
 
 impl Round {
@@ -206,11 +203,12 @@ pub async fn measure(pair: &Pair, course: &Course) -> anyhow::Result<Vec<Case>> 
         .collect())
 }
 
-/// Every prompt is another one, and no KV of earlier requests is used. Each request with overlap stands between
-/// two without, so that a machine that becomes slower or faster favours neither.
+/// Every prompt is another one of the same length, and no KV of earlier requests is used. Each request with
+/// overlap stands between two without, so that a machine that becomes slower or faster favours neither.
 async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::Result<[Round; 2]> {
     let tokens = course.tokens;
-    let local = pair.local(&prompts.next(tokens), ANSWER).await?;
+    let prompt = Prompt::Tokens(prompts.tokens(tokens));
+    let local = pair.local(&prompt, ANSWER).await?;
     let mut out = Vec::new();
     for (_, codec) in CODECS {
         let terms = |overlap| HandoffTerms {
@@ -222,7 +220,7 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
             ..HandoffTerms::default()
         };
         let mut ask = async |overlap| {
-            let prompt = prompts.next(tokens);
+            let prompt = Prompt::Tokens(prompts.tokens(tokens));
             pair.remote(&prompt, 1, &terms(overlap)).await
         };
         let before = ask(false).await?;
@@ -233,7 +231,6 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
             step: local.step_ms,
             serial: [before, after].map(|(asked, sent)| (asked.first_token_ms, sent)),
             codec_used: overlapped.0.summary.codec,
-            prompt_tokens: overlapped.0.prompt_tokens,
             overlapped: (overlapped.0.first_token_ms, overlapped.1),
         });
     }
@@ -264,7 +261,6 @@ fn case(codec: &str, rounds: &[Round]) -> Case {
         wire_ratio: of(&|r| {
             megabytes(r.overlapped.1.raw_bytes) / megabytes(r.overlapped.1.wire_bytes)
         }),
-        prompt_tokens: of(&|r| f64::from(r.prompt_tokens)),
     }
 }
 
