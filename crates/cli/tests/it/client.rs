@@ -13,14 +13,15 @@ pub fn http() -> reqwest::Client {
         .expect("client")
 }
 
-/// A chat request that returns its tokens.
+/// A chat request that returns its tokens, and whose KV has left the caches of both nodes when its answer
+/// ends: what lies in a cache decides in which order llama.cpp sums.
 pub fn chat(model: &str, prompt: &str, max_tokens: u32, route: &str) -> Value {
     json!({
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
-        "tandem": {"route": route, "return_tokens": true},
+        "tandem": {"route": route, "return_tokens": true, "keep": false},
     })
 }
 

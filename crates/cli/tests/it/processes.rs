@@ -335,6 +335,7 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
         for together in [false, true] {
             let salted = |mut body: Value| {
                 body["tandem"]["cache_salt"] = json!(together.to_string());
+                body["tandem"]["keep"] = json!(true);
                 body
             };
             // What is said is fixed, so that its tokens are those of its text.
@@ -364,6 +365,7 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
             assert_eq!(remote["tandem"]["mode"], "remote", "{remote}");
             assert_eq!(count(&remote, "cached_tokens"), known / 64 * 64, "{model}");
             assert_eq!(remote["tandem"]["parity"]["holds"], true, "{remote}");
+            settled(&d).await;
             body["tandem"]["route"] = json!("local");
             let local = ask(handing_over.address, &body).await;
             assert_eq!(tokens(&local), tokens(&remote), "{model}");
