@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rustls::CipherSuite as Suite;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tandem_identity::limits::MAX_UNSENT_BYTES;
@@ -15,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::pair::{PATIENCE, member, pair, tcp_pair};
-use crate::stranger::anyone;
+use crate::stranger::{anyone, anyone_with};
 
 fn text(bytes: usize, random: &mut ChaCha8Rng) -> Vec<u8> {
     (0..bytes).map(|_| random.random()).collect()
@@ -83,14 +85,14 @@ where
 
 /// A listener of another make, with a certificate of the cluster, that asks for none.
 async fn foreign_listener(
+    provider: CryptoProvider,
     cluster: &Authority,
     tcp: TcpStream,
 ) -> tokio_rustls::server::TlsStream<TcpStream> {
     let identity = cluster.issue().unwrap();
     let chain = CertificateDer::from_pem_slice(identity.certificate_pem().as_bytes()).unwrap();
     let key = PrivateKeyDer::from_pem_slice(identity.key_pem().as_bytes()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
+    let config = rustls::ServerConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .with_no_client_auth()
@@ -102,14 +104,32 @@ async fn foreign_listener(
         .unwrap()
 }
 
+/// Each suite of each library that may be at an end, alone. Which one is at ours depends on the processor.
+fn suites() -> Vec<CryptoProvider> {
+    let mut all = aws_lc_rs::DEFAULT_CIPHER_SUITES.to_vec();
+    #[cfg(target_arch = "x86_64")]
+    all.extend_from_slice(rustls::crypto::ring::DEFAULT_CIPHER_SUITES);
+    all.retain(|s| {
+        matches!(
+            s.suite(),
+            Suite::TLS13_AES_128_GCM_SHA256 | Suite::TLS13_AES_256_GCM_SHA384
+        )
+    });
+    let alone = |suite| CryptoProvider {
+        cipher_suites: vec![suite],
+        ..aws_lc_rs::default_provider()
+    };
+    all.into_iter().map(alone).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_implementation_of_tls_understands_ours_and_ours_understands_it() {
     let cluster = Authority::create().unwrap();
     let (ours, identity) = (member(&cluster), cluster.issue().unwrap());
-    for seed in 0..6 {
+    for (seed, provider) in (0..).zip(suites()) {
         let (connecting, accepting) = tcp_pair().await;
         let (theirs, link) = tokio::join!(
-            anyone(connecting, Some(&identity)),
+            anyone_with(provider.clone(), connecting, Some(&identity)),
             ours.accept(accepting, PATIENCE)
         );
         both_ways(link.unwrap(), theirs.unwrap(), seed).await;
@@ -118,7 +138,7 @@ async fn another_implementation_of_tls_understands_ours_and_ours_understands_it(
         let address = listener.local_addr().unwrap().to_string();
         let accepting = async {
             let (tcp, _) = listener.accept().await.unwrap();
-            foreign_listener(&cluster, tcp).await
+            foreign_listener(provider, &cluster, tcp).await
         };
         let (link, theirs) = tokio::join!(ours.connect(&address, PATIENCE), accepting);
         both_ways(link.unwrap(), theirs, seed).await;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tandem_identity::Identity;
 use tokio::net::TcpStream;
@@ -11,9 +12,17 @@ pub type Stranger = tokio_rustls::client::TlsStream<TcpStream>;
 
 /// A TLS client of another make: it trusts everyone, and shows this certificate or none.
 pub async fn anyone(tcp: TcpStream, own: Option<&Identity>) -> std::io::Result<Stranger> {
+    anyone_with(aws_lc_rs::default_provider(), tcp, own).await
+}
+
+/// The same, which encrypts with this.
+pub async fn anyone_with(
+    provider: CryptoProvider,
+    tcp: TcpStream,
+    own: Option<&Identity>,
+) -> std::io::Result<Stranger> {
     use rustls::pki_types::pem::PemObject;
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
+    let builder = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .dangerous()
