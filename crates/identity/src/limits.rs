@@ -19,10 +19,10 @@ pub const MAX_SILENT: usize = 256;
 pub const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Bytes that are read from the socket of a TLS connection at once, and the longest message of a
 /// handshake. More than [`LOW_WATER`] and a record, so that as many fit behind a part of one.
-pub const READ_BUFFER: usize = 640 << 10;
+pub const READ_BUFFER: usize = 1280 << 10;
 /// Bytes that must have come before a reader that knows of at least as many is woken; see
 /// [`crate::ReadHalf::expect_bytes`].
-pub const LOW_WATER: usize = 512 << 10;
+pub const LOW_WATER: usize = 1 << 20;
 
 /// How long a certificate of a machine is valid.
 pub const NODE_VALIDITY: Duration = Duration::from_secs(5 * YEAR);
