@@ -26,25 +26,36 @@ use crate::lines::Lines;
 
 /// Why a call to a node failed. Reads as the end of a sentence that begins with the node.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CallError {
+pub enum CallError {
+    /// There is no connection.
     #[error("cannot be reached: {0}")]
     Connect(String),
+    /// Nothing came for this long.
     #[error("was silent for {} s", .0.as_secs_f64())]
     Silent(Duration),
+    /// The connection was lost, or something came that is no answer.
     #[error("{0}")]
     Broken(String),
     /// It answers, but it cannot be worked with.
     #[error("{0}")]
     Unusable(String),
+    /// An event that is too long.
     #[error("sent a line longer than {0} bytes")]
     LongLine(usize),
+    /// It says why.
     #[error("refused: {0}")]
     Refused(NodeError),
+    /// It is of another version.
     #[error(
         "speaks protocol {theirs} (tandem {version}) and this coordinator protocol {PROTOCOL_VERSION}; \
          install the same version of tandem on both"
     )]
-    Protocol { theirs: u32, version: String },
+    Protocol {
+        /// Its protocol.
+        theirs: u32,
+        /// Its version.
+        version: String,
+    },
 }
 
 impl CallError {
@@ -79,9 +90,10 @@ struct Version {
     version: String,
 }
 
-/// Makes calls to nodes.
+/// Makes calls to nodes, over connections that are kept for the next ones. A node must have told its status
+/// before it is asked for anything else.
 #[derive(Clone)]
-pub(crate) struct Calls {
+pub struct Calls {
     http: Client<Connector, Full<Bytes>>,
     /// Which machine the node at each address has proved to be, as of its last status.
     peers: Arc<Mutex<HashMap<String, PeerId>>>,
@@ -90,11 +102,8 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// `expected` holds machines that must be at some addresses.
-    pub(crate) fn new(
-        security: Security,
-        expected: HashMap<String, PeerId>,
-        limits: Limits,
-    ) -> Self {
+    #[must_use]
+    pub fn new(security: Security, expected: HashMap<String, PeerId>, limits: Limits) -> Self {
         let connector = Connector::new(security, expected, limits.connect);
         let http = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
@@ -117,7 +126,10 @@ impl Calls {
     }
 
     /// `GET /node/v1/status`, with everything checked that does not depend on a request.
-    pub(crate) async fn status(&self, address: &str) -> Result<Box<NodeStatus>, CallError> {
+    ///
+    /// # Errors
+    /// If the node does not answer, or cannot be worked with.
+    pub async fn status(&self, address: &str) -> Result<Box<NodeStatus>, CallError> {
         let read = async {
             let answer = self
                 .send(address, "status", Method::GET, Bytes::new())
@@ -165,7 +177,10 @@ impl Calls {
     }
 
     /// `POST /node/v1/generate`.
-    pub(crate) async fn generate(
+    ///
+    /// # Errors
+    /// If the node does not answer or refuses.
+    pub async fn generate(
         &self,
         address: &str,
         request: &GenerateRequest,
@@ -174,7 +189,10 @@ impl Calls {
     }
 
     /// `POST /node/v1/prefill`.
-    pub(crate) async fn prefill(
+    ///
+    /// # Errors
+    /// If the node does not answer or refuses.
+    pub async fn prefill(
         &self,
         address: &str,
         request: &PrefillRequest,

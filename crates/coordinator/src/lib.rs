@@ -22,9 +22,11 @@ mod serve;
 mod timeline;
 mod translate;
 
+pub use calls::{CallError, Calls};
 pub use config::{Config, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig};
 pub use error::{ConfigError, CoordinatorError};
 pub use limits::Limits;
+pub use lines::Lines;
 pub use overview::{ContractSummary, HealthReport, ModelReport, NodeList, NodeReport, QueueReport};
 pub use pairs::PairReport;
 pub use serve::run;

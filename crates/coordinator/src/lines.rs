@@ -13,7 +13,7 @@ use crate::calls::CallError;
 type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, hyper::Error>> + Send>>;
 
 /// Reads one JSON object per line. Dropping it closes the connection.
-pub(crate) struct Lines<T> {
+pub struct Lines<T> {
     stream: ByteStream,
     buffer: BytesMut,
     /// Bytes of the buffer that are known to hold no line break.
@@ -44,7 +44,7 @@ impl<T: DeserializeOwned> Lines<T> {
     ///
     /// # Errors
     /// If the stream ends, breaks, is silent for too long or holds something else.
-    pub(crate) async fn next(&mut self) -> Result<T, CallError> {
+    pub async fn next(&mut self) -> Result<T, CallError> {
         loop {
             if let Some(line) = self.buffered_line()? {
                 return parse(&line);

@@ -1,24 +1,27 @@
 //! One request to a pair of nodes, as a coordinator makes it, with what it took.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tandem_coordinator::Lines;
+use tandem_identity::{Identity, PeerId, Security};
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, ParityReport, PrefillEvent,
     PrefillMode, PrefillRequest, PrefillSummary, Prompt, Reuse, Ticket,
 };
 
-use super::control::{Control, Events};
+use super::control::Control;
 use super::nodes::CHUNK;
 
 /// Name of the model at both nodes.
 pub const MODEL: &str = "bench";
 
 /// The nodes of a measurement.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pair {
     /// Computes.
     pub prefill: Control,
@@ -73,6 +76,28 @@ struct Opened {
 }
 
 impl Pair {
+    /// Connects to the node that prefills and the one that decodes, at these addresses, as this machine.
+    ///
+    /// # Errors
+    /// If one does not answer, or is another machine.
+    pub async fn connect(
+        own: &Arc<Identity>,
+        addresses: [SocketAddr; 2],
+        members: [&PeerId; 2],
+        target: SocketAddr,
+    ) -> anyhow::Result<Self> {
+        let connect = |i: usize| {
+            let security = Security::Tls(Arc::clone(own));
+            Control::connect(addresses[i], security, Some(members[i].clone()))
+        };
+        let (prefill, decode) = tokio::try_join!(connect(0), connect(1))?;
+        Ok(Self {
+            prefill,
+            decode,
+            target,
+        })
+    }
+
     /// The decode node does everything; `answer` tokens.
     ///
     /// # Errors
@@ -196,7 +221,7 @@ pub const fn greedy(max_tokens: u32) -> Generation {
     }
 }
 
-async fn opened(generation: &mut Events<GenerateEvent>) -> anyhow::Result<Opened> {
+async fn opened(generation: &mut Lines<GenerateEvent>) -> anyhow::Result<Opened> {
     loop {
         match generation.next().await? {
             GenerateEvent::Opened {
@@ -219,7 +244,7 @@ async fn opened(generation: &mut Events<GenerateEvent>) -> anyhow::Result<Opened
 }
 
 async fn answered(
-    generation: &mut Events<GenerateEvent>,
+    generation: &mut Lines<GenerateEvent>,
     start: Instant,
     opened: &Opened,
 ) -> anyhow::Result<Asked> {

@@ -338,7 +338,7 @@ impl Bench {
     /// One handoff, from the first connection to the receiver's word that everything is applied.
     async fn hand_over(&mut self, codec: Codec, tls: bool) -> anyhow::Result<Run> {
         self.handoffs += 1;
-        let control = self.control(tls)?;
+        let control = self.control(tls).await?;
         let mut generation = control.generate(&self.request(tls)).await?;
         let ticket = loop {
             match generation.next().await? {
@@ -414,7 +414,7 @@ impl Bench {
     /// The receiver must have taken everything in, as it was sent, and computed nothing.
     async fn check_answer(
         &self,
-        generation: &mut super::control::Events<GenerateEvent>,
+        generation: &mut tandem_coordinator::Lines<GenerateEvent>,
         codec: Codec,
     ) -> anyhow::Result<()> {
         loop {
@@ -459,21 +459,16 @@ impl Bench {
         Ok(tokio::task::spawn_blocking(move || rows::digest(&blocks)).await?)
     }
 
-    fn control(&mut self, tls: bool) -> anyhow::Result<Control> {
+    async fn control(&mut self, tls: bool) -> anyhow::Result<Control> {
         let identity = Arc::clone(&self.identity);
         let ready = &self.receiver(tls)?.ready;
-        Ok(match tls {
-            true => Control {
-                address: ready.node,
-                security: Security::Tls(identity),
-                peer: Some(ready.identity.parse::<PeerId>()?),
-            },
-            false => Control {
-                address: ready.node,
-                security: Security::Plaintext,
-                peer: None,
-            },
-        })
+        match tls {
+            true => {
+                let peer = ready.identity.parse::<PeerId>()?;
+                Control::connect(ready.node, Security::Tls(identity), Some(peer)).await
+            }
+            false => Control::connect(ready.node, Security::Plaintext, None).await,
+        }
     }
 
     fn request(&self, tls: bool) -> GenerateRequest {

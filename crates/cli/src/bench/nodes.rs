@@ -11,12 +11,11 @@ use anyhow::{Context, bail};
 use tandem_identity::invite::Invitation;
 use tandem_identity::join::join;
 use tandem_identity::limits::JOIN;
-use tandem_identity::{ClusterDir, Identity, Security};
+use tandem_identity::{ClusterDir, Identity, PeerId};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 use super::ask::{MODEL, Pair};
-use super::control::Control;
 
 /// Longest wait for a node to load its model.
 const READY: Duration = Duration::from_secs(120);
@@ -69,18 +68,18 @@ impl Cluster {
         self.folder.path().join("decode")
     }
 
+    /// Who prefills and who decodes.
+    pub fn members(&self) -> [&PeerId; 2] {
+        [self.prefill.id(), self.decode.id()]
+    }
+
     /// Both nodes, as seen from the machine of the decode node.
-    pub fn pair(&self, nodes: &Nodes, target: SocketAddr) -> Pair {
-        let control = |node: &Node, identity: &Identity| Control {
-            address: node.control,
-            security: Security::Tls(Arc::clone(&self.decode)),
-            peer: Some(identity.id().clone()),
-        };
-        Pair {
-            prefill: control(&nodes.prefill, &self.prefill),
-            decode: control(&nodes.decode, &self.decode),
-            target,
-        }
+    ///
+    /// # Errors
+    /// If one does not answer.
+    pub async fn pair(&self, nodes: &Nodes, target: SocketAddr) -> anyhow::Result<Pair> {
+        let addresses = [nodes.prefill.control, nodes.decode.control];
+        Pair::connect(&self.decode, addresses, self.members(), target).await
     }
 }
 

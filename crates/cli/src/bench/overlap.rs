@@ -16,7 +16,6 @@ use clap::Args;
 use serde::Serialize;
 use tandem_node::limits::STREAMS;
 
-use super::ask::Pair;
 use super::figures::{Machine, right, table, told};
 use super::link::Link;
 use super::nodes::{CONTEXT, Cluster, Nodes, Place, program};
@@ -152,7 +151,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             }
             None => {
                 let relay = Relay::start(&link, nodes.decode.handoff).await?;
-                let pair = cluster.pair(&nodes, relay.address());
+                let pair = cluster.pair(&nodes, relay.address()).await?;
                 driver::measure(&pair, &arguments.course()).await
             }
         };
@@ -184,20 +183,15 @@ async fn in_namespace(
     place: &Place,
     late: Option<&Link>,
 ) -> anyhow::Result<Vec<Case>> {
-    let Pair {
-        prefill,
-        decode,
-        target,
-    } = cluster.pair(nodes, nodes.decode.handoff);
-    let id = |peer: Option<tandem_identity::PeerId>| peer.map_or(String::new(), |p| p.to_string());
+    let [prefill, decode] = cluster.members();
     let mut command = program(place.namespace.as_deref())?;
     command
         .args(["bench", "overlap-driver"])
-        .args(["--prefill", &prefill.address.to_string()])
-        .args(["--prefill-id", &id(prefill.peer)])
-        .args(["--decode", &decode.address.to_string()])
-        .args(["--decode-id", &id(decode.peer)])
-        .args(["--target", &target.to_string()])
+        .args(["--prefill", &nodes.prefill.control.to_string()])
+        .args(["--prefill-id", prefill.as_str()])
+        .args(["--decode", &nodes.decode.control.to_string()])
+        .args(["--decode-id", decode.as_str()])
+        .args(["--target", &nodes.decode.handoff.to_string()])
         .arg("--cluster-dir")
         .arg(cluster.decode_folder())
         .args(arguments.course().arguments());
@@ -222,6 +216,7 @@ fn shown(figures: &Figures) -> String {
         "bound ms",
         "of bound",
         "quartiles",
+        "added ms",
         "exposed",
         "wire ratio",
         "KV made MB/s",
@@ -241,6 +236,7 @@ fn shown(figures: &Figures) -> String {
             ms(t.bound),
             right(format!("{:.3}", case.ttft_over_bound)),
             right(format!("{low:.3}–{high:.3}")),
+            ms(case.added_ms),
             right(format!("{:.1} %", case.exposed_fraction * 100.0)),
             right(format!("{:.2}", case.wire_ratio)),
             ms(case.production_mb_s),

@@ -102,7 +102,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let places = [Place::here(), Place::here()];
     let models = [&arguments.model, arguments.decode_model()].map(PathBuf::as_path);
     let nodes = Nodes::start(&cluster, models, &places, 0).await?;
-    let pair = cluster.pair(&nodes, nodes.decode.handoff);
+    let pair = cluster.pair(&nodes, nodes.decode.handoff).await?;
     let prompts = prompts(arguments, &pair).await?;
     let codecs: Vec<Codec> = Codec::ALL
         .into_iter()

@@ -78,7 +78,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let cluster = Cluster::create().await?;
     let places = [Place::here(), Place::here()];
     let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places, PAGES_MIB).await?;
-    let pair = cluster.pair(&nodes, nodes.decode.handoff);
+    let pair = cluster.pair(&nodes, nodes.decode.handoff).await?;
     let mut prompts = Prompts::of(&pair, SEED).await?;
     let rubric = prompts.tokens(SHARED_TOKENS);
     let mut submissions = Vec::new();

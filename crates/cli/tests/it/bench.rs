@@ -177,6 +177,11 @@ fn overlap(command: &mut Command) -> (Value, String) {
         // There is one round.
         let over = number(link, "ttft_over_bound");
         assert!((over * bound / overlapped - 1.0).abs() < 1e-6, "{link}");
+        let own = number(link, "prefill_overlapped_ms") + number(link, "step_ms");
+        assert!(
+            (number(link, "added_ms") + own - overlapped).abs() < 1e-6,
+            "{link}"
+        );
         // Whatever delays, what is sent last is confirmed no sooner than the way there and back takes.
         let exposed = number(link, "exposed_fraction") * number(link, "prefill_overlapped_ms");
         let round_trip = if link["link"] == "1gbit,200ms" {

@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tandem_identity::{ClusterDir, PeerId, Security};
+use tandem_identity::{ClusterDir, PeerId};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
 
 use crate::bench::ask::{Pair, Prompts, Sent};
-use crate::bench::control::Control;
 use crate::bench::figures::{mean, quantile};
 use crate::bench::link::Link;
 use crate::output;
@@ -99,6 +98,9 @@ pub struct Case {
     /// The same of each round by itself, where the bound is that of the requests right before and after: between
     /// them lies half of the rounds.
     pub ttft_over_bound_quartiles: [f64; 2],
+    /// Time to the first token with overlap beyond the prefill of the same request and one decode step: what a
+    /// request and its handoff add that is not hidden. Varies less than what compares requests.
+    pub added_ms: f64,
     /// Time of the prefill, without a transfer beside it.
     pub prefill_ms: f64,
     /// Time of the prefill while KV is sent.
@@ -132,16 +134,9 @@ pub struct Ttft {
 /// If one fails.
 pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let identity = Arc::new(ClusterDir::new(&arguments.cluster_dir).load()?);
-    let control = |address, peer: &PeerId| Control {
-        address,
-        security: Security::Tls(Arc::clone(&identity)),
-        peer: Some(peer.clone()),
-    };
-    let mut pair = Pair {
-        prefill: control(arguments.prefill, &arguments.prefill_id),
-        decode: control(arguments.decode, &arguments.decode_id),
-        target: arguments.target,
-    };
+    let addresses = [arguments.prefill, arguments.decode];
+    let members = [&arguments.prefill_id, &arguments.decode_id];
+    let mut pair = Pair::connect(&identity, addresses, members, arguments.target).await?;
     let relay = match &arguments.late {
         Some(link) => Some(Relay::start(&link.delay_only(), arguments.target).await?),
         None => None,
@@ -253,6 +248,7 @@ fn case(codec: &str, rounds: &[Round]) -> Case {
         exposed_fraction: of(&|r| r.overlapped.1.exposed_ms / r.overlapped.1.prefill_ms),
         ttft_over_bound: of(&|r| r.overlapped.0) / of(&Round::bound),
         ttft_over_bound_quartiles: [0.25, 0.75].map(|part| quantile(&over_bound, part)),
+        added_ms: of(&|r| r.overlapped.0 - r.overlapped.1.prefill_ms - r.step),
         prefill_ms: of(&|r| r.alone(|sent| sent.prefill_ms)),
         prefill_overlapped_ms: of(&|r| r.overlapped.1.prefill_ms),
         step_ms: of(&|r| r.step),
