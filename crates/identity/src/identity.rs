@@ -192,8 +192,7 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 fn suites() -> Vec<SupportedCipherSuite> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("vaes") && !is_x86_feature_detected!("avx512f") {
-        // aws-lc has AES-GCM in vectors of AVX-512 only, ring in those of AVX2, too: with TLS a
-        // handoff takes a quarter less time (docs/benchmarks.md).
+        // aws-lc has AES-GCM in vectors of AVX-512 only, ring in those of AVX2, too.
         use rustls::crypto::ring::cipher_suite as ring;
         return vec![
             ring::TLS13_AES_128_GCM_SHA256,

@@ -18,8 +18,10 @@ pub const MAX_SILENT: usize = 256;
 /// more calls of the system.
 pub const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Bytes that are read from the socket of a TLS connection at once, and the longest message of a
-/// handshake. More than [`LOW_WATER`] and a record, so that as many fit behind a part of one.
-pub const READ_BUFFER: usize = 1280 << 10;
+/// handshake, until much is known to come.
+pub const FIRST_READ_BUFFER: usize = 64 << 10;
+/// The same where at least [`LOW_WATER`] bytes are known to come: that many fit behind a part of a record.
+pub const READ_BUFFER: usize = LOW_WATER + (64 << 10);
 /// Bytes that must have come before a reader that knows of at least as many is woken; see
 /// [`crate::ReadHalf::expect_bytes`].
 pub const LOW_WATER: usize = 1 << 20;

@@ -3,7 +3,8 @@
 
 use std::os::fd::AsFd;
 
-use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::RcvBuf;
+use nix::sys::socket::{getsockopt, setsockopt};
 use nix::{libc, setsockopt_impl, sockopt_impl};
 
 use crate::limits::LOW_WATER;
@@ -23,6 +24,15 @@ pub struct LowWater {
     bytes: usize,
 }
 
+/// As much of a socket's buffer as is sure to fill, so that no mark is waited for in vain. Linux sees to
+/// that by itself, and lets the buffer grow; macOS waits until the buffer is full.
+fn most(socket: &impl AsFd) -> usize {
+    if !cfg!(target_vendor = "apple") {
+        return LOW_WATER;
+    }
+    getsockopt(socket, RcvBuf).map_or(1, |buffer| (buffer / 2).max(1))
+}
+
 impl Default for LowWater {
     fn default() -> Self {
         Self { bytes: 1 }
@@ -38,7 +48,7 @@ impl LowWater {
             return;
         }
         self.bytes = bytes;
-        let value = i32::try_from(bytes).unwrap_or(1);
+        let value = i32::try_from(bytes.min(most(socket))).unwrap_or(1);
         // Without it the reader is woken more often, and that is all.
         if let Err(error) = setsockopt(socket, ReceiveLowWater, &value) {
             tracing::debug!(%error, "SO_RCVLOWAT");

@@ -21,11 +21,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::arrived::Arrived;
-use crate::limits::{MAX_UNSENT_BYTES, READ_BUFFER};
+use crate::limits::{FIRST_READ_BUFFER, LOW_WATER, MAX_UNSENT_BYTES, READ_BUFFER};
 use crate::low_water::LowWater;
 
-/// The most bytes of a record: 2^14 of text, 256 of expansion, 5 of header (RFC 8446, 5.2).
-const MAX_RECORD: usize = (1 << 14) + 256 + 5;
 /// Records for an alert after a failure; more are not looked for.
 const LAST_TURNS: usize = 4;
 
@@ -122,7 +120,7 @@ impl Tls {
             tcp,
             session,
             incoming: Incoming {
-                bytes: vec![0; READ_BUFFER],
+                bytes: vec![0; FIRST_READ_BUFFER],
                 start: 0,
                 end: 0,
             },
@@ -357,9 +355,17 @@ impl Incoming {
         }
     }
 
+    /// So many bytes of text are known to come. A connection that carries little has a small buffer.
+    fn expect(&mut self, bytes: usize) {
+        if bytes >= LOW_WATER && self.bytes.len() < READ_BUFFER {
+            self.bytes.resize(READ_BUFFER, 0);
+        }
+    }
+
     /// Reads what there is; 0 at the end.
     fn poll_fill(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.bytes.len() - self.end < MAX_RECORD {
+        // What is left is a part of a record at most.
+        if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
@@ -486,6 +492,7 @@ impl AsyncRead for Tls {
             let here = tls.incoming.end - tls.incoming.start;
             let expected = tls.expected.load(Ordering::Relaxed).saturating_sub(here);
             tls.low.expect(&tls.tcp, expected);
+            tls.incoming.expect(expected);
             if ready!(tls.incoming.poll_fill(&mut tls.tcp, cx))? == 0 {
                 return Poll::Ready(Err(cut_off()));
             }

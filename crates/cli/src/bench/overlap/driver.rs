@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::ensure;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use tandem_identity::{ClusterDir, PeerId};
@@ -204,6 +205,10 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
     let tokens = course.tokens;
     let prompt = Prompt::Tokens(prompts.tokens(tokens));
     let local = pair.local(&prompt, ANSWER).await?;
+    ensure!(
+        local.answer.tokens.len() > 1,
+        "the answer ended at its first token, so no step was timed"
+    );
     let mut out = Vec::new();
     for (_, codec) in CODECS {
         let terms = |overlap| HandoffTerms {
