@@ -12,7 +12,7 @@ use crate::calls::CallError;
 
 type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, hyper::Error>> + Send>>;
 
-/// Reads one JSON object per line. Dropping it closes the connection.
+/// Reads one JSON object per line. Dropping it before the end closes the connection.
 pub struct Lines<T> {
     stream: ByteStream,
     buffer: BytesMut,

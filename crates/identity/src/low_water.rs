@@ -24,15 +24,6 @@ pub struct LowWater {
     bytes: usize,
 }
 
-/// As much of a socket's buffer as is sure to fill, so that no mark is waited for in vain. Linux sees to
-/// that by itself, and lets the buffer grow; macOS waits until the buffer is full.
-fn most(socket: &impl AsFd) -> usize {
-    if !cfg!(target_vendor = "apple") {
-        return LOW_WATER;
-    }
-    getsockopt(socket, RcvBuf).map_or(1, |buffer| (buffer / 2).max(1))
-}
-
 impl Default for LowWater {
     fn default() -> Self {
         Self { bytes: 1 }
@@ -54,4 +45,13 @@ impl LowWater {
             tracing::debug!(%error, "SO_RCVLOWAT");
         }
     }
+}
+
+/// As much of a socket's buffer as is sure to fill, so that no mark is waited for in vain. Linux sees to
+/// that by itself, and lets the buffer grow; macOS waits until the buffer is full.
+fn most(socket: &impl AsFd) -> usize {
+    if !cfg!(target_vendor = "apple") {
+        return LOW_WATER;
+    }
+    getsockopt(socket, RcvBuf).map_or(1, |buffer| (buffer / 2).max(1))
 }
