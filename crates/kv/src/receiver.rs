@@ -67,6 +67,18 @@ impl ReceiverError {
     pub const fn is_damage(&self) -> bool {
         matches!(self, Self::Frame(_))
     }
+
+    /// True if the sender's account of the whole is wrong, so that what came is not to be believed: a
+    /// commit that is not one of these rows, or a receipt that is none.
+    #[must_use]
+    pub fn discredits_rows(&self) -> bool {
+        match self {
+            Self::Field { field, .. } => field.starts_with("commit."),
+            Self::Message(error) => error.kind == Kind::Receipt,
+            Self::Receipt(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// What to answer to a hello.

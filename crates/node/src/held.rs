@@ -7,7 +7,7 @@ use std::time::Duration;
 use tandem_kv::codec::Codec;
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::{Contract, KvBlock, Section};
-use tandem_proto::{HandoffTerms, Reuse};
+use tandem_proto::{HandoffTerms, ParityAction, Reuse};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -50,6 +50,22 @@ impl Keep {
             },
             inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
         }
+    }
+
+    /// For rows that another node computed, by the terms of the request: nobody else finds them before
+    /// they have been compared, if they must be.
+    #[must_use]
+    pub fn of_others(&self, action: ParityAction) -> Self {
+        let mut keep = self.clone();
+        if action == ParityAction::Redo {
+            keep.store = self.store.in_doubt();
+        }
+        keep
+    }
+
+    /// What others computed for a prompt has been compared, and is good.
+    pub fn trust(&self, tokens: &[u32]) {
+        self.store.trust(&self.namespace, tokens);
     }
 
     /// For the answer, which comes behind all that was kept of the prompt: nothing more is exact.

@@ -117,6 +117,35 @@ pub struct HandedOver {
     pub reconnects: u32,
 }
 
+/// A handoff that did not come to its end.
+#[derive(Debug, Clone)]
+pub struct Lost {
+    /// Why.
+    pub reason: String,
+    /// True if what came is not what was sent, as far as can be told: nothing of it is used.
+    pub is_wrong: bool,
+}
+
+impl<T: Into<String>> From<T> for Lost {
+    fn from(reason: T) -> Self {
+        Self {
+            reason: reason.into(),
+            is_wrong: false,
+        }
+    }
+}
+
+/// What a sender says of the last token.
+#[derive(Debug)]
+pub enum Told {
+    /// What it computed.
+    Receipt(Box<Receipt>),
+    /// Something that is no receipt, and why.
+    Unusable(String),
+    /// Nothing, and nothing more will come.
+    Nothing,
+}
+
 /// A sequence whose answer is complete.
 #[derive(Debug)]
 pub struct Retired {
@@ -187,10 +216,10 @@ pub enum Command {
     Cached(JobId, u32),
     /// All KV of the job has been applied and the sender has committed.
     Committed(JobId, Box<HandedOver>),
-    /// What the sender computed for the last token; `None` if it will not tell.
-    Receipt(JobId, Option<Box<Receipt>>),
+    /// What the sender computed for the last token.
+    Receipt(JobId, Told),
     /// No (more) KV will come; compute what is missing.
-    HandoffFailed(JobId, String),
+    HandoffFailed(JobId, Lost),
     /// Nobody waits for the job any more.
     Cancel(JobId),
     /// Tell what is going on.

@@ -67,6 +67,10 @@ pub enum Provenance {
     Lossy(u8),
 }
 
+/// Marks rows that must be compared before anybody may use them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Doubt(u64);
+
 /// Which rows will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -243,6 +247,8 @@ pub enum LoadError {
 pub struct PageStore {
     shared: Arc<Shared>,
     _writer: Arc<Writer>,
+    /// Of what is put in, if it must be compared.
+    doubt: Option<Doubt>,
 }
 
 impl PageStore {
@@ -269,6 +275,7 @@ impl PageStore {
         Ok(Self {
             shared,
             _writer: Arc::new(writer),
+            doubt: None,
         })
     }
 
@@ -298,7 +305,7 @@ impl PageStore {
             let is_better = |place: &Place| {
                 index.get(&place.id).is_none_or(|entry| {
                     let is_it = entry.meta.is(place.kind, place.end, place.tokens);
-                    !is_it || entry.meta.provenance.rank() > provenance.rank()
+                    !is_it || entry.gives_way(provenance, self.doubt)
                 })
             };
             places.filter(is_better).collect()
@@ -316,9 +323,8 @@ impl PageStore {
             index.stats.refused += oversized;
             // The first page last, as the one that shall stay longest.
             let objects = objects.into_iter().rev();
-            let kept =
-                objects.filter_map(|(id, meta, rows)| index.insert(id, meta, rows).then_some(1));
-            kept.sum()
+            let kept = objects.map(|(id, meta, rows)| index.insert(id, meta, rows, self.doubt));
+            kept.map(u32::from).sum()
         }))
     }
 
@@ -376,7 +382,7 @@ impl PageStore {
                 index.stats.refused += 1;
                 return false;
             }
-            index.insert(place.id, meta, rows)
+            index.insert(place.id, meta, rows, self.doubt)
         }))
     }
 
@@ -387,6 +393,27 @@ impl PageStore {
         self.shared.with(|index| {
             let all = named.all(index);
             index.forget_all(all)
+        })
+    }
+
+    /// The same store for rows that are put in before they are compared: nobody finds them until then.
+    #[must_use]
+    pub fn in_doubt(&self) -> Self {
+        let doubt = Doubt(self.shared.with(Index::next_serial));
+        Self {
+            doubt: Some(doubt),
+            ..self.clone()
+        }
+    }
+
+    /// The rows of a sequence that were put in [in doubt](Self::in_doubt) here have been compared, and are
+    /// as good as others; tells how many pages and snapshots they are.
+    pub fn trust(&self, namespace: &Namespace, tokens: &[u32]) -> u64 {
+        let Some(doubt) = self.doubt else { return 0 };
+        let named = Named::new(namespace, tokens);
+        self.shared.with(|index| {
+            let all = named.all(index);
+            index.trust(&all, doubt)
         })
     }
 

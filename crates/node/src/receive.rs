@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{Gate, Link, PeerId, WriteHalf};
+use tandem_kv::Contract;
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, control_frame, parse};
@@ -30,7 +31,7 @@ use self::pump::Pump;
 use crate::api::Node;
 use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
 use crate::held::Tail;
-use crate::job::HandedOver;
+use crate::job::{HandedOver, Lost};
 use crate::limits::{
     GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STREAMS,
 };
@@ -117,10 +118,10 @@ async fn connection(
     let failing = permitted.clone();
     let greeted = Greeted { read, write };
     let served = serve(node, permitted, &hello, greeted, from).await;
-    if let Err(reason) = &served {
-        failing.failed(reason.clone()).await;
+    if let Err(lost) = &served {
+        failing.failed(lost.clone()).await;
     }
-    served
+    served.map_err(|lost| lost.reason)
 }
 
 /// Of a secret that opens nothing.
@@ -226,6 +227,15 @@ fn agree(expected: &mut Expectation, hello: &Hello) -> bool {
     true
 }
 
+/// Memory for a handoff, in units of [`STAGING_UNIT`]: blocks that wait, a window, and on each connection
+/// a segment that is being decoded.
+fn staging_units(contract: &Contract, kv_end: u32) -> u32 {
+    let memory = CREDIT_BYTES
+        + window_bytes(contract, kv_end)
+        + u64::from(STREAMS) * u64::from(MAX_SEGMENT_PAYLOAD);
+    u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX)
+}
+
 /// Serves a handoff that its ticket permits.
 async fn serve(
     node: &Arc<Node>,
@@ -233,23 +243,19 @@ async fn serve(
     hello: &Hello,
     mut first: Greeted,
     from: SocketAddr,
-) -> Result<(), String> {
+) -> Result<(), Lost> {
     let expected = &permitted.expectation;
     let handoff = expected.handoff;
     let kv_end = match Receiver::check_hello(hello, expected) {
         Ok(kv_end) => kv_end,
         Err(refusal) => {
             say(&mut first.write, handoff, &refusal).await;
-            return Err(refusal.message);
+            return Err(refusal.message.into());
         }
     };
     let names_pages = agree(&mut permitted.expectation, hello);
     let expected = &permitted.expectation;
-    // Blocks that wait, a window, and on each connection a segment that is being decoded.
-    let memory = CREDIT_BYTES
-        + window_bytes(&expected.contract, kv_end)
-        + u64::from(STREAMS) * u64::from(MAX_SEGMENT_PAYLOAD);
-    let units = u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX);
+    let units = staging_units(&expected.contract, kv_end);
     let place = Arc::clone(&node.receiving).try_acquire_owned();
     let staging = Arc::clone(&node.staging).try_acquire_many_owned(units);
     let (Ok(place), Ok(staging)) = (place, staging) else {
@@ -282,6 +288,7 @@ async fn serve(
         staging: Some(staging),
         handed: HandedOver::default(),
         receipt: permitted.target.is_pages(),
+        unusable: None,
         committed: false,
         from,
         permitted,

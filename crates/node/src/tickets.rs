@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 use tandem_identity::PeerId;
-use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::Expectation;
 use tandem_kv::{KvBlock, permit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
@@ -15,7 +14,7 @@ use tokio::time::sleep_until;
 use crate::conversation::HandBack;
 use crate::handoffs::secret;
 use crate::held::Keep;
-use crate::job::{Command, HandedOver, JobId};
+use crate::job::{Command, HandedOver, JobId, Lost, Told};
 use crate::model::Model;
 
 /// Where KV goes.
@@ -99,9 +98,8 @@ impl Permitted {
     }
 
     /// No (more) KV will come.
-    pub async fn failed(&self, reason: String) {
-        self.deliver(|job| Command::HandoffFailed(job, reason))
-            .await;
+    pub async fn failed(&self, lost: Lost) {
+        self.deliver(|job| Command::HandoffFailed(job, lost)).await;
     }
 
     /// All KV has come.
@@ -110,11 +108,13 @@ impl Permitted {
             .await;
     }
 
-    /// What the sender computed for the last token; `None` if it will not tell.
-    pub async fn receipt(&self, receipt: Option<Receipt>, from: IpAddr) {
-        let hand_back = receipt.as_ref().and_then(|r| r.hand_back.clone());
-        self.deliver(|job| Command::Receipt(job, receipt.map(Box::new)))
-            .await;
+    /// What the sender computed for the last token.
+    pub async fn told(&self, told: Told, from: IpAddr) {
+        let hand_back = match &told {
+            Told::Receipt(receipt) => receipt.hand_back.clone(),
+            Told::Unusable(_) | Told::Nothing => None,
+        };
+        self.deliver(|job| Command::Receipt(job, told)).await;
         if let Some(ticket) = hand_back {
             let waiting = self
                 .hand_back
@@ -210,7 +210,7 @@ impl Tickets {
                 tokio::spawn(async move {
                     let seconds = patience.as_secs_f32();
                     let reason = format!("no prefill node connected within {seconds} s");
-                    permitted.failed(reason).await;
+                    permitted.failed(reason.into()).await;
                 });
             }
         }

@@ -109,8 +109,8 @@ impl Worker {
             Command::Seeded(id) => self.seeded(id),
             Command::Cached(id, tokens) => self.has_pages(id, tokens),
             Command::Committed(id, handed) => self.committed(id, &handed),
-            Command::Receipt(id, receipt) => self.receipt(id, receipt),
-            Command::HandoffFailed(id, reason) => self.fall_back(id, reason),
+            Command::Receipt(id, told) => self.receipt(id, told),
+            Command::HandoffFailed(id, lost) => self.fall_back(id, lost),
             Command::Cancel(id) => self.cancel(id),
             Command::Status(reply) => {
                 let _ = reply.send(self.status());

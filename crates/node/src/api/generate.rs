@@ -55,6 +55,7 @@ pub(super) async fn generate(
         (false, Some(_)) => Source::Pages,
         (false, None) => Source::Here,
     };
+    let of_others = keep.of_others(terms.action);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let admission = model.admit()?;
     let job_id = admission.job;
@@ -66,12 +67,12 @@ pub(super) async fn generate(
         peer,
         tokens: &tokens,
         terms: &terms,
-        keep: keep.clone(),
+        keep: of_others.clone(),
         hand_back,
     };
     let guard = open_request(&node, &model, opening);
     let retire = terms.keeps_answer().then(|| {
-        let (keep, terms) = (keep.clone(), terms.clone());
+        let terms = terms.clone();
         keep_answer(&node, &model, keep, terms, &tokens, handed_back)
     });
     let job = GenerateJob {
@@ -81,7 +82,7 @@ pub(super) async fn generate(
         source,
         generation,
         parity: Parity::of(&terms, remote, node.config.limits.receipt),
-        keep,
+        keep: of_others,
         retire,
         events,
     };
@@ -352,6 +353,6 @@ pub(super) async fn prefill_failed(
     let Some((model, job)) = node.running.get(&id) else {
         return Err(invalid(format!("no request `{id}` is running here")).into());
     };
-    model.command(Command::HandoffFailed(job, failed.reason))?;
+    model.command(Command::HandoffFailed(job, failed.reason.into()))?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -10,7 +10,7 @@ use tandem_kv::page::PageId;
 use super::disk::{FileName, Found, Unread};
 use super::limits::{MAX_ENTRIES, MAX_SPILL_BYTES, MAX_SPILLS_WAITING};
 use super::object::{Kind, Meta};
-use super::{PageStats, Provenance};
+use super::{Doubt, PageStats, Provenance};
 
 /// Rows of an object, shared with those who read or write them at the moment.
 pub type Rows = Arc<Vec<u8>>;
@@ -31,6 +31,8 @@ pub struct Entry {
     queued: bool,
     /// Where it is on disk.
     pub file: Option<FileName>,
+    /// Its rows have not been compared: nobody finds it, and it does not go to disk.
+    pub doubt: Option<Doubt>,
     pins: u32,
 }
 
@@ -133,13 +135,13 @@ impl Index {
 
     /// Takes an object in, in memory. False if it is not kept: because as good rows are there
     /// already, because its id collides, or because there is no room.
-    pub fn insert(&mut self, id: PageId, meta: Meta, rows: Vec<u8>) -> bool {
+    pub fn insert(&mut self, id: PageId, meta: Meta, rows: Vec<u8>, doubt: Option<Doubt>) -> bool {
         if let Some(entry) = self.entries.get(&id) {
             if !entry.meta.is(meta.kind, meta.end, &meta.tokens) {
                 self.stats.collisions += 1;
                 return false;
             }
-            if entry.meta.provenance.rank() <= meta.provenance.rank() {
+            if !entry.gives_way(meta.provenance, doubt) {
                 self.touch(&id);
                 return false;
             }
@@ -162,6 +164,7 @@ impl Index {
             entry.rows = rows;
             entry.resident = true;
             entry.queued = false;
+            entry.doubt = doubt;
             self.drop_file(&id, worse);
         } else {
             self.count_tail(&meta, 1);
@@ -173,6 +176,7 @@ impl Index {
                 resident: true,
                 queued: false,
                 file: None,
+                doubt,
                 pins: 0,
             };
             self.entries.insert(id, entry);
@@ -215,10 +219,26 @@ impl Index {
                 resident: false,
                 queued: false,
                 file: Some(file),
+                doubt: None,
                 pins: 0,
             };
             self.entries.insert(id, entry);
         }
+    }
+
+    /// What was put in with this doubt is as good as other rows from now on; tells how many of these
+    /// objects there were.
+    pub fn trust(&mut self, ids: &[PageId], doubt: Doubt) -> u64 {
+        let mut trusted = 0;
+        for id in ids {
+            if let Some(entry) = self.entries.get_mut(id)
+                && entry.doubt == Some(doubt)
+            {
+                entry.doubt = None;
+                trusted += 1;
+            }
+        }
+        trusted
     }
 
     /// Rows that were read from disk stay in memory, if they still are those of the entry.
@@ -292,7 +312,8 @@ impl Index {
     /// Objects in memory that are not on disk, the least used first.
     pub fn unwritten(&self) -> Vec<PageId> {
         let ids = self.ram.iter().rev().map(|(id, ())| *id);
-        ids.filter(|id| self.entries.get(id).is_some_and(|e| e.file.is_none()))
+        let is_unwritten = |e: &Entry| e.file.is_none() && e.doubt.is_none();
+        ids.filter(|id| self.entries.get(id).is_some_and(is_unwritten))
             .collect()
     }
 
@@ -438,7 +459,8 @@ impl Index {
         };
         entry.resident = false;
         self.stats.ram_bytes -= entry.meta.cost();
-        if entry.file.is_none() && !entry.queued && self.disk_limit.is_some() && !self.enqueue(id) {
+        let is_worth_it = entry.file.is_none() && !entry.queued && entry.doubt.is_none();
+        if is_worth_it && self.disk_limit.is_some() && !self.enqueue(id) {
             self.stats.spills_refused += 1;
         }
         if let Some(entry) = self.entries.get_mut(id)
@@ -541,6 +563,16 @@ impl Index {
     }
 }
 
+impl Entry {
+    /// True if other rows take its place: better ones, or any in the place of those in doubt.
+    pub fn gives_way(&self, provenance: Provenance, doubt: Option<Doubt>) -> bool {
+        match self.doubt {
+            Some(_) => self.doubt != doubt,
+            None => doubt.is_none() && self.meta.provenance.rank() > provenance.rank(),
+        }
+    }
+}
+
 impl Provenance {
     /// Rows of a lower rank replace those of a higher one.
     pub(super) const fn rank(self) -> u8 {
@@ -578,7 +610,7 @@ mod tests {
 
     fn insert(index: &mut Index, n: u16) -> bool {
         let rows = vec![n.to_le_bytes()[0]; 1000];
-        index.insert(id(n), meta(Kind::Page, ROWS), rows)
+        index.insert(id(n), meta(Kind::Page, ROWS), rows, None)
     }
 
     fn name(spill: &Spill, serial: u64) -> FileName {
@@ -622,7 +654,7 @@ mod tests {
         let large = meta(Kind::Page, MAX_SPILL_BYTES / 2 - 10_000);
         let mut index = Index::new(large.cost(), Some(1 << 40));
         for n in 0..5 {
-            index.insert(id(n), large.clone(), Vec::new());
+            index.insert(id(n), large.clone(), Vec::new(), None);
         }
         assert_eq!(index.queue.len(), 2);
         assert!(index.stats().queued_bytes <= MAX_SPILL_BYTES);
@@ -636,7 +668,7 @@ mod tests {
         let mut index = Index::new(cost, Some(1 << 20));
         let mut decoded = meta(Kind::Page, ROWS);
         decoded.provenance = Provenance::Decoded;
-        assert!(index.insert(id(1), decoded, vec![1; 1000]));
+        assert!(index.insert(id(1), decoded, vec![1; 1000], None));
         assert!(index.queue_copy(&id(1)));
         let old = index.next_spill().unwrap();
         assert!(insert(&mut index, 1));
@@ -680,9 +712,9 @@ mod tests {
         let mut index = Index::new(1 << 20, None);
         let mut other = meta(Kind::Snapshot, ROWS);
         other.tokens = vec![1; 10].into();
-        assert!(index.insert(id(1), meta(Kind::Snapshot, ROWS), vec![0; 1000]));
-        assert!(index.insert(id(2), meta(Kind::Snapshot, ROWS), vec![0; 1000]));
-        assert!(index.insert(id(3), other, vec![0; 1000]));
+        assert!(index.insert(id(1), meta(Kind::Snapshot, ROWS), vec![0; 1000], None));
+        assert!(index.insert(id(2), meta(Kind::Snapshot, ROWS), vec![0; 1000], None));
+        assert!(index.insert(id(3), other, vec![0; 1000], None));
         let lengths = |index: &Index| index.tails(&PageId::ROOT).collect::<Vec<_>>();
         assert_eq!(lengths(&index), [10, 3]);
         index.forget(&id(1));

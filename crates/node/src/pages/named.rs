@@ -34,7 +34,8 @@ impl Place<'_> {
     pub fn find<'i>(&self, index: &'i Index, wanted: Wanted) -> Option<&'i Entry> {
         let entry = index.get(&self.id)?;
         let is_it = entry.meta.is(self.kind, self.end, self.tokens);
-        (is_it && wanted.accepts(entry.meta.provenance)).then_some(entry)
+        let is_good = entry.doubt.is_none() && wanted.accepts(entry.meta.provenance);
+        (is_it && is_good).then_some(entry)
     }
 }
 

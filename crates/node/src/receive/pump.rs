@@ -20,7 +20,7 @@ use super::{Decoding, last_words, lock, say};
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
-use crate::job::HandedOver;
+use crate::job::{HandedOver, Lost, Told};
 use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, STREAMS};
 use crate::tickets::{Permitted, Target};
 use crate::wire::{WireError, write_frame};
@@ -59,6 +59,8 @@ pub(super) struct Pump {
     pub(super) handed: HandedOver,
     /// True once a receipt has come, or if none will.
     pub(super) receipt: bool,
+    /// Why what came behind the commit is no receipt.
+    pub(super) unusable: Option<String>,
     pub(super) committed: bool,
     pub(super) from: SocketAddr,
     /// True if pages have names that both ends agree on.
@@ -76,11 +78,13 @@ pub(super) enum Fault {
     Broken(String),
     /// The handoff.
     Over(String),
+    /// The handoff, and what came is not what was sent.
+    Wrong(String),
 }
 
 impl Pump {
     /// Works until the end, which also comes when nobody waits for the KV any more.
-    pub(super) async fn run(&mut self, first: Greeted) -> Result<(), String> {
+    pub(super) async fn run(&mut self, first: Greeted) -> Result<(), Lost> {
         let permitted = self.permitted.clone();
         let result = tokio::select! {
             result = self.work(first) => result,
@@ -88,7 +92,7 @@ impl Pump {
         };
         match result {
             // What was confirmed has not failed.
-            Err(reason) if self.is_committed() => {
+            Err(Lost { reason, .. }) if self.is_committed() => {
                 tracing::debug!(%reason, "a handoff ended behind its confirmation");
                 Ok(())
             }
@@ -96,18 +100,21 @@ impl Pump {
         }
     }
 
-    async fn work(&mut self, first: Greeted) -> Result<(), String> {
+    async fn work(&mut self, first: Greeted) -> Result<(), Lost> {
         let mut last = self.start(first).await;
         loop {
             match last {
                 Ok(()) if self.done() => return Ok(()),
                 Ok(()) => {}
-                Err(Fault::Over(reason)) => {
-                    let result = Err(reason);
-                    // The sender need not wait for the engine to hear it.
-                    self.leave(&result).await;
-                    self.settle().await;
-                    return result;
+                Err(Fault::Over(reason)) => return Err(self.over(reason).await),
+                Err(Fault::Wrong(reason)) => {
+                    let lost = self.over(reason).await;
+                    let forgotten = self.permitted.keep.forget(&self.tokens);
+                    tracing::warn!(reason = %lost.reason, forgotten, "what came is not used");
+                    return Err(Lost {
+                        is_wrong: true,
+                        ..lost
+                    });
                 }
                 Err(Fault::Broken(reason)) => self.break_off(reason).await?,
             }
@@ -115,10 +122,13 @@ impl Pump {
         }
     }
 
-    /// Takes in the blocks that were whole before the handoff ended: they need not be computed.
-    async fn settle(&mut self) {
+    /// Ends the handoff, and takes in the blocks that were whole before: they need not be computed.
+    async fn over(&mut self, reason: String) -> Lost {
+        // The sender need not wait for the engine to hear it.
+        self.leave(Some(&reason)).await;
         self.apply_blocks();
         while let Some((_, Ok(()))) = self.applying.next().await {}
+        reason.into()
     }
 
     /// True once the sender has been told over its last connection, and no receipt is missing.
@@ -329,15 +339,31 @@ impl Pump {
             Ok(Step::Receipt(receipt)) => {
                 self.receipt = true;
                 let from = self.from.ip();
-                self.permitted.receipt(Some(receipt), from).await;
+                let told = Told::Receipt(Box::new(receipt));
+                self.permitted.told(told, from).await;
                 Ok(())
             }
             // After the commit the sender may leave without a receipt.
             Err(stream::Fault::Wire(WireError::Closed)) if self.committed => {
                 Err(Fault::Broken("the sender left".into()))
             }
-            Err(fault) if fault.is_lasting() => Err(Fault::Over(fault.to_string())),
+            Err(fault) if fault.is_lasting() => Err(self.over_rule(&fault)),
             Err(fault) => Err(Fault::Broken(fault.to_string())),
+        }
+    }
+
+    /// What a broken rule means for what has come.
+    fn over_rule(&mut self, fault: &stream::Fault) -> Fault {
+        let reason = fault.to_string();
+        match fault {
+            stream::Fault::Protocol(e) if e.discredits_rows() && !self.committed => {
+                Fault::Wrong(reason)
+            }
+            stream::Fault::Protocol(e) if e.discredits_rows() => {
+                self.unusable = Some(reason.clone());
+                Fault::Over(reason)
+            }
+            _ => Fault::Over(reason),
         }
     }
 
@@ -404,6 +430,10 @@ impl Pump {
 
     /// A new connection in the place of the last one, which may not have noticed that it is broken.
     async fn again(&mut self, mut greeted: Greeted, hello: &Hello) -> Result<(), Fault> {
+        // It may have waited here while the handoff went on without it.
+        if !self.secrets.good().is_session(&hello.ticket) {
+            return Ok(());
+        }
         self.close().await;
         if let Err(refusal) = Receiver::check_hello(hello, &self.permitted.expectation) {
             say(
@@ -447,10 +477,10 @@ impl Pump {
     }
 
     /// The connection is broken; waits for another one from now on.
-    async fn break_off(&mut self, reason: String) -> Result<(), String> {
+    async fn break_off(&mut self, reason: String) -> Result<(), Lost> {
         self.close().await;
         if self.is_over() {
-            return Err(reason);
+            return Err(reason.into());
         }
         tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
         self.apply_blocks();
@@ -459,11 +489,13 @@ impl Pump {
     }
 
     /// Tells the job that there will be no receipt if none has come, and the sender how it ended.
-    pub(super) async fn end(&mut self, result: &Result<(), String>) {
+    pub(super) async fn end(&mut self, result: &Result<(), Lost>) {
         if !self.receipt {
-            self.permitted.receipt(None, self.from.ip()).await;
+            let told = self.unusable.take().map_or(Told::Nothing, Told::Unusable);
+            self.permitted.told(told, self.from.ip()).await;
         }
-        self.leave(result).await;
+        let fault = result.as_ref().err();
+        self.leave(fault.map(|lost| lost.reason.as_str())).await;
     }
 
     /// Answers a sender that asks again because it has not read the confirmation, for as long as it
@@ -492,12 +524,12 @@ impl Pump {
                 Ok(())
             };
             let answered = timeout(silence, answering).await;
-            let result = match answered {
-                Ok(Err(Fault::Over(reason))) => Err(reason),
-                Ok(_) | Err(_) => Ok(()),
+            let fault = match answered {
+                Ok(Err(Fault::Over(reason) | Fault::Wrong(reason))) => Some(reason),
+                Ok(_) | Err(_) => None,
             };
-            self.leave(&result).await;
-            if result.is_err() || self.is_over() {
+            self.leave(fault.as_deref()).await;
+            if fault.is_some() || self.is_over() {
                 return;
             }
             until = tokio::time::Instant::now() + self.limits.resume;
@@ -505,22 +537,22 @@ impl Pump {
     }
 
     /// Closes the connection, with a last word if there was a fault.
-    async fn leave(&mut self, result: &Result<(), String>) {
+    async fn leave(&mut self, fault: Option<&str>) {
         let Some(mut connection) = self.connection.take() else {
             return;
         };
         for reader in &connection.readers {
             reader.abort();
         }
-        match result {
-            Err(reason) => {
+        match fault {
+            Some(reason) => {
                 let frame = match &self.receiver {
                     Some(receiver) => lock(receiver).abort(reason),
                     None => abort_frame(self.permitted.expectation.handoff, 0, reason),
                 };
                 last_words(&mut connection.write, &frame).await;
             }
-            Ok(()) => {
+            None => {
                 let _ = timeout(GOODBYE, connection.write.shutdown()).await;
             }
         }

@@ -6,13 +6,12 @@ use std::time::Instant;
 
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_kv::receipt::Receipt;
 use tandem_kv::{KvBlock, Section};
 use tandem_proto::{GenerateEvent, ParityAction, ParityReport};
 
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};
-use crate::job::{HandedOver, JobId};
+use crate::job::{HandedOver, JobId, Lost, Told};
 use crate::limits::MAX_APPLY_SLICE_BYTES;
 
 impl Worker {
@@ -132,13 +131,13 @@ impl Worker {
         } else {
             self.fall_back(
                 id,
-                format!("committed, but {held} of {kv_end} tokens are held"),
+                format!("committed, but {held} of {kv_end} tokens are held").into(),
             );
         }
     }
 
     /// What the sender computed for the last token has come, or will not come.
-    pub(super) fn receipt(&mut self, id: JobId, receipt: Option<Box<Receipt>>) {
+    pub(super) fn receipt(&mut self, id: JobId, told: Told) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -148,15 +147,15 @@ impl Worker {
         if !matches!(g.receipt, ReceiptState::Awaited) {
             return;
         }
-        match receipt {
-            Some(receipt) if g.logits.is_none() => g.receipt = ReceiptState::Here(receipt),
-            None if g.must_check() && g.logits.is_none() => g.receipt = ReceiptState::Missing,
-            receipt => self.compare(id, receipt.as_deref()),
+        match told {
+            Told::Receipt(_) if g.logits.is_none() => g.receipt = ReceiptState::Here(told),
+            _ if g.must_check() && g.logits.is_none() => g.receipt = ReceiptState::Here(told),
+            told => self.compare(id, &told),
         }
     }
 
     /// Compares the ends, or finds that they cannot be compared, and goes on from there.
-    pub(super) fn compare(&mut self, id: JobId, receipt: Option<&Receipt>) {
+    pub(super) fn compare(&mut self, id: JobId, told: &Told) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -165,8 +164,13 @@ impl Worker {
         };
         g.receipt = ReceiptState::Settled;
         let logits = g.logits.take();
-        let compared = match (receipt, &logits) {
-            (Some(receipt), Some(logits)) => receipt.compare(logits).map_err(|e| e.to_string()),
+        let compared = match (told, &logits) {
+            (Told::Receipt(receipt), Some(logits)) => {
+                receipt.compare(logits).map_err(|e| e.to_string())
+            }
+            (Told::Unusable(reason), _) => Err(format!(
+                "what the prefill node computed is not known: {reason}"
+            )),
             _ => Err("the prefill node did not tell what it computed".to_owned()),
         };
         let fault = match compared {
@@ -188,7 +192,7 @@ impl Worker {
             let is_redone = matches!(g.stage, Stage::Checking { .. });
             let mut forgotten = 0;
             // What one request does not trust, no other one gets.
-            if receipt.is_some() || is_redone {
+            if !matches!(told, Told::Nothing) || is_redone {
                 g.retire = None;
                 // Lossy rows have not been kept, and say nothing about those that were.
                 if g.summary.codec.is_none_or(Codec::is_lossless) {
@@ -196,6 +200,9 @@ impl Worker {
                 }
             }
             tracing::warn!(request = %job.request, %reason, forgotten, "parity");
+        }
+        if fault.is_none() {
+            g.keep.trust(&job.tokens);
         }
         match (&g.stage, fault, logits) {
             (Stage::Checking { .. }, Some(reason), _) => self.redo(id, reason),
@@ -246,14 +253,14 @@ impl Worker {
         };
         let late: Vec<JobId> = self.jobs.iter().filter_map(overdue).collect();
         for id in late {
-            self.compare(id, None);
+            self.compare(id, &Told::Nothing);
         }
     }
 
     /// Computes here what another node did not send. What it did send is kept, unless it has to be
     /// compared, and where the engine can continue from it: a model with window layers starts over
     /// unless its window came.
-    pub(super) fn fall_back(&mut self, id: JobId, reason: String) {
+    pub(super) fn fall_back(&mut self, id: JobId, lost: Lost) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -265,8 +272,9 @@ impl Worker {
         if !matches!(g.stage, Stage::Receiving) {
             return;
         }
+        let Lost { reason, is_wrong } = lost;
         // Rows that must be compared before they are used cannot be any more.
-        if g.parity.mixed_quantisation || g.parity.action == ParityAction::Redo {
+        if is_wrong || g.parity.mixed_quantisation || g.parity.action == ParityAction::Redo {
             self.engine.clear(job.sequence);
         }
         let held = self.engine.held(job.sequence);

@@ -7,13 +7,13 @@ use std::time::Instant;
 use tandem_engine::generation::Generation;
 use tandem_engine::{Sequence, Token};
 use tandem_kv::KvBlock;
-use tandem_kv::receipt::{Receipt, ReturnTicket};
+use tandem_kv::receipt::ReturnTicket;
 use tandem_proto::{GenerateEvent, ParityAction, ParityReport, Phase, PrefillSummary};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::held::Keep;
-use crate::job::{Admission, JobId, Parity, Retired};
+use crate::job::{Admission, JobId, Parity, Retired, Told};
 use crate::limits::{EVENT_STALL, MAX_APPLY_SLICE_BYTES};
 use crate::send::Input;
 
@@ -106,10 +106,8 @@ pub(super) enum ReceiptState {
     Settled,
     /// It will come, or the news that it will not.
     Awaited,
-    /// It came before our own logits.
-    Here(Box<Receipt>),
-    /// It will not come, and nothing may be sampled without it.
-    Missing,
+    /// The news came before our own logits.
+    Here(Told),
 }
 
 pub(super) enum Stage {

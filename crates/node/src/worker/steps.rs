@@ -191,8 +191,7 @@ impl Worker {
             g.stage = Stage::Checking { since };
         }
         match receipt {
-            ReceiptState::Here(receipt) => self.compare(id, Some(&receipt)),
-            ReceiptState::Missing => self.compare(id, None),
+            ReceiptState::Here(told) => self.compare(id, &told),
             ReceiptState::Awaited | ReceiptState::Settled => {}
         }
         if !must_check {

@@ -228,6 +228,48 @@ async fn rows_that_must_be_compared_are_not_used_when_the_prefill_node_is_lost()
     }
 }
 
+/// Where rows must be compared, other requests do not find them before they have been.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_must_be_compared_serve_nobody_else_before() {
+    let config = FakeConfig::default();
+    let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+    deal.terms.action = ParityAction::Redo;
+    let expected = deal.expected(&config).await;
+    let plan = |sending| {
+        let mut plan = Plan::new(&config, endless());
+        (plan.sending, plan.deal) = (sending, deal.clone());
+        plan
+    };
+    let agreeing = plan(config.clone()).start().await;
+    let [sent, _] = agreeing.record().await;
+    let cached = async |decode: &TestNode, id: &str| {
+        let mut next = deal.clone();
+        next.id = id.into();
+        let answer = next.local(decode).await;
+        assert_eq!(answer.tokens, expected, "{id}");
+        answer.summary.cached_tokens
+    };
+    // What has been compared is shared.
+    assert_eq!(cached(&agreeing.decode, "behind-a-good-one").await, 64);
+    agreeing.decode.idle().await;
+
+    let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
+    let mut rig = plan(different(&config)).start().await;
+    let going = rig.held(Fault::Hold(commit.start + 8)).await;
+    held(&rig.decode, rig.kv_end()).await;
+    assert_eq!(cached(&rig.decode, "beside-a-bad-one").await, 0);
+    rig.prefill.kill();
+    rig.decode.prefill_failed(&rig.deal.id, "it has gone").await;
+    let answer = going.answer().await.unwrap();
+    assert_eq!(
+        (answer.tokens, answer.summary.remote_tokens),
+        (expected.clone(), 0)
+    );
+    assert_eq!(cached(&rig.decode, "behind-a-bad-one").await, 0);
+    rig.proxy.cut();
+    rig.decode.clean().await;
+}
+
 #[tokio::test]
 async fn two_quantisations_that_do_not_fit_are_found() {
     let config = FakeConfig::default();
@@ -312,7 +354,6 @@ async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
         for action in [ParityAction::Report, ParityAction::Redo] {
             let mut deal = Deal::new(&prompt(CHUNK * 2 + 5), CHUNK);
             deal.terms.action = action;
-            deal.terms.reuse = tandem_proto::Reuse::Off;
             let (mut events, ticket) = deal.open(decode).await;
             let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
             handoff.blocks(CHUNK).await;
@@ -329,6 +370,11 @@ async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
             // Only what is a distribution can be compared.
             let compared = answer.parity.is_some();
             assert_eq!(compared, kind == "other tokens", "{kind}: {answer:?}");
+            // Nobody else gets what came with it, unless it is only the comparison that is missing.
+            decode.idle().await;
+            let is_kept = kind == "missing" && !redone;
+            let pages = decode.handoffs().await.pages;
+            assert_eq!(pages, u64::from(is_kept), "{kind}: {answer:?}");
         }
     }
     hasty.idle().await;

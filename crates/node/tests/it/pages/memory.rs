@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tandem_kv::page::{Namespace, Origin, PageId};
 use tandem_kv::{LayerKind, Section};
 use tandem_node::pages::limits::{ENTRY_OVERHEAD, MAX_BLOCK_BYTES, MAX_PINS};
-use tandem_node::pages::{Held, LoadError, Provenance, PutError, Wanted};
+use tandem_node::pages::{Held, LoadError, PageStore, Provenance, PutError, Wanted};
 
 use super::rig::{
     PAGE_COST, PLENTY, block, contract, exact, full_block, full_only, in_memory, layer, mixed,
@@ -74,6 +74,53 @@ fn other_tokens_salts_contracts_and_origins_share_nothing() {
             Err(missing)
         );
     }
+}
+
+#[test]
+fn nobody_finds_rows_in_doubt_before_they_are_trusted() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let tokens = prompt(128);
+    let rows = |seed| full_block(&full_only(), 0..128, seed);
+    let held = |store: &PageStore| store.held(&space, &tokens, Wanted::Any).tokens;
+    let loaded = || store.load(&space, &tokens, 0..128, Wanted::Any);
+    let (first, second) = (store.in_doubt(), store.in_doubt());
+    assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(2));
+    assert_eq!((held(&store), held(&first), held(&second)), (0, 0, 0));
+    assert_eq!(loaded(), Err(LoadError::Missing { end: 64 }));
+    assert_eq!(store.pin(&space, &tokens, Wanted::Any).held().tokens, 0);
+    // Others in doubt take their place; then the first ones have nothing left to be trusted.
+    assert_eq!(
+        second.put(
+            &space,
+            &tokens[..64],
+            &full_block(&full_only(), 0..64, 2),
+            PREFILLED
+        ),
+        Ok(1)
+    );
+    assert_eq!(store.trust(&space, &tokens), 0);
+    assert_eq!(first.trust(&space, &tokens), 1);
+    assert_eq!(held(&store), 0);
+    assert_eq!(second.trust(&space, &tokens), 1);
+    assert_eq!(held(&store), 128);
+    let mut mixed = rows(1);
+    let other = rows(2);
+    for (plane, other) in mixed.planes.iter_mut().zip(&other.planes) {
+        let half = plane.data.len() / 2;
+        plane.data[..half].copy_from_slice(&other.data[..half]);
+    }
+    assert_eq!(loaded(), Ok(vec![mixed]));
+    // They are not replaced by others in doubt, and those are by good ones.
+    let third = store.in_doubt();
+    assert_eq!(third.put(&space, &tokens, &rows(3), PREFILLED), Ok(0));
+    assert_eq!(store.forget(&space, &tokens), 2);
+    assert_eq!(third.put(&space, &tokens, &rows(3), PREFILLED), Ok(2));
+    assert_eq!(
+        store.put(&space, &tokens, &rows(4), Provenance::Decoded),
+        Ok(2)
+    );
+    assert_eq!(third.trust(&space, &tokens), 0);
+    assert_eq!(loaded(), Ok(vec![rows(4)]));
 }
 
 #[test]
