@@ -75,16 +75,16 @@ impl Pairs {
             ..PairReport::default()
         });
         let summary = &timeline.summary;
-        pair.handoffs += 1;
-        pair.handoff_bytes += summary.handoff_bytes;
-        pair.wire_bytes += summary.wire_bytes;
-        pair.cached_tokens += u64::from(summary.cached_tokens);
-        pair.reconnects += u64::from(summary.reconnects);
-        pair.fallbacks += u64::from(summary.fallback.is_some());
+        add(&mut pair.handoffs, 1);
+        add(&mut pair.handoff_bytes, summary.handoff_bytes);
+        add(&mut pair.wire_bytes, summary.wire_bytes);
+        add(&mut pair.cached_tokens, u64::from(summary.cached_tokens));
+        add(&mut pair.reconnects, u64::from(summary.reconnects));
+        add(&mut pair.fallbacks, u64::from(summary.fallback.is_some()));
         if let Some(report) = timeline.parity {
-            pair.compared += 1;
-            pair.same_top += u64::from(report.parity.same_top);
-            pair.parity_faults += u64::from(!report.holds);
+            add(&mut pair.compared, 1);
+            add(&mut pair.same_top, u64::from(report.parity.same_top));
+            add(&mut pair.parity_faults, u64::from(!report.holds));
             pair.suspect = !report.holds;
             pair.last_kl = Some(report.parity.kl);
             pair.max_kl = pair.max_kl.max(report.parity.kl);
@@ -122,6 +122,11 @@ impl Pairs {
         encode(&mut out, &registry)?;
         Ok(out)
     }
+}
+
+/// What a node says of itself may be anything.
+const fn add(count: &mut u64, more: u64) {
+    *count = count.saturating_add(more);
 }
 
 type Labels = [(&'static str, String); 2];

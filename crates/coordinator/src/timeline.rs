@@ -32,8 +32,8 @@ impl Timeline {
     /// it did. A prompt of one token has no KV to come from anywhere.
     fn is_remote(&self, plan: &Plan) -> bool {
         let summary = &self.summary;
-        let elsewhere = summary.remote_tokens + summary.cached_tokens;
-        plan.prefill.is_some() && elsewhere > 0 && summary.local_tokens == 0
+        let is_elsewhere = summary.remote_tokens > 0 || summary.cached_tokens > 0;
+        plan.prefill.is_some() && is_elsewhere && summary.local_tokens == 0
     }
 
     /// The extension of the answer.
@@ -57,7 +57,8 @@ impl Timeline {
             phases_ms: PhasesMs {
                 queue: queue.as_secs_f64() * 1e3,
                 tokenize: self.tokenize_ms,
-                prefill: self.prefill.prefill_ms + self.summary.local_prefill_ms,
+                // JSON has no infinity.
+                prefill: (self.prefill.prefill_ms + self.summary.local_prefill_ms).min(f64::MAX),
                 transfer: self.prefill.transfer_ms,
                 exposed_transfer: self.prefill.exposed_transfer_ms,
                 apply: self.summary.apply_ms,

@@ -22,7 +22,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contract::Contract;
 
 pub use error::{CodecError, UnknownCodec};
 pub use four_bit::error_bound as four_bit_error_bound;
@@ -112,16 +111,6 @@ impl Codec {
                 let bytes = blocks(run).saturating_mul(four_bit::BLOCK_BYTES as u64);
                 bytes..=bytes
             }
-        }
-    }
-
-    /// Payload bytes of a raw segment of these layers and this many tokens; `None` on overflow and
-    /// for every other codec, whose segments are sized run by run ([`Codec::encoded_bytes`]).
-    #[must_use]
-    pub fn payload_bytes(self, contract: &Contract, layers: &[u32], tokens: u32) -> Option<u64> {
-        match self {
-            Self::Raw => contract.token_bytes(layers).checked_mul(u64::from(tokens)),
-            Self::Plane | Self::Q8 | Self::K8v4 => None,
         }
     }
 }

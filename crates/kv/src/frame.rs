@@ -43,6 +43,20 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// True for what a receiver says: nothing else is read from it.
+    #[must_use]
+    pub const fn is_answer(self) -> bool {
+        match self {
+            Self::Accept
+            | Self::Refuse
+            | Self::Ack
+            | Self::Committed
+            | Self::Abort
+            | Self::Beat => true,
+            Self::Hello | Self::Segment | Self::Commit | Self::Join | Self::Receipt => false,
+        }
+    }
+
     /// The number of this kind on the wire.
     #[must_use]
     pub const fn wire(self) -> u8 {

@@ -33,8 +33,8 @@ impl std::fmt::Debug for Hello {
     }
 }
 
-/// Sender to receiver, first frame of each further connection of a handoff. The receiver answers
-/// only if it refuses.
+/// Sender to receiver, first frame of each further connection of a handoff. The receiver answers with a beat
+/// on that connection, or closes it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Join {

@@ -304,6 +304,9 @@ impl Sender {
     }
 
     fn receive_inner(&mut self, header: &Header, payload: &[u8]) -> Result<(), SenderError> {
+        if !header.kind.is_answer() {
+            return Err(unexpected(header, "no receiver sends it"));
+        }
         header.check_payload(payload)?;
         // The receiver does not know the handoff of a hello that it could not read.
         let unread = header.kind == Kind::Refuse && header.handoff == 0;
@@ -598,10 +601,16 @@ impl Sender {
 }
 
 /// A control frame that has no number yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Outgoing {
     kind: Kind,
     payload: Vec<u8>,
+}
+
+impl std::fmt::Debug for Outgoing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Outgoing({:?}, {} bytes)", self.kind, self.payload.len())
+    }
 }
 
 impl Outgoing {
@@ -610,7 +619,7 @@ impl Outgoing {
         Ok(Self { kind, payload })
     }
 
-    /// A sign of life; it goes over the main connection.
+    /// A sign of life; each connection needs its own.
     #[must_use]
     pub const fn beat() -> Self {
         Self {

@@ -69,6 +69,8 @@ pub struct Node {
     pub pages: PageStore,
     /// Permissions to hand an answer back that may be open.
     pub returns: Arc<Semaphore>,
+    /// Answers that may be handed back at once.
+    pub handing_back: Arc<Semaphore>,
     /// The links to nodes that KV was sent to.
     pub links: Arc<Links>,
     /// Requests that generate here, by id.

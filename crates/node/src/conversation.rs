@@ -10,7 +10,7 @@ use tandem_kv::codec::Codec;
 use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::sender::Offer;
 use tandem_kv::{KvBlock, Section};
-use tandem_proto::{HandoffTerms, NodeError};
+use tandem_proto::{ErrorCode, HandoffTerms, NodeError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -110,9 +110,19 @@ impl Keeping {
         };
         let target = std::net::SocketAddr::new(back.from, back.ticket.port).to_string();
         let route = self.node.route(target, back.peer, &self.terms);
-        let (events, _) = mpsc::channel(1);
-        transmit(offer, route, input, events, None)
+        let place = Arc::clone(&self.node.handing_back).try_acquire_owned();
+        let limit = self.node.config.limits.hand_back;
+        async move {
+            let _place = place.map_err(|_| not_handed_back("too many others are"))?;
+            let (events, _) = mpsc::channel(1);
+            let sending = timeout(limit, transmit(offer, route, input, events, None)).await;
+            sending.unwrap_or_else(|_| Err(not_handed_back("it takes too long")))
+        }
     }
+}
+
+fn not_handed_back(reason: &str) -> NodeError {
+    NodeError::new(ErrorCode::Busy, reason)
 }
 
 /// Keeps blocks as pages, and passes them on.

@@ -27,6 +27,8 @@ pub const STREAMS_PAUSE: u32 = 64;
 pub const STREAMS_BELIEVED_BYTES: u64 = 16 << 20;
 /// Permissions to hand an answer back that may be open.
 pub const MAX_RETURNS: usize = 256;
+/// Answers that are handed back at once; beyond that they stay where they are.
+pub const MAX_HAND_BACKS: usize = 64;
 /// An answer whose KV the other node does not take for this long is not handed back: it keeps its
 /// place in the engine until then.
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
@@ -104,6 +106,9 @@ pub struct Limits {
     pub receipt: Duration,
     /// How long the permission to hand an answer back is good for: longer than an answer takes.
     pub return_ticket: Duration,
+    /// How long handing an answer back may take: a node that shows that it is alive and takes nothing
+    /// would hold on to memory.
+    pub hand_back: Duration,
     /// Longest silence of an event stream.
     pub beat: Duration,
     /// Each end of a handoff shows this often that it is alive, also during a long chunk.
@@ -124,6 +129,7 @@ impl Default for Limits {
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),
             return_ticket: Duration::from_secs(30 * 60),
+            hand_back: Duration::from_secs(10 * 60),
             beat: tandem_proto::limits::BEAT,
             handoff_beat: Duration::from_secs(5),
             stop: Duration::from_secs(10),

@@ -208,6 +208,25 @@ pub async fn read_payload<R: AsyncRead + Unpin>(
     Ok(payload)
 }
 
+/// The next frame of a receiver. What no receiver sends comes without its payload, which is not read:
+/// [`Sender::receive`](tandem_kv::sender::Sender::receive) then ends the handoff.
+///
+/// # Errors
+/// See [`read_header`] and [`fill`].
+pub async fn read_answer<R: AsyncRead + Unpin>(
+    stream: &mut R,
+    patience: Option<Duration>,
+    limit: Duration,
+) -> Result<(Header, Vec<u8>), WireError> {
+    let header = read_header(stream, patience, limit).await?;
+    let payload = if header.kind.is_answer() {
+        read_payload(stream, &header, limit).await?
+    } else {
+        Vec::new()
+    };
+    Ok((header, payload))
+}
+
 /// Bytes that a link carried, and how long that took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Drained {

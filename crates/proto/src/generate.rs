@@ -9,7 +9,7 @@ use crate::status::{ErrorCode, NodeError};
 use crate::terms::HandoffTerms;
 
 /// One message of a chat.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
     /// `system`, `user` or `assistant`; the model's template decides what it accepts.
@@ -18,8 +18,15 @@ pub struct Message {
     pub content: String,
 }
 
+/// What people write is private: it does not get into logs by way of a debug format.
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Message({} bytes)", self.content.len())
+    }
+}
+
 /// What to continue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prompt {
     /// A chat, put into the model's template.
@@ -28,6 +35,16 @@ pub enum Prompt {
     Text(String),
     /// Token ids, used as they are.
     Tokens(Vec<u32>),
+}
+
+impl std::fmt::Debug for Prompt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Chat(messages) => f.debug_tuple("Chat").field(messages).finish(),
+            Self::Text(text) => write!(f, "Text({} bytes)", text.len()),
+            Self::Tokens(tokens) => write!(f, "Tokens({})", tokens.len()),
+        }
+    }
 }
 
 /// What the answer must look like.
@@ -170,7 +187,7 @@ pub enum FinishReason {
 }
 
 /// One line of the answer to `POST /node/v1/generate`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 pub enum GenerateEvent {
     /// First: the prompt is tokenised and a sequence is reserved.
@@ -208,6 +225,29 @@ pub enum GenerateEvent {
     Failed(NodeError),
     /// Nothing new, but the node is alive.
     Beat,
+}
+
+impl std::fmt::Debug for GenerateEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Opened { prompt_tokens, .. } => write!(f, "Opened({prompt_tokens} tokens)"),
+            Self::Prefilled(summary) => f.debug_tuple("Prefilled").field(summary).finish(),
+            Self::Token { .. } => f.write_str("Token"),
+            Self::Done {
+                finish_reason,
+                generated_tokens,
+                parity,
+                ..
+            } => f
+                .debug_struct("Done")
+                .field("finish_reason", finish_reason)
+                .field("generated_tokens", generated_tokens)
+                .field("parity", parity)
+                .finish_non_exhaustive(),
+            Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
+            Self::Beat => f.write_str("Beat"),
+        }
+    }
 }
 
 impl GenerateRequest {
@@ -262,4 +302,45 @@ pub fn check_request_id(id: &str) -> Result<(), NodeError> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_formats_tell_nothing_of_what_people_write() {
+        let text = || "private".to_owned();
+        let ticket = Ticket {
+            secret: text(),
+            handoff: 1,
+            port: 2,
+        };
+        let message = Message {
+            role: "user".into(),
+            content: text(),
+        };
+        let prompts = [
+            Prompt::Chat(vec![message]),
+            Prompt::Text(text()),
+            Prompt::Tokens(vec![4321]),
+        ];
+        let events = [
+            GenerateEvent::Token {
+                id: 4321,
+                text: text(),
+            },
+            GenerateEvent::Opened {
+                prompt_tokens: 1,
+                tokens: Some(vec![4321]),
+                ticket: Some(ticket),
+                tokenize_ms: 0.0,
+            },
+        ];
+        let told = format!("{prompts:?} {events:?}");
+        assert!(
+            !told.contains("private") && !told.contains("4321"),
+            "{told}"
+        );
+    }
 }

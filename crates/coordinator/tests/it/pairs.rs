@@ -5,7 +5,10 @@ use tandem_coordinator::{KeepAnswers, NodeList, PairReport};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::receipt::Parity;
 use tandem_openai::TandemInfo;
-use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, ParityReport, Reuse, Role};
+use tandem_proto::{
+    CodecChoice, GenerateEvent, HandoffTerms, ParityAction, ParityReport, PrefillEvent,
+    PrefillSummary, Reuse, Role,
+};
 
 use crate::fake::{FakeNode, status};
 use crate::rig::{Rig, config, whole_of};
@@ -83,6 +86,47 @@ async fn a_pair_that_does_not_compute_the_same_is_suspect_until_it_does() {
     );
     assert_eq!((told[0].last_kl, told[0].max_kl), (Some(0.001), 0.4));
     assert_eq!((told[0].same_top, told[0].max_difference), (1, 0.25));
+}
+
+/// Whatever nodes say of themselves, the coordinator goes on.
+#[tokio::test]
+async fn figures_beyond_all_bounds_end_nothing() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let rig = Rig::start(config(&[&p], &[&d])).await;
+    for _ in 0..2 {
+        let answer = rig.chat(json!({}));
+        let (_, decode) = d.generate().await.accept();
+        decode.open(10, true).await;
+        let (_, prefill) = p.prefill_call().await.accept();
+        let done = PrefillEvent::Done {
+            prefill_ms: f64::MAX,
+            transfer_ms: f64::MAX,
+            exposed_transfer_ms: f64::MAX,
+            handoff_bytes: u64::MAX,
+            wire_bytes: u64::MAX,
+            have_tokens: u32::MAX,
+            reconnects: u32::MAX,
+        };
+        prefill.send(&done).await;
+        let summary = PrefillSummary {
+            remote_tokens: u32::MAX,
+            cached_tokens: u32::MAX,
+            local_tokens: u32::MAX,
+            local_prefill_ms: f64::MAX,
+            apply_ms: f64::MAX,
+            handoff_bytes: u64::MAX,
+            wire_bytes: u64::MAX,
+            reconnects: u32::MAX,
+            ..PrefillSummary::default()
+        };
+        decode.send(&GenerateEvent::Prefilled(summary)).await;
+        decode.token(7, "Hel").await;
+        decode.done_with(u32::MAX, None).await;
+        whole_of(answer.await.unwrap()).await;
+    }
+    let told = pairs(&rig).await;
+    assert_eq!((told[0].handoffs, told[0].handoff_bytes), (2, u64::MAX));
+    assert!(rig.text("/metrics").await.ends_with("# EOF\n"));
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use tandem_kv::limits::{
 use tandem_kv::message::{Accept, Commit, Hello, Join, RefusalCode, Refuse, control_frame, parse};
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_kv::receiver::{Expectation, Receiver};
+use tandem_kv::segment::window_bytes;
 use tandem_kv::sender::{Offer, Sender, SenderError};
 use tandem_kv::{Contract, LayerKind, Section};
 
@@ -312,11 +313,7 @@ fn the_largest_contract_does_not_overflow() {
     assert_eq!(largest.window_start(7), 0);
     let all: Vec<u32> = (0u32..).take(MAX_LAYERS).collect();
     assert_eq!(largest.token_bytes(&all), 1 << 32);
-    let raw = tandem_kv::codec::Codec::Raw;
-    assert_eq!(
-        raw.payload_bytes(&largest, &all, u32::MAX),
-        Some(u64::from(u32::MAX) << 32)
-    );
+    assert_eq!(window_bytes(&largest, u32::MAX), u64::from(u32::MAX) << 22);
     assert_eq!(largest.section_layers(Section::Window), [1023]);
 }
 

@@ -30,6 +30,16 @@ fn any_do() -> impl Strategy<Value = Do> {
 /// Secret, handoff, peer, when it expires, what it permits.
 type Listed = (u8, u64, u8, Duration, usize);
 
+#[test]
+fn debug_formats_tell_no_secret() {
+    let mut tickets = Tickets::default();
+    tickets.issue("5ec3e7".into(), 1, (), Duration::MAX, ());
+    let mut sessions = Sessions::default();
+    sessions.renew(None, "5ec3e7".into(), "5ec3e7".into());
+    let told = format!("{tickets:?} {sessions:?}");
+    assert_eq!(told, "Tickets(1) Sessions(1)");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -432,6 +432,28 @@ fn commit_only_when_complete_and_once() {
     assert!(error.to_string().contains("Committing"), "{error}");
 }
 
+/// Their payload is not even read.
+#[test]
+fn frames_that_no_receiver_sends() {
+    for kind in [
+        Kind::Hello,
+        Kind::Segment,
+        Kind::Commit,
+        Kind::Join,
+        Kind::Receipt,
+    ] {
+        let mut header = Header::control(kind, HANDOFF, 1);
+        header.payload_len = kind.max_payload();
+        let mut side = streaming(100);
+        let error = side.sender.receive(&header, &[]).unwrap_err();
+        assert!(
+            error.to_string().contains("no receiver sends it"),
+            "{error}"
+        );
+        assert_eq!(side.sender.state(), SenderState::Failed);
+    }
+}
+
 #[test]
 fn acknowledgements_out_of_order_or_for_nothing() {
     let with_two = || {

@@ -18,7 +18,7 @@ use crate::limits::{
     BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
     MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
 };
-use crate::wire::{Activity, Drain, WireError, read_header, read_payload, write_frame};
+use crate::wire::{Activity, Drain, WireError, read_answer, read_header, write_frame};
 
 type Incoming = Result<(Header, Vec<u8>), WireError>;
 
@@ -76,8 +76,8 @@ impl Pump {
         write_frame(&mut write, hello, limits.handoff_silence).await?;
         while self.sender.state() == SenderState::AwaitAccept {
             let patience = Some(limits.accept);
-            let header = read_header(&mut read, patience, limits.handoff_silence).await?;
-            let payload = read_payload(&mut read, &header, limits.handoff_silence).await?;
+            let (header, payload) =
+                read_answer(&mut read, patience, limits.handoff_silence).await?;
             self.sender.receive(&header, &payload)?;
         }
         let activity = Arc::new(Activity::default());
@@ -101,6 +101,7 @@ impl Pump {
         }
         for _ in 1..streams {
             // None is silent for longer than one join takes.
+            connection.hear_writers()?;
             connection.beat();
             let joined = self.join(&mut connection).await;
             self.further_broke |= joined.is_err();
@@ -228,6 +229,22 @@ impl Stream {
 }
 
 impl Connection {
+    /// Takes note of beats that have been written, before there are blocks.
+    fn hear_writers(&mut self) -> Result<(), Fault> {
+        while let Ok(told) = self.written.try_recv() {
+            let written = told.map_err(|(_, fault)| fault)?;
+            self.done(written.stream);
+        }
+        Ok(())
+    }
+
+    /// A writer has done one of its orders.
+    pub(super) fn done(&mut self, stream: usize) {
+        if let Some(stream) = self.streams.get_mut(stream) {
+            stream.waiting = stream.waiting.saturating_sub(1);
+        }
+    }
+
     pub(super) fn beat(&mut self) {
         self.beaten = tokio::time::Instant::now();
         // A writer that is busy shows that this end and its connection are alive.
@@ -265,12 +282,7 @@ async fn read_frames(
     limits: Limits,
 ) {
     loop {
-        let frame = async {
-            let header = read_header(&mut read, None, limits.handoff_silence).await?;
-            let payload = read_payload(&mut read, &header, limits.handoff_silence).await?;
-            Ok((header, payload))
-        };
-        let frame = frame.await;
+        let frame = read_answer(&mut read, None, limits.handoff_silence).await;
         activity.touch();
         let over = frame.is_err();
         if frames.send(frame).await.is_err() || over {

@@ -305,10 +305,8 @@ impl Pump {
     }
 
     fn written(&mut self, written: Written) {
-        if let Some(connection) = &mut self.connection
-            && let Some(stream) = connection.streams.get_mut(written.stream)
-        {
-            stream.waiting = stream.waiting.saturating_sub(1);
+        if let Some(connection) = &mut self.connection {
+            connection.done(written.stream);
         }
         let Some(done) = written.block else { return };
         self.report.wire_bytes += done.wire_bytes;

@@ -286,7 +286,7 @@ impl Worker {
             // What came may be lossy.
             g.retire = None;
         }
-        // There is nothing to compare: the last token is computed from KV of this node.
+        // There is nothing to compare: no receipt will come.
         g.receipt = ReceiptState::Settled;
         tracing::warn!(request = %job.request, held, kv_end, "prefilling here what was not handed over");
         if held == kv_end {

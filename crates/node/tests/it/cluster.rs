@@ -61,6 +61,7 @@ pub fn endless() -> Limits {
         resume: long,
         receipt: long,
         return_ticket: long,
+        hand_back: long,
         beat: Duration::from_millis(200),
         ..Limits::default()
     }

@@ -1,27 +1,30 @@
 //! The KV of an answer, kept on both nodes for the next turn.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{CallKind, FakeConfig, FakeEngine};
 use tandem_identity::{Authority, Security};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_kv::frame::Kind;
+use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::page::{Namespace, Origin};
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
-use tandem_node::limits::{MAX_COMMANDS, MAX_RETURNS};
+use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS};
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
+use tokio::io::AsyncWriteExt;
 
 use super::cluster::{
-    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, bridge, heavy, is_clean, limits, prompt,
+    Answer, Calls, Deal, PATIENCE, SHORT, Setup, TestNode, bridge, heavy, is_clean, limits, prompt,
 };
 use super::codecs;
 use super::kills::Brake;
 use super::proxy::Proxy;
 use super::raw::Handoff;
+use super::reuse;
 
 const CHUNK: u32 = 32;
 
@@ -592,6 +595,99 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
         s.sending == 1 && is_clean(&rest)
     };
     decode.until("nothing else", nothing_else).await;
+}
+
+/// A request to `decode` whose prefill node takes the answer at this port; the answer.
+async fn answered(config: &FakeConfig, deal: &Deal, decode: &TestNode, port: u16) -> Answer {
+    let (mut events, ticket) = deal.open(decode).await;
+    let mut handoff = Handoff::dial(config, deal, &ticket).await.unwrap();
+    handoff.blocks(CHUNK).await;
+    handoff.commit().await;
+    let ticket = ReturnTicket {
+        ticket: "00".repeat(16),
+        handoff: 1,
+        port,
+    };
+    let receipt = handoff.computed(Some(ticket));
+    handoff.receipt(&receipt).await;
+    handoff.leave().await;
+    super::cluster::finish(&mut events).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_beats_and_takes_nothing_is_given_up() {
+    let config = FakeConfig::default();
+    let decode = Setup {
+        limits: Limits {
+            hand_back: SHORT,
+            ..limits()
+        },
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = decode.start().await;
+    let deal = first_turn();
+    let listener = super::cluster::bind().await;
+    let port = listener.local_addr().unwrap().port();
+    // It has the pages of the prompt, as it should.
+    let contract = Arc::new(FakeEngine::new(config.clone()).contract().clone());
+    let names = Namespace::new(contract, deal.terms.salt.as_bytes(), Origin::Exact);
+    let pages = names.chain(&deal.tokens[..64]);
+    let claim = reuse::Claim {
+        tokens: 64,
+        page: pages.last().map(ToString::to_string),
+        window: false,
+    };
+    let beating = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let start = Instant::now();
+        let handoff = reuse::accept(&mut stream, claim).await;
+        for sequence in 1.. {
+            let beat = encode_frame(Header::control(Kind::Beat, handoff, sequence), &[]);
+            if stream.write_all(&beat).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(SHORT / 20).await;
+        }
+        start.elapsed()
+    });
+    let answer = answered(&config, &deal, &decode, port).await;
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    let took = tokio::time::timeout(PATIENCE, beating).await;
+    assert!(took.expect("given up").unwrap() >= SHORT);
+    decode.idle().await;
+    decode.until("given up", |s| s.sending == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_are_handed_back_at_once_are_bounded() {
+    let config = FakeConfig::default();
+    let decode = patient(&config).await;
+    let mut deal = Deal::new(&prompt(CHUNK + 4), CHUNK);
+    deal.max_tokens = 1;
+    deal.terms = keeping();
+    let expected = deal.expected(&config).await;
+    // It takes connections, and says nothing.
+    let silent = super::cluster::bind().await;
+    let port = silent.local_addr().unwrap().port();
+    let mut connections = Vec::new();
+    for _ in 0..MAX_HAND_BACKS {
+        let answer = answered(&config, &deal, &decode, port).await;
+        assert_eq!(answer.tokens, expected);
+        connections.push(silent.accept().await.unwrap());
+    }
+    assert_eq!(decode.handoffs().await.sending, MAX_HAND_BACKS as u64);
+    let answer = answered(&config, &deal, &decode, port).await;
+    assert_eq!(answer.tokens, expected);
+    decode.idle().await;
+    // One that ends makes room.
+    connections.pop();
+    let ended = |s: &HandoffStatus| s.sending == MAX_HAND_BACKS as u64 - 1;
+    decode.until("one has ended", ended).await;
+    answered(&config, &deal, &decode, port).await;
+    silent.accept().await.unwrap();
+    // The one that found no room has not come.
+    let further = tokio::time::timeout(SHORT, silent.accept()).await;
+    assert!(further.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

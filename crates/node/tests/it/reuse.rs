@@ -12,6 +12,7 @@ use tandem_kv::message::{Accept, control_frame};
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{PrefillEvent, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::child::{full_folder, without_room_on_disk};
 use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, bind, eventually, limits, prompt};
@@ -211,10 +212,10 @@ fn damage(dir: &Path) {
 }
 
 /// What a receiver says that it has.
-struct Claim {
-    tokens: u32,
-    page: Option<String>,
-    window: bool,
+pub struct Claim {
+    pub tokens: u32,
+    pub page: Option<String>,
+    pub window: bool,
 }
 
 /// A receiver that answers the first hello with a claim and then listens.
@@ -223,27 +224,33 @@ async fn liar(claim: Claim) -> u16 {
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        let mut header = [0; HEADER_BYTES];
-        stream.read_exact(&mut header).await.unwrap();
-        let header = Header::parse(&header).unwrap();
-        let mut payload = vec![0; header.payload_len as usize];
-        stream.read_exact(&mut payload).await.unwrap();
-        let accept = Accept {
-            session: "s".into(),
-            stream: "t".into(),
-            streams: 1,
-            credit_bytes: CREDIT_BYTES,
-            have_tokens: claim.tokens,
-            have_page: claim.page,
-            have_window: claim.window,
-            decode_rates: DecodeRates::default(),
-        };
-        let accept = control_frame(Kind::Accept, header.handoff, 0, &accept).unwrap();
-        stream.write_all(&accept).await.unwrap();
+        accept(&mut stream, claim).await;
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest).await;
     });
     port
+}
+
+/// Answers the hello on a connection with a claim; gives the number of the handoff.
+pub async fn accept(stream: &mut TcpStream, claim: Claim) -> u64 {
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).await.unwrap();
+    let header = Header::parse(&header).unwrap();
+    let mut payload = vec![0; header.payload_len as usize];
+    stream.read_exact(&mut payload).await.unwrap();
+    let accept = Accept {
+        session: "s".into(),
+        stream: "t".into(),
+        streams: 1,
+        credit_bytes: CREDIT_BYTES,
+        have_tokens: claim.tokens,
+        have_page: claim.page,
+        have_window: claim.window,
+        decode_rates: DecodeRates::default(),
+    };
+    let accept = control_frame(Kind::Accept, header.handoff, 0, &accept).unwrap();
+    stream.write_all(&accept).await.unwrap();
+    header.handoff
 }
 
 #[tokio::test]

@@ -7,9 +7,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tandem_identity::{Authority, Gate, Security};
-use tandem_kv::frame::HEADER_BYTES;
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_node::limits::MIN_LINK_RATE;
-use tandem_node::wire::{Drain, Drained, WireError, fill, flush, read_header, write_parts};
+use tandem_node::wire::{
+    Drain, Drained, WireError, fill, flush, read_answer, read_header, write_parts,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, duplex};
 use tokio::time::{Instant, sleep};
 
@@ -42,6 +44,30 @@ async fn who_sends_a_byte_now_and_then_is_given_up() {
         (took - LIMIT.as_secs_f64() - carrying).abs() < 0.1,
         "{took} s"
     );
+}
+
+/// A sender reads no rows: there is no memory for them, and nobody waits for them.
+#[tokio::test(start_paused = true)]
+async fn the_payload_of_what_no_receiver_sends_is_not_read() {
+    for kind in [Kind::Segment, Kind::Hello, Kind::Ack, Kind::Abort] {
+        let (mut near, mut far) = duplex(1 << 10);
+        let mut header = Header::control(kind, 7, 1);
+        header.payload_len = if kind == Kind::Ack {
+            0
+        } else {
+            kind.max_payload()
+        };
+        far.write_all(&header.encode()).await.unwrap();
+        let answer = read_answer(&mut near, None, LIMIT).await;
+        if kind == Kind::Abort {
+            assert!(
+                matches!(answer, Err(WireError::Silent(LIMIT))),
+                "{answer:?}"
+            );
+        } else {
+            assert!(answer.unwrap().1.is_empty(), "{kind:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
