@@ -83,7 +83,7 @@ pub trait KvEngine: Send {
         tokens: &[Token],
     ) -> Result<(), EngineError>;
 
-    /// Copies KV of a range of tokens out. For [`Section::Window`] the range must be the window
+    /// Copies KV of a range of tokens out. For [`Section::Window`] the range must lie in the window
     /// that ends at the last token held.
     ///
     /// # Errors
@@ -97,7 +97,8 @@ pub trait KvEngine: Send {
 
     /// Takes the rows of `tokens` of a block in. Full blocks must continue where the sequence ends;
     /// the window comes last. Parts of a block come in order, and a window is there with its last
-    /// part. On an error the sequence holds what it held before, or nothing ([`KvEngine::held`]
+    /// part. A window may come again, also to where it was computed: it then lies where an import puts
+    /// it, so that a local answer can be that of a handoff, to the bit. On an error the sequence holds what it held before, or nothing ([`KvEngine::held`]
     /// tells).
     ///
     /// # Errors
@@ -115,19 +116,6 @@ pub trait KvEngine: Send {
     /// As [`KvEngine::import_part`].
     fn import(&mut self, sequence: Sequence, block: &KvBlock) -> Result<(), EngineError> {
         self.import_part(sequence, block, block.tokens.clone())
-    }
-
-    /// Puts the KV of a sequence that was prefilled here to where an import would have put it.
-    ///
-    /// Called once, after the last chunk and before the first decode. Engines whose results depend
-    /// on the order of cache cells need it for a local answer to be that of a handoff, to the bit:
-    /// a window cache is a ring, and an imported window does not start in its middle.
-    ///
-    /// # Errors
-    /// If the engine fails; the sequence is then empty.
-    fn settle(&mut self, sequence: Sequence) -> Result<(), EngineError> {
-        let _ = sequence;
-        Ok(())
     }
 
     /// Number of tokens from 0 whose KV is complete enough to continue from.

@@ -22,7 +22,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-
 pub use error::{CodecError, UnknownCodec};
 pub use four_bit::error_bound as four_bit_error_bound;
 pub use q8::error_bound as q8_error_bound;

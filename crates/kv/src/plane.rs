@@ -125,6 +125,14 @@ impl KvBlock {
         }
     }
 
+    /// Appends the rows of a block that goes on where this one ends.
+    pub fn append(&mut self, more: Self) {
+        self.tokens.end = more.tokens.end;
+        for (plane, more) in self.planes.iter_mut().zip(more.planes) {
+            plane.data.extend_from_slice(&more.data);
+        }
+    }
+
     /// Checks that the planes are exactly those of the section, in order, each of the right size.
     ///
     /// # Errors

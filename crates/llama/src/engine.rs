@@ -281,13 +281,18 @@ impl LlamaEngine {
             .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
     }
 
-    fn export_full(&mut self, id: i32, tokens: &Range<u32>) -> Result<Vec<u8>, EngineError> {
+    fn part_state(
+        &mut self,
+        id: i32,
+        tokens: &Range<u32>,
+        only_window: bool,
+    ) -> Result<Vec<u8>, EngineError> {
         let scratch = self.scratch();
         let range = (Some(tokens.start), Some(tokens.end));
         self.context(|c| c.kv_cache_seq_cp(id, scratch, range.0, range.1))
             .map_err(|e| EngineError::Failed(e.to_string()))?;
         // The tag must be gone before the next decode, or window cells are never recycled.
-        let state = self.state(scratch, false);
+        let state = self.state(scratch, only_window);
         self.remove(scratch);
         state.map_err(failed)
     }
@@ -527,8 +532,9 @@ impl KvEngine for LlamaEngine {
             Section::Full => tokens.start < tokens.end && tokens.end <= held,
             Section::Window => {
                 self.contract.has_window()
-                    && held > 0
-                    && tokens == (self.contract.window_start(held)..held)
+                    && self.contract.window_start(held) <= tokens.start
+                    && tokens.start < tokens.end
+                    && tokens.end <= held
             }
         };
         if !allowed {
@@ -537,11 +543,7 @@ impl KvEngine for LlamaEngine {
                 tokens.start, tokens.end
             )));
         }
-        let state = if window {
-            self.state(native_id(sequence), true).map_err(failed)?
-        } else {
-            self.export_full(native_id(sequence), &tokens)?
-        };
+        let state = self.part_state(native_id(sequence), &tokens, window)?;
         let sections = blob::parse(&state, &self.contract, window).map_err(failed)?;
         let cells = sections.iter().find(|(s, _)| *s == section);
         let (_, cells) = cells.ok_or_else(|| EngineError::Failed("section is missing".into()))?;
@@ -566,11 +568,11 @@ impl KvEngine for LlamaEngine {
                     && (!self.contract.has_window() || !slot.complete || slot.full == 0)
             }
             Section::Window => {
-                let goes_on = !slot.complete && block.tokens.end == slot.full;
-                (only_windows || goes_on)
+                let ends_here = block.tokens.end == slot.full;
+                let goes_on = !slot.complete && ends_here && tokens.start == slot.window;
+                (only_windows || ends_here)
                     && block.tokens.start == self.contract.window_start(block.tokens.end)
-                    && (tokens.start == block.tokens.start
-                        || (goes_on && tokens.start == slot.window))
+                    && (tokens.start == block.tokens.start || goes_on)
             }
         };
         let inside = block.tokens.start <= tokens.start
@@ -591,19 +593,6 @@ impl KvEngine for LlamaEngine {
             Section::Full => self.import_full(sequence, block, &tokens),
             Section::Window => self.import_window(sequence, block, &tokens),
         }
-    }
-
-    /// A window cache is a ring: after a long prefill the window starts in its middle, while an
-    /// imported one starts at its first cell. The order of cells is the order of float sums.
-    fn settle(&mut self, sequence: Sequence) -> Result<(), EngineError> {
-        let held = self.held(sequence);
-        if held == 0 || !self.contract.has_window() {
-            return Ok(());
-        }
-        let window = self.contract.window_start(held)..held;
-        let block = self.export(sequence, Section::Window, window)?;
-        let tokens = block.tokens.clone();
-        self.import_window(sequence, &block, &tokens)
     }
 
     fn held(&self, sequence: Sequence) -> u32 {

@@ -261,10 +261,7 @@ impl Tail {
                 joined = Some(part);
                 continue;
             };
-            all.tokens.end = at;
-            for (rows, more) in all.planes.iter_mut().zip(part.planes) {
-                rows.data.extend_from_slice(&more.data);
-            }
+            all.append(part);
         }
         joined.filter(|_| at == tokens.end)
     }

@@ -1,16 +1,19 @@
 //! The engine thread of one model.
 //!
-//! One loop: take commands, take in a bounded amount of KV, compute at most one chunk of one
-//! prefill, decode one token of every generating sequence. So running generations wait for at most
-//! one slice and one chunk, and a request that nobody waits for stops within one step.
+//! One loop: take commands, take in a bounded amount of KV, copy a bounded part of a window or compute at
+//! most one chunk of one prefill, decode one token of every generating sequence. So running generations
+//! wait for at most one slice of KV that comes in, and one of a window or one chunk; and a request that
+//! nobody waits for stops within one step.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;
-//! - `steps`: computing, and handing KV out.
+//! - `steps`: computing, and handing KV out;
+//! - `windows`: copying windows out and back.
 
 mod intake;
 mod jobs;
 mod steps;
+mod windows;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -19,7 +22,7 @@ use std::time::Instant;
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
 
-use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Work};
+use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::IDLE_TICK;
 
@@ -55,7 +58,10 @@ impl Worker {
             self.take_commands();
             self.end_abandoned();
             self.apply_step();
-            self.prefill_step();
+            // A window is soon copied, and somebody waits for it to go on.
+            if !self.window_step() {
+                self.prefill_step();
+            }
             self.decode_step();
             self.check_waits();
         }
@@ -73,7 +79,7 @@ impl Worker {
             || self
                 .jobs
                 .values()
-                .any(|j| j.can_prefill() || j.can_decode())
+                .any(|j| j.can_prefill() || j.can_copy() || j.can_decode())
     }
 
     fn take_commands(&mut self) {
@@ -102,8 +108,7 @@ impl Worker {
             Command::Prefill(admission, job) => self.start_prefill(admission, *job),
             Command::Apply(id, block, reply) => self.applies.push_back(Apply {
                 id,
-                next: block.tokens.start,
-                block,
+                taking: Taking::new(block),
                 reply,
             }),
             Command::Seeded(id) => self.seeded(id),

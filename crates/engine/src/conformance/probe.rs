@@ -121,10 +121,17 @@ pub fn prefill_from(
     settle(engine, what, sequence, prompt);
 }
 
-/// Ends a local prefill.
+/// Ends a local prefill: puts the window to where an import puts it.
 pub fn settle(engine: &mut dyn KvEngine, what: &str, sequence: Sequence, prompt: &Prompt) {
     let what = format!("{what}: settle");
-    ok(&what, engine.settle(sequence));
+    if let Some(window) = export_window(engine, &what, sequence, prompt) {
+        import(engine, &what, sequence, &window);
+        let again = export_window(engine, &what, sequence, prompt);
+        assert!(
+            again == Some(window),
+            "conformance: {what}: the window is another than before"
+        );
+    }
     check_held(engine, &what, sequence, prompt.prefilled());
 }
 
@@ -195,7 +202,15 @@ fn export_window(
         return None;
     }
     let window = engine.contract().window_start(end)..end;
-    Some(export(engine, what, sequence, Section::Window, window))
+    let block = export(engine, what, sequence, Section::Window, window);
+    for part in parts(&block) {
+        let rows = export(engine, what, sequence, Section::Window, part.clone());
+        assert!(
+            rows == block.part(part),
+            "conformance: {what}: a part of the window is not that of the whole"
+        );
+    }
+    Some(block)
 }
 
 /// Imports a block that fits. A model with window layers holds nothing until the window is in.

@@ -97,12 +97,12 @@ enum Fault {
 /// What the suite says of each fault: that the right check found it.
 const FAULTS: [(Fault, bool, &str); 29] = [
     (Fault::DropsRow, false, "the first logits differ"),
-    (Fault::DropsRow, true, "the first logits differ"),
+    (Fault::DropsRow, true, "a part of the window is not"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
     (Fault::ReversesRows, false, "the first logits differ"),
-    (Fault::ReversesRows, true, "the first logits differ"),
+    (Fault::ReversesRows, true, "a part of the window is not"),
     (Fault::WrongRange, false, "the first logits differ"),
-    (Fault::SkipsWindow, true, "the first logits differ"),
+    (Fault::SkipsWindow, true, "settle: the window is another"),
     (Fault::SkipsParts, true, "in parts: the first logits differ"),
     (
         Fault::IgnoresImportPosition,

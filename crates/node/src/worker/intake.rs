@@ -12,28 +12,27 @@ use tandem_proto::{GenerateEvent, ParityAction, ParityReport};
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};
 use crate::job::{HandedOver, JobId, Lost, Told};
-use crate::limits::MAX_APPLY_SLICE_BYTES;
+use crate::limits::MAX_SLICE_BYTES;
 
 impl Worker {
     /// Takes KV in: everything if nobody waits for a token, else no more than a slice.
     pub(super) fn apply_step(&mut self) {
         let mut taken = 0;
         while let Some(mut apply) = self.applies.pop_front() {
-            let part = apply.part();
-            taken += apply.part_bytes();
-            let result = self.apply(apply.id, &apply.block, &part);
-            if result.is_ok() && part.end < apply.block.tokens.end {
-                apply.next = part.end;
+            let part = apply.taking.part();
+            taken += apply.taking.part_bytes();
+            let result = self.apply(apply.id, &apply.taking.block, &part);
+            if result.is_ok() && !apply.taking.taken(&part) {
                 self.applies.push_front(apply);
             } else {
-                let Apply { block, reply, .. } = apply;
+                let Apply { taking, reply, .. } = apply;
                 // Whoever waits wants the block back.
-                drop(block);
+                drop(taking);
                 // It may have given up meanwhile; then nobody needs the answer.
                 let _ = reply.send(result);
             }
-            let next = self.applies.front().map_or(0, Apply::part_bytes);
-            let over = taken.saturating_add(next) > MAX_APPLY_SLICE_BYTES;
+            let next = self.applies.front().map_or(0, |a| a.taking.part_bytes());
+            let over = taken.saturating_add(next) > MAX_SLICE_BYTES;
             if over && self.jobs.values().any(Job::can_decode) {
                 return;
             }

@@ -12,28 +12,42 @@ use tandem_proto::{GenerateEvent, ParityAction, ParityReport, Phase, PrefillSumm
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
+use super::windows::{CopyOut, Window};
 use crate::held::Keep;
 use crate::job::{Admission, JobId, Parity, Retired, Told};
-use crate::limits::{EVENT_STALL, MAX_APPLY_SLICE_BYTES};
+use crate::limits::{EVENT_STALL, MAX_SLICE_BYTES};
 use crate::send::Input;
 
 /// A block to take in, and who waits for that.
 pub(super) struct Apply {
     pub(super) id: JobId,
-    pub(super) block: Arc<KvBlock>,
-    /// The first token that has not been taken in.
-    pub(super) next: u32,
+    pub(super) taking: Taking,
     pub(super) reply: oneshot::Sender<Result<(), String>>,
 }
 
-impl Apply {
+/// A block that is taken in slice by slice.
+pub(super) struct Taking {
+    pub(super) block: Arc<KvBlock>,
+    /// The first token that has not been taken in.
+    next: u32,
+}
+
+impl Taking {
+    pub(super) fn new(block: Arc<KvBlock>) -> Self {
+        let next = block.tokens.start;
+        Self { block, next }
+    }
+
     /// What to take in next: the rest of the block, or as much of it as a slice has. Only a window
     /// has more.
     pub(super) fn part(&self) -> Range<u32> {
-        let row = self.row_bytes().max(1);
-        let most = u32::try_from(MAX_APPLY_SLICE_BYTES / row).unwrap_or(u32::MAX);
-        let end = self.next.saturating_add(most.max(1));
-        self.next..end.min(self.block.tokens.end)
+        slice(self.next..self.block.tokens.end, self.row_bytes())
+    }
+
+    /// This part has been taken in; true if it was the last.
+    pub(super) fn taken(&mut self, part: &Range<u32>) -> bool {
+        self.next = part.end;
+        self.next == self.block.tokens.end
     }
 
     fn row_bytes(&self) -> u64 {
@@ -43,6 +57,13 @@ impl Apply {
     pub(super) fn part_bytes(&self) -> u64 {
         self.row_bytes() * self.part().len() as u64
     }
+}
+
+/// As many of these tokens as a slice has, and at least one.
+pub(super) fn slice(tokens: Range<u32>, row_bytes: u64) -> Range<u32> {
+    let most = u32::try_from(MAX_SLICE_BYTES / row_bytes.max(1)).unwrap_or(u32::MAX);
+    let end = tokens.start.saturating_add(most.max(1));
+    tokens.start..end.min(tokens.end)
 }
 
 pub(super) struct Job {
@@ -66,6 +87,8 @@ pub(super) enum Work {
         chunks: mpsc::Sender<Input>,
         next: u32,
         end: u32,
+        /// What is left to hand out when all blocks are.
+        window: Option<CopyOut>,
     },
 }
 
@@ -81,7 +104,13 @@ pub(super) enum ExportStage {
     Seeding,
     /// This node computes from here on.
     Prefilling(u32),
-    /// All chunks are out; the last token is next.
+    /// All chunks are out but for the window.
+    Window {
+        window: Window,
+        /// When the last chunk was computed.
+        computed: Instant,
+    },
+    /// Everything is out; the last token is next.
     Evaluating,
 }
 
@@ -117,6 +146,8 @@ pub(super) enum Stage {
     Seeding,
     /// This node computes from `next` on.
     Prefilling { next: u32 },
+    /// All chunks are computed; the window is not yet where an import would have put it.
+    Settling(Window),
     /// KV is complete.
     Decoding {
         token: Token,
@@ -169,7 +200,7 @@ impl Job {
             Work::Retire { .. } => Phase::Decoding,
             Work::Generate(g) => match g.stage {
                 Stage::Receiving | Stage::Seeding => Phase::Receiving,
-                Stage::Prefilling { .. } => Phase::Prefilling,
+                Stage::Prefilling { .. } | Stage::Settling(_) => Phase::Prefilling,
                 _ => Phase::Decoding,
             },
         }
@@ -191,10 +222,23 @@ impl Job {
             Work::Export(e) => {
                 matches!(e.stage, ExportStage::Prefilling(_)) && e.chunks.capacity() > 1
             }
-            Work::Retire { chunks, .. } => chunks.capacity() > 0,
+            Work::Retire { chunks, window, .. } => window.is_none() && chunks.capacity() > 0,
             Work::Generate(g) => {
                 matches!(g.stage, Stage::Prefilling { .. }) && g.events.capacity() > 0
             }
+        }
+    }
+
+    /// True if a slice of its window can be copied now.
+    pub(super) fn can_copy(&self) -> bool {
+        match &self.work {
+            Work::Export(e) => match &e.stage {
+                // One place stays free for the receipt.
+                ExportStage::Window { window, .. } => window.is_out() || e.chunks.capacity() > 1,
+                _ => false,
+            },
+            Work::Retire { chunks, window, .. } => window.is_some() && chunks.capacity() > 0,
+            Work::Generate(g) => matches!(g.stage, Stage::Settling(_)) && g.events.capacity() > 0,
         }
     }
 }

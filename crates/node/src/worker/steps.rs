@@ -14,6 +14,7 @@ use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
 use tokio::sync::mpsc;
 
 use super::jobs::{After, ExportStage, Job, ReceiptState, Stage, Work};
+use super::windows::{CopyOut, Window};
 use super::{Worker, engine_error, milliseconds};
 use crate::job::{Computed, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
@@ -32,7 +33,13 @@ impl Worker {
             return;
         };
         self.last_prefill = id;
-        match self.prefill_chunk(id) {
+        let after = self.prefill_chunk(id);
+        self.go_on(id, after);
+    }
+
+    /// After a step of a job.
+    pub(super) fn go_on(&mut self, id: JobId, after: Result<After, EngineError>) {
+        match after {
             Ok(After::Keep) => {}
             Ok(After::End) => self.end(id),
             Err(e) => {
@@ -65,34 +72,32 @@ impl Worker {
         }
         let kv_end = job.kv_end();
         let done = range.end == kv_end;
-        if done && matches!(job.work, Work::Generate(_)) {
-            self.engine.settle(job.sequence)?;
-        }
+        let window = CopyOut::of(self.engine.contract(), kv_end).filter(|_| done);
         job.prefill_ms += milliseconds(start);
         match &mut job.work {
             Work::Export(e) => {
                 let computed = Instant::now();
-                let blocks = export(self.engine.as_mut(), job.sequence, &range, done)?;
+                let blocks = export(self.engine.as_mut(), job.sequence, &range)?;
+                let last = done && window.is_none();
                 let chunk = Computed {
                     blocks,
                     tokens: range.end,
                     computed,
                     prefill_ms: job.prefill_ms,
-                    last: done,
-                    receipt_follows: done && e.receipt,
+                    last,
+                    receipt_follows: last && e.receipt,
                 };
                 let delivered = e.chunks.try_send(Input::Chunk(chunk)).is_ok();
-                e.stage = if done {
-                    ExportStage::Evaluating
-                } else {
-                    ExportStage::Prefilling(range.end)
+                e.stage = match window {
+                    Some(out) => ExportStage::Window {
+                        window: Window::Out(out),
+                        computed,
+                    },
+                    None if done => ExportStage::Evaluating,
+                    None => ExportStage::Prefilling(range.end),
                 };
-                if !delivered || (done && !e.receipt) {
+                if !delivered || (last && !e.receipt) {
                     return Ok(After::End);
-                }
-                if done {
-                    // The decode node continues from an import, so this end does, too.
-                    self.engine.settle(job.sequence)?;
                 }
                 Ok(After::Keep)
             }
@@ -100,10 +105,10 @@ impl Worker {
             Work::Generate(g) => {
                 g.summary.local_tokens += range.end - range.start;
                 g.summary.local_prefill_ms = job.prefill_ms;
-                if done {
-                    g.start_decoding(job.tokens[kv_end as usize], kv_end);
-                } else {
-                    g.stage = Stage::Prefilling { next: range.end };
+                match window {
+                    Some(out) => g.stage = Stage::Settling(Window::Out(out)),
+                    None if done => g.start_decoding(job.tokens[kv_end as usize], kv_end),
+                    None => g.stage = Stage::Prefilling { next: range.end },
                 }
                 Ok(After::Keep)
             }
@@ -297,6 +302,7 @@ impl Worker {
             chunks,
             next,
             end: position,
+            window: None,
         };
         if retire.send(retired).is_err() {
             self.end(id);
@@ -308,15 +314,23 @@ impl Worker {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Ok(After::Keep);
         };
-        let Work::Retire { chunks, next, end } = &mut job.work else {
+        let Work::Retire {
+            chunks,
+            next,
+            end,
+            window,
+        } = &mut job.work
+        else {
             return Ok(After::Keep);
         };
         let stop = next
             .saturating_add(block_tokens(self.engine.contract()))
             .min(*end);
-        let last = stop == *end;
-        let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop), last)?;
+        let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop))?;
         *next = stop;
+        let done = stop == *end;
+        *window = CopyOut::of(self.engine.contract(), stop).filter(|_| done);
+        let last = done && window.is_none();
         let chunk = Computed {
             blocks,
             tokens: stop,
@@ -334,18 +348,14 @@ impl Worker {
     }
 }
 
-/// Copies a computed chunk out, in blocks that fit segments, and the window after the last chunk.
+/// Copies a computed chunk out, in blocks that fit segments.
 fn export(
     engine: &mut dyn KvEngine,
     sequence: Sequence,
     range: &Range<u32>,
-    last: bool,
 ) -> Result<Vec<Arc<KvBlock>>, EngineError> {
     let contract = engine.contract();
     let has_full = !contract.section_layers(Section::Full).is_empty();
-    let window = contract
-        .has_window()
-        .then(|| contract.window_start(range.end)..range.end);
     let step = block_tokens(contract);
     let mut blocks = Vec::new();
     let mut start = range.start;
@@ -364,13 +374,6 @@ fn export(
             start..end,
         )?));
         start = end;
-    }
-    if let (true, Some(window)) = (last, window) {
-        blocks.push(Arc::new(engine.export(
-            sequence,
-            Section::Window,
-            window,
-        )?));
     }
     Ok(blocks)
 }

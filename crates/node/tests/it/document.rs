@@ -127,10 +127,7 @@ fn every_limit_has_its_value() {
             mebibytes(limits::STAGING_UNITS as u64 * limits::STAGING_UNIT),
         ),
         ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),
-        (
-            "MAX_APPLY_SLICE_BYTES",
-            mebibytes(limits::MAX_APPLY_SLICE_BYTES),
-        ),
+        ("MAX_SLICE_BYTES", mebibytes(limits::MAX_SLICE_BYTES)),
     ];
     let text = document();
     let table = rows(section(&text, "## Limits"));

@@ -321,7 +321,9 @@ async fn with_pages(config: &FakeConfig, limits: Limits) -> (Rig, Brake) {
     let mut plan = Plan::new(config, limits);
     plan.deal.tokens = prompt(PAGES + 20);
     plan.deal.terms.reuse = Reuse::All;
-    let brake = Brake::on(&mut plan.receiving, CallKind::Import, 0);
+    // A window is put back after the local prefill, too.
+    let before = u32::from(config.window > 0);
+    let brake = Brake::on(&mut plan.receiving, CallKind::Import, before);
     let rig = plan.start().await;
     let mut before = rig.deal.clone();
     before.tokens = prompt(PAGES);

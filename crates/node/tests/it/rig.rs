@@ -151,7 +151,10 @@ impl Rig {
     /// before the window has come.
     pub fn came_to(&self, config: &FakeConfig) -> u32 {
         let (mut end, mut window) = (0, config.window == 0);
-        for call in self.applied.take() {
+        let calls = self.applied.take();
+        // What is put back after a prefill did not come.
+        let computed = |call: &&Call| matches!(call, Call::Prefill { .. });
+        for call in calls.iter().take_while(|call| !computed(call)) {
             match call {
                 Call::Import {
                     section: Section::Full,

@@ -1,15 +1,14 @@
 //! KV that comes in does not stop what is being generated.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::{LayerKind, LayerSpec, Section};
-use tandem_node::limits::MAX_APPLY_SLICE_BYTES;
-use tandem_proto::{CodecChoice, PrefillMode, Reuse, Role};
+use tandem_node::limits::MAX_SLICE_BYTES;
+use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Reuse, Role};
 
-use super::cluster::{Calls, Deal, PATIENCE, Setup, finish, opened, prompt};
+use super::cluster::{Calls, Deal, Events, PATIENCE, Setup, TestNode, finish, opened, prompt};
+use super::kills::Brake;
 use super::proxy::Proxy;
 
 const CHUNK: u32 = 64;
@@ -40,21 +39,135 @@ async fn a_running_generation_gets_its_turn_between_slices() {
     check(&config, &incoming).await;
 }
 
-/// A window comes as one block, here of 20 MiB.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_running_generation_gets_its_turn_while_a_window_comes_in() {
-    let config = FakeConfig {
+/// A model with a window of 20 MiB.
+fn windowed() -> FakeConfig {
+    FakeConfig {
         layers: vec![layer(LayerKind::Window, 512), layer(LayerKind::Full, 1)],
         window: 40,
         prefill_tokens: CHUNK,
         ..FakeConfig::default()
-    };
+    }
+}
+
+/// A window comes as one block.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_generation_gets_its_turn_while_a_window_comes_in() {
+    let config = windowed();
     let incoming = Incoming {
         section: Section::Window,
         row_bytes: 512 << 10,
         rows: config.window,
     };
     check(&config, &incoming).await;
+}
+
+/// A node that generates, and stands still at a decode step until it is let go.
+struct Busy {
+    node: TestNode,
+    calls: Calls,
+    brake: Brake,
+    events: Events<GenerateEvent>,
+    /// What it generates.
+    expected: Vec<u32>,
+}
+
+async fn busy(role: Role, config: &FakeConfig) -> Busy {
+    let mut gated = config.clone();
+    let brake = Brake::on(&mut gated, CallKind::Decode, 0);
+    let calls = Calls::of(&mut gated);
+    let node = Setup::new(role, &gated).start().await;
+    // It goes on for as long as it is needed.
+    let mut running = Deal::new(&prompt(8), config.microbatch_tokens);
+    running.id = "running".into();
+    running.max_tokens = 50;
+    let expected = running.expected(config).await;
+    assert!(expected.len() > 40, "{}", expected.len());
+    let request = running.generate(PrefillMode::Local);
+    let mut events = node.generate(&request).await.unwrap();
+    opened(&mut events).await;
+    brake.reached().await;
+    Busy {
+        node,
+        calls,
+        brake,
+        events,
+        expected,
+    }
+}
+
+/// The window of a local prefill is copied out and put back, and copied out again with the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept() {
+    let config = windowed();
+    let mut busy = busy(Role::Decode, &config).await;
+    let mut deal = Deal::new(&prompt(CHUNK + 1), CHUNK);
+    deal.terms.keep = true;
+    deal.max_tokens = 2;
+    let request = deal.generate(PrefillMode::Local);
+    let mut answers = busy.node.generate(&request).await.unwrap();
+    opened(&mut answers).await;
+    busy.calls.take();
+    busy.brake.release();
+    let (answer, first) = tokio::join!(finish(&mut answers), finish(&mut busy.events));
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    assert_eq!(first.tokens, busy.expected);
+    busy.node.until("kept", |s| s.snapshots == 1).await;
+    assert_eq!(window_slices(&busy.calls), (4, 2));
+    busy.node.clean().await;
+}
+
+/// The window of a prefill for another node is copied out and put back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
+    let config = windowed();
+    let mut busy = busy(Role::Both, &config).await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let deal = Deal::new(&prompt(CHUNK + 1), CHUNK);
+    let (mut answers, ticket) = deal.open(&decode).await;
+    let mut sending = busy.node.prefill(&deal.prefill(&ticket)).await.unwrap();
+    busy.calls.take();
+    busy.brake.release();
+    let (answer, first, _) = tokio::join!(
+        finish(&mut answers),
+        finish(&mut busy.events),
+        super::cluster::prefill_end(&mut sending)
+    );
+    assert_eq!(answer.summary.fallback, None);
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    assert!(answer.parity.expect("parity").holds);
+    assert_eq!(first.tokens, busy.expected);
+    assert_eq!(window_slices(&busy.calls), (2, 2));
+    busy.node.clean().await;
+    decode.clean().await;
+}
+
+/// How many slices of windows went out, and how many came in; between two steps one at most.
+fn window_slices(calls: &Calls) -> (u32, u32) {
+    let (mut slice, mut out, mut back) = (0, 0, 0);
+    for call in calls.take() {
+        match call {
+            Call::Export {
+                section: Section::Window,
+                tokens,
+                ..
+            } => {
+                slice += u64::from(tokens.end - tokens.start) * (512 << 10);
+                out += 1;
+            }
+            Call::Import {
+                section: Section::Window,
+                tokens,
+                ..
+            } => {
+                slice += u64::from(tokens.end - tokens.start) * (512 << 10);
+                back += 1;
+            }
+            Call::Decode { .. } => slice = 0,
+            _ => {}
+        }
+        assert!(slice <= MAX_SLICE_BYTES, "{slice}");
+    }
+    (out, back)
 }
 
 /// What comes in that is more than one slice, and less than two.
@@ -66,29 +179,15 @@ struct Incoming {
 
 /// That tokens of a running generation come between slices.
 async fn check(config: &FakeConfig, incoming: &Incoming) {
-    let mut receiving = config.clone();
-    // The engine is held at one decode step, until it is let go.
-    let held = Arc::new(AtomicBool::new(true));
-    let gate = Arc::clone(&held);
-    receiving.gate = Some(Arc::new(move |call: &Call| {
-        while call.kind() == CallKind::Decode && gate.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }));
-    let calls = Calls::of(&mut receiving);
     let prefill = Setup::new(Role::Prefill, config).start().await;
-    let decode = Setup::new(Role::Decode, &receiving).start().await;
+    let Busy {
+        node: decode,
+        calls,
+        brake,
+        mut events,
+        expected,
+    } = busy(Role::Decode, config).await;
     let proxy = Proxy::to(decode.port).await;
-
-    // A generation that goes on for as long as it is needed.
-    let mut running = Deal::new(&prompt(8), config.microbatch_tokens);
-    running.id = "running".into();
-    running.max_tokens = 50;
-    let expected = running.expected(config).await;
-    assert!(expected.len() > 40, "{}", expected.len());
-    let request = running.generate(PrefillMode::Local);
-    let mut events = decode.generate(&request).await.unwrap();
-    opened(&mut events).await;
 
     let mut deal = Deal::new(&prompt(incoming.rows.next_multiple_of(CHUNK) + 1), CHUNK);
     deal.terms.reuse = Reuse::Off;
@@ -106,7 +205,7 @@ async fn check(config: &FakeConfig, incoming: &Incoming) {
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     calls.take();
-    held.store(false, Ordering::Relaxed);
+    brake.release();
     let (answer, first, _) = tokio::join!(
         finish(&mut answers),
         finish(&mut events),
@@ -132,7 +231,7 @@ async fn check(config: &FakeConfig, incoming: &Incoming) {
             _ => {}
         }
     }
-    assert!(largest <= MAX_APPLY_SLICE_BYTES, "{largest}");
+    assert!(largest <= MAX_SLICE_BYTES, "{largest}");
     assert!(slices >= 2, "{slices}");
     prefill.clean().await;
     decode.clean().await;
