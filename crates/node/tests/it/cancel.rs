@@ -115,10 +115,12 @@ async fn a_cancelled_request_frees_both_ends_though_the_decoding_engine_is_busy(
     let busy = decode.handoffs().await;
     assert_eq!((busy.receiving, busy.secrets), (1, 2), "{busy:?}");
     assert!(busy.staging_bytes > 0);
+    decode.until("kept", |s| s.pages == 1).await;
     let start = std::time::Instant::now();
     drop(events);
     // The engine is still in the middle of its step.
     decode.until("freed", super::cluster::is_clean).await;
+    assert_eq!(decode.handoffs().await.pages, 1);
     let end = super::cluster::prefill_end(&mut sending).await;
     assert!(
         matches!(&end, PrefillEvent::Failed(e) if e.message.contains("ended")),

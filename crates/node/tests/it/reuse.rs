@@ -553,4 +553,9 @@ async fn a_request_that_is_cancelled_while_pages_get_into_place_frees_them() {
     brake.release();
     decode.clean().await;
     prefill.clean().await;
+    // The pages stay.
+    deal.id = "req-2".into();
+    let next = deal.local(&decode).await;
+    assert_eq!(next.tokens, deal.expected(&FakeConfig::default()).await);
+    assert_eq!(next.summary.cached_tokens, SHARED);
 }
