@@ -125,6 +125,17 @@ impl KvBlock {
         }
     }
 
+    /// Makes room for this many tokens in all.
+    pub fn reserve(&mut self, tokens: usize) {
+        let (have, more) = (
+            self.len().max(1) as usize,
+            tokens.saturating_sub(self.len() as usize),
+        );
+        for plane in &mut self.planes {
+            plane.data.reserve_exact(plane.data.len() / have * more);
+        }
+    }
+
     /// Appends the rows of a block that goes on where this one ends.
     pub fn append(&mut self, more: Self) {
         self.tokens.end = more.tokens.end;

@@ -70,8 +70,7 @@ impl ReceiverError {
 
     /// True if the sender's account of the whole is wrong, so that what came is not to be believed: a
     /// commit that is not one of these rows, or a receipt that is none.
-    #[must_use]
-    pub fn discredits_rows(&self) -> bool {
+    fn discredits_rows(&self) -> bool {
         match self {
             Self::Field { field, .. } => field.starts_with("commit."),
             Self::Message(error) => error.kind == Kind::Receipt,
@@ -160,6 +159,8 @@ pub struct Receiver {
     receipt: bool,
     confirmed: bool,
     over: bool,
+    /// Why what came is not to be believed.
+    discredited: Option<String>,
     manifest: Manifest,
     raw_bytes: u64,
     wire_bytes: u64,
@@ -210,6 +211,7 @@ impl Receiver {
             receipt: false,
             confirmed: false,
             over: false,
+            discredited: None,
             manifest: Manifest::default(),
             raw_bytes: 0,
             wire_bytes: 0,
@@ -423,6 +425,12 @@ impl Receiver {
     #[must_use]
     pub const fn main(&self) -> Inbound {
         Inbound::new(0, self.generation)
+    }
+
+    /// Why nothing that came is to be believed; `None` as long as it is.
+    #[must_use]
+    pub fn discredited(&self) -> Option<&str> {
+        self.discredited.as_deref()
     }
 
     /// One receipt may follow the commit.

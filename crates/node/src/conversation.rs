@@ -110,9 +110,12 @@ impl Keeping {
         };
         let target = std::net::SocketAddr::new(back.from, back.ticket.port).to_string();
         let route = self.node.route(target, back.peer, &self.terms);
-        let place = Arc::clone(&self.node.handing_back).try_acquire_owned();
+        // To give a permission up takes a moment and no memory.
+        let place =
+            (generated > 0).then(|| Arc::clone(&self.node.handing_back).try_acquire_owned());
         let limit = self.node.config.limits.hand_back;
         async move {
+            let place = place.transpose();
             let _place = place.map_err(|_| not_handed_back("too many others are"))?;
             let (events, _) = mpsc::channel(1);
             let sending = timeout(limit, transmit(offer, route, input, events, None)).await;

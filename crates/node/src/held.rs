@@ -7,7 +7,7 @@ use std::time::Duration;
 use tandem_kv::codec::Codec;
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::{Contract, KvBlock, Section};
-use tandem_proto::{HandoffTerms, ParityAction, Reuse};
+use tandem_proto::{HandoffTerms, Reuse};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -52,20 +52,27 @@ impl Keep {
         }
     }
 
-    /// For rows that another node computed, by the terms of the request: nobody else finds them before
-    /// they have been compared, if they must be.
+    /// For rows that nobody may find before they are [trusted](Self::trust).
     #[must_use]
-    pub fn of_others(&self, action: ParityAction) -> Self {
-        let mut keep = self.clone();
-        if action == ParityAction::Redo {
-            keep.store = self.store.in_doubt();
+    pub fn in_doubt(&self) -> Self {
+        Self {
+            store: self.store.in_doubt(),
+            ..self.clone()
         }
-        keep
     }
 
-    /// What others computed for a prompt has been compared, and is good.
-    pub fn trust(&self, tokens: &[u32]) {
-        self.store.trust(&self.namespace, tokens);
+    /// For whoever keeps nothing more: what is still in doubt need not wait for it.
+    #[must_use]
+    pub fn without_doubt(&self) -> Self {
+        Self {
+            store: self.store.without_doubt(),
+            ..self.clone()
+        }
+    }
+
+    /// What was kept in doubt is good.
+    pub fn trust(&self) {
+        self.store.trust();
     }
 
     /// For the answer, which comes behind all that was kept of the prompt: nothing more is exact.

@@ -147,7 +147,6 @@ pub enum Told {
 }
 
 /// A sequence whose answer is complete.
-#[derive(Debug)]
 pub struct Retired {
     /// Prompt and answer, as far as there is KV.
     pub tokens: Vec<Token>,

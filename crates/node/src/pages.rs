@@ -20,7 +20,7 @@ mod spill;
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tandem_kv::contract::InvalidContract;
@@ -70,6 +70,30 @@ pub enum Provenance {
 /// Marks rows that must be compared before anybody may use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Doubt(u64);
+
+/// What was put in under one mark. It leaves the store with this, unless it has been trusted.
+#[derive(Debug)]
+struct Doubted {
+    doubt: Doubt,
+    ids: Mutex<Vec<PageId>>,
+    shared: Arc<Shared>,
+}
+
+impl Doubted {
+    fn ids(&self) -> MutexGuard<'_, Vec<PageId>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Doubted {
+    fn drop(&mut self) {
+        let ids = std::mem::take(&mut *self.ids());
+        if !ids.is_empty() {
+            self.shared
+                .with(|index| index.drop_doubted(&ids, self.doubt));
+        }
+    }
+}
 
 /// Which rows will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -247,8 +271,8 @@ pub enum LoadError {
 pub struct PageStore {
     shared: Arc<Shared>,
     _writer: Arc<Writer>,
-    /// Of what is put in, if it must be compared.
-    doubt: Option<Doubt>,
+    /// What is put in here, if it must be compared.
+    doubted: Option<Arc<Doubted>>,
 }
 
 impl PageStore {
@@ -275,7 +299,7 @@ impl PageStore {
         Ok(Self {
             shared,
             _writer: Arc::new(writer),
-            doubt: None,
+            doubted: None,
         })
     }
 
@@ -305,7 +329,7 @@ impl PageStore {
             let is_better = |place: &Place| {
                 index.get(&place.id).is_none_or(|entry| {
                     let is_it = entry.meta.is(place.kind, place.end, place.tokens);
-                    !is_it || entry.gives_way(provenance, self.doubt)
+                    !is_it || entry.gives_way(provenance, self.doubt())
                 })
             };
             places.filter(is_better).collect()
@@ -323,7 +347,7 @@ impl PageStore {
             index.stats.refused += oversized;
             // The first page last, as the one that shall stay longest.
             let objects = objects.into_iter().rev();
-            let kept = objects.map(|(id, meta, rows)| index.insert(id, meta, rows, self.doubt));
+            let kept = objects.map(|(id, meta, rows)| self.insert(index, id, meta, rows));
             kept.map(u32::from).sum()
         }))
     }
@@ -382,7 +406,7 @@ impl PageStore {
                 index.stats.refused += 1;
                 return false;
             }
-            index.insert(place.id, meta, rows, self.doubt)
+            self.insert(index, place.id, meta, rows)
         }))
     }
 
@@ -399,22 +423,45 @@ impl PageStore {
     /// The same store for rows that are put in before they are compared: nobody finds them until then.
     #[must_use]
     pub fn in_doubt(&self) -> Self {
-        let doubt = Doubt(self.shared.with(Index::next_serial));
+        let doubted = Doubted {
+            doubt: Doubt(self.shared.with(Index::next_serial)),
+            ids: Mutex::default(),
+            shared: Arc::clone(&self.shared),
+        };
         Self {
-            doubt: Some(doubt),
+            doubted: Some(Arc::new(doubted)),
             ..self.clone()
         }
     }
 
-    /// The rows of a sequence that were put in [in doubt](Self::in_doubt) here have been compared, and are
-    /// as good as others; tells how many pages and snapshots they are.
-    pub fn trust(&self, namespace: &Namespace, tokens: &[u32]) -> u64 {
-        let Some(doubt) = self.doubt else { return 0 };
-        let named = Named::new(namespace, tokens);
-        self.shared.with(|index| {
-            let all = named.all(index);
-            index.trust(&all, doubt)
-        })
+    /// The same store for rows that are good.
+    #[must_use]
+    pub fn without_doubt(&self) -> Self {
+        Self {
+            doubted: None,
+            ..self.clone()
+        }
+    }
+
+    /// The rows that were put in [in doubt](Self::in_doubt) here have been compared, and are as good as
+    /// others. Those that never are leave with the last clone.
+    pub fn trust(&self) {
+        if let Some(doubted) = &self.doubted {
+            let ids = std::mem::take(&mut *doubted.ids());
+            self.shared.with(|index| index.trust(&ids, doubted.doubt));
+        }
+    }
+
+    fn doubt(&self) -> Option<Doubt> {
+        self.doubted.as_ref().map(|doubted| doubted.doubt)
+    }
+
+    fn insert(&self, index: &mut Index, id: PageId, meta: Meta, rows: Vec<u8>) -> bool {
+        let is_kept = index.insert(id, meta, rows, self.doubt());
+        if let Some(doubted) = self.doubted.as_ref().filter(|_| is_kept) {
+            doubted.ids().push(id);
+        }
+        is_kept
     }
 
     /// What is held of a sequence: the longest run of complete pages from its first token, and the

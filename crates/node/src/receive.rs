@@ -288,7 +288,6 @@ async fn serve(
         staging: Some(staging),
         handed: HandedOver::default(),
         receipt: permitted.target.is_pages(),
-        unusable: None,
         committed: false,
         from,
         permitted,

@@ -121,7 +121,6 @@ fn broken(message: impl Into<String>) -> NodeError {
 }
 
 /// Keeps the blocks of a prompt as pages while they are sent.
-#[derive(Debug)]
 pub struct Kept {
     /// How.
     pub keep: Keep,
@@ -129,6 +128,12 @@ pub struct Kept {
     pub tokens: Arc<[u32]>,
     /// The blocks since the last page boundary.
     pub tail: Tail,
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kept({} tokens)", self.tokens.len())
+    }
 }
 
 /// A prefill whose KV is sent.

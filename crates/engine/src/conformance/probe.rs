@@ -125,7 +125,9 @@ pub fn prefill_from(
 pub fn settle(engine: &mut dyn KvEngine, what: &str, sequence: Sequence, prompt: &Prompt) {
     let what = format!("{what}: settle");
     if let Some(window) = export_window(engine, &what, sequence, prompt) {
-        import(engine, &what, sequence, &window);
+        for part in parts(&window) {
+            import_part(engine, &what, sequence, &window, &part);
+        }
         let again = export_window(engine, &what, sequence, prompt);
         assert!(
             again == Some(window),

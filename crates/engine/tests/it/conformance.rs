@@ -103,7 +103,7 @@ const FAULTS: [(Fault, bool, &str); 29] = [
     (Fault::ReversesRows, true, "a part of the window is not"),
     (Fault::WrongRange, false, "the first logits differ"),
     (Fault::SkipsWindow, true, "settle: the window is another"),
-    (Fault::SkipsParts, true, "in parts: the first logits differ"),
+    (Fault::SkipsParts, true, "settle: the window is another"),
     (
         Fault::IgnoresImportPosition,
         false,

@@ -69,7 +69,12 @@ impl Inbound {
             return Err(ReceiverError::Over);
         }
         let result = step(self, receiver);
-        receiver.over |= result.as_ref().is_err_and(|e| !e.is_damage());
+        if let Err(error) = &result {
+            receiver.over |= !error.is_damage();
+            if error.discredits_rows() {
+                receiver.discredited = Some(error.to_string());
+            }
+        }
         result
     }
 

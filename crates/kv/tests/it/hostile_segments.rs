@@ -219,7 +219,28 @@ fn commit_must_be_complete_and_match() {
             "expected `{name}`, got: {error}"
         );
         assert_eq!(receiver.receiver.finish(), None);
+        let told = error.to_string();
+        assert_eq!(receiver.receiver.discredited(), Some(told.as_str()));
     }
+}
+
+#[test]
+fn what_is_no_receipt_discredits_the_rows_and_other_broken_rules_do_not() {
+    let sent = run(&mixed(), 5, &[2, 3], true);
+    let count = sent.forward.len();
+    let number = u32::try_from(count).unwrap();
+    let header = Header::control(Kind::Receipt, HANDOFF, number);
+    for payload in [&b"nonsense"[..], b"{}", br#"{"top":[]}"#] {
+        let mut receiver = after(&sent, count);
+        assert_eq!(receiver.receiver.discredited(), None);
+        let error = receiver.take(&encode_frame(header, payload)).unwrap_err();
+        let told = error.to_string();
+        assert_eq!(receiver.receiver.discredited(), Some(told.as_str()));
+    }
+    let again = forged(sent.forward.last().unwrap(), |h| h.sequence = number);
+    let mut receiver = after(&sent, count);
+    receiver.take(&again).unwrap_err();
+    assert_eq!(receiver.receiver.discredited(), None);
 }
 
 #[test]

@@ -14,8 +14,8 @@ use tandem_engine::sampling::SamplingParams;
 use tandem_identity::PeerId;
 use tandem_kv::receiver::Expectation;
 use tandem_proto::{
-    ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, PrefillFailed,
-    PrefillMode, Prompt, Ticket,
+    ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityAction,
+    PrefillFailed, PrefillMode, Prompt, Ticket,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -55,7 +55,10 @@ pub(super) async fn generate(
         (false, Some(_)) => Source::Pages,
         (false, None) => Source::Here,
     };
-    let of_others = keep.of_others(terms.action);
+    let of_others = match terms.action {
+        ParityAction::Redo => keep.in_doubt(),
+        ParityAction::Report => keep.clone(),
+    };
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let admission = model.admit()?;
     let job_id = admission.job;

@@ -178,7 +178,8 @@ fn return_ticket(
             quality: request.terms.quality,
             mixed_quantisation: false,
         },
-        keep: keep.behind_all(),
+        // Good when all of it has come, or as much as will.
+        keep: keep.behind_all().in_doubt(),
         peer: peer.cloned(),
         until: Until::Time(Instant::now() + good_for),
         hand_back: Arc::default(),

@@ -226,19 +226,24 @@ impl Index {
         }
     }
 
-    /// What was put in with this doubt is as good as other rows from now on; tells how many of these
-    /// objects there were.
-    pub fn trust(&mut self, ids: &[PageId], doubt: Doubt) -> u64 {
-        let mut trusted = 0;
+    /// What was put in with this doubt is as good as other rows from now on.
+    pub fn trust(&mut self, ids: &[PageId], doubt: Doubt) {
         for id in ids {
             if let Some(entry) = self.entries.get_mut(id)
                 && entry.doubt == Some(doubt)
             {
                 entry.doubt = None;
-                trusted += 1;
             }
         }
-        trusted
+    }
+
+    /// What was put in with this doubt will not be compared any more.
+    pub fn drop_doubted(&mut self, ids: &[PageId], doubt: Doubt) {
+        for id in ids {
+            if self.entries.get(id).is_some_and(|e| e.doubt == Some(doubt)) {
+                self.forget(id);
+            }
+        }
     }
 
     /// Rows that were read from disk stay in memory, if they still are those of the entry.
@@ -322,7 +327,7 @@ impl Index {
         let Some(entry) = self.entries.get(id) else {
             return true;
         };
-        if entry.file.is_some() || entry.queued || !entry.resident {
+        if entry.file.is_some() || entry.queued || !entry.resident || entry.doubt.is_some() {
             return true;
         }
         self.enqueue(id)
@@ -564,12 +569,11 @@ impl Index {
 }
 
 impl Entry {
-    /// True if other rows take its place: better ones, or any in the place of those in doubt.
+    /// True if other rows take its place: better ones, or any in the place of those in doubt. Rows in doubt
+    /// take no place, however good they may turn out to be.
     pub fn gives_way(&self, provenance: Provenance, doubt: Option<Doubt>) -> bool {
-        match self.doubt {
-            Some(_) => self.doubt != doubt,
-            None => doubt.is_none() && self.meta.provenance.rank() > provenance.rank(),
-        }
+        let is_better = self.doubt.is_some() || self.meta.provenance.rank() > provenance.rank();
+        doubt.is_none() && is_better
     }
 }
 

@@ -57,7 +57,7 @@ impl Kind {
 }
 
 /// Everything about an object but its rows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Meta {
     pub kind: Kind,
     pub provenance: Provenance,
@@ -69,6 +69,12 @@ pub struct Meta {
     pub tokens: Box<[u32]>,
     /// Bytes of rows.
     pub bytes: u64,
+}
+
+impl std::fmt::Debug for Meta {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} up to token {}", self.kind, self.end)
+    }
 }
 
 /// Why the head of a file cannot be used.

@@ -59,8 +59,6 @@ pub(super) struct Pump {
     pub(super) handed: HandedOver,
     /// True once a receipt has come, or if none will.
     pub(super) receipt: bool,
-    /// Why what came behind the commit is no receipt.
-    pub(super) unusable: Option<String>,
     pub(super) committed: bool,
     pub(super) from: SocketAddr,
     /// True if pages have names that both ends agree on.
@@ -78,18 +76,22 @@ pub(super) enum Fault {
     Broken(String),
     /// The handoff.
     Over(String),
-    /// The handoff, and what came is not what was sent.
-    Wrong(String),
 }
 
 impl Pump {
     /// Works until the end, which also comes when nobody waits for the KV any more.
     pub(super) async fn run(&mut self, first: Greeted) -> Result<(), Lost> {
         let permitted = self.permitted.clone();
-        let result = tokio::select! {
+        let mut result = tokio::select! {
             result = self.work(first) => result,
             () = permitted.ended() => Err("the request has ended".into()),
         };
+        if let Err(lost) = &mut result {
+            lost.is_wrong = self.is_discredited();
+            if lost.is_wrong || permitted.target.is_pages() {
+                self.judge(lost).await;
+            }
+        }
         match result {
             // What was confirmed has not failed.
             Err(Lost { reason, .. }) if self.is_committed() => {
@@ -107,15 +109,6 @@ impl Pump {
                 Ok(()) if self.done() => return Ok(()),
                 Ok(()) => {}
                 Err(Fault::Over(reason)) => return Err(self.over(reason).await),
-                Err(Fault::Wrong(reason)) => {
-                    let lost = self.over(reason).await;
-                    let forgotten = self.permitted.keep.forget(&self.tokens);
-                    tracing::warn!(reason = %lost.reason, forgotten, "what came is not used");
-                    return Err(Lost {
-                        is_wrong: true,
-                        ..lost
-                    });
-                }
                 Err(Fault::Broken(reason)) => self.break_off(reason).await?,
             }
             last = self.step().await;
@@ -124,11 +117,36 @@ impl Pump {
 
     /// Ends the handoff, and takes in the blocks that were whole before: they need not be computed.
     async fn over(&mut self, reason: String) -> Lost {
-        // The sender need not wait for the engine to hear it.
-        self.leave(Some(&reason)).await;
-        self.apply_blocks();
-        while let Some((_, Ok(()))) = self.applying.next().await {}
+        if !self.is_discredited() {
+            // The sender need not wait for the engine to hear it.
+            self.leave(Some(&reason)).await;
+            self.apply_blocks();
+            while let Some((_, Ok(()))) = self.applying.next().await {}
+        }
         reason.into()
+    }
+
+    /// What becomes of the pages of a handoff that has failed.
+    async fn judge(&mut self, lost: &Lost) {
+        if lost.is_wrong {
+            // Before the sender hears it, whose coordinator would say less: the first news counts.
+            self.permitted.failed(lost.clone()).await;
+        }
+        // What is being kept is there then.
+        while self.applying.next().await.is_some() {}
+        let keep = &self.permitted.keep;
+        if !lost.is_wrong {
+            keep.trust();
+        } else if !self.permitted.target.is_pages() {
+            let forgotten = keep.forget(&self.tokens);
+            tracing::warn!(reason = %lost.reason, forgotten, "what came is not used");
+        }
+    }
+
+    /// True if what came is not what was sent, and nobody has decoded from it.
+    fn is_discredited(&self) -> bool {
+        let receiver = self.receiver.as_ref().filter(|_| !self.committed);
+        receiver.is_some_and(|r| lock(r).discredited().is_some())
     }
 
     /// True once the sender has been told over its last connection, and no receipt is missing.
@@ -301,6 +319,9 @@ impl Pump {
                 self.handed.wire_bytes = receiver.wire_bytes();
             }
             self.permitted.committed(self.handed).await;
+            if self.permitted.target.is_pages() {
+                self.permitted.keep.trust();
+            }
             // Nothing more will be staged.
             self.staging = None;
         }
@@ -347,23 +368,8 @@ impl Pump {
             Err(stream::Fault::Wire(WireError::Closed)) if self.committed => {
                 Err(Fault::Broken("the sender left".into()))
             }
-            Err(fault) if fault.is_lasting() => Err(self.over_rule(&fault)),
+            Err(fault) if fault.is_lasting() => Err(Fault::Over(fault.to_string())),
             Err(fault) => Err(Fault::Broken(fault.to_string())),
-        }
-    }
-
-    /// What a broken rule means for what has come.
-    fn over_rule(&mut self, fault: &stream::Fault) -> Fault {
-        let reason = fault.to_string();
-        match fault {
-            stream::Fault::Protocol(e) if e.discredits_rows() && !self.committed => {
-                Fault::Wrong(reason)
-            }
-            stream::Fault::Protocol(e) if e.discredits_rows() => {
-                self.unusable = Some(reason.clone());
-                Fault::Over(reason)
-            }
-            _ => Fault::Over(reason),
         }
     }
 
@@ -491,7 +497,9 @@ impl Pump {
     /// Tells the job that there will be no receipt if none has come, and the sender how it ended.
     pub(super) async fn end(&mut self, result: &Result<(), Lost>) {
         if !self.receipt {
-            let told = self.unusable.take().map_or(Told::Nothing, Told::Unusable);
+            let receiver = self.receiver.as_ref().map(|r| lock(r));
+            let why = receiver.and_then(|r| r.discredited().map(str::to_owned));
+            let told = why.map_or(Told::Nothing, Told::Unusable);
             self.permitted.told(told, self.from.ip()).await;
         }
         let fault = result.as_ref().err();
@@ -504,6 +512,7 @@ impl Pump {
         self.place = None;
         self.staging = None;
         self.tail = Tail::default();
+        self.permitted.keep = self.permitted.keep.without_doubt();
         self.permitted.place = None;
         // The answer is not handed back to a node that comes late.
         self.permitted.hand_back = Arc::default();
@@ -525,7 +534,7 @@ impl Pump {
             };
             let answered = timeout(silence, answering).await;
             let fault = match answered {
-                Ok(Err(Fault::Over(reason) | Fault::Wrong(reason))) => Some(reason),
+                Ok(Err(Fault::Over(reason))) => Some(reason),
                 Ok(_) | Err(_) => None,
             };
             self.leave(fault.as_deref()).await;

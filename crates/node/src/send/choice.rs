@@ -106,7 +106,7 @@ impl Measured {
                 self.adaptive.start_over();
             }
             self.produced.add(bytes, spent);
-        } else if self.produced.per_second() > 0.0 {
+        } else if before > 0.0 {
             // The window behind the last chunk.
             self.produced.more(bytes);
         } else {

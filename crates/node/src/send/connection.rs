@@ -101,7 +101,9 @@ impl Pump {
         }
         for _ in 1..streams {
             // None is silent for longer than one join takes.
-            connection.hear_writers()?;
+            let heard = connection.hear_writers();
+            self.further_broke |= heard.is_err();
+            heard?;
             connection.beat();
             let joined = self.join(&mut connection).await;
             self.further_broke |= joined.is_err();

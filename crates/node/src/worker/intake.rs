@@ -201,7 +201,7 @@ impl Worker {
             tracing::warn!(request = %job.request, %reason, forgotten, "parity");
         }
         if fault.is_none() {
-            g.keep.trust(&job.tokens);
+            g.keep.trust();
         }
         match (&g.stage, fault, logits) {
             (Stage::Checking { .. }, Some(reason), _) => self.redo(id, reason),

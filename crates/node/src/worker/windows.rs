@@ -64,9 +64,13 @@ impl CopyOut {
             .as_ref()
             .map_or(self.whole.start, |c| c.tokens.end);
         let part = slice(start..self.whole.end, self.row_bytes);
-        let rows = engine.export(sequence, Section::Window, part)?;
+        let mut rows = engine.export(sequence, Section::Window, part)?;
         match &mut self.copied {
-            None => self.copied = Some(rows),
+            None => {
+                // Otherwise a later slice would copy the earlier ones.
+                rows.reserve(self.whole.len());
+                self.copied = Some(rows);
+            }
             Some(copied) => copied.append(rows),
         }
         let whole = &self.whole;

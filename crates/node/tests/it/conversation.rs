@@ -597,6 +597,32 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
     decode.until("nothing else", nothing_else).await;
 }
 
+/// Nobody finds what is handed back before it is committed; what does not fit its commit leaves again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_whose_commit_does_not_fit_leaves_what_was_there() {
+    let config = FakeConfig::default();
+    let deal = first_turn();
+    let mut all = deal.tokens.clone();
+    all.extend((0..28).map(|i| 40 + i));
+    for is_false in [true, false] {
+        let (prefill, ticket) = permission(&config, &deal).await;
+        let offer = handing_back(&config, &deal, &all, &ticket);
+        let engine = FakeEngine::new(config.clone());
+        let mut handoff = Handoff::offer(engine, offer, ticket.port).await.unwrap();
+        handoff.blocks(64).await;
+        assert_eq!(prefill.handoffs().await.pages, 2);
+        if is_false {
+            handoff.false_commit().await;
+        } else {
+            handoff.commit().await;
+        }
+        handoff.leave().await;
+        prefill.settled().await;
+        let pages = if is_false { 1 } else { 2 };
+        prefill.until("judged", |s| s.pages == pages).await;
+    }
+}
+
 /// A request to `decode` whose prefill node takes the answer at this port; the answer.
 async fn answered(config: &FakeConfig, deal: &Deal, decode: &TestNode, port: u16) -> Answer {
     let (mut events, ticket) = deal.open(decode).await;
@@ -663,7 +689,7 @@ async fn answers_that_are_handed_back_at_once_are_bounded() {
     let config = FakeConfig::default();
     let decode = patient(&config).await;
     let mut deal = Deal::new(&prompt(CHUNK + 4), CHUNK);
-    deal.max_tokens = 1;
+    deal.max_tokens = 3;
     deal.terms = keeping();
     let expected = deal.expected(&config).await;
     // It takes connections, and says nothing.

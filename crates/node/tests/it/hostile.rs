@@ -8,7 +8,7 @@ use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_kv::Section;
 use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::{Accept, control_frame};
 use tandem_kv::sender::{Offer, Sender};
@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use super::cluster::{
     Deal, PATIENCE, SHORT, Setup, endless, finish, local_tokens, node, opened, prompt, request,
 };
+use super::raw::false_commit;
 
 /// The frames of a correct handoff: hello, one or more segments per chunk, commit.
 fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> Vec<Vec<u8>> {
@@ -109,14 +110,7 @@ fn spoilt(kind: &str, frames: &[Vec<u8>]) -> Vec<u8> {
         }
         "another manifest" => {
             let commit = frames.last_mut().unwrap();
-            let header = Header::parse(commit[..HEADER_BYTES].try_into().unwrap()).unwrap();
-            assert_eq!(header.kind, Kind::Commit);
-            let mut payload = commit[HEADER_BYTES..].to_vec();
-            // The last digit, before `"}`.
-            let at = payload.len() - 3;
-            payload[at] = if payload[at] == b'0' { b'1' } else { b'0' };
-            let header = Header::control(Kind::Commit, header.handoff, header.sequence);
-            *commit = encode_frame(header, &payload);
+            *commit = false_commit(commit);
         }
         "second hello" => {
             let again = frames[0].clone();

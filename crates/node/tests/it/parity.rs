@@ -1,6 +1,6 @@
 //! The receipt: whether both ends compute the same, and what follows if they do not.
 
-use tandem_engine::fake::FakeConfig;
+use tandem_engine::fake::{CallKind, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_node::Limits;
@@ -9,7 +9,7 @@ use tandem_proto::{HandoffTerms, ParityAction, Reuse, Role, Ticket};
 use super::cluster::{
     Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, limits, prompt,
 };
-use super::kills::held;
+use super::kills::{Brake, held};
 use super::proxy::Fault;
 use super::raw::Handoff;
 use super::rig::{Plan, Rig};
@@ -257,6 +257,7 @@ async fn rows_that_must_be_compared_serve_nobody_else_before() {
     let mut rig = plan(different(&config)).start().await;
     let going = rig.held(Fault::Hold(commit.start + 8)).await;
     held(&rig.decode, rig.kv_end()).await;
+    rig.decode.until("kept", |s| s.pages == 1).await;
     assert_eq!(cached(&rig.decode, "beside-a-bad-one").await, 0);
     rig.prefill.kill();
     rig.decode.prefill_failed(&rig.deal.id, "it has gone").await;
@@ -266,8 +267,54 @@ async fn rows_that_must_be_compared_serve_nobody_else_before() {
         (expected.clone(), 0)
     );
     assert_eq!(cached(&rig.decode, "behind-a-bad-one").await, 0);
+    rig.decode.until("dropped", |s| s.pages == 0).await;
     rig.proxy.cut();
     rig.decode.clean().await;
+}
+
+/// Also where the coordinator hears of the failure and says so before the engine has heard of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_their_commit_contradicts_are_not_used_whoever_tells_first() {
+    let mut config = FakeConfig::default();
+    let plain = config.clone();
+    // One block is in, and the next one waits.
+    let brake = Brake::on(&mut config, CallKind::Import, 1);
+    let setup = Setup {
+        limits: endless(),
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = setup.start().await;
+    let deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+    let (mut events, ticket) = deal.open(&decode).await;
+    let mut handoff = Handoff::dial(&plain, &deal, &ticket).await.unwrap();
+    for end in [CHUNK, CHUNK * 2, CHUNK * 3, CHUNK * 3 + 4] {
+        let block = handoff.compute(end);
+        handoff.block(&block).await;
+    }
+    brake.reached().await;
+    while handoff.sender.in_flight() > 3 {
+        handoff.hear().await.unwrap();
+    }
+    handoff.false_commit().await;
+    let telling = async {
+        let reason = loop {
+            if let Err(reason) = handoff.hear().await {
+                break reason;
+            }
+        };
+        decode.prefill_failed(&deal.id, &reason).await;
+    };
+    let releasing = async {
+        tokio::time::sleep(SHORT).await;
+        brake.release();
+    };
+    let (answer, ..) = tokio::join!(finish(&mut events), telling, releasing);
+    assert_eq!(answer.tokens, deal.expected(&plain).await);
+    assert_eq!(answer.summary.remote_tokens, 0);
+    let reason = answer.summary.fallback.expect("fallback");
+    assert!(reason.contains("`commit.manifest`"), "{reason}");
+    decode.settled().await;
+    assert_eq!(decode.handoffs().await.pages, 0);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_engine::{DecodeStep, KvEngine, Sequence};
 use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::page::{Namespace, Origin};
 use tandem_kv::receipt::{Receipt, ReturnTicket};
 use tandem_kv::sender::{Offer, Outbound, Sender, SenderError, SenderState};
@@ -15,6 +15,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::cluster::{Deal, PATIENCE};
+
+/// A commit with another manifest.
+pub fn false_commit(commit: &[u8]) -> Vec<u8> {
+    let header = Header::parse(commit[..HEADER_BYTES].try_into().unwrap()).unwrap();
+    assert_eq!(header.kind, Kind::Commit);
+    let mut payload = commit[HEADER_BYTES..].to_vec();
+    // The last digit, before `"}`.
+    let at = payload.len() - 3;
+    payload[at] = if payload[at] == b'0' { b'1' } else { b'0' };
+    let header = Header::control(Kind::Commit, header.handoff, header.sequence);
+    encode_frame(header, &payload)
+}
 
 pub struct Handoff {
     pub stream: TcpStream,
@@ -156,6 +168,13 @@ impl Handoff {
         while self.sender.state() != SenderState::Committed {
             self.hear().await.unwrap();
         }
+    }
+
+    /// Commits to other rows.
+    pub async fn false_commit(&mut self) {
+        let frame = self.sender.commit().unwrap();
+        let frame = false_commit(&self.outbound.control(&frame));
+        self.write(&frame).await;
     }
 
     /// What is computed here for the last token of the prompt, whose rows have been sent.

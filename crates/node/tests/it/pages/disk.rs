@@ -39,7 +39,8 @@ fn pages_in_doubt_do_not_go_to_disk() {
     let dir = private_dir();
     let store = with_disk(2 * PAGE_COST, dir.path(), PLENTY);
     let tokens = prompt(64 * 3);
-    put(&store.in_doubt(), &tokens, 1);
+    let doubted = store.in_doubt();
+    put(&doubted, &tokens, 1);
     // There was room in memory for two.
     let stats = store.stats();
     assert_eq!((stats.pages, stats.evictions, stats.spills), (2, 1, 0));

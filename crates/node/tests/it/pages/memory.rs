@@ -79,48 +79,65 @@ fn other_tokens_salts_contracts_and_origins_share_nothing() {
 #[test]
 fn nobody_finds_rows_in_doubt_before_they_are_trusted() {
     let (space, store) = (exact(full_only()), in_memory(PLENTY));
-    let tokens = prompt(128);
-    let rows = |seed| full_block(&full_only(), 0..128, seed);
-    let held = |store: &PageStore| store.held(&space, &tokens, Wanted::Any).tokens;
-    let loaded = || store.load(&space, &tokens, 0..128, Wanted::Any);
+    let tokens = prompt(100);
+    let page = |copy| full_block(&full_only(), 0..64, copy);
+    let tail = full_block(&full_only(), 64..100, 1);
+    let held = |store: &PageStore| {
+        let held = store.held(&space, &tokens, Wanted::Any);
+        (held.tokens, held.snapshot)
+    };
+    let loaded = || store.load(&space, &tokens, 0..64, Wanted::Any);
+    let nothing = (0, None);
     let (first, second) = (store.in_doubt(), store.in_doubt());
-    assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(2));
-    assert_eq!((held(&store), held(&first), held(&second)), (0, 0, 0));
+    assert_eq!(first.put(&space, &tokens, &page(1), PREFILLED), Ok(1));
+    let snapshot = first.put_snapshot(&space, &tokens, Some(&tail), None, Provenance::Decoded);
+    assert_eq!(snapshot, Ok(true));
+    assert_eq!([&store, &first, &second].map(held), [nothing; 3]);
     assert_eq!(loaded(), Err(LoadError::Missing { end: 64 }));
-    assert_eq!(store.pin(&space, &tokens, Wanted::Any).held().tokens, 0);
-    // Others in doubt take their place; then the first ones have nothing left to be trusted.
     assert_eq!(
-        second.put(
-            &space,
-            &tokens[..64],
-            &full_block(&full_only(), 0..64, 2),
-            PREFILLED
-        ),
+        store.pin(&space, &tokens, Wanted::Any).held(),
+        Held::default()
+    );
+    // Others in doubt do not take their place, and cannot vouch for them.
+    assert_eq!(second.put(&space, &tokens, &page(2), PREFILLED), Ok(0));
+    second.trust();
+    store.trust();
+    assert_eq!(held(&store), nothing);
+    first.trust();
+    assert_eq!(held(&store), (64, Some(100)));
+    assert_eq!(loaded(), Ok(vec![page(1)]));
+    // What is trusted is not replaced by what is in doubt, and stays.
+    assert_eq!(second.put(&space, &tokens, &page(2), PREFILLED), Ok(0));
+    drop((first, second));
+    assert_eq!(held(&store), (64, Some(100)));
+}
+
+#[test]
+fn rows_in_doubt_leave_with_whoever_would_trust_them() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let tokens = prompt(64);
+    let page = |copy| full_block(&full_only(), 0..64, copy);
+    let doubted = store.in_doubt();
+    assert_eq!(doubted.put(&space, &tokens, &page(1), PREFILLED), Ok(1));
+    let another = doubted.clone();
+    drop(doubted);
+    assert_eq!(
+        (store.stats().pages, store.stats().ram_bytes),
+        (1, PAGE_COST)
+    );
+    drop(another);
+    assert_eq!((store.stats().pages, store.stats().ram_bytes), (0, 0));
+    // Those that good ones have replaced stay.
+    let doubted = store.in_doubt();
+    assert_eq!(doubted.put(&space, &tokens, &page(1), PREFILLED), Ok(1));
+    assert_eq!(
+        store.put(&space, &tokens, &page(2), Provenance::Decoded),
         Ok(1)
     );
-    assert_eq!(store.trust(&space, &tokens), 0);
-    assert_eq!(first.trust(&space, &tokens), 1);
-    assert_eq!(held(&store), 0);
-    assert_eq!(second.trust(&space, &tokens), 1);
-    assert_eq!(held(&store), 128);
-    let mut mixed = rows(1);
-    let other = rows(2);
-    for (plane, other) in mixed.planes.iter_mut().zip(&other.planes) {
-        let half = plane.data.len() / 2;
-        plane.data[..half].copy_from_slice(&other.data[..half]);
-    }
-    assert_eq!(loaded(), Ok(vec![mixed]));
-    // They are not replaced by others in doubt, and those are by good ones.
-    let third = store.in_doubt();
-    assert_eq!(third.put(&space, &tokens, &rows(3), PREFILLED), Ok(0));
-    assert_eq!(store.forget(&space, &tokens), 2);
-    assert_eq!(third.put(&space, &tokens, &rows(3), PREFILLED), Ok(2));
-    assert_eq!(
-        store.put(&space, &tokens, &rows(4), Provenance::Decoded),
-        Ok(2)
-    );
-    assert_eq!(third.trust(&space, &tokens), 0);
-    assert_eq!(loaded(), Ok(vec![rows(4)]));
+    doubted.trust();
+    drop(doubted);
+    let loaded = store.load(&space, &tokens, 0..64, Wanted::Any);
+    assert_eq!(loaded, Ok(vec![page(2)]));
 }
 
 #[test]
