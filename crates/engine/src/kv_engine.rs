@@ -98,8 +98,8 @@ pub trait KvEngine: Send {
     /// Takes the rows of `tokens` of a block in. Full blocks must continue where the sequence ends;
     /// the window comes last. Parts of a block come in order, and a window is there with its last
     /// part. A window may come again, also to where it was computed: it then lies where an import puts
-    /// it, so that a local answer can be that of a handoff, to the bit. On an error the sequence holds what it held before, or nothing ([`KvEngine::held`]
-    /// tells).
+    /// it, so that a local answer can be that of a handoff, to the bit. On an error the sequence holds
+    /// what it held before, or nothing ([`KvEngine::held`] tells).
     ///
     /// # Errors
     /// If the block does not fit the contract, or the part does not continue the sequence.

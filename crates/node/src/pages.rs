@@ -11,6 +11,7 @@
 //! or damaged costs pages, never a request. Rows come back bit for bit or not at all.
 
 mod disk;
+mod doubt;
 mod index;
 pub mod limits;
 mod named;
@@ -20,7 +21,7 @@ mod spill;
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_kv::contract::InvalidContract;
@@ -29,6 +30,7 @@ use tandem_kv::plane::InvalidBlock;
 use tandem_kv::{KvBlock, Section};
 
 use self::disk::{Disk, FileName, Unread};
+use self::doubt::{Doubt, Doubted};
 use self::index::{Index, Rows};
 use self::limits::{LOAD_ATTEMPTS, MAX_OBJECT_BYTES, MAX_PINS};
 use self::named::{Named, Place};
@@ -65,34 +67,6 @@ pub enum Provenance {
     Decoded,
     /// Carried by the lossy codec with this wire number.
     Lossy(u8),
-}
-
-/// Marks rows that must be compared before anybody may use them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Doubt(u64);
-
-/// What was put in under one mark. It leaves the store with this, unless it has been trusted.
-#[derive(Debug)]
-struct Doubted {
-    doubt: Doubt,
-    ids: Mutex<Vec<PageId>>,
-    shared: Arc<Shared>,
-}
-
-impl Doubted {
-    fn ids(&self) -> MutexGuard<'_, Vec<PageId>> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Doubted {
-    fn drop(&mut self) {
-        let ids = std::mem::take(&mut *self.ids());
-        if !ids.is_empty() {
-            self.shared
-                .with(|index| index.drop_doubted(&ids, self.doubt));
-        }
-    }
 }
 
 /// Which rows will do.
@@ -423,11 +397,7 @@ impl PageStore {
     /// The same store for rows that are put in before they are compared: nobody finds them until then.
     #[must_use]
     pub fn in_doubt(&self) -> Self {
-        let doubted = Doubted {
-            doubt: Doubt(self.shared.with(Index::next_serial)),
-            ids: Mutex::default(),
-            shared: Arc::clone(&self.shared),
-        };
+        let doubted = Doubted::new(Arc::clone(&self.shared));
         Self {
             doubted: Some(Arc::new(doubted)),
             ..self.clone()
@@ -447,19 +417,18 @@ impl PageStore {
     /// others. Those that never are leave with the last clone.
     pub fn trust(&self) {
         if let Some(doubted) = &self.doubted {
-            let ids = std::mem::take(&mut *doubted.ids());
-            self.shared.with(|index| index.trust(&ids, doubted.doubt));
+            doubted.trust();
         }
     }
 
     fn doubt(&self) -> Option<Doubt> {
-        self.doubted.as_ref().map(|doubted| doubted.doubt)
+        self.doubted.as_ref().map(|doubted| doubted.mark())
     }
 
     fn insert(&self, index: &mut Index, id: PageId, meta: Meta, rows: Vec<u8>) -> bool {
         let is_kept = index.insert(id, meta, rows, self.doubt());
         if let Some(doubted) = self.doubted.as_ref().filter(|_| is_kept) {
-            doubted.ids().push(id);
+            doubted.holds(id);
         }
         is_kept
     }

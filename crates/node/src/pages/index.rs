@@ -8,9 +8,10 @@ use lru::LruCache;
 use tandem_kv::page::PageId;
 
 use super::disk::{FileName, Found, Unread};
+use super::doubt::Doubt;
 use super::limits::{MAX_ENTRIES, MAX_SPILL_BYTES, MAX_SPILLS_WAITING};
 use super::object::{Kind, Meta};
-use super::{Doubt, PageStats, Provenance};
+use super::{PageStats, Provenance};
 
 /// Rows of an object, shared with those who read or write them at the moment.
 pub type Rows = Arc<Vec<u8>>;

@@ -568,20 +568,10 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
     };
     let decode = decode.start().await;
     let deal = first_turn();
-    let (mut events, ticket) = deal.open(&decode).await;
-    let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
-    handoff.blocks(CHUNK).await;
-    handoff.commit().await;
     // It takes the connection, and then says nothing.
     let silent = super::cluster::bind().await;
-    let receipt = handoff.computed(Some(ReturnTicket {
-        ticket: "00".repeat(16),
-        handoff: 1,
-        port: silent.local_addr().unwrap().port(),
-    }));
-    handoff.receipt(&receipt).await;
-    handoff.leave().await;
-    let answer = super::cluster::finish(&mut events).await;
+    let port = silent.local_addr().unwrap().port();
+    let answer = answered(&config, &deal, &decode, port).await;
     assert_eq!(answer.tokens, deal.expected(&config).await);
     let (_connection, _) = silent.accept().await.unwrap();
     assert!(answer.parity.expect("parity").holds);

@@ -304,6 +304,7 @@ async fn rows_that_their_commit_contradicts_are_not_used_whoever_tells_first() {
         };
         decode.prefill_failed(&deal.id, &reason).await;
     };
+    // Whoever tells first does so while the engine stands still.
     let releasing = async {
         tokio::time::sleep(SHORT).await;
         brake.release();
