@@ -1,4 +1,5 @@
-//! The choice of the codec: worked cases, what no conditions may lead to, and steadiness.
+//! The choice of the codec: worked cases, what no conditions may lead to, steadiness, and what a choice is
+//! good for on a simulated link.
 
 use proptest::prelude::*;
 use tandem_kv::adaptive::{
@@ -168,6 +169,91 @@ fn a_swinging_goodput_does_not_swing_the_codec() {
     for (goodputs, expected) in table {
         assert_eq!(reviews(&goodputs), expected, "{goodputs:?}");
     }
+}
+
+/// Rows that are opened as one, bytes.
+const BLOCK: f64 = 4.0 * MB;
+/// Blocks of a handoff.
+const BLOCKS: usize = 64;
+/// Blocks whose codec is chosen before the link takes them.
+const AHEAD: usize = 2;
+
+/// Seconds from the first token computed to the last row decoded: the prefill makes blocks one after the
+/// other, and an encoder, the link and a decoder each have one of them at a time. `pick` chooses a block's
+/// codec, and is told the payload bytes that have been decoded at the other end since it was last asked,
+/// if the link has carried any.
+fn simulated(path: &Conditions, mut pick: impl FnMut(Option<u64>) -> Codec) -> f64 {
+    let (mut encoder, mut link, mut decoder) = (0.0, 0.0, 0.0);
+    let (mut carried, mut decoded) = (Vec::new(), Vec::<(f64, f64)>::new());
+    let mut told = 0;
+    let mut made = 0.0;
+    for number in 0..BLOCKS {
+        made += BLOCK / path.production;
+        let room = number.checked_sub(AHEAD).map_or(0.0, |n| carried[n]);
+        let now = f64::max(made, encoder).max(room);
+        let until = decoded.partition_point(|(at, _)| *at <= now);
+        let bytes: f64 = decoded[told..until].iter().map(|(_, bytes)| bytes).sum();
+        told = until;
+        let measured = carried.first().is_some_and(|at| *at <= now);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a number of bytes"
+        )]
+        let codec = pick(measured.then_some(bytes as u64));
+        let rate = path.rates.of(codec);
+        encoder = now + BLOCK / rate.encode;
+        link = encoder.max(link) + BLOCK / rate.ratio / path.goodput;
+        carried.push(link);
+        decoder = link.max(decoder) + BLOCK / rate.decode;
+        decoded.push((decoder, BLOCK / rate.ratio));
+    }
+    decoder
+}
+
+/// The rule reckons with rates; this reckons with blocks.
+#[test]
+fn on_links_slower_than_the_prefill_the_choice_beats_raw() {
+    let productions = [6.0, 60.0, PRODUCTION, 1000.0, 4000.0, HELD];
+    let shares = [0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95];
+    let mut beaten = 0;
+    for (production, share) in productions.iter().flat_map(|p| shares.map(|s| (*p, s))) {
+        let fastest = if production == HELD {
+            4000.0
+        } else {
+            production
+        };
+        let path = conditions(production, fastest * share);
+        let fixed = |codec| simulated(&path, |_| codec);
+        for ceiling in Quality::ALL {
+            let mut adaptive = Adaptive::new(ceiling);
+            let chosen = simulated(&path, |decoded| {
+                let Some(bytes) = decoded else {
+                    return adaptive.codec();
+                };
+                adaptive.acknowledged(bytes);
+                adaptive.review(&path)
+            });
+            let allowed = Codec::ALL.into_iter().filter(|c| ceiling.allows(*c));
+            let best = allowed.map(fixed).fold(f64::INFINITY, f64::min);
+            let case = format!("{production} MB/s made, {share} of it carried, {ceiling}");
+            // Nothing is known until the first block has been carried.
+            let unknown = (AHEAD + 1) as f64 * BLOCK / path.goodput;
+            assert!(chosen <= fixed(Raw) * 1.0001, "{case}: {chosen}");
+            assert!(
+                chosen <= best * WORTHWHILE + unknown,
+                "{case}: {chosen}, {best}"
+            );
+            if choose(&path, ceiling) != Raw {
+                assert!(chosen < fixed(Raw), "{case}: {chosen}");
+                beaten += 1;
+            }
+            // Raw is the best there is only where coding is slower than the link.
+            let coded = fixed(Raw) > best * WORTHWHILE + unknown;
+            assert!(!coded || choose(&path, ceiling) != Raw, "{case}");
+        }
+    }
+    assert!(beaten > 100, "{beaten} cases in which something is faster");
 }
 
 fn any_rate() -> impl Strategy<Value = f64> {
