@@ -8,12 +8,14 @@
 //! - [`control`]: calls of a node's control API;
 //! - [`engine`], [`rows`]: an engine that only takes KV in, and rows to give it;
 //! - [`copy`]: copies without tandem, to compare with;
+//! - [`cores`]: which ones each process runs on;
 //! - [`usage`]: CPU time and memory of a process;
 //! - [`figures`]: medians, and the machine that they are of.
 
 mod ask;
 mod control;
 mod copy;
+mod cores;
 mod engine;
 mod figures;
 mod handoff;

@@ -37,7 +37,7 @@ use super::engine::{CHUNK, contract, logits};
 use super::figures::{Machine, gigabytes, median, quantile, right, table, told};
 use super::receiver::{Ask, Ready, Told};
 use super::usage::{Memory, cpu_seconds};
-use super::{copy, rows};
+use super::{copy, cores, rows};
 
 /// Of the rows.
 const SEED: u64 = 1;
@@ -62,6 +62,10 @@ pub struct Arguments {
     /// Connections of one handoff.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STREAMS)))]
     streams: u32,
+    /// Leaves it to the system on which cores each process runs [default: each keeps to half of them, as two machines
+    /// do not share theirs, where the system can be told so].
+    #[arg(long)]
+    share_cores: bool,
     /// Prints one JSON object and nothing else on standard output.
     #[arg(long)]
     json: bool,
@@ -76,6 +80,8 @@ struct Figures {
     bytes: u64,
     rounds: u32,
     streams: u32,
+    /// True if each process had cores of its own.
+    cores_apart: bool,
     /// A plain TCP copy of the same planes into those of the other process.
     tcp_gb_s: f64,
     /// The same bytes, read into one buffer again and again and so thrown away.
@@ -177,6 +183,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         bytes: bench.bytes,
         rounds: arguments.rounds,
         streams: arguments.streams,
+        cores_apart: bench.cores_apart,
         tcp_gb_s: gb / median(&tcp(|copy| copy.seconds)),
         tcp_thrown_away_gb_s: gb / median(&thrown_away),
         tcp_cpu_s_per_gb: median(&tcp(|copy| copy.cpu)) / gb,
@@ -249,6 +256,7 @@ struct Bench {
     memory: Memory,
     streams: u32,
     handoffs: u32,
+    cores_apart: bool,
 }
 
 impl Bench {
@@ -264,6 +272,8 @@ impl Bench {
                 place.insert(Receiver::start(authority, tokens, case.tls).await?);
             }
         }
+        let others: Vec<u32> = receivers.values().filter_map(|r| r.child.id()).collect();
+        let cores_apart = !arguments.share_cores && cores::divide(std::process::id(), &others)?;
         let contract = Arc::new(contract());
         let blocks = rows::blocks(&contract, tokens, SEED);
         let bytes = blocks.iter().map(|b| b.bytes()).sum();
@@ -279,6 +289,7 @@ impl Bench {
             memory: Memory::start(),
             streams: arguments.streams,
             handoffs: 0,
+            cores_apart,
         })
     }
 
@@ -612,13 +623,17 @@ fn shown(figures: &Figures) -> String {
         ]);
     }
     format!(
-        "{}\n{:.1} MB of rows, medians of {} rounds, {} connection(s)\n\
+        "{}\n{:.1} MB of rows, medians of {} rounds, {} connection(s), {}\n\
          memcpy {:.2} GB/s, plain TCP copy {:.2} GB/s ({:.2} CPU s/GB), \
          thrown away {:.2} GB/s\n{out}",
         figures.machine,
         gigabytes(figures.bytes) * 1e3,
         figures.rounds,
         figures.streams,
+        match figures.cores_apart {
+            true => "each process on cores of its own",
+            false => "both processes on the same cores",
+        },
         figures.memcpy_gb_s,
         figures.tcp_gb_s,
         figures.tcp_cpu_s_per_gb,
