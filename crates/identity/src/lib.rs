@@ -31,6 +31,7 @@ mod serve;
 mod tls;
 mod token;
 
+pub use arrived::Progress;
 pub use authority::{Authority, AuthorityError, JOIN_NAME, NODE_NAME, Validity};
 pub use directory::{ClusterDir, DirectoryError};
 pub use explain::explain;

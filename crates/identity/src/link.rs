@@ -5,14 +5,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::arrived::Arrived;
+use crate::arrived::{Arrived, Progress};
 use crate::explain::explain;
 use crate::low_water::LowWater;
 use crate::peer::PeerId;
@@ -44,7 +44,7 @@ enum Reading {
 
 enum Writing {
     Plain(OwnedWriteHalf, Arrived),
-    Tls(tokio::io::WriteHalf<Box<Tls>>, Arc<AtomicU64>),
+    Tls(tokio::io::WriteHalf<Box<Tls>>, Arc<Progress>),
 }
 
 impl Link {
@@ -104,11 +104,11 @@ impl Link {
                 )
             }
             Stream::Tls(tls) => {
-                let (expected, arrived) = (tls.expected(), tls.arrived());
+                let (expected, progress) = (tls.expected(), tls.progress());
                 let (read, write) = tokio::io::split(tls);
                 (
                     ReadHalf(Reading::Tls(read, expected)),
-                    WriteHalf(Writing::Tls(write, arrived)),
+                    WriteHalf(Writing::Tls(write, progress)),
                 )
             }
         }
@@ -243,12 +243,12 @@ impl AsyncWrite for Link {
 }
 
 impl WriteHalf {
-    /// Bytes that the system of the peer has, as of the last write or flush; encrypted ones with TLS.
+    /// What has become of what was written. A flush asks the system, also if there is nothing to flush.
     #[must_use]
-    pub fn arrived(&self) -> Arc<AtomicU64> {
+    pub fn progress(&self) -> Arc<Progress> {
         match &self.0 {
             Writing::Plain(_, arrived) => arrived.known(),
-            Writing::Tls(_, arrived) => Arc::clone(arrived),
+            Writing::Tls(_, progress) => Arc::clone(progress),
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use rustls::client::UnbufferedClientConnection;
@@ -20,7 +20,7 @@ use rustls::{ClientConfig, CommonState, Error as TlsError, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::arrived::Arrived;
+use crate::arrived::{Arrived, Progress};
 use crate::limits::{FIRST_READ_BUFFER, LOW_WATER, MAX_UNSENT_BYTES, READ_BUFFER};
 use crate::low_water::LowWater;
 
@@ -164,8 +164,8 @@ impl Tls {
         Arc::clone(&self.expected)
     }
 
-    /// Encrypted bytes that the system of the peer has, as of the last time that the socket was written to.
-    pub(crate) fn arrived(&self) -> Arc<AtomicU64> {
+    /// What has become of encrypted bytes, as of the last time that the socket was written to, or flushed.
+    pub(crate) fn progress(&self) -> Arc<Progress> {
         self.outgoing.arrived.known()
     }
 

@@ -55,6 +55,10 @@ pub const BLOCKS_PER_STREAM: usize = 2;
 /// Bytes that a link has carried while it was waited for, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
+/// How often a writer that has nothing to write looks whether what it wrote has arrived.
+pub const ARRIVAL_POLL: Duration = Duration::from_millis(10);
+/// Bytes that have arrived meanwhile before it tells how long they took.
+pub const ARRIVAL_BYTES: u64 = BELIEVED_BYTES / 8;
 /// How long the speed of a decoder is believed after the last segment.
 pub const DECODE_RATE_AGE: Duration = Duration::from_secs(60);
 /// Peers whose link is remembered.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tandem_identity::ReadHalf;
 use tandem_identity::limits::{LOW_WATER, MAX_UNSENT_BYTES};
+use tandem_identity::{Progress, ReadHalf};
 use tandem_kv::frame::{Checksum, FrameError, HEADER_BYTES, Header};
 use tandem_proto::limits::HANDOFF_SILENCE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
@@ -237,43 +237,66 @@ pub struct Drained {
 }
 
 /// Measures how fast a link is where it is what limits: from a write that has to wait, when the buffers
-/// below are full, until there is nothing more to write. What those buffers take does not count, only what
-/// has left them: they grow.
+/// below are full, until there is nothing more to write, and then as long as those buffers have something. What they
+/// take does not count, only what has left them: they grow.
 #[derive(Debug, Default)]
 pub struct Drain {
-    /// Bytes that have arrived at the other end.
-    arrived: Arc<AtomicU64>,
+    /// What has arrived at the other end.
+    progress: Arc<Progress>,
     /// When waiting began, and what had arrived then.
     since: Option<(Instant, u64)>,
     total: Drained,
 }
 
 impl Drain {
-    /// For a stream that counts the bytes that have arrived.
+    /// For a stream that tells what has arrived.
     #[must_use]
-    pub fn of(arrived: Arc<AtomicU64>) -> Self {
+    pub fn of(progress: Arc<Progress>) -> Self {
         Self {
-            arrived,
+            progress,
             ..Self::default()
         }
     }
 
-    fn arrived(&self) -> u64 {
-        self.arrived.load(Ordering::Relaxed)
-    }
-
     fn waits(&mut self) {
         if self.since.is_none() {
-            self.since = Some((Instant::now(), self.arrived()));
+            self.since = Some((Instant::now(), self.progress.arrived()));
         }
     }
 
     /// There is nothing to write now.
     pub fn pause(&mut self) {
         if let Some((since, before)) = self.since.take() {
-            self.total.bytes += self.arrived().saturating_sub(before);
+            self.total.bytes += self.progress.arrived().saturating_sub(before);
             self.total.time += since.elapsed();
         }
+    }
+
+    /// True if something that was written has not arrived, as of the last flush.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.progress.is_under_way()
+    }
+
+    /// To be called after a flush, again and again while there is nothing to write. The time since the last call
+    /// counts if something is still under way at its end: the link was busy for all of it.
+    pub fn rest(&mut self) {
+        if !self.is_under_way() {
+            self.since = None;
+            return;
+        }
+        self.pause();
+        self.waits();
+    }
+
+    /// What was measured while there was nothing to write, once it is at least so many bytes.
+    pub fn rested(&mut self, least: u64) -> Option<Drained> {
+        (self.total.bytes >= least.max(1)).then(|| std::mem::take(&mut self.total))
+    }
+
+    /// There is something to write again.
+    pub const fn rise(&mut self) {
+        self.since = None;
     }
 
     /// What was measured since the last time; time in which nothing arrived counts with what arrives after

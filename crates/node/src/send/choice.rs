@@ -142,7 +142,7 @@ impl Measured {
         (self.busy_since, self.busy_bytes, self.on_their_way) = (None, 0, 0);
     }
 
-    /// Payload bytes have been written to a connection.
+    /// Payload bytes have been written to a connection; or none, and those from before have drained.
     pub fn written(&mut self, stream: usize, wire_bytes: u64, drained: Drained) {
         self.on_their_way += wire_bytes;
         self.busy_bytes += wire_bytes;

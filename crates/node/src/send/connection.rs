@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::pump::Pump;
-use super::stream::{Batch, Order, Writer, Written};
+use super::stream::{Batch, Order, What, Writer, Written};
 use super::{Fault, broken};
 use crate::limits::{
     BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
@@ -235,14 +235,17 @@ impl Connection {
     fn hear_writers(&mut self) -> Result<(), Fault> {
         while let Ok(told) = self.written.try_recv() {
             let written = told.map_err(|(_, fault)| fault)?;
-            self.done(written.stream);
+            self.done(&written);
         }
         Ok(())
     }
 
-    /// A writer has done one of its orders.
-    pub(super) fn done(&mut self, stream: usize) {
-        if let Some(stream) = self.streams.get_mut(stream) {
+    /// A writer may have done one of its orders.
+    pub(super) fn done(&mut self, written: &Written) {
+        let is_order = !matches!(written.what, What::Arrived(_));
+        if let Some(stream) = self.streams.get_mut(written.stream)
+            && is_order
+        {
             stream.waiting = stream.waiting.saturating_sub(1);
         }
     }
@@ -260,7 +263,7 @@ impl Connection {
         let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + MAX_CONTROL_WAITING);
         let writer = Writer {
             stream: self.streams.len(),
-            drain: Drain::of(write.arrived()),
+            drain: Drain::of(write.progress()),
             write,
             outbound,
             orders: taken,

@@ -16,7 +16,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use super::choice::Measured;
 use super::connection::Connection;
 use super::links::{Carried, Trip};
-use super::stream::{Order, Written};
+use super::stream::{Order, What, Written};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
 use crate::conversation::keep_block;
 use crate::job::Command;
@@ -306,9 +306,13 @@ impl Pump {
 
     fn written(&mut self, written: Written) {
         if let Some(connection) = &mut self.connection {
-            connection.done(written.stream);
+            connection.done(&written);
         }
-        let Some(done) = written.block else { return };
+        let done = match written.what {
+            What::Control => return,
+            What::Arrived(drained) => return self.measured.written(written.stream, 0, drained),
+            What::Block(done) => done,
+        };
         self.report.wire_bytes += done.wire_bytes;
         self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
         self.measured.block(written.stream, &done);

@@ -14,10 +14,11 @@ use tandem_kv::sender::{Outbound, Outgoing};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::Fault;
 use super::connection::Told;
-use crate::limits::{SEGMENTS_AHEAD, WRITE_BYTES};
+use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
 /// What a writer is told to do.
@@ -35,11 +36,20 @@ pub(super) enum Order {
     Last(Vec<u8>),
 }
 
-/// A writer has done what it was told.
+/// What the writer of a connection tells.
 pub(super) struct Written {
     pub(super) stream: usize,
-    /// What it wrote, if it was a block.
-    pub(super) block: Option<Done>,
+    pub(super) what: What,
+}
+
+/// What a writer has done, or seen.
+pub(super) enum What {
+    /// A control frame has been written.
+    Control,
+    /// A block has been written.
+    Block(Box<Done>),
+    /// Nothing was ordered, and this arrived of what had been written.
+    Arrived(Drained),
 }
 
 /// A block that has been written.
@@ -83,11 +93,10 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     async fn serve(&mut self) -> Result<(), Fault> {
-        let stream = self.stream;
         let mut encoder = None;
         // All of them is written, or in the batch.
         let mut done = Vec::new();
-        let mut next = self.orders.recv().await;
+        let mut next = self.order().await?;
         while let Some(order) = next {
             let mut told = Vec::new();
             match order {
@@ -108,14 +117,14 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                         if let Some(last) = done.last_mut() {
                             last.drained = self.drain.lap(next.is_none());
                         }
-                        told.extend(done.drain(..).map(Some));
+                        told.extend(done.drain(..).map(|done| What::Block(Box::new(done))));
                     }
                 }
                 Order::Control(frame) => {
                     let frame = self.outbound.control(&frame);
                     write_frame(&mut self.write, &frame, self.silence).await?;
                     next = self.orders.try_recv().ok();
-                    told.push(None);
+                    told.push(What::Control);
                 }
                 Order::Last(frame) => {
                     let _ = write_frame(&mut self.write, &frame, self.silence).await;
@@ -123,21 +132,42 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                     return Ok(());
                 }
             }
-            for block in told {
-                if self
-                    .report
-                    .send(Ok(Written { stream, block }))
-                    .await
-                    .is_err()
-                {
+            for what in told {
+                if !self.tell(what).await {
                     return Ok(());
                 }
             }
             if next.is_none() {
-                next = self.orders.recv().await;
+                next = self.order().await?;
             }
         }
         Ok(())
+    }
+
+    /// False if nobody listens any more.
+    async fn tell(&self, what: What) -> bool {
+        let stream = self.stream;
+        self.report.send(Ok(Written { stream, what })).await.is_ok()
+    }
+
+    /// The next order. What arrives until it comes shows how fast the link is: little enough is taken by the system at
+    /// once, and no write has to wait.
+    async fn order(&mut self) -> Result<Option<Order>, Fault> {
+        self.drain.rest();
+        while self.drain.is_under_way() {
+            let order = timeout(ARRIVAL_POLL, self.orders.recv()).await;
+            flush(&mut self.write, self.silence, &mut self.drain).await?;
+            self.drain.rest();
+            let least = if order.is_ok() { 1 } else { ARRIVAL_BYTES };
+            if let Some(drained) = self.drain.rested(least) {
+                self.tell(What::Arrived(drained)).await;
+            }
+            if let Ok(order) = order {
+                self.drain.rise();
+                return Ok(order);
+            }
+        }
+        Ok(self.orders.recv().await)
     }
 
     /// Makes the segments of a block, and writes them but for what is left in the batch.
@@ -256,17 +286,21 @@ fn cannot_encode(error: impl std::fmt::Display) -> Fault {
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
+    use std::net::Ipv4Addr;
     use std::pin::Pin;
     use std::sync::Mutex;
     use std::task::{Context, Poll, Waker};
 
     use tandem_engine::KvEngine;
     use tandem_engine::fake::{FakeConfig, FakeEngine};
+    use tandem_identity::{Gate, Security};
     use tandem_kv::adaptive::{DecodeRates, Quality};
     use tandem_kv::frame::Header;
     use tandem_kv::receiver::{Expectation, Receiver, Terms};
     use tandem_kv::sender::{Offer, Sender};
     use tandem_kv::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
 
     use super::*;
 
@@ -463,7 +497,8 @@ mod tests {
                 let mut wire_bytes = 0;
                 for place in 0..u64::from(BLOCKS) {
                     let Some(Ok(Written {
-                        block: Some(done), ..
+                        what: What::Block(done),
+                        ..
                     })) = reported.recv().await
                     else {
                         panic!("a block is not reported");
@@ -482,6 +517,68 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// So little that the system takes it at once or nearly: what arrives afterwards tells of the link.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slow_link_is_found_out_by_little() {
+        const TOKENS: u32 = 26;
+        const PER_SECOND: f64 = 4e6;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let limit = Duration::from_secs(60);
+        let mut gate = Gate::start(listener, Security::Plaintext, limit).unwrap();
+        let connecting = Security::Plaintext.connect(&address, limit);
+        let (near, (far, _)) = tokio::join!(connecting, gate.next());
+        let (_, near) = near.unwrap().into_split();
+        let (mut far, _keep) = far.into_split();
+        let mut sender = sender(TOKENS);
+        let block = block(0, TOKENS);
+        let total = usize::try_from(block.bytes()).unwrap();
+        let reading = tokio::spawn(async move {
+            let mut buffer = vec![0; 64 << 10];
+            let (start, mut read) = (tokio::time::Instant::now(), 0);
+            while read < total {
+                read += far.read(&mut buffer).await.unwrap();
+                let due = Duration::from_secs_f64(read as f64 / PER_SECOND);
+                tokio::time::sleep_until(start + due).await;
+            }
+            (start.elapsed(), far)
+        });
+        let (orders, taken) = mpsc::channel(1);
+        let (report, mut reported) = mpsc::channel(64);
+        let (place, cutter) = sender.open(&block).unwrap();
+        let order = Order::Block {
+            block,
+            place,
+            cutter: Box::new(cutter),
+            codec: Codec::Raw,
+        };
+        orders.try_send(order).ok().unwrap();
+        let mut own = writer(near, &sender, taken, report);
+        own.drain = Drain::of(own.write.progress());
+        let writing = tokio::spawn(own.run());
+        let (took, _far) = reading.await.unwrap();
+        drop(orders);
+        writing.await.unwrap();
+        let mut all = Drained::default();
+        while let Some(told) = reported.recv().await {
+            let Ok(written) = told else {
+                panic!("the writer failed");
+            };
+            let drained = match written.what {
+                What::Control => continue,
+                What::Block(done) => done.drained,
+                What::Arrived(drained) => drained,
+            };
+            all.bytes += drained.bytes;
+            all.time += drained.time;
+        }
+        // What is on its way when it is looked for the last time is not known to have taken all of that time.
+        assert!(all.bytes as f64 > total as f64 / 2.0, "{all:?} of {total}");
+        let rate = all.bytes as f64 / all.time.as_secs_f64();
+        let ratio = rate / (total as f64 / took.as_secs_f64());
+        assert!((0.5..1.7).contains(&ratio), "{ratio}: {all:?}");
     }
 
     #[tokio::test(flavor = "multi_thread")]

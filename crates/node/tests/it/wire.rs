@@ -2,11 +2,10 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tandem_identity::{Authority, Gate, Security};
+use tandem_identity::{Authority, Gate, Progress, Security};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_node::limits::MIN_LINK_RATE;
 use tandem_node::wire::{
@@ -141,7 +140,7 @@ async fn who_takes_a_byte_now_and_then_is_given_up() {
 /// rate that was measured over the one at which the reader read.
 async fn measured<W, R>(
     mut near: W,
-    arrived: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     mut far: R,
     rate: f64,
     (blocks, block): (usize, usize),
@@ -163,7 +162,7 @@ where
     });
     let bytes = vec![7; block / 4];
     let (mut taken, mut time) = (0, Duration::ZERO);
-    let mut drain = Drain::of(arrived);
+    let mut drain = Drain::of(progress);
     for i in 1..=blocks {
         for _ in 0..4 {
             let (head, rest) = bytes.split_at(HEADER_BYTES);
@@ -196,9 +195,9 @@ async fn the_rate_of_a_link_is_measured_where_it_limits() {
         for blocks in [(6, 8 << 20), (64, 512 << 10)] {
             let (near, (far, _)) = tokio::join!(from.connect(&address, LIMIT), gate.next());
             let (_, near) = near.unwrap().into_split();
-            let arrived = near.arrived();
+            let progress = near.progress();
             let far = far.into_split().0;
-            let ratio = measured(near, arrived, far, 60e6, blocks).await;
+            let ratio = measured(near, progress, far, 60e6, blocks).await;
             assert!(
                 (0.75..1.35).contains(&ratio),
                 "{from:?}, {blocks:?}: {ratio}"
@@ -237,18 +236,53 @@ impl AsyncWrite for Growing {
 /// The system's buffers grow while they are full; the link is not faster for that.
 #[tokio::test]
 async fn what_has_not_arrived_was_not_carried() {
-    let arrived = Arc::new(AtomicU64::new(7));
-    let mut drain = Drain::of(Arc::clone(&arrived));
+    let progress = Arc::new(Progress::default());
+    progress.set(7, true);
+    let mut drain = Drain::of(Arc::clone(&progress));
     let mut near = Growing { has_waited: false };
     let bytes = vec![7; 1 << 20];
     for expected in [1000, 0, 64] {
         write_parts(&mut near, &[&bytes], LIMIT, &mut drain)
             .await
             .unwrap();
-        arrived.fetch_add(expected, Ordering::Relaxed);
+        progress.set(progress.arrived() + expected, true);
         flush(&mut near, LIMIT, &mut drain).await.unwrap();
         assert_eq!(drain.lap(false).bytes, expected);
     }
+}
+
+/// Buffers that took everything tell no less of a link than a write that had to wait.
+#[test]
+fn what_leaves_the_buffers_counts_while_there_is_more() {
+    let progress = Arc::new(Progress::default());
+    let mut drain = Drain::of(Arc::clone(&progress));
+    let mut at = |arrived, is_under_way| {
+        progress.set(arrived, is_under_way);
+        std::thread::sleep(Duration::from_millis(2));
+        drain.rest();
+        drain.rested(1)
+    };
+    // Nothing has been written; then something has.
+    assert_eq!(at(0, false), None);
+    assert_eq!(at(0, true), None);
+    let first = at(1000, true).expect("a busy link");
+    assert!(first.bytes == 1000 && first.time >= Duration::from_millis(2));
+    // It was idle for a time that nobody knows.
+    assert_eq!(at(5000, false), None);
+    assert_eq!(at(6000, true), None);
+    assert_eq!(at(6500, true).map(|d| d.bytes), Some(500));
+    // Something else may be written from here on.
+    drain.rise();
+    progress.set(9000, true);
+    drain.rest();
+    assert_eq!(drain.rested(1), None);
+    // Little waits until there is more.
+    progress.set(9100, true);
+    drain.rest();
+    assert_eq!(drain.rested(101), None);
+    progress.set(9101, true);
+    drain.rest();
+    assert_eq!(drain.rested(101).map(|d| d.bytes), Some(101));
 }
 
 #[tokio::test]
