@@ -12,7 +12,7 @@ use nix::{getsockopt_impl, libc, sockopt_impl};
 #[derive(Debug, Default)]
 pub struct Progress {
     arrived: AtomicU64,
-    is_under_way: AtomicBool,
+    is_held_back: AtomicBool,
 }
 
 impl Progress {
@@ -22,16 +22,17 @@ impl Progress {
         self.arrived.load(Ordering::Relaxed)
     }
 
-    /// True if further bytes were written that the system of the peer does not have.
+    /// True if the system holds bytes back that the link does not take yet. Those that are only far away are not: a
+    /// long way is not a slow one.
     #[must_use]
-    pub fn is_under_way(&self) -> bool {
-        self.is_under_way.load(Ordering::Relaxed)
+    pub fn is_held_back(&self) -> bool {
+        self.is_held_back.load(Ordering::Relaxed)
     }
 
-    /// So many have arrived, and others have not if it `is_under_way`.
-    pub fn set(&self, arrived: u64, is_under_way: bool) {
+    /// So many have arrived, and others are held back or not.
+    pub fn set(&self, arrived: u64, is_held_back: bool) {
         self.arrived.fetch_max(arrived, Ordering::Relaxed);
-        self.is_under_way.store(is_under_way, Ordering::Relaxed);
+        self.is_held_back.store(is_held_back, Ordering::Relaxed);
     }
 }
 
@@ -55,9 +56,9 @@ impl Arrived {
 
     /// Asks the system. Where it does not tell, what it has taken counts as arrived.
     pub fn update(&self, socket: &impl AsFd) {
-        let (arrived, is_under_way) =
+        let (arrived, is_held_back) =
             acknowledged(socket, self.written).unwrap_or((self.written, false));
-        self.known.set(arrived, is_under_way);
+        self.known.set(arrived, is_held_back);
     }
 }
 
@@ -75,24 +76,21 @@ sockopt_impl!(
     TcpInfo
 );
 
-/// Bytes that the peer's system has acknowledged (`tcpi_bytes_acked`), and whether there are packets that it has not
-/// (`tcpi_unacked`), or bytes that wait to be sent (`tcpi_notsent_bytes`).
+/// Bytes that the peer's system has acknowledged (`tcpi_bytes_acked`), and whether there are some that have not been
+/// sent (`tcpi_notsent_bytes`).
 #[cfg(target_os = "linux")]
 fn acknowledged(socket: &impl AsFd, _: u64) -> Option<(u64, bool)> {
     let info = nix::sys::socket::getsockopt(socket, Info).ok()?;
     let bytes_acked = info[15];
-    let [unacked, notsent_bytes] = [3, 18].map(|at| {
-        let [a, b, c, d, ..] = u64::to_ne_bytes(info[at]);
-        u32::from_ne_bytes([a, b, c, d])
-    });
+    let [a, b, c, d, ..] = u64::to_ne_bytes(info[18]);
+    let notsent_bytes = u32::from_ne_bytes([a, b, c, d]);
     // gVisor answers with zeros; elsewhere something has been acknowledged long before KV is sent.
-    (bytes_acked > 0).then_some((bytes_acked, unacked > 0 || notsent_bytes > 0))
+    (bytes_acked > 0).then_some((bytes_acked, notsent_bytes > 0))
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const _: () = {
     use std::mem::offset_of;
-    assert!(offset_of!(libc::tcp_info, tcpi_unacked) == 3 * size_of::<u64>());
     assert!(offset_of!(libc::tcp_info, tcpi_bytes_acked) == 15 * size_of::<u64>());
     assert!(offset_of!(libc::tcp_info, tcpi_notsent_bytes) == 18 * size_of::<u64>());
 };
@@ -110,8 +108,8 @@ sockopt_impl!(
 #[cfg(target_vendor = "apple")]
 fn acknowledged(socket: &impl AsFd, written: u64) -> Option<(u64, bool)> {
     let queued = nix::sys::socket::getsockopt(socket, Queued).ok()?;
-    let queued = u64::try_from(queued).ok()?;
-    Some((written.saturating_sub(queued), queued > 0))
+    // Which of them have been sent is not told.
+    Some((written.saturating_sub(u64::try_from(queued).ok()?), false))
 }
 
 #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]

@@ -55,7 +55,7 @@ pub const BLOCKS_PER_STREAM: usize = 2;
 /// Bytes that a link has carried while it was waited for, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
-/// How often a writer that has nothing to write looks whether what it wrote has arrived.
+/// How often a writer that has nothing to write looks how much of what the system held back has arrived.
 pub const ARRIVAL_POLL: Duration = Duration::from_millis(10);
 /// Bytes that have arrived meanwhile before it tells how long they took.
 pub const ARRIVAL_BYTES: u64 = BELIEVED_BYTES / 8;

@@ -237,7 +237,7 @@ pub struct Drained {
 }
 
 /// Measures how fast a link is where it is what limits: from a write that has to wait, when the buffers
-/// below are full, until there is nothing more to write, and then as long as those buffers have something. What they
+/// below are full, until there is nothing more to write, and then as long as those buffers hold something back. What they
 /// take does not count, only what has left them: they grow.
 #[derive(Debug, Default)]
 pub struct Drain {
@@ -272,17 +272,21 @@ impl Drain {
         }
     }
 
-    /// True if something that was written has not arrived, as of the last flush.
+    /// True if the system holds back something that was written, as of the last flush.
     #[must_use]
-    pub fn is_under_way(&self) -> bool {
-        self.progress.is_under_way()
+    pub fn is_held_back(&self) -> bool {
+        self.progress.is_held_back()
     }
 
     /// To be called after a flush, again and again while there is nothing to write. The time since the last call
-    /// counts if something is still under way at its end: the link was busy for all of it.
+    /// counts if something is still held back at its end: the link was busy for all of it.
     pub fn rest(&mut self) {
-        if !self.is_under_way() {
+        if !self.is_held_back() {
             self.since = None;
+            if self.total.bytes == 0 {
+                // Nothing that comes later took this time.
+                self.total = Drained::default();
+            }
             return;
         }
         self.pause();

@@ -151,6 +151,8 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+    // Before this process has half of it.
+    let machine = Machine::this();
     let folder = tempfile::tempdir()?;
     let cluster = ClusterDir::new(folder.path().join("cluster"));
     let identity = Arc::new(cluster.init()?);
@@ -179,7 +181,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let gb = gigabytes(bench.bytes);
     let tcp = |of: fn(&Copied) -> f64| copies.iter().map(of).collect::<Vec<f64>>();
     Ok(Figures {
-        machine: Machine::this(),
+        machine,
         bytes: bench.bytes,
         rounds: arguments.rounds,
         streams: arguments.streams,

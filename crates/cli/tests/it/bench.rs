@@ -35,6 +35,9 @@ fn a_handoff_is_measured_with_every_codec_with_and_without_tls() {
     let told = bench(&["handoff", "--tokens", "200", "--rounds", "1"]);
     // 48 layers, K and V, 4 heads of 128, two bytes.
     assert_eq!(told["bytes"], 200 * 48 * 2 * 4 * 128 * 2, "{told}");
+    let cores = std::thread::available_parallelism().expect("cores").get();
+    assert_eq!(told["cores"], cores, "{told}");
+    assert_eq!(told["cores_apart"], cfg!(target_os = "linux") && cores > 1);
     for figure in ["tcp_gb_s", "tcp_thrown_away_gb_s", "memcpy_gb_s"] {
         assert!(number(&told, figure) > 0.0, "{figure}");
     }
@@ -75,8 +78,10 @@ fn a_handoff_over_several_connections_is_measured() {
         "raw",
         "--streams",
         "2",
+        "--share-cores",
     ]);
     assert_eq!(told["streams"], 2);
+    assert_eq!(told["cores_apart"], false, "{told}");
     assert_eq!(told["cases"].as_array().map(Vec::len), Some(2), "{told}");
 }
 

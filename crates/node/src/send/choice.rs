@@ -142,7 +142,15 @@ impl Measured {
         (self.busy_since, self.busy_bytes, self.on_their_way) = (None, 0, 0);
     }
 
-    /// Payload bytes have been written to a connection; or none, and those from before have drained.
+    /// Some of what was written to a connection has arrived while there was nothing to write. Beside others it may have
+    /// had the link for itself for that time, and the sum of all would be too much.
+    pub fn arrived(&mut self, stream: usize, drained: Drained) {
+        if self.connections == 1 {
+            self.written(stream, 0, drained);
+        }
+    }
+
+    /// Payload bytes have been written to a connection.
     pub fn written(&mut self, stream: usize, wire_bytes: u64, drained: Drained) {
         self.on_their_way += wire_bytes;
         self.busy_bytes += wire_bytes;

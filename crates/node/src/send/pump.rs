@@ -310,7 +310,7 @@ impl Pump {
         }
         let done = match written.what {
             What::Control => return,
-            What::Arrived(drained) => return self.measured.written(written.stream, 0, drained),
+            What::Arrived(drained) => return self.measured.arrived(written.stream, drained),
             What::Block(done) => done,
         };
         self.report.wire_bytes += done.wire_bytes;

@@ -154,13 +154,17 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     /// once, and no write has to wait.
     async fn order(&mut self) -> Result<Option<Order>, Fault> {
         self.drain.rest();
-        while self.drain.is_under_way() {
+        while self.drain.is_held_back() {
             let order = timeout(ARRIVAL_POLL, self.orders.recv()).await;
             flush(&mut self.write, self.silence, &mut self.drain).await?;
             self.drain.rest();
             let least = if order.is_ok() { 1 } else { ARRIVAL_BYTES };
-            if let Some(drained) = self.drain.rested(least) {
-                self.tell(What::Arrived(drained)).await;
+            // If nobody has looked for long, it is told with what comes next.
+            if let Ok(place) = self.report.try_reserve()
+                && let Some(drained) = self.drain.rested(least)
+            {
+                let (stream, what) = (self.stream, What::Arrived(drained));
+                place.send(Ok(Written { stream, what }));
             }
             if let Ok(order) = order {
                 self.drain.rise();
@@ -300,7 +304,7 @@ mod tests {
     use tandem_kv::sender::{Offer, Sender};
     use tandem_kv::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
     use tokio::io::AsyncReadExt;
-    use tokio::net::TcpListener;
+    use tokio::net::TcpSocket;
 
     use super::*;
 
@@ -524,7 +528,11 @@ mod tests {
     async fn a_slow_link_is_found_out_by_little() {
         const TOKENS: u32 = 26;
         const PER_SECOND: f64 = 4e6;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        // What the other end takes in by itself is not read.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(64 << 10).unwrap();
+        socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let listener = socket.listen(1).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let limit = Duration::from_secs(60);
         let mut gate = Gate::start(listener, Security::Plaintext, limit).unwrap();

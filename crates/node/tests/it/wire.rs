@@ -256,8 +256,8 @@ async fn what_has_not_arrived_was_not_carried() {
 fn what_leaves_the_buffers_counts_while_there_is_more() {
     let progress = Arc::new(Progress::default());
     let mut drain = Drain::of(Arc::clone(&progress));
-    let mut at = |arrived, is_under_way| {
-        progress.set(arrived, is_under_way);
+    let mut at = |arrived, is_held_back| {
+        progress.set(arrived, is_held_back);
         std::thread::sleep(Duration::from_millis(2));
         drain.rest();
         drain.rested(1)
@@ -271,6 +271,18 @@ fn what_leaves_the_buffers_counts_while_there_is_more() {
     assert_eq!(at(5000, false), None);
     assert_eq!(at(6000, true), None);
     assert_eq!(at(6500, true).map(|d| d.bytes), Some(500));
+    // Time in which nothing came is counted with what comes next, but not once the link has been idle.
+    assert_eq!(at(6500, true), None);
+    let next = at(6600, true).expect("a busy link");
+    assert!(next.bytes == 100 && next.time >= Duration::from_millis(4));
+    assert_eq!(at(6600, true), None);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(at(6600, true), None);
+    assert_eq!(at(6600, false), None);
+    let start = std::time::Instant::now();
+    assert_eq!(at(6600, true), None);
+    let next = at(6700, true).expect("a busy link");
+    assert!(next.time <= start.elapsed(), "{next:?}");
     // Something else may be written from here on.
     drain.rise();
     progress.set(9000, true);
