@@ -90,6 +90,8 @@ pub struct Place {
     pub namespace: Option<String>,
     /// Its address.
     pub ip: IpAddr,
+    /// Another build of this program, if the node is not of this one.
+    pub program: Option<PathBuf>,
 }
 
 impl Place {
@@ -98,24 +100,28 @@ impl Place {
         Self {
             namespace: None,
             ip: Ipv4Addr::LOCALHOST.into(),
+            program: None,
         }
     }
 }
 
-/// This program with these arguments, in a namespace if one is given. It is killed when its handle is
-/// dropped, and told to end by the end of its input.
+/// This program, or another build of it, in the namespace of its place if that has one. It is killed when its
+/// handle is dropped, and told to end by the end of its input.
 ///
 /// # Errors
 /// If it is not known where this program is.
-pub fn program(namespace: Option<&str>) -> anyhow::Result<Command> {
-    let own = std::env::current_exe().context("where this program is")?;
-    let mut command = match namespace {
+pub fn program(place: &Place) -> anyhow::Result<Command> {
+    let program = match &place.program {
+        Some(program) => program.clone(),
+        None => std::env::current_exe().context("where this program is")?,
+    };
+    let mut command = match &place.namespace {
         Some(namespace) => {
             let mut command = Command::new("ip");
-            command.args(["netns", "exec", namespace]).arg(own);
+            command.args(["netns", "exec", namespace]).arg(program);
             command
         }
-        None => Command::new(own),
+        None => Command::new(program),
     };
     command
         .stdin(Stdio::piped())
@@ -149,7 +155,7 @@ impl Node {
         let log = folder.join(format!("{role}.log"));
         let mut spec = std::ffi::OsString::from(format!("{MODEL}="));
         spec.push(model);
-        let mut command = program(place.namespace.as_deref())?;
+        let mut command = program(place)?;
         command
             .args(["node", "--role", role])
             .args(["--listen", &SocketAddr::new(place.ip, 0).to_string()])

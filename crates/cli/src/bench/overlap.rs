@@ -184,7 +184,7 @@ async fn in_namespace(
     late: Option<&Link>,
 ) -> anyhow::Result<Vec<Case>> {
     let [prefill, decode] = cluster.members();
-    let mut command = program(place.namespace.as_deref())?;
+    let mut command = program(place)?;
     command
         .args(["bench", "overlap-driver"])
         .args(["--prefill", &nodes.prefill.control.to_string()])

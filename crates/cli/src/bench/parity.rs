@@ -1,5 +1,5 @@
 //! `tandem bench parity`: how well two files fit together, one that prefills and one that decodes:
-//! another quantisation, or what a codec loses.
+//! another quantisation, another backend, or what a codec loses.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,6 +31,9 @@ pub struct Arguments {
     /// The model that decodes [default: the same].
     #[arg(long, value_name = "PATH")]
     decode_model: Option<PathBuf>,
+    /// Another build of this program, which prefills, such as one for a GPU [default: this one].
+    #[arg(long, value_name = "PATH")]
+    prefill_program: Option<PathBuf>,
     /// How many programs are made up.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000), conflicts_with = "texts")]
     prompts: u32,
@@ -60,6 +63,8 @@ struct Figures {
     machine: Machine,
     prefill_model: String,
     decode_model: String,
+    /// What prefilled, if it was another build.
+    prefill_program: Option<String>,
     prompts: usize,
     /// Median.
     prompt_tokens: f64,
@@ -99,7 +104,11 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let cluster = Cluster::create().await?;
-    let places = [Place::here(), Place::here()];
+    let prefill = Place {
+        program: arguments.prefill_program.clone(),
+        ..Place::here()
+    };
+    let places = [prefill, Place::here()];
     let models = [&arguments.model, arguments.decode_model()].map(PathBuf::as_path);
     let nodes = Nodes::start(&cluster, models, &places, 0).await?;
     let pair = cluster.pair(&nodes, nodes.decode.handoff).await?;
@@ -125,6 +134,10 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         machine: Machine::this(),
         prefill_model: arguments.model.display().to_string(),
         decode_model: arguments.decode_model().display().to_string(),
+        prefill_program: arguments
+            .prefill_program
+            .as_ref()
+            .map(|program| program.display().to_string()),
         prompts: prompts.len(),
         prompt_tokens: median(&prompt_tokens),
         cases: codecs
@@ -206,11 +219,15 @@ fn shown(figures: &Figures) -> String {
         ]);
     }
     format!(
-        "{}\n{} prompts of {:.0} tokens (median); prefill {}, decode {}\n{out}",
+        "{}\n{} prompts of {:.0} tokens (median); prefill {}{}, decode {}\n{out}",
         figures.machine,
         figures.prompts,
         figures.prompt_tokens,
         figures.prefill_model,
+        figures
+            .prefill_program
+            .as_ref()
+            .map_or(String::new(), |program| format!(" by {program}")),
         figures.decode_model,
     )
 }

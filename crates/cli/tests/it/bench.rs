@@ -303,8 +303,11 @@ fn texts_of_ones_own_are_compared_and_models_that_do_not_fit_are_refused() {
     std::fs::write(&text, "Name the colours of the rainbow.").expect("written");
     let text = text.display().to_string();
     let model = model();
-    let (told, _) = run(&mut parity(&model, &model, &["--codec", "raw", &text]));
+    let as_another = ["--codec", "raw", "--prefill-program", TANDEM, &text];
+    let (told, _) = run(&mut parity(&model, &model, &as_another));
     assert_eq!(told["prompts"], 1, "{told}");
+    assert_eq!(told["prefill_program"], TANDEM, "{told}");
+    assert_eq!(told["cases"][0]["same_answers"], 1, "{told}");
     // The fixtures' tokenizer has one token for each byte, and one for the start.
     assert!(
         (32.0..=33.0).contains(&number(&told, "prompt_tokens")),
@@ -328,6 +331,15 @@ fn texts_of_ones_own_are_compared_and_models_that_do_not_fit_are_refused() {
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(expected), "{said}");
     }
+    let no_program = ["--prefill-program", "missing-program", &text];
+    let output = parity(&model, &model, &no_program).output();
+    let output = output.expect("tandem runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("the prefill node cannot be started"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl Namespaces {
         let place = |i: usize| Place {
             namespace: Some(self.names[i].clone()),
             ip: ADDRESSES[i].into(),
+            program: None,
         };
         [place(0), place(1)]
     }
