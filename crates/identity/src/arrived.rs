@@ -22,8 +22,8 @@ impl Progress {
         self.arrived.load(Ordering::Relaxed)
     }
 
-    /// True if the system holds bytes back that the link does not take yet. Those that are only far away are not: a
-    /// long way is not a slow one.
+    /// True if the system holds bytes back that the link does not take yet. Those that have been sent and are only far
+    /// away are not: a long way is not a slow one.
     #[must_use]
     pub fn is_held_back(&self) -> bool {
         self.is_held_back.load(Ordering::Relaxed)

@@ -52,7 +52,7 @@ pub const MIN_LINK_RATE: u64 = 64 << 10;
 pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
-/// Bytes that a link has carried while it was waited for, or that were decoded, before their rate is
+/// Bytes that a link has carried while something waited for it, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
 /// How often a writer that has nothing to write looks how much of what the system held back has arrived.

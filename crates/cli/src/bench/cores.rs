@@ -41,8 +41,9 @@ mod linux {
         cores.sort_by_key(|core| (first_sibling(*core), *core));
         let half = cores.len() / 2;
         let is_cut = |at: &usize| first_sibling(cores[*at - 1]) != first_sibling(cores[*at]);
-        // All are threads of one core if there is no cut.
-        let cut = (half.max(1)..cores.len()).find(is_cut).unwrap_or(half);
+        let cuts = (1..cores.len()).filter(is_cut);
+        // All are threads of one core if there is none.
+        let cut = cuts.min_by_key(|at| at.abs_diff(half)).unwrap_or(half);
         let second = cores.split_off(cut);
         (!cores.is_empty()).then_some((cores, second))
     }

@@ -1,5 +1,5 @@
 //! `tandem bench` with small sizes: it measures something, and what it tells adds up. Nothing here
-//! depends on how fast this machine is.
+//! depends on how fast this machine is, but for a prefill that must be faster than a link of 4 Mbit/s.
 
 use std::process::Command;
 
@@ -37,7 +37,8 @@ fn a_handoff_is_measured_with_every_codec_with_and_without_tls() {
     assert_eq!(told["bytes"], 200 * 48 * 2 * 4 * 128 * 2, "{told}");
     let cores = std::thread::available_parallelism().expect("cores").get();
     assert_eq!(told["cores"], cores, "{told}");
-    assert_eq!(told["cores_apart"], cfg!(target_os = "linux") && cores > 1);
+    // Fewer than there are may be had, by a quota.
+    assert!(cores == 1 || told["cores_apart"] == cfg!(target_os = "linux"));
     for figure in ["tcp_gb_s", "tcp_thrown_away_gb_s", "memcpy_gb_s"] {
         assert!(number(&told, figure) > 0.0, "{figure}");
     }
@@ -208,7 +209,9 @@ fn overlap(command: &mut Command) -> (Value, String) {
 }
 
 /// Half a megabyte a second is slower than any machine prefills the small model of this repository, which makes
-/// 3 KB for each token. How much sooner the first token comes is for a bench to tell; here, that it is sent less.
+/// 3 KB for each token. How much sooner the first token comes is for a bench to tell; here, that less is sent. So
+/// little is noticed only where the system tells what it holds back.
+#[cfg(target_os = "linux")]
 #[test]
 fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano-coder.gguf");
@@ -238,9 +241,10 @@ fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw() {
         number(raw, "production_mb_s") > number(raw, "goodput_mb_s"),
         "{raw}"
     );
-    // Allowed to lose as much as `k8v4` does, which halves the rows of a model as shallow as this.
-    assert_eq!(auto["codec_used"], "k8v4", "{auto}");
-    assert!(number(auto, "wire_ratio") > 1.9, "{auto}");
+    // Allowed to lose as much as `k8v4` does; a slow machine need not go beyond `q8`.
+    let used = auto["codec_used"].as_str().expect("a codec");
+    assert!(["q8", "k8v4"].contains(&used), "{auto}");
+    assert!(number(auto, "wire_ratio") > 1.8, "{auto}");
 }
 
 #[test]

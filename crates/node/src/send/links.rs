@@ -17,7 +17,7 @@ pub struct Links {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Payload bytes per second, where handoffs had to wait for the link.
+    /// Payload bytes per second, where something waited for the link.
     rate: Option<f64>,
     streams: Streams,
     /// Handoffs that go on now.
