@@ -97,19 +97,22 @@ const _: () = {
 
 #[cfg(target_vendor = "apple")]
 sockopt_impl!(
-    /// `SO_NWRITE`: bytes that have not been acknowledged.
-    Queued,
+    /// `TCP_CONNECTION_INFO`, as `netinet/tcp.h` has it since macOS 10.11.
+    Info,
     GetOnly,
-    libc::SOL_SOCKET,
-    libc::SO_NWRITE,
-    i32
+    libc::IPPROTO_TCP,
+    libc::TCP_CONNECTION_INFO,
+    libc::tcp_connection_info
 );
 
+/// Bytes that the peer's system has acknowledged, and whether there are more than can have been sent: the send buffer
+/// holds both kinds (`tcpi_snd_sbbytes`), and no more than a window of them is on its way.
 #[cfg(target_vendor = "apple")]
 fn acknowledged(socket: &impl AsFd, written: u64) -> Option<(u64, bool)> {
-    let queued = nix::sys::socket::getsockopt(socket, Queued).ok()?;
-    // Which of them have been sent is not told.
-    Some((written.saturating_sub(u64::try_from(queued).ok()?), false))
+    let info = nix::sys::socket::getsockopt(socket, Info).ok()?;
+    let window = info.tcpi_snd_cwnd.min(info.tcpi_snd_wnd);
+    let queued = info.tcpi_snd_sbbytes;
+    Some((written.saturating_sub(u64::from(queued)), queued > window))
 }
 
 #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]

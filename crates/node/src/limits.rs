@@ -55,6 +55,10 @@ pub const BLOCKS_PER_STREAM: usize = 2;
 /// Bytes that a link has carried while something waited for it, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
+/// Of a link on which little took this long, less is believed: [`ARRIVAL_BYTES`].
+pub const BELIEVED_TIME: Duration = Duration::from_millis(100);
+/// Spans of time in which connections of a handoff waited for the link that are told apart.
+pub const MAX_SPANS: usize = 64;
 /// How often a writer that has nothing to write looks how much of what the system held back has arrived.
 pub const ARRIVAL_POLL: Duration = Duration::from_millis(10);
 /// Bytes that have arrived meanwhile before it tells how long they took.

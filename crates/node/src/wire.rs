@@ -2,6 +2,7 @@
 //! limit, and all of them as fast as [`MIN_LINK_RATE`] and that limit once.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -227,13 +228,23 @@ pub async fn read_answer<R: AsyncRead + Unpin>(
     Ok((header, payload))
 }
 
-/// Bytes that a link carried, and how long that took.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// Bytes that a connection carried while it was waited for, and when that was.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Drained {
     /// Bytes.
     pub bytes: u64,
-    /// Time.
-    pub time: Duration,
+    /// One behind the other.
+    pub spans: Vec<Range<Instant>>,
+}
+
+impl Drained {
+    fn add(&mut self, bytes: u64, span: Range<Instant>) {
+        self.bytes += bytes;
+        match self.spans.last_mut() {
+            Some(last) if last.end == span.start => last.end = span.end,
+            _ => self.spans.push(span),
+        }
+    }
 }
 
 /// Measures how fast a link is where it is what limits: from a write that has to wait, when the buffers
@@ -264,12 +275,19 @@ impl Drain {
         }
     }
 
+    /// What was waited for until now counts, and what comes next does.
+    fn turn(&mut self) {
+        let (now, arrived) = (Instant::now(), self.progress.arrived());
+        if let Some((since, before)) = self.since.replace((now, arrived)) {
+            let bytes = arrived.saturating_sub(before);
+            self.total.add(bytes, since..now);
+        }
+    }
+
     /// There is nothing to write now.
     pub fn pause(&mut self) {
-        if let Some((since, before)) = self.since.take() {
-            self.total.bytes += self.progress.arrived().saturating_sub(before);
-            self.total.time += since.elapsed();
-        }
+        self.turn();
+        self.since = None;
     }
 
     /// True if the system holds back something that was written, as of the last flush.
@@ -289,8 +307,7 @@ impl Drain {
             }
             return;
         }
-        self.pause();
-        self.waits();
+        self.turn();
     }
 
     /// What was measured while there was nothing to write, once it is at least so many bytes.
@@ -306,10 +323,9 @@ impl Drain {
     /// What was measured since the last time; time in which nothing arrived counts with what arrives after
     /// it. If there is more to write, the stream is still waited for.
     pub fn lap(&mut self, is_over: bool) -> Drained {
-        let waits = self.since.is_some() && !is_over;
-        self.pause();
-        if waits {
-            self.waits();
+        match self.since {
+            Some(_) if !is_over => self.turn(),
+            _ => self.pause(),
         }
         match self.total.bytes {
             0 => Drained::default(),

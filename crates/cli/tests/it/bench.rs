@@ -212,8 +212,7 @@ fn overlap(command: &mut Command) -> (Value, String) {
 /// 3 KB for each token. How much sooner the first token comes is for a bench to tell; here, that less is sent. So
 /// little is noticed only where the system tells what it holds back.
 #[cfg(target_os = "linux")]
-#[test]
-fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw() {
+fn auto_sends_less_than_raw(tokens: &str, streams: &str) {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano-coder.gguf");
     let told = bench(&[
         "overlap",
@@ -221,7 +220,9 @@ fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw() {
         "--model",
         model,
         "--tokens",
-        "900",
+        tokens,
+        "--streams",
+        streams,
         "--rounds",
         "1",
         "--link",
@@ -245,6 +246,25 @@ fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw() {
     let used = auto["codec_used"].as_str().expect("a codec");
     assert!(["q8", "k8v4"].contains(&used), "{auto}");
     assert!(number(auto, "wire_ratio") > 1.8, "{auto}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw() {
+    auto_sends_less_than_raw("900", "1");
+}
+
+/// No handoff alone carries enough to be believed.
+#[cfg(target_os = "linux")]
+#[test]
+fn little_by_little_a_link_slower_than_the_prefill_is_found_out() {
+    auto_sends_less_than_raw("250", "1");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn connections_find_out_together_that_their_link_is_slower_than_the_prefill() {
+    auto_sends_less_than_raw("900", "2");
 }
 
 #[test]

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, DecodeRates, Quality};
 use tandem_kv::codec::Codec;
 
-use super::links::Learnt;
+use super::links::{Learnt, Little, Memory};
 use super::stream::Done;
 use crate::job::Computed;
 use crate::limits::BELIEVED_BYTES;
-use crate::rate::Rate;
+use crate::rate::{Counted, Rate};
 use crate::wire::Drained;
 
 /// How the codec is chosen.
@@ -29,9 +29,13 @@ pub struct Measured {
     rates: CodecRates,
     /// Bytes of rows and time of the last chunks.
     produced: Rate,
-    /// What each connection carried where the link is what limits.
-    link: Vec<Rate>,
-    /// All such bytes.
+    /// What all connections together carried while some waited for the link.
+    link: Rate,
+    /// What is not in it yet.
+    little: Little,
+    /// When some waited.
+    waited: Counted,
+    /// All bytes that arrived then.
     drained: u64,
     /// The rate of the link, from a handoff before; what is measured here is better.
     known: Option<f64>,
@@ -55,9 +59,9 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Nothing measured yet. `known` is the rate of the link if a handoff before has measured it.
+    /// Nothing measured yet, but what handoffs before have.
     #[must_use]
-    pub fn new(choice: &Choice, known: Option<f64>) -> Self {
+    pub fn new(choice: &Choice, memory: Memory) -> Self {
         let quality = match choice {
             Choice::Fixed(_) => Quality::Lossless,
             Choice::Auto(quality) => *quality,
@@ -67,9 +71,11 @@ impl Measured {
             adaptive: Adaptive::new(quality),
             rates: CodecRates::default(),
             produced: Rate::default(),
-            link: Vec::new(),
+            link: Rate::default(),
+            little: memory.little,
+            waited: Counted::default(),
             drained: 0,
-            known,
+            known: memory.rate,
             held: false,
             carried: Rate::default(),
             acknowledged: 0,
@@ -116,8 +122,8 @@ impl Measured {
     }
 
     /// A block has been written.
-    pub(super) fn block(&mut self, stream: usize, done: &Done) {
-        self.written(stream, done.wire_bytes, done.drained);
+    pub(super) fn block(&mut self, done: &Done) {
+        self.written(done.wire_bytes, &done.drained);
         if done.codec == Codec::Raw || done.encoding.is_zero() || done.wire_bytes == 0 {
             return;
         }
@@ -137,32 +143,35 @@ impl Measured {
     pub fn connected(&mut self, connections: u32, receiver: &DecodeRates) {
         self.connections = connections;
         self.rates.decoded_at(receiver);
-        self.link.clear();
         // What was on its way over the old ones is written again.
         (self.busy_since, self.busy_bytes, self.on_their_way) = (None, 0, 0);
     }
 
-    /// Some of what was written to a connection has arrived while there was nothing to write. Beside others it may have
-    /// had the link for itself for that time, and the sum of all would be too much.
-    pub fn arrived(&mut self, stream: usize, drained: Drained) {
-        if self.connections == 1 {
-            self.written(stream, 0, drained);
-        }
-    }
-
     /// Payload bytes have been written to a connection.
-    pub fn written(&mut self, stream: usize, wire_bytes: u64, drained: Drained) {
+    pub fn written(&mut self, wire_bytes: u64, drained: &Drained) {
         self.on_their_way += wire_bytes;
         self.busy_bytes += wire_bytes;
+        self.arrived(drained);
+    }
+
+    /// Bytes have arrived over a connection while it was waited for. Connections share the link: those that are
+    /// waited for at the same time count together.
+    pub fn arrived(&mut self, drained: &Drained) {
         if drained.bytes == 0 {
             return;
         }
-        if self.link.len() <= stream {
-            self.link.resize_with(stream + 1, Rate::default);
-        }
-        self.link[stream].add(drained.bytes, drained.time);
-        let was_a_guess = !self.has_measured();
         self.drained += drained.bytes;
+        self.little.bytes += drained.bytes;
+        for span in &drained.spans {
+            self.little.time += self.waited.add(span.clone());
+        }
+        self.little.reports = self.little.reports.saturating_add(1);
+        if !self.little.is_enough(self.connections) {
+            return;
+        }
+        let was_a_guess = !self.has_measured();
+        let Little { bytes, time, .. } = std::mem::take(&mut self.little);
+        self.link.add(bytes, time);
         if was_a_guess && self.has_measured() {
             self.adaptive.start_over();
         }
@@ -188,8 +197,8 @@ impl Measured {
         self.review();
     }
 
-    const fn has_measured(&self) -> bool {
-        self.drained >= BELIEVED_BYTES
+    fn has_measured(&self) -> bool {
+        self.link.per_second() > 0.0
     }
 
     /// Bytes per second of the link; `None` while nothing has had to wait for it.
@@ -198,9 +207,7 @@ impl Measured {
     /// is. What is acknowledged in the time in which something is on its way is less than it can carry,
     /// because that counts the whole path: encoder, link, decoder and engine.
     fn goodput(&self) -> Option<f64> {
-        // Connections share the link, at the same time.
-        let measured: f64 = self.link.iter().map(Rate::per_second).sum();
-        let measured = (self.has_measured() && measured > 0.0).then_some(measured);
+        let measured = self.has_measured().then(|| self.link.per_second());
         let rate = measured.or(self.known)?;
         Some(rate.max(self.carried.per_second()))
     }
@@ -216,6 +223,12 @@ impl Measured {
             |rate: &f64| self.has_measured() || self.known.is_some_and(|known| *rate > known);
         let rate = self.goodput().filter(is_new);
         rate.map_or(Learnt::Nothing, Learnt::Rate)
+    }
+
+    /// What was measured of the link and is too little to be believed by itself.
+    #[must_use]
+    pub const fn little(&self) -> Little {
+        self.little
     }
 
     fn review(&mut self) {

@@ -8,17 +8,49 @@ use lru::LruCache;
 use tandem_kv::codec::Codec;
 
 use super::choice::Measured;
-use crate::limits::{MAX_LINKS, STREAMS, STREAMS_BELIEVED_BYTES, STREAMS_GAIN, STREAMS_PAUSE};
+use crate::limits::{
+    ARRIVAL_BYTES, BELIEVED_BYTES, BELIEVED_TIME, MAX_LINKS, STREAMS, STREAMS_BELIEVED_BYTES,
+    STREAMS_GAIN, STREAMS_PAUSE,
+};
 
 /// What earlier handoffs have learnt of the links to targets.
 pub struct Links {
     known: Mutex<LruCache<String, Known>>,
 }
 
+/// What is remembered of a link for the choice of a codec.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Memory {
+    /// Payload bytes per second, where something waited for the link.
+    pub rate: Option<f64>,
+    /// What was measured since.
+    pub little: Little,
+}
+
+/// Bytes that a link carried while something waited for it, and that time: too little to be believed until more has
+/// come together, perhaps from several handoffs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Little {
+    /// Bytes.
+    pub bytes: u64,
+    /// Time.
+    pub time: Duration,
+    /// How often a connection told of its part.
+    pub reports: u32,
+}
+
+impl Little {
+    /// True if it can be believed: enough bytes, or fewer that took long, of so many connections.
+    #[must_use]
+    pub fn is_enough(&self, connections: u32) -> bool {
+        let took_long = self.time >= BELIEVED_TIME && self.bytes >= ARRIVAL_BYTES;
+        self.reports >= connections && (self.bytes >= BELIEVED_BYTES || took_long)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Known {
-    /// Payload bytes per second, where something waited for the link.
-    rate: Option<f64>,
+    memory: Memory,
     streams: Streams,
     /// Handoffs that go on now.
     going: usize,
@@ -46,9 +78,10 @@ impl Links {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rate of the link to a target, if it is known.
-    pub fn rate(&self, target: &str) -> Option<f64> {
-        self.known().get(target).and_then(|known| known.rate)
+    /// What handoffs have learnt of the link to a target.
+    pub fn memory(&self, target: &str) -> Memory {
+        let known = |known: &Known| known.memory;
+        self.known().get(target).map(known).unwrap_or_default()
     }
 
     /// A handoff to a target begins.
@@ -76,12 +109,15 @@ impl Links {
 
     /// Takes what a handoff has learnt of the rate of the link to its target.
     pub fn learn(&self, target: &str, measured: &Measured) {
-        let rate = match measured.learnt() {
-            Learnt::Nothing => return,
-            Learnt::Fast => None,
-            Learnt::Rate(rate) => Some(rate),
-        };
-        self.at(target, |known| known.rate = rate);
+        let little = measured.little();
+        self.at(target, |known| match measured.learnt() {
+            Learnt::Nothing => known.memory.little = little,
+            Learnt::Fast => known.memory = Memory::default(),
+            Learnt::Rate(rate) => {
+                let rate = Some(rate);
+                known.memory = Memory { rate, little };
+            }
+        });
     }
 
     fn at<T>(&self, target: &str, change: impl FnOnce(&mut Known) -> T) -> T {

@@ -310,12 +310,12 @@ impl Pump {
         }
         let done = match written.what {
             What::Control => return,
-            What::Arrived(drained) => return self.measured.arrived(written.stream, drained),
+            What::Arrived(drained) => return self.measured.arrived(&drained),
             What::Block(done) => done,
         };
         self.report.wire_bytes += done.wire_bytes;
         self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
-        self.measured.block(written.stream, &done);
+        self.measured.block(&done);
         self.sender.close(done.place, done.digest);
     }
 

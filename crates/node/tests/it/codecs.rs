@@ -10,9 +10,9 @@ use tandem_kv::frame::Kind;
 use tandem_kv::message::Accept;
 use tandem_kv::{KvBlock, Plane, PlaneKind, Section};
 use tandem_node::job::Computed;
-use tandem_node::limits::{BELIEVED_BYTES, DECODE_RATE_AGE, MAX_LINKS};
+use tandem_node::limits::{ARRIVAL_BYTES, BELIEVED_BYTES, DECODE_RATE_AGE, MAX_LINKS};
 use tandem_node::receive::Decoding;
-use tandem_node::send::{Choice, Learnt, Links, Measured};
+use tandem_node::send::{Choice, Learnt, Links, Little, Measured, Memory};
 use tandem_node::wire::Drained;
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
@@ -144,10 +144,22 @@ fn chunk(bytes: usize, ms: f64) -> Computed {
     }
 }
 
-/// What a link carried while it was waited for.
-fn drained(bytes: u64, rate: f64) -> Drained {
-    let time = Duration::from_secs_f64(bytes as f64 / rate);
-    Drained { bytes, time }
+/// What a link carried while it was waited for, from `at` on, which is then the end of it.
+fn drained(at: &mut Instant, bytes: u64, rate: f64) -> Drained {
+    let start = *at;
+    *at += Duration::from_secs_f64(bytes as f64 / rate);
+    Drained {
+        bytes,
+        spans: vec![start..*at],
+    }
+}
+
+/// A handoff before has measured so many bytes per second.
+fn known(rate: f64) -> Memory {
+    Memory {
+        rate: Some(rate),
+        ..Memory::default()
+    }
 }
 
 const AUTO: Choice = Choice::Auto(Quality::K8v4);
@@ -157,23 +169,25 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     // 100 MB of KV per second.
     let chunk = chunk(1_000_000, 10.0);
     // An engine that takes long to apply, behind a link that nobody has to wait for.
-    let mut busy = Measured::new(&AUTO, None);
+    let mut busy = Measured::new(&AUTO, Memory::default());
     busy.produced(&chunk);
     for _ in 0..5 {
         let start = Instant::now();
         busy.opened(start);
-        busy.written(0, 1_000_000, Drained::default());
+        busy.written(1_000_000, &Drained::default());
         busy.acknowledged(start + Duration::from_millis(30), true);
         assert_eq!(busy.codec(), Codec::Raw);
     }
     assert_eq!(busy.learnt(), Learnt::Fast);
     // A link that carries a tenth of it, found out by the bytes that it takes while it is waited for.
-    let mut slow = Measured::new(&AUTO, None);
+    let mut slow = Measured::new(&AUTO, Memory::default());
     slow.produced(&chunk);
+    let mut at = Instant::now();
     for part in 1..=8u64 {
         let start = Instant::now();
         slow.opened(start);
-        slow.written(0, BELIEVED_BYTES / 8, drained(BELIEVED_BYTES / 8, 10e6));
+        let carried = drained(&mut at, BELIEVED_BYTES / 8, 10e6);
+        slow.written(BELIEVED_BYTES / 8, &carried);
         slow.acknowledged(start + Duration::from_millis(20), true);
         let expected = if part < 8 { Codec::Raw } else { Codec::K8v4 };
         assert_eq!(slow.codec(), expected, "part {part}");
@@ -183,10 +197,10 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     };
     assert!((rate / 10e6 - 1.0).abs() < 0.01, "{rate}");
     // The ceiling holds whatever the link.
-    let mut strict = Measured::new(&Choice::Auto(Quality::Lossless), Some(1e6));
+    let mut strict = Measured::new(&Choice::Auto(Quality::Lossless), known(1e6));
     strict.produced(&chunk);
     assert!(strict.codec().is_lossless());
-    let mut fixed = Measured::new(&Choice::Fixed(Codec::Raw), Some(1e6));
+    let mut fixed = Measured::new(&Choice::Fixed(Codec::Raw), known(1e6));
     fixed.produced(&chunk);
     assert_eq!(fixed.codec(), Codec::Raw);
 }
@@ -195,12 +209,12 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
 /// acknowledgement comes has not been carried.
 #[test]
 fn what_is_still_in_buffers_was_not_carried() {
-    let mut measured = Measured::new(&AUTO, Some(10e6));
+    let mut measured = Measured::new(&AUTO, known(10e6));
     measured.produced(&chunk(1_000_000, 10.0));
     assert_eq!(measured.codec(), Codec::K8v4);
     let start = Instant::now();
     measured.opened(start);
-    measured.written(0, 4_000_000, Drained::default());
+    measured.written(4_000_000, &Drained::default());
     for block in 1..=4 {
         let now = start + Duration::from_millis(100 * block);
         measured.acknowledged(now, block == 4);
@@ -214,14 +228,73 @@ fn what_is_still_in_buffers_was_not_carried() {
 
 #[test]
 fn connections_share_a_link() {
-    let mut measured = Measured::new(&AUTO, None);
-    for stream in 0..4 {
-        measured.written(stream, BELIEVED_BYTES, drained(BELIEVED_BYTES, 10e6));
+    // Four at once, in turn, and each of them beginning when the one before has half of its bytes.
+    for (step, expected) in [(0.0, 40e6), (1.0, 10e6), (0.5, 20e6)] {
+        let mut measured = Measured::new(&AUTO, Memory::default());
+        measured.connected(4, &DecodeRates::default());
+        let start = Instant::now();
+        let took = Duration::from_secs_f64(BELIEVED_BYTES as f64 / 10e6);
+        for report in 0..40 {
+            let round = if step == 0.0 { report / 4 } else { 0 };
+            let mut at = start + took * round + took.mul_f64(step) * report;
+            let carried = drained(&mut at, BELIEVED_BYTES, 10e6);
+            measured.written(BELIEVED_BYTES, &carried);
+        }
+        let Learnt::Rate(rate) = measured.learnt() else {
+            panic!("{:?}", measured.learnt());
+        };
+        assert!((rate / expected - 1.0).abs() < 0.01, "{step}: {rate}");
     }
-    let Learnt::Rate(rate) = measured.learnt() else {
-        panic!("{:?}", measured.learnt());
-    };
-    assert!((rate / 40e6 - 1.0).abs() < 0.01, "{rate}");
+}
+
+/// What is little for one handoff is enough of several, and sooner if it takes long. Of four connections each
+/// handoff uses one.
+#[test]
+fn links_on_which_little_is_carried_are_known_after_some_handoffs() {
+    const PART: u64 = ARRIVAL_BYTES / 2;
+    for (rate, connections, handoffs) in [(0.5e6, 1, 2), (0.5e6, 4, 4), (10e6, 1, 16), (1e9, 1, 16)]
+    {
+        let links = Links::default();
+        for handoff in 1..=handoffs {
+            assert_eq!(links.memory("a:1").rate, None, "{rate}: {handoff}");
+            let mut measured = Measured::new(&AUTO, links.memory("a:1"));
+            measured.connected(connections, &DecodeRates::default());
+            measured.produced(&chunk(1_000_000, 10.0));
+            assert_eq!(measured.codec(), Codec::Raw);
+            measured.arrived(&drained(&mut Instant::now(), PART, rate));
+            links.learn("a:1", &measured);
+        }
+        let known = links.memory("a:1");
+        let measured = known.rate.expect("a rate");
+        assert!((measured / rate - 1.0).abs() < 0.01, "{measured}");
+        assert_eq!(known.little, Little::default());
+        let mut next = Measured::new(&AUTO, known);
+        next.produced(&chunk(1_000_000, 10.0));
+        let codec = if rate < 100e6 {
+            Codec::K8v4
+        } else {
+            Codec::Raw
+        };
+        assert_eq!(next.codec(), codec);
+    }
+}
+
+/// However many they are, connections that nobody waits for make no link a fast one that holds bytes back.
+#[test]
+fn a_slow_link_is_not_forgotten_for_what_its_buffers_take() {
+    let links = Links::default();
+    let mut slow = Measured::new(&AUTO, known(1e6));
+    slow.connected(4, &DecodeRates::default());
+    let mut at = Instant::now();
+    slow.opened(at);
+    slow.written(4 * BELIEVED_BYTES, &Drained::default());
+    for _ in 0..8 {
+        slow.arrived(&drained(&mut at, BELIEVED_BYTES / 2, 1e6));
+    }
+    slow.acknowledged(at, true);
+    links.learn("a:1", &slow);
+    let rate = links.memory("a:1").rate.expect("a rate");
+    assert!((rate / 1e6 - 1.0).abs() < 0.05, "{rate}");
 }
 
 #[test]
@@ -241,7 +314,7 @@ fn each_connection_encodes_and_decodes_as_fast_as_the_other_end_says() {
             plane,
             ..DecodeRates::default()
         };
-        let mut measured = Measured::new(&lossless, Some(1.7e9));
+        let mut measured = Measured::new(&lossless, known(1.7e9));
         measured.connected(connections, &receiver);
         measured.produced(&chunk(15_000_000, 10.0));
         // No more of them encode at once than there are cores.
@@ -300,7 +373,7 @@ async fn a_node_says_how_fast_it_decodes() {
 #[test]
 fn rows_that_are_held_do_not_tell_how_fast_others_are_computed() {
     // Where nothing is computed, any link is too slow to hide.
-    let mut seeded = Measured::new(&AUTO, Some(10e6));
+    let mut seeded = Measured::new(&AUTO, known(10e6));
     seeded.produced(&chunk(1_000_000, 0.0));
     assert_eq!(seeded.codec(), Codec::K8v4);
     // Then 1 MB of KV per second, which the link carries.
@@ -311,44 +384,46 @@ fn rows_that_are_held_do_not_tell_how_fast_others_are_computed() {
 #[test]
 fn a_link_is_remembered_from_one_handoff_to_the_next() {
     let links = Links::default();
-    assert_eq!(links.rate("a:1"), None);
-    let mut first = Measured::new(&AUTO, None);
-    first.written(0, BELIEVED_BYTES, drained(BELIEVED_BYTES, 10e6));
+    let rate = |target| links.memory(target).rate;
+    assert_eq!(rate("a:1"), None);
+    let mut at = Instant::now();
+    let mut first = Measured::new(&AUTO, Memory::default());
+    first.written(BELIEVED_BYTES, &drained(&mut at, BELIEVED_BYTES, 10e6));
     links.learn("a:1", &first);
-    let known = links.rate("a:1").unwrap();
+    let known = rate("a:1").unwrap();
     assert!((known / 10e6 - 1.0).abs() < 1e-6, "{known}");
-    assert_eq!(links.rate("b:1"), None);
+    assert_eq!(rate("b:1"), None);
     // The next one knows it before its first block.
-    let mut second = Measured::new(&AUTO, links.rate("a:1"));
+    let mut second = Measured::new(&AUTO, links.memory("a:1"));
     assert_eq!(second.codec(), Codec::Raw);
     second.produced(&chunk(1_000_000, 10.0));
     assert_eq!(second.codec(), Codec::K8v4);
     // One that was too short to tell changes nothing.
     links.learn("a:1", &second);
-    assert_eq!(links.rate("a:1"), Some(known));
+    assert_eq!(rate("a:1"), Some(known));
     // What it measures itself is better than what it was told.
-    let mut faster = Measured::new(&AUTO, links.rate("a:1"));
+    let mut faster = Measured::new(&AUTO, links.memory("a:1"));
     faster.produced(&chunk(1_000_000, 10.0));
     assert_eq!(faster.codec(), Codec::K8v4);
     let start = Instant::now();
     faster.opened(start);
-    faster.written(0, BELIEVED_BYTES, drained(BELIEVED_BYTES, 1e9));
+    faster.written(BELIEVED_BYTES, &drained(&mut at, BELIEVED_BYTES, 1e9));
     faster.acknowledged(start + Duration::from_millis(20), true);
     assert_eq!(faster.codec(), Codec::Raw);
     links.learn("a:1", &faster);
-    assert!(links.rate("a:1").unwrap() > 0.9e9);
+    assert!(rate("a:1").unwrap() > 0.9e9);
     // One that never had to wait forgets it.
-    let mut free = Measured::new(&Choice::Fixed(Codec::Raw), links.rate("a:1"));
+    let mut free = Measured::new(&Choice::Fixed(Codec::Raw), links.memory("a:1"));
     let start = Instant::now();
     free.opened(start);
-    free.written(0, BELIEVED_BYTES, Drained::default());
+    free.written(BELIEVED_BYTES, &Drained::default());
     free.acknowledged(start + Duration::from_millis(20), true);
     links.learn("a:1", &free);
-    assert_eq!(links.rate("a:1"), None);
+    assert_eq!(links.memory("a:1"), Memory::default());
     // They are forgotten, the oldest first, beyond a limit.
     for i in 0..=MAX_LINKS {
         links.learn(&format!("{i}:1"), &first);
     }
-    assert_eq!(links.rate("0:1"), None);
-    assert!(links.rate("1:1").is_some());
+    assert_eq!(rate("0:1"), None);
+    assert!(rate("1:1").is_some());
 }

@@ -1,6 +1,7 @@
 //! A disk that takes no more: pages are not kept, everything else goes on.
 
 use std::path::Path;
+#[cfg(target_os = "linux")]
 use std::process::Command;
 
 use tandem_node::pages::{PageStore, Provenance, Wanted};
