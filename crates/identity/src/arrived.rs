@@ -95,14 +95,19 @@ const _: () = {
     assert!(offset_of!(libc::tcp_info, tcpi_notsent_bytes) == 18 * size_of::<u64>());
 };
 
+/// The beginning of `tcp_connection_info` as `netinet/tcp.h` has it since macOS 10.11, which is all that is asked for.
+/// Behind it are bit fields, which `libc` takes for words.
+#[cfg(target_vendor = "apple")]
+type TcpInfo = [u32; 9];
+
 #[cfg(target_vendor = "apple")]
 sockopt_impl!(
-    /// `TCP_CONNECTION_INFO`, as `netinet/tcp.h` has it since macOS 10.11.
+    /// `TCP_CONNECTION_INFO`.
     Info,
     GetOnly,
     libc::IPPROTO_TCP,
     libc::TCP_CONNECTION_INFO,
-    libc::tcp_connection_info
+    TcpInfo
 );
 
 /// Bytes that the peer's system has acknowledged, and whether there are more than can have been sent: the send buffer
@@ -110,10 +115,18 @@ sockopt_impl!(
 #[cfg(target_vendor = "apple")]
 fn acknowledged(socket: &impl AsFd, written: u64) -> Option<(u64, bool)> {
     let info = nix::sys::socket::getsockopt(socket, Info).ok()?;
-    let window = info.tcpi_snd_cwnd.min(info.tcpi_snd_wnd);
-    let queued = info.tcpi_snd_sbbytes;
+    let [.., snd_cwnd, snd_wnd, queued] = info;
+    let window = snd_cwnd.min(snd_wnd);
     Some((written.saturating_sub(u64::from(queued)), queued > window))
 }
+
+#[cfg(target_vendor = "apple")]
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(libc::tcp_connection_info, tcpi_snd_cwnd) == size_of::<[u32; 6]>());
+    assert!(offset_of!(libc::tcp_connection_info, tcpi_snd_wnd) == size_of::<[u32; 7]>());
+    assert!(offset_of!(libc::tcp_connection_info, tcpi_snd_sbbytes) == size_of::<[u32; 8]>());
+};
 
 #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
 fn acknowledged(_: &impl AsFd, _: u64) -> Option<(u64, bool)> {

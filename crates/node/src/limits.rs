@@ -57,6 +57,9 @@ pub const BLOCKS_PER_STREAM: usize = 2;
 pub const BELIEVED_BYTES: u64 = 1 << 20;
 /// Of a link on which little took this long, less is believed: [`ARRIVAL_BYTES`].
 pub const BELIEVED_TIME: Duration = Duration::from_millis(100);
+/// Bytes that a link has carried while something waited for it, of which then half are forgotten: so much that what
+/// each connection has of it on its way is little.
+pub const LINK_BYTES: u64 = 4 * tandem_kv::adaptive::REVIEW_BYTES;
 /// Spans of time in which connections of a handoff waited for the link that are told apart.
 pub const MAX_SPANS: usize = 64;
 /// How often a writer that has nothing to write looks how much of what the system held back has arrived.

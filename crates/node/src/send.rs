@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 pub use choice::{Choice, Measured};
-pub use links::{Carried, Learnt, Links, Little, Memory, Trip};
+pub use links::{Carried, Learnt, Links, Memory, Trip, Waited};
 
 use self::pump::{Pump, ReceiptState, TransferClock};
 use crate::held::{Keep, Tail};
@@ -210,7 +210,7 @@ pub async fn transmit(
         receipt: ReceiptState::Open,
         in_doubt: false,
         clock: TransferClock::default(),
-        measured: Measured::new(&route.choice, route.links.memory(&route.target)),
+        measured: Measured::new(&route.choice, route.links.recall(&route.target)),
         report: Report::default(),
         route,
         events,

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, DecodeRates, Quality};
+use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, DecodeRates, Quality, REVIEW_BYTES};
 use tandem_kv::codec::Codec;
 
-use super::links::{Learnt, Little, Memory};
+use super::links::{Learnt, Memory, Waited};
 use super::stream::Done;
 use crate::job::Computed;
-use crate::limits::BELIEVED_BYTES;
+use crate::limits::{BELIEVED_BYTES, LINK_BYTES};
 use crate::rate::{Counted, Rate};
 use crate::wire::Drained;
 
@@ -29,14 +29,15 @@ pub struct Measured {
     rates: CodecRates,
     /// Bytes of rows and time of the last chunks.
     produced: Rate,
-    /// What all connections together carried while some waited for the link.
-    link: Rate,
-    /// What is not in it yet.
-    little: Little,
+    /// What all connections together carried while some waited for the link; what handoffs before could not
+    /// believe comes first.
+    link: Waited,
     /// When some waited.
-    waited: Counted,
-    /// All bytes that arrived then.
+    waiting: Counted,
+    /// All bytes that arrived then, in this handoff.
     drained: u64,
+    /// With so many in `link` the choice is made again.
+    doubled: u64,
     /// The rate of the link, from a handoff before; what is measured here is better.
     known: Option<f64>,
     /// True if rows have come that were held already.
@@ -71,10 +72,10 @@ impl Measured {
             adaptive: Adaptive::new(quality),
             rates: CodecRates::default(),
             produced: Rate::default(),
-            link: Rate::default(),
-            little: memory.little,
-            waited: Counted::default(),
+            link: memory.little,
+            waiting: Counted::default(),
             drained: 0,
+            doubled: 0,
             known: memory.rate,
             held: false,
             carried: Rate::default(),
@@ -141,6 +142,9 @@ impl Measured {
 
     /// All connections are new ones, to a receiver that decodes as fast as it says.
     pub fn connected(&mut self, connections: u32, receiver: &DecodeRates) {
+        if self.drained > 0 && connections != self.connections {
+            (self.link, self.waiting, self.doubled) = Default::default();
+        }
         self.connections = connections;
         self.rates.decoded_at(receiver);
         // What was on its way over the old ones is written again.
@@ -154,26 +158,28 @@ impl Measured {
         self.arrived(drained);
     }
 
-    /// Bytes have arrived over a connection while it was waited for. Connections share the link: those that are
-    /// waited for at the same time count together.
+    /// Bytes have arrived over a connection while it was waited for. Connections share the link: time in which
+    /// several are waited for counts once.
     pub fn arrived(&mut self, drained: &Drained) {
         if drained.bytes == 0 {
             return;
         }
         self.drained += drained.bytes;
-        self.little.bytes += drained.bytes;
+        self.link.bytes += drained.bytes;
         for span in &drained.spans {
-            self.little.time += self.waited.add(span.clone());
+            self.link.time += self.waiting.add(span.clone());
         }
-        self.little.reports = self.little.reports.saturating_add(1);
-        if !self.little.is_enough(self.connections) {
-            return;
-        }
-        let was_a_guess = !self.has_measured();
-        let Little { bytes, time, .. } = std::mem::take(&mut self.little);
-        self.link.add(bytes, time);
-        if was_a_guess && self.has_measured() {
+        // One connection may have told and another not yet, and a new one is slow: what is chosen first is chosen
+        // again each time that twice as much is known.
+        let is_early = self.doubled < REVIEW_BYTES;
+        if is_early && self.has_measured() && self.link.bytes >= self.doubled {
+            self.doubled = self.link.bytes * 2;
             self.adaptive.start_over();
+        }
+        // The link may change during a long handoff.
+        if self.link.bytes >= LINK_BYTES {
+            self.link.bytes /= 2;
+            self.link.time /= 2;
         }
     }
 
@@ -198,7 +204,7 @@ impl Measured {
     }
 
     fn has_measured(&self) -> bool {
-        self.link.per_second() > 0.0
+        self.drained > 0 && self.link.is_enough()
     }
 
     /// Bytes per second of the link; `None` while nothing has had to wait for it.
@@ -225,10 +231,17 @@ impl Measured {
         rate.map_or(Learnt::Nothing, Learnt::Rate)
     }
 
-    /// What was measured of the link and is too little to be believed by itself.
+    /// What is left for the next handoff of what was measured: all of it, if it is too little to be believed. And the
+    /// bytes that went through without having been waited for.
     #[must_use]
-    pub const fn little(&self) -> Little {
-        self.little
+    pub fn left(&self) -> (Waited, u64) {
+        let is_used = self.link.is_enough();
+        let little = if is_used {
+            Waited::default()
+        } else {
+            self.link
+        };
+        (little, self.acknowledged.saturating_sub(self.drained))
     }
 
     fn review(&mut self) {

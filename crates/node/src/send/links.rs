@@ -23,28 +23,61 @@ pub struct Links {
 pub struct Memory {
     /// Payload bytes per second, where something waited for the link.
     pub rate: Option<f64>,
-    /// What was measured since.
-    pub little: Little,
+    /// What was measured since and is too little to be believed, of one handoff or of several.
+    pub little: Waited,
+    /// Bytes that went through meanwhile without having been waited for.
+    free: u64,
 }
 
-/// Bytes that a link carried while something waited for it, and that time: too little to be believed until more has
-/// come together, perhaps from several handoffs.
+impl Memory {
+    /// Of a link with this rate.
+    #[must_use]
+    pub fn of(rate: f64) -> Self {
+        Self {
+            rate: Some(rate),
+            ..Self::default()
+        }
+    }
+
+    /// A handoff has left this to the next one. If seldom something waits, what is measured then is not the link.
+    fn add(&mut self, (little, free): (Waited, u64)) {
+        self.little.bytes += little.bytes;
+        self.little.time += little.time;
+        self.free = self.free.saturating_add(free);
+        if self.little.bytes == 0 || self.little.is_seldom(self.free) {
+            (self.little, self.free) = Default::default();
+        }
+    }
+}
+
+/// Bytes that a link carried while something waited for it, and that time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Little {
+pub struct Waited {
     /// Bytes.
     pub bytes: u64,
     /// Time.
     pub time: Duration,
-    /// How often a connection told of its part.
-    pub reports: u32,
 }
 
-impl Little {
-    /// True if it can be believed: enough bytes, or fewer that took long, of so many connections.
+impl Waited {
+    /// True if it can be believed: enough bytes, or fewer that took long.
     #[must_use]
-    pub fn is_enough(&self, connections: u32) -> bool {
+    pub fn is_enough(&self) -> bool {
         let took_long = self.time >= BELIEVED_TIME && self.bytes >= ARRIVAL_BYTES;
-        self.reports >= connections && (self.bytes >= BELIEVED_BYTES || took_long)
+        !self.time.is_zero() && (self.bytes >= BELIEVED_BYTES || took_long)
+    }
+
+    /// True if it is little beside bytes that were not waited for.
+    const fn is_seldom(&self, free: u64) -> bool {
+        self.bytes < free / 8
+    }
+
+    /// Bytes per second.
+    #[must_use]
+    pub fn per_second(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let bytes = self.bytes as f64;
+        bytes / self.time.as_secs_f64()
     }
 }
 
@@ -78,10 +111,16 @@ impl Links {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What handoffs have learnt of the link to a target.
-    pub fn memory(&self, target: &str) -> Memory {
-        let known = |known: &Known| known.memory;
-        self.known().get(target).map(known).unwrap_or_default()
+    /// What handoffs have learnt of the link to a target. What could not be believed is the next one's from here on,
+    /// so that it counts once.
+    pub fn recall(&self, target: &str) -> Memory {
+        let mut known = self.known();
+        let Some(Known { memory, .. }) = known.get_mut(target) else {
+            return Memory::default();
+        };
+        let recalled = *memory;
+        memory.little = Waited::default();
+        recalled
     }
 
     /// A handoff to a target begins.
@@ -109,14 +148,14 @@ impl Links {
 
     /// Takes what a handoff has learnt of the rate of the link to its target.
     pub fn learn(&self, target: &str, measured: &Measured) {
-        let little = measured.little();
-        self.at(target, |known| match measured.learnt() {
-            Learnt::Nothing => known.memory.little = little,
-            Learnt::Fast => known.memory = Memory::default(),
-            Learnt::Rate(rate) => {
-                let rate = Some(rate);
-                known.memory = Memory { rate, little };
+        self.at(target, |known| {
+            let memory = &mut known.memory;
+            match measured.learnt() {
+                Learnt::Nothing => {}
+                Learnt::Fast => *memory = Memory::default(),
+                Learnt::Rate(rate) => memory.rate = Some(rate),
             }
+            memory.add(measured.left());
         });
     }
 
