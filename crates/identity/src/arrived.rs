@@ -116,6 +116,10 @@ sockopt_impl!(
 fn acknowledged(socket: &impl AsFd, written: u64) -> Option<(u64, bool)> {
     let info = nix::sys::socket::getsockopt(socket, Info).ok()?;
     let [.., snd_cwnd, snd_wnd, queued] = info;
+    if snd_cwnd == 0 {
+        // Closed; what became of the rest is not told.
+        return Some((0, false));
+    }
     let window = snd_cwnd.min(snd_wnd);
     Some((written.saturating_sub(u64::from(queued)), queued > window))
 }

@@ -275,6 +275,11 @@ impl Adaptive {
         self.since = None;
     }
 
+    /// Makes the next evaluation due now, with no more liberty to change than at any time.
+    pub fn look_again(&mut self) {
+        self.since = self.since.map(|since| since.max(REVIEW_BYTES));
+    }
+
     /// True if [`Adaptive::review`] would evaluate now, so that the caller need not measure before.
     #[must_use]
     pub const fn is_due(&self) -> bool {

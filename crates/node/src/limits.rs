@@ -55,11 +55,13 @@ pub const BLOCKS_PER_STREAM: usize = 2;
 /// Bytes that a link has carried while something waited for it, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
-/// Of a link on which little took this long, less is believed: [`ARRIVAL_BYTES`].
+/// Of a link of which nothing is known less is believed, [`ARRIVAL_BYTES`], if it took this long.
 pub const BELIEVED_TIME: Duration = Duration::from_millis(100);
-/// Bytes that a link has carried while something waited for it, of which then half are forgotten: so much that what
-/// each connection has of it on its way is little.
-pub const LINK_BYTES: u64 = 4 * tandem_kv::adaptive::REVIEW_BYTES;
+/// Bytes for each connection that a link has carried while something waited for it, of which then half are forgotten:
+/// beside them, a block that one connection has not told of yet is little.
+pub const LINK_BYTES: u64 = 4 * tandem_kv::limits::TARGET_BLOCK_BYTES;
+/// Bytes that went through handoffs in which seldom something waited, after which a link is no longer taken for a slow one.
+pub const FREE_BYTES: u64 = tandem_kv::adaptive::REVIEW_BYTES;
 /// Spans of time in which connections of a handoff waited for the link that are told apart.
 pub const MAX_SPANS: usize = 64;
 /// How often a writer that has nothing to write looks how much of what the system held back has arrived.

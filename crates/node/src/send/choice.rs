@@ -36,7 +36,7 @@ pub struct Measured {
     waiting: Counted,
     /// All bytes that arrived then, in this handoff.
     drained: u64,
-    /// With so many in `link` the choice is made again.
+    /// With so many the choice is made again.
     doubled: u64,
     /// The rate of the link, from a handoff before; what is measured here is better.
     known: Option<f64>,
@@ -172,12 +172,16 @@ impl Measured {
         // One connection may have told and another not yet, and a new one is slow: what is chosen first is chosen
         // again each time that twice as much is known.
         let is_early = self.doubled < REVIEW_BYTES;
-        if is_early && self.has_measured() && self.link.bytes >= self.doubled {
-            self.doubled = self.link.bytes * 2;
-            self.adaptive.start_over();
+        if is_early && self.has_measured() && self.drained >= self.doubled {
+            if self.doubled == 0 {
+                self.adaptive.start_over();
+            } else {
+                self.adaptive.look_again();
+            }
+            self.doubled = self.drained * 2;
         }
         // The link may change during a long handoff.
-        if self.link.bytes >= LINK_BYTES {
+        if self.link.bytes >= LINK_BYTES * u64::from(self.connections) {
             self.link.bytes /= 2;
             self.link.time /= 2;
         }
@@ -204,7 +208,7 @@ impl Measured {
     }
 
     fn has_measured(&self) -> bool {
-        self.drained > 0 && self.link.is_enough()
+        self.link.is_enough(self.known.is_none())
     }
 
     /// Bytes per second of the link; `None` while nothing has had to wait for it.
@@ -221,8 +225,8 @@ impl Measured {
     /// What there is to remember for the next handoff over this link.
     #[must_use]
     pub fn learnt(&self) -> Learnt {
-        let seldom_waited = self.drained < self.acknowledged / 8;
-        if self.codec() == Codec::Raw && self.acknowledged >= BELIEVED_BYTES && seldom_waited {
+        let enough = self.codec() == Codec::Raw && self.acknowledged >= BELIEVED_BYTES;
+        if enough && self.free().is_some() {
             return Learnt::Fast;
         }
         let is_new =
@@ -231,17 +235,24 @@ impl Measured {
         rate.map_or(Learnt::Nothing, Learnt::Rate)
     }
 
-    /// What is left for the next handoff of what was measured: all of it, if it is too little to be believed. And the
-    /// bytes that went through without having been waited for.
+    /// What is left for the next handoff of what was measured: all of it, if it is too little to be believed.
     #[must_use]
-    pub fn left(&self) -> (Waited, u64) {
-        let is_used = self.link.is_enough();
-        let little = if is_used {
+    pub fn little(&self) -> Waited {
+        if self.has_measured() {
             Waited::default()
         } else {
             self.link
-        };
-        (little, self.acknowledged.saturating_sub(self.drained))
+        }
+    }
+
+    /// Bytes that went through, if seldom something waited.
+    #[must_use]
+    pub const fn free(&self) -> Option<u64> {
+        if self.drained <= self.acknowledged / 8 {
+            Some(self.acknowledged)
+        } else {
+            None
+        }
     }
 
     fn review(&mut self) {

@@ -9,8 +9,8 @@ use tandem_kv::codec::Codec;
 
 use super::choice::Measured;
 use crate::limits::{
-    ARRIVAL_BYTES, BELIEVED_BYTES, BELIEVED_TIME, MAX_LINKS, STREAMS, STREAMS_BELIEVED_BYTES,
-    STREAMS_GAIN, STREAMS_PAUSE,
+    ARRIVAL_BYTES, BELIEVED_BYTES, BELIEVED_TIME, FREE_BYTES, MAX_LINKS, STREAMS,
+    STREAMS_BELIEVED_BYTES, STREAMS_GAIN, STREAMS_PAUSE,
 };
 
 /// What earlier handoffs have learnt of the links to targets.
@@ -25,7 +25,7 @@ pub struct Memory {
     pub rate: Option<f64>,
     /// What was measured since and is too little to be believed, of one handoff or of several.
     pub little: Waited,
-    /// Bytes that went through meanwhile without having been waited for.
+    /// Bytes of the last handoffs, in none of which something waited but seldom.
     free: u64,
 }
 
@@ -39,13 +39,23 @@ impl Memory {
         }
     }
 
-    /// A handoff has left this to the next one. If seldom something waits, what is measured then is not the link.
-    fn add(&mut self, (little, free): (Waited, u64)) {
+    fn learn(&mut self, measured: &Measured) {
+        match measured.learnt() {
+            Learnt::Nothing => {}
+            Learnt::Fast => self.rate = None,
+            Learnt::Rate(rate) => self.rate = Some(rate),
+        }
+        let little = measured.little();
         self.little.bytes += little.bytes;
         self.little.time += little.time;
-        self.free = self.free.saturating_add(free);
-        if self.little.bytes == 0 || self.little.is_seldom(self.free) {
-            (self.little, self.free) = Default::default();
+        self.free = measured.free().map_or(0, |free| self.free + free);
+        if self.little.bytes < self.free / 8 {
+            // What was measured is what happens now and then.
+            self.little = Waited::default();
+        }
+        if self.free >= FREE_BYTES {
+            // In another codec than raw rows the link is free, however fast it is. It may be faster than it was.
+            (self.rate, self.free) = (None, 0);
         }
     }
 }
@@ -60,16 +70,11 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// True if it can be believed: enough bytes, or fewer that took long.
+    /// True if it can be believed: enough bytes, or, of a link of which nothing is known, fewer that took long.
     #[must_use]
-    pub fn is_enough(&self) -> bool {
+    pub fn is_enough(&self, nothing_known: bool) -> bool {
         let took_long = self.time >= BELIEVED_TIME && self.bytes >= ARRIVAL_BYTES;
-        !self.time.is_zero() && (self.bytes >= BELIEVED_BYTES || took_long)
-    }
-
-    /// True if it is little beside bytes that were not waited for.
-    const fn is_seldom(&self, free: u64) -> bool {
-        self.bytes < free / 8
+        !self.time.is_zero() && (self.bytes >= BELIEVED_BYTES || nothing_known && took_long)
     }
 
     /// Bytes per second.
@@ -148,15 +153,7 @@ impl Links {
 
     /// Takes what a handoff has learnt of the rate of the link to its target.
     pub fn learn(&self, target: &str, measured: &Measured) {
-        self.at(target, |known| {
-            let memory = &mut known.memory;
-            match measured.learnt() {
-                Learnt::Nothing => {}
-                Learnt::Fast => *memory = Memory::default(),
-                Learnt::Rate(rate) => memory.rate = Some(rate),
-            }
-            memory.add(measured.left());
-        });
+        self.at(target, |known| known.memory.learn(measured));
     }
 
     fn at<T>(&self, target: &str, change: impl FnOnce(&mut Known) -> T) -> T {

@@ -124,7 +124,17 @@ impl Pump {
     }
 
     /// Remembers what this handoff tells of its link.
-    pub(super) fn learn(&self, is_complete: bool) {
+    pub(super) fn learn(&mut self, is_complete: bool) {
+        let mut left = self.connection.as_mut().map(|c| &mut c.written);
+        while let Some(Ok(told)) = left.as_deref_mut().map(mpsc::Receiver::try_recv) {
+            if let Ok(Written {
+                what: What::Arrived(drained),
+                ..
+            }) = told
+            {
+                self.measured.arrived(&drained);
+            }
+        }
         let (links, target) = (&self.route.links, &self.route.target);
         links.learn(target, &self.measured);
         if let Some(connection) = &self.connection

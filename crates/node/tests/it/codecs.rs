@@ -10,7 +10,7 @@ use tandem_kv::frame::Kind;
 use tandem_kv::message::Accept;
 use tandem_kv::{KvBlock, Plane, PlaneKind, Section};
 use tandem_node::job::Computed;
-use tandem_node::limits::{ARRIVAL_BYTES, BELIEVED_BYTES, DECODE_RATE_AGE, MAX_LINKS};
+use tandem_node::limits::{ARRIVAL_BYTES, BELIEVED_BYTES, DECODE_RATE_AGE, FREE_BYTES, MAX_LINKS};
 use tandem_node::receive::Decoding;
 use tandem_node::send::{Choice, Learnt, Links, Measured, Memory, Waited};
 use tandem_node::wire::Drained;
@@ -363,7 +363,58 @@ fn what_was_carried_without_waiting_outweighs_little_that_was_waited_for() {
         measured.acknowledged(start + Duration::from_millis(50), true);
         links.learn("a:1", &measured);
     }
-    assert_eq!(links.recall("a:1"), Memory::default());
+    let known = links.recall("a:1");
+    assert_eq!((known.rate, known.little), (None, Waited::default()));
+}
+
+/// In the codec that was chosen for a slow link, nothing shows how fast it has become: no handoff is fast enough for
+/// `raw` by its own rate.
+#[test]
+fn a_link_that_was_slow_once_is_tried_again() {
+    const BYTES: u64 = 400_000;
+    let links = Links::default();
+    let mut slow = Measured::new(&AUTO, Memory::default());
+    slow.written(
+        BELIEVED_BYTES,
+        &drained(&mut Instant::now(), BELIEVED_BYTES, 1e6),
+    );
+    links.learn("a:1", &slow);
+    let mut sent = 0;
+    while sent < FREE_BYTES {
+        let mut measured = Measured::new(&AUTO, links.recall("a:1"));
+        measured.produced(&chunk(1_000_000, 10.0));
+        assert_eq!(measured.codec(), Codec::K8v4, "after {sent}");
+        let start = Instant::now();
+        measured.opened(start);
+        measured.written(BYTES, &Drained::default());
+        measured.acknowledged(start + Duration::from_millis(10), true);
+        links.learn("a:1", &measured);
+        sent += BYTES;
+    }
+    let mut again = Measured::new(&AUTO, links.recall("a:1"));
+    again.produced(&chunk(1_000_000, 10.0));
+    assert_eq!(again.codec(), Codec::Raw);
+}
+
+/// New connections are slow at first: what is known outweighs little that took long.
+#[test]
+fn what_is_known_is_not_replaced_by_little() {
+    let links = Links::default();
+    let mut at = Instant::now();
+    let mut first = Measured::new(&AUTO, Memory::default());
+    first.written(BELIEVED_BYTES, &drained(&mut at, BELIEVED_BYTES, 1e9));
+    links.learn("a:1", &first);
+    let before = links.recall("a:1").rate;
+    let mut slow = Measured::new(&AUTO, links.recall("a:1"));
+    slow.produced(&chunk(1_000_000, 10.0));
+    slow.written(2 * ARRIVAL_BYTES, &drained(&mut at, 2 * ARRIVAL_BYTES, 1e6));
+    assert_eq!(slow.codec(), Codec::Raw);
+    links.learn("a:1", &slow);
+    let after = links.recall("a:1");
+    assert_eq!(
+        (after.rate, after.little.bytes),
+        (before, 2 * ARRIVAL_BYTES)
+    );
 }
 
 /// However many they are, connections that nobody waits for make no link a fast one that holds bytes back.
@@ -506,7 +557,7 @@ fn a_link_is_remembered_from_one_handoff_to_the_next() {
     free.written(BELIEVED_BYTES, &Drained::default());
     free.acknowledged(start + Duration::from_millis(20), true);
     links.learn("a:1", &free);
-    assert_eq!(links.recall("a:1"), Memory::default());
+    assert_eq!(rate("a:1"), None);
     // They are forgotten, the oldest first, beyond a limit.
     for i in 0..=MAX_LINKS {
         links.learn(&format!("{i}:1"), &first);
