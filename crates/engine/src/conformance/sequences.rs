@@ -2,9 +2,9 @@
 
 use tandem_kv::KvBlock;
 
+use super::Measured;
 use super::plan::Prompt;
 use super::probe::{self, Answer};
-use super::{MAX_BATCH_DIFFERENCE, Measured};
 use crate::kv_engine::{EngineError, KvEngine, Sequence};
 
 /// Most sequences that run side by side in the suite.
@@ -63,6 +63,7 @@ pub fn check_independence(
     source: &mut dyn KvEngine,
     receiver: &mut dyn KvEngine,
     prompts: &[Prompt],
+    rounding: f32,
 ) -> Measured {
     let count = SIDE_BY_SIDE.min(source.capacity().sequences as usize);
     let mut chosen: Vec<&Prompt> = prompts.iter().filter(|p| p.chunks.len() > 1).collect();
@@ -82,13 +83,13 @@ pub fn check_independence(
         batch_difference: 0.0,
         close_calls: 0,
     };
-    compare(what, &alone, &here, &mut measured);
+    compare(what, [&alone, &here], rounding, &mut measured);
 
     let what = "side by side, imported";
     let sequences = import_round_robin(receiver, what, &chosen, &blocks);
     let there = probe::generate_all(receiver, what, &sequences, &probe::greedy());
     release_all(receiver, &sequences);
-    compare(what, &alone, &there, &mut measured);
+    compare(what, [&alone, &there], rounding, &mut measured);
     measured
 }
 
@@ -156,21 +157,21 @@ fn import_round_robin<'a>(
 }
 
 /// Equal tokens, or different ones only where the best logits are too close to call.
-fn compare(what: &str, alone: &[Answer], together: &[Answer], measured: &mut Measured) {
+fn compare(what: &str, [alone, together]: [&[Answer]; 2], rounding: f32, measured: &mut Measured) {
     for (i, (alone, together)) in alone.iter().zip(together).enumerate() {
         let what = format!("{what}, sequence {i}");
         for step in 0..alone.tokens.len() {
             let difference = largest_difference(&alone.logits[step], &together.logits[step]);
             assert!(
-                difference <= MAX_BATCH_DIFFERENCE,
+                difference <= rounding,
                 "conformance: {what}, token {step}: logits differ by {difference} from those of \
-                 the sequence alone; at most {MAX_BATCH_DIFFERENCE} is rounding"
+                 the sequence alone; at most {rounding} is rounding"
             );
             measured.batch_difference = measured.batch_difference.max(difference);
             if alone.tokens[step] != together.tokens[step] {
                 let gap = gap_of_best(&alone.logits[step]);
                 assert!(
-                    gap <= 2.0 * MAX_BATCH_DIFFERENCE,
+                    gap <= 2.0 * rounding,
                     "conformance: {what}, token {step}: {} instead of {}, though the best logits \
                      are {gap} apart",
                     together.tokens[step],

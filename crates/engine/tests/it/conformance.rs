@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tandem_engine::conformance::{self, Measured};
+use tandem_engine::conformance::{self, F32_ROUNDING, Measured};
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig, FakeEngine};
 use tandem_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence, Token, Tokenizer};
 use tandem_kv::plane::plane_bytes;
@@ -14,7 +14,8 @@ use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 #[test]
 fn the_fake_conforms() {
     for config in [FakeConfig::default(), FakeConfig::windowed()] {
-        let measured = conformance::run(&|| Box::new(FakeEngine::new(config.clone())));
+        let make = || Box::new(FakeEngine::new(config.clone())) as Box<dyn KvEngine>;
+        let measured = conformance::run(&make, F32_ROUNDING);
         assert_eq!(
             measured,
             Measured {
@@ -35,7 +36,8 @@ fn other_shapes_conform() {
             sequences: 2,
             ..FakeConfig::windowed()
         };
-        conformance::run(&|| Box::new(FakeEngine::new(config.clone())));
+        let make = || Box::new(FakeEngine::new(config.clone())) as Box<dyn KvEngine>;
+        conformance::run(&make, F32_ROUNDING);
     }
 }
 
@@ -402,7 +404,7 @@ impl KvEngine for Broken {
 
 /// The message with which the suite ends, if it does.
 fn verdict(make: &dyn Fn() -> Box<dyn KvEngine>) -> Option<String> {
-    let payload = catch_unwind(AssertUnwindSafe(|| conformance::run(make))).err()?;
+    let payload = catch_unwind(AssertUnwindSafe(|| conformance::run(make, F32_ROUNDING))).err()?;
     Some(
         payload
             .downcast::<String>()

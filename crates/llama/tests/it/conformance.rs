@@ -1,9 +1,10 @@
 //! The suite of the engine crate, for every architecture.
 
+use tandem_engine::conformance::{F16_ROUNDING, F32_ROUNDING};
 use tandem_engine::{KvEngine, conformance};
 use tandem_fixtures::{Architecture, Spec};
 
-use super::models::load;
+use super::models::{IS_FOR_A_GPU, load};
 
 fn run(architecture: Architecture) {
     let routed = Spec::new(architecture);
@@ -15,7 +16,12 @@ fn run(architecture: Architecture) {
         every_expert,
         ..routed
     };
-    let measured = conformance::run(&|| Box::new(load(&spec)) as Box<dyn KvEngine>);
+    let rounding = if IS_FOR_A_GPU {
+        F16_ROUNDING
+    } else {
+        F32_ROUNDING
+    };
+    let measured = conformance::run(&|| Box::new(load(&spec)) as Box<dyn KvEngine>, rounding);
     // Shown with `--nocapture`: how far batches of several sequences are from single ones.
     println!("{architecture}: {measured:?}");
 }

@@ -9,12 +9,8 @@ use tandem_llama::{LlamaEngine, LlamaOptions};
 /// Chunk and microbatch of the engines here: small, so that prompts have many chunks.
 pub const CHUNK: u32 = 64;
 
-/// Layers on a GPU: all of them in a build for one, so that the tests are its own.
-const GPU_LAYERS: u32 = if cfg!(any(feature = "cuda", feature = "metal", feature = "vulkan")) {
-    999
-} else {
-    0
-};
+/// True in a build for a GPU: then it has all layers, so that the tests are its own.
+pub const IS_FOR_A_GPU: bool = cfg!(any(feature = "cuda", feature = "metal", feature = "vulkan"));
 
 pub fn dir() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("fixtures")
@@ -37,7 +33,7 @@ pub fn options() -> LlamaOptions {
             microbatch_tokens: CHUNK / 4,
         },
         threads: 1,
-        gpu_layers: GPU_LAYERS,
+        gpu_layers: if IS_FOR_A_GPU { 999 } else { 0 },
     }
 }
 
