@@ -125,14 +125,15 @@ impl Pump {
 
     /// Remembers what this handoff tells of its link.
     pub(super) fn learn(&mut self, is_complete: bool) {
-        let mut left = self.connection.as_mut().map(|c| &mut c.written);
-        while let Some(Ok(told)) = left.as_deref_mut().map(mpsc::Receiver::try_recv) {
-            if let Ok(Written {
-                what: What::Arrived(drained),
-                ..
-            }) = told
-            {
-                self.measured.arrived(&drained);
+        if let Some(connection) = &mut self.connection {
+            while let Ok(told) = connection.written.try_recv() {
+                if let Ok(Written {
+                    what: What::Arrived(drained),
+                    ..
+                }) = told
+                {
+                    self.measured.arrived(&drained);
+                }
             }
         }
         let (links, target) = (&self.route.links, &self.route.target);
