@@ -227,9 +227,23 @@ impl Pump {
     }
 
     /// A reader of a connection of this handoff.
-    fn reader(&self, read: ReadHalf, inbound: Inbound, receiver: Arc<Mutex<Receiver>>) -> Reader {
+    fn reader(
+        &self,
+        read: ReadHalf,
+        inbound: Inbound,
+        receiver: Arc<Mutex<Receiver>>,
+        is_main: bool,
+    ) -> Reader {
         let (steps, decoding) = (self.steps.clone(), Arc::clone(&self.decoding));
-        Reader::new(read, inbound, receiver, steps, self.limits, decoding)
+        Reader::new(
+            read,
+            inbound,
+            receiver,
+            steps,
+            is_main,
+            self.limits,
+            decoding,
+        )
     }
 
     /// Starts to read from a connection after its answer has been written.
@@ -239,7 +253,7 @@ impl Pump {
         };
         let inbound = lock(&receiver).main();
         let Greeted { read, write } = greeted;
-        let reader = self.reader(read, inbound, receiver);
+        let reader = self.reader(read, inbound, receiver, true);
         let generation = reader.generation();
         self.connection = Some(Connection {
             write,
@@ -364,6 +378,11 @@ impl Pump {
                 self.permitted.told(told, from).await;
                 Ok(())
             }
+            // All blocks are here. The receipt comes on the main connection, and the others may close before.
+            Err(stream::Fault::Wire(error)) if self.committed && !step.is_main => {
+                tracing::debug!(%error, "a further connection ended after the commit");
+                Ok(())
+            }
             // After the commit the sender may leave without a receipt.
             Err(stream::Fault::Wire(WireError::Closed)) if self.committed => {
                 Err(Fault::Broken("the sender left".into()))
@@ -426,7 +445,7 @@ impl Pump {
         let Greeted { read, mut write } = greeted;
         let answered = write_frame(&mut write, &answer, self.limits.handoff_silence).await;
         answered.map_err(|e| Fault::Broken(e.to_string()))?;
-        let reader = self.reader(read, inbound, receiver);
+        let reader = self.reader(read, inbound, receiver, false);
         if let Some(connection) = &mut self.connection {
             connection.readers.push(tokio::spawn(reader.run()));
             connection.further.push(write);

@@ -38,6 +38,8 @@ impl Fault {
 /// What a reader came upon, and for which generation of connections.
 pub(super) struct StepOf {
     pub(super) generation: u32,
+    /// True on the main connection.
+    pub(super) is_main: bool,
     pub(super) result: Result<Step, Fault>,
 }
 
@@ -46,6 +48,7 @@ pub(super) struct Reader {
     inbound: Inbound,
     receiver: Arc<Mutex<Receiver>>,
     steps: mpsc::Sender<StepOf>,
+    is_main: bool,
     limits: Limits,
     decoding: Arc<Decoding>,
     /// Encoded payloads, used again.
@@ -58,6 +61,7 @@ impl Reader {
         inbound: Inbound,
         receiver: Arc<Mutex<Receiver>>,
         steps: mpsc::Sender<StepOf>,
+        is_main: bool,
         limits: Limits,
         decoding: Arc<Decoding>,
     ) -> Self {
@@ -66,6 +70,7 @@ impl Reader {
             inbound,
             receiver,
             steps,
+            is_main,
             limits,
             decoding,
             scratch: Vec::new(),
@@ -101,7 +106,12 @@ impl Reader {
     }
 
     async fn tell(&self, generation: u32, result: Result<Step, Fault>) {
-        let _ = self.steps.send(StepOf { generation, result }).await;
+        let step = StepOf {
+            generation,
+            is_main: self.is_main,
+            result,
+        };
+        let _ = self.steps.send(step).await;
     }
 
     async fn frame(&mut self, decoder: &mut Decoder) -> Result<Step, Fault> {

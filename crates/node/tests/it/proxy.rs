@@ -29,6 +29,8 @@ pub enum Fault {
     FlipReply(u64),
     /// After this many bytes nothing passes to the receiver any more, and nothing closes.
     Hold(u64),
+    /// From the first frame of this kind on nothing passes to the receiver any more, and nothing closes.
+    HoldBefore(Kind),
     /// After this many bytes to the receiver nothing passes either way, and nothing closes.
     Vanish(u64),
     /// This many bytes pass to the receiver each second.
@@ -72,6 +74,13 @@ impl Shared {
         if let Some(seen) = self.seen.lock().unwrap().get_mut(index) {
             seen[way].extend_from_slice(bytes);
         }
+    }
+
+    /// Where the first frame of this kind began.
+    fn start(&self, index: usize, way: usize, kind: Kind) -> Option<u64> {
+        let seen = self.seen.lock().unwrap();
+        let mut frames = frames(&seen.get(index)?[way]).into_iter();
+        Some(frames.find(|(k, _)| *k == kind)?.1.start)
     }
 }
 
@@ -210,6 +219,7 @@ async fn relay(from: TcpStream, to: TcpStream, fault: Fault, index: usize, state
         Fault::Cut(after) => Way::cut(after),
         Fault::Flip(at) => Way::flip(at),
         Fault::Hold(after) | Fault::Vanish(after) => Way::hold(after),
+        Fault::HoldBefore(kind) => Way::hold_before(kind),
         Fault::Pace(rate) => Way::pace(rate),
         Fault::Drip(after) => Way::drip(after),
         Fault::Repeat(frame) => Way::order(frame, true),
@@ -250,6 +260,7 @@ struct Way {
     cut: Option<u64>,
     flip: Option<u64>,
     hold: Option<u64>,
+    hold_before: Option<Kind>,
     drip: Option<u64>,
     pace: Option<u64>,
     /// Told when nothing passes any more.
@@ -276,6 +287,13 @@ impl Way {
     fn hold(after: u64) -> Self {
         Self {
             hold: Some(after),
+            ..Self::default()
+        }
+    }
+
+    fn hold_before(kind: Kind) -> Self {
+        Self {
+            hold_before: Some(kind),
             ..Self::default()
         }
     }
@@ -337,6 +355,11 @@ impl Way {
                 && let Some(byte) = bytes.get_mut(place as usize)
             {
                 *byte ^= 1;
+            }
+            if let Some(kind) = self.hold_before
+                && let Some(start) = state.start(index, way, kind)
+            {
+                (self.hold, self.hold_before) = (Some(start), None);
             }
             let end = at + n as u64;
             if let Some(cut) = self.cut.filter(|cut| *cut <= end) {

@@ -9,9 +9,11 @@ use tandem_kv::frame::Kind;
 use tandem_node::Limits;
 use tandem_node::limits::{STREAMS, STREAMS_BELIEVED_BYTES, STREAMS_PAUSE};
 use tandem_node::send::{Carried, Links};
-use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
+use tandem_proto::{CodecChoice, ParityAction, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, SHORT, Setup, TestNode, endless, heavy, limits, prompt};
+use super::cluster::{
+    Deal, Outcome, SHORT, Setup, TestNode, endless, finish, heavy, limits, prefill_end, prompt,
+};
 use super::proxy::{Fault, Proxy};
 
 /// The limit for a connection that stops.
@@ -102,6 +104,33 @@ async fn one_of_several_connections_is_cut() {
         }
         decode.clean().await;
         prefill.clean().await;
+    }
+}
+
+/// The sender has gone when its receipt is still on its way, and its other connections end before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receipt_that_comes_after_the_end_of_other_connections_is_compared() {
+    for config in [config(false), config(true)] {
+        let (prefill, decode, proxy, mut deal) = pair(&config, 3).await;
+        deal.terms.action = ParityAction::Redo;
+        let expected = deal.expected(&config).await;
+        proxy.next(&[Fault::HoldBefore(Kind::Receipt), Fault::None, Fault::None]);
+        let (mut events, ticket) = deal.open(&decode).await;
+        let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+        let late = async {
+            let end = prefill_end(&mut sending).await;
+            proxy.held().await;
+            // The ends of the other connections come through meanwhile.
+            tokio::time::sleep(SHORT).await;
+            proxy.release();
+            end
+        };
+        let (answer, end) = tokio::join!(finish(&mut events), late);
+        let outcome = Outcome { answer, end };
+        outcome.whole(&expected, "a late receipt");
+        assert_eq!(proxy.connections(), 3);
+        assert!(outcome.answer.parity.expect("parity").holds);
+        assert_eq!(outcome.done().3, 0, "{outcome:?}");
     }
 }
 
