@@ -322,7 +322,13 @@ impl PageStore {
             // The first page last, as the one that shall stay longest.
             let objects = objects.into_iter().rev();
             let kept = objects.map(|(id, meta, rows)| self.insert(index, id, meta, rows));
-            kept.map(u32::from).sum()
+            let kept = kept.map(u32::from).sum();
+            // Those before the block stay longer than it: without them it is of no use.
+            let before = (0..block.tokens.start / PAGE_TOKENS).rev();
+            for place in before.filter_map(|n| named.page(n as usize)) {
+                index.touch(&place.id);
+            }
+            kept
         }))
     }
 

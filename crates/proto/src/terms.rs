@@ -147,6 +147,17 @@ impl HandoffTerms {
         self.keep && self.reuse != Reuse::Off && !self.mixed_quantisation
     }
 
+    /// The same for handing an answer back: lossy rows would not be kept, so none are sent.
+    #[must_use]
+    pub fn handing_back(&self) -> Self {
+        let mut terms = self.clone();
+        terms.quality = Quality::Lossless;
+        if !terms.codec.fixed().is_none_or(Codec::is_lossless) {
+            terms.codec = CodecChoice::Auto;
+        }
+        terms
+    }
+
     /// The same where the answer is generated: rows of another quantisation are shared with nobody.
     #[must_use]
     pub fn at_decode(&self) -> Self {

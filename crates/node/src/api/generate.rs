@@ -75,7 +75,7 @@ pub(super) async fn generate(
     };
     let guard = open_request(&node, &model, opening);
     let retire = terms.keeps_answer().then(|| {
-        let terms = terms.clone();
+        let terms = terms.handing_back();
         keep_answer(&node, &model, keep, terms, &tokens, handed_back)
     });
     let job = GenerateJob {

@@ -175,7 +175,7 @@ fn return_ticket(
             tokens: request.tokens.clone(),
             kv_end: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1,
             continued: true,
-            quality: request.terms.quality,
+            quality: request.terms.handing_back().quality,
             mixed_quantisation: false,
         },
         // Good when all of it has come, or as much as will.

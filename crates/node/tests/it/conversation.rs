@@ -319,6 +319,31 @@ async fn what_is_computed_behind_rows_that_may_be_lossy_is_not_kept() {
     }
 }
 
+/// The prefill node keeps exact rows only.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_is_handed_back_without_loss_whatever_is_permitted() {
+    let config = codecs::config(false);
+    for codec in [CodecChoice::Auto, CodecChoice::Q8] {
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let mut first = first_turn();
+        first.terms.quality = Quality::Q8;
+        // The prompt comes without loss, and what the decode node was told is how the answer goes back.
+        let mut there = first.terms.clone();
+        there.codec = CodecChoice::Raw;
+        first.prefill_terms = Some(there);
+        first.terms.codec = codec;
+        let outcome = first.run(&prefill, &decode).await;
+        outcome.whole(&first.expected(&config).await, "first turn");
+        let known = (first.tokens.len() + outcome.answer.tokens.len() - 1) as u64;
+        prefill
+            .until("handed back", |s| s.pages == known / 64 && s.returns == 0)
+            .await;
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_gives_the_permission_to_hand_back_up() {
     let mut receiving = FakeConfig::default();

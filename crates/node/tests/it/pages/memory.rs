@@ -210,6 +210,18 @@ fn of_a_sequence_that_is_too_long_the_start_stays() {
     let rows = full_block(&full_only(), 0..512, 1);
     assert_eq!(store.put(&space, &tokens, &rows, PREFILLED), Ok(8));
     assert_eq!(store.held(&space, &tokens, Wanted::Any).tokens, 3 * 64);
+    // Also if it comes in several blocks, as the KV of every long prompt does.
+    for pages in 1..4 {
+        let store = in_memory(4 * PAGE_COST);
+        for first in (0..8).step_by(pages) {
+            let last = (first + pages).min(8);
+            let block = full_block(&full_only(), first as u32 * 64..last as u32 * 64, 1);
+            store.put(&space, &tokens, &block, PREFILLED).unwrap();
+        }
+        let held = store.held(&space, &tokens, Wanted::Any).tokens;
+        // The last block takes the place of its like, not of the beginning.
+        assert!(held >= 64 * (4 - pages as u32), "{pages}: {held}");
+    }
     // A store that has no room for a single page keeps nothing and says so.
     let tiny = in_memory(PAGE_COST - 1);
     assert_eq!(tiny.put(&space, &tokens, &rows, PREFILLED), Ok(0));
@@ -220,7 +232,6 @@ fn of_a_sequence_that_is_too_long_the_start_stays() {
 fn of_a_sequence_that_was_asked_for_the_start_stays() {
     let (space, store) = (exact(full_only()), in_memory(4 * PAGE_COST));
     let tokens = prompt(64 * 4);
-    // Page by page, so that the first is the oldest until it is asked for.
     for start in [0, 64, 128, 192] {
         let rows = full_block(&full_only(), start..start + 64, 1);
         store.put(&space, &tokens, &rows, PREFILLED).unwrap();
