@@ -1,6 +1,7 @@
 //! One attempt at a request: a decode node, beside it a prefill node, until the answer is complete.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
@@ -200,13 +201,13 @@ impl Attempt<'_> {
             self.slot.prefill_ended().await;
             return None;
         };
-        let host = split_address(self.config.address(&self.plan.decode)).map_or("", |(h, _)| h);
+        let target = handoff_target(self.config.address(&self.plan.decode), &ticket);
         let request = PrefillRequest {
             request: self.job.id.clone(),
             model: self.job.model.clone(),
             tokens,
             chunk: self.config.chunk,
-            target: format!("{host}:{}", ticket.port),
+            target,
             target_peer: self.peer(&self.plan.decode),
             ticket: ticket.secret,
             handoff: ticket.handoff,
@@ -300,6 +301,18 @@ impl Attempt<'_> {
     }
 }
 
+/// Where a decode node takes KV in, as `host:port`. A node that does so on one address of several knows
+/// better which one than the configuration, whose address is the one for requests.
+fn handoff_target(configured: &str, ticket: &Ticket) -> String {
+    match ticket.ip {
+        Some(ip) => SocketAddr::new(ip, ticket.port).to_string(),
+        None => {
+            let host = split_address(configured).map_or("", |(host, _)| host);
+            format!("{host}:{}", ticket.port)
+        }
+    }
+}
+
 fn late(limit: Duration) -> String {
     format!(
         "had not told its times {} s after the answer was complete",
@@ -340,6 +353,35 @@ async fn prefill(calls: Calls, address: String, request: PrefillRequest) -> Pref
                     exposed_transfer_ms,
                 });
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kv_goes_where_the_node_takes_it_in() {
+        let target = |configured: &str, ip: Option<&str>| {
+            let ticket = Ticket {
+                secret: String::new(),
+                handoff: 1,
+                ip: ip.map(|ip| ip.parse().unwrap()),
+                port: 7003,
+            };
+            handoff_target(configured, &ticket)
+        };
+        let expected = [
+            ("192.0.2.2:7002", None, "192.0.2.2:7003"),
+            ("studio.example:7002", None, "studio.example:7003"),
+            ("[2001:db8::2]:7002", None, "[2001:db8::2]:7003"),
+            // The cable between the two machines; the coordinator may be on one of them.
+            ("192.0.2.2:7002", Some("198.51.100.2"), "198.51.100.2:7003"),
+            ("127.0.0.1:7002", Some("2001:db8::2"), "[2001:db8::2]:7003"),
+        ];
+        for (configured, ip, at) in expected {
+            assert_eq!(target(configured, ip), at);
         }
     }
 }

@@ -4,6 +4,7 @@ mod generate;
 mod prefill;
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,6 +48,8 @@ pub struct Node {
     pub config: NodeConfig,
     /// Port on which KV is taken in, on nodes that decode.
     pub handoff_port: Option<u16>,
+    /// The only address on which KV is taken in, if there is one.
+    pub handoff_ip: Option<IpAddr>,
     /// Port on which the KV of answers is taken back.
     pub return_port: u16,
     /// The models.

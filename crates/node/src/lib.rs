@@ -105,6 +105,7 @@ pub async fn run(
     }
     let node = Arc::new(api::Node {
         handoff_port: config.role.decodes().then_some(handoff_address.port()),
+        handoff_ip: Some(handoff_address.ip()).filter(|ip| !ip.is_unspecified()),
         return_port: handoff_address.port(),
         models: served,
         tickets: tickets::Tickets::default(),

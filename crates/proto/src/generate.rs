@@ -1,5 +1,7 @@
 //! A request to a decode node, and what it tells while it works.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use tandem_kv::codec::Codec;
 use tandem_kv::receipt::Parity;
@@ -126,7 +128,10 @@ pub struct Ticket {
     pub secret: String,
     /// Id of the handoff.
     pub handoff: u64,
-    /// TCP port of the decode node; its host is the one in the coordinator's configuration.
+    /// Where the decode node takes KV in; `None`: on each of its addresses, so also on the one in the coordinator's
+    /// configuration.
+    pub ip: Option<IpAddr>,
+    /// TCP port for it.
     pub port: u16,
 }
 
@@ -314,6 +319,7 @@ mod tests {
         let ticket = Ticket {
             secret: text(),
             handoff: 1,
+            ip: None,
             port: 2,
         };
         let message = Message {

@@ -8,6 +8,8 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tandem_fixtures::{Architecture, Spec, TokenizerVariant, WeightType};
 use tandem_proto::Phase;
+#[cfg(unix)]
+use tandem_proto::limits::SILENCE;
 
 use super::client::{ask, ask_any, chat, handoff_status, http, node_status, text, tokens};
 use super::daemon::{Daemon, write_config};
@@ -87,6 +89,30 @@ async fn what_another_process_prefilled_continues_with_the_same_tokens() {
             assert_eq!(tokens(&remote), tokens(&local), "{case}");
         }
     }
+}
+
+/// The coordinator knows only the address for requests; the node knows where it takes KV in.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn kv_comes_in_on_another_address_of_the_machine() {
+    let model = Architecture::Qwen3;
+    let prefill = Daemon::node("prefill", &[model], &NODE);
+    let elsewhere = [&NODE[..], &["--handoff", "127.0.0.2:0"]].concat();
+    let decode = Daemon::node("decode", &[model], &elsewhere);
+    let nodes = [("p", prefill.address), ("d", decode.address)];
+    let dir = tempfile::tempdir().expect("dir");
+    let config = write_config(dir.path(), CHUNK, &nodes, &[(model, &["p"], &["d"])]);
+    let coordinator = Daemon::serve(&config);
+    let ask = async |route| {
+        ask(
+            coordinator.address,
+            &chat(model.name(), &text(500), 16, route),
+        )
+        .await
+    };
+    let (remote, local) = (ask("remote").await, ask("local").await);
+    assert_eq!(remote["tandem"]["mode"], "remote", "{remote}");
+    assert_eq!(tokens(&remote), tokens(&local));
 }
 
 /// Tokens whose KV a node has of a sequence that still receives, if it has some but not all.
@@ -190,6 +216,79 @@ async fn a_decode_process_that_is_stopped_for_five_seconds_is_waited_for() {
 #[tokio::test]
 async fn a_prefill_process_that_is_stopped_for_five_seconds_is_waited_for() {
     paused(|cluster| &cluster.prefill).await;
+}
+
+/// Longer than the coordinator waits for a node that says nothing.
+#[cfg(unix)]
+fn is_given_up(answer: &Value) -> bool {
+    let limit = format!("was silent for {} s", SILENCE.as_secs());
+    answer["tandem"]["events"].to_string().contains(&limit)
+}
+
+/// Nobody waits for it any longer: the answer comes while it still stands.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_prefill_process_that_is_stopped_for_longer_is_given_up() {
+    let model = Architecture::Llama;
+    let body = |route| chat(model.name(), &text(6_000), 16, route);
+    for _ in 0..ATTEMPTS {
+        let cluster = Cluster::start(&[model], 1);
+        let coordinator = cluster.address();
+        let asking = tokio::spawn({
+            let body = body("remote");
+            async move { ask(coordinator, &body).await }
+        });
+        in_the_middle(&cluster.decodes).await;
+        cluster.prefill.signal("STOP");
+        let answer = asking.await.expect("an answer");
+        cluster.prefill.signal("CONT");
+        if answer["tandem"]["mode"] == "remote" {
+            // The handoff was faster than the signal; another attempt.
+            continue;
+        }
+        assert!(is_given_up(&answer), "{answer}");
+        let prompt = answer["tandem"]["prompt_tokens"].as_u64().expect("a count");
+        let own = prefilled_by_itself(&answer);
+        assert!(own > 0 && own < prompt - 1, "{own} of {prompt}: {answer}");
+        settled(&cluster.prefill).await;
+        settled(&cluster.decodes[0]).await;
+        let local = ask(coordinator, &body("local")).await;
+        assert_eq!(tokens(&answer), tokens(&local));
+        return;
+    }
+    panic!("no handoff was caught in the middle in {ATTEMPTS} attempts");
+}
+
+/// Another node answers; the one that stood still leaves nothing behind when it goes on.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_decode_process_that_is_stopped_for_longer_is_given_up() {
+    let model = Architecture::Llama;
+    let body = |route| chat(model.name(), &text(6_000), 16, route);
+    for _ in 0..ATTEMPTS {
+        let cluster = Cluster::start(&[model], 2);
+        let coordinator = cluster.address();
+        let asking = tokio::spawn({
+            let body = body("remote");
+            async move { ask(coordinator, &body).await }
+        });
+        let lost = in_the_middle(&cluster.decodes).await;
+        cluster.decodes[lost].signal("STOP");
+        let answer = asking.await.expect("an answer");
+        cluster.decodes[lost].signal("CONT");
+        let other = format!("d{}", 1 - lost);
+        if answer["tandem"]["decode_node"] != other.as_str() {
+            // It had answered before the signal; another attempt.
+            continue;
+        }
+        assert!(is_given_up(&answer), "{answer}");
+        settled(&cluster.prefill).await;
+        settled(&cluster.decodes[lost]).await;
+        let local = ask(coordinator, &body("local")).await;
+        assert_eq!(tokens(&answer), tokens(&local));
+        return;
+    }
+    panic!("no handoff was caught in the middle in {ATTEMPTS} attempts");
 }
 
 /// The number of tokens that, by the timeline's notes, the decode node prefilled itself.

@@ -280,6 +280,7 @@ impl Events {
             ticket: remote.then(|| Ticket {
                 secret: "5ec3e7".into(),
                 handoff: 99,
+                ip: None,
                 port: HANDOFF_PORT,
             }),
             tokenize_ms: 1.5,

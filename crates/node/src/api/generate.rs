@@ -311,6 +311,7 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
                 .tickets
                 .issue(permitted, node.config.limits.handoff_silence),
             handoff,
+            ip: node.handoff_ip,
             port,
         }
     });

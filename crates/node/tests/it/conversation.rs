@@ -743,6 +743,7 @@ async fn a_prefill_that_is_refused_leaves_no_permission() {
     let nowhere = Ticket {
         secret: "0".repeat(32),
         handoff: 1,
+        ip: None,
         port: 1,
     };
     let mut deal = first_turn();

@@ -81,6 +81,7 @@ fn mebibytes(bytes: u64) -> String {
 fn every_limit_has_its_value() {
     let own = Limits::default();
     let values = [
+        ("SILENCE", seconds(tandem_proto::limits::SILENCE)),
         ("connect", seconds(own.connect)),
         ("head", seconds(own.head)),
         ("accept", seconds(own.accept)),

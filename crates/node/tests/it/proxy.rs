@@ -319,6 +319,15 @@ impl Way {
         }
     }
 
+    /// Where to hold, once the frame has come.
+    fn find_hold(&mut self, state: &Shared, index: usize, way: usize) {
+        if let Some(kind) = self.hold_before
+            && let Some(start) = state.start(index, way, kind)
+        {
+            (self.hold, self.hold_before) = (Some(start), None);
+        }
+    }
+
     /// Copies; true if it ended by a cut.
     async fn copy(
         mut self,
@@ -356,11 +365,7 @@ impl Way {
             {
                 *byte ^= 1;
             }
-            if let Some(kind) = self.hold_before
-                && let Some(start) = state.start(index, way, kind)
-            {
-                (self.hold, self.hold_before) = (Some(start), None);
-            }
+            self.find_hold(state, index, way);
             let end = at + n as u64;
             if let Some(cut) = self.cut.filter(|cut| *cut <= end) {
                 let _ = write.write_all(&bytes[..(cut - at) as usize]).await;
