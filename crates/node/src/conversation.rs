@@ -16,11 +16,10 @@ use tokio::time::timeout;
 
 use crate::api::Node;
 use crate::held::{Keep, Pieces, Tail};
-use crate::job::{Command, Computed, JobId, Retired};
+use crate::job::{Command, Computed, JobId, Origin, Retired};
 use crate::limits::{HAND_BACK_STALL, MAX_CHUNKS_WAITING};
 use crate::model::Model;
 use crate::send::{Input, Report, transmit};
-use crate::tickets::Target;
 
 /// Where the KV of an answer may be handed back to.
 #[derive(Debug, Clone)]
@@ -192,10 +191,6 @@ pub async fn seed(
     mut pieces: Pieces,
     forward: Option<mpsc::Sender<Input>>,
 ) {
-    let target = Target::Sequence {
-        model: Arc::clone(&model),
-        job,
-    };
     'pages: loop {
         let blocks = match pieces.next().await {
             Ok(blocks) => blocks,
@@ -209,7 +204,8 @@ pub async fn seed(
         }
         for block in blocks {
             let block = Arc::new(block);
-            if let Err(reason) = target.apply(Arc::clone(&block)).await {
+            let applied = model.apply(job, Origin::Pages, Arc::clone(&block)).await;
+            if let Err(reason) = applied {
                 tracing::warn!(%reason, "pages cannot be used; computing instead");
                 break 'pages;
             }

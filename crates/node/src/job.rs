@@ -29,6 +29,15 @@ pub struct Admission {
     pub place: OwnedSemaphorePermit,
 }
 
+/// Who brings a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A handoff: blocks of the sender, and pages of this node that come before them.
+    Handoff,
+    /// Pages of this node alone.
+    Pages,
+}
+
 /// A request to generate.
 pub struct GenerateJob {
     /// Id of the request.
@@ -39,6 +48,9 @@ pub struct GenerateJob {
     pub chunk: u32,
     /// Where KV comes from.
     pub source: Source,
+    /// Asked when a handoff has brought nothing: pages of this node come instead, and [`Command::Seeded`] behind
+    /// them.
+    pub pages: Option<oneshot::Sender<()>>,
     /// How the ends of a handoff are compared.
     pub parity: Parity,
     /// Where pages of the prompt are, to be forgotten if it turns out that they are wrong.
@@ -207,8 +219,13 @@ pub enum Command {
     Generate(Admission, Box<GenerateJob>),
     /// Start a prefill for another node.
     Prefill(Admission, Box<PrefillJob>),
-    /// Put received KV into the cache.
-    Apply(JobId, Arc<KvBlock>, oneshot::Sender<Result<(), String>>),
+    /// Put KV into the cache.
+    Apply(
+        JobId,
+        Origin,
+        Arc<KvBlock>,
+        oneshot::Sender<Result<(), String>>,
+    ),
     /// All pages of this node that the job can use have been applied.
     Seeded(JobId),
     /// Pages of this node up to this token have been applied, or come next; a handoff brings the rest.

@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::{Capacity, KvEngine, Tokenizer};
-use tandem_kv::Contract;
+use tandem_kv::{Contract, KvBlock};
 use tandem_proto::{ErrorCode, NodeError};
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::RunError;
-use crate::job::{Admission, Command, JobId};
+use crate::job::{Admission, Command, JobId, Origin};
 use crate::limits::{COMMAND_RETRY, MAX_COMMANDS};
 use crate::worker::Worker;
 
@@ -134,6 +134,23 @@ impl Model {
             command = back;
             tokio::time::sleep(COMMAND_RETRY).await;
         }
+    }
+
+    /// Puts a block into a sequence; done when the engine has it.
+    ///
+    /// # Errors
+    /// If the engine refuses it, or nobody waits for it any more.
+    pub async fn apply(
+        &self,
+        job: JobId,
+        origin: Origin,
+        block: Arc<KvBlock>,
+    ) -> Result<(), String> {
+        let (reply, answer) = oneshot::channel();
+        self.deliver(Command::Apply(job, origin, block, reply))
+            .await;
+        let stopped = |_| Err("the engine has stopped".into());
+        answer.await.unwrap_or_else(stopped)
     }
 
     /// Waits until the engine thread has ended, for whatever reason.

@@ -14,7 +14,7 @@ use tokio::time::sleep_until;
 use crate::conversation::HandBack;
 use crate::handoffs::secret;
 use crate::held::Keep;
-use crate::job::{Command, HandedOver, JobId, Lost, Told};
+use crate::job::{Command, HandedOver, JobId, Lost, Origin, Told};
 use crate::model::Model;
 
 /// Where KV goes.
@@ -47,11 +47,7 @@ impl Target {
         let Self::Sequence { model, job } = self else {
             return Ok(());
         };
-        let (reply, answer) = oneshot::channel();
-        model.deliver(Command::Apply(*job, block, reply)).await;
-        answer
-            .await
-            .unwrap_or_else(|_| Err("the engine has stopped".into()))
+        model.apply(*job, Origin::Handoff, block).await
     }
 }
 

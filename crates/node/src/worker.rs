@@ -106,8 +106,9 @@ impl Worker {
         match command {
             Command::Generate(admission, job) => self.start_generate(admission, *job),
             Command::Prefill(admission, job) => self.start_prefill(admission, *job),
-            Command::Apply(id, block, reply) => self.applies.push_back(Apply {
+            Command::Apply(id, origin, block, reply) => self.applies.push_back(Apply {
                 id,
+                origin,
                 taking: Taking::new(block),
                 reply,
             }),
@@ -163,6 +164,7 @@ impl Worker {
         };
         let work = Work::Generate(Box::new(Generating {
             stage,
+            pages: job.pages,
             generation: job.generation,
             events: job.events,
             summary: PrefillSummary::default(),

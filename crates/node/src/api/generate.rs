@@ -45,11 +45,9 @@ pub(super) async fn generate(
     let remote = wants_remote && tokens.len() > 1;
     let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
     let keep = Keep::new(node.pages.clone(), &model.contract, &terms, kv_end, chunk);
-    // A request that is prefilled elsewhere gets its pages when the handoff begins.
-    let pieces = keep
-        .pin(&tokens[..kv_end as usize])
-        .filter(|_| !remote)
-        .and_then(|pinned| Pieces::all(pinned, &model.contract, node.config.limits.page_read));
+    // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
+    let pieces = (!remote).then(|| pieces(&node, &model, &keep, &tokens[..kv_end as usize]));
+    let pieces = pieces.flatten();
     let source = match (remote, &pieces) {
         (true, _) => Source::Remote,
         (false, Some(_)) => Source::Pages,
@@ -74,12 +72,16 @@ pub(super) async fn generate(
         hand_back,
     };
     let guard = open_request(&node, &model, opening);
+    let own = keep.clone();
     let retire = terms.keeps_answer().then(|| {
         let terms = terms.handing_back();
         keep_answer(&node, &model, keep, terms, &tokens, handed_back)
     });
+    let pages =
+        remote.then(|| pages_on_demand(&node, &model, job_id, own, &tokens[..kv_end as usize]));
     let job = GenerateJob {
         request: id,
+        pages,
         tokens: tokens.clone(),
         chunk,
         source,
@@ -100,6 +102,34 @@ pub(super) async fn generate(
         tokenize_ms,
     };
     Ok(answer(opened, receiver, guard, node.config.limits.beat))
+}
+
+/// Pages of this node that a sequence can go on from.
+fn pieces(node: &Node, model: &Model, keep: &Keep, tokens: &[Token]) -> Option<Pieces> {
+    let pinned = keep.pin(tokens)?;
+    Pieces::all(pinned, &model.contract, node.config.limits.page_read)
+}
+
+/// Puts them into the sequence of a job when it asks for them: when its handoff has brought nothing.
+fn pages_on_demand(
+    node: &Arc<Node>,
+    model: &Arc<Model>,
+    job: JobId,
+    keep: Keep,
+    tokens: &[Token],
+) -> oneshot::Sender<()> {
+    let (ask, asked) = oneshot::channel();
+    let (node, model, tokens) = (Arc::clone(node), Arc::clone(model), tokens.to_vec());
+    tokio::spawn(async move {
+        if asked.await.is_err() {
+            return;
+        }
+        match pieces(&node, &model, &keep, &tokens) {
+            Some(pieces) => seed(model, job, pieces, None).await,
+            None => model.deliver(Command::Seeded(job)).await,
+        }
+    });
+    ask
 }
 
 /// The model that a request is for, and the machine that may bring its KV.

@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use tandem_kv::Section;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_kv::{KvBlock, Section};
 use tandem_proto::{GenerateEvent, ParityAction, ParityReport};
 
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};
-use crate::job::{HandedOver, JobId, Lost, Told};
+use crate::job::{HandedOver, JobId, Lost, Origin, Told};
 use crate::limits::MAX_SLICE_BYTES;
 
 impl Worker {
@@ -21,7 +21,7 @@ impl Worker {
         while let Some(mut apply) = self.applies.pop_front() {
             let part = apply.taking.part();
             taken += apply.taking.part_bytes();
-            let result = self.apply(apply.id, &apply.taking.block, &part);
+            let result = self.apply(&apply, &part);
             if result.is_ok() && !apply.taking.taken(&part) {
                 self.applies.push_front(apply);
             } else {
@@ -39,13 +39,19 @@ impl Worker {
         }
     }
 
-    fn apply(&mut self, id: JobId, block: &KvBlock, part: &Range<u32>) -> Result<(), String> {
+    fn apply(&mut self, apply: &Apply, part: &Range<u32>) -> Result<(), String> {
+        let (id, block) = (apply.id, &*apply.taking.block);
         let epoch = id.0;
         let gone =
             || format!("epoch {epoch} of the sequence is over, or it no longer waits for KV");
         let job = self.jobs.get_mut(&id).ok_or_else(gone)?;
         let waits = match &job.work {
-            Work::Generate(g) => matches!(g.stage, Stage::Receiving | Stage::Seeding),
+            Work::Generate(g) => match g.stage {
+                Stage::Receiving => true,
+                // A handoff that is given up may still bring something.
+                Stage::Seeding => apply.origin == Origin::Pages,
+                _ => false,
+            },
             Work::Export(e) => matches!(e.stage, ExportStage::Seeding),
             Work::Retire { .. } => false,
         };
@@ -258,7 +264,7 @@ impl Worker {
 
     /// Computes here what another node did not send. What it did send is kept, unless it has to be
     /// compared, and where the engine can continue from it: a model with window layers starts over
-    /// unless its window came.
+    /// unless its window came. Where nothing is kept, pages of this node come first.
     pub(super) fn fall_back(&mut self, id: JobId, lost: Lost) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
@@ -288,8 +294,13 @@ impl Worker {
         // There is nothing to compare: no receipt will come.
         g.receipt = ReceiptState::Settled;
         tracing::warn!(request = %job.request, held, kv_end, "prefilling here what was not handed over");
+        // Pages that what came was wrong for are being forgotten.
+        let pages = g.pages.take().filter(|_| held == 0 && !is_wrong);
         if held == kv_end {
             g.start_decoding(last, kv_end);
+        } else if pages.is_some_and(|pages| pages.send(()).is_ok()) {
+            self.engine.clear(job.sequence);
+            g.stage = Stage::Seeding;
         } else {
             g.stage = Stage::Prefilling { next: held };
         }

@@ -14,13 +14,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::windows::{CopyOut, Window};
 use crate::held::Keep;
-use crate::job::{Admission, JobId, Parity, Retired, Told};
+use crate::job::{Admission, JobId, Origin, Parity, Retired, Told};
 use crate::limits::{EVENT_STALL, MAX_SLICE_BYTES};
 use crate::send::Input;
 
 /// A block to take in, and who waits for that.
 pub(super) struct Apply {
     pub(super) id: JobId,
+    pub(super) origin: Origin,
     pub(super) taking: Taking,
     pub(super) reply: oneshot::Sender<Result<(), String>>,
 }
@@ -116,6 +117,8 @@ pub(super) enum ExportStage {
 
 pub(super) struct Generating {
     pub(super) stage: Stage,
+    /// Asked for pages of this node when a handoff has brought nothing.
+    pub(super) pages: Option<oneshot::Sender<()>>,
     pub(super) generation: Generation,
     pub(super) events: mpsc::Sender<GenerateEvent>,
     pub(super) summary: PrefillSummary,

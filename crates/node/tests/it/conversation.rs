@@ -14,7 +14,7 @@ use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
 use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS};
 use tandem_node::{Limits, PagesConfig};
-use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, Reuse, Role, Ticket};
+use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, ParityAction, Reuse, Role, Ticket};
 use tokio::io::AsyncWriteExt;
 
 use super::cluster::{
@@ -316,6 +316,47 @@ async fn what_is_computed_behind_rows_that_may_be_lossy_is_not_kept() {
         decode.clean().await;
         let pages = decode.handoffs().await.pages;
         assert_eq!(pages, if is_kept { known / 64 } else { 0 }, "{quality}");
+    }
+}
+
+/// What the decode node has of the conversation it goes on from, also if no prefill node can be reached.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_prefill_node_the_next_turn_computes_only_what_is_new() {
+    let configs = [FakeConfig::default(), FakeConfig::windowed()];
+    let actions = [ParityAction::Report, ParityAction::Redo];
+    for (config, action) in configs.iter().flat_map(|c| actions.map(|a| (c, a))) {
+        let mut receiving = config.clone();
+        let decoded = Calls::of(&mut receiving);
+        let prefill = Setup::new(Role::Prefill, config).start().await;
+        let decode = Setup::new(Role::Decode, &receiving).start().await;
+        let mut first = first_turn();
+        first.terms.action = action;
+        let outcome = first.run(&prefill, &decode).await;
+        let answer = outcome.answer.tokens.clone();
+        outcome.whole(&first.expected(config).await, "first turn");
+        let known = (first.tokens.len() + answer.len() - 1) as u32;
+        decode
+            .until("kept", |s| {
+                s.pages == u64::from(known / 64) && s.snapshots == 2
+            })
+            .await;
+
+        let mut second = next_turn(&first, &answer);
+        // Nobody listens there.
+        let listener = super::cluster::bind().await;
+        second.via = Some(listener.local_addr().unwrap().port());
+        drop(listener);
+        let expected = second.expected(config).await;
+        decode.idle().await;
+        decoded.take();
+        let outcome = second.run(&prefill, &decode).await;
+        let reason = outcome.made_good(&expected, "second turn");
+        assert!(reason.contains("cannot connect"), "{reason}");
+        let new = second.tokens.len() as u32 - 1 - known;
+        assert_eq!(decoded.prefilled(), new);
+        let summary = &outcome.answer.summary;
+        assert_eq!((summary.cached_tokens, summary.local_tokens), (known, new));
+        decode.clean().await;
     }
 }
 

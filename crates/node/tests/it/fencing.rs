@@ -11,7 +11,9 @@ use tandem_kv::adaptive::Quality;
 use tandem_kv::receipt::ParityBound;
 use tandem_kv::{KvBlock, Section};
 use tandem_node::held::Keep;
-use tandem_node::job::{Command, GenerateJob, HandedOver, JobId, Parity, PrefillJob, Source};
+use tandem_node::job::{
+    Command, GenerateJob, HandedOver, JobId, Origin, Parity, PrefillJob, Source,
+};
 use tandem_node::limits::{
     MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
 };
@@ -100,6 +102,15 @@ fn one_place() -> (Arc<Model>, Calls) {
 
 /// A request that waits for a handoff, straight at the engine thread.
 fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<GenerateEvent>) {
+    waiting_with(model, tokens, None)
+}
+
+/// The same where pages can come instead.
+fn waiting_with(
+    model: &Arc<Model>,
+    tokens: &[u32],
+    instead: Option<oneshot::Sender<()>>,
+) -> (JobId, mpsc::Receiver<GenerateEvent>) {
     let admission = model.admit().unwrap();
     let id = admission.job;
     let (events, receiver) = mpsc::channel(64);
@@ -121,6 +132,7 @@ fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Generat
         tokens: tokens.to_vec(),
         chunk: 16,
         source: Source::Remote,
+        pages: instead,
         parity: Parity {
             expected: false,
             bound: ParityBound::default(),
@@ -147,32 +159,65 @@ fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Generat
 }
 
 async fn apply(model: &Model, id: JobId, block: &Arc<KvBlock>) -> Result<(), String> {
-    let (reply, answer) = oneshot::channel();
+    model.apply(id, Origin::Handoff, Arc::clone(block)).await
+}
+
+/// Rows that an engine computes for these tokens.
+fn rows(tokens: &[u32]) -> Arc<KvBlock> {
+    let mut source = FakeEngine::new(FakeConfig::default());
+    let sequence = source.open().unwrap();
+    source.prefill(sequence, 0, tokens).unwrap();
+    let end = tokens.len() as u32;
+    Arc::new(source.export(sequence, Section::Full, 0..end).unwrap())
+}
+
+/// The tokens of an answer to its end, and why no handoff brought its prompt.
+async fn answered(mut events: mpsc::Receiver<GenerateEvent>) -> (Vec<u32>, Option<String>) {
+    let (mut tokens, mut fallback) = (Vec::new(), None);
+    while let Some(event) = events.recv().await {
+        match event {
+            GenerateEvent::Token { id, .. } => tokens.push(id),
+            GenerateEvent::Prefilled(summary) => fallback = summary.fallback,
+            GenerateEvent::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    (tokens, fallback)
+}
+
+#[tokio::test]
+async fn a_handoff_that_is_given_up_brings_nothing_among_the_pages_that_come_instead() {
+    let (model, _) = one_place();
+    let tokens = prompt(17);
+    let (ask, asked) = oneshot::channel();
+    let (id, events) = waiting_with(&model, &tokens, Some(ask));
     model
-        .deliver(Command::Apply(id, Arc::clone(block), reply))
-        .await;
-    answer.await.unwrap()
+        .command(Command::HandoffFailed(id, "given up".into()))
+        .unwrap();
+    asked.await.expect("pages are asked for");
+    let refused = apply(&model, id, &rows(&prompt(40)[10..26])).await;
+    let refused = refused.unwrap_err();
+    assert!(refused.contains("no longer waits"), "{refused}");
+    let page = rows(&tokens[..16]);
+    model.apply(id, Origin::Pages, page).await.unwrap();
+    model.deliver(Command::Seeded(id)).await;
+    let (answer, fallback) = answered(events).await;
+    assert_eq!(fallback.as_deref(), Some("given up"));
+    let deal = Deal::new(&tokens, 16);
+    assert_eq!(answer, deal.expected(&FakeConfig::default()).await);
+    model.stop();
 }
 
 #[tokio::test]
 async fn kv_commands_of_an_earlier_epoch_are_refused_by_the_engine_thread() {
     let (model, calls) = one_place();
-    let mut source = FakeEngine::new(FakeConfig::default());
-    let rows = |source: &mut FakeEngine, tokens: &[u32]| {
-        let sequence = source.open().unwrap();
-        source.prefill(sequence, 0, tokens).unwrap();
-        let end = tokens.len() as u32;
-        let block = source.export(sequence, Section::Full, 0..end).unwrap();
-        source.release(sequence);
-        Arc::new(block)
-    };
     let (old, new) = (prompt(17), prompt(40)[10..27].to_vec());
-    let (old_rows, new_rows) = (rows(&mut source, &old[..16]), rows(&mut source, &new[..16]));
+    let (old_rows, new_rows) = (rows(&old[..16]), rows(&new[..16]));
 
     let (first, events) = waiting(&model, &old);
     model.command(Command::Cancel(first)).unwrap();
     drop(events);
-    let (second, mut events) = loop {
+    let (second, events) = loop {
         // The place is free once the engine thread has seen the cancel.
         if model.admit().is_ok() {
             break waiting(&model, &new);
@@ -193,15 +238,8 @@ async fn kv_commands_of_an_earlier_epoch_are_refused_by_the_engine_thread() {
     // What comes after the commit is refused, too.
     let again = apply(&model, second, &new_rows).await.unwrap_err();
     assert!(again.contains("no longer waits"), "{again}");
-    let mut tokens = Vec::new();
-    while let Some(event) = events.recv().await {
-        match event {
-            GenerateEvent::Token { id, .. } => tokens.push(id),
-            GenerateEvent::Prefilled(summary) => assert_eq!(summary.fallback, None),
-            GenerateEvent::Failed(error) => panic!("{error}"),
-            _ => {}
-        }
-    }
+    let (tokens, fallback) = answered(events).await;
+    assert_eq!(fallback, None);
     let deal = Deal::new(&new, 16);
     assert_eq!(tokens, deal.expected(&FakeConfig::default()).await);
     let places: Vec<Sequence> = calls
