@@ -1,6 +1,6 @@
 //! A request to a decode node, and what it tells while it works.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use tandem_kv::codec::Codec;

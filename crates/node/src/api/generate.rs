@@ -48,11 +48,7 @@ pub(super) async fn generate(
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
     let pieces = (!remote).then(|| pieces(&node, &model, &keep, &tokens[..kv_end as usize]));
     let pieces = pieces.flatten();
-    let source = match (remote, &pieces) {
-        (true, _) => Source::Remote,
-        (false, Some(_)) => Source::Pages,
-        (false, None) => Source::Here,
-    };
+    let source = source(remote, pieces.is_some());
     let of_others = match terms.action {
         ParityAction::Redo => keep.in_doubt(),
         ParityAction::Report => keep.clone(),
@@ -102,6 +98,15 @@ pub(super) async fn generate(
         tokenize_ms,
     };
     Ok(answer(opened, receiver, guard, node.config.limits.beat))
+}
+
+/// Where the KV of a prompt comes from at first.
+const fn source(remote: bool, has_pages: bool) -> Source {
+    match (remote, has_pages) {
+        (true, _) => Source::Remote,
+        (false, true) => Source::Pages,
+        (false, false) => Source::Here,
+    }
 }
 
 /// Pages of this node that a sequence can go on from.

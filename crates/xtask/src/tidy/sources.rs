@@ -81,6 +81,7 @@ mod tests {
             ("kv", false, "// std::net, unsafe, Instant"),
             ("kv", false, "let brand = \"rand unsafe\"; operand(brand)"),
             ("kv", false, "#![deny(unsafe_code)]"),
+            ("proto", false, "use core::net::IpAddr;"),
             ("node", false, "use std::net::TcpStream;"),
             ("llama", false, "unsafe { f() }"),
             ("kv", true, "std::fs::read(\"docs/wire-format.md\")"),
