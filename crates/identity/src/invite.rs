@@ -1,5 +1,7 @@
 //! How an authority lets one machine join, see [`crate::join`].
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -13,7 +15,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -163,17 +165,20 @@ impl Invitation {
         let (ended, mut outcomes) = mpsc::channel(MAX_HANDSHAKES);
         // Dropping it ends the callers that are left.
         let mut callers = JoinSet::new();
+        let mut silent = Silent::default();
         loop {
             let outcome = tokio::select! {
                 outcome = outcomes.recv() => outcome,
                 Some(_) = callers.join_next() => continue,
-                accepted = self.listener.accept(), if callers.len() < MAX_HANDSHAKES => {
+                // Those that have asked are few: so many wrong secrets end the invitation.
+                accepted = self.listener.accept(), if callers.len() < 2 * MAX_HANDSHAKES => {
                     match accepted {
                         Ok((tcp, from)) => {
                             let (tls, door) = (Arc::clone(&self.tls), Arc::clone(&self.door));
                             let ended = ended.clone();
+                            let give_way = silent.add();
                             callers.spawn(async move {
-                                let outcome = door.caller(tls, tcp).await;
+                                let outcome = door.caller(tls, tcp, give_way).await;
                                 // Nobody listens any more once a machine has joined.
                                 let _ = ended.send((from, outcome)).await;
                             });
@@ -206,9 +211,31 @@ impl Invitation {
     }
 }
 
+/// Callers that have asked nothing yet, the oldest first.
+#[derive(Default)]
+struct Silent(VecDeque<oneshot::Sender<Infallible>>);
+
+impl Silent {
+    /// Adds a caller, who gives way when what is returned ends; the oldest does if there are too many.
+    fn add(&mut self) -> oneshot::Receiver<Infallible> {
+        self.0.retain(|caller| !caller.is_closed());
+        if self.0.len() >= MAX_HANDSHAKES {
+            self.0.pop_front();
+        }
+        let (stays, give_way) = oneshot::channel();
+        self.0.push_back(stays);
+        give_way
+    }
+}
+
 impl Door {
-    /// One machine that wants to join: [`JOIN`] to ask, and [`JOIN`] to take the answer.
-    async fn caller(&self, tls: Arc<ServerConfig>, tcp: TcpStream) -> Outcome {
+    /// One machine that wants to join: [`JOIN`] to ask, unless it gives way before, and [`JOIN`] to take the answer.
+    async fn caller(
+        &self,
+        tls: Arc<ServerConfig>,
+        tcp: TcpStream,
+        give_way: oneshot::Receiver<Infallible>,
+    ) -> Outcome {
         let failed = |e: &io::Error| Outcome::Refused(explain(e).unwrap_or_else(|| e.to_string()));
         let asking = async {
             let mut stream = Tls::accept(tcp, tls).await?;
@@ -218,7 +245,15 @@ impl Door {
             let ask: Ask = read(&mut stream).await?;
             io::Result::Ok((stream, shown, ask))
         };
-        let (mut stream, shown, ask) = match timeout(JOIN, asking).await {
+        let asked = tokio::select! {
+            biased;
+            asked = timeout(JOIN, asking) => asked,
+            _ = give_way => {
+                let reason = "it was silent, and too many others came";
+                return Outcome::Refused(reason.to_owned());
+            }
+        };
+        let (mut stream, shown, ask) = match asked {
             Ok(Ok(asked)) => asked,
             Ok(Err(e)) => return failed(&e),
             Err(_) => return Outcome::Refused("it was silent".to_owned()),

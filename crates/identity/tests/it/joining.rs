@@ -1,5 +1,6 @@
 //! One machine lets another join.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use tandem_identity::invite::{Invitation, InviteError};
 use tandem_identity::join::{JoinError, Membership, join};
-use tandem_identity::limits::MAX_WRONG_SECRETS;
+use tandem_identity::limits::{JOIN, MAX_HANDSHAKES, MAX_WRONG_SECRETS};
 use tandem_identity::{Authority, ClusterDir, DirectoryError, PeerId, Security, Token};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -205,6 +206,24 @@ async fn callers_that_say_nothing_or_nonsense_hold_nobody_up() {
         silent.push(tcp);
     }
     join(&token, PATIENCE).await.unwrap();
+    waiting.await.unwrap().unwrap();
+}
+
+/// They give way, so that whoever has the token need not wait until their time is over.
+#[tokio::test]
+async fn a_thousand_callers_that_say_nothing_hold_nobody_up() {
+    let (_dir, cluster) = made();
+    let (token, waiting) = invite(&cluster).await;
+    let mut silent = VecDeque::new();
+    for _ in 0..1000 {
+        silent.push_back(TcpStream::connect(token.address()).await.unwrap());
+        if silent.len() > MAX_HANDSHAKES {
+            let mut oldest = silent.pop_front().unwrap();
+            let closed = tokio::time::timeout(PATIENCE, oldest.read(&mut [0])).await;
+            assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
+        }
+    }
+    join(&token, JOIN / 2).await.unwrap();
     waiting.await.unwrap().unwrap();
 }
 
