@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_STRING};
+use crate::message::{harmless, text_of_a_peer};
 use crate::plane::{PlaneKind, Section};
 
 /// Version of the neutral plane layout: `[token][kv_head][dim]`, K after RoPE.
@@ -98,10 +99,13 @@ pub struct Contract {
 #[serde(deny_unknown_fields)]
 pub struct Difference {
     /// Name of the field, e.g. `tokenizer` or `layers[3].kv_heads`.
+    #[serde(deserialize_with = "text_of_a_peer")]
     pub field: String,
     /// The value on this side.
+    #[serde(deserialize_with = "text_of_a_peer")]
     pub ours: String,
     /// The value on the other side.
+    #[serde(deserialize_with = "text_of_a_peer")]
     pub theirs: String,
 }
 
@@ -243,8 +247,8 @@ impl Contract {
             if ours != theirs {
                 out.push(Difference {
                     field: field.to_owned(),
-                    ours,
-                    theirs,
+                    ours: harmless(&ours),
+                    theirs: harmless(&theirs),
                 });
             }
         };

@@ -1,6 +1,6 @@
 //! Payloads of the control frames, as JSON.
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
 use crate::adaptive::DecodeRates;
 use crate::contract::{Contract, Difference};
@@ -104,6 +104,7 @@ pub struct Refuse {
     /// The kind of reason.
     pub code: RefusalCode,
     /// The reason, naming the field and both values.
+    #[serde(deserialize_with = "text_of_a_peer")]
     pub message: String,
     /// Every differing field of the contract; `ours` is the receiver's value.
     pub differences: Vec<Difference>,
@@ -126,6 +127,7 @@ pub struct Commit {
 #[serde(deny_unknown_fields)]
 pub struct Abort {
     /// The reason, for a person.
+    #[serde(deserialize_with = "text_of_a_peer")]
     pub reason: String,
 }
 
@@ -156,7 +158,25 @@ pub fn parse<T: DeserializeOwned>(kind: Kind, payload: &[u8]) -> Result<T, Messa
 
 /// At most [`MAX_STRING`] bytes of a text that may hold what a peer sent.
 fn shorten(text: &str) -> String {
-    text.chars().take(MAX_STRING / 4).collect()
+    printable(text).take(MAX_STRING / 4).collect()
+}
+
+/// A text that may hold what a peer sent, for logs and terminals: at most [`MAX_STRING`] characters, none of them a
+/// control character.
+pub(crate) fn harmless(text: &str) -> String {
+    printable(text).take(MAX_STRING).collect()
+}
+
+fn printable(text: &str) -> impl Iterator<Item = char> {
+    text.chars().map(|c| match c {
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    })
+}
+
+/// Reads a text for a person as [`harmless`].
+pub(crate) fn text_of_a_peer<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    Ok(harmless(&String::deserialize(from)?))
 }
 
 /// The JSON payload of a control frame.

@@ -6,7 +6,7 @@ use crate::adaptive::Quality;
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
 use crate::limits::{MAX_CONTINUATION, MAX_DIFFERENCES, MAX_STRING};
-use crate::message::{Hello, RefusalCode, Refuse};
+use crate::message::{Hello, RefusalCode, Refuse, harmless};
 
 /// What a ticket permits.
 #[derive(Clone)]
@@ -104,7 +104,7 @@ pub(super) fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<
 fn refuse(code: RefusalCode, message: String) -> Box<Refuse> {
     Box::new(Refuse {
         code,
-        message,
+        message: harmless(&message),
         differences: Vec::new(),
     })
 }

@@ -8,7 +8,9 @@ use tandem_kv::limits::{
     MAX_CONTINUATION, MAX_CONTROL_PAYLOAD, MAX_DIFFERENCES, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS,
     MAX_STRING,
 };
-use tandem_kv::message::{Accept, Commit, Hello, Join, RefusalCode, Refuse, control_frame, parse};
+use tandem_kv::message::{
+    Abort, Accept, Commit, Hello, Join, RefusalCode, Refuse, control_frame, parse,
+};
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_kv::receiver::{Expectation, Receiver};
 use tandem_kv::segment::window_bytes;
@@ -477,7 +479,7 @@ fn unknown_keys_of_the_other_messages_are_refused() {
         Kind::Commit,
         json!({"segments": 1, "raw_bytes": 2, "manifest": ""}),
     );
-    check::<tandem_kv::message::Abort>(Kind::Abort, json!({"reason": ""}));
+    check::<Abort>(Kind::Abort, json!({"reason": ""}));
     let refuse =
         |difference: Value| json!({"code": "contract", "message": "", "differences": [difference]});
     let difference = json!({"field": "a", "ours": "b", "theirs": "c"});
@@ -526,6 +528,41 @@ fn what_a_peer_sent_is_not_repeated_at_length() {
     let error = read(&json).unwrap_err();
     assert!(error.starts_with("xxx"), "{error}");
     assert!(error.len() <= MAX_STRING);
+}
+
+/// What a peer says goes to logs and terminals: no line of its own, no escape sequence.
+#[test]
+fn what_a_peer_says_is_harmless_where_it_is_read() {
+    let evil = "a\u{1b}[2J\nb\u{9b}c\rd\0";
+    let told = |text: &str| {
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+        for part in ["a", "[2J", "b", "c", "d"] {
+            assert!(text.contains(part), "{text:?}");
+        }
+    };
+    let payload = |value: Value| serde_json::to_vec(&value).unwrap();
+    let abort: Abort = parse(Kind::Abort, &payload(json!({"reason": evil}))).unwrap();
+    told(&abort.reason);
+    let difference = json!({"field": evil, "ours": evil, "theirs": evil});
+    let refuse = json!({"code": "contract", "message": evil, "differences": [difference]});
+    let refuse: Refuse = parse(Kind::Refuse, &payload(refuse)).unwrap();
+    told(&refuse.message);
+    let difference = &refuse.differences[0];
+    for text in [&difference.field, &difference.ours, &difference.theirs] {
+        told(text);
+    }
+    // Values of a contract and of a hello are repeated in the refusal.
+    let mut other = hello(&mixed(), 5);
+    other.contract.rope = evil.to_owned();
+    let refuse = refusal(&other);
+    told(&refuse.message);
+    told(&refuse.differences[0].theirs);
+    let mut other = hello(&mixed(), 5);
+    other.token_digest = evil.to_owned();
+    told(&refusal(&other).message);
+    let mut json = hello_json();
+    json[evil] = json!(1);
+    told(&read(&json).unwrap_err());
 }
 
 #[test]
