@@ -119,6 +119,8 @@ pub struct FakeConfig {
     pub prefill_tokens: u32,
     /// Chunk sizes must be multiples of it.
     pub microbatch_tokens: u32,
+    /// Tokens of a step of the last chunk.
+    pub tail_tokens: u32,
     /// Shape of the cache.
     pub layers: Vec<LayerSpec>,
     /// Window of [`LayerKind::Window`] layers in tokens; 0 if there are none.
@@ -166,6 +168,7 @@ impl Default for FakeConfig {
             tokens_per_sequence: 4096,
             prefill_tokens: 64,
             microbatch_tokens: 16,
+            tail_tokens: u32::MAX,
             layers: vec![
                 layer(LayerKind::Full, 2, 4, 4),
                 layer(LayerKind::Full, 1, 8, 4),
@@ -342,6 +345,10 @@ impl KvEngine for FakeEngine {
             prefill_tokens: self.config.prefill_tokens,
             microbatch_tokens: self.config.microbatch_tokens,
         }
+    }
+
+    fn tail_tokens(&self) -> u32 {
+        self.config.tail_tokens
     }
 
     fn open(&mut self) -> Result<Sequence, EngineError> {

@@ -34,6 +34,10 @@ pub struct LlamaOptions {
     pub gpu_layers: u32,
 }
 
+/// Tokens of a step of the last chunk where the processor computes: short enough for little of a prompt to be
+/// left to send behind it, long enough not to take longer. A GPU computes so few at a loss.
+const TAIL_TOKENS: u32 = 128;
+
 impl Default for LlamaOptions {
     fn default() -> Self {
         Self {
@@ -133,6 +137,7 @@ pub struct LlamaEngine {
     cell: Loaded,
     contract: Contract,
     capacity: Capacity,
+    tail_tokens: u32,
     vocabulary: Arc<Vocabulary>,
     slots: Vec<Slot>,
 }
@@ -180,10 +185,14 @@ impl LlamaEngine {
                 c.sequences, c.tokens_per_sequence
             ))
         })?;
+        let micro = options.capacity.microbatch_tokens;
+        let on_gpu = options.gpu_layers > 0 && backend.supports_gpu_offload();
+        let has_steps = !on_gpu && micro.is_multiple_of(TAIL_TOKENS);
         let mut engine = Self {
             cell,
             contract,
             capacity: options.capacity,
+            tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
             vocabulary,
             slots: vec![Slot::default(); options.capacity.sequences as usize],
         };
@@ -459,6 +468,10 @@ impl KvEngine for LlamaEngine {
 
     fn capacity(&self) -> Capacity {
         self.capacity
+    }
+
+    fn tail_tokens(&self) -> u32 {
+        self.tail_tokens
     }
 
     fn open(&mut self) -> Result<Sequence, EngineError> {

@@ -169,6 +169,10 @@ impl KvEngine for BenchEngine {
         }
     }
 
+    fn tail_tokens(&self) -> u32 {
+        self.capacity().microbatch_tokens
+    }
+
     fn open(&mut self) -> Result<Sequence, EngineError> {
         if self.held.len() >= SEQUENCES as usize {
             return Err(EngineError::Full(SEQUENCES));

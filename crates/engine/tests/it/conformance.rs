@@ -254,6 +254,10 @@ impl KvEngine for Broken {
         self.capacity
     }
 
+    fn tail_tokens(&self) -> u32 {
+        self.inner.tail_tokens()
+    }
+
     fn open(&mut self) -> Result<Sequence, EngineError> {
         self.claimed = 0;
         match self.fault {

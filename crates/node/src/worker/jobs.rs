@@ -181,10 +181,16 @@ impl Job {
     }
 
     /// The chunk that starts at `next`. Chunks end at multiples of the chunk size, wherever the
-    /// prefill started, so that batch shapes are those of an undisturbed prefill.
-    pub(super) fn chunk_at(&self, next: u32) -> Range<u32> {
-        let end = (next / self.chunk + 1).saturating_mul(self.chunk);
-        next..end.min(self.kv_end())
+    /// prefill started, so that batch shapes are those of an undisturbed prefill. The last one, if it is
+    /// incomplete, comes in steps of `tail` tokens.
+    pub(super) fn chunk_at(&self, next: u32, tail: u32) -> Range<u32> {
+        let until = |step: u32| (next / step + 1).saturating_mul(step);
+        let kv_end = self.kv_end();
+        let end = match until(self.chunk) {
+            end if end <= kv_end => end,
+            _ => until(tail.clamp(1, self.chunk)).min(kv_end),
+        };
+        next..end
     }
 
     pub(super) fn abandoned(&self) -> bool {

@@ -1,12 +1,62 @@
 //! Prefill on one node, decode on another.
 
-use tandem_engine::fake::FakeConfig;
-use tandem_proto::{PrefillEvent, PrefillMode, Role};
+use tandem_engine::fake::{Call, FakeConfig};
+use tandem_kv::Section;
+use tandem_proto::{PrefillEvent, PrefillMode, Reuse, Role};
 
 use super::cluster::{
-    finish, hand_over, limits, local_tokens, node, opened, prefill_end, prefill_request, prompt,
-    request,
+    Calls, Deal, finish, hand_over, limits, local_tokens, node, opened, prefill_end,
+    prefill_request, prompt, request,
 };
+
+/// What is left to send when the prefill ends is one step of the last chunk, and not all of it.
+#[tokio::test]
+async fn an_incomplete_last_chunk_is_computed_and_sent_in_steps() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let (mut sending, mut receiving) = (config.clone(), config.clone());
+        sending.tail_tokens = 8;
+        receiving.tail_tokens = 8;
+        let computed = [Calls::of(&mut sending), Calls::of(&mut receiving)];
+        let prefill = node(Role::Prefill, sending, limits()).await;
+        let decode = node(Role::Decode, receiving, limits()).await;
+        for (prompt_tokens, ends) in [
+            (32 * 2 + 21, &[32, 64, 72, 80, 84][..]),
+            (32 + 9, &[32, 40]),
+            (32 * 2 + 1, &[32, 64]),
+            (7, &[6]),
+        ] {
+            let mut deal = Deal::new(&prompt(prompt_tokens), 32);
+            deal.terms.reuse = Reuse::Off;
+            let expected = deal.expected(&config).await;
+            let remote = deal.run(&prefill, &decode).await;
+            remote.whole(&expected, "remote");
+            let calls = computed[0].take();
+            assert_eq!(prefilled_to(&calls), ends, "{prompt_tokens}");
+            // Rows leave after each step.
+            let is_out = |end: &u32| {
+                calls.iter().any(|call| match call {
+                    Call::Export {
+                        section, tokens, ..
+                    } => *section == Section::Full && tokens.end == *end,
+                    _ => false,
+                })
+            };
+            assert!(ends.iter().all(is_out), "{calls:?}");
+            computed[1].take();
+            assert_eq!(deal.local(&decode).await.tokens, expected);
+            assert_eq!(prefilled_to(&computed[1].take()), ends, "local");
+        }
+    }
+}
+
+/// Where each call of a prefill ended.
+fn prefilled_to(calls: &[Call]) -> Vec<u32> {
+    let ends = calls.iter().filter_map(|call| match call {
+        Call::Prefill { tokens, .. } => Some(tokens.end),
+        _ => None,
+    });
+    ends.collect()
+}
 
 #[tokio::test]
 async fn remote_prefill_gives_the_tokens_of_local_prefill() {
