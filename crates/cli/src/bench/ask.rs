@@ -11,7 +11,7 @@ use tandem_coordinator::Lines;
 use tandem_identity::{Identity, PeerId, Security};
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, ParityReport, PrefillEvent,
-    PrefillMode, PrefillRequest, PrefillSummary, Prompt, Reuse, Ticket,
+    PrefillMode, PrefillRequest, PrefillSummary, Prompt, Ticket,
 };
 
 use super::control::Control;
@@ -102,12 +102,13 @@ impl Pair {
     ///
     /// # Errors
     /// If the request fails.
-    pub async fn local(&self, prompt: &Prompt, answer: u32) -> anyhow::Result<Asked> {
-        let terms = HandoffTerms {
-            reuse: Reuse::Off,
-            ..HandoffTerms::default()
-        };
-        let request = self.request(prompt, answer, PrefillMode::Local, &terms);
+    pub async fn local(
+        &self,
+        prompt: &Prompt,
+        answer: u32,
+        terms: &HandoffTerms,
+    ) -> anyhow::Result<Asked> {
+        let request = self.request(prompt, answer, PrefillMode::Local, terms);
         let start = Instant::now();
         let mut generation = self.decode.generate(&request).await?;
         let opened = opened(&mut generation).await?;

@@ -145,13 +145,7 @@ pub struct Node {
 }
 
 impl Node {
-    async fn start(
-        role: &str,
-        model: &Path,
-        place: &Place,
-        folder: &Path,
-        pages: u64,
-    ) -> anyhow::Result<Self> {
+    async fn start(role: &str, model: &Path, place: &Place, folder: &Path) -> anyhow::Result<Self> {
         let log = folder.join(format!("{role}.log"));
         let mut spec = std::ffi::OsString::from(format!("{MODEL}="));
         spec.push(model);
@@ -165,7 +159,6 @@ impl Node {
             .args(["--slots", &SLOTS.to_string()])
             .args(["--chunk", &CHUNK.to_string()])
             .args(["--threads", &THREADS.to_string()])
-            .args(["--pages-ram", &pages.to_string()])
             .arg("--cluster-dir")
             .arg(folder.join(role))
             .arg("--stop-with-stdin")
@@ -222,7 +215,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Starts both, the one that prefills first in each list; each keeps so many MiB of pages.
+    /// Starts both, the one that prefills first in each list.
     ///
     /// # Errors
     /// If one does not get ready.
@@ -230,7 +223,6 @@ impl Nodes {
         cluster: &Cluster,
         models: [&Path; 2],
         places: &[Place; 2],
-        pages: u64,
     ) -> anyhow::Result<Self> {
         if let Some(missing) = models.iter().find(|model| !model.is_file()) {
             bail!(
@@ -240,8 +232,8 @@ impl Nodes {
         }
         let folder = cluster.folder.path();
         let (prefill, decode) = tokio::try_join!(
-            Node::start("prefill", models[0], &places[0], folder, pages),
-            Node::start("decode", models[1], &places[1], folder, pages),
+            Node::start("prefill", models[0], &places[0], folder),
+            Node::start("decode", models[1], &places[1], folder),
         )?;
         Ok(Self { prefill, decode })
     }

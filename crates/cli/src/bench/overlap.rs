@@ -139,7 +139,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         None => [Place::here(), Place::here()],
     };
     let cluster = Cluster::create().await?;
-    let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places, 0).await?;
+    let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places).await?;
     let mut out = Vec::new();
     for link in links {
         eprintln!("link {link}");

@@ -110,7 +110,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     };
     let places = [prefill, Place::here()];
     let models = [&arguments.model, arguments.decode_model()].map(PathBuf::as_path);
-    let nodes = Nodes::start(&cluster, models, &places, 0).await?;
+    let nodes = Nodes::start(&cluster, models, &places).await?;
     let pair = cluster.pair(&nodes, nodes.decode.handoff).await?;
     let prompts = prompts(arguments, &pair).await?;
     let codecs: Vec<Codec> = Codec::ALL
@@ -121,7 +121,9 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let mut prompt_tokens = Vec::new();
     for (number, prompt) in prompts.iter().enumerate() {
         eprintln!("prompt {} of {}", number + 1, prompts.len());
-        let alone = pair.local(prompt, arguments.answer).await?;
+        let alone = pair
+            .local(prompt, arguments.answer, &terms(Codec::Raw))
+            .await?;
         prompt_tokens.push(f64::from(alone.prompt_tokens));
         for (codec, handed) in codecs.iter().zip(&mut handed) {
             let asked = pair.remote(prompt, arguments.answer, &terms(*codec)).await;

@@ -16,8 +16,6 @@ use super::nodes::{Cluster, Nodes, Place};
 const SHARED_TOKENS: u32 = 2000;
 /// Tokens of each that are its own.
 const OWN_TOKENS: u32 = 600;
-/// MiB of pages that each node keeps.
-const PAGES_MIB: u64 = 512;
 /// Of the prompts.
 const SEED: u64 = 2;
 
@@ -77,7 +75,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let cluster = Cluster::create().await?;
     let places = [Place::here(), Place::here()];
-    let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places, PAGES_MIB).await?;
+    let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places).await?;
     let pair = cluster.pair(&nodes, nodes.decode.handoff).await?;
     let mut prompts = Prompts::of(&pair, SEED).await?;
     let rubric = prompts.tokens(SHARED_TOKENS);

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use clap::Args;
+use rand::Rng as _;
 use serde::{Deserialize, Serialize};
 use tandem_identity::{ClusterDir, PeerId};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
+use tandem_proto::{CodecChoice, HandoffTerms, Prompt};
 
 use crate::bench::ask::{Pair, Prompts, Sent};
 use crate::bench::figures::{mean, quantile};
@@ -199,12 +200,17 @@ pub async fn measure(pair: &Pair, course: &Course) -> anyhow::Result<Vec<Case>> 
         .collect())
 }
 
-/// Every prompt is another one of the same length, and no KV of earlier requests is used. Each request with
-/// overlap stands between two without, so that a machine that becomes slower or faster favours neither.
+/// Every prompt is another one of the same length and another tenant's, so that no KV of earlier requests is used,
+/// but kept as always. Each request with overlap stands between two without, so that a machine that becomes slower
+/// or faster favours neither.
 async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::Result<[Round; 2]> {
     let tokens = course.tokens;
     let prompt = Prompt::Tokens(prompts.tokens(tokens));
-    let local = pair.local(&prompt, ANSWER).await?;
+    let fresh = || HandoffTerms {
+        salt: format!("{:016x}", rand::rng().next_u64()),
+        ..HandoffTerms::default()
+    };
+    let local = pair.local(&prompt, ANSWER, &fresh()).await?;
     ensure!(
         local.answer.tokens.len() > 1,
         "the answer ended at its first token, so no step was timed"
@@ -214,10 +220,9 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
         let terms = |overlap| HandoffTerms {
             quality: Quality::K8v4,
             codec,
-            reuse: Reuse::Off,
             overlap,
             streams: course.streams,
-            ..HandoffTerms::default()
+            ..fresh()
         };
         let mut ask = async |overlap| {
             let prompt = Prompt::Tokens(prompts.tokens(tokens));
