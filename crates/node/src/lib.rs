@@ -105,7 +105,7 @@ pub async fn run(
     }
     let node = Arc::new(api::Node {
         handoff_port: config.role.decodes().then_some(handoff_address.port()),
-        handoff_ip: Some(handoff_address.ip()).filter(|ip| !ip.is_unspecified()),
+        handoff_ip: Some(handoff_address.ip()).filter(|ip| !needs_more(ip)),
         return_port: handoff_address.port(),
         models: served,
         tickets: tickets::Tickets::default(),
@@ -196,5 +196,31 @@ async fn engine_fault(node: &api::Node) -> RunError {
     RunError::Model {
         model,
         reason: "its engine thread has ended; see the log".to_owned(),
+    }
+}
+
+/// True for an address that by itself does not say where: any, or one that means something only on a link.
+const fn needs_more(ip: &std::net::IpAddr) -> bool {
+    match ip {
+        std::net::IpAddr::V4(ip) => ip.is_unspecified(),
+        std::net::IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_address_that_means_something_elsewhere_is_told() {
+        for (ip, needs_more) in [
+            ("0.0.0.0", true),
+            ("::", true),
+            ("fe80::2", true),
+            ("192.0.2.1", false),
+            ("127.0.0.1", false),
+            ("fd00::2", false),
+            ("2001:db8::1", false),
+        ] {
+            assert_eq!(super::needs_more(&ip.parse().unwrap()), needs_more, "{ip}");
+        }
     }
 }
