@@ -66,8 +66,8 @@ pub trait KvEngine: Send {
     fn capacity(&self) -> Capacity;
 
     /// Tokens of a step in which the incomplete last chunk of a prompt is computed, so that its KV leaves
-    /// while the rest is computed; divides [`Capacity::microbatch_tokens`]. Both ends of a handoff
-    /// compute in such steps, and so the same.
+    /// while the rest is computed; divides the chunk, or is larger than it. Both ends of a handoff compute in
+    /// such steps, and so the same.
     fn tail_tokens(&self) -> u32;
 
     /// Opens an empty sequence.

@@ -23,6 +23,8 @@ pub struct Keep {
     /// Tokens before this were computed in complete chunks, so that another prompt which begins
     /// with them gives the same rows to the bit.
     exact: u32,
+    /// Where the KV of the prompt ends.
+    kv_end: u32,
     /// True if what comes behind those is kept, too.
     inexact: bool,
 }
@@ -49,6 +51,26 @@ impl Keep {
                 Reuse::Off | Reuse::All => 0,
             },
             inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
+            kv_end,
+        }
+    }
+
+    /// What a prefill of these tokens can begin with on this node, whose engine computes an incomplete last chunk
+    /// in steps of `tail` tokens.
+    #[must_use]
+    pub fn pieces(&self, tokens: &[u32], tail: u32, limit: Duration) -> Option<Pieces> {
+        let pinned = self.pin(tokens)?;
+        let end = self.begins_at(pinned.held().tokens, tail);
+        Pieces::all(pinned, self.namespace.contract(), end, limit)
+    }
+
+    /// Where a prefill goes on that has so many tokens: where one that has none begins a step, too, so that both
+    /// give the same bits.
+    fn begins_at(&self, held: u32, tail: u32) -> u32 {
+        let is_between = self.exact < held && held < self.kv_end;
+        match self.reuse {
+            Reuse::Exact if is_between => page_start(held - (held - self.exact) % tail.max(1)),
+            _ => held,
         }
     }
 
@@ -303,15 +325,14 @@ impl Pieces {
     }
 
     /// All that is needed to continue a sequence: a snapshot and the pages before it, or without
-    /// windows pages alone.
-    #[must_use]
-    pub fn all(pinned: Pinned, contract: &Contract, limit: Duration) -> Option<Self> {
+    /// windows pages alone, up to `end`.
+    fn all(pinned: Pinned, contract: &Contract, end: u32, limit: Duration) -> Option<Self> {
         let held = pinned.held();
         let further = held.snapshot.filter(|position| *position > held.tokens);
         let (end, snapshot) = match (contract.has_window(), held.snapshot, further) {
             (true, position, _) => (page_start(position?), true),
             (false, _, Some(position)) => (page_start(position), true),
-            (false, _, None) => (held.tokens, false),
+            (false, _, None) => (end, false),
         };
         (end > 0 || snapshot).then(|| Self {
             pinned: Arc::new(pinned),

@@ -26,6 +26,8 @@ pub struct Model {
     pub contract: Arc<Contract>,
     /// What fits.
     pub capacity: Capacity,
+    /// Tokens of a step of an incomplete last chunk.
+    pub tail_tokens: u32,
     /// The tokenizer.
     pub tokenizer: Arc<dyn Tokenizer>,
     /// The chat template, or why the model has none.
@@ -59,7 +61,7 @@ impl Model {
             reason,
         };
         let contract = Arc::new(engine.contract().clone());
-        let capacity = engine.capacity();
+        let (capacity, tail_tokens) = (engine.capacity(), engine.tail_tokens());
         let tokenizer = engine.tokenizer();
         let template = ChatTemplate::new(Arc::clone(&tokenizer)).map_err(|e| e.to_string());
         let constraints =
@@ -78,6 +80,7 @@ impl Model {
             name,
             contract,
             capacity,
+            tail_tokens,
             tokenizer,
             template,
             constraints,

@@ -73,7 +73,7 @@ pub enum Reuse {
     Off,
     /// Pages that a prefill computed inside complete chunks. A prefill that covers the chunk computes
     /// them again to the bit; one that ends inside it does so on backends whose rows do not depend on
-    /// the size of the batch, such as the CPU's.
+    /// the size of the batch from a page on, such as the CPU's.
     #[default]
     Exact,
     /// Also KV of decoded tokens and of incomplete chunks: the same up to rounding, as in a sequence

@@ -111,8 +111,7 @@ const fn source(remote: bool, has_pages: bool) -> Source {
 
 /// Pages of this node that a sequence can go on from.
 fn pieces(node: &Node, model: &Model, keep: &Keep, tokens: &[Token]) -> Option<Pieces> {
-    let pinned = keep.pin(tokens)?;
-    Pieces::all(pinned, &model.contract, node.config.limits.page_read)
+    keep.pieces(tokens, model.tail_tokens, node.config.limits.page_read)
 }
 
 /// Puts them into the sequence of a job when it asks for them: when its handoff has brought nothing.

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::seed;
-use crate::held::{Keep, Pieces, Tail};
+use crate::held::{Keep, Tail};
 use crate::job::{Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
@@ -39,9 +39,7 @@ pub(super) async fn prefill(
         kv_end,
         request.chunk,
     );
-    let pieces = keep
-        .pin(&tokens)
-        .and_then(|pinned| Pieces::all(pinned, &model.contract, node.config.limits.page_read));
+    let pieces = keep.pieces(&tokens, model.tail_tokens, node.config.limits.page_read);
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;

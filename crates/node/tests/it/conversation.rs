@@ -16,6 +16,7 @@ use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS};
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, ParityAction, Reuse, Role, Ticket};
 use tokio::io::AsyncWriteExt;
+use tokio::net::TcpSocket;
 
 use super::cluster::{
     Answer, Calls, Deal, PATIENCE, SHORT, Setup, TestNode, bridge, heavy, is_clean, limits, prompt,
@@ -343,9 +344,9 @@ async fn without_a_prefill_node_the_next_turn_computes_only_what_is_new() {
 
         let mut second = next_turn(&first, &answer);
         // Nobody listens there.
-        let listener = super::cluster::bind().await;
-        second.via = Some(listener.local_addr().unwrap().port());
-        drop(listener);
+        let deaf = TcpSocket::new_v4().unwrap();
+        deaf.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        second.via = Some(deaf.local_addr().unwrap().port());
         let expected = second.expected(config).await;
         decode.idle().await;
         decoded.take();

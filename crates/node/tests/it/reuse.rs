@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use tandem_engine::fake::FakeConfig;
+use tandem_engine::fake::{Call, FakeConfig};
 use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::CREDIT_BYTES;
@@ -133,6 +133,57 @@ async fn tokens_of_an_incomplete_chunk_are_shared_only_on_demand() {
     check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
     prefill.clean().await;
     decode.clean().await;
+}
+
+/// Pages that end inside the incomplete last chunk are used as far as a step begins there in a prefill without
+/// pages, too: on either node the rest is computed in the same batches, and so to the same bits.
+#[tokio::test]
+async fn a_prefill_goes_on_from_pages_where_a_step_begins() {
+    let chunk = 256;
+    for (tail, shared, kv_end, begins, ends) in [
+        (128, 64 * 5, 356, 256, &[356][..]),
+        (128, 64 * 7, 460, 384, &[460]),
+        (128, 64 * 6, 500, 384, &[500]),
+        (128, 64 * 6, 400, 384, &[400]),
+        (64, 64 * 5, 390, 320, &[384, 390]),
+        (u32::MAX, 64 * 7, 500, 256, &[500]),
+        // Complete chunks are shared as far as they go, and a prompt of which everything is there computes nothing.
+        (128, 64 * 3, 300, 192, &[256, 300]),
+        (128, 64 * 6, 384, 384, &[]),
+    ] {
+        let mut config = FakeConfig {
+            prefill_tokens: chunk,
+            tail_tokens: tail,
+            ..FakeConfig::default()
+        };
+        let computed = Calls::of(&mut config);
+        let (prefill, decode) = pair(&config).await;
+        let first = Deal::new(&prompt(2 * chunk + 1), chunk);
+        first.run(&prefill, &decode).await;
+        let mut tokens = prompt(shared);
+        tokens.extend((shared..=kv_end).map(|i| 33 + i * 13 % 80));
+        let deal = Deal::new(&tokens, chunk);
+        let expected = deal.expected(&config).await;
+        let steps = || -> Vec<(u32, u32)> {
+            let calls = computed.take();
+            let steps = calls.iter().filter_map(|call| match call {
+                Call::Prefill { tokens, .. } => Some((tokens.start, tokens.end)),
+                _ => None,
+            });
+            steps.collect()
+        };
+        let starts = std::iter::once(begins).chain(ends.iter().copied());
+        let wanted: Vec<(u32, u32)> = starts.zip(ends.iter().copied()).collect();
+        let what = format!("{tail} {shared} {kv_end}");
+        steps();
+        let local = deal.local(&decode).await;
+        assert_eq!(local.tokens, expected, "{what}");
+        assert_eq!(local.summary.cached_tokens, begins, "{what}");
+        assert_eq!(steps(), wanted, "{what}, local");
+        let remote = deal.run(&prefill, &decode).await;
+        remote.whole(&expected, &what);
+        assert_eq!(steps(), wanted, "{what}, remote");
+    }
 }
 
 #[tokio::test]

@@ -236,6 +236,8 @@ fn of_a_sequence_that_was_asked_for_the_start_stays() {
         let rows = full_block(&full_only(), start..start + 64, 1);
         store.put(&space, &tokens, &rows, PREFILLED).unwrap();
     }
+    // Now the start is what was used longest ago.
+    store.load(&space, &tokens, 0..256, Wanted::Any).unwrap();
     assert_eq!(store.held(&space, &tokens, Wanted::Any).tokens, 256);
     let other = full_block(&full_only(), 0..128, 2);
     store.put(&space, &[1; 128], &other, PREFILLED).unwrap();
