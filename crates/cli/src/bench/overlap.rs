@@ -24,10 +24,11 @@ use namespaces::Namespaces;
 use relay::Relay;
 
 /// Links faster than the small model of this repository produces KV on one core, and slower ones.
-const LINKS: [&str; 5] = [
+const LINKS: [&str; 6] = [
     "10gbit,0.6ms",
     "2.5gbit,0.6ms",
     "1gbit,0.6ms",
+    "150mbit,0.6ms",
     "20mbit,2ms",
     "10mbit,2ms",
 ];
@@ -38,7 +39,7 @@ const SPARE_TOKENS: u32 = 400;
 #[derive(Args)]
 pub struct Arguments {
     /// Rate each way and round-trip time, such as 10gbit,0.6ms; may be repeated [default: 10gbit,0.6ms,
-    /// 2.5gbit,0.6ms, 1gbit,0.6ms, 20mbit,2ms and 10mbit,2ms].
+    /// 2.5gbit,0.6ms, 1gbit,0.6ms, 150mbit,0.6ms, 20mbit,2ms and 10mbit,2ms].
     #[arg(long, value_name = "RATE,TIME")]
     link: Vec<Link>,
     /// The model of both nodes.
