@@ -10,6 +10,7 @@ use tandem_fixtures::{Architecture, Spec, TokenizerVariant, WeightType};
 use tandem_proto::Phase;
 #[cfg(unix)]
 use tandem_proto::limits::SILENCE;
+use tokio::task::JoinHandle;
 
 use super::client::{ask, ask_any, chat, handoff_status, http, node_status, text, tokens};
 use super::daemon::{Daemon, write_config};
@@ -65,6 +66,12 @@ impl Cluster {
 
     fn address(&self) -> SocketAddr {
         self.coordinator.address
+    }
+
+    /// Asks while the test does something else.
+    fn asking(&self, body: Value) -> JoinHandle<Value> {
+        let coordinator = self.address();
+        tokio::spawn(async move { ask(coordinator, &body).await })
     }
 }
 
@@ -176,10 +183,7 @@ async fn a_prefill_node_lost_in_the_middle_of_a_handoff_costs_no_answer() {
     for _ in 0..ATTEMPTS {
         let mut cluster = Cluster::start(&[model], 1);
         let coordinator = cluster.address();
-        let asking = tokio::spawn({
-            let body = body.clone();
-            async move { ask(coordinator, &body).await }
-        });
+        let asking = cluster.asking(body.clone());
         in_the_middle(&cluster.decodes).await;
         cluster.prefill.kill();
         let answer = asking.await.expect("an answer");
@@ -215,10 +219,7 @@ async fn paused(process: fn(&Cluster) -> &Daemon) {
     for _ in 0..ATTEMPTS {
         let cluster = Cluster::start(&[model], 1);
         let coordinator = cluster.address();
-        let asking = tokio::spawn({
-            let body = body("remote");
-            async move { ask(coordinator, &body).await }
-        });
+        let asking = cluster.asking(body("remote"));
         in_the_middle(&cluster.decodes).await;
         process(&cluster).signal("STOP");
         tokio::time::sleep(PAUSE).await;
@@ -267,10 +268,7 @@ async fn a_prefill_process_that_is_stopped_for_longer_is_given_up() {
     for _ in 0..ATTEMPTS {
         let cluster = Cluster::start(&[model], 1);
         let coordinator = cluster.address();
-        let asking = tokio::spawn({
-            let body = body("remote");
-            async move { ask(coordinator, &body).await }
-        });
+        let asking = cluster.asking(body("remote"));
         in_the_middle(&cluster.decodes).await;
         cluster.prefill.signal("STOP");
         let answer = asking.await.expect("an answer");
@@ -305,10 +303,7 @@ async fn a_decode_process_that_is_stopped_for_longer_is_given_up() {
     for _ in 0..ATTEMPTS {
         let cluster = Cluster::start(&[model], 2);
         let coordinator = cluster.address();
-        let asking = tokio::spawn({
-            let body = body("remote");
-            async move { ask(coordinator, &body).await }
-        });
+        let asking = cluster.asking(body("remote"));
         let lost = in_the_middle(&cluster.decodes).await;
         cluster.decodes[lost].signal("STOP");
         let answer = asking.await.expect("an answer");
@@ -361,10 +356,7 @@ async fn a_whole_answer_is_retried_when_its_decode_node_is_lost() {
     for _ in 0..ATTEMPTS {
         let mut cluster = Cluster::start(&[model], 2);
         let coordinator = cluster.address();
-        let asking = tokio::spawn({
-            let body = body("remote");
-            async move { ask(coordinator, &body).await }
-        });
+        let asking = cluster.asking(body("remote"));
         let lost = in_the_middle(&cluster.decodes).await;
         // The rest cannot come before the end of the decode node.
         cluster.prefill.signal("STOP");
