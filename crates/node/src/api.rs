@@ -48,7 +48,7 @@ pub struct Node {
     pub config: NodeConfig,
     /// Port on which KV is taken in, on nodes that decode.
     pub handoff_port: Option<u16>,
-    /// The only address on which KV is taken in, if there is one.
+    /// The only address on which KV is taken in, if there is one and it means the same on other machines.
     pub handoff_ip: Option<IpAddr>,
     /// Port on which the KV of answers is taken back.
     pub return_port: u16,

@@ -128,8 +128,8 @@ pub struct Ticket {
     pub secret: String,
     /// Id of the handoff.
     pub handoff: u64,
-    /// Where the decode node takes KV in; `None`: on each of its addresses, so also on the one in the coordinator's
-    /// configuration.
+    /// Where the decode node takes KV in; `None`: on the address in the coordinator's configuration, because it does
+    /// so on each of its own, or on one that only means something on a link.
     pub ip: Option<IpAddr>,
     /// TCP port for it.
     pub port: u16,
