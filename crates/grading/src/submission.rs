@@ -9,6 +9,7 @@ use crate::notebook::{NotebookCell, read_notebook};
 use crate::rubric::Rubric;
 use crate::suspicion::suspicious;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use walkdir::WalkDir;
 
@@ -122,10 +123,6 @@ pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingErr
 
 /// Names without extensions where that is unique, with them where it is not, numbered as a last resort.
 fn names_of(paths: &[PathBuf]) -> Vec<String> {
-    let lossy = |part: Option<&std::ffi::OsStr>| {
-        part.map(|p| p.to_string_lossy().into_owned())
-            .unwrap_or_default()
-    };
     let stems: Vec<String> = paths
         .iter()
         .map(|p| {
@@ -161,22 +158,20 @@ fn names_of(paths: &[PathBuf]) -> Vec<String> {
     names
 }
 
-/// Entries that operating systems, editors and builds leave behind.
+/// Entries that operating systems, editors and compilers leave behind, and that nobody writes.
 fn is_junk(path: &Path) -> bool {
-    const FOLDERS: &[&str] = &[
-        "__MACOSX",
-        "__pycache__",
-        "node_modules",
-        "target",
-        "build",
-        "dist",
-        "renv",
-    ];
-    let name = path
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    name.starts_with('.') || name.ends_with(".class") || FOLDERS.contains(&name.as_str())
+    let name = lossy(path.file_name());
+    name.starts_with('.')
+        || name.ends_with(".class")
+        || ["__MACOSX", "__pycache__"].contains(&name.as_str())
+}
+
+/// Folders that tools fill; a student may have one of that name, so what is in them is not read, but named.
+const TOOL_FOLDERS: &[&str] = &["build", "dist", "node_modules", "renv", "target", "venv"];
+
+fn lossy(part: Option<&OsStr>) -> String {
+    part.map(|p| p.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 fn load(path: &Path, name: String) -> Submission {
@@ -210,22 +205,20 @@ fn read_files(path: &Path, left_out: &mut Vec<String>) -> Result<Vec<SourceFile>
     }
     if !meta.is_dir() {
         let kind = kind_of(path).ok_or("this kind of file is not supported; look at it by hand")?;
-        let name = path
-            .file_name()
-            .map(|n| n.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        return Ok(vec![read_file(path, &name, kind)?]);
+        return Ok(vec![read_file(path, &lossy(path.file_name()), kind)?]);
     }
     let mut files = Vec::new();
     let walk = WalkDir::new(path)
         .follow_links(false)
         .max_depth(limits::MAX_FOLDER_DEPTH)
         .sort_by_file_name();
-    let entries = walk
+    let mut entries = walk
         .into_iter()
         .filter_entry(|e| e.depth() == 0 || !is_junk(e.path()));
-    for (seen, entry) in entries.enumerate() {
-        if seen >= limits::MAX_FOLDER_ENTRIES {
+    let mut seen = 0;
+    while let Some(entry) = entries.next() {
+        seen += 1;
+        if seen > limits::MAX_FOLDER_ENTRIES {
             return Err(format!(
                 "its folder has more than {} entries",
                 limits::MAX_FOLDER_ENTRIES
@@ -243,6 +236,9 @@ fn read_files(path: &Path, left_out: &mut Vec<String>) -> Result<Vec<SourceFile>
             Ok(None) => continue,
             Err(why) => {
                 left_out.push(format!("{name}: not read, {why}"));
+                if entry.file_type().is_dir() {
+                    entries.skip_current_dir();
+                }
                 continue;
             }
         };
@@ -261,11 +257,12 @@ fn read_files(path: &Path, left_out: &mut Vec<String>) -> Result<Vec<SourceFile>
 fn why_left_out(entry: &walkdir::DirEntry) -> Result<Option<Kind>, &'static str> {
     let kind = entry.file_type();
     if kind.is_dir() {
-        let deepest = entry.depth() == limits::MAX_FOLDER_DEPTH;
-        return if deepest {
-            Err("too deep a folder")
-        } else {
-            Ok(None)
+        let name = lossy(Some(entry.file_name()));
+        return match entry.depth() {
+            0 => Ok(None),
+            limits::MAX_FOLDER_DEPTH => Err("too deep a folder"),
+            _ if TOOL_FOLDERS.contains(&name.as_str()) => Err("tools make folders of this name"),
+            _ => Ok(None),
         };
     }
     if !kind.is_file() {

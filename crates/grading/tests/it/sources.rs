@@ -354,6 +354,9 @@ fn what_is_not_read_of_a_folder_is_told() {
     std::fs::write(one.join("main.py"), "print(1)\n").unwrap();
     std::fs::write(one.join("notes.pdf"), "not read").unwrap();
     std::fs::write(one.join(".DS_Store"), "junk is not worth a word").unwrap();
+    for folder in ["build", "src/venv"] {
+        write(&one, &format!("{folder}/deep/made.py"), b"print(2)");
+    }
     #[cfg(unix)]
     std::os::unix::fs::symlink("/etc/hostname", one.join("link.py")).unwrap();
     let submissions = tandem_grading::load_submissions(&[dir.path().to_owned()]).unwrap();
@@ -365,5 +368,16 @@ fn what_is_not_read_of_a_folder_is_told() {
     #[cfg(unix)]
     assert!(flags.contains("link.py: not read, links"), "{flags}");
     assert!(!flags.contains("DS_Store"), "{flags}");
+    for folder in ["build", "src/venv"] {
+        let told = format!("{folder}: not read, tools make folders of this name");
+        assert!(flags.contains(&told), "{flags}");
+    }
+    assert!(!flags.contains("deep"), "{flags}");
     assert_eq!(submissions[0].files.len(), 1);
+    // Of a student, whatever it is called.
+    let submissions = tandem_grading::load_submissions(&[one]).unwrap();
+    assert_eq!(
+        names(&submissions),
+        ["build", "link", "main", "notes", "src"]
+    );
 }
