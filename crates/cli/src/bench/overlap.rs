@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
+use tandem_kv::adaptive::Quality;
 use tandem_node::limits::STREAMS;
 
 use super::figures::{Machine, right, table, told};
@@ -54,6 +55,9 @@ pub struct Arguments {
     /// Connections of one handoff; 0 has the node find out how many are good.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=i64::from(STREAMS)))]
     streams: u32,
+    /// The lossiest codec that `auto` may take: lossless, q8 or k8v4.
+    #[arg(long, default_value = "k8v4")]
+    quality: Quality,
     /// Uses the link inside this process even if namespaces can be had.
     #[arg(long)]
     without_namespaces: bool,
@@ -68,6 +72,7 @@ impl Arguments {
             tokens: self.tokens,
             rounds: self.rounds,
             streams: self.streams,
+            quality: self.quality,
         }
     }
 }
@@ -83,6 +88,7 @@ struct Figures {
     tokens: u32,
     rounds: u32,
     streams: u32,
+    quality: Quality,
     links: Vec<OnLink>,
 }
 
@@ -171,6 +177,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         tokens: arguments.tokens,
         rounds: arguments.rounds,
         streams: arguments.streams,
+        quality: arguments.quality,
         links: out,
     })
 }
@@ -250,7 +257,7 @@ fn shown(figures: &Figures) -> String {
         (false, _) => "a link inside the process, for KV only",
     };
     format!(
-        "{}\n{}, prompts of {} tokens, means of {} rounds, {link}, connections: {}\n{out}",
+        "{}\n{}, prompts of {} tokens, means of {} rounds, {link}, connections: {}, quality: {}\n{out}",
         figures.machine,
         figures.model,
         figures.tokens,
@@ -258,6 +265,7 @@ fn shown(figures: &Figures) -> String {
         match figures.streams {
             0 => "as found out".to_owned(),
             number => number.to_string(),
-        }
+        },
+        figures.quality.name()
     )
 }

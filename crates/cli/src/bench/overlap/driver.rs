@@ -68,6 +68,9 @@ pub struct Course {
     /// Connections of one handoff; 0 has the node find out.
     #[arg(long)]
     pub streams: u32,
+    /// What `auto` may lose.
+    #[arg(long)]
+    pub quality: Quality,
 }
 
 impl Course {
@@ -77,17 +80,21 @@ impl Course {
             tokens,
             rounds,
             streams,
+            quality,
         } = self;
-        [("tokens", tokens), ("rounds", rounds), ("streams", streams)]
-            .map(|(name, number)| format!("--{name}={number}"))
-            .into()
+        vec![
+            format!("--tokens={tokens}"),
+            format!("--rounds={rounds}"),
+            format!("--streams={streams}"),
+            format!("--quality={}", quality.name()),
+        ]
     }
 }
 
 /// One codec on one link.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Case {
-    /// `raw` or `auto`; the latter may lose as much as `k8v4` does.
+    /// `raw` or `auto`; the latter may lose as much as `quality` permits.
     pub codec: String,
     /// The lossiest that was used with overlap.
     pub codec_used: Option<Codec>,
@@ -218,7 +225,7 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
     let mut out = Vec::new();
     for (_, codec) in CODECS {
         let terms = |overlap| HandoffTerms {
-            quality: Quality::K8v4,
+            quality: course.quality,
             codec,
             overlap,
             streams: course.streams,
