@@ -18,7 +18,7 @@ use super::cluster::{
     Answer, Deal, PATIENCE, SHORT, Setup, TestNode, endless, eventually, finish, is_clean, limits,
     prefill_end, prompt,
 };
-use super::conversation::{first_turn, permission_of};
+use super::conversation::{first_turn, next_turn, permission_of};
 use super::kills::{Brake, held};
 use super::proxy::{Fault, Proxy};
 use super::raw::Handoff;
@@ -832,6 +832,8 @@ struct Back {
     proxy: Proxy,
     /// Pages that both have when all is well.
     pages: u64,
+    /// The next turn, and its answer.
+    next: (Deal, Vec<u32>),
 }
 
 impl Back {
@@ -861,11 +863,14 @@ impl Back {
         let pages = known as u64 / 64;
         // Its own copy is kept, whatever becomes of the other one.
         decode.until("kept", |s| s.pages == pages).await;
+        let next = next_turn(&deal, &answer.tokens);
+        let expected = next.expected(config).await;
         Self {
             prefill,
             decode,
             proxy,
             pages,
+            next: (next, expected),
         }
     }
 
@@ -875,12 +880,15 @@ impl Back {
         back
     }
 
-    /// Both have ended, and the prefill node has so many pages.
+    /// Both have ended, and the prefill node has so many pages; from these the next turn goes on rightly.
     async fn over(&self, pages: impl Fn(u64) -> bool) {
         self.decode.settled().await;
         self.prefill.settled().await;
         let found = self.prefill.handoffs().await.pages;
         assert!(pages(found), "{found} pages");
+        let (deal, expected) = &self.next;
+        let outcome = deal.run(&self.prefill, &self.decode).await;
+        outcome.whole(expected, "the next turn");
     }
 
     /// The answer has come back, whatever happened to its connections.
