@@ -119,7 +119,7 @@ pub struct FakeConfig {
     pub prefill_tokens: u32,
     /// Chunk sizes must be multiples of it.
     pub microbatch_tokens: u32,
-    /// Tokens of a step of the last chunk.
+    /// Tokens of a step at the end of a prompt.
     pub tail_tokens: u32,
     /// Shape of the cache.
     pub layers: Vec<LayerSpec>,

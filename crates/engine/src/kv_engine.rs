@@ -65,8 +65,8 @@ pub trait KvEngine: Send {
     /// What fits.
     fn capacity(&self) -> Capacity;
 
-    /// Tokens of a step in which the incomplete last chunk of a prompt is computed, so that its KV leaves
-    /// while the rest is computed; divides the chunk, or is larger than it. Both ends of a handoff compute in
+    /// Tokens of a step in which the end of a prompt is computed (its last complete chunk and what follows), so
+    /// that its KV leaves while the rest is computed; divides the chunk, or is larger than it. Both ends of a handoff compute in
     /// such steps, and so the same.
     fn tail_tokens(&self) -> u32;
 

@@ -34,7 +34,7 @@ pub struct LlamaOptions {
     pub gpu_layers: u32,
 }
 
-/// Tokens of a step of the last chunk where the processor computes: short enough for little of a prompt to be
+/// Tokens of a step at the end of a prompt where the processor computes: short enough for little of a prompt to be
 /// left to send behind it, long enough not to take longer. A GPU computes so few at a loss.
 const TAIL_TOKENS: u32 = 128;
 

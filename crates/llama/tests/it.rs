@@ -13,5 +13,6 @@ mod it {
     mod models;
     mod nano;
     mod reference;
+    mod steps;
     mod vocabulary;
 }

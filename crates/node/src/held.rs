@@ -55,8 +55,8 @@ impl Keep {
         }
     }
 
-    /// What a prefill of these tokens can begin with on this node, whose engine computes an incomplete last chunk
-    /// in steps of `tail` tokens.
+    /// What a prefill of these tokens can begin with on this node, whose engine computes the end of a
+    /// prompt in steps of `tail` tokens.
     #[must_use]
     pub fn pieces(&self, tokens: &[u32], tail: u32, limit: Duration) -> Option<Pieces> {
         let pinned = self.pin(tokens)?;

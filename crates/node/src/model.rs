@@ -26,7 +26,7 @@ pub struct Model {
     pub contract: Arc<Contract>,
     /// What fits.
     pub capacity: Capacity,
-    /// Tokens of a step of an incomplete last chunk.
+    /// Tokens of a step at the end of a prompt.
     pub tail_tokens: u32,
     /// The tokenizer.
     pub tokenizer: Arc<dyn Tokenizer>,

@@ -105,9 +105,9 @@ async fn what_another_process_prefilled_continues_with_the_same_tokens() {
     }
 }
 
-/// An incomplete last chunk is computed in steps, and pages of an earlier prompt end before, in and behind it.
+/// The end of a prompt is computed in steps, and pages of an earlier prompt end before, in and behind them.
 #[tokio::test]
-async fn steps_of_the_last_chunk_and_pages_that_end_among_them_change_no_token() {
+async fn steps_at_the_end_of_a_prompt_and_pages_that_end_among_them_change_no_token() {
     let cluster = Cluster::in_chunks(&Architecture::ALL, 1, 512);
     let known = text(2000);
     for architecture in Architecture::ALL {

@@ -11,7 +11,7 @@ const MODELS: [&str; 3] = ["nano-coder", "nano-writer", "nano-draft"];
 /// Largest file, in bytes.
 const MAX_FILE: u64 = 8_000_000;
 
-fn path(model: &str) -> PathBuf {
+pub fn path(model: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../../models/{model}.gguf"))
 }
 

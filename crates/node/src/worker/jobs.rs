@@ -181,13 +181,14 @@ impl Job {
     }
 
     /// The chunk that starts at `next`. Chunks end at multiples of the chunk size, wherever the
-    /// prefill started, so that batch shapes are those of an undisturbed prefill. The last one, if it is
-    /// incomplete, comes in steps of `tail` tokens.
+    /// prefill started, so that batch shapes are those of an undisturbed prefill. The last complete one and what
+    /// follows it come in steps of `tail` tokens: while a chunk is sent, at least as much is still to be computed.
     pub(super) fn chunk_at(&self, next: u32, tail: u32) -> Range<u32> {
         let until = |step: u32| (next / step + 1).saturating_mul(step);
         let kv_end = self.kv_end();
+        let in_chunks = (kv_end / self.chunk).saturating_sub(1) * self.chunk;
         let end = match until(self.chunk) {
-            end if end <= kv_end => end,
+            end if end <= in_chunks => end,
             _ => until(tail.clamp(1, self.chunk)).min(kv_end),
         };
         next..end

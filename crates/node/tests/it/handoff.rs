@@ -9,9 +9,9 @@ use super::cluster::{
     prefill_request, prompt, request,
 };
 
-/// What is left to send when the prefill ends is one step of the last chunk, and not all of it.
+/// What is left to send when the prefill ends is one step, wherever in a chunk the prompt ends.
 #[tokio::test]
-async fn an_incomplete_last_chunk_is_computed_and_sent_in_steps() {
+async fn the_end_of_a_prompt_is_computed_and_sent_in_steps() {
     for config in [FakeConfig::default(), FakeConfig::windowed()] {
         let (mut sending, mut receiving) = (config.clone(), config.clone());
         sending.tail_tokens = 8;
@@ -20,9 +20,11 @@ async fn an_incomplete_last_chunk_is_computed_and_sent_in_steps() {
         let prefill = node(Role::Prefill, sending, limits()).await;
         let decode = node(Role::Decode, receiving, limits()).await;
         for (prompt_tokens, ends) in [
-            (32 * 2 + 21, &[32, 64, 72, 80, 84][..]),
-            (32 + 9, &[32, 40]),
-            (32 * 2 + 1, &[32, 64]),
+            (32 * 2 + 21, &[32, 40, 48, 56, 64, 72, 80, 84][..]),
+            (32 * 2 + 1, &[32, 40, 48, 56, 64]),
+            (32 * 3 + 3, &[32, 64, 72, 80, 88, 96, 98]),
+            (32 + 9, &[8, 16, 24, 32, 40]),
+            (32 + 1, &[8, 16, 24, 32]),
             (7, &[6]),
         ] {
             let mut deal = Deal::new(&prompt(prompt_tokens), 32);

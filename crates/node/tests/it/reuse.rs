@@ -135,7 +135,7 @@ async fn tokens_of_an_incomplete_chunk_are_shared_only_on_demand() {
     decode.clean().await;
 }
 
-/// Pages that end inside the incomplete last chunk are used as far as a step begins there in a prefill without
+/// Pages that end behind the last complete chunk are used as far as a step begins there in a prefill without
 /// pages, too: on either node the rest is computed in the same batches, and so to the same bits.
 #[tokio::test]
 async fn a_prefill_goes_on_from_pages_where_a_step_begins() {
@@ -147,8 +147,10 @@ async fn a_prefill_goes_on_from_pages_where_a_step_begins() {
         (128, 64 * 6, 400, 384, &[400]),
         (64, 64 * 5, 390, 320, &[384, 390]),
         (u32::MAX, 64 * 7, 500, 256, &[500]),
-        // Complete chunks are shared as far as they go, and a prompt of which everything is there computes nothing.
+        // Complete chunks are shared as far as they go, also the last one, which is computed in steps, and a prompt of which everything is there computes nothing.
         (128, 64 * 3, 300, 192, &[256, 300]),
+        (128, 64 * 5, 600, 320, &[384, 512, 600]),
+        (u32::MAX, 64 * 5, 600, 320, &[512, 600]),
         (128, 64 * 6, 384, 384, &[]),
     ] {
         let mut config = FakeConfig {
