@@ -210,8 +210,9 @@ impl KvEngine for BenchEngine {
         self.held.get(&sequence).copied().unwrap_or(0)
     }
 
-    fn clear(&mut self, sequence: Sequence) {
-        self.held.insert(sequence, 0);
+    fn truncate(&mut self, sequence: Sequence, tokens: u32) {
+        let held = self.held(sequence).min(tokens);
+        self.held.insert(sequence, held);
     }
 
     fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
