@@ -90,5 +90,6 @@ fn one_by_one(source: &mut dyn KvEngine, receiver: &mut dyn KvEngine) -> Vec<pla
     misuse::check(source, receiver, &prompts);
     sequences::check_capacity(receiver);
     sequences::check_reuse(receiver, &prompts);
+    sequences::check_truncate(receiver, &prompts);
     prompts
 }

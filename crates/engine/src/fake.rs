@@ -55,8 +55,13 @@ pub enum Call {
         /// The steps of the batch.
         steps: Vec<DecodeStep>,
     },
-    /// [`KvEngine::clear`].
-    Clear(Sequence),
+    /// [`KvEngine::truncate`], and so [`KvEngine::clear`].
+    Truncate {
+        /// The sequence.
+        sequence: Sequence,
+        /// What it keeps.
+        tokens: u32,
+    },
     /// [`KvEngine::release`].
     Release(Sequence),
 }
@@ -74,8 +79,8 @@ pub enum CallKind {
     Import,
     /// [`KvEngine::decode`].
     Decode,
-    /// [`KvEngine::clear`].
-    Clear,
+    /// [`KvEngine::truncate`].
+    Truncate,
     /// [`KvEngine::release`].
     Release,
 }
@@ -90,7 +95,7 @@ impl Call {
             Self::Export { .. } => CallKind::Export,
             Self::Import { .. } => CallKind::Import,
             Self::Decode { .. } => CallKind::Decode,
-            Self::Clear(_) => CallKind::Clear,
+            Self::Truncate { .. } => CallKind::Truncate,
             Self::Release(_) => CallKind::Release,
         }
     }
@@ -102,7 +107,7 @@ pub type Gate = Arc<dyn Fn(&Call) + Send + Sync>;
 /// A failure to inject: the `nth` call (from 0) of one kind fails and changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// Which method; [`CallKind::Clear`] and [`CallKind::Release`] cannot fail.
+    /// Which method; [`CallKind::Truncate`] and [`CallKind::Release`] cannot fail.
     pub call: CallKind,
     /// Which call of that method, from 0.
     pub nth: u32,
@@ -425,11 +430,10 @@ impl KvEngine for FakeEngine {
         self.cache(sequence).map_or(0, Cache::held)
     }
 
-    fn clear(&mut self, sequence: Sequence) {
-        let _ = self.enter(&Call::Clear(sequence));
-        let empty = Cache::new(&self.contract, self.config.seed);
+    fn truncate(&mut self, sequence: Sequence, tokens: u32) {
+        let _ = self.enter(&Call::Truncate { sequence, tokens });
         if let Ok(cache) = self.cache_mut(sequence) {
-            *cache = empty;
+            cache.truncate(tokens);
         }
     }
 

@@ -66,8 +66,8 @@ pub trait KvEngine: Send {
     fn capacity(&self) -> Capacity;
 
     /// Tokens of a step in which the end of a prompt is computed (its last complete chunk and what follows), so
-    /// that its KV leaves while the rest is computed; divides the chunk, or is larger than it. Both ends of a handoff compute in
-    /// such steps, and so the same.
+    /// that its KV leaves while the rest is computed; divides the chunk, or is larger than it. Both ends of a
+    /// handoff compute in such steps, and so the same.
     fn tail_tokens(&self) -> u32;
 
     /// Opens an empty sequence.
@@ -128,8 +128,14 @@ pub trait KvEngine: Send {
     /// For a model with window layers that is 0 until the window has been imported.
     fn held(&self, sequence: Sequence) -> u32;
 
+    /// Drops KV from a position on: [`KvEngine::held`] is then `tokens` at most, and 0 where the engine cannot go
+    /// back, as with window layers, whose rows before the window have gone.
+    fn truncate(&mut self, sequence: Sequence, tokens: u32);
+
     /// Drops all KV of a sequence and keeps it open.
-    fn clear(&mut self, sequence: Sequence);
+    fn clear(&mut self, sequence: Sequence) {
+        self.truncate(sequence, 0);
+    }
 
     /// Evaluates one token for each of several sequences; one row of `n_vocab` logits per step.
     ///

@@ -615,10 +615,27 @@ impl KvEngine for LlamaEngine {
         }
     }
 
-    fn clear(&mut self, sequence: Sequence) {
-        self.remove(native_id(sequence));
+    fn truncate(&mut self, sequence: Sequence, tokens: u32) {
+        let held = self.held(sequence);
+        if tokens >= held && held > 0 {
+            return;
+        }
+        let id = native_id(sequence);
+        let mut kept = if self.contract.has_window() {
+            0
+        } else {
+            tokens.min(held)
+        };
+        if kept == 0
+            || self
+                .context(|c| c.kv_cache_seq_rm(id, Some(kept), None))
+                .is_err()
+        {
+            self.remove(id);
+            kept = 0;
+        }
         if let Some(slot) = self.slots.get_mut(sequence.0 as usize) {
-            slot.full = 0;
+            slot.full = kept;
             slot.complete = true;
             slot.window = 0;
         }

@@ -11,6 +11,7 @@ use tandem_proto::{HandoffTerms, Reuse};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use crate::batches::Batches;
 use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wanted};
 
 /// Keeps KV of a request as pages, and finds pages for it.
@@ -20,24 +21,23 @@ pub struct Keep {
     namespace: Namespace,
     /// Which are found.
     reuse: Reuse,
-    /// Tokens before this were computed in complete chunks, so that another prompt which begins
+    /// Tokens before this were computed in complete chunks or steps, so that another prompt which begins
     /// with them gives the same rows to the bit.
     exact: u32,
-    /// Where the KV of the prompt ends.
-    kv_end: u32,
+    /// How the prompt is computed.
+    batches: Batches,
     /// True if what comes behind those is kept, too.
     inexact: bool,
 }
 
 impl Keep {
-    /// For a request with a prompt whose KV ends at `kv_end`, computed in chunks of `chunk` tokens.
+    /// For a request whose prompt is computed like this.
     #[must_use]
     pub fn new(
         store: PageStore,
         contract: &Arc<Contract>,
         terms: &HandoffTerms,
-        kv_end: u32,
-        chunk: u32,
+        batches: Batches,
     ) -> Self {
         let salt = terms.salt.as_bytes();
         Self {
@@ -47,31 +47,24 @@ impl Keep {
             // After rows that were decoded nothing is exact, and what the other node began with is
             // not known here.
             exact: match terms.reuse {
-                Reuse::Exact => kv_end - kv_end % chunk.max(1),
+                Reuse::Exact => batches.kv_end - batches.kv_end % batches.chunk,
                 Reuse::Off | Reuse::All => 0,
             },
             inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
-            kv_end,
+            batches,
         }
     }
 
-    /// What a prefill of these tokens can begin with on this node, whose engine computes the end of a
-    /// prompt in steps of `tail` tokens.
+    /// What a prefill of these tokens can begin with on this node.
     #[must_use]
-    pub fn pieces(&self, tokens: &[u32], tail: u32, limit: Duration) -> Option<Pieces> {
+    pub fn pieces(&self, tokens: &[u32], limit: Duration) -> Option<Pieces> {
         let pinned = self.pin(tokens)?;
-        let end = self.begins_at(pinned.held().tokens, tail);
+        let held = pinned.held().tokens;
+        let end = match self.reuse {
+            Reuse::Exact => page_start(self.batches.goes_on_at(held)),
+            Reuse::Off | Reuse::All => held,
+        };
         Pieces::all(pinned, self.namespace.contract(), end, limit)
-    }
-
-    /// Where a prefill goes on that has so many tokens: where one that has none begins a step, too, so that both
-    /// give the same bits.
-    fn begins_at(&self, held: u32, tail: u32) -> u32 {
-        let is_between = self.exact < held && held < self.kv_end;
-        match self.reuse {
-            Reuse::Exact if is_between => page_start(held - (held - self.exact) % tail.max(1)),
-            _ => held,
-        }
     }
 
     /// For rows that nobody may find before they are [trusted](Self::trust).

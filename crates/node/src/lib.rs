@@ -12,6 +12,7 @@
 //!   answers.
 
 pub mod api;
+pub mod batches;
 pub mod conversation;
 pub mod handoffs;
 pub mod held;

@@ -14,6 +14,7 @@ use tandem_proto::{ErrorCode, NodeError};
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::RunError;
+use crate::batches::Batches;
 use crate::job::{Admission, Command, JobId, Origin};
 use crate::limits::{COMMAND_RETRY, MAX_COMMANDS};
 use crate::worker::Worker;
@@ -90,6 +91,16 @@ impl Model {
             thread: Mutex::new(Some(thread)),
             ended,
         })
+    }
+
+    /// How a prompt is computed whose KV ends there, in chunks of so many tokens.
+    #[must_use]
+    pub const fn batches(&self, kv_end: u32, chunk: u32) -> Batches {
+        Batches {
+            kv_end,
+            chunk,
+            tail: self.tail_tokens,
+        }
     }
 
     /// Asks the engine thread to end and waits for it, so that the engine is gone before the

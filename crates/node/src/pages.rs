@@ -61,7 +61,7 @@ pub struct DiskConfig {
 /// How rows came to be. Of two copies of the same page the better one is kept, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Provenance {
-    /// Computed by a prefill in a complete chunk, and carried without loss.
+    /// Computed by a prefill inside a complete chunk, and carried without loss.
     Prefilled,
     /// Computed token by token while an answer was decoded: not equal to the bit.
     Decoded,

@@ -3,7 +3,8 @@
 //! One loop: take commands, take in a bounded amount of KV, copy a bounded part of a window or compute at
 //! most one chunk of one prefill, decode one token of every generating sequence. So running generations
 //! wait for at most one slice of KV that comes in, and one of a window or one chunk; and a request that
-//! nobody waits for stops within one step.
+//! nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
+//! anybody else can find them.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;

@@ -71,9 +71,10 @@ impl FromStr for CodecChoice {
 pub enum Reuse {
     /// None.
     Off,
-    /// Pages that a prefill computed inside complete chunks. A prefill that covers the chunk computes
-    /// them again to the bit; one that ends inside it does so on backends whose rows do not depend on
-    /// the size of the batch from a page on, such as the CPU's.
+    /// Pages inside the complete chunks of a prefill. On backends whose rows do not depend on the size of the
+    /// batch from 64 tokens on, such as the CPU's, every prefill that begins with these tokens computes them again to
+    /// the bit. On others one does that covers the chunk; one that goes on from a page inside a chunk, or ends there,
+    /// may round otherwise.
     #[default]
     Exact,
     /// Also KV of decoded tokens and of incomplete chunks: the same up to rounding, as in a sequence

@@ -58,6 +58,28 @@ pub fn check_reuse(engine: &mut dyn KvEngine, prompts: &[Prompt]) {
     engine.release(sequence);
 }
 
+/// A sequence that goes back to the end of a chunk, or to its beginning, and on from there, answers as one that did not.
+pub fn check_truncate(engine: &mut dyn KvEngine, prompts: &[Prompt]) {
+    for prompt in prompts.iter().filter(|prompt| prompt.chunks.len() > 1) {
+        let what = format!("`{}`, back to a chunk", prompt.name);
+        let expected = probe::compute(engine, &what, prompt, &probe::greedy());
+        for end in prompt.chunks.iter().map(|chunk| chunk.end) {
+            let sequence = probe::open(engine, &what);
+            probe::prefill_from(engine, &what, sequence, prompt, 0);
+            engine.truncate(sequence, end);
+            let held = match engine.held(sequence) {
+                0 => 0,
+                _ => end,
+            };
+            probe::check_held(engine, &what, sequence, held);
+            probe::prefill_from(engine, &what, sequence, prompt, held);
+            let got = probe::generate(engine, &what, sequence, prompt, &probe::greedy());
+            probe::check_same(&what, &expected, &got);
+            engine.release(sequence);
+        }
+    }
+}
+
 /// Sequences prefilled, imported and decoded side by side answer as they do alone.
 pub fn check_independence(
     source: &mut dyn KvEngine,

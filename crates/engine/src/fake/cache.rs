@@ -95,14 +95,28 @@ impl Cache {
     /// Forgets full planes whose window never came.
     pub fn drop_incomplete(&mut self) {
         if self.held() == 0 {
-            for rows in &mut self.planes {
-                rows.first = 0;
-                rows.data.clear();
-            }
-            self.full_end = 0;
-            self.window_end = 0;
-            self.full_hash = self.seed;
+            self.truncate(0);
         }
+    }
+
+    /// Forgets what comes behind so many tokens, and everything where a window would have to come back.
+    pub fn truncate(&mut self, tokens: u32) {
+        if tokens >= self.full_end && self.held() > 0 {
+            return;
+        }
+        let kept = if self.has_window {
+            0
+        } else {
+            tokens.min(self.full_end)
+        };
+        for rows in &mut self.planes {
+            rows.data.truncate(kept as usize * rows.row_bytes);
+            rows.first = 0;
+        }
+        self.full_end = kept;
+        self.window_end = kept;
+        self.full_hash = self.seed;
+        (0..kept).for_each(|position| self.hash_full(position));
     }
 
     /// Evaluates one token at the next position.

@@ -86,6 +86,10 @@ enum Fault {
     KeepsOverRelease,
     /// Does not clear.
     KeepsOverClear,
+    /// Going back changes a row.
+    TruncateDisturbs,
+    /// Going back counts and drops nothing.
+    TruncatesTooFew,
     /// Opens more sequences than it says.
     NeverFull,
     /// Gives the wrong error when full.
@@ -97,7 +101,7 @@ enum Fault {
 }
 
 /// What the suite says of each fault: that the right check found it.
-const FAULTS: [(Fault, bool, &str); 29] = [
+const FAULTS: [(Fault, bool, &str); 31] = [
     (Fault::DropsRow, false, "the first logits differ"),
     (Fault::DropsRow, true, "a part of the window is not"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
@@ -147,6 +151,8 @@ const FAULTS: [(Fault, bool, &str); 29] = [
         false,
         "then clear and import: `held`",
     ),
+    (Fault::TruncateDisturbs, false, "back to a chunk: the first"),
+    (Fault::TruncatesTooFew, false, "back to a chunk: `held`"),
     (Fault::NeverFull, false, "instead of Full"),
     (Fault::FullIsAFailure, false, "instead of Full"),
     (Fault::ExportDisturbs, false, "the first logits differ"),
@@ -367,9 +373,15 @@ impl KvEngine for Broken {
         }
     }
 
-    fn clear(&mut self, sequence: Sequence) {
-        if self.fault != Fault::KeepsOverClear {
-            self.inner.clear(self.real(sequence));
+    fn truncate(&mut self, sequence: Sequence, tokens: u32) {
+        let sequence = self.real(sequence);
+        match self.fault {
+            Fault::KeepsOverClear if tokens == 0 => {}
+            Fault::TruncatesTooFew if tokens > 0 => self.inner.truncate(sequence, tokens + 1),
+            _ => self.inner.truncate(sequence, tokens),
+        }
+        if self.fault == Fault::TruncateDisturbs {
+            self.flip(sequence);
         }
     }
 
@@ -490,7 +502,10 @@ fn the_gate_sees_calls_in_order() {
                 sequence,
                 tokens: 0..3
             },
-            Call::Clear(sequence),
+            Call::Truncate {
+                sequence,
+                tokens: 0
+            },
             Call::Release(sequence),
         ]
     );

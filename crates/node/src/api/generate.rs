@@ -44,9 +44,10 @@ pub(super) async fn generate(
     let tokenize_ms = start.elapsed().as_secs_f64() * 1e3;
     let remote = wants_remote && tokens.len() > 1;
     let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
-    let keep = Keep::new(node.pages.clone(), &model.contract, &terms, kv_end, chunk);
+    let batches = model.batches(kv_end, chunk);
+    let keep = Keep::new(node.pages.clone(), &model.contract, &terms, batches);
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
-    let pieces = (!remote).then(|| pieces(&node, &model, &keep, &tokens[..kv_end as usize]));
+    let pieces = (!remote).then(|| pieces(&node, &keep, &tokens[..kv_end as usize]));
     let pieces = pieces.flatten();
     let source = source(remote, pieces.is_some());
     let of_others = match terms.action {
@@ -110,8 +111,8 @@ const fn source(remote: bool, has_pages: bool) -> Source {
 }
 
 /// Pages of this node that a sequence can go on from.
-fn pieces(node: &Node, model: &Model, keep: &Keep, tokens: &[Token]) -> Option<Pieces> {
-    keep.pieces(tokens, model.tail_tokens, node.config.limits.page_read)
+fn pieces(node: &Node, keep: &Keep, tokens: &[Token]) -> Option<Pieces> {
+    keep.pieces(tokens, node.config.limits.page_read)
 }
 
 /// Puts them into the sequence of a job when it asks for them: when its handoff has brought nothing.
@@ -128,7 +129,7 @@ fn pages_on_demand(
         if asked.await.is_err() {
             return;
         }
-        match pieces(&node, &model, &keep, &tokens) {
+        match pieces(&node, &keep, &tokens) {
             Some(pieces) => seed(model, job, pieces, None).await,
             None => model.deliver(Command::Seeded(job)).await,
         }

@@ -36,10 +36,9 @@ pub(super) async fn prefill(
         node.pages.clone(),
         &model.contract,
         &terms,
-        kv_end,
-        request.chunk,
+        model.batches(kv_end, request.chunk),
     );
-    let pieces = keep.pieces(&tokens, model.tail_tokens, node.config.limits.page_read);
+    let pieces = keep.pieces(&tokens, node.config.limits.page_read);
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;

@@ -269,6 +269,7 @@ impl Worker {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
+        let batches = job.batches(self.engine.tail_tokens());
         let kv_end = job.kv_end();
         let last = job.tokens[kv_end as usize];
         let Work::Generate(g) = &mut job.work else {
@@ -282,6 +283,10 @@ impl Worker {
         if is_wrong || g.parity.mixed_quantisation || g.parity.action == ParityAction::Redo {
             self.engine.clear(job.sequence);
         }
+        let held = self.engine.held(job.sequence);
+        // The rows that follow are to be those of an undisturbed prefill, to the bit.
+        let goes_on_at = batches.goes_on_at(held);
+        self.engine.truncate(job.sequence, goes_on_at);
         let held = self.engine.held(job.sequence);
         // Pages of this node are in place before anything is sent, as far as they came.
         g.summary.cached_tokens = g.summary.cached_tokens.min(held);

@@ -13,6 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::windows::{CopyOut, Window};
+use crate::batches::Batches;
 use crate::held::Keep;
 use crate::job::{Admission, JobId, Origin, Parity, Retired, Told};
 use crate::limits::{EVENT_STALL, MAX_SLICE_BYTES};
@@ -180,18 +181,13 @@ impl Job {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - 1
     }
 
-    /// The chunk that starts at `next`. Chunks end at multiples of the chunk size, wherever the
-    /// prefill started, so that batch shapes are those of an undisturbed prefill. The last complete one and what
-    /// follows it come in steps of `tail` tokens: while a chunk is sent, at least as much is still to be computed.
-    pub(super) fn chunk_at(&self, next: u32, tail: u32) -> Range<u32> {
-        let until = |step: u32| (next / step + 1).saturating_mul(step);
-        let kv_end = self.kv_end();
-        let in_chunks = (kv_end / self.chunk).saturating_sub(1) * self.chunk;
-        let end = match until(self.chunk) {
-            end if end <= in_chunks => end,
-            _ => until(tail.clamp(1, self.chunk)).min(kv_end),
-        };
-        next..end
+    /// How it is computed by an engine that computes its end in steps of `tail` tokens.
+    pub(super) fn batches(&self, tail: u32) -> Batches {
+        Batches {
+            kv_end: self.kv_end(),
+            chunk: self.chunk,
+            tail,
+        }
     }
 
     pub(super) fn abandoned(&self) -> bool {

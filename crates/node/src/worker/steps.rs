@@ -64,7 +64,7 @@ impl Worker {
             },
             Work::Retire { .. } => return self.retire_slice(id),
         };
-        let range = job.chunk_at(next, self.engine.tail_tokens());
+        let range = job.batches(self.engine.tail_tokens()).at(next);
         let start = Instant::now();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
         if !tokens.is_empty() {

@@ -2,12 +2,14 @@
 
 use tandem_engine::fake::{Call, FakeConfig};
 use tandem_kv::Section;
+use tandem_node::Limits;
 use tandem_proto::{PrefillEvent, PrefillMode, Reuse, Role};
 
 use super::cluster::{
-    Calls, Deal, finish, hand_over, limits, local_tokens, node, opened, prefill_end,
+    Calls, Deal, SHORT, finish, hand_over, limits, local_tokens, node, opened, prefill_end,
     prefill_request, prompt, request,
 };
+use super::raw::Handoff;
 
 /// What is left to send when the prefill ends is one step, wherever in a chunk the prompt ends.
 #[tokio::test]
@@ -48,6 +50,59 @@ async fn the_end_of_a_prompt_is_computed_and_sent_in_steps() {
             assert_eq!(deal.local(&decode).await.tokens, expected);
             assert_eq!(prefilled_to(&computed[1].take()), ends, "local");
         }
+    }
+}
+
+/// Where blocks end inside pages (in models with many bytes per token), the rest of a lost handoff is computed in
+/// batches that give the bits of an undisturbed prefill.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_handoff_brought_is_gone_on_from_where_no_bit_changes() {
+    let chunk = 256;
+    let config = FakeConfig {
+        prefill_tokens: chunk,
+        tail_tokens: 128,
+        ..FakeConfig::default()
+    };
+    let mut receiving = config.clone();
+    let computed = Calls::of(&mut receiving);
+    let waits = Limits {
+        resume: SHORT,
+        ..limits()
+    };
+    let decode = node(Role::Decode, receiving, waits).await;
+    for (came, begins, ends) in [
+        (51, 0, &[256, 384, 512, 600][..]),
+        (115, 64, &[256, 384, 512, 600]),
+        (250, 192, &[256, 384, 512, 600]),
+        (256, 256, &[384, 512, 600]),
+        (340, 320, &[384, 512, 600]),
+        (590, 512, &[600]),
+        (600, 600, &[]),
+    ] {
+        let mut deal = Deal::new(&prompt(601), chunk);
+        deal.terms.reuse = Reuse::Off;
+        let expected = deal.expected(&config).await;
+        let (mut events, ticket) = deal.open(&decode).await;
+        let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+        let mut at = 0;
+        while at < came {
+            at = came.min(at + 51);
+            let block = handoff.compute(at);
+            handoff.block(&block).await;
+            while handoff.sender.in_flight() > 0 {
+                handoff.hear().await.unwrap();
+            }
+        }
+        computed.take();
+        drop(handoff);
+        let answer = finish(&mut events).await;
+        assert_eq!(answer.tokens, expected, "{came}");
+        let summary = &answer.summary;
+        assert!(summary.fallback.is_some(), "{came}");
+        let counted = (summary.remote_tokens, summary.local_tokens);
+        assert_eq!(counted, (begins, 600 - begins), "{came}");
+        assert_eq!(prefilled_to(&computed.take()), ends, "{came}");
+        decode.clean().await;
     }
 }
 

@@ -1,0 +1,143 @@
+//! The batches of a prefill: the same ones, or such as give the same bits, wherever it goes on.
+
+use std::ops::Range;
+
+use tandem_kv::page::PAGE_TOKENS;
+
+/// From so many tokens on, llama.cpp's CPU backend computes a batch with the same kernels, whose rows are the same to the
+/// bit whatever the size is (shown by `steps` in the tests of `tandem-llama`); with fewer it takes others.
+const ALIKE_TOKENS: u32 = 64;
+
+/// How the KV of a prompt is computed: chunk by chunk, and step by step at its end.
+#[derive(Debug, Clone, Copy)]
+pub struct Batches {
+    /// Where it ends.
+    pub kv_end: u32,
+    /// Tokens of a chunk, at least one.
+    pub chunk: u32,
+    /// Tokens of a step ([`tandem_engine::KvEngine::tail_tokens`]).
+    pub tail: u32,
+}
+
+impl Batches {
+    /// Where steps begin: the last complete chunk and what follows it come in steps, so that while a chunk is
+    /// sent, at least as much is still to be computed.
+    const fn in_chunks(&self) -> u32 {
+        (self.kv_end / self.chunk).saturating_sub(1) * self.chunk
+    }
+
+    /// The size of the batches around a position.
+    fn size(&self, position: u32) -> u32 {
+        if position < self.in_chunks() {
+            self.chunk
+        } else {
+            self.tail.clamp(1, self.chunk)
+        }
+    }
+
+    /// The batch that starts at `next`. It ends where one of an undisturbed prefill ends, wherever this one started.
+    #[must_use]
+    pub fn at(&self, next: u32) -> Range<u32> {
+        let size = self.size(next);
+        next..(next / size + 1).saturating_mul(size).min(self.kv_end)
+    }
+
+    /// Where a prefill goes on that has the KV of so many tokens: where an undisturbed one begins a batch, or at
+    /// a page from which on no batch is computed by other kernels than there.
+    #[must_use]
+    pub fn goes_on_at(&self, held: u32) -> u32 {
+        if held >= self.kv_end {
+            return self.kv_end;
+        }
+        let begin = held - held % self.size(held);
+        let page = held - held % PAGE_TOKENS;
+        // An engine may compute a chunk in parts, which are no smaller than a step.
+        let left = (self.at(begin).end - page) % self.tail.max(1);
+        if page > begin && (left == 0 || left >= ALIKE_TOKENS) {
+            page
+        } else {
+            begin
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{ALIKE_TOKENS, Batches};
+
+    /// The parts in which an engine computes a prefill that starts there: no batch is larger than `micro`.
+    fn parts(batches: Batches, start: u32, micro: u32) -> Vec<(u32, u32)> {
+        let mut parts = Vec::new();
+        let mut next = start;
+        while next < batches.kv_end {
+            let batch = batches.at(next);
+            assert!(batch.start == next && batch.end > next);
+            while next < batch.end {
+                let end = batch.end.min(next + micro);
+                parts.push((next, end));
+                next = end;
+            }
+        }
+        assert_eq!(next, batches.kv_end);
+        parts
+    }
+
+    proptest! {
+        #[test]
+        fn a_token_never_gets_into_a_batch_of_other_kernels(
+            micro in prop_oneof![Just(16u32), Just(64), Just(96), Just(100), Just(128), Just(256), Just(512), 1u32..700],
+            in_chunk in 1u32..5,
+            kv_end in 1u32..4000,
+            held in 0u32..4000,
+        ) {
+            let tail = if micro.is_multiple_of(128) { 128 } else { micro };
+            let batches = Batches { kv_end, chunk: micro * in_chunk, tail };
+            let held = held.min(kv_end);
+            let begin = batches.goes_on_at(held);
+            prop_assert!(begin <= held);
+            // Not much is computed twice.
+            prop_assert!(held - begin < batches.chunk);
+            let undisturbed = parts(batches, 0, micro);
+            for (start, end) in parts(batches, begin, micro) {
+                let alike = |(s, e): (u32, u32)| e - s >= ALIKE_TOKENS && end - start >= ALIKE_TOKENS;
+                let mut there = undisturbed.iter().filter(|(s, e)| *s < end && start < *e);
+                prop_assert!(
+                    there.all(|&it| it == (start, end) || alike(it)),
+                    "{batches:?}, {held}, {begin}: {start}..{end}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn steps_begin_with_the_last_complete_chunk() {
+        for (kv_end, ends) in [
+            (1600, &[512, 1024, 1152, 1280, 1408, 1536, 1600][..]),
+            (1536, &[512, 1024, 1152, 1280, 1408, 1536]),
+            (1030, &[512, 640, 768, 896, 1024, 1030]),
+            (512, &[128, 256, 384, 512]),
+            (300, &[128, 256, 300]),
+            (5, &[5]),
+            (0, &[]),
+        ] {
+            let batches = Batches {
+                kv_end,
+                chunk: 512,
+                tail: 128,
+            };
+            let found: Vec<u32> = parts(batches, 0, 512).iter().map(|(_, end)| *end).collect();
+            assert_eq!(found, ends, "{kv_end}");
+        }
+        let batches = Batches {
+            kv_end: 1030,
+            chunk: 512,
+            tail: u32::MAX,
+        };
+        assert_eq!(
+            parts(batches, 0, 512),
+            [(0, 512), (512, 1024), (1024, 1030)]
+        );
+    }
+}
