@@ -34,7 +34,7 @@ use self::prefill::prefill;
 use crate::NodeConfig;
 use crate::handoffs::Handoffs;
 use crate::job::Command;
-use crate::limits::{BODY, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
+use crate::limits::{MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
 use crate::model::Model;
 use crate::pages::PageStore;
 use crate::receive::Decoding;
@@ -149,20 +149,28 @@ pub fn router(node: Arc<Node>) -> Router {
         )
         // The middleware has the limit.
         .layer(DefaultBodyLimit::disable())
-        .layer(axum::middleware::from_fn(whole_body))
+        .layer(axum::middleware::from_fn_with_state(
+            Arc::clone(&node),
+            whole_body,
+        ))
         .with_state(node)
 }
 
-/// Reads the body within [`MAX_BODY_BYTES`] and [`BODY`], so that no request hangs in it.
-async fn whole_body(request: Request, next: Next) -> Result<Response, Refusal> {
+/// Reads the body within [`MAX_BODY_BYTES`] and [`crate::Limits::body`], so that no request hangs in it.
+async fn whole_body(
+    State(node): State<Arc<Node>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Refusal> {
+    let limit = node.config.limits.body;
     let (parts, body) = request.into_parts();
     let reading = axum::body::to_bytes(body, MAX_BODY_BYTES);
-    let bytes = tokio::time::timeout(BODY, reading)
+    let bytes = tokio::time::timeout(limit, reading)
         .await
         .map_err(|_| {
             invalid(format!(
                 "the request body did not come within {} s",
-                BODY.as_secs()
+                limit.as_secs_f32()
             ))
         })?
         .map_err(|e| invalid(format!("request body: {e}; at most {MAX_BODY_BYTES} bytes")))?;

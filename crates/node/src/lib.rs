@@ -102,7 +102,7 @@ pub async fn run(
     let control = Gate::start(listener, config.security.clone(), config.limits.connect)?;
     let mut served = Vec::new();
     for (name, engine) in models {
-        served.push(Arc::new(model::Model::start(name, engine)?));
+        served.push(Arc::new(model::Model::start(name, engine, config.limits)?));
     }
     let node = Arc::new(api::Node {
         handoff_port: config.role.decodes().then_some(handoff_address.port()),

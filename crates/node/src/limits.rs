@@ -6,8 +6,6 @@ use std::time::Duration;
 pub const MAX_COMMANDS: usize = 1024;
 /// Events of one request that may wait for the coordinator; beyond that its sequence pauses.
 pub const MAX_EVENTS: usize = 256;
-/// A request whose coordinator takes no event for this long is given up.
-pub const EVENT_STALL: Duration = Duration::from_secs(60);
 /// Chunks of a prefill that may wait to be sent; beyond that the prefill pauses.
 pub const MAX_CHUNKS_WAITING: usize = 2;
 /// Handoffs that are being received at once.
@@ -94,8 +92,6 @@ pub const IDLE_TICK: Duration = Duration::from_millis(100);
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Pause before a command is offered again to an engine thread whose queue is full.
 pub const COMMAND_RETRY: Duration = Duration::from_millis(50);
-/// Longest wait for the body of a control request.
-pub const BODY: Duration = Duration::from_secs(30);
 /// Longest answer to a failing peer before the connection is dropped.
 pub const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -108,6 +104,8 @@ pub struct Limits {
     pub connect: Duration,
     /// How long a connection to the control API may be silent.
     pub head: Duration,
+    /// Longest wait for the body of a control request.
+    pub body: Duration,
     /// Longest wait for the answer to a hello, which comes when held pages are in place, and after a
     /// break when the engine has taken in what had come.
     pub accept: Duration,
@@ -124,6 +122,8 @@ pub struct Limits {
     pub hand_back: Duration,
     /// Longest silence of an event stream.
     pub beat: Duration,
+    /// A request whose coordinator takes no event for this long is given up.
+    pub event_stall: Duration,
     /// Each end of a handoff shows this often that it is alive, also during a long chunk.
     pub handoff_beat: Duration,
     /// A node that shuts down waits this long for the step that an engine is computing, and this
@@ -137,6 +137,7 @@ impl Default for Limits {
             handoff_silence: tandem_proto::limits::HANDOFF_SILENCE,
             connect: tandem_proto::limits::CONNECT,
             head: tandem_proto::limits::HEAD,
+            body: Duration::from_secs(30),
             accept: tandem_proto::limits::HANDOFF_SILENCE,
             page_read: Duration::from_secs(10),
             resume: Duration::from_secs(10),
@@ -144,6 +145,7 @@ impl Default for Limits {
             return_ticket: Duration::from_secs(30 * 60),
             hand_back: Duration::from_secs(10 * 60),
             beat: tandem_proto::limits::BEAT,
+            event_stall: Duration::from_secs(60),
             handoff_beat: Duration::from_secs(5),
             stop: Duration::from_secs(10),
         }

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use crate::RunError;
 use crate::batches::Batches;
 use crate::job::{Admission, Command, JobId, Origin};
-use crate::limits::{COMMAND_RETRY, MAX_COMMANDS};
+use crate::limits::{COMMAND_RETRY, Limits, MAX_COMMANDS};
 use crate::worker::Worker;
 
 /// A model and the way to its engine thread.
@@ -56,7 +56,11 @@ impl Model {
     ///
     /// # Errors
     /// If the vocabulary cannot be constrained or the thread cannot be started.
-    pub fn start(name: String, engine: Box<dyn KvEngine>) -> Result<Self, RunError> {
+    pub fn start(
+        name: String,
+        engine: Box<dyn KvEngine>,
+        limits: Limits,
+    ) -> Result<Self, RunError> {
         let fail = |reason: String| RunError::Model {
             model: name.clone(),
             reason,
@@ -74,7 +78,7 @@ impl Model {
             .spawn(move || {
                 // Dropped also by a panic, which tells those who wait.
                 let _running = running;
-                Worker::new(engine, receiver).run();
+                Worker::new(engine, receiver, limits).run();
             })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {

@@ -30,7 +30,7 @@ pub use links::{Carried, Learnt, Links, Memory, Trip, Waited};
 use self::pump::{Pump, ReceiptState, TransferClock};
 use crate::held::{Keep, Tail};
 use crate::job::Computed;
-use crate::limits::{EVENT_STALL, Limits};
+use crate::limits::Limits;
 use crate::model::Model;
 use crate::wire::WireError;
 
@@ -156,7 +156,7 @@ pub async fn send_kv(
     computed: mpsc::Receiver<Input>,
     events: mpsc::Sender<PrefillEvent>,
 ) -> bool {
-    let request = sending.request.clone();
+    let (request, stall) = (sending.request.clone(), route.limits.event_stall);
     let result = transmit(offer, route, computed, events.clone(), Some(sending)).await;
     let last = match result {
         Ok(report) => PrefillEvent::Done {
@@ -175,7 +175,7 @@ pub async fn send_kv(
     };
     let is_done = matches!(last, PrefillEvent::Done { .. });
     // The coordinator may have gone, or take nothing any more; then nobody needs the event.
-    let _ = timeout(EVENT_STALL, events.send(last)).await;
+    let _ = timeout(stall, events.send(last)).await;
     is_done
 }
 

@@ -25,12 +25,13 @@ use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, Sequence
 
 use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
-use crate::limits::IDLE_TICK;
+use crate::limits::{IDLE_TICK, Limits};
 
 /// Owns the engine and every sequence of one model.
 pub struct Worker {
     engine: Box<dyn KvEngine>,
     commands: Receiver<Command>,
+    limits: Limits,
     jobs: BTreeMap<JobId, Job>,
     /// Blocks to take in, in order; bounded by the credit of each handoff.
     applies: VecDeque<Apply>,
@@ -42,10 +43,11 @@ pub struct Worker {
 impl Worker {
     /// A worker for `engine` that takes `commands`.
     #[must_use]
-    pub fn new(engine: Box<dyn KvEngine>, commands: Receiver<Command>) -> Self {
+    pub fn new(engine: Box<dyn KvEngine>, commands: Receiver<Command>, limits: Limits) -> Self {
         Self {
             engine,
             commands,
+            limits,
             jobs: BTreeMap::new(),
             applies: VecDeque::new(),
             last_prefill: JobId(0),
@@ -276,7 +278,7 @@ impl Worker {
         let gone: Vec<JobId> = self
             .jobs
             .iter()
-            .filter(|(_, j)| j.abandoned())
+            .filter(|(_, j)| j.abandoned(self.limits.event_stall))
             .map(|(id, _)| *id)
             .collect();
         for id in gone {

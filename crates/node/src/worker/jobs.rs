@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tandem_engine::generation::Generation;
 use tandem_engine::{Sequence, Token};
@@ -16,7 +16,7 @@ use super::windows::{CopyOut, Window};
 use crate::batches::Batches;
 use crate::held::Keep;
 use crate::job::{Admission, JobId, Origin, Parity, Retired, Told};
-use crate::limits::{EVENT_STALL, MAX_SLICE_BYTES};
+use crate::limits::MAX_SLICE_BYTES;
 use crate::send::Input;
 
 /// A block to take in, and who waits for that.
@@ -190,12 +190,13 @@ impl Job {
         }
     }
 
-    pub(super) fn abandoned(&self) -> bool {
+    /// True if nobody takes what it gives any more, or nothing for as long as `stall`.
+    pub(super) fn abandoned(&self, stall: Duration) -> bool {
         match &self.work {
             Work::Export(export) => export.chunks.is_closed(),
             Work::Retire { chunks, .. } => chunks.is_closed(),
             Work::Generate(g) => {
-                g.events.is_closed() || g.stalled.is_some_and(|t| t.elapsed() > EVENT_STALL)
+                g.events.is_closed() || g.stalled.is_some_and(|t| t.elapsed() > stall)
             }
         }
     }

@@ -56,6 +56,7 @@ pub fn endless() -> Limits {
         handoff_silence: long,
         connect: long,
         head: long,
+        body: long,
         accept: long,
         page_read: long,
         resume: long,
@@ -63,6 +64,7 @@ pub fn endless() -> Limits {
         return_ticket: long,
         hand_back: long,
         beat: Duration::from_millis(200),
+        event_stall: long,
         ..Limits::default()
     }
 }

@@ -1,16 +1,20 @@
 //! A handoff that breaks: the answer still comes, with the same tokens, and says so.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{CallKind, Failure, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_node::Limits;
 use tandem_node::limits::MAX_RECONNECTS;
+use tandem_proto::limits::MAX_GENERATED_TOKENS;
 use tandem_proto::{ErrorCode, PrefillEvent, PrefillFailed, PrefillMode, Reuse, Role};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
 use super::cluster::{
-    Deal, Setup, endless, finish, hand_over, limits, local_tokens, node, opened, prefill_end,
-    prompt, request,
+    Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, hand_over, limits, local_tokens, node,
+    opened, prefill_end, prompt, request,
 };
 use super::proxy::{Fault, Proxy};
 
@@ -195,18 +199,80 @@ async fn an_engine_thread_that_panics_ends_the_node_with_an_error() {
     assert!(error.to_string().contains("engine thread"), "{error}");
 }
 
+/// Begins a request with so many bytes, over a connection with little room for its answer.
+async fn begin(node: &TestNode, length: usize, body: &str) -> TcpStream {
+    let address = node.url.trim_start_matches("http://").parse().unwrap();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4 << 10).unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    let head = "POST /node/v1/generate HTTP/1.1\r\nhost: x\r\nconnection: close";
+    let request = format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+/// All of its answer.
+async fn heard(mut stream: TcpStream) -> String {
+    let mut answer = String::new();
+    let reading = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer));
+    reading.await.expect("the answer does not end").unwrap();
+    answer
+}
+
 #[tokio::test]
 async fn a_request_whose_body_never_ends_does_not_keep_the_node_alive() {
-    let mut short = limits();
+    let mut short = endless();
     short.stop = std::time::Duration::from_millis(100);
     let node = node(Role::Both, FakeConfig::default(), short).await;
-    let address = node.url.trim_start_matches("http://").to_owned();
-    let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
-    let head = "POST /node/v1/generate HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{";
-    tokio::io::AsyncWriteExt::write_all(&mut stream, head.as_bytes())
-        .await
-        .unwrap();
+    let _stream = begin(&node, 1000, "{").await;
     node.end().await;
+}
+
+#[tokio::test]
+async fn a_request_whose_body_does_not_come_is_refused() {
+    let waits = Limits {
+        body: SHORT,
+        ..endless()
+    };
+    let node = node(Role::Both, FakeConfig::default(), waits).await;
+    let start = Instant::now();
+    let answer = heard(begin(&node, 1000, "{").await).await;
+    assert!(start.elapsed() >= SHORT);
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(answer.contains("did not come within 0.3 s"), "{answer}");
+    node.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_that_takes_no_event_is_given_up() {
+    let config = FakeConfig {
+        sequences: 1,
+        tokens_per_sequence: MAX_GENERATED_TOKENS + 5,
+        ..FakeConfig::default()
+    };
+    let waits = Limits {
+        event_stall: SHORT,
+        ..endless()
+    };
+    let node = node(Role::Both, config.clone(), waits).await;
+    let mut request = request(&prompt(5), PrefillMode::Local, config.microbatch_tokens);
+    let short = serde_json::to_string(&request).unwrap();
+    request.generation.max_tokens = Some(MAX_GENERATED_TOKENS);
+    // Nothing ends it early.
+    request.generation.temperature = 0.0;
+    let long = serde_json::to_string(&request).unwrap();
+    let start = Instant::now();
+    let stream = begin(&node, long.len(), &long).await;
+    stream.readable().await.unwrap();
+    node.clean().await;
+    assert!(start.elapsed() >= SHORT);
+    let done = "\"done\"";
+    let next = heard(begin(&node, short.len(), &short).await).await;
+    assert!(next.contains(done), "{next}");
+    // What was on the way comes, and not the end.
+    let answer = heard(stream).await;
+    assert!(answer.contains("\"token\"") && !answer.contains(done));
+    node.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

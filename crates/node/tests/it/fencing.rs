@@ -96,7 +96,7 @@ fn one_place() -> (Arc<Model>, Calls) {
     };
     let calls = Calls::of(&mut config);
     let engine = Box::new(FakeEngine::new(config));
-    let model = Arc::new(Model::start("m".into(), engine).unwrap());
+    let model = Arc::new(Model::start("m".into(), engine, limits()).unwrap());
     (model, calls)
 }
 
