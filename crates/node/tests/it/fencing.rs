@@ -8,6 +8,7 @@ use tandem_engine::generation::{Format, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
 use tandem_engine::{KvEngine, Sequence};
 use tandem_kv::adaptive::Quality;
+use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD};
 use tandem_kv::receipt::ParityBound;
 use tandem_kv::{KvBlock, Section};
 use tandem_node::held::Keep;
@@ -15,12 +16,12 @@ use tandem_node::job::{
     Command, GenerateJob, HandedOver, JobId, Origin, Parity, PrefillJob, Source,
 };
 use tandem_node::limits::{
-    MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
+    MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS, STREAMS,
 };
 use tandem_node::model::Model;
 use tandem_node::pages::PageStore;
 use tandem_node::send::Input;
-use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, Reuse, Role};
+use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, ParityAction, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 
 use super::cluster::{
@@ -369,28 +370,32 @@ async fn only_a_committed_handoff_decodes() {
     decode.clean().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
+/// So many handoffs are going on that a further one finds no place or no memory, and its answer is computed
+/// here. What they hold then.
+async fn full(config: FakeConfig, handoffs: usize, are_committed: bool) -> HandoffStatus {
     let config = FakeConfig {
         sequences: 80,
-        ..FakeConfig::default()
+        ..config
     };
     let prefill = Setup::new(Role::Prefill, &config).start().await;
     let decode = Setup::new(Role::Decode, &config).start().await;
     let chunk = config.microbatch_tokens;
-    let mut deal = Deal::new(&prompt(chunk * 2 + 1), chunk);
+    let mut deal = Deal::new(&prompt(chunk * 4 + 1), chunk);
     deal.terms.reuse = Reuse::Off;
     let expected = deal.expected(&config).await;
     let mut open = Vec::new();
-    for i in 0..MAX_HANDOFFS {
+    for i in 0..handoffs {
         deal.id = format!("silent-{i}");
         let (events, ticket) = deal.open(&decode).await;
         let handoff = Handoff::dial(&config, &deal, &ticket).await;
-        open.push((events, handoff.expect("a place")));
+        let mut handoff = handoff.expect("a place");
+        if are_committed {
+            handoff.blocks(chunk).await;
+            handoff.commit().await;
+        }
+        open.push((events, handoff));
     }
     let full = decode.handoffs().await;
-    assert_eq!(full.receiving, MAX_HANDOFFS as u64);
-    assert!(full.staging_bytes <= STAGING_UNITS as u64 * STAGING_UNIT);
     deal.id = "one-more".into();
     let outcome = deal.run(&prefill, &decode).await;
     let reason = outcome.made_good(&expected, "full");
@@ -399,7 +404,33 @@ async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
     decode.clean().await;
     deal.id = "after".into();
     deal.run(&prefill, &decode).await.whole(&expected, "after");
+    decode.clean().await;
     prefill.clean().await;
+    full
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
+    // A window of 32 MiB, which nobody sends.
+    let mut config = FakeConfig::windowed();
+    config.window = 64;
+    let layer = &mut config.layers[0];
+    (layer.kv_heads, layer.key_dim, layer.value_dim) = (256, 512, 512);
+    let each = CREDIT_BYTES + (32 << 20) + u64::from(STREAMS) * u64::from(MAX_SEGMENT_PAYLOAD);
+    let all = STAGING_UNITS as u64 * STAGING_UNIT;
+    let most = all / each;
+    assert!(most < MAX_HANDOFFS as u64 - 16, "places run out first");
+    let held = full(config, most as usize, false).await;
+    assert_eq!(held.receiving, most);
+    assert!(held.staging_bytes <= all && held.staging_bytes + each > all);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_place_for_a_further_handoff_the_answer_is_computed_here() {
+    // Those that wait for a receipt need no memory.
+    let held = full(FakeConfig::default(), MAX_HANDOFFS, true).await;
+    assert_eq!(held.receiving, MAX_HANDOFFS as u64);
+    assert_eq!(held.staging_bytes, 0);
 }
 
 /// What is remembered of complete handoffs has a limit, and takes no place from others.

@@ -66,6 +66,7 @@ impl Handoff {
     pub async fn offer(mut engine: FakeEngine, offer: Offer, port: u16) -> Result<Self, String> {
         let (tokens, kv_end) = (offer.tokens.clone(), offer.kv_end);
         let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        stream.set_nodelay(true).unwrap();
         let (sender, hello) = Sender::new(offer).unwrap();
         let outbound = sender.outbound();
         let sequence = engine.open().unwrap();
