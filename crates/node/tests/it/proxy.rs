@@ -179,6 +179,20 @@ impl Proxy {
         [0, 1].map(|way| frames(&seen[connection][way]))
     }
 
+    /// The first segment to the receiver of the block that begins with this token: its number among the frames,
+    /// and its place.
+    pub fn segment(&self, connection: usize, token: u32) -> (usize, Range<u64>) {
+        let [sent, _] = self.frames(connection);
+        let seen = self.shared.seen.lock().unwrap();
+        let is_it = |(kind, place): &(Kind, Range<u64>)| {
+            let header = &seen[connection][0][place.start as usize..][..HEADER_BYTES];
+            let header = Header::parse(header.try_into().unwrap()).unwrap();
+            *kind == Kind::Segment && header.block_start == token
+        };
+        let number = sent.iter().position(is_it).expect("segment");
+        (number, sent[number].1.clone())
+    }
+
     /// The payload of the first frame of a kind to the receiver.
     pub fn payload(&self, connection: usize, kind: Kind) -> Vec<u8> {
         self.first(connection, 0, kind)
