@@ -58,6 +58,7 @@ async fn lossless_codecs_give_equal_tokens() {
             assert!(outcome.answer.parity.expect("parity").holds);
         }
         decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -120,6 +121,8 @@ async fn lossy_codecs_are_reported_and_their_rows_are_not_kept() {
     }
     assert!(wires[1] * 18 < wires[0] * 10, "{wires:?}");
     assert!(wires[2] < wires[1], "{wires:?}");
+    decode.clean().await;
+    prefill.clean().await;
 }
 
 /// A chunk of `bytes` of rows that took `ms` to compute.
@@ -506,6 +509,7 @@ async fn a_node_says_how_fast_it_decodes() {
         decoded += outcome.done().0;
     }
     decode.clean().await;
+    prefill.clean().await;
 }
 
 #[test]

@@ -251,6 +251,7 @@ async fn a_permission_to_hand_back_is_of_no_use_to_another_machine() {
     handoff.leave().await;
     prefill.until("kept", |s| s.pages == 2).await;
     prefill.clean().await;
+    decode.clean().await;
 }
 
 /// What follows from lossy rows is as lossy, whoever computed it.
@@ -358,6 +359,7 @@ async fn without_a_prefill_node_the_next_turn_computes_only_what_is_new() {
         let summary = &outcome.answer.summary;
         assert_eq!((summary.cached_tokens, summary.local_tokens), (known, new));
         decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -467,6 +469,7 @@ pub async fn permission_of(prefill: Setup, deal: &Deal) -> (TestNode, ReturnTick
     deal.via = Some(proxy.port);
     proxy.next(&[]);
     deal.run(&prefill, &decode).await;
+    decode.settled().await;
     let receipt: Receipt = serde_json::from_slice(&proxy.payload(0, Kind::Receipt)).unwrap();
     let ticket = receipt.hand_back.expect("a permission");
     assert_eq!(ticket.port, prefill.port);
@@ -530,24 +533,29 @@ async fn the_permission_to_hand_an_answer_back_cannot_be_misused() {
     let refused = dial(good, ticket.port).await.err().expect("refused");
     assert!(refused.contains("`ticket`"), "{refused}");
     assert_eq!(prefill.handoffs().await.pages, 1, "its own page only");
+    prefill.clean().await;
 
     // What was prefilled there is not replaced.
-    let (_prefill, ticket) = permission(&config, &deal).await;
+    let (prefill, ticket) = permission(&config, &deal).await;
     let mut offer = handing_back(&config, &deal, &all, &ticket);
     offer.kv_end = deal.tokens.len() as u32 - 2;
     let refused = dial(offer, ticket.port).await.err().expect("refused");
     assert!(refused.contains("`kv_end`"), "{refused}");
+    prefill.clean().await;
 
     // It is no ticket for anything else.
-    let (_prefill, ticket) = permission(&config, &deal).await;
+    let (prefill, ticket) = permission(&config, &deal).await;
     let decode = Setup::new(Role::Decode, &config).start().await;
-    let (_events, own) = deal.open(&decode).await;
+    let (events, own) = deal.open(&decode).await;
     let stolen = Ticket {
         secret: ticket.ticket,
         ..own
     };
     let refused = Handoff::dial(&config, &deal, &stolen).await.err();
     assert!(refused.expect("refused").contains("`ticket`"));
+    drop(events);
+    decode.clean().await;
+    prefill.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -614,6 +622,7 @@ async fn permissions_to_hand_back_are_bounded() {
     assert!(promised().await.is_some());
     assert_eq!(promised().await, None);
     decode.clean().await;
+    prefill.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -640,7 +649,7 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
     let port = silent.local_addr().unwrap().port();
     let answer = answered(&config, &deal, &decode, port).await;
     assert_eq!(answer.tokens, deal.expected(&config).await);
-    let (_connection, _) = silent.accept().await.unwrap();
+    let (connection, _) = silent.accept().await.unwrap();
     assert!(answer.parity.expect("parity").holds);
     // The pages do not wait for it, and the place for a limited time.
     let known = (deal.tokens.len() + answer.tokens.len() - 1) as u64;
@@ -652,6 +661,8 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
         s.sending == 1 && is_clean(&rest)
     };
     decode.until("nothing else", nothing_else).await;
+    drop((connection, silent));
+    decode.clean().await;
 }
 
 /// Nobody finds what is handed back before it is committed; what does not fit its commit leaves again.
@@ -737,8 +748,7 @@ async fn a_node_that_beats_and_takes_nothing_is_given_up() {
     assert_eq!(answer.tokens, deal.expected(&config).await);
     let took = tokio::time::timeout(PATIENCE, beating).await;
     assert!(took.expect("given up").unwrap() >= SHORT);
-    decode.idle().await;
-    decode.until("given up", |s| s.sending == 0).await;
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -767,10 +777,12 @@ async fn answers_that_are_handed_back_at_once_are_bounded() {
     let ended = |s: &HandoffStatus| s.sending == MAX_HAND_BACKS as u64 - 1;
     decode.until("one has ended", ended).await;
     answered(&config, &deal, &decode, port).await;
-    silent.accept().await.unwrap();
+    connections.push(silent.accept().await.unwrap());
     // The one that found no room has not come.
     let further = tokio::time::timeout(SHORT, silent.accept()).await;
     assert!(further.is_err());
+    drop((connections, silent));
+    decode.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -815,7 +827,9 @@ async fn a_prefill_that_is_refused_leaves_no_permission() {
     let other = Setup::new(Role::Prefill, &config).start().await;
     let silent = super::cluster::bind().await;
     deal.via = Some(silent.local_addr().unwrap().port());
-    let _events = other.prefill(&deal.prefill(&nowhere)).await.unwrap();
+    let events = other.prefill(&deal.prefill(&nowhere)).await.unwrap();
     assert_eq!(other.handoffs().await.returns, 1);
     brake.release();
+    drop(events);
+    other.clean().await;
 }

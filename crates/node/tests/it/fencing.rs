@@ -463,5 +463,6 @@ async fn complete_handoffs_are_remembered_up_to_a_limit() {
         .until("full", |s| s.receiving == 0 && s.secrets == most)
         .await;
     assert_eq!(decode.handoffs().await.staging_bytes, 0);
+    decode.settled().await;
     prefill.clean().await;
 }

@@ -50,6 +50,8 @@ async fn the_end_of_a_prompt_is_computed_and_sent_in_steps() {
             assert_eq!(deal.local(&decode).await.tokens, expected);
             assert_eq!(prefilled_to(&computed[1].take()), ends, "local");
         }
+        decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -141,6 +143,8 @@ async fn remote_prefill_gives_the_tokens_of_local_prefill() {
             prefill.idle().await;
             decode.idle().await;
         }
+        decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -157,6 +161,7 @@ async fn a_prompt_of_one_token_needs_no_ticket() {
         answer.tokens,
         local_tokens(&config, &tokens, config.microbatch_tokens).await
     );
+    decode.clean().await;
 }
 
 #[tokio::test]
@@ -188,4 +193,6 @@ async fn several_handoffs_at_once_do_not_mix() {
         assert_eq!(answer.summary.fallback, None);
         assert_eq!(answer.tokens, local_tokens(&config, tokens, chunk).await);
     }
+    decode.clean().await;
+    prefill.clean().await;
 }

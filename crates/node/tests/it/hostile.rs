@@ -234,4 +234,5 @@ async fn who_does_not_know_a_ticket_does_not_use_it_up() {
         assert_eq!(answer.tokens, expected, "{kind}");
     }
     decode.clean().await;
+    prefill.clean().await;
 }

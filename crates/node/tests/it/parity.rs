@@ -40,6 +40,7 @@ async fn equal_engines_agree() {
             assert!(report.parity.same_top && report.parity.max_difference < 1e-4);
         }
         decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -83,6 +84,7 @@ async fn what_differs_is_computed_again_if_that_is_wanted() {
         assert!(!outcome.answer.parity.expect("parity").holds);
         nothing_is_kept(&deal, &config, &decode).await;
         decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -251,7 +253,8 @@ async fn rows_that_must_be_compared_serve_nobody_else_before() {
     };
     // What has been compared is shared.
     assert_eq!(cached(&agreeing.decode, "behind-a-good-one").await, 64);
-    agreeing.decode.idle().await;
+    agreeing.decode.settled().await;
+    agreeing.prefill.clean().await;
 
     let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
     let mut rig = plan(different(&config)).start().await;
@@ -425,6 +428,6 @@ async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
             assert_eq!(pages, u64::from(is_kept), "{kind}: {answer:?}");
         }
     }
-    hasty.idle().await;
+    hasty.released().await;
     patient.settled().await;
 }

@@ -109,6 +109,7 @@ async fn lose(rig: &mut Rig, going: Going, loss: Loss, told: bool) -> JoinHandle
         Loss::Cut => {
             rig.proxy.cut();
             let (end, answer) = going.end().await;
+            rig.prefill.clean().await;
             (failed(end), answer)
         }
         Loss::Death => {

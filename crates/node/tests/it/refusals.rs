@@ -190,4 +190,5 @@ async fn a_full_node_is_busy_and_a_freed_place_is_used_again() {
     drop(held);
     decode.idle().await;
     assert!(decode.generate(&waiting(100)).await.is_ok());
+    decode.clean().await;
 }

@@ -98,6 +98,8 @@ async fn the_same_prompt_again_sends_the_incomplete_page_only() {
     assert_eq!(outcome.answer.summary.cached_tokens, SHARED);
     assert_eq!(outcome.answer.summary.remote_tokens, 0);
     assert!(outcome.answer.parity.expect("parity").holds);
+    decode.clean().await;
+    prefill.clean().await;
 }
 
 #[tokio::test]
@@ -185,6 +187,8 @@ async fn a_prefill_goes_on_from_pages_where_a_step_begins() {
         let remote = deal.run(&prefill, &decode).await;
         remote.whole(&expected, &what);
         assert_eq!(steps(), wanted, "{what}, remote");
+        decode.settled().await;
+        prefill.clean().await;
     }
 }
 
@@ -210,6 +214,7 @@ async fn pages_that_have_gone_are_sent_again() {
     other.run(&prefill, &decode).await;
     check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
     decode.clean().await;
+    prefill.clean().await;
 }
 
 #[tokio::test]
@@ -370,6 +375,7 @@ async fn a_disk_that_takes_no_more_costs_no_token() {
         }
         decode.until("failing", |s| s.disk_errors > 0).await;
         decode.clean().await;
+        prefill.clean().await;
     }
 }
 
@@ -429,6 +435,7 @@ async fn a_disk_that_does_not_answer_costs_a_limited_time() {
         // What a read holds is free when it ends: who waits for the pipe goes on.
         let _writer = std::fs::File::options().read(true).write(true).open(pipe);
         second.clean().await;
+        prefill.clean().await;
         second.end().await;
     }
 }

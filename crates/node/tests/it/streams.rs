@@ -131,6 +131,8 @@ async fn a_receipt_that_comes_after_the_end_of_other_connections_is_compared() {
         assert_eq!(proxy.connections(), 3);
         assert!(outcome.answer.parity.expect("parity").holds);
         assert_eq!(outcome.done().3, 0, "{outcome:?}");
+        decode.clean().await;
+        prefill.clean().await;
     }
 }
 
