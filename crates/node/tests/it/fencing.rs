@@ -411,7 +411,7 @@ async fn full(config: FakeConfig, handoffs: usize, are_committed: bool) -> Hando
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
-    // A window of 32 MiB, which nobody sends.
+    // A window of 32 MiB, for which memory is set aside before it comes.
     let mut config = FakeConfig::windowed();
     config.window = 64;
     let layer = &mut config.layers[0];
