@@ -50,14 +50,27 @@ impl Batches {
             return self.kv_end;
         }
         let begin = held - held % self.size(held);
-        let page = held - held % PAGE_TOKENS;
-        // An engine may compute a chunk in parts, which are no smaller than a step.
-        let left = (self.at(begin).end - page) % self.tail.max(1);
-        if page > begin && (left == 0 || left >= ALIKE_TOKENS) {
-            page
-        } else {
-            begin
+        let end = self.at(begin).end;
+        let mut page = held - held % PAGE_TOKENS;
+        while page > begin {
+            // An engine may compute a chunk in parts, which are no smaller than a step.
+            let left = (end - page) % self.tail.max(1);
+            if left == 0 || left >= ALIKE_TOKENS {
+                return page;
+            }
+            page -= PAGE_TOKENS;
         }
+        begin
+    }
+
+    /// The same where only whole pages are to be had.
+    #[must_use]
+    pub fn goes_on_at_page(&self, held: u32) -> u32 {
+        let mut at = self.goes_on_at(held);
+        while !at.is_multiple_of(PAGE_TOKENS) {
+            at = self.goes_on_at(at - at % PAGE_TOKENS);
+        }
+        at
     }
 }
 
@@ -65,7 +78,7 @@ impl Batches {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{ALIKE_TOKENS, Batches};
+    use super::{ALIKE_TOKENS, Batches, PAGE_TOKENS};
 
     /// The parts in which an engine computes a prefill that starts there: no batch is larger than `micro`.
     fn parts(batches: Batches, start: u32, micro: u32) -> Vec<(u32, u32)> {
@@ -95,17 +108,18 @@ mod tests {
             let tail = if micro.is_multiple_of(128) { 128 } else { micro };
             let batches = Batches { kv_end, chunk: micro * in_chunk, tail };
             let held = held.min(kv_end);
-            let begin = batches.goes_on_at(held);
-            prop_assert!(begin <= held);
+            let (begin, page) = (batches.goes_on_at(held), batches.goes_on_at_page(held));
             // Not much is computed twice.
-            prop_assert!(held - begin < batches.chunk);
+            prop_assert!(begin <= held && held - begin < batches.chunk);
+            prop_assert!(page <= held && page.is_multiple_of(PAGE_TOKENS));
             let undisturbed = parts(batches, 0, micro);
-            for (start, end) in parts(batches, begin, micro) {
+            let continued = [begin, page].map(|from| parts(batches, from, micro));
+            for (start, end) in continued.concat() {
                 let alike = |(s, e): (u32, u32)| e - s >= ALIKE_TOKENS && end - start >= ALIKE_TOKENS;
                 let mut there = undisturbed.iter().filter(|(s, e)| *s < end && start < *e);
                 prop_assert!(
                     there.all(|&it| it == (start, end) || alike(it)),
-                    "{batches:?}, {held}, {begin}: {start}..{end}"
+                    "{batches:?}, {held}, {begin}, {page}: {start}..{end}"
                 );
             }
         }

@@ -61,7 +61,7 @@ impl Keep {
         let pinned = self.pin(tokens)?;
         let held = pinned.held().tokens;
         let end = match self.reuse {
-            Reuse::Exact => page_start(self.batches.goes_on_at(held)),
+            Reuse::Exact => self.batches.goes_on_at_page(held),
             Reuse::Off | Reuse::All => held,
         };
         Pieces::all(pinned, self.namespace.contract(), end, limit)

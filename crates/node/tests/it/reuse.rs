@@ -137,10 +137,10 @@ async fn tokens_of_an_incomplete_chunk_are_shared_only_on_demand() {
     decode.clean().await;
 }
 
-/// Pages that end behind the last complete chunk are used as far as a step begins there in a prefill without
-/// pages, too: on either node the rest is computed in the same batches, and so to the same bits.
+/// Pages that end behind the last complete chunk are used as far as a prefill without pages begins a step there, or
+/// a batch is left that gives the same bits.
 #[tokio::test]
-async fn a_prefill_goes_on_from_pages_where_a_step_begins() {
+async fn a_prefill_goes_on_from_pages_where_no_bit_changes() {
     let chunk = 256;
     for (tail, shared, kv_end, begins, ends) in [
         (128, 64 * 5, 356, 256, &[356][..]),
@@ -148,8 +148,10 @@ async fn a_prefill_goes_on_from_pages_where_a_step_begins() {
         (128, 64 * 6, 500, 384, &[500]),
         (128, 64 * 6, 400, 384, &[400]),
         (64, 64 * 5, 390, 320, &[384, 390]),
-        (u32::MAX, 64 * 7, 500, 256, &[500]),
-        // Complete chunks are shared as far as they go, also the last one, which is computed in steps, and a prompt of which everything is there computes nothing.
+        (u32::MAX, 64 * 7, 500, 384, &[500]),
+        (u32::MAX, 64 * 6, 440, 320, &[440]),
+        // Complete chunks are shared as far as they go, also the last one, which is computed in steps, and a
+        // prompt of which everything is there computes nothing.
         (128, 64 * 3, 300, 192, &[256, 300]),
         (128, 64 * 5, 600, 320, &[384, 512, 600]),
         (u32::MAX, 64 * 5, 600, 320, &[512, 600]),
