@@ -27,6 +27,12 @@ use crate::plane::Section;
 /// Tokens of one page.
 pub const PAGE_TOKENS: u32 = 64;
 
+/// The last page boundary at or before a position.
+#[must_use]
+pub const fn page_start(position: u32) -> u32 {
+    position - position % PAGE_TOKENS
+}
+
 /// [`PAGE_TOKENS`] as a length of slices.
 const PAGE_LEN: usize = PAGE_TOKENS as usize;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::page::{PAGE_TOKENS, page_start};
 
 /// From so many tokens on, llama.cpp's CPU backend computes a batch with the same kernels, whose rows are the same to the
 /// bit whatever the size is (shown by `steps` in the tests of `tandem-llama`); with fewer it takes others.
@@ -51,7 +51,7 @@ impl Batches {
         }
         let begin = held - held % self.size(held);
         let end = self.at(begin).end;
-        let mut page = held - held % PAGE_TOKENS;
+        let mut page = page_start(held);
         while page > begin {
             // An engine may compute a chunk in parts, which are no smaller than a step.
             let left = (end - page) % self.tail.max(1);
@@ -68,7 +68,7 @@ impl Batches {
     pub fn goes_on_at_page(&self, held: u32) -> u32 {
         let mut at = self.goes_on_at(held);
         while !at.is_multiple_of(PAGE_TOKENS) {
-            at = self.goes_on_at(at - at % PAGE_TOKENS);
+            at = self.goes_on_at(page_start(at));
         }
         at
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_kv::codec::Codec;
-use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
+use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId, page_start};
 use tandem_kv::{Contract, KvBlock, Section};
 use tandem_proto::{HandoffTerms, Reuse};
 use tokio::sync::oneshot;
@@ -287,11 +287,6 @@ impl Tail {
         }
         joined.filter(|_| at == tokens.end)
     }
-}
-
-/// The last page boundary before a position.
-const fn page_start(position: u32) -> u32 {
-    position - position % PAGE_TOKENS
 }
 
 /// Reads pinned pages piece by piece, in the order in which an engine takes them.

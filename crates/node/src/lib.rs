@@ -3,6 +3,7 @@
 //! A node does not know which engine it runs; the caller hands it [`KvEngine`]s.
 //!
 //! - [`worker`]: the engine thread of one model, which owns the engine and every sequence;
+//! - [`batches`]: how a prompt is cut for the engine, and where a prefill may go on;
 //! - [`job`]: what a sequence is doing, and the commands and events around it;
 //! - [`api`]: the control API that the coordinator calls;
 //! - [`tickets`]: who may hand KV to what; [`handoffs`]: the ways to a handoff that is going on;

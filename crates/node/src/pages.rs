@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_kv::contract::InvalidContract;
-use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
+use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId, page_start};
 use tandem_kv::plane::InvalidBlock;
 use tandem_kv::{KvBlock, Section};
 
@@ -355,7 +355,7 @@ impl PageStore {
         if window.is_some() == shape.is_empty() || window.is_some_and(|w| w.tokens != whole) {
             return Err(range_error(Section::Window, &whole));
         }
-        let since = end - end % PAGE_TOKENS..end;
+        let since = page_start(end)..end;
         let tail_bytes = full.bytes(end % PAGE_TOKENS);
         let bytes = tail_bytes.saturating_add(window.map_or(0, KvBlock::bytes));
         if bytes == 0 {

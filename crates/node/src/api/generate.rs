@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::{HandBack, Keeping, seed};
-use crate::held::{Keep, Pieces};
+use crate::held::Keep;
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
 use crate::limits::MAX_EVENTS;
 use crate::model::Model;
@@ -47,8 +47,8 @@ pub(super) async fn generate(
     let batches = model.batches(kv_end, chunk);
     let keep = Keep::new(node.pages.clone(), &model.contract, &terms, batches);
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
-    let pieces = (!remote).then(|| pieces(&node, &keep, &tokens[..kv_end as usize]));
-    let pieces = pieces.flatten();
+    let (prompt, page_read) = (&tokens[..kv_end as usize], node.config.limits.page_read);
+    let pieces = (!remote).then(|| keep.pieces(prompt, page_read)).flatten();
     let source = source(remote, pieces.is_some());
     let of_others = match terms.action {
         ParityAction::Redo => keep.in_doubt(),
@@ -74,8 +74,7 @@ pub(super) async fn generate(
         let terms = terms.handing_back();
         keep_answer(&node, &model, keep, terms, &tokens, handed_back)
     });
-    let pages =
-        remote.then(|| pages_on_demand(&node, &model, job_id, own, &tokens[..kv_end as usize]));
+    let pages = remote.then(|| pages_on_demand(&model, job_id, own, prompt, page_read));
     let job = GenerateJob {
         request: id,
         pages,
@@ -110,26 +109,21 @@ const fn source(remote: bool, has_pages: bool) -> Source {
     }
 }
 
-/// Pages of this node that a sequence can go on from.
-fn pieces(node: &Node, keep: &Keep, tokens: &[Token]) -> Option<Pieces> {
-    keep.pieces(tokens, node.config.limits.page_read)
-}
-
 /// Puts them into the sequence of a job when it asks for them: when its handoff has brought nothing.
 fn pages_on_demand(
-    node: &Arc<Node>,
     model: &Arc<Model>,
     job: JobId,
     keep: Keep,
     tokens: &[Token],
+    limit: Duration,
 ) -> oneshot::Sender<()> {
     let (ask, asked) = oneshot::channel();
-    let (node, model, tokens) = (Arc::clone(node), Arc::clone(model), tokens.to_vec());
+    let (model, tokens) = (Arc::clone(model), tokens.to_vec());
     tokio::spawn(async move {
         if asked.await.is_err() {
             return;
         }
-        match pieces(&node, &keep, &tokens) {
+        match keep.pieces(&tokens, limit) {
             Some(pieces) => seed(model, job, pieces, None).await,
             None => model.deliver(Command::Seeded(job)).await,
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tandem_engine::generation::FinishReason as EngineFinish;
 use tandem_engine::{DecodeStep, EngineError, KvEngine, Sequence};
-use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::page::page_start;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::segment::block_tokens;
 use tandem_kv::{KvBlock, Section};
@@ -297,7 +297,7 @@ impl Worker {
         };
         // What came from pages or from another node has been kept as pages already.
         let next = g.summary.cached_tokens + g.summary.remote_tokens;
-        let next = next - next % PAGE_TOKENS;
+        let next = page_start(next);
         job.work = Work::Retire {
             chunks,
             next,
@@ -361,7 +361,7 @@ fn export(
     let mut start = range.start;
     while has_full && start < range.end {
         // Pages stay whole, so that they can be kept.
-        let aligned = start.saturating_add(step) / PAGE_TOKENS * PAGE_TOKENS;
+        let aligned = page_start(start.saturating_add(step));
         let end = if aligned > start {
             aligned
         } else {
