@@ -203,7 +203,14 @@ impl Contract {
     /// True if some layer keeps only a window of tokens.
     #[must_use]
     pub fn has_window(&self) -> bool {
-        self.layers.iter().any(|l| l.kind == LayerKind::Window)
+        self.has_section(Section::Window)
+    }
+
+    /// True if some layer travels in this section.
+    #[must_use]
+    pub fn has_section(&self, section: Section) -> bool {
+        let kind = section.layer_kind();
+        self.layers.iter().any(|l| l.kind == kind)
     }
 
     /// Indices of the layers that travel in a section, ascending.
@@ -234,6 +241,15 @@ impl Contract {
     #[must_use]
     pub fn window_start(&self, end: u32) -> u32 {
         end.saturating_sub(self.window)
+    }
+
+    /// First token of which a section holds rows when KV covers `[0, end)`.
+    #[must_use]
+    pub fn section_start(&self, section: Section, end: u32) -> u32 {
+        match section {
+            Section::Full => 0,
+            Section::Window => self.window_start(end),
+        }
     }
 
     /// Every field in which `theirs` differs from this contract.

@@ -15,12 +15,13 @@ pub const MAX_KV_HEADS: u32 = 1024;
 pub const MAX_HEAD_DIM: u32 = 1024;
 /// Largest number of tokens of one sequence.
 pub const MAX_TOKENS: u32 = 1 << 22;
-/// Largest number of tokens in one chunk (the unit of prefill, apply and acknowledgement).
+/// Largest number of tokens in one block (the unit of acknowledgement).
 pub const MAX_CHUNK_TOKENS: u32 = 1 << 14;
-/// Largest number of bytes of one block. Only a window comes near it: full blocks have another limit.
-pub const MAX_STAGED_BYTES: u64 = 1 << 30;
-/// Largest number of bytes of a block of full-attention layers.
-pub const MAX_FULL_BLOCK_BYTES: u64 = 16 << 20;
+/// Largest number of bytes of a window: its blocks are joined in memory, because an engine takes it as
+/// a whole.
+pub const MAX_WINDOW_BYTES: u64 = 1 << 30;
+/// Largest number of bytes of one block.
+pub const MAX_BLOCK_BYTES: u64 = 16 << 20;
 /// The sender cuts chunks into blocks of at most about this many bytes: what an engine applies at
 /// once, and so how long others wait for it.
 pub const TARGET_BLOCK_BYTES: u64 = 8 << 20;

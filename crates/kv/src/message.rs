@@ -6,6 +6,7 @@ use crate::adaptive::DecodeRates;
 use crate::contract::{Contract, Difference};
 use crate::frame::{Header, Kind, encode_frame};
 use crate::limits::MAX_STRING;
+use crate::plane::{PerSection, Section};
 
 /// Sender to receiver, first frame of the main connection of a handoff.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,8 +65,9 @@ pub struct Accept {
     pub have_tokens: u32,
     /// [`crate::page::PageId`] of the last complete page of these tokens, hex; absent if there is none.
     pub have_page: Option<String>,
-    /// True if the window is there already.
-    pub have_window: bool,
+    /// Rows of the window layers of the tokens from the start of the window to `have_window` are there
+    /// already and must not be sent; 0 if there are none.
+    pub have_window: u32,
     /// How fast the receiver decodes.
     pub decode_rates: DecodeRates,
 }
@@ -259,19 +261,23 @@ impl BlockDigest {
     }
 }
 
-/// Digest over all blocks since the last accept, in the order in which they are applied; kept by
+/// Digest over all blocks since the last accept, those of each section in the order of tokens; kept by
 /// both ends and compared at commit.
 #[derive(Debug, Clone)]
 pub struct Manifest {
-    hasher: blake3::Hasher,
+    blocks: PerSection<blake3::Hasher>,
     segments: u32,
     raw_bytes: u64,
 }
 
 impl Default for Manifest {
     fn default() -> Self {
+        let of_blocks = || blake3::Hasher::new_derive_key("tandem section v3");
         Self {
-            hasher: blake3::Hasher::new_derive_key("tandem manifest v2"),
+            blocks: PerSection {
+                full: of_blocks(),
+                window: of_blocks(),
+            },
             segments: 0,
             raw_bytes: 0,
         }
@@ -279,9 +285,9 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// Adds a block.
-    pub fn add(&mut self, block: &BlockDigest) {
-        self.hasher.update(block.hasher.finalize().as_bytes());
+    /// Adds the next block of a section.
+    pub fn add(&mut self, section: Section, block: &BlockDigest) {
+        self.blocks[section].update(block.hasher.finalize().as_bytes());
         self.segments = self.segments.saturating_add(block.segments);
         self.raw_bytes += block.raw_bytes;
     }
@@ -289,10 +295,13 @@ impl Manifest {
     /// The commit message for what has been added so far.
     #[must_use]
     pub fn commit(&self) -> Commit {
+        let mut all = blake3::Hasher::new_derive_key("tandem manifest v3");
+        all.update(self.blocks.full.finalize().as_bytes());
+        all.update(self.blocks.window.finalize().as_bytes());
         Commit {
             segments: self.segments,
             raw_bytes: self.raw_bytes,
-            manifest: self.hasher.finalize().to_hex().to_string(),
+            manifest: all.finalize().to_hex().to_string(),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A *plane* is one layer's K or V for a range of tokens: `[token][kv_head][dim]`,
 //! contiguous, little-endian, K after RoPE (and after the key norm, where a model has one).
 
-use std::ops::Range;
+use std::ops::{Index, IndexMut, Range};
 
 use crate::contract::{Contract, LayerKind};
 
@@ -19,9 +19,9 @@ pub enum PlaneKind {
 /// Which layers a block of KV covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Section {
-    /// The layers that attend to all tokens; one block per chunk.
+    /// The layers that attend to all tokens.
     Full,
-    /// The layers with an attention window; one block, at the end.
+    /// The layers with an attention window: their rows of the last tokens.
     Window,
 }
 
@@ -51,6 +51,35 @@ impl Section {
             0 => Some(Self::Full),
             1 => Some(Self::Window),
             _ => None,
+        }
+    }
+}
+
+/// One of something for each section.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PerSection<T> {
+    /// Of the layers that attend to all tokens.
+    pub full: T,
+    /// Of the layers with an attention window.
+    pub window: T,
+}
+
+impl<T> Index<Section> for PerSection<T> {
+    type Output = T;
+
+    fn index(&self, section: Section) -> &T {
+        match section {
+            Section::Full => &self.full,
+            Section::Window => &self.window,
+        }
+    }
+}
+
+impl<T> IndexMut<Section> for PerSection<T> {
+    fn index_mut(&mut self, section: Section) -> &mut T {
+        match section {
+            Section::Full => &mut self.full,
+            Section::Window => &mut self.window,
         }
     }
 }
@@ -90,6 +119,29 @@ pub struct InvalidBlock {
 }
 
 impl KvBlock {
+    /// A block of no tokens yet, to which those of `tokens` can be [appended](Self::append) in order
+    /// without getting memory again.
+    #[must_use]
+    pub fn with_room(contract: &Contract, section: Section, tokens: &Range<u32>) -> Self {
+        let count = tokens.end.saturating_sub(tokens.start);
+        let layers = contract.section_layers(section).into_iter();
+        let planes = layers.flat_map(|l| [(l, PlaneKind::Key), (l, PlaneKind::Value)]);
+        let planes = planes.map(|(layer, kind)| {
+            let bytes = plane_bytes(contract, layer, kind, count);
+            let bytes = bytes.and_then(|b| usize::try_from(b).ok());
+            Plane {
+                layer,
+                kind,
+                data: Vec::with_capacity(bytes.unwrap_or(0)),
+            }
+        });
+        Self {
+            section,
+            planes: planes.collect(),
+            tokens: tokens.start..tokens.start,
+        }
+    }
+
     /// Number of tokens.
     #[must_use]
     pub fn len(&self) -> u32 {
@@ -125,21 +177,10 @@ impl KvBlock {
         }
     }
 
-    /// Makes room for this many tokens in all.
-    pub fn reserve(&mut self, tokens: usize) {
-        let (have, more) = (
-            self.len().max(1) as usize,
-            tokens.saturating_sub(self.len() as usize),
-        );
-        for plane in &mut self.planes {
-            plane.data.reserve_exact(plane.data.len() / have * more);
-        }
-    }
-
     /// Appends the rows of a block that goes on where this one ends.
-    pub fn append(&mut self, more: Self) {
+    pub fn append(&mut self, more: &Self) {
         self.tokens.end = more.tokens.end;
-        for (plane, more) in self.planes.iter_mut().zip(more.planes) {
+        for (plane, more) in self.planes.iter_mut().zip(&more.planes) {
             plane.data.extend_from_slice(&more.data);
         }
     }

@@ -13,13 +13,11 @@ use crate::adaptive::{DecodeRates, Quality};
 use crate::codec::{Codec, CodecError};
 use crate::contract::Contract;
 use crate::frame::{FrameError, Header, Kind, encode_frame};
-use crate::limits::{
-    MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_FULL_BLOCK_BYTES, MAX_STAGED_BYTES, MAX_STREAMS,
-};
+use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_STREAMS};
 use crate::message::{
     Accept, BlockDigest, Commit, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
 };
-use crate::plane::{KvBlock, Section};
+use crate::plane::{KvBlock, PerSection, Section};
 use crate::receipt::{InvalidReceipt, Receipt};
 
 mod hello;
@@ -97,7 +95,7 @@ pub struct Terms {
     pub decode_rates: DecodeRates,
 }
 
-/// A block that has arrived whole and is next in order.
+/// A block of full-attention layers that has arrived whole and is next in order, or the window, joined.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// Its rows.
@@ -111,7 +109,7 @@ pub struct Arrived {
 pub enum Step {
     /// Nothing to do.
     Wait,
-    /// A block is whole; see [`Receiver::next_block`].
+    /// Blocks are whole; see [`Receiver::next_block`] and [`Receiver::staged`].
     Block,
     /// The sender has committed; [`Receiver::finish`] confirms when all is applied.
     Commit,
@@ -143,16 +141,19 @@ pub struct Receiver {
     /// the first blocks on the main one, so the order of blocks follows from the latter.
     streams: u32,
     max_streams: u32,
-    /// End of what has been given out for applying.
-    next_token: u32,
-    /// End of the last full block that was opened.
-    opened_to: u32,
-    window_opened: bool,
-    window_given: bool,
+    /// End of what has come whole and in order: full blocks were given out for applying, those of the
+    /// window joined.
+    next: PerSection<u32>,
+    /// End of the last block that was opened.
+    opened_to: PerSection<u32>,
+    /// What has come of the window, until all of it is given out behind the last full block.
+    window: Option<Arrived>,
+    /// Blocks that were joined to the window and not acknowledged.
+    joined: VecDeque<Range<u32>>,
     known: BTreeMap<(u8, u32), Known>,
     known_bytes: u64,
     ready: VecDeque<Arrived>,
-    /// Given out and not yet applied.
+    /// Given out and not yet applied; no bytes for the window, whose blocks have been acknowledged.
     unapplied: VecDeque<(Section, Range<u32>, u64)>,
     commit: Option<Commit>,
     all_sent: bool,
@@ -198,10 +199,13 @@ impl Receiver {
             generation: 0,
             streams: 1,
             max_streams: 1,
-            next_token: have.min(kv_end),
-            opened_to: 0,
-            window_opened: false,
-            window_given: !contract.has_window() || kv_end == 0,
+            next: PerSection {
+                full: have.min(kv_end),
+                window: contract.window_start(kv_end),
+            },
+            opened_to: PerSection::default(),
+            window: None,
+            joined: VecDeque::new(),
             known: BTreeMap::new(),
             known_bytes: 0,
             ready: VecDeque::new(),
@@ -233,8 +237,8 @@ impl Receiver {
         }
         self.known.clear();
         self.known_bytes = 0;
-        self.opened_to = self.next_token;
-        self.window_opened = self.window_given;
+        self.opened_to = self.next;
+        self.joined.clear();
         self.commit = None;
         self.all_sent = false;
         self.receipt = false;
@@ -250,18 +254,25 @@ impl Receiver {
             stream: terms.stream.clone(),
             streams: self.max_streams,
             credit_bytes: terms.credit_bytes,
-            have_tokens: self.next_token,
+            have_tokens: self.next.full,
             have_page: terms.have_page.clone(),
-            have_window: self.contract.has_window() && self.kv_end > 0 && self.window_given,
+            have_window: self.have_window(),
             decode_rates: terms.decode_rates,
         };
         Ok(control_frame(Kind::Accept, self.handoff, 0, &accept)?)
     }
 
-    /// End of the tokens that were given out for applying.
+    /// End of the tokens of each section that have come whole and in order.
     #[must_use]
-    pub const fn next_token(&self) -> u32 {
-        self.next_token
+    pub const fn next(&self) -> PerSection<u32> {
+        self.next
+    }
+
+    /// What an accept says of the window.
+    fn have_window(&self) -> u32 {
+        let is_there = self.contract.has_window()
+            && self.next.window > self.contract.window_start(self.kv_end);
+        if is_there { self.next.window } else { 0 }
     }
 
     /// Ends the handoff: no frame is accepted any more.
@@ -275,35 +286,45 @@ impl Receiver {
         self.over
     }
 
-    fn full_layers(&self) -> bool {
-        !self.contract.section_layers(Section::Full).is_empty()
-    }
-
-    /// True if no block of full-attention layers is missing.
-    fn full_complete(&self) -> bool {
+    /// True if no block of a section is missing.
+    fn is_complete(&self, section: Section) -> bool {
         // A model that has only window layers sends no full-attention blocks.
-        self.next_token == self.kv_end || !self.full_layers()
+        self.next[section] == self.kv_end || !self.contract.has_section(section)
     }
 
-    /// The next block to apply. Blocks come in order, the window last.
+    /// The next block to apply. Full blocks come in order, then the whole window.
     pub fn next_block(&mut self) -> Option<Arrived> {
         let arrived = self.ready.pop_front()?;
         let block = &arrived.block;
+        let bytes = match block.section {
+            Section::Full => block.bytes(),
+            Section::Window => 0,
+        };
         self.unapplied
-            .push_back((block.section, block.tokens.clone(), block.bytes()));
+            .push_back((block.section, block.tokens.clone(), bytes));
         Some(arrived)
     }
 
-    /// Says that the oldest block given out has been applied; gives the ack frame.
+    /// Says that the oldest block given out has been applied; gives the ack frame of a full block.
     #[must_use]
-    pub fn applied(&mut self) -> Vec<u8> {
+    pub fn applied(&mut self) -> Option<Vec<u8>> {
+        let (section, tokens, bytes) = self.unapplied.pop_front()?;
+        self.known_bytes = self.known_bytes.saturating_sub(bytes);
+        (section == Section::Full).then(|| self.ack(section, &tokens))
+    }
+
+    /// The ack frame of the oldest block of the window that has come and was not acknowledged.
+    #[must_use]
+    pub fn staged(&mut self) -> Option<Vec<u8>> {
+        let tokens = self.joined.pop_front()?;
+        Some(self.ack(Section::Window, &tokens))
+    }
+
+    fn ack(&mut self, section: Section, tokens: &Range<u32>) -> Vec<u8> {
         let mut header = Header::control(Kind::Ack, self.handoff, self.sequence_out);
-        if let Some((section, tokens, bytes)) = self.unapplied.pop_front() {
-            header.section = section.wire();
-            header.token_start = tokens.start;
-            header.token_end = tokens.end;
-            self.known_bytes = self.known_bytes.saturating_sub(bytes);
-        }
+        header.section = section.wire();
+        header.token_start = tokens.start;
+        header.token_end = tokens.end;
         self.sequence_out = self.sequence_out.wrapping_add(1);
         encode_frame(header, &[])
     }
@@ -331,7 +352,7 @@ impl Receiver {
     /// The committed frame, once everything has been sent and applied.
     #[must_use]
     pub fn finish(&mut self) -> Option<Vec<u8>> {
-        let open = !self.unapplied.is_empty() || !self.ready.is_empty();
+        let open = !self.unapplied.is_empty() || !self.ready.is_empty() || !self.joined.is_empty();
         if !self.all_sent || self.confirmed || open || self.over {
             return None;
         }
@@ -377,7 +398,8 @@ impl Receiver {
         self.unapplied.len()
     }
 
-    /// Bytes of blocks that are being assembled, wait, or were given out and not applied.
+    /// Bytes of blocks that are being assembled, wait, or were given out and not applied, beside the
+    /// window.
     #[must_use]
     pub const fn staged_bytes(&self) -> u64 {
         self.known_bytes
@@ -440,29 +462,21 @@ impl Receiver {
 
     /// A block may start: it lies where it should, and there is credit for it.
     fn may_open(&self, section: Section, header: &Header) -> Result<u64, ReceiverError> {
-        if self.known.len() + self.ready.len() + self.unapplied.len() >= MAX_BLOCKS_IN_FLIGHT {
+        let waiting = self.ready.len() + self.unapplied.len() + self.joined.len();
+        if self.known.len() + waiting >= MAX_BLOCKS_IN_FLIGHT {
             let limit = format!("at most {MAX_BLOCKS_IN_FLIGHT} unacknowledged blocks");
             return Err(wrong("block_start", "a block without credit", limit));
         }
         let (start, end) = (header.block_start, header.block_end);
-        let limit = match section {
-            Section::Full => {
-                self.may_open_full(start, end)?;
-                MAX_FULL_BLOCK_BYTES
-            }
-            Section::Window => {
-                self.may_open_window(start, end)?;
-                MAX_STAGED_BYTES
-            }
-        };
+        self.may_cover(section, start, end)?;
         let layers = self.contract.section_layers(section);
         let bytes = self
             .contract
             .token_bytes(&layers)
             .saturating_mul(u64::from(end - start));
-        if bytes > limit {
-            let found = format!("{bytes} bytes");
-            return Err(wrong("block_end", found, format!("at most {limit} bytes")));
+        if bytes > MAX_BLOCK_BYTES {
+            let expected = format!("at most {MAX_BLOCK_BYTES} bytes");
+            return Err(wrong("block_end", format!("{bytes} bytes"), expected));
         }
         if self.known_bytes > 0 && self.known_bytes.saturating_add(bytes) > self.credit_bytes {
             let expected = format!("at most {} bytes on their way", self.credit_bytes);
@@ -471,20 +485,22 @@ impl Receiver {
         Ok(bytes)
     }
 
-    fn may_open_full(&self, start: u32, end: u32) -> Result<(), ReceiverError> {
-        if !self.full_layers() {
-            return Err(wrong("section", "full", "no layers of this section"));
+    /// A block lies where something of its section is missing.
+    fn may_cover(&self, section: Section, start: u32, end: u32) -> Result<(), ReceiverError> {
+        if !self.contract.has_section(section) {
+            let expected = "a section that the model has layers of";
+            return Err(wrong("section", section.wire(), expected));
         }
         if self.max_streams == 1 {
-            field("block_start", start, self.opened_to)?;
+            field("block_start", start, self.opened_to[section])?;
         }
-        let overlaps = self
-            .known
-            .range(..(Section::Full.wire(), end))
-            .next_back()
-            .is_some_and(|(_, known)| known.end > start);
-        if start < self.next_token || overlaps {
-            let expected = format!("no token before {} and none twice", self.next_token);
+        let wire = section.wire();
+        let before = (wire, 0)..(wire, end);
+        let last = self.known.range(before).next_back();
+        let overlaps = last.is_some_and(|(_, known)| known.end > start);
+        let next = self.next[section];
+        if start < next || overlaps {
+            let expected = format!("no token before {next} and none twice");
             return Err(wrong("block_start", start, expected));
         }
         let last = self.kv_end.min(start.saturating_add(MAX_CHUNK_TOKENS));
@@ -495,27 +511,9 @@ impl Receiver {
         Ok(())
     }
 
-    fn may_open_window(&self, start: u32, end: u32) -> Result<(), ReceiverError> {
-        if self.window_opened || !self.contract.has_window() || self.kv_end == 0 {
-            return Err(wrong("section", "window", "no further window"));
-        }
-        if self.max_streams == 1 && self.full_layers() && self.opened_to != self.kv_end {
-            let expected = format!("full, up to token {}", self.kv_end);
-            return Err(wrong("section", "window", expected));
-        }
-        field(
-            "block_start",
-            start,
-            self.contract.window_start(self.kv_end),
-        )?;
-        field("block_end", end, self.kv_end)
-    }
-
     fn open(&mut self, section: Section, header: &Header, bytes: u64) {
-        match section {
-            Section::Full => self.opened_to = self.opened_to.max(header.block_end),
-            Section::Window => self.window_opened = true,
-        }
+        let opened_to = &mut self.opened_to[section];
+        *opened_to = header.block_end.max(*opened_to);
         self.known_bytes += bytes;
         let known = Known {
             end: header.block_end,
@@ -526,61 +524,69 @@ impl Receiver {
             .insert((section.wire(), header.block_start), known);
     }
 
-    /// A block is whole: it and those that waited for it are given out in order.
+    /// A block is whole: it and those that waited for it are given out in order, or joined.
     fn whole(&mut self, arrived: Arrived, digest: BlockDigest) -> Result<Step, ReceiverError> {
-        let key = (arrived.block.section.wire(), arrived.block.tokens.start);
+        let section = arrived.block.section;
+        let key = (section.wire(), arrived.block.tokens.start);
         let Some(known) = self.known.get_mut(&key) else {
             return Err(ReceiverError::Over);
         };
         debug_assert_eq!(known.bytes, arrived.block.bytes());
         known.done = Some((arrived, digest));
-        let before = self.ready.len();
-        while let Some(next) = self.next_in_order() {
-            let Some(Known {
-                done: Some((arrived, digest)),
-                ..
-            }) = self.known.remove(&next)
-            else {
-                break;
-            };
-            match arrived.block.section {
-                Section::Full => self.next_token = arrived.block.tokens.end,
-                Section::Window => self.window_given = true,
+        let before = self.next;
+        while let Some((arrived, digest)) = self.next_in_order(section) {
+            self.next[section] = arrived.block.tokens.end;
+            self.manifest.add(section, &digest);
+            match section {
+                Section::Full => self.ready.push_back(arrived),
+                Section::Window => self.join_window(arrived),
             }
-            self.manifest.add(&digest);
-            self.ready.push_back(arrived);
         }
-        let step = if self.ready.len() > before {
-            Step::Block
-        } else {
+        if self.is_complete(Section::Full) && self.is_complete(Section::Window) {
+            self.ready.extend(self.window.take());
+        }
+        let step = if self.next == before {
             Step::Wait
+        } else {
+            Step::Block
         };
         self.try_commit()?;
         Ok(step)
     }
 
-    /// The whole block that is next to be applied.
-    fn next_in_order(&self) -> Option<(u8, u32)> {
-        let key = if self.full_complete() {
-            let start = self.contract.window_start(self.kv_end);
-            (Section::Window.wire(), start)
-        } else {
-            (Section::Full.wire(), self.next_token)
-        };
-        let known = self.known.get(&key)?;
-        known.done.is_some().then_some(key)
+    /// The whole block that is next in its section.
+    fn next_in_order(&mut self, section: Section) -> Option<(Arrived, BlockDigest)> {
+        let key = (section.wire(), self.next[section]);
+        self.known.get(&key)?.done.as_ref()?;
+        self.known.remove(&key)?.done
+    }
+
+    /// Rows of the window wait for the rest of it outside of the credit.
+    fn join_window(&mut self, part: Arrived) {
+        let Arrived { block, codec } = part;
+        let whole = self.contract.window_start(self.kv_end)..self.kv_end;
+        let window = self.window.get_or_insert_with(|| Arrived {
+            block: KvBlock::with_room(&self.contract, Section::Window, &whole),
+            codec,
+        });
+        window.block.append(&block);
+        if codec.wire() > window.codec.wire() {
+            window.codec = codec;
+        }
+        self.known_bytes = self.known_bytes.saturating_sub(block.bytes());
+        self.joined.push_back(block.tokens.clone());
+        self.recycle(block);
     }
 
     fn commit(&mut self, theirs: Commit) -> Result<Step, ReceiverError> {
         self.commit = Some(theirs);
         // With one stream everything has come before the commit.
         if self.max_streams == 1 {
-            if !self.full_complete() {
-                field("commit.tokens", self.next_token, self.kv_end)?;
+            if !self.is_complete(Section::Full) {
+                field("commit.tokens", self.next.full, self.kv_end)?;
             }
-            if !self.window_given {
-                let expected = "the window of the last tokens";
-                return Err(wrong("commit.window", "no window", expected));
+            if !self.is_complete(Section::Window) {
+                field("commit.window", self.next.window, self.kv_end)?;
             }
         }
         self.try_commit()?;
@@ -589,8 +595,10 @@ impl Receiver {
 
     /// Compares the commit once everything that it covers has come.
     fn try_commit(&mut self) -> Result<(), ReceiverError> {
-        let complete = self.full_complete() && self.window_given && self.known.is_empty();
-        if !complete {
+        let complete = [Section::Full, Section::Window]
+            .into_iter()
+            .all(|section| self.is_complete(section));
+        if !complete || !self.known.is_empty() {
             return Ok(());
         }
         let Some(theirs) = self.commit.take() else {

@@ -249,11 +249,11 @@ fn cut(layers: &[u32], at: Range<usize>, tokens: Range<u32>) -> Cut {
     }
 }
 
-/// Tokens of a block of full-attention layers: about [`TARGET_BLOCK_BYTES`], whole pages where a
-/// page is smaller than that, and such that the row of one token and layer fits a segment.
+/// Tokens of a block of a section: about [`TARGET_BLOCK_BYTES`], whole pages where a page is smaller
+/// than that, and such that the row of one token and layer fits a segment.
 #[must_use]
-pub fn block_tokens(contract: &Contract) -> u32 {
-    let layers = contract.section_layers(Section::Full);
+pub fn block_tokens(contract: &Contract, section: Section) -> u32 {
+    let layers = contract.section_layers(section);
     let all = contract.token_bytes(&layers).max(1);
     let tokens = u32::try_from(TARGET_BLOCK_BYTES / all)
         .unwrap_or(u32::MAX)

@@ -15,17 +15,17 @@ use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
 use crate::limits::{
-    CREDIT_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_FULL_BLOCK_BYTES,
-    MAX_STAGED_BYTES, MAX_STREAMS, MAX_STRING, MAX_TOKENS,
+    CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
+    MAX_STREAMS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
 };
 use crate::message::{
     Abort, Accept, BlockDigest, Hello, Join, Manifest, MessageError, Refuse, abort_frame,
     control_frame, control_payload, parse,
 };
 use crate::page::{PAGE_TOKENS, PageId};
-use crate::plane::{InvalidBlock, KvBlock, Section};
+use crate::plane::{InvalidBlock, KvBlock, PerSection, Section};
 use crate::receipt::Receipt;
-use crate::segment::Cutter;
+use crate::segment::{Cutter, block_tokens, window_bytes};
 
 /// Why a handoff failed at the sending end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -134,15 +134,13 @@ pub struct Sender {
     streams: u32,
     sequence_in: u32,
     accept: Accept,
-    next_token: u32,
-    window_sent: bool,
-    /// Acknowledged, so that it cannot be sent again either.
-    window_acked: bool,
+    /// First token that has not been sent.
+    next: PerSection<u32>,
     /// End of the tokens that were acknowledged: they are not kept and cannot be sent again.
-    acked: u32,
+    acked: PerSection<u32>,
     unacked: VecDeque<Unacked>,
     /// Digests of blocks that are not in the manifest yet, by their place in the order.
-    digests: BTreeMap<u64, Option<BlockDigest>>,
+    digests: BTreeMap<u64, (Section, Option<BlockDigest>)>,
     opened: u64,
     manifest: Manifest,
     raw_bytes: u64,
@@ -167,9 +165,18 @@ impl Sender {
                 "a continuation of {continuation} in {count} tokens, limit {MAX_CONTINUATION}"
             ));
         }
+        let window = window_bytes(&offer.contract, kv_end);
+        if window > MAX_WINDOW_BYTES {
+            return not_allowed(format!(
+                "a window of {window} bytes, limit {MAX_WINDOW_BYTES}"
+            ));
+        }
         let digest = blake3::Hash::from(token_digest(&offer.tokens)).to_hex();
+        let start = PerSection {
+            full: 0,
+            window: offer.contract.window_start(kv_end),
+        };
         let mut sender = Self {
-            window_sent: !offer.contract.has_window() || kv_end == 0,
             offer,
             digest: digest.to_string(),
             state: SenderState::AwaitAccept,
@@ -183,11 +190,10 @@ impl Sender {
                 have_tokens: 0,
                 have_page: None,
                 decode_rates: DecodeRates::default(),
-                have_window: false,
+                have_window: 0,
             },
-            next_token: 0,
-            window_acked: false,
-            acked: 0,
+            next: start,
+            acked: start,
             unacked: VecDeque::new(),
             digests: BTreeMap::new(),
             opened: 0,
@@ -260,22 +266,22 @@ impl Sender {
         self.unacked.len()
     }
 
-    /// First token of the full-attention layers that has not been sent; the receiver has those before.
+    /// First token of each section that has not been sent; the receiver has those before.
     #[must_use]
-    pub const fn next_token(&self) -> u32 {
-        self.next_token
+    pub const fn next(&self) -> PerSection<u32> {
+        self.next
     }
 
-    /// True if the receiver has the window, or it is on its way, or there is none.
+    /// End of the tokens of each section that the receiver has.
     #[must_use]
-    pub const fn window_sent(&self) -> bool {
-        self.window_sent
-    }
-
-    /// End of the tokens that the receiver has applied.
-    #[must_use]
-    pub const fn acknowledged(&self) -> u32 {
+    pub const fn acknowledged(&self) -> PerSection<u32> {
         self.acked
+    }
+
+    /// True if all rows of a section have been sent, or there are none.
+    #[must_use]
+    pub fn is_sent(&self, section: Section) -> bool {
+        self.next[section] == self.offer.kv_end || !self.offer.contract.has_section(section)
     }
 
     /// Bytes of rows sent so far, with what was sent twice.
@@ -358,12 +364,13 @@ impl Sender {
             return Err(unexpected(header, "`have_tokens` lies beyond the handoff"));
         }
         // What was acknowledged has not been kept.
-        if accept.have_tokens < self.acked {
+        if accept.have_tokens < self.acked.full {
             return Err(unexpected(
                 header,
                 "`have_tokens` lies before what was acknowledged",
             ));
         }
+        let window = self.window_at(header, accept.have_window)?;
         let ours = (accept.have_tokens / PAGE_TOKENS)
             .checked_sub(1)
             .and_then(|last| self.offer.pages.get(last as usize));
@@ -373,51 +380,70 @@ impl Sender {
                 "`have_page` is not the page of these tokens",
             ));
         }
-        let has_window = self.offer.contract.has_window() && kv_end > 0;
-        if accept.have_window && has_window && !self.complete_at(accept.have_tokens) {
-            return Err(unexpected(
-                header,
-                "`have_window` without the tokens before it",
-            ));
-        }
-        if self.window_acked && !accept.have_window {
-            return Err(unexpected(
-                header,
-                "`have_window` is false after it was acknowledged",
-            ));
-        }
-        self.next_token = accept.have_tokens;
-        self.acked = accept.have_tokens;
-        self.window_sent = !has_window || accept.have_window;
+        self.next = PerSection {
+            full: accept.have_tokens,
+            window,
+        };
+        self.acked = self.next;
         self.accept = accept;
         self.accept.credit_bytes = self.accept.credit_bytes.min(CREDIT_BYTES);
         self.state = SenderState::Streaming;
         Ok(())
     }
 
+    /// From where on the receiver lacks the window, by what its accept says.
+    fn window_at(&self, header: &Header, have: u32) -> Result<u32, SenderError> {
+        let (contract, kv_end) = (&self.offer.contract, self.offer.kv_end);
+        let start = contract.window_start(kv_end);
+        if have != 0 && (!contract.has_window() || have <= start || have > kv_end) {
+            return Err(unexpected(
+                header,
+                "`have_window` lies outside of the window",
+            ));
+        }
+        let window = have.max(start);
+        if window < self.acked.window {
+            return Err(unexpected(
+                header,
+                "`have_window` lies before what was acknowledged",
+            ));
+        }
+        Ok(window)
+    }
+
     fn acks(&mut self, header: &Header) -> Result<(), SenderError> {
+        let section = Section::from_wire(header.section);
+        let oldest = self.unacked.iter().position(|u| Some(u.section) == section);
         let tokens = header.token_start..header.token_end;
-        let got = Section::from_wire(header.section).map(|s| (s, tokens));
-        let oldest = self.unacked.front().map(|u| (u.section, u.tokens.clone()));
-        if got.is_none() || oldest != got {
-            let reason = "does not match the oldest unacknowledged block";
-            return Err(unexpected(header, reason));
+        match oldest.and_then(|at| Some((at, self.unacked.get(at)?))) {
+            Some((at, block)) if block.tokens == tokens => {
+                self.acked[block.section] = tokens.end;
+                self.unacked.remove(at);
+                Ok(())
+            }
+            _ => {
+                let reason = "does not match the oldest unacknowledged block of its section";
+                Err(unexpected(header, reason))
+            }
         }
-        match oldest {
-            Some((Section::Full, tokens)) => self.acked = tokens.end,
-            Some((Section::Window, _)) => self.window_acked = true,
-            None => {}
-        }
-        self.unacked.pop_front();
-        Ok(())
     }
 
     /// How many blocks the receiver lacked when it accepted.
     #[must_use]
     pub fn blocks_to_send(&self) -> u32 {
-        let full = self.offer.kv_end.saturating_sub(self.accept.have_tokens);
-        let full = full.div_ceil(crate::segment::block_tokens(&self.offer.contract));
-        full + u32::from(self.offer.contract.has_window() && !self.accept.have_window)
+        let (contract, kv_end) = (&self.offer.contract, self.offer.kv_end);
+        let window = contract.window_start(kv_end).max(self.accept.have_window);
+        [
+            (Section::Full, self.accept.have_tokens),
+            (Section::Window, window),
+        ]
+        .into_iter()
+        .filter(|(section, _)| contract.has_section(*section))
+        .map(|(section, have)| {
+            let tokens = kv_end.saturating_sub(have);
+            tokens.div_ceil(block_tokens(contract, section))
+        })
+        .sum()
     }
 
     /// The frame with which a further connection joins, and that connection's [`Outbound`].
@@ -465,7 +491,7 @@ impl Sender {
     }
 
     /// Opens a block: its place in the order, and what cuts and encodes it. All its segments go over
-    /// one stream. Blocks must be contiguous and the window comes last.
+    /// one stream. Blocks of a section must be contiguous.
     ///
     /// # Errors
     /// If [`Self::may_send`] is false, or if the block does not fit the contract, exceeds a limit
@@ -480,10 +506,7 @@ impl Sender {
         }
         block.validate(&self.offer.contract)?;
         self.check_block(block)?;
-        match block.section {
-            Section::Full => self.next_token = block.tokens.end,
-            Section::Window => self.window_sent = true,
-        }
+        self.next[block.section] = block.tokens.end;
         self.unacked.push_back(Unacked {
             section: block.section,
             tokens: block.tokens.clone(),
@@ -491,7 +514,7 @@ impl Sender {
         });
         let place = self.opened;
         self.opened += 1;
-        self.digests.insert(place, None);
+        self.digests.insert(place, (block.section, None));
         let cutter = Cutter::new(
             Arc::clone(&self.offer.contract),
             self.offer.handoff,
@@ -505,51 +528,38 @@ impl Sender {
         if block.is_empty() || block.planes.is_empty() {
             return not_allowed("an empty block".into());
         }
-        let kv_end = self.offer.kv_end;
-        let (expected, limit) = match block.section {
-            Section::Full => (self.next_token, MAX_FULL_BLOCK_BYTES),
-            Section::Window if self.window_sent => return not_allowed("a second window".into()),
-            Section::Window if !self.complete_at(self.next_token) => {
-                return not_allowed("the window before the last full block".into());
-            }
-            Section::Window => (self.offer.contract.window_start(kv_end), MAX_STAGED_BYTES),
-        };
+        let expected = self.next[block.section];
         if block.tokens.start != expected {
             return Err(SenderError::Gap {
                 found: block.tokens.start,
                 expected,
             });
         }
-        let end = block.tokens.end;
-        if end > kv_end || (block.section == Section::Window && end != kv_end) {
+        let (end, kv_end) = (block.tokens.end, self.offer.kv_end);
+        if end > kv_end {
             return not_allowed(format!("a block that ends at token {end} of {kv_end}"));
         }
-        if block.section == Section::Full && block.len() > MAX_CHUNK_TOKENS {
+        if block.len() > MAX_CHUNK_TOKENS {
             let tokens = block.len();
             return not_allowed(format!("{tokens} tokens, limit {MAX_CHUNK_TOKENS}"));
         }
-        if block.bytes() > limit {
-            return not_allowed(format!("{} bytes, limit {limit}", block.bytes()));
+        if block.bytes() > MAX_BLOCK_BYTES {
+            let bytes = block.bytes();
+            return not_allowed(format!("{bytes} bytes, limit {MAX_BLOCK_BYTES}"));
         }
         Ok(())
-    }
-
-    /// True if no block of full-attention layers is missing when the next one would start here.
-    fn complete_at(&self, next: u32) -> bool {
-        // A model that has only window layers sends no full-attention blocks.
-        next == self.offer.kv_end || self.offer.contract.section_layers(Section::Full).is_empty()
     }
 
     /// All segments of the block at this place have been written.
     pub fn close(&mut self, place: u64, digest: BlockDigest) {
         self.raw_bytes += digest.raw_bytes();
-        if let Some(slot) = self.digests.get_mut(&place) {
+        if let Some((_, slot)) = self.digests.get_mut(&place) {
             *slot = Some(digest);
         }
         while let Some(entry) = self.digests.first_entry()
-            && let Some(digest) = entry.get()
+            && let (section, Some(digest)) = entry.get()
         {
-            self.manifest.add(digest);
+            self.manifest.add(*section, digest);
             entry.remove();
         }
     }
@@ -557,20 +567,19 @@ impl Sender {
     /// The commit, once all blocks are sent; it goes over the main connection.
     ///
     /// # Errors
-    /// [`SenderError::Gap`] if tokens are missing; [`SenderError::NotAllowed`] before the accept,
-    /// without the window, with a block that is not closed, or a second time.
+    /// [`SenderError::Gap`] if tokens of a section are missing; [`SenderError::NotAllowed`] before the
+    /// accept, with a block that is not closed, or a second time.
     pub fn commit(&mut self) -> Result<Outgoing, SenderError> {
         if self.state != SenderState::Streaming {
             return not_allowed(format!("a commit in state {:?}", self.state));
         }
-        if !self.complete_at(self.next_token) {
-            return Err(SenderError::Gap {
-                found: self.offer.kv_end,
-                expected: self.next_token,
-            });
-        }
-        if !self.window_sent {
-            return not_allowed("a commit without the window".into());
+        for section in [Section::Full, Section::Window] {
+            if !self.is_sent(section) {
+                return Err(SenderError::Gap {
+                    found: self.offer.kv_end,
+                    expected: self.next[section],
+                });
+            }
         }
         if !self.digests.is_empty() {
             return not_allowed("a commit with a block that is still being written".into());

@@ -136,7 +136,7 @@ async fn store(
 ) {
     let mut tail = Tail::default();
     while let Some(Input::Chunk(chunk)) = chunks.recv().await {
-        for block in &chunk.blocks {
+        for block in chunk.to_keep() {
             let before = tail.then(block, Codec::Raw);
             keep_block(keep, tokens, block, Codec::Raw, before).await;
         }
@@ -213,6 +213,7 @@ pub async fn seed(
                 let chunk = Computed {
                     tokens: block.tokens.end,
                     blocks: vec![block],
+                    window: None,
                     computed: std::time::Instant::now(),
                     prefill_ms: 0.0,
                     last: false,

@@ -283,7 +283,7 @@ impl Tail {
                 joined = Some(part);
                 continue;
             };
-            all.append(part);
+            all.append(&part);
         }
         joined.filter(|_| at == tokens.end)
     }

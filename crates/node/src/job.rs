@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::Token;
 use tandem_engine::generation::Generation;
-use tandem_kv::KvBlock;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
+use tandem_kv::{KvBlock, Section};
 use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
@@ -198,8 +198,11 @@ impl std::fmt::Debug for PrefillJob {
 /// A chunk that has been computed and copied out.
 #[derive(Debug)]
 pub struct Computed {
-    /// Its blocks in the order in which they must be sent.
+    /// Its blocks, those of each section in the order in which they must be sent.
     pub blocks: Vec<Arc<KvBlock>>,
+    /// With the last chunk: the whole window, whose blocks are in `blocks` of this chunk and of those
+    /// before it.
+    pub window: Option<Arc<KvBlock>>,
     /// Tokens computed so far.
     pub tokens: u32,
     /// When its last token was computed.
@@ -210,6 +213,14 @@ pub struct Computed {
     pub last: bool,
     /// True if [`Input::Receipt`] follows.
     pub receipt_follows: bool,
+}
+
+impl Computed {
+    /// What pages and snapshots are made of, in order: full blocks, and the whole window in the end.
+    pub fn to_keep(&self) -> impl Iterator<Item = &Arc<KvBlock>> {
+        let full = self.blocks.iter().filter(|b| b.section == Section::Full);
+        full.chain(&self.window)
+    }
 }
 
 /// What an engine thread is asked to do.

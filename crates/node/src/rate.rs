@@ -21,13 +21,6 @@ impl Rate {
         self.seconds = self.seconds / 2.0 + time.as_secs_f64();
     }
 
-    /// What was added last was more than that.
-    pub fn more(&mut self, bytes: u64) {
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let bytes = bytes as f64;
-        self.bytes += bytes;
-    }
-
     /// Bytes per second; 0 if nothing has been measured.
     #[must_use]
     pub fn per_second(&self) -> f64 {

@@ -16,6 +16,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use tandem_identity::{PeerId, Security};
+use tandem_kv::PerSection;
 use tandem_kv::codec::Codec;
 use tandem_kv::message::RefusalCode;
 use tandem_kv::receipt::Receipt;
@@ -204,7 +205,7 @@ pub async fn transmit(
         connection: None,
         queued_bytes: 0,
         queue: VecDeque::new(),
-        queued_to: 0,
+        queued_to: PerSection::default(),
         sent: VecDeque::new(),
         last: None,
         receipt: ReceiptState::Open,

@@ -24,6 +24,7 @@ use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
 
 use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
+use self::windows::CopyOut;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
 
@@ -202,8 +203,10 @@ impl Worker {
         } else {
             ExportStage::Prefilling(0)
         };
+        let kv_end = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX) - 1;
         let work = Work::Export(Box::new(Export {
             stage,
+            window: CopyOut::of(self.engine.contract(), kv_end),
             chunks: job.chunks,
             receipt: job.receipt,
             hand_back: job.hand_back,

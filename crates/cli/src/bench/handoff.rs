@@ -514,6 +514,7 @@ async fn feed(blocks: Vec<Arc<KvBlock>>, kv_end: u32, chunks: mpsc::Sender<Input
         }
         let end = chunk.last().map_or(0, |b| b.tokens.end);
         let computed = Computed {
+            window: None,
             blocks: chunk,
             tokens: end,
             computed: Instant::now(),

@@ -13,6 +13,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tandem_engine::KvEngine;
 use tandem_identity::{ClusterDir, PeerId, Security};
+use tandem_kv::Section;
 use tandem_kv::segment::block_tokens;
 use tandem_node::{Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
@@ -90,7 +91,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let (planes, copied, step) = (
         Arc::clone(&cache),
         arguments.tokens,
-        block_tokens(&contract),
+        block_tokens(&contract, Section::Full),
     );
     let stop = CancellationToken::new();
     let security = match arguments.tls {

@@ -16,7 +16,7 @@ use super::engine::digest_of;
 /// Rows of all layers for tokens `[0, tokens)`, in blocks as an engine hands them out.
 pub fn blocks(contract: &Contract, tokens: u32, seed: u64) -> Vec<Arc<KvBlock>> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let step = block_tokens(contract);
+    let step = block_tokens(contract, Section::Full);
     let starts = (0..tokens).step_by(step as usize);
     starts
         .map(|start| {

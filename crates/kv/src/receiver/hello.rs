@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::adaptive::Quality;
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
-use crate::limits::{MAX_CONTINUATION, MAX_DIFFERENCES, MAX_STRING};
+use crate::limits::{MAX_CONTINUATION, MAX_DIFFERENCES, MAX_STRING, MAX_WINDOW_BYTES};
 use crate::message::{Hello, RefusalCode, Refuse, harmless};
+use crate::segment::window_bytes;
 
 /// What a ticket permits.
 #[derive(Clone)]
@@ -85,6 +86,12 @@ pub(super) fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<
     if !fits {
         let message = format!("hello field `kv_end` differs: ours {ours}, theirs {theirs}");
         return Err(refuse(RefusalCode::Tokens, message));
+    }
+    let window = window_bytes(&hello.contract, theirs);
+    if window > MAX_WINDOW_BYTES {
+        let message =
+            format!("hello field `kv_end`: a window of {window} bytes, limit {MAX_WINDOW_BYTES}");
+        return Err(refuse(RefusalCode::Contract, message));
     }
     let all: Vec<u32> = expected
         .tokens

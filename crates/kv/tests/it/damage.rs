@@ -25,7 +25,7 @@ fn small_encoded() -> Recording {
 fn undamaged(got: Recording) -> Recording {
     let outcome = again(&got, &got.stream());
     assert!(outcome.committed, "undamaged: {:?}", outcome.error);
-    assert_eq!(outcome.applied, got.sent);
+    assert_eq!(outcome.applied, got.applied);
     got
 }
 
@@ -36,8 +36,8 @@ fn again(sent: &Recording, stream: &[u8]) -> Outcome {
 /// What was applied must be the first blocks of what was sent.
 fn check_prefix(sent: &Recording, outcome: &Outcome, what: &str) {
     assert!(!outcome.committed, "{what}: committed");
-    assert!(outcome.applied.len() <= sent.sent.len(), "{what}");
-    let prefix = &sent.sent[..outcome.applied.len()];
+    assert!(outcome.applied.len() <= sent.applied.len(), "{what}");
+    let prefix = &sent.applied[..outcome.applied.len()];
     assert_eq!(outcome.applied, prefix, "{what}: another block was applied");
 }
 
@@ -88,7 +88,7 @@ fn every_missing_or_doubled_byte_is_refused() {
             // Doubling the last byte is the same as a byte after a complete handoff.
             let tail = &stream[at..];
             assert!(tail.iter().all(|b| *b == tail[0]), "byte {at} doubled");
-            assert_eq!(outcome.applied, sent.sent);
+            assert_eq!(outcome.applied, sent.applied);
         }
     }
 }
@@ -121,7 +121,7 @@ fn every_missing_repeated_or_swapped_frame_is_refused() {
         let error = outcome.error.expect("a frame after the commit");
         let named = ["`sequence`", "`kind`"].iter().any(|n| error.contains(n));
         assert!(named, "{error}");
-        assert_eq!(outcome.applied, sent.sent);
+        assert_eq!(outcome.applied, sent.applied);
     }
 }
 
@@ -184,7 +184,7 @@ fn damaged_receipts_are_refused() {
             let mut damaged = good.clone();
             damaged[at] ^= pattern;
             let outcome = again(&sent, &damaged);
-            assert_eq!(outcome.applied, sent.sent);
+            assert_eq!(outcome.applied, sent.applied);
             let error = outcome.error.expect("no error");
             assert_ne!(error, "incomplete", "byte {at}: went unnoticed");
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tandem_kv::adaptive::{DecodeRates, Quality};
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{Checksum, HEADER_BYTES, Header, Kind, encode_frame};
-use tandem_kv::limits::{CREDIT_BYTES, MAX_FULL_BLOCK_BYTES};
+use tandem_kv::limits::{CREDIT_BYTES, MAX_BLOCK_BYTES};
 use tandem_kv::message::{Hello, Refuse, parse};
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::plane::plane_bytes;
@@ -89,26 +89,49 @@ pub fn block(contract: &Contract, section: Section, tokens: Range<u32>) -> KvBlo
     }
 }
 
-/// The blocks of a handoff cut after `chunks` tokens each; the last chunk takes what is left.
+/// The blocks of a handoff cut after `chunks` tokens each; the last chunk takes what is left. Rows of the
+/// window come with the full ones of the same tokens.
 pub fn blocks(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Vec<KvBlock> {
     let mut out = Vec::new();
-    let full = contract.section_layers(Section::Full);
-    if !full.is_empty() {
-        // More than the largest block is refused.
-        let most = MAX_FULL_BLOCK_BYTES / contract.token_bytes(&full);
-        let most = u32::try_from(most).unwrap_or(u32::MAX);
-        let (mut at, mut sizes) = (0, chunks.iter().copied());
-        while at < kv_end {
-            let size = sizes.next().unwrap_or(kv_end).clamp(1, most);
-            let end = kv_end.min(at + size);
-            out.push(block(contract, Section::Full, at..end));
-            at = end;
+    let sections = [Section::Full, Section::Window];
+    let sections = sections.into_iter().filter(|s| contract.has_section(*s));
+    let sections: Vec<_> = sections.collect();
+    // More than the largest block is refused.
+    let bytes = sections
+        .iter()
+        .map(|&s| contract.token_bytes(&contract.section_layers(s)));
+    let most = MAX_BLOCK_BYTES / bytes.max().unwrap();
+    let most = u32::try_from(most).unwrap_or(u32::MAX);
+    let (mut at, mut sizes) = (0, chunks.iter().copied());
+    while at < kv_end {
+        let size = sizes.next().unwrap_or(kv_end).clamp(1, most);
+        let end = kv_end.min(at + size);
+        for &section in &sections {
+            let start = at.max(contract.section_start(section, kv_end));
+            if start < end {
+                out.push(block(contract, section, start..end));
+            }
         }
+        at = end;
     }
-    if contract.has_window() && kv_end > 0 {
-        let tokens = contract.window_start(kv_end)..kv_end;
-        out.push(block(contract, Section::Window, tokens));
-    }
+    out
+}
+
+/// What a receiver gives out of these blocks: full ones as they are, then the whole window.
+pub fn given_out(sent: &[KvBlock]) -> Vec<KvBlock> {
+    let (mut out, windows): (Vec<_>, Vec<_>) = sent
+        .iter()
+        .cloned()
+        .partition(|b| b.section == Section::Full);
+    let joined = windows.into_iter().reduce(|mut whole, part| {
+        assert_eq!(whole.tokens.end, part.tokens.start);
+        for (plane, more) in whole.planes.iter_mut().zip(part.planes) {
+            plane.data.extend(more.data);
+        }
+        whole.tokens.end = part.tokens.end;
+        whole
+    });
+    out.extend(joined);
     out
 }
 
@@ -272,6 +295,7 @@ impl Taker {
             let _ = self.receiver.applied();
             out.push(arrived.block);
         }
+        while self.receiver.staged().is_some() {}
         out
     }
 }
@@ -388,15 +412,20 @@ pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Ma
     out.forward.push(commit);
     out.receipt = outbound.control(&sender.receipt(&receipt()).unwrap());
     assert_eq!(taker.take(&out.receipt).unwrap(), Step::Receipt(receipt()));
-    while sender.in_flight() > 0 {
-        assert_eq!(
-            taker.receiver.finish(),
-            None,
-            "committed before all was applied"
-        );
-        apply(&mut taker, &mut sender, &mut out);
+    let committed = loop {
+        match taker.receiver.finish() {
+            Some(frame) => break frame,
+            None => apply(&mut taker, &mut sender, &mut out),
+        }
+    };
+    assert_eq!(
+        sender.in_flight(),
+        0,
+        "committed before all was acknowledged"
+    );
+    if manner.codec.is_lossless() {
+        assert_eq!(out.applied, given_out(&out.sent));
     }
-    let committed = taker.receiver.finish().unwrap();
     assert_eq!(taker.receiver.finish(), None, "committed twice");
     answer(&mut sender, &mut out.backward, committed);
     assert_eq!(sender.state(), SenderState::Committed);
@@ -405,11 +434,18 @@ pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Ma
     out
 }
 
-/// The oldest block is applied, acknowledged and its buffers used again.
+/// A block of the window is acknowledged, or the oldest block is applied, acknowledged and its buffers
+/// used again.
 fn apply(taker: &mut Taker, sender: &mut Sender, out: &mut Recording) {
+    if let Some(ack) = taker.receiver.staged() {
+        return answer(sender, &mut out.backward, ack);
+    }
     let arrived = taker.receiver.next_block().expect("credit without a block");
     let ack = taker.receiver.applied();
-    answer(sender, &mut out.backward, ack);
+    assert_eq!(ack.is_some(), arrived.block.section == Section::Full);
+    if let Some(ack) = ack {
+        answer(sender, &mut out.backward, ack);
+    }
     out.applied.push(arrived.block.clone());
     taker.receiver.recycle(arrived.block);
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bolero::{TypeGenerator, check};
 use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
-use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_STRING, MAX_TOKENS};
+use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES};
 use tandem_kv::message::{
     Abort, Accept, Commit, Hello, Join, Manifest, MessageError, Refuse, parse,
 };
@@ -174,6 +174,7 @@ impl<'a> Given<'a> {
             self.applied.push(block);
             let _ = receiver.applied();
         }
+        while receiver.staged().is_some() {}
     }
 
     /// All rows are there.
@@ -446,8 +447,10 @@ fn a_contract() {
                 return;
             }
             assert_eq!(contract.differences(&contract), []);
-            let tokens = block_tokens(&contract);
-            assert!((1..=MAX_CHUNK_TOKENS).contains(&tokens));
+            for section in [Section::Full, Section::Window] {
+                let tokens = block_tokens(&contract, section);
+                assert!((1..=MAX_CHUNK_TOKENS).contains(&tokens));
+            }
             for kv_end in [0, 1, MAX_TOKENS, u32::MAX] {
                 let _ = window_bytes(&contract, kv_end);
             }
@@ -455,7 +458,8 @@ fn a_contract() {
                 contract: Arc::new(contract),
                 ..offer(&mixed(), 5)
             };
-            Sender::new(offer).unwrap();
+            let large = window_bytes(&offer.contract, 5) > MAX_WINDOW_BYTES;
+            assert_eq!(Sender::new(offer).is_err(), large);
         });
 }
 
@@ -503,9 +507,12 @@ impl Side<'_> {
         let before = (self.sender.state(), self.sender.acknowledged());
         let result = self.sender.receive(&header, payload);
         let state = self.sender.state();
-        assert!(self.sender.acknowledged() >= before.1);
-        assert!(self.sender.acknowledged() <= self.recording.kv_end);
-        assert!(self.sender.next_token() >= self.sender.acknowledged());
+        let (next, acked) = (self.sender.next(), self.sender.acknowledged());
+        for section in [Section::Full, Section::Window] {
+            assert!(acked[section] >= before.1[section]);
+            assert!(acked[section] <= self.recording.kv_end);
+            assert!(next[section] >= acked[section]);
+        }
         match result {
             Ok(()) if state == SenderState::Committed => {
                 assert_eq!(before.0, SenderState::Committing);
@@ -522,14 +529,13 @@ impl Side<'_> {
             self.out = self.sender.outbound();
             return;
         }
-        let blocks = self.recording.applied.iter();
+        let blocks = self.recording.sent.iter();
         for block in blocks {
-            let next = self.sender.next_token();
-            let part = match block.section {
-                Section::Full if block.tokens.contains(&next) => block.part(next..block.tokens.end),
-                Section::Window if !self.sender.window_sent() => block.clone(),
-                _ => continue,
-            };
+            let next = self.sender.next()[block.section];
+            if !block.tokens.contains(&next) {
+                continue;
+            }
+            let part = block.part(next..block.tokens.end);
             let sent = send(&mut self.sender, &mut self.out, &part, Codec::Plane);
             if sent.is_err() {
                 return;

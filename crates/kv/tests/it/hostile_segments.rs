@@ -4,10 +4,10 @@ use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::limits::{
-    MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_FULL_BLOCK_BYTES, MAX_STAGED_BYTES,
+    MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_WINDOW_BYTES,
 };
 use tandem_kv::message::{Commit, Hello, abort_frame, control_frame, parse};
-use tandem_kv::receiver::{Expectation, ReceiverError, Step, Terms};
+use tandem_kv::receiver::{Expectation, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::{Contract, Section};
 
 use super::driver::{
@@ -60,7 +60,8 @@ fn every_field_of_the_first_segment() {
         ("sequence", |h| h.sequence = 2),
         ("sequence", |h| h.sequence = u32::MAX),
         ("section", |h| h.section = 2),
-        ("section", |h| h.section = 1),
+        // The window starts at token 1.
+        ("block_start", |h| h.section = 1),
         ("codec", |h| h.codec = 4),
         ("codec", |h| h.codec = 255),
         ("key_type", |h| h.key_type = 0),
@@ -112,16 +113,23 @@ fn lengths_must_be_those_of_the_contract() {
 #[test]
 fn blocks_repeated_overlapping_skipped_or_too_early() {
     let sent = run(&mixed(), 6, &[2, 2, 2], true);
-    // Each block of this small contract is one segment: 1, 2, 3 full, 4 window, 5 commit.
-    assert_eq!(sent.block_starts(), [1, 2, 3, 4]);
+    // Each block of this small contract is one segment: 1, 2, 4 full, 3, 5 window, 6 commit.
+    assert_eq!(sent.block_starts(), [1, 2, 3, 4, 5]);
     let numbered = |i: usize, n: u32| forged(&sent.forward[i], |h| h.sequence = n);
+    let moved = |by: u32| {
+        forged(&sent.forward[3], |h| {
+            (h.block_start, h.token_start) = (by, by);
+        })
+    };
     let table = [
         ("block_start", 2, numbered(1, 2)), // repeated
-        ("block_start", 2, numbered(3, 2)), // skipped
-        ("section", 2, numbered(4, 2)),     // window before the last full block
-        ("section", 1, numbered(4, 1)),     // window first
-        ("block_end", 4, numbered(3, 4)),   // a block after the last one
-        ("section", 5, numbered(4, 5)),     // second window
+        ("block_start", 2, numbered(4, 2)), // skipped
+        ("block_end", 6, numbered(4, 6)),   // a block after the last one
+        ("block_start", 3, moved(1)),       // rows before the window
+        ("block_start", 3, moved(3)),       // skipped rows of the window
+        ("block_start", 3, numbered(5, 3)), // a block of the window
+        ("block_start", 4, numbered(3, 4)), // repeated, before
+        ("block_end", 6, numbered(5, 6)),   // and after the last one
     ];
     for (i, (name, frames, frame)) in table.into_iter().enumerate() {
         let mut receiver = after(&sent, frames);
@@ -132,6 +140,11 @@ fn blocks_repeated_overlapping_skipped_or_too_early() {
         // A block after the last one is wrong in its start or its end, whichever is seen first.
         let late = name == "block_end" && *field == "block_start";
         assert!(*field == name || late, "case {i}: {error}");
+    }
+    // Sections do not wait for each other.
+    let mut early = after(&sent, 1);
+    for (sequence, frame) in [(1, 3), (2, 5), (3, 1)] {
+        early.take(&numbered(frame, sequence)).unwrap();
     }
     // Overlap: a block of two tokens where the last of them has arrived already.
     let overlapping = forged(&sent.forward[2], |h| {
@@ -204,7 +217,7 @@ fn commit_must_be_complete_and_match() {
     let table = [
         ("commit.tokens", 1, frame(1, &commit)),
         ("commit.tokens", 2, frame(2, &commit)),
-        ("commit.window", 3, frame(3, &commit)),
+        ("commit.window", 4, frame(4, &commit)),
         ("commit.segments", last, changed(|c| c.segments += 1)),
         ("commit.raw_bytes", last, changed(|c| c.raw_bytes -= 1)),
         ("commit.manifest", last, changed(|c| c.manifest.clear())),
@@ -307,7 +320,7 @@ fn beats_may_come_between_any_frames() {
             .unwrap();
         applied.extend(receiver.apply());
     }
-    assert_eq!(applied, sent.sent);
+    assert_eq!(applied, sent.applied);
     // The last token is computed after the commit.
     let count = u32::try_from(sent.forward.len()).unwrap();
     receiver.take(&beat(2 * count - 1)).unwrap();
@@ -511,14 +524,23 @@ fn blocks_beyond_the_limits_are_refused_by_their_first_header() {
     let header = segment(&small, Section::Full, kv_end);
     let error = accept(&small, kv_end).check(&header).unwrap_err();
     assert!(error.to_string().contains("`block_end`"), "{error}");
-    // 4 MiB for each token: 16 of them are the most of a block, 256 of a window.
+    // 4 MiB for each token: 4 of them are the most of a block, 256 of a window.
     let large = |window, spec| contract(window, vec![spec]);
     let (full, windowed) = (full(1024, 1024, 1024), windowed(1024, 1024, 1024));
-    for (contract, section, limit) in [
-        (large(0, full), Section::Full, MAX_FULL_BLOCK_BYTES),
-        (large(9999, windowed), Section::Window, MAX_STAGED_BYTES),
-    ] {
-        let most = u32::try_from(limit / contract.token_bytes(&[0])).unwrap();
+    let windows = large(9999, windowed);
+    let token = windows.token_bytes(&[0]);
+    let most = u32::try_from(MAX_WINDOW_BYTES / token).unwrap();
+    for (kv_end, fits) in [(most, true), (most + 1, false)] {
+        let expected = expectation(&windows, kv_end);
+        let checked = Receiver::check_hello(&hello(&windows, kv_end), &expected);
+        assert_eq!(checked.is_ok(), fits);
+        if let Err(refusal) = checked {
+            let message = "a window of 1077936128 bytes, limit 1073741824";
+            assert!(refusal.message.contains(message), "{}", refusal.message);
+        }
+    }
+    for (contract, section) in [(large(0, full), Section::Full), (windows, Section::Window)] {
+        let most = u32::try_from(MAX_BLOCK_BYTES / token).unwrap();
         let header = segment(&contract, section, most);
         accept(&contract, most).check(&header).unwrap();
         let header = segment(&contract, section, most + 1);

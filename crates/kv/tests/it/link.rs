@@ -222,7 +222,7 @@ struct World<'a> {
 const PEER: &str = "prefill node";
 const EXPIRES: Duration = Duration::from_secs(20);
 
-const ACTIONS: usize = 11;
+const ACTIONS: usize = 12;
 
 /// More than any handoff of the tests needs: one that goes on for longer waits for ever.
 const MAX_ACTIONS: usize = 1 << 20;
@@ -393,6 +393,7 @@ impl<'a> World<'a> {
             7 => self.receiver_reads(),
             8 => self.receiver_gives_out(),
             9 => self.sender_goes_on(),
+            10 => self.receiver_stages(),
             _ => self.receiver_applies(),
         }
     }
@@ -481,7 +482,8 @@ impl<'a> World<'a> {
         c.backward.read += HEADER_BYTES + payload.len();
         match result {
             Ok(()) => {
-                assert!(self.sender.acknowledged() >= before);
+                let acked = self.sender.acknowledged();
+                assert!(acked.full >= before.full && acked.window >= before.window);
                 Read::Progress
             }
             Err(_) if self.sender.state() != SenderState::Failed => Read::Broken,
@@ -517,33 +519,28 @@ impl<'a> World<'a> {
         let codec = self.case.codecs[self.opened.len() % self.case.codecs.len()];
         let (place, cutter) = self.sender.open(&block).unwrap();
         let (section, tokens) = (block.section, block.tokens.clone());
-        if section == Section::Full {
-            assert!(tokens.start >= self.sender.acknowledged(), "sent again");
-        }
+        let acked = self.sender.acknowledged()[section];
+        assert!(tokens.start >= acked, "sent again");
         self.opened
             .push((generation, section, tokens.start, tokens.end));
         self.connections[i].job = Some((place, cutter, block, codec));
         true
     }
 
-    /// What has not been sent: the rest of a block whose start the receiver has, a block, the window.
-    fn next_block(&self) -> Option<KvBlock> {
-        let next = self.sender.next_token();
-        let full = self
-            .case
-            .blocks
-            .iter()
-            .filter(|b| b.section == Section::Full);
-        let mut full = full.filter(|b| b.tokens.contains(&next));
-        if let Some(block) = full.next() {
-            return Some(block.part(next..block.tokens.end));
+    /// What has not been sent of one of the sections: a block, or the rest of one whose start the
+    /// receiver has.
+    fn next_block(&mut self) -> Option<KvBlock> {
+        let mut sections = [Section::Full, Section::Window];
+        if self.random.below(2) == 0 {
+            sections.reverse();
         }
-        let window = self
-            .case
-            .blocks
-            .iter()
-            .find(|b| b.section == Section::Window);
-        window.filter(|_| !self.sender.window_sent()).cloned()
+        let next = self.sender.next();
+        sections.into_iter().find_map(|section| {
+            let next = next[section];
+            let mut blocks = self.case.blocks.iter();
+            let block = blocks.find(|b| b.section == section && b.tokens.contains(&next))?;
+            Some(block.part(next..block.tokens.end))
+        })
     }
 
     /// One segment of one block is written.
@@ -742,8 +739,9 @@ impl<'a> World<'a> {
             let _ = receiver.applied();
             self.applied.push(block);
         }
-        self.resumed.push(receiver.next_token());
-        let accept = receiver.resume(&terms(receiver.next_token())).unwrap();
+        let have = receiver.next().full;
+        self.resumed.push(have);
+        let accept = receiver.resume(&terms(have)).unwrap();
         let main = receiver.main();
         self.receiver = Some(receiver);
         self.feed_stale(generation);
@@ -836,6 +834,19 @@ impl<'a> World<'a> {
         true
     }
 
+    /// Blocks of the window are acknowledged.
+    fn receiver_stages(&mut self) -> bool {
+        if !self.receiver_up {
+            return false;
+        }
+        let Some(frame) = self.receiver.as_mut().and_then(Receiver::staged) else {
+            return false;
+        };
+        self.say(|_| Some(frame));
+        self.say(Receiver::finish);
+        true
+    }
+
     fn receiver_applies(&mut self) -> bool {
         if self.random.below(8) == 0 && !self.given.is_empty() {
             self.say(tandem_kv::receiver::Receiver::beat);
@@ -843,7 +854,7 @@ impl<'a> World<'a> {
         let Some(block) = self.given.pop_front() else {
             return false;
         };
-        self.say(|receiver| Some(receiver.applied()));
+        self.say(Receiver::applied);
         let mut used = block.clone();
         for plane in &mut used.planes {
             // Every byte of a buffer that is used again has to be written again.

@@ -15,7 +15,7 @@ use super::driver::{blocks, contract, credit_of, full, layer, mixed, windowed};
 use super::link::{Case, End, Report, Traffic, hand_over};
 use super::pipe::{Fault, Harm, Way};
 
-/// KV of five tokens of `mixed()`, in two blocks and a window.
+/// KV of five tokens of `mixed()`, in two blocks of each section.
 fn small(streams: u32) -> Case {
     case(&mixed(), 5, &[2, 3], streams)
 }
@@ -99,7 +99,7 @@ fn without_faults() {
                 seed,
                 ..small(streams)
             });
-            assert_eq!(report.opened.len(), 3);
+            assert_eq!(report.opened.len(), 4);
         }
     }
 }
@@ -191,7 +191,7 @@ fn delay_at_every_byte() {
         |fault, report| {
             assert_eq!(report.end, End::Committed, "{fault:?}");
             assert!(report.resumed.is_empty(), "{fault:?}");
-            assert_eq!(report.opened.len(), 3, "{fault:?}");
+            assert_eq!(report.opened.len(), 4, "{fault:?}");
             released += report.released;
             unneeded += 1 - report.released;
         },
@@ -479,14 +479,14 @@ fn breaks_that_follow_each_other() {
 #[test]
 fn stale_connections_are_refused_without_harm() {
     let mut stale = 0;
-    for seed in 0..300 {
+    for seed in 0..3600 {
         let mut case = case(&mixed(), 12, &[1; 12], 3);
         case.seed = seed;
         case.faults = vec![Fault {
             generation: 0,
             stream: 0,
             way: Way::Backward,
-            at: 300 + usize::try_from(seed).unwrap(),
+            at: 300 + usize::try_from(seed % 900).unwrap(),
             harm: Harm::Cut,
         }];
         stale += committed(&case).stale_frames;

@@ -6,14 +6,14 @@ use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::{FrameError, Header, Kind, encode_frame};
 use tandem_kv::limits::{
-    CREDIT_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION, MAX_FULL_BLOCK_BYTES,
+    CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
     MAX_STREAMS, MAX_STRING, MAX_TOKENS,
 };
 use tandem_kv::message::{
     Abort, Accept, Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse,
 };
 use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderState};
-use tandem_kv::{Contract, KvBlock, Section};
+use tandem_kv::{Contract, KvBlock, PerSection, Section};
 
 use super::driver::{
     HANDOFF, SESSION, STREAM, block, contract, forged, full, have_page, mixed, offer, receipt, run,
@@ -55,7 +55,7 @@ fn terms(credit_bytes: u64) -> Accept {
         credit_bytes,
         have_tokens: 0,
         have_page: None,
-        have_window: false,
+        have_window: 0,
         decode_rates: DecodeRates::default(),
     }
 }
@@ -219,15 +219,22 @@ fn accepts_that_are_out_of_bounds() {
         change(&mut accept);
         fails(new(&mixed(), 150), &said(&accept), expected);
     }
-    let window = Accept {
-        have_window: true,
-        ..terms(100)
-    };
-    fails(
-        new(&mixed(), 150),
-        &said(&window),
-        "`have_window` without the tokens",
-    );
+    // Only tokens 146 to 149 have rows of the window, and only where there is one.
+    let full_only = contract(0, vec![full(1, 1, 1)]);
+    for (contract, have_window) in [
+        (&mixed(), 1),
+        (&mixed(), 146),
+        (&mixed(), 151),
+        (&mixed(), u32::MAX),
+        (&full_only, 150),
+    ] {
+        let window = Accept {
+            have_window,
+            ..terms(100)
+        };
+        let outside = "`have_window` lies outside of the window";
+        fails(new(contract, 150), &said(&window), outside);
+    }
 }
 
 /// What the receiver holds is not sent, and it must be the same pages.
@@ -238,21 +245,24 @@ fn what_is_held_is_left_out() {
         let accept = Accept {
             have_tokens: have,
             have_page: have_page(&mixed(), 150, have),
-            have_window: have == 150,
+            // The window may come before the rest, too.
+            have_window: [0, 147, 150][have as usize % 3],
             ..terms(10_000)
         };
         give(&mut side, &said(&accept)).unwrap();
-        assert_eq!(side.sender.next_token(), have);
-        assert_eq!(side.sender.acknowledged(), have);
+        let window = accept.have_window.max(146);
+        let there = PerSection { full: have, window };
+        assert_eq!(side.sender.next(), there);
+        assert_eq!(side.sender.acknowledged(), there);
         assert_eq!(side.sender.accepted(), &accept);
-        if have < 150 {
-            assert!(matches!(side.commit(), Err(SenderError::Gap { .. })));
-            side.block(&block(&mixed(), Section::Full, have..150))
-                .unwrap();
-            side.block(&block(&mixed(), Section::Window, 146..150))
-                .unwrap();
+        for (section, have) in [(Section::Window, window), (Section::Full, have)] {
+            if have < 150 {
+                assert!(!side.sender.is_sent(section));
+                assert!(matches!(side.commit(), Err(SenderError::Gap { .. })));
+                side.block(&block(&mixed(), section, have..150)).unwrap();
+            }
+            assert!(side.sender.is_sent(section));
         }
-        assert!(side.sender.window_sent());
         side.commit().unwrap();
     }
 }
@@ -297,7 +307,7 @@ fn blocks_that_do_not_continue() {
     let not_allowed = [
         (full_block(3..3), "an empty block"),
         (full_block(3..9), "ends at token 9 of 8"),
-        (window_block(4..8), "the window before the last full block"),
+        (window_block(4..9), "ends at token 9 of 8"),
     ];
     for (block, expected) in not_allowed {
         let error = side.block(&block).unwrap_err().to_string();
@@ -305,16 +315,14 @@ fn blocks_that_do_not_continue() {
     }
     // A refused call changes nothing.
     side.block(&full_block(3..8)).unwrap();
-    let error = side.block(&window_block(3..7)).unwrap_err();
-    assert!(matches!(error, SenderError::Gap { expected: 4, .. }));
-    let error = side.block(&window_block(4..7)).unwrap_err();
-    assert!(
-        error.to_string().contains("ends at token 7 of 8"),
-        "{error}"
-    );
-    side.block(&window_block(4..8)).unwrap();
+    side.block(&window_block(4..6)).unwrap();
+    for start in [3, 4, 5, 7] {
+        let error = side.block(&window_block(start..8)).unwrap_err();
+        assert!(matches!(error, SenderError::Gap { expected: 6, .. }));
+    }
+    side.block(&window_block(6..8)).unwrap();
     let error = side.block(&window_block(4..8)).unwrap_err();
-    assert!(error.to_string().contains("a second window"), "{error}");
+    assert!(matches!(error, SenderError::Gap { expected: 8, .. }));
 }
 
 #[test]
@@ -356,6 +364,12 @@ fn limits_of_the_own_side() {
     assert!(error.to_string().contains("16385 tokens, limit 16384"));
     side.block(&block(&small, Section::Full, 0..MAX_CHUNK_TOKENS))
         .unwrap();
+    // 4 MiB for each token of the window.
+    let large = contract(257, vec![windowed(1024, 1024, 1024)]);
+    assert!(Sender::new(super::driver::offer(&large, 256)).is_ok());
+    let error = Sender::new(super::driver::offer(&large, 257)).unwrap_err();
+    let expected = "a window of 1077936128 bytes, limit 1073741824";
+    assert!(error.to_string().contains(expected), "{error}");
     let tokens = vec![0; MAX_TOKENS as usize + 1];
     let offer = |tokens: &[u32], continuation, kv_end| Offer {
         tokens: tokens.to_vec(),
@@ -397,7 +411,7 @@ fn the_longest_continuation_is_named() {
 fn a_block_has_at_most_so_many_bytes() {
     // 4 MiB for each token.
     let large = contract(0, vec![full(1024, 1024, 1024)]);
-    let most = u32::try_from(MAX_FULL_BLOCK_BYTES / large.token_bytes(&[0])).unwrap();
+    let most = u32::try_from(MAX_BLOCK_BYTES / large.token_bytes(&[0])).unwrap();
     let mut side = new(&large, most + 1);
     give(&mut side, &accept(1)).unwrap();
     let error = side
@@ -421,8 +435,11 @@ fn commit_only_when_complete_and_once() {
     };
     assert_eq!(side.commit(), Err(gap));
     side.block(&full_block(0..8)).unwrap();
-    let error = side.commit().unwrap_err();
-    assert!(error.to_string().contains("without the window"), "{error}");
+    let gap = SenderError::Gap {
+        found: 8,
+        expected: 4,
+    };
+    assert_eq!(side.commit(), Err(gap));
     side.block(&window_block(4..8)).unwrap();
     let header = split(&side.commit().unwrap()).0;
     assert_eq!((header.kind, header.sequence), (Kind::Commit, 3));
@@ -462,6 +479,25 @@ fn acknowledgements_out_of_order_or_for_nothing() {
         side.block(&full_block(3..5)).unwrap();
         side
     };
+    let with_window = || {
+        let mut side = with_two();
+        side.block(&window_block(4..6)).unwrap();
+        side.block(&window_block(6..8)).unwrap();
+        side
+    };
+    // Each section has an order of its own.
+    let mut any_order = with_window();
+    let acks = [
+        (Section::Window, 4..6),
+        (Section::Full, 0..3),
+        (Section::Window, 6..8),
+        (Section::Full, 3..5),
+    ];
+    for (number, (section, tokens)) in (1..).zip(acks) {
+        give(&mut any_order, &ack(number, section, tokens.clone())).unwrap();
+        assert_eq!(any_order.sender.acknowledged()[section], tokens.end);
+    }
+    assert_eq!(any_order.sender.in_flight(), 0);
     let oldest = "does not match the oldest unacknowledged block";
     let table = [
         (streaming(100), ack(1, Section::Full, 0..3), oldest),
@@ -469,6 +505,8 @@ fn acknowledgements_out_of_order_or_for_nothing() {
         (with_two(), ack(1, Section::Full, 5..8), oldest),
         (with_two(), ack(1, Section::Full, 1..3), oldest),
         (with_two(), ack(1, Section::Window, 0..3), oldest),
+        (with_window(), ack(1, Section::Window, 6..8), oldest),
+        (with_window(), ack(1, Section::Window, 0..3), oldest),
         (with_two(), ack(0, Section::Full, 0..3), "out of sequence"),
         (with_two(), ack(2, Section::Full, 0..3), "out of sequence"),
         (
@@ -585,8 +623,8 @@ fn damaged_payloads_are_refused() {
     }
 }
 
-/// An accept after a break, from a receiver that has these tokens and perhaps the window.
-fn resumed(have_tokens: u32, have_window: bool) -> Vec<u8> {
+/// An accept after a break, from a receiver that has these tokens and so much of the window.
+fn resumed(have_tokens: u32, have_window: u32) -> Vec<u8> {
     said(&Accept {
         session: "fe".repeat(16),
         have_tokens,
@@ -610,11 +648,10 @@ fn a_new_connection_goes_on_where_the_receiver_is() {
     assert!(!side.sender.may_send(1), "before the new accept");
     side.out = side.sender.outbound();
     // The acknowledgement of the second block was lost.
-    give(&mut side, &resumed(5, false)).unwrap();
-    assert_eq!(
-        (side.sender.next_token(), side.sender.acknowledged()),
-        (5, 5)
-    );
+    give(&mut side, &resumed(5, 0)).unwrap();
+    let there = PerSection { full: 5, window: 4 };
+    assert_eq!(side.sender.next(), there);
+    assert_eq!(side.sender.acknowledged(), there);
     let frames = side.block(&full_block(5..8)).unwrap();
     assert_eq!(split(&frames[0]).0.sequence, 1);
     side.block(&window_block(4..8)).unwrap();
@@ -626,7 +663,7 @@ fn a_new_connection_goes_on_where_the_receiver_is() {
     let hello: Hello = parse(Kind::Hello, split(&hello).1).unwrap();
     assert_eq!(hello.ticket, "fe".repeat(16));
     side.out = side.sender.outbound();
-    give(&mut side, &resumed(8, true)).unwrap();
+    give(&mut side, &resumed(8, 8)).unwrap();
     let commit = side.commit().unwrap();
     let empty = tandem_kv::message::Manifest::default().commit();
     assert_eq!(parse(Kind::Commit, split(&commit).1), Ok(empty));
@@ -643,14 +680,18 @@ fn what_was_acknowledged_cannot_be_asked_for_again() {
     side.block(&window_block(4..8)).unwrap();
     give(&mut side, &ack(1, Section::Full, 0..8)).unwrap();
     side.sender.reconnect().unwrap();
-    fails(side, &resumed(5, false), "`have_tokens` lies before");
-    let mut side = streaming(100);
-    side.block(&full_block(0..8)).unwrap();
-    side.block(&window_block(4..8)).unwrap();
-    give(&mut side, &ack(1, Section::Full, 0..8)).unwrap();
-    give(&mut side, &ack(2, Section::Window, 4..8)).unwrap();
-    side.sender.reconnect().unwrap();
-    fails(side, &resumed(8, false), "`have_window` is false");
+    fails(side, &resumed(5, 0), "`have_tokens` lies before");
+    for have_window in [0, 5] {
+        let mut side = streaming(100);
+        side.block(&full_block(0..8)).unwrap();
+        side.block(&window_block(4..6)).unwrap();
+        side.block(&window_block(6..8)).unwrap();
+        give(&mut side, &ack(1, Section::Full, 0..8)).unwrap();
+        give(&mut side, &ack(2, Section::Window, 4..6)).unwrap();
+        side.sender.reconnect().unwrap();
+        let lost = "`have_window` lies before what was acknowledged";
+        fails(side, &resumed(8, have_window), lost);
+    }
 }
 
 /// A thread that still encodes for the old connection does not disturb the new one.
@@ -660,7 +701,7 @@ fn a_block_of_an_old_connection_that_is_closed_late() {
     let (old_place, old) = side.sender.open(&full_block(0..8)).unwrap();
     side.sender.reconnect().unwrap();
     side.out = side.sender.outbound();
-    give(&mut side, &resumed(0, false)).unwrap();
+    give(&mut side, &resumed(0, 0)).unwrap();
     let first = full_block(0..4);
     let (place, mut cutter) = side.sender.open(&first).unwrap();
     assert_ne!(place, old_place);
@@ -675,7 +716,7 @@ fn a_block_of_an_old_connection_that_is_closed_late() {
     {}
     let digest = cutter.finish();
     let mut expected = tandem_kv::message::Manifest::default();
-    expected.add(&digest);
+    expected.add(Section::Full, &digest);
     side.sender.close(place, digest);
     for block in [full_block(4..8), window_block(4..8)] {
         let (place, mut cutter) = side.sender.open(&block).unwrap();
@@ -690,7 +731,7 @@ fn a_block_of_an_old_connection_that_is_closed_late() {
             .is_some()
         {}
         let digest = cutter.finish();
-        expected.add(&digest);
+        expected.add(block.section, &digest);
         side.sender.close(place, digest);
     }
     let commit = side.commit().unwrap();

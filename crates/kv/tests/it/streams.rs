@@ -8,11 +8,11 @@ use tandem_kv::message::{Hello, parse};
 use tandem_kv::receiver::{Inbound, ReceiverError, Step, Terms};
 use tandem_kv::segment::Cutter;
 use tandem_kv::sender::{Outbound, Outgoing, Sender};
-use tandem_kv::{Contract, KvBlock};
+use tandem_kv::{Contract, KvBlock, Section};
 
 use super::driver::{
-    Taker, blocks, contract, expectation, forged, full, have_page, mixed, offer, receipt, split,
-    terms,
+    Taker, blocks, contract, expectation, forged, full, given_out, have_page, mixed, offer,
+    receipt, split, terms,
 };
 
 /// A handoff with three streams, of which nothing has been sent.
@@ -91,11 +91,12 @@ fn blocks_wait_for_their_turn() {
     let first = three.frames(0, &mut out);
     let second = three.frames(1, &mut out3);
     let mut main = three.sender.outbound();
-    let third = three.frames(2, &mut main);
-    let window = three.frames(3, &mut out3);
-    // The window first, then the blocks from the last to the first.
+    let window = three.frames(2, &mut out);
+    let third = three.frames(3, &mut main);
+    let last = three.frames(4, &mut out3);
+    // The end of the window first, then the blocks from the last to the first.
     assert_eq!(three.take(&mut inbound3, &second[0]), Ok(Step::Wait));
-    assert_eq!(three.take(&mut inbound3, &window[0]), Ok(Step::Wait));
+    assert_eq!(three.take(&mut inbound3, &last[0]), Ok(Step::Wait));
     assert_eq!(three.taker.take(&third[0]), Ok(Step::Wait));
     assert_eq!(three.taker.receiver.next_block(), None);
     let commit = main.control(&three.sender.commit().unwrap());
@@ -104,9 +105,21 @@ fn blocks_wait_for_their_turn() {
     let note = main.control(&three.sender.receipt(&receipt()).unwrap());
     assert_eq!(three.taker.take(&note), Ok(Step::Receipt(receipt())));
     assert_eq!(three.take(&mut inbound, &first[0]), Ok(Step::Block));
+    assert!(
+        !three.taker.receiver.all_sent(),
+        "rows of the window are missing"
+    );
+    let mut applied = three.taker.apply();
+    assert_eq!(applied.len(), 3, "no window yet");
+    assert_eq!(three.take(&mut inbound, &window[0]), Ok(Step::Block));
     assert!(three.taker.receiver.all_sent());
-    assert_eq!(three.taker.receiver.finish(), None, "nothing is applied");
-    assert_eq!(three.taker.apply(), three.blocks);
+    assert_eq!(
+        three.taker.receiver.finish(),
+        None,
+        "the window is not applied"
+    );
+    applied.extend(three.taker.apply());
+    assert_eq!(applied, given_out(&three.blocks));
     assert!(three.taker.receiver.finish().is_some());
 }
 
@@ -119,9 +132,14 @@ fn a_join_may_be_overtaken() {
     // It is written once the join has been answered.
     let first = three.frames(0, &mut out);
     let mut main = three.sender.outbound();
-    let rest: Vec<_> = (1..4).flat_map(|i| three.frames(i, &mut main)).collect();
+    let rest: Vec<_> = (1..5).flat_map(|i| three.frames(i, &mut main)).collect();
     for frame in &rest {
-        assert_eq!(three.taker.take(frame), Ok(Step::Wait));
+        // Rows of the window do not wait for full ones.
+        let step = match Section::from_wire(split(frame).0.section) {
+            Some(Section::Window) => Step::Block,
+            _ => Step::Wait,
+        };
+        assert_eq!(three.taker.take(frame), Ok(step));
     }
     let mut inbound = three.answer();
     let commit = main.control(&three.sender.commit().unwrap());
@@ -132,7 +150,7 @@ fn a_join_may_be_overtaken() {
     // Each connection shows that it lives.
     let beat = out.control(&Outgoing::beat());
     assert_eq!(three.take(&mut inbound, &beat), Ok(Step::Wait));
-    assert_eq!(three.taker.apply(), three.blocks);
+    assert_eq!(three.taker.apply(), given_out(&three.blocks));
     assert!(three.taker.receiver.finish().is_some());
 }
 
@@ -274,7 +292,7 @@ fn blocks_that_overlap_on_two_streams() {
 #[test]
 fn control_frames_over_a_further_connection() {
     let mut three = Three::small();
-    for i in 0..4 {
+    for i in 0..5 {
         let mut out = std::mem::replace(&mut three.outbound, three.sender.outbound());
         let frames = three.frames(i, &mut out);
         three.outbound = out;
@@ -294,7 +312,7 @@ fn a_commit_that_does_not_match_is_found_when_the_last_block_comes() {
     let (mut out, mut inbound) = three.join();
     let first = three.frames(0, &mut out);
     let mut main = three.sender.outbound();
-    for i in 1..4 {
+    for i in 1..5 {
         let frames = three.frames(i, &mut main);
         three.taker.take(&frames[0]).unwrap();
     }
@@ -338,14 +356,14 @@ fn streams_of_before_a_resume() {
     three.sender.receive(&header, payload).unwrap();
     three.taker.inbound = three.taker.receiver.main();
     let mut main = three.sender.outbound();
-    for i in 0..4 {
+    for i in 0..three.blocks.len() {
         for frame in three.frames(i, &mut main) {
             three.taker.take(&frame).unwrap();
         }
     }
     let commit = main.control(&three.sender.commit().unwrap());
     three.taker.take(&commit).unwrap();
-    assert_eq!(three.taker.apply(), three.blocks);
+    assert_eq!(three.taker.apply(), given_out(&three.blocks));
     assert!(three.taker.receiver.finish().is_some());
 }
 
@@ -383,7 +401,7 @@ fn blocks_before_what_is_held() {
     sender.receive(&header, payload).unwrap();
     for (block, fits) in [(0..64, false), (63..100, false), (64..100, true)] {
         let (mut taker, _) = Taker::accept(&hello, &expected, 64, &terms(64)).unwrap();
-        assert_eq!(taker.receiver.next_token(), 64);
+        assert_eq!(taker.receiver.next().full, 64);
         let mut main = sender.outbound();
         let block = super::driver::block(&contract, tandem_kv::Section::Full, block);
         let frame = segment(&contract, &block, &mut main);
@@ -407,7 +425,7 @@ fn segment(contract: &Contract, block: &KvBlock, out: &mut Outbound) -> Vec<u8> 
         credit_bytes: 1,
         have_tokens: have,
         have_page: have_page(contract, 100, have),
-        have_window: false,
+        have_window: 0,
         decode_rates: DecodeRates::default(),
     };
     let frame = tandem_kv::message::control_frame(Kind::Accept, super::driver::HANDOFF, 0, &accept)

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// about half a kilobyte.
 pub const MAX_ENTRIES: usize = 1 << 18;
 /// Largest page or snapshot that is kept, in bytes of rows: nothing larger crosses the wire.
-pub const MAX_OBJECT_BYTES: u64 = tandem_kv::limits::MAX_STAGED_BYTES;
+pub const MAX_OBJECT_BYTES: u64 = tandem_kv::limits::MAX_WINDOW_BYTES;
 /// Blocks that a load returns are cut at this many bytes, but not within a page.
 pub const MAX_BLOCK_BYTES: u64 = 16 << 20;
 /// Bytes that may wait to be written to disk, beside the memory of the configuration; a single

@@ -354,7 +354,18 @@ impl Pump {
             }
             ack
         };
-        self.say(&ack).await
+        match ack {
+            Some(ack) => self.say(&ack).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Acknowledges what has come of the window: this end keeps it, whatever becomes of the connection.
+    async fn acknowledge(&mut self) -> Result<(), Fault> {
+        while let Some(ack) = self.receiver.as_ref().and_then(|r| lock(r).staged()) {
+            self.say(&ack).await?;
+        }
+        Ok(())
     }
 
     async fn took(&mut self, step: StepOf) -> Result<(), Fault> {
@@ -369,7 +380,7 @@ impl Pump {
             Ok(Step::Wait | Step::Commit) => Ok(()),
             Ok(Step::Block) => {
                 self.apply_blocks();
-                Ok(())
+                self.acknowledge().await
             }
             Ok(Step::Receipt(receipt)) => {
                 self.receipt = true;
@@ -478,7 +489,7 @@ impl Pump {
         let Some(receiver) = self.receiver.clone() else {
             return Err(Fault::Over("not started".into()));
         };
-        let have = lock(&receiver).next_token();
+        let have = lock(&receiver).next().full;
         let terms = self.terms(have, Some(&hello.ticket));
         let resumed = lock(&receiver).resume(&terms);
         let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tandem_kv::Section;
 use tandem_kv::adaptive::{Adaptive, CodecRates, Conditions, DecodeRates, Quality, REVIEW_BYTES};
 use tandem_kv::codec::Codec;
 
@@ -42,6 +43,8 @@ pub struct Measured {
     known: Option<f64>,
     /// True if rows have come that were held already.
     held: bool,
+    /// True if rows of the window have come.
+    in_window: bool,
     /// Payload bytes, and time during which some were on their way; counted when none is any more, because
     /// what was written may still be in buffers.
     carried: Rate,
@@ -78,6 +81,7 @@ impl Measured {
             doubled: 0,
             known: memory.rate,
             held: false,
+            in_window: false,
             carried: Rate::default(),
             acknowledged: 0,
             on_their_way: 0,
@@ -101,7 +105,12 @@ impl Measured {
 
     /// The engine has given a chunk.
     pub fn produced(&mut self, chunk: &Computed) {
-        let bytes: u64 = chunk.blocks.iter().map(|b| b.bytes()).sum();
+        let has_window = chunk.blocks.iter().any(|b| b.section == Section::Window);
+        if has_window && !std::mem::replace(&mut self.in_window, true) {
+            // From here on each token has rows of all layers, and not of the full ones alone.
+            self.produced = Rate::default();
+            self.adaptive.start_over();
+        }
         let before = self.computed.replace(chunk.prefill_ms).unwrap_or(0.0);
         let spent = Duration::try_from_secs_f64((chunk.prefill_ms - before) / 1e3);
         // KV that was held already costs no time and is not a production.
@@ -112,11 +121,8 @@ impl Measured {
                 // What was chosen for rows that are held is not for those that are computed.
                 self.adaptive.start_over();
             }
-            self.produced.add(bytes, spent);
-        } else if before > 0.0 {
-            // The window behind the last chunk.
-            self.produced.more(bytes);
-        } else {
+            self.produced.add(made(chunk), spent);
+        } else if before == 0.0 {
             self.held = true;
         }
         self.review();
@@ -283,4 +289,25 @@ impl Measured {
             );
         }
     }
+}
+
+/// Bytes of rows that were made in the time of a chunk. Of its tokens those before the window have no rows in
+/// the window layers, and those of others may come later by slices: each section counts by its bytes a token.
+fn made(chunk: &Computed) -> u64 {
+    let of = |section| {
+        let blocks = chunk.blocks.iter().filter(move |b| b.section == section);
+        blocks.fold((0, 0), |(bytes, tokens), b| {
+            (bytes + b.bytes(), tokens + u64::from(b.len()))
+        })
+    };
+    let sections: [(u64, u64); 2] = [of(Section::Full), of(Section::Window)];
+    let computed = sections
+        .iter()
+        .map(|(_, tokens)| *tokens)
+        .max()
+        .unwrap_or(0);
+    let bytes = sections
+        .iter()
+        .map(|(bytes, tokens)| bytes * computed / tokens.max(&1));
+    bytes.sum()
 }

@@ -8,7 +8,7 @@ use tandem_kv::codec::Codec;
 use tandem_kv::frame::Header;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::{Outgoing, Sender, SenderState};
-use tandem_kv::{KvBlock, Section};
+use tandem_kv::{KvBlock, PerSection, Section};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, sleep_until, timeout};
@@ -70,8 +70,8 @@ pub(super) struct Pump {
     pub(super) connection: Option<Connection>,
     /// Blocks that have not been opened.
     pub(super) queue: VecDeque<Arc<KvBlock>>,
-    /// End of the full blocks that were queued, or that the receiver has.
-    pub(super) queued_to: u32,
+    /// End of the blocks of each section that were queued, or that the receiver has.
+    pub(super) queued_to: PerSection<u32>,
     /// Blocks that have been opened and not acknowledged, with the connection that each was given to.
     pub(super) sent: VecDeque<(usize, Arc<KvBlock>)>,
     pub(super) last: Option<Last>,
@@ -163,7 +163,7 @@ impl Pump {
     pub(super) fn requeue(&mut self) {
         let sent = std::mem::take(&mut self.sent);
         let queued = std::mem::take(&mut self.queue);
-        self.queued_to = self.sender.accepted().have_tokens;
+        self.queued_to = self.sender.next();
         for block in sent.into_iter().map(|(_, block)| block).chain(queued) {
             self.push(block);
         }
@@ -177,21 +177,16 @@ impl Pump {
     /// Queues what the receiver lacks of a block, and what was not queued before: an engine that
     /// cannot use its pages after all computes from the start.
     fn push(&mut self, block: Arc<KvBlock>) {
-        let next = self.queued_to;
-        match block.section {
-            Section::Window if self.sender.window_sent() => {}
-            Section::Window => self.queue.push_back(block),
-            Section::Full if block.tokens.end <= next => {}
-            Section::Full => {
-                self.queued_to = block.tokens.end;
-                let block = if block.tokens.start < next {
-                    Arc::new(block.part(next..block.tokens.end))
-                } else {
-                    block
-                };
-                self.queue.push_back(block);
-            }
+        let next = self.queued_to[block.section];
+        if block.tokens.end <= next {
+            return;
         }
+        self.queued_to[block.section] = block.tokens.end;
+        self.queue.push_back(if block.tokens.start < next {
+            Arc::new(block.part(next..block.tokens.end))
+        } else {
+            block
+        });
     }
 
     /// Does what can be done now, then waits for one thing to happen.
@@ -333,10 +328,13 @@ impl Pump {
     pub(super) fn received(&mut self, header: &Header, payload: &[u8]) -> Result<(), Fault> {
         let before = self.sender.in_flight();
         self.sender.receive(header, payload)?;
-        for _ in self.sender.in_flight()..before {
-            let stream = self.sent.pop_front().map(|(stream, _)| stream);
+        if self.sender.in_flight() < before {
+            let section = Section::from_wire(header.section);
+            let is_acked = |(_, block): &(usize, Arc<KvBlock>)| Some(block.section) == section;
+            let at = self.sent.iter().position(is_acked);
+            let acked = at.and_then(|at| self.sent.remove(at));
             let streams = self.connection.as_mut().map(|c| &mut c.streams);
-            if let Some((streams, index)) = streams.zip(stream)
+            if let Some((streams, (index, _))) = streams.zip(acked)
                 && let Some(stream) = streams.get_mut(index)
             {
                 stream.on_the_way = stream.on_the_way.saturating_sub(1);
@@ -376,12 +374,12 @@ impl Pump {
                     self.push(Arc::clone(block));
                 }
                 let opened = self.open_blocks();
-                for block in chunk.blocks {
+                for block in chunk.to_keep() {
                     if let Some(Sending { kept, .. }) = &mut self.sending {
                         let Kept { keep, tokens, tail } = kept;
                         if keep.keeps(Codec::Raw) {
-                            let before = tail.then(&block, Codec::Raw);
-                            keep_block(keep, tokens, &block, Codec::Raw, before).await;
+                            let before = tail.then(block, Codec::Raw);
+                            keep_block(keep, tokens, block, Codec::Raw, before).await;
                         }
                     }
                 }

@@ -89,13 +89,15 @@ pub(super) enum Work {
         chunks: mpsc::Sender<Input>,
         next: u32,
         end: u32,
-        /// What is left to hand out when all blocks are.
+        /// The window, which is handed out when all full blocks are.
         window: Option<CopyOut>,
     },
 }
 
 pub(super) struct Export {
     pub(super) stage: ExportStage,
+    /// The window, until all of it has been handed out.
+    pub(super) window: Option<CopyOut>,
     pub(super) chunks: mpsc::Sender<Input>,
     pub(super) receipt: bool,
     pub(super) hand_back: Option<ReturnTicket>,
@@ -106,12 +108,15 @@ pub(super) enum ExportStage {
     Seeding,
     /// This node computes from here on.
     Prefilling(u32),
-    /// All chunks are out but for the window.
-    Window {
-        window: Window,
-        /// When the last chunk was computed.
+    /// Rows of the window are left to copy out of what is computed.
+    Copying {
+        /// End of what is computed.
+        to: u32,
+        /// When it was.
         computed: Instant,
     },
+    /// Everything is out; the window is put back.
+    PuttingBack(Taking),
     /// Everything is out; the last token is next.
     Evaluating,
 }
@@ -241,7 +246,8 @@ impl Job {
         match &self.work {
             Work::Export(e) => match &e.stage {
                 // One place stays free for the receipt.
-                ExportStage::Window { window, .. } => window.is_out() || e.chunks.capacity() > 1,
+                ExportStage::Copying { .. } => e.chunks.capacity() > 1,
+                ExportStage::PuttingBack(_) => true,
                 _ => false,
             },
             Work::Retire { chunks, window, .. } => window.is_some() && chunks.capacity() > 0,

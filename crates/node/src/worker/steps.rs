@@ -14,7 +14,7 @@ use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
 use tokio::sync::mpsc;
 
 use super::jobs::{After, ExportStage, Job, ReceiptState, Stage, Work};
-use super::windows::{CopyOut, Window};
+use super::windows::{CopyOut, Window, hand_out};
 use super::{Worker, engine_error, milliseconds};
 use crate::job::{Computed, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
@@ -71,44 +71,22 @@ impl Worker {
             self.engine.prefill(job.sequence, range.start, tokens)?;
         }
         let kv_end = job.kv_end();
-        let done = range.end == kv_end;
-        let window = CopyOut::of(self.engine.contract(), kv_end).filter(|_| done);
         job.prefill_ms += milliseconds(start);
         match &mut job.work {
-            Work::Export(e) => {
+            Work::Export(_) => {
                 let computed = Instant::now();
                 let blocks = export(self.engine.as_mut(), job.sequence, &range)?;
-                let last = done && window.is_none();
-                let chunk = Computed {
-                    blocks,
-                    tokens: range.end,
-                    computed,
-                    prefill_ms: job.prefill_ms,
-                    last,
-                    receipt_follows: last && e.receipt,
-                };
-                let delivered = e.chunks.try_send(Input::Chunk(chunk)).is_ok();
-                e.stage = match window {
-                    Some(out) => ExportStage::Window {
-                        window: Window::Out(out),
-                        computed,
-                    },
-                    None if done => ExportStage::Evaluating,
-                    None => ExportStage::Prefilling(range.end),
-                };
-                if !delivered || (last && !e.receipt) {
-                    return Ok(After::End);
-                }
-                Ok(After::Keep)
+                hand_out(self.engine.as_mut(), job, blocks, range.end, computed)
             }
             Work::Retire { .. } => Ok(After::Keep),
             Work::Generate(g) => {
                 g.summary.local_tokens += range.end - range.start;
                 g.summary.local_prefill_ms = job.prefill_ms;
-                match window {
+                let done = range.end == kv_end;
+                match CopyOut::of(self.engine.contract(), kv_end) {
+                    _ if !done => g.stage = Stage::Prefilling { next: range.end },
                     Some(out) => g.stage = Stage::Settling(Window::Out(out)),
-                    None if done => g.start_decoding(job.tokens[kv_end as usize], kv_end),
-                    None => g.stage = Stage::Prefilling { next: range.end },
+                    None => g.start_decoding(job.tokens[kv_end as usize], kv_end),
                 }
                 Ok(After::Keep)
             }
@@ -324,7 +302,7 @@ impl Worker {
             return Ok(After::Keep);
         };
         let stop = next
-            .saturating_add(block_tokens(self.engine.contract()))
+            .saturating_add(block_tokens(self.engine.contract(), Section::Full))
             .min(*end);
         let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop))?;
         *next = stop;
@@ -333,6 +311,7 @@ impl Worker {
         let last = done && window.is_none();
         let chunk = Computed {
             blocks,
+            window: None,
             tokens: stop,
             computed: Instant::now(),
             prefill_ms: 0.0,
@@ -355,8 +334,8 @@ fn export(
     range: &Range<u32>,
 ) -> Result<Vec<Arc<KvBlock>>, EngineError> {
     let contract = engine.contract();
-    let has_full = !contract.section_layers(Section::Full).is_empty();
-    let step = block_tokens(contract);
+    let has_full = contract.has_section(Section::Full);
+    let step = block_tokens(contract, Section::Full);
     let mut blocks = Vec::new();
     let mut start = range.start;
     while has_full && start < range.end {

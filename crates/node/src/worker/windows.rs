@@ -1,5 +1,5 @@
-//! Windows of models with sliding windows: copied out when the last chunk is computed or an answer is
-//! complete, a slice between two steps of running generations, and put back to where an import puts them.
+//! Windows of models with sliding windows: copied out as soon as their rows are computed, a slice between
+//! two steps of running generations, and put back to where an import puts them.
 //!
 //! A window cache is a ring: after a long prefill the window starts in its middle, while an imported one
 //! starts at its first cell. The order of cells is the order of float sums, so a local prefill has to end
@@ -10,14 +10,64 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem_engine::{EngineError, KvEngine, Sequence};
+use tandem_kv::segment::block_tokens;
 use tandem_kv::{Contract, KvBlock, Section};
 
-use super::jobs::{After, ExportStage, Job, Stage, Taking, Work, slice};
+use super::jobs::{After, ExportStage, Job, Stage, Taking, Work};
 use super::{Worker, milliseconds};
 use crate::job::{Computed, JobId};
 use crate::send::Input;
 
-/// What is done with a window when the last chunk is computed.
+/// A window that is copied out.
+pub(super) struct CopyOut {
+    whole: Range<u32>,
+    /// Tokens that are copied at once.
+    slice: u32,
+    /// What has been copied, joined.
+    copied: Arc<KvBlock>,
+}
+
+impl CopyOut {
+    /// The window of a sequence that holds `[0, end)` in the end; `None` if there is none.
+    pub(super) fn of(contract: &Contract, end: u32) -> Option<Self> {
+        (contract.has_window() && end > 0).then(|| {
+            let whole = contract.window_start(end)..end;
+            Self {
+                slice: block_tokens(contract, Section::Window),
+                copied: Arc::new(KvBlock::with_room(contract, Section::Window, &whole)),
+                whole,
+            }
+        })
+    }
+
+    /// True if it has rows before `to` that have not been copied.
+    fn lags(&self, to: u32) -> bool {
+        self.copied.tokens.end < to.min(self.whole.end)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.copied.tokens == self.whole
+    }
+
+    /// Copies the next slice of a sequence that holds `[0, to)`; `None` if nothing is left to copy.
+    fn step(
+        &mut self,
+        engine: &mut dyn KvEngine,
+        sequence: Sequence,
+        to: u32,
+    ) -> Result<Option<KvBlock>, EngineError> {
+        if !self.lags(to) {
+            return Ok(None);
+        }
+        let start = self.copied.tokens.end;
+        let end = start.saturating_add(self.slice).min(to).min(self.whole.end);
+        let rows = engine.export(sequence, Section::Window, start..end)?;
+        Arc::make_mut(&mut self.copied).append(&rows);
+        Ok(Some(rows))
+    }
+}
+
+/// What is done with the window when all chunks of a local prefill are computed.
 pub(super) enum Window {
     /// It is copied out.
     Out(CopyOut),
@@ -25,86 +75,74 @@ pub(super) enum Window {
     Back(Taking),
 }
 
-/// A window that is copied out.
-pub(super) struct CopyOut {
-    whole: Range<u32>,
-    /// Of all window layers.
-    row_bytes: u64,
-    copied: Option<KvBlock>,
-}
-
-/// What a slice has led to.
-enum Step {
-    /// There is more to copy.
-    More,
-    /// The whole window is out.
-    Out(Arc<KvBlock>),
-    /// It is back.
-    Back,
-}
-
-impl CopyOut {
-    /// The window of a sequence that holds `[0, end)`; `None` if there is none.
-    pub(super) fn of(contract: &Contract, end: u32) -> Option<Self> {
-        (contract.has_window() && end > 0).then(|| Self {
-            whole: contract.window_start(end)..end,
-            row_bytes: contract.token_bytes(&contract.section_layers(Section::Window)),
-            copied: None,
-        })
-    }
-
-    /// Copies the next slice; gives the whole with the last one.
-    fn step(
-        &mut self,
-        engine: &mut dyn KvEngine,
-        sequence: Sequence,
-    ) -> Result<Option<KvBlock>, EngineError> {
-        let start = self
-            .copied
-            .as_ref()
-            .map_or(self.whole.start, |c| c.tokens.end);
-        let part = slice(start..self.whole.end, self.row_bytes);
-        let mut rows = engine.export(sequence, Section::Window, part)?;
-        match &mut self.copied {
-            None => {
-                // Otherwise a later slice would copy the earlier ones.
-                rows.reserve(self.whole.len());
-                self.copied = Some(rows);
-            }
-            Some(copied) => copied.append(rows),
-        }
-        let whole = &self.whole;
-        Ok(self.copied.take_if(|copied| copied.tokens == *whole))
-    }
-}
-
 impl Window {
-    /// True once the whole window is out.
-    pub(super) const fn is_out(&self) -> bool {
-        matches!(self, Self::Back(_))
-    }
-
-    fn step(&mut self, engine: &mut dyn KvEngine, sequence: Sequence) -> Result<Step, EngineError> {
+    /// Copies the next slice; true if the window is back.
+    fn step(&mut self, engine: &mut dyn KvEngine, sequence: Sequence) -> Result<bool, EngineError> {
         match self {
             Self::Out(out) => {
-                let Some(block) = out.step(engine, sequence)? else {
-                    return Ok(Step::More);
-                };
-                let block = Arc::new(block);
-                *self = Self::Back(Taking::new(Arc::clone(&block)));
-                Ok(Step::Out(block))
+                out.step(engine, sequence, out.whole.end)?;
+                if out.is_whole() {
+                    *self = Self::Back(Taking::new(Arc::clone(&out.copied)));
+                }
+                Ok(false)
             }
-            Self::Back(taking) => {
-                let part = taking.part();
-                engine.import_part(sequence, &taking.block, part.clone())?;
-                Ok(if taking.taken(&part) {
-                    Step::Back
-                } else {
-                    Step::More
-                })
-            }
+            Self::Back(taking) => put_back(engine, sequence, taking),
         }
     }
+}
+
+/// Puts a slice of a window back; true if it was the last.
+fn put_back(
+    engine: &mut dyn KvEngine,
+    sequence: Sequence,
+    taking: &mut Taking,
+) -> Result<bool, EngineError> {
+    let part = taking.part();
+    engine.import_part(sequence, &taking.block, part.clone())?;
+    Ok(taking.taken(&part))
+}
+
+/// Hands out what is computed up to `to` of a prefill for another node: full blocks, and with them the
+/// next slice of the window.
+pub(super) fn hand_out(
+    engine: &mut dyn KvEngine,
+    job: &mut Job,
+    mut blocks: Vec<Arc<KvBlock>>,
+    to: u32,
+    computed: Instant,
+) -> Result<After, EngineError> {
+    let kv_end = job.kv_end();
+    let Work::Export(e) = &mut job.work else {
+        return Ok(After::Keep);
+    };
+    if let Some(window) = &mut e.window {
+        blocks.extend(window.step(engine, job.sequence, to)?.map(Arc::new));
+    }
+    let lags = e.window.as_ref().is_some_and(|window| window.lags(to));
+    let last = to == kv_end && !lags;
+    let whole = e.window.take_if(|_| last).map(|w| w.copied);
+    let chunk = Computed {
+        blocks,
+        window: whole.clone(),
+        tokens: to,
+        computed,
+        prefill_ms: job.prefill_ms,
+        last,
+        receipt_follows: last && e.receipt,
+    };
+    let delivered = e.chunks.try_send(Input::Chunk(chunk)).is_ok();
+    e.stage = match whole {
+        _ if lags => ExportStage::Copying { to, computed },
+        _ if !last => ExportStage::Prefilling(to),
+        // The decode node continues from an import, so whoever evaluates here does, too.
+        Some(whole) => ExportStage::PuttingBack(Taking::new(whole)),
+        None => ExportStage::Evaluating,
+    };
+    Ok(if !delivered || (last && !e.receipt) {
+        After::End
+    } else {
+        After::Keep
+    })
 }
 
 impl Worker {
@@ -126,67 +164,57 @@ impl Worker {
         let (engine, sequence, kv_end) = (self.engine.as_mut(), job.sequence, job.kv_end());
         let begun = Instant::now();
         match &mut job.work {
-            Work::Export(e) => {
-                let ExportStage::Window { window, computed } = &mut e.stage else {
-                    return Ok(After::Keep);
-                };
-                match window.step(engine, sequence)? {
-                    Step::More => {}
-                    Step::Out(block) => {
-                        let chunk = last_chunk(block, kv_end, *computed, job.prefill_ms, e.receipt);
-                        let delivered = e.chunks.try_send(chunk).is_ok();
-                        // The decode node continues from an import, so whoever evaluates here does, too.
-                        if !delivered || !e.receipt {
-                            return Ok(After::End);
-                        }
-                    }
-                    Step::Back => e.stage = ExportStage::Evaluating,
+            Work::Export(e) => match &mut e.stage {
+                ExportStage::Copying { to, computed } => {
+                    let (to, computed) = (*to, *computed);
+                    return hand_out(engine, job, Vec::new(), to, computed);
                 }
-            }
+                ExportStage::PuttingBack(taking) => {
+                    let is_back = put_back(engine, sequence, taking)?;
+                    if is_back {
+                        e.stage = ExportStage::Evaluating;
+                    }
+                }
+                _ => {}
+            },
             Work::Generate(g) => {
                 let Stage::Settling(window) = &mut g.stage else {
                     return Ok(After::Keep);
                 };
-                let step = window.step(engine, sequence)?;
+                let is_back = window.step(engine, sequence)?;
                 job.prefill_ms += milliseconds(begun);
                 g.summary.local_prefill_ms = job.prefill_ms;
-                if matches!(step, Step::Back) {
+                if is_back {
                     g.start_decoding(job.tokens[kv_end as usize], kv_end);
                 }
             }
             Work::Retire {
                 chunks,
                 end,
-                window: Some(window),
+                window,
                 ..
             } => {
-                if let Some(block) = window.step(engine, sequence)? {
-                    let chunk = last_chunk(Arc::new(block), *end, begun, 0.0, false);
-                    // Whoever takes them may have gone.
-                    let _ = chunks.try_send(chunk);
+                let Some(out) = window else {
+                    return Ok(After::Keep);
+                };
+                let rows = out.step(engine, sequence, *end)?;
+                let last = out.is_whole();
+                let whole = window.take_if(|_| last).map(|w| w.copied);
+                let chunk = Computed {
+                    blocks: rows.into_iter().map(Arc::new).collect(),
+                    window: whole,
+                    tokens: *end,
+                    computed: begun,
+                    prefill_ms: 0.0,
+                    last,
+                    receipt_follows: false,
+                };
+                let delivered = chunks.try_send(Input::Chunk(chunk)).is_ok();
+                if last || !delivered {
                     return Ok(After::End);
                 }
             }
-            Work::Retire { .. } => {}
         }
         Ok(After::Keep)
     }
-}
-
-/// The window, behind all other blocks.
-fn last_chunk(
-    window: Arc<KvBlock>,
-    tokens: u32,
-    computed: Instant,
-    prefill_ms: f64,
-    receipt_follows: bool,
-) -> Input {
-    Input::Chunk(Computed {
-        blocks: vec![window],
-        tokens,
-        computed,
-        prefill_ms,
-        last: true,
-        receipt_follows,
-    })
 }

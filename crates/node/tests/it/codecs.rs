@@ -125,20 +125,25 @@ async fn lossy_codecs_are_reported_and_their_rows_are_not_kept() {
     prefill.clean().await;
 }
 
-/// A chunk of `bytes` of rows that took `ms` to compute.
-fn chunk(bytes: usize, ms: f64) -> Computed {
+/// A block of so many rows, of `bytes` in all.
+fn rows(section: Section, tokens: u32, bytes: usize) -> Arc<KvBlock> {
     let plane = Plane {
         layer: 0,
         kind: PlaneKind::Key,
         data: vec![0; bytes],
     };
-    let block = KvBlock {
-        section: Section::Full,
-        tokens: 0..1,
+    Arc::new(KvBlock {
+        section,
+        tokens: 0..tokens,
         planes: vec![plane],
-    };
+    })
+}
+
+/// A chunk of `bytes` of rows that took `ms` to compute.
+fn chunk(bytes: usize, ms: f64) -> Computed {
     Computed {
-        blocks: vec![Arc::new(block)],
+        window: None,
+        blocks: vec![rows(Section::Full, 1, bytes)],
         tokens: 1,
         computed: Instant::now(),
         prefill_ms: ms,
@@ -198,6 +203,37 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     let mut fixed = Measured::new(&Choice::Fixed(Codec::Raw), Memory::of(1e6));
     fixed.produced(&chunk);
     assert_eq!(fixed.codec(), Codec::Raw);
+}
+
+/// Rows of the window layers come with the last tokens only, seven times as many bytes a token: what was
+/// fast enough before is not any more. How they come makes no difference.
+#[test]
+fn the_window_is_a_prefill_that_makes_more() {
+    let full = |ms| Computed {
+        blocks: vec![rows(Section::Full, 100, 100_000)],
+        ..chunk(0, ms)
+    };
+    for (tokens, bytes) in [(100, 600_000), (50, 300_000), (1, 6_000)] {
+        for (rate, expected) in [(20e6, Codec::Raw), (6e6, Codec::Q8), (3e6, Codec::K8v4)] {
+            // 1 MB of KV per second, and 7 MB where the window has begun.
+            let mut measured = Measured::new(&AUTO, Memory::of(rate));
+            for i in 1..=20 {
+                measured.produced(&full(f64::from(i) * 100.0));
+                assert_eq!(measured.codec(), Codec::Raw);
+            }
+            let mut ends = full(2100.0);
+            ends.blocks.push(rows(Section::Window, tokens, bytes));
+            measured.produced(&ends);
+            assert_eq!(measured.codec(), expected, "{tokens} at {rate}");
+            // A slice of the same chunk.
+            let more = Computed {
+                blocks: vec![rows(Section::Window, tokens, bytes)],
+                ..chunk(0, 2100.0)
+            };
+            measured.produced(&more);
+            assert_eq!(measured.codec(), expected, "{tokens} at {rate}");
+        }
+    }
 }
 
 /// Buffers take 4 MB at once, and the link carries 10 MB a second: what was written when the first

@@ -729,7 +729,7 @@ async fn a_node_that_beats_and_takes_nothing_is_given_up() {
     let claim = reuse::Claim {
         tokens: 64,
         page: pages.last().map(ToString::to_string),
-        window: false,
+        window: 0,
     };
     let beating = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();

@@ -45,7 +45,7 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
         credit_bytes: CREDIT_BYTES,
         have_tokens: 0,
         have_page: None,
-        have_window: false,
+        have_window: 0,
         decode_rates: DecodeRates::default(),
     };
     let accept = control_frame(Kind::Accept, ticket.handoff, 0, &accept).unwrap();

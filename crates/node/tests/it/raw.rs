@@ -153,9 +153,9 @@ impl Handoff {
             }
             at = end;
         }
-        if !self.sender.window_sent() {
-            let window = self.engine.contract().window_start(self.kv_end)..self.kv_end;
-            let section = Section::Window;
+        let section = Section::Window;
+        if !self.sender.is_sent(section) {
+            let window = self.sender.next().window..self.kv_end;
             let block = self.engine.export(self.sequence, section, window).unwrap();
             self.block(&block).await;
         }

@@ -275,7 +275,7 @@ fn damage(dir: &Path) {
 pub struct Claim {
     pub tokens: u32,
     pub page: Option<String>,
-    pub window: bool,
+    pub window: u32,
 }
 
 /// A receiver that answers the first hello with a claim and then listens.
@@ -326,11 +326,12 @@ async fn a_receiver_that_claims_what_it_cannot_have_is_not_believed() {
     };
     let other = "ab".repeat(32);
     for (claim, field) in [
-        (claim(64, Some(&other), false), "`have_page`"),
-        (claim(64, None, false), "`have_page`"),
-        (claim(0, Some(&other), false), "`have_page`"),
-        (claim(1000, None, false), "`have_tokens`"),
-        (claim(0, None, true), "`have_window`"),
+        (claim(64, Some(&other), 0), "`have_page`"),
+        (claim(64, None, 0), "`have_page`"),
+        (claim(0, Some(&other), 0), "`have_page`"),
+        (claim(1000, None, 0), "`have_tokens`"),
+        (claim(0, None, 1), "`have_window`"),
+        (claim(0, None, 1000), "`have_window`"),
     ] {
         deal.via = Some(liar(claim).await);
         let outcome = deal.run(&prefill, &decode).await;

@@ -49,7 +49,7 @@ fn windowed() -> FakeConfig {
     }
 }
 
-/// A window comes as one block.
+/// A window comes in blocks, and is applied as a whole, by slices.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_generation_gets_its_turn_while_a_window_comes_in() {
     let config = windowed();
@@ -112,7 +112,7 @@ async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept()
     assert_eq!(answer.tokens, deal.expected(&config).await);
     assert_eq!(first.tokens, busy.expected);
     busy.node.until("kept", |s| s.snapshots == 1).await;
-    assert_eq!(window_slices(&busy.calls), (4, 2));
+    assert_eq!(window_slices(&busy.calls), (6, 2));
     busy.node.clean().await;
 }
 
@@ -136,7 +136,7 @@ async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
     assert_eq!(answer.tokens, deal.expected(&config).await);
     assert!(answer.parity.expect("parity").holds);
     assert_eq!(first.tokens, busy.expected);
-    assert_eq!(window_slices(&busy.calls), (2, 2));
+    assert_eq!(window_slices(&busy.calls), (3, 2));
     busy.node.clean().await;
     decode.clean().await;
 }
