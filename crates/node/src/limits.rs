@@ -41,7 +41,7 @@ pub const MAX_STEPS_WAITING: usize = 16;
 /// New connections of a handoff that may wait for its owner.
 pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations, and bytes of a window
-/// that it copies out or puts back. A window that has more is copied by parts.
+/// that it puts back. A window is copied out by blocks, which are smaller.
 pub const MAX_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
 /// Bytes per second below which a connection is of no use: what somebody sends a byte at a time would hold a
 /// handoff up without being silent.

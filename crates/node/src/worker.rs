@@ -2,7 +2,8 @@
 //!
 //! One loop: take commands, take in a bounded amount of KV, copy a bounded part of a window or compute at
 //! most one chunk of one prefill, decode one token of every generating sequence. So running generations
-//! wait for at most one slice of KV that comes in, and one of a window or one chunk; and a request that
+//! wait for at most one slice of KV that comes in, and one of a window, or one chunk with the first slice of its
+//! rows of the window; and a request that
 //! nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
 //! anybody else can find them.
 //!

@@ -16,7 +16,7 @@ use tandem_kv::permit::{Sessions, Tickets};
 use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::Cutter;
 use tandem_kv::sender::{Outbound, Outgoing, Sender, SenderState};
-use tandem_kv::{Contract, KvBlock, Section};
+use tandem_kv::{Contract, KvBlock, PerSection, Section};
 
 use super::driver::{HANDOFF, TICKET, expectation, have_page, offer, receipt};
 use super::pipe::{Fault, Harm, Pipe, Way};
@@ -82,8 +82,8 @@ pub struct Report {
     pub opened: Vec<(usize, Section, u32, u32)>,
     /// Of all connections, in the order in which they were made.
     pub traffic: Vec<Traffic>,
-    /// First token that was missing at each resume.
-    pub resumed: Vec<u32>,
+    /// First token of each section that was missing at each resume.
+    pub resumed: Vec<PerSection<u32>>,
     /// Most bytes that the receiver held at once.
     pub most_staged: u64,
     /// Frames of connections of the past that the receiver was given after it had gone on.
@@ -210,7 +210,7 @@ struct World<'a> {
     given: VecDeque<KvBlock>,
     receipt_sent: bool,
     opened: Vec<(usize, Section, u32, u32)>,
-    resumed: Vec<u32>,
+    resumed: Vec<PerSection<u32>>,
     most_staged: u64,
     stale_frames: usize,
     released: usize,
@@ -739,9 +739,9 @@ impl<'a> World<'a> {
             let _ = receiver.applied();
             self.applied.push(block);
         }
-        let have = receiver.next().full;
+        let have = receiver.next();
         self.resumed.push(have);
-        let accept = receiver.resume(&terms(have)).unwrap();
+        let accept = receiver.resume(&terms(have.full)).unwrap();
         let main = receiver.main();
         self.receiver = Some(receiver);
         self.feed_stale(generation);

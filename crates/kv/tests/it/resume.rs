@@ -9,7 +9,7 @@ use proptest::sample::Index;
 use proptest::test_runner::RngSeed;
 use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
 use tandem_kv::page::PAGE_TOKENS;
-use tandem_kv::{Contract, KvBlock, LayerKind, PlaneKind, Section};
+use tandem_kv::{Contract, KvBlock, LayerKind, PerSection, PlaneKind, Section};
 
 use super::driver::{blocks, contract, credit_of, full, layer, mixed, windowed};
 use super::link::{Case, End, Report, Traffic, hand_over};
@@ -157,7 +157,7 @@ fn before_the_start(fault: &Fault, report: &Report) -> bool {
 /// started.
 #[test]
 fn harm_at_every_byte() {
-    let (mut resumed, mut not_started) = (0, 0);
+    let (mut resumed, mut in_window, mut not_started) = (0, 0, 0);
     let harms = |at: usize| {
         vec![
             Harm::Cut,
@@ -169,7 +169,12 @@ fn harm_at_every_byte() {
         ]
     };
     at_every_byte(harms, |fault, report| match report.end {
-        End::Committed => resumed += 1,
+        End::Committed => {
+            resumed += 1;
+            // Of the window of tokens 1 to 4 the block of token 1 is there.
+            let windows = report.resumed.iter().filter(|r| r.window == 2);
+            in_window += windows.count();
+        }
         End::NotStarted => {
             assert!(before_the_start(fault, &report), "{fault:?}");
             not_started += 1;
@@ -177,8 +182,8 @@ fn harm_at_every_byte() {
         other => panic!("{fault:?}: {other:?}"),
     });
     assert!(
-        resumed > 25_000 && not_started > 15_000,
-        "{resumed} {not_started}"
+        resumed > 25_000 && in_window > 5000 && not_started > 15_000,
+        "{resumed} {in_window} {not_started}"
     );
 }
 
@@ -394,7 +399,8 @@ fn a_cut_at_every_segment() {
 /// What was applied before the break is not sent again, even if its acknowledgement was lost.
 #[test]
 fn nothing_that_was_applied_is_sent_again() {
-    let (mut twice, mut spared) = (0, 0);
+    let mut twice = PerSection::<usize>::default();
+    let mut spared = PerSection::<u32>::default();
     for seed in 0..200 {
         let mut case = case(&mixed(), 40, &[1; 40], 1);
         case.credit_bytes = u64::MAX;
@@ -407,21 +413,26 @@ fn nothing_that_was_applied_is_sent_again() {
             harm: Harm::Cut,
         }];
         let report = committed(&case);
-        let starts = |generation| {
+        let starts = |generation, section| {
             let opened = report.opened.iter();
-            let full = opened.filter(move |o| o.0 == generation && o.1 == Section::Full);
-            full.map(|o| o.2).collect::<Vec<u32>>()
+            let these = opened.filter(move |o| (o.0, o.1) == (generation, section));
+            these.map(|o| o.2).collect::<Vec<u32>>()
         };
         let [missing] = report.resumed[..] else {
             panic!("resumed {} times", report.resumed.len());
         };
         // The second connection starts where the receiver is, and goes to the end.
-        assert_eq!(starts(1), (missing..40).collect::<Vec<_>>());
-        twice += starts(0).iter().filter(|s| **s >= missing).count();
-        spared += missing;
+        for section in [Section::Full, Section::Window] {
+            let missing = missing[section];
+            assert_eq!(starts(1, section), (missing..40).collect::<Vec<_>>());
+            let again = starts(0, section);
+            twice[section] += again.iter().filter(|s| **s >= missing).count();
+            spared[section] += missing - case.contract.section_start(section, 40);
+        }
     }
     // Some blocks are under way when the connection breaks, so some are sent twice.
-    assert!(twice > 0 && spared > 1000, "{twice} {spared}");
+    assert!(twice.full > 0 && twice.window > 0, "{twice:?}");
+    assert!(spared.full > 1000 && spared.window > 50, "{spared:?}");
 }
 
 fn hello_length(case: &Case) -> usize {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tandem_kv::Section;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -191,6 +192,22 @@ impl Proxy {
         };
         let number = sent.iter().position(is_it).expect("segment");
         (number, sent[number].1.clone())
+    }
+
+    /// The blocks that were sent over a connection, each by its first segment.
+    pub fn blocks(&self, connection: usize) -> Vec<(Section, Range<u32>)> {
+        let [sent, _] = self.frames(connection);
+        let seen = self.shared.seen.lock().unwrap();
+        let blocks = sent.iter().filter(|(kind, _)| *kind == Kind::Segment);
+        let blocks = blocks.map(|(_, place)| {
+            let header = &seen[connection][0][place.start as usize..][..HEADER_BYTES];
+            let header = Header::parse(header.try_into().unwrap()).unwrap();
+            let section = Section::from_wire(header.section).unwrap();
+            (section, header.block_start..header.block_end)
+        });
+        let mut blocks: Vec<_> = blocks.collect();
+        blocks.dedup();
+        blocks
     }
 
     /// The payload of the first frame of a kind to the receiver.

@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
+use tandem_kv::frame::Kind;
 use tandem_kv::{LayerKind, LayerSpec, Section};
 use tandem_node::limits::MAX_SLICE_BYTES;
 use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Reuse, Role};
 
-use super::cluster::{Calls, Deal, Events, PATIENCE, Setup, TestNode, finish, opened, prompt};
+use super::cluster::{
+    Calls, Deal, Events, PATIENCE, Setup, TestNode, eventually, finish, opened, prompt,
+};
 use super::kills::Brake;
 use super::proxy::Proxy;
 
@@ -138,6 +141,51 @@ async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
     assert_eq!(first.tokens, busy.expected);
     assert_eq!(window_slices(&busy.calls), (3, 2));
     busy.node.clean().await;
+    decode.clean().await;
+}
+
+/// Rows of the window go out with the chunk that they were computed with, and what the receiver has of them
+/// is not sent again over a new connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_window_does_not_wait_for_the_last_chunk() {
+    let config = FakeConfig {
+        prefill_tokens: 16,
+        tail_tokens: 16,
+        ..FakeConfig::windowed()
+    };
+    let mut gated = config.clone();
+    // Four chunks; the window of 24 tokens begins in the third one.
+    let brake = Brake::on(&mut gated, CallKind::Prefill, 3);
+    let prefill = Setup::new(Role::Prefill, &gated).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let mut deal = Deal::new(&prompt(4 * 16 + 1), 16);
+    deal.terms.reuse = Reuse::Off;
+    deal.via = Some(proxy.port);
+    let (mut answers, ticket) = deal.open(&decode).await;
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    brake.reached().await;
+    let acks = |connection| {
+        let [_, answers] = proxy.frames(connection);
+        answers.iter().filter(|(k, _)| *k == Kind::Ack).count()
+    };
+    // Three full blocks, and tokens 40 to 47 of the window.
+    eventually("the window", || proxy.connections() == 1 && acks(0) == 4).await;
+    assert!(proxy.blocks(0).contains(&(Section::Window, 40..48)));
+    proxy.cut();
+    eventually("a connection", || proxy.connections() == 2).await;
+    brake.release();
+    let (answer, end) = tokio::join!(
+        finish(&mut answers),
+        super::cluster::prefill_end(&mut sending)
+    );
+    let outcome = super::cluster::Outcome { answer, end };
+    outcome.whole(&deal.expected(&config).await, "one break");
+    assert_eq!(outcome.done().3, 1);
+    assert!(outcome.answer.parity.expect("parity").holds);
+    let last = [(Section::Full, 48..64), (Section::Window, 48..64)];
+    assert_eq!(proxy.blocks(1), last);
+    prefill.clean().await;
     decode.clean().await;
 }
 
