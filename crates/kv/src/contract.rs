@@ -43,9 +43,9 @@ impl ElementType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LayerKind {
-    /// All tokens; travels with every chunk.
+    /// All tokens.
     Full,
-    /// The last `window` tokens; travels once, after the last chunk.
+    /// The last `window` tokens: only rows of those at the end of the KV travel.
     Window,
 }
 

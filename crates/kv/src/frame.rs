@@ -26,7 +26,8 @@ pub enum Kind {
     Refuse,
     /// Sender to receiver: rows of some layers of a block.
     Segment,
-    /// Receiver to sender: the block that ends here has been applied (no payload).
+    /// Receiver to sender: the block that ends here has been applied, or kept as a part of the window (no
+    /// payload).
     Ack,
     /// Sender to receiver: everything has been sent (JSON manifest).
     Commit,

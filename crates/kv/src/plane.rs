@@ -179,6 +179,7 @@ impl KvBlock {
 
     /// Appends the rows of a block that goes on where this one ends.
     pub fn append(&mut self, more: &Self) {
+        debug_assert_eq!(self.tokens.end, more.tokens.start);
         self.tokens.end = more.tokens.end;
         for (plane, more) in self.planes.iter_mut().zip(&more.planes) {
             plane.data.extend_from_slice(&more.data);

@@ -109,7 +109,7 @@ pub struct Arrived {
 pub enum Step {
     /// Nothing to do.
     Wait,
-    /// Blocks are whole; see [`Receiver::next_block`] and [`Receiver::staged`].
+    /// Blocks are whole; see [`Receiver::next_block`] and [`Receiver::ack_window`].
     Block,
     /// The sender has committed; [`Receiver::finish`] confirms when all is applied.
     Commit,
@@ -148,8 +148,8 @@ pub struct Receiver {
     opened_to: PerSection<u32>,
     /// What has come of the window, until all of it is given out behind the last full block.
     window: Option<Arrived>,
-    /// Blocks that were joined to the window and not acknowledged.
-    joined: VecDeque<Range<u32>>,
+    /// Blocks of it that have not been acknowledged.
+    kept: VecDeque<Range<u32>>,
     known: BTreeMap<(u8, u32), Known>,
     known_bytes: u64,
     ready: VecDeque<Arrived>,
@@ -201,11 +201,11 @@ impl Receiver {
             max_streams: 1,
             next: PerSection {
                 full: have.min(kv_end),
-                window: contract.window_start(kv_end),
+                window: contract.section_start(Section::Window, kv_end),
             },
             opened_to: PerSection::default(),
             window: None,
-            joined: VecDeque::new(),
+            kept: VecDeque::new(),
             known: BTreeMap::new(),
             known_bytes: 0,
             ready: VecDeque::new(),
@@ -238,7 +238,7 @@ impl Receiver {
         self.known.clear();
         self.known_bytes = 0;
         self.opened_to = self.next;
-        self.joined.clear();
+        self.kept.clear();
         self.commit = None;
         self.all_sent = false;
         self.receipt = false;
@@ -315,8 +315,8 @@ impl Receiver {
 
     /// The ack frame of the oldest block of the window that has come and was not acknowledged.
     #[must_use]
-    pub fn staged(&mut self) -> Option<Vec<u8>> {
-        let tokens = self.joined.pop_front()?;
+    pub fn ack_window(&mut self) -> Option<Vec<u8>> {
+        let tokens = self.kept.pop_front()?;
         Some(self.ack(Section::Window, &tokens))
     }
 
@@ -352,7 +352,7 @@ impl Receiver {
     /// The committed frame, once everything has been sent and applied.
     #[must_use]
     pub fn finish(&mut self) -> Option<Vec<u8>> {
-        let open = !self.unapplied.is_empty() || !self.ready.is_empty() || !self.joined.is_empty();
+        let open = !self.unapplied.is_empty() || !self.ready.is_empty() || !self.kept.is_empty();
         if !self.all_sent || self.confirmed || open || self.over {
             return None;
         }
@@ -462,7 +462,7 @@ impl Receiver {
 
     /// A block may start: it lies where it should, and there is credit for it.
     fn may_open(&self, section: Section, header: &Header) -> Result<u64, ReceiverError> {
-        let waiting = self.ready.len() + self.unapplied.len() + self.joined.len();
+        let waiting = self.ready.len() + self.unapplied.len() + self.kept.len();
         if self.known.len() + waiting >= MAX_BLOCKS_IN_FLIGHT {
             let limit = format!("at most {MAX_BLOCKS_IN_FLIGHT} unacknowledged blocks");
             return Err(wrong("block_start", "a block without credit", limit));
@@ -539,7 +539,7 @@ impl Receiver {
             self.manifest.add(section, &digest);
             match section {
                 Section::Full => self.ready.push_back(arrived),
-                Section::Window => self.join_window(arrived),
+                Section::Window => self.keep_window(arrived),
             }
         }
         if self.is_complete(Section::Full) && self.is_complete(Section::Window) {
@@ -561,8 +561,9 @@ impl Receiver {
         self.known.remove(&key)?.done
     }
 
-    /// Rows of the window wait for the rest of it outside of the credit.
-    fn join_window(&mut self, part: Arrived) {
+    /// Rows of the window wait for the rest of it outside of the credit. A block is small enough to be copied
+    /// while others wait for this handoff.
+    fn keep_window(&mut self, part: Arrived) {
         let Arrived { block, codec } = part;
         let whole = self.contract.window_start(self.kv_end)..self.kv_end;
         let window = self.window.get_or_insert_with(|| Arrived {
@@ -574,7 +575,7 @@ impl Receiver {
             window.codec = codec;
         }
         self.known_bytes = self.known_bytes.saturating_sub(block.bytes());
-        self.joined.push_back(block.tokens.clone());
+        self.kept.push_back(block.tokens.clone());
         self.recycle(block);
     }
 

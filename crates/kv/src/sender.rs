@@ -173,8 +173,8 @@ impl Sender {
         }
         let digest = blake3::Hash::from(token_digest(&offer.tokens)).to_hex();
         let start = PerSection {
-            full: 0,
-            window: offer.contract.window_start(kv_end),
+            full: offer.contract.section_start(Section::Full, kv_end),
+            window: offer.contract.section_start(Section::Window, kv_end),
         };
         let mut sender = Self {
             offer,
@@ -428,22 +428,17 @@ impl Sender {
         }
     }
 
-    /// How many blocks the receiver lacked when it accepted.
+    /// How many blocks are left to send.
     #[must_use]
     pub fn blocks_to_send(&self) -> u32 {
-        let (contract, kv_end) = (&self.offer.contract, self.offer.kv_end);
-        let window = contract.window_start(kv_end).max(self.accept.have_window);
-        [
-            (Section::Full, self.accept.have_tokens),
-            (Section::Window, window),
-        ]
-        .into_iter()
-        .filter(|(section, _)| contract.has_section(*section))
-        .map(|(section, have)| {
-            let tokens = kv_end.saturating_sub(have);
+        let contract = &self.offer.contract;
+        let sections = [Section::Full, Section::Window].into_iter();
+        let missing = sections.filter(|section| !self.is_sent(*section));
+        let blocks = missing.map(|section| {
+            let tokens = self.offer.kv_end.saturating_sub(self.next[section]);
             tokens.div_ceil(block_tokens(contract, section))
-        })
-        .sum()
+        });
+        blocks.sum()
     }
 
     /// The frame with which a further connection joins, and that connection's [`Outbound`].

@@ -36,7 +36,7 @@ pub struct LlamaOptions {
 
 /// Tokens of a step at the end of a prompt where the processor computes: short enough for little of a prompt to be
 /// left to send behind it, long enough not to take longer. A GPU computes so few at a loss.
-const TAIL_TOKENS: u32 = 128;
+const TAIL_TOKENS: u32 = 64;
 
 impl Default for LlamaOptions {
     fn default() -> Self {

@@ -105,7 +105,7 @@ mod tests {
             kv_end in 1u32..4000,
             held in 0u32..4000,
         ) {
-            let tail = if micro.is_multiple_of(128) { 128 } else { micro };
+            let tail = if micro.is_multiple_of(64) { 64 } else { micro };
             let batches = Batches { kv_end, chunk: micro * in_chunk, tail };
             let held = held.min(kv_end);
             let (begin, page) = (batches.goes_on_at(held), batches.goes_on_at_page(held));
@@ -128,18 +128,22 @@ mod tests {
     #[test]
     fn steps_begin_with_the_last_complete_chunk() {
         for (kv_end, ends) in [
-            (1600, &[512, 1024, 1152, 1280, 1408, 1536, 1600][..]),
-            (1536, &[512, 1024, 1152, 1280, 1408, 1536]),
-            (1030, &[512, 640, 768, 896, 1024, 1030]),
-            (512, &[128, 256, 384, 512]),
-            (300, &[128, 256, 300]),
+            (
+                1600,
+                &[
+                    512, 1024, 1088, 1152, 1216, 1280, 1344, 1408, 1472, 1536, 1600,
+                ][..],
+            ),
+            (1030, &[512, 576, 640, 704, 768, 832, 896, 960, 1024, 1030]),
+            (512, &[64, 128, 192, 256, 320, 384, 448, 512]),
+            (300, &[64, 128, 192, 256, 300]),
             (5, &[5]),
             (0, &[]),
         ] {
             let batches = Batches {
                 kv_end,
                 chunk: 512,
-                tail: 128,
+                tail: 64,
             };
             let found: Vec<u32> = parts(batches, 0, 512).iter().map(|(_, end)| *end).collect();
             assert_eq!(found, ends, "{kv_end}");

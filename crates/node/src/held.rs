@@ -190,7 +190,7 @@ impl Keep {
         self.store.forget(&self.namespace, tokens)
     }
 
-    /// True if the model has windows, whose last block completes a snapshot.
+    /// True if the model has windows, without which there is no snapshot.
     #[must_use]
     pub fn has_window(&self) -> bool {
         self.namespace.contract().has_window()

@@ -2,8 +2,7 @@
 //!
 //! Each handoff has one owner (`pump`), which has the state machine and keeps every block until it is
 //! acknowledged, and connections (`connection`), each with a writer of its own (`stream`). One that
-//! breaks is opened again and the handoff goes on after the last block that was applied: nothing is
-//! computed twice.
+//! breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
 
 mod choice;
 mod connection;

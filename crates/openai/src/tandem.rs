@@ -93,7 +93,7 @@ pub struct PhasesMs {
     pub tokenize: f64,
     /// Evaluating the prompt, on the prefill node or, as far as it fell back, on the decode node.
     pub prefill: f64,
-    /// During which KV was on its way: sent, but not yet acknowledged as applied.
+    /// During which KV was on its way: sent, but not yet acknowledged.
     pub transfer: f64,
     /// The part of the transfer after the last prompt token was computed.
     pub exposed_transfer: f64,

@@ -161,19 +161,36 @@ pub fn export(
     block
 }
 
-/// Prefills a prompt and exports each chunk as it is done, the window last; then settles.
+/// Prefills a prompt and exports each chunk as it is done, with its rows of the window, which are those that
+/// the window has in the end; then settles.
 pub fn prefill_and_export(
     engine: &mut dyn KvEngine,
     what: &str,
     sequence: Sequence,
     prompt: &Prompt,
 ) -> Vec<KvBlock> {
-    let mut blocks = Vec::new();
+    let (mut blocks, mut early) = (Vec::new(), Vec::new());
+    let start = engine.contract().window_start(prompt.prefilled());
     for chunk in &prompt.chunks {
         prefill(engine, what, sequence, prompt, chunk);
         blocks.push(export(engine, what, sequence, Section::Full, chunk.clone()));
+        let rows = start.max(chunk.start)..chunk.end;
+        if engine.contract().has_window() && !rows.is_empty() {
+            early.push(export(engine, what, sequence, Section::Window, rows));
+        }
     }
-    blocks.extend(export_window(engine, what, sequence, prompt));
+    let window = export_window(engine, what, sequence, prompt);
+    for rows in early {
+        let there = window
+            .as_ref()
+            .map(|window| window.part(rows.tokens.clone()));
+        assert!(
+            there.as_ref() == Some(&rows),
+            "conformance: {what}: rows {:?} of the window are others in the end",
+            rows.tokens
+        );
+    }
+    blocks.extend(window);
     settle(engine, what, sequence, prompt);
     blocks
 }

@@ -295,7 +295,7 @@ impl Taker {
             let _ = self.receiver.applied();
             out.push(arrived.block);
         }
-        while self.receiver.staged().is_some() {}
+        while self.receiver.ack_window().is_some() {}
         out
     }
 }
@@ -437,7 +437,7 @@ pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Ma
 /// A block of the window is acknowledged, or the oldest block is applied, acknowledged and its buffers
 /// used again.
 fn apply(taker: &mut Taker, sender: &mut Sender, out: &mut Recording) {
-    if let Some(ack) = taker.receiver.staged() {
+    if let Some(ack) = taker.receiver.ack_window() {
         return answer(sender, &mut out.backward, ack);
     }
     let arrived = taker.receiver.next_block().expect("credit without a block");

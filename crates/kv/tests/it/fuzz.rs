@@ -174,7 +174,7 @@ impl<'a> Given<'a> {
             self.applied.push(block);
             let _ = receiver.applied();
         }
-        while receiver.staged().is_some() {}
+        while receiver.ack_window().is_some() {}
     }
 
     /// All rows are there.

@@ -400,10 +400,19 @@ fn one_block_may_exceed_the_credit_alone() {
 
 #[test]
 fn blocks_in_flight_are_counted() {
-    let small = contract(0, vec![full(1, 1, 1)]);
+    for small in [
+        contract(0, vec![full(1, 1, 1)]),
+        // Blocks of a window are joined before they are acknowledged.
+        contract(9999, vec![windowed(1, 1, 1)]),
+    ] {
+        in_flight_are_counted(&small);
+    }
+}
+
+fn in_flight_are_counted(small: &Contract) {
     let count = u32::try_from(MAX_BLOCKS_IN_FLIGHT).unwrap() + 1;
     let sizes = vec![1; MAX_BLOCKS_IN_FLIGHT + 1];
-    let sent = run(&small, count, &sizes, false);
+    let sent = run(small, count, &sizes, false);
     let all = Terms {
         credit_bytes: u64::MAX,
         ..terms()
@@ -419,6 +428,7 @@ fn blocks_in_flight_are_counted() {
         .take(&sent.forward[MAX_BLOCKS_IN_FLIGHT + 1])
         .unwrap_err();
     assert!(
+        // Of a window that is joined only the blocks are left, and no bytes.
         error.to_string().contains("at most 256 unacknowledged"),
         "{error}"
     );
@@ -517,13 +527,17 @@ fn blocks_beyond_the_limits_are_refused_by_their_first_header() {
             .unwrap()
             .0
     };
-    let small = contract(0, vec![full(1, 1, 1)]);
-    let kv_end = MAX_CHUNK_TOKENS + 1;
-    let header = segment(&small, Section::Full, MAX_CHUNK_TOKENS);
-    accept(&small, kv_end).check(&header).unwrap();
-    let header = segment(&small, Section::Full, kv_end);
-    let error = accept(&small, kv_end).check(&header).unwrap_err();
-    assert!(error.to_string().contains("`block_end`"), "{error}");
+    for (small, section) in [
+        (contract(0, vec![full(1, 1, 1)]), Section::Full),
+        (contract(99_999, vec![windowed(1, 1, 1)]), Section::Window),
+    ] {
+        let kv_end = MAX_CHUNK_TOKENS + 1;
+        let header = segment(&small, section, MAX_CHUNK_TOKENS);
+        accept(&small, kv_end).check(&header).unwrap();
+        let header = segment(&small, section, kv_end);
+        let error = accept(&small, kv_end).check(&header).unwrap_err();
+        assert!(error.to_string().contains("`block_end`"), "{error}");
+    }
     // 4 MiB for each token: 4 of them are the most of a block, 256 of a window.
     let large = |window, spec| contract(window, vec![spec]);
     let (full, windowed) = (full(1024, 1024, 1024), windowed(1024, 1024, 1024));

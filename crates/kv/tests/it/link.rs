@@ -839,7 +839,7 @@ impl<'a> World<'a> {
         if !self.receiver_up {
             return false;
         }
-        let Some(frame) = self.receiver.as_mut().and_then(Receiver::staged) else {
+        let Some(frame) = self.receiver.as_mut().and_then(Receiver::ack_window) else {
             return false;
         };
         self.say(|_| Some(frame));

@@ -193,6 +193,15 @@ fn blocks_are_whole_pages_near_the_target() {
     for (contract, expected) in table {
         let tokens = block_tokens(&contract, Section::Full);
         assert_eq!(tokens, expected);
+        // A window is cut like full rows of the same layers.
+        let mut windows = contract.clone();
+        for layer in &mut windows.layers {
+            layer.kind = match layer.kind {
+                LayerKind::Full => LayerKind::Window,
+                LayerKind::Window => LayerKind::Full,
+            };
+        }
+        assert_eq!(block_tokens(&windows, Section::Window), expected);
         let layers = contract.section_layers(Section::Full);
         let bytes = contract.token_bytes(&layers) * u64::from(tokens);
         assert!(bytes <= TARGET_BLOCK_BYTES || tokens == 1);

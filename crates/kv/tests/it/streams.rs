@@ -12,7 +12,7 @@ use tandem_kv::{Contract, KvBlock, Section};
 
 use super::driver::{
     Taker, blocks, contract, expectation, forged, full, given_out, have_page, mixed, offer,
-    receipt, split, terms,
+    receipt, split, terms, windowed,
 };
 
 /// A handoff with three streams, of which nothing has been sent.
@@ -255,6 +255,12 @@ fn segments_twice_or_out_of_order_within_a_stream() {
 
 #[test]
 fn blocks_that_overlap_on_two_streams() {
+    overlap_on_two_streams(&mixed(), 0);
+    // Window layers only, which keep all of six tokens.
+    overlap_on_two_streams(&contract(9, vec![windowed(2, 2, 1)]), 1);
+}
+
+fn overlap_on_two_streams(contract: &Contract, section: u8) {
     // Tokens 2 and 3 have come and wait for 0 and 1.
     for (start, end, fits) in [
         (0, 3, false),
@@ -268,13 +274,14 @@ fn blocks_that_overlap_on_two_streams() {
         (1, 2, true),
         (4, 5, true),
     ] {
-        let mut three = Three::small();
+        let mut three = Three::new(contract, 6, &[2, 2, 2]);
         let (mut out, mut inbound) = three.join();
         let mut main = three.sender.outbound();
         let first = three.frames(0, &mut main);
         let second = three.frames(1, &mut out);
         assert_eq!(three.take(&mut inbound, &second[0]), Ok(Step::Wait));
         let mut header = split(&first[0]).0;
+        assert_eq!(header.section, section);
         (header.block_start, header.token_start) = (start, start);
         (header.block_end, header.token_end) = (end, end);
         // 12 bytes for each token.

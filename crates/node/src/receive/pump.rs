@@ -362,7 +362,7 @@ impl Pump {
 
     /// Acknowledges what has come of the window: this end keeps it, whatever becomes of the connection.
     async fn acknowledge(&mut self) -> Result<(), Fault> {
-        while let Some(ack) = self.receiver.as_ref().and_then(|r| lock(r).staged()) {
+        while let Some(ack) = self.receiver.as_ref().and_then(|r| lock(r).ack_window()) {
             self.say(&ack).await?;
         }
         Ok(())

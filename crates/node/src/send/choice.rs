@@ -56,6 +56,8 @@ pub struct Measured {
     busy_since: Option<Instant>,
     busy_bytes: u64,
     computed: Option<f64>,
+    /// Tokens computed so far.
+    tokens: u32,
     /// Connections: each has a writer here that encodes and a reader there that decodes.
     connections: u32,
     /// Of this machine: no more writers encode at once.
@@ -88,6 +90,7 @@ impl Measured {
             busy_since: None,
             busy_bytes: 0,
             computed: None,
+            tokens: 0,
             connections: 1,
             cores: std::thread::available_parallelism()
                 .map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
@@ -111,18 +114,21 @@ impl Measured {
             self.produced = Rate::default();
             self.adaptive.start_over();
         }
+        let tokens = chunk.tokens.saturating_sub(self.tokens);
+        self.tokens = chunk.tokens;
         let before = self.computed.replace(chunk.prefill_ms).unwrap_or(0.0);
         let spent = Duration::try_from_secs_f64((chunk.prefill_ms - before) / 1e3);
         // KV that was held already costs no time and is not a production.
         if let Ok(spent) = spent
             && !spent.is_zero()
+            && tokens > 0
         {
             if self.held && self.produced.per_second() == 0.0 {
                 // What was chosen for rows that are held is not for those that are computed.
                 self.adaptive.start_over();
             }
-            self.produced.add(made(chunk), spent);
-        } else if before == 0.0 {
+            self.produced.add(made(chunk, tokens), spent);
+        } else {
             self.held = true;
         }
         self.review();
@@ -291,23 +297,16 @@ impl Measured {
     }
 }
 
-/// Bytes of rows that were made in the time of a chunk. Of its tokens those before the window have no rows in
-/// the window layers, and those of others may come later by slices: each section counts by its bytes a token.
-fn made(chunk: &Computed) -> u64 {
+/// Bytes of rows that are made in the time in which a chunk of so many tokens is computed, by the bytes a token
+/// of each section: the first chunk of the window has rows in the window layers of fewer tokens, or, behind
+/// tokens that were held, of more.
+fn made(chunk: &Computed, tokens: u32) -> u64 {
     let of = |section| {
-        let blocks = chunk.blocks.iter().filter(move |b| b.section == section);
-        blocks.fold((0, 0), |(bytes, tokens), b| {
-            (bytes + b.bytes(), tokens + u64::from(b.len()))
-        })
+        let blocks = chunk.blocks.iter().filter(|b| b.section == section);
+        let (bytes, rows) = blocks.fold((0, 0), |(bytes, rows), b| {
+            (bytes + b.bytes(), rows + u64::from(b.len()))
+        });
+        bytes * u64::from(tokens) / rows.max(1)
     };
-    let sections: [(u64, u64); 2] = [of(Section::Full), of(Section::Window)];
-    let computed = sections
-        .iter()
-        .map(|(_, tokens)| *tokens)
-        .max()
-        .unwrap_or(0);
-    let bytes = sections
-        .iter()
-        .map(|(bytes, tokens)| bytes * computed / tokens.max(&1));
-    bytes.sum()
+    of(Section::Full) + of(Section::Window)
 }

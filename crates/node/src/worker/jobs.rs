@@ -62,7 +62,7 @@ impl Taking {
 }
 
 /// As many of these tokens as a slice has, and at least one.
-pub(super) fn slice(tokens: Range<u32>, row_bytes: u64) -> Range<u32> {
+fn slice(tokens: Range<u32>, row_bytes: u64) -> Range<u32> {
     let most = u32::try_from(MAX_SLICE_BYTES / row_bytes.max(1)).unwrap_or(u32::MAX);
     let end = tokens.start.saturating_add(most.max(1));
     tokens.start..end.min(tokens.end)
@@ -89,8 +89,8 @@ pub(super) enum Work {
         chunks: mpsc::Sender<Input>,
         next: u32,
         end: u32,
-        /// The window, which is handed out when all full blocks are.
-        window: Option<CopyOut>,
+        /// The window, which is handed out when all full blocks are, and its blocks so far.
+        window: Option<(CopyOut, Vec<Arc<KvBlock>>)>,
     },
 }
 
@@ -110,6 +110,8 @@ pub(super) enum ExportStage {
     Prefilling(u32),
     /// Rows of the window are left to copy out of what is computed.
     Copying {
+        /// What has been copied.
+        blocks: Vec<Arc<KvBlock>>,
         /// End of what is computed.
         to: u32,
         /// When it was.
@@ -245,9 +247,8 @@ impl Job {
     pub(super) fn can_copy(&self) -> bool {
         match &self.work {
             Work::Export(e) => match &e.stage {
-                // One place stays free for the receipt.
-                ExportStage::Copying { .. } => e.chunks.capacity() > 1,
-                ExportStage::PuttingBack(_) => true,
+                // There was room for the chunk when it was begun.
+                ExportStage::Copying { .. } | ExportStage::PuttingBack(_) => true,
                 _ => false,
             },
             Work::Retire { chunks, window, .. } => window.is_some() && chunks.capacity() > 0,

@@ -69,9 +69,9 @@ impl Worker {
         let tokens = &job.tokens[range.start as usize..range.end as usize];
         if !tokens.is_empty() {
             self.engine.prefill(job.sequence, range.start, tokens)?;
+            job.prefill_ms += milliseconds(start);
         }
         let kv_end = job.kv_end();
-        job.prefill_ms += milliseconds(start);
         match &mut job.work {
             Work::Export(_) => {
                 let computed = Instant::now();
@@ -82,9 +82,9 @@ impl Worker {
             Work::Generate(g) => {
                 g.summary.local_tokens += range.end - range.start;
                 g.summary.local_prefill_ms = job.prefill_ms;
-                let done = range.end == kv_end;
-                match CopyOut::of(self.engine.contract(), kv_end) {
-                    _ if !done => g.stage = Stage::Prefilling { next: range.end },
+                let window = CopyOut::of(self.engine.contract(), kv_end);
+                match window {
+                    _ if range.end < kv_end => g.stage = Stage::Prefilling { next: range.end },
                     Some(out) => g.stage = Stage::Settling(Window::Out(out)),
                     None => g.start_decoding(job.tokens[kv_end as usize], kv_end),
                 }
@@ -307,7 +307,8 @@ impl Worker {
         let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop))?;
         *next = stop;
         let done = stop == *end;
-        *window = CopyOut::of(self.engine.contract(), stop).filter(|_| done);
+        let out = CopyOut::of(self.engine.contract(), stop).filter(|_| done);
+        *window = out.map(|out| (out, Vec::new()));
         let last = done && window.is_none();
         let chunk = Computed {
             blocks,

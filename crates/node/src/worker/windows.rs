@@ -24,29 +24,34 @@ pub(super) struct CopyOut {
     /// Tokens that are copied at once.
     slice: u32,
     /// What has been copied, joined.
-    copied: Arc<KvBlock>,
+    copied: Option<Arc<KvBlock>>,
 }
 
 impl CopyOut {
     /// The window of a sequence that holds `[0, end)` in the end; `None` if there is none.
     pub(super) fn of(contract: &Contract, end: u32) -> Option<Self> {
-        (contract.has_window() && end > 0).then(|| {
-            let whole = contract.window_start(end)..end;
-            Self {
-                slice: block_tokens(contract, Section::Window),
-                copied: Arc::new(KvBlock::with_room(contract, Section::Window, &whole)),
-                whole,
-            }
+        (contract.has_window() && end > 0).then(|| Self {
+            slice: block_tokens(contract, Section::Window),
+            copied: None,
+            whole: contract.window_start(end)..end,
         })
+    }
+
+    /// First token that has not been copied.
+    fn next(&self) -> u32 {
+        let copied = self.copied.as_ref();
+        copied.map_or(self.whole.start, |block| block.tokens.end)
     }
 
     /// True if it has rows before `to` that have not been copied.
     fn lags(&self, to: u32) -> bool {
-        self.copied.tokens.end < to.min(self.whole.end)
+        self.next() < to.min(self.whole.end)
     }
 
-    fn is_whole(&self) -> bool {
-        self.copied.tokens == self.whole
+    /// All of it, once it has been copied.
+    fn whole(&self) -> Option<&Arc<KvBlock>> {
+        let copied = self.copied.as_ref();
+        copied.filter(|block| block.tokens == self.whole)
     }
 
     /// Copies the next slice of a sequence that holds `[0, to)`; `None` if nothing is left to copy.
@@ -55,15 +60,20 @@ impl CopyOut {
         engine: &mut dyn KvEngine,
         sequence: Sequence,
         to: u32,
-    ) -> Result<Option<KvBlock>, EngineError> {
+    ) -> Result<Option<Arc<KvBlock>>, EngineError> {
         if !self.lags(to) {
             return Ok(None);
         }
-        let start = self.copied.tokens.end;
+        let start = self.next();
         let end = start.saturating_add(self.slice).min(to).min(self.whole.end);
         let rows = engine.export(sequence, Section::Window, start..end)?;
-        Arc::make_mut(&mut self.copied).append(&rows);
-        Ok(Some(rows))
+        let copied = self.copied.get_or_insert_with(|| {
+            let contract = engine.contract();
+            let room = KvBlock::with_room(contract, Section::Window, &self.whole);
+            Arc::new(room)
+        });
+        Arc::make_mut(copied).append(&rows);
+        Ok(Some(Arc::new(rows)))
     }
 }
 
@@ -81,8 +91,8 @@ impl Window {
         match self {
             Self::Out(out) => {
                 out.step(engine, sequence, out.whole.end)?;
-                if out.is_whole() {
-                    *self = Self::Back(Taking::new(Arc::clone(&out.copied)));
+                if let Some(whole) = out.whole() {
+                    *self = Self::Back(Taking::new(Arc::clone(whole)));
                 }
                 Ok(false)
             }
@@ -102,8 +112,8 @@ fn put_back(
     Ok(taking.taken(&part))
 }
 
-/// Hands out what is computed up to `to` of a prefill for another node: full blocks, and with them the
-/// next slice of the window.
+/// Hands out what is computed up to `to` of a prefill for another node: full blocks, and what there is of the
+/// window, once the last slice of that is copied.
 pub(super) fn hand_out(
     engine: &mut dyn KvEngine,
     job: &mut Job,
@@ -116,11 +126,18 @@ pub(super) fn hand_out(
         return Ok(After::Keep);
     };
     if let Some(window) = &mut e.window {
-        blocks.extend(window.step(engine, job.sequence, to)?.map(Arc::new));
+        blocks.extend(window.step(engine, job.sequence, to)?);
+        if window.lags(to) {
+            e.stage = ExportStage::Copying {
+                blocks,
+                to,
+                computed,
+            };
+            return Ok(After::Keep);
+        }
     }
-    let lags = e.window.as_ref().is_some_and(|window| window.lags(to));
-    let last = to == kv_end && !lags;
-    let whole = e.window.take_if(|_| last).map(|w| w.copied);
+    let last = to == kv_end;
+    let whole = e.window.take_if(|_| last).and_then(|w| w.copied);
     let chunk = Computed {
         blocks,
         window: whole.clone(),
@@ -132,7 +149,6 @@ pub(super) fn hand_out(
     };
     let delivered = e.chunks.try_send(Input::Chunk(chunk)).is_ok();
     e.stage = match whole {
-        _ if lags => ExportStage::Copying { to, computed },
         _ if !last => ExportStage::Prefilling(to),
         // The decode node continues from an import, so whoever evaluates here does, too.
         Some(whole) => ExportStage::PuttingBack(Taking::new(whole)),
@@ -165,9 +181,13 @@ impl Worker {
         let begun = Instant::now();
         match &mut job.work {
             Work::Export(e) => match &mut e.stage {
-                ExportStage::Copying { to, computed } => {
-                    let (to, computed) = (*to, *computed);
-                    return hand_out(engine, job, Vec::new(), to, computed);
+                ExportStage::Copying {
+                    blocks,
+                    to,
+                    computed,
+                } => {
+                    let (blocks, to, computed) = (std::mem::take(blocks), *to, *computed);
+                    return hand_out(engine, job, blocks, to, computed);
                 }
                 ExportStage::PuttingBack(taking) => {
                     let is_back = put_back(engine, sequence, taking)?;
@@ -191,29 +211,26 @@ impl Worker {
             Work::Retire {
                 chunks,
                 end,
-                window,
+                window: Some((out, blocks)),
                 ..
             } => {
-                let Some(out) = window else {
-                    return Ok(After::Keep);
-                };
-                let rows = out.step(engine, sequence, *end)?;
-                let last = out.is_whole();
-                let whole = window.take_if(|_| last).map(|w| w.copied);
-                let chunk = Computed {
-                    blocks: rows.into_iter().map(Arc::new).collect(),
-                    window: whole,
-                    tokens: *end,
-                    computed: begun,
-                    prefill_ms: 0.0,
-                    last,
-                    receipt_follows: false,
-                };
-                let delivered = chunks.try_send(Input::Chunk(chunk)).is_ok();
-                if last || !delivered {
+                blocks.extend(out.step(engine, sequence, *end)?);
+                if let Some(whole) = out.whole() {
+                    let chunk = Computed {
+                        blocks: std::mem::take(blocks),
+                        window: Some(Arc::clone(whole)),
+                        tokens: *end,
+                        computed: begun,
+                        prefill_ms: 0.0,
+                        last: true,
+                        receipt_follows: false,
+                    };
+                    // Whoever takes them may have gone.
+                    let _ = chunks.try_send(Input::Chunk(chunk));
                     return Ok(After::End);
                 }
             }
+            Work::Retire { .. } => {}
         }
         Ok(After::Keep)
     }

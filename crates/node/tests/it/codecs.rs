@@ -205,33 +205,31 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
     assert_eq!(fixed.codec(), Codec::Raw);
 }
 
-/// Rows of the window layers come with the last tokens only, seven times as many bytes a token: what was
-/// fast enough before is not any more. How they come makes no difference.
+/// Rows of the window layers come with the last tokens only, six times as many bytes a token: what was
+/// fast enough before is not any more. Of how many tokens the first chunk has such rows makes no difference.
 #[test]
 fn the_window_is_a_prefill_that_makes_more() {
-    let full = |ms| Computed {
-        blocks: vec![rows(Section::Full, 100, 100_000)],
-        ..chunk(0, ms)
+    let chunk = |i: u32, blocks| Computed {
+        blocks,
+        tokens: i * 100,
+        ..chunk(0, f64::from(i) * 100.0)
     };
-    for (tokens, bytes) in [(100, 600_000), (50, 300_000), (1, 6_000)] {
+    for in_window in [100, 50, 1, 250] {
         for (rate, expected) in [(20e6, Codec::Raw), (6e6, Codec::Q8), (3e6, Codec::K8v4)] {
-            // 1 MB of KV per second, and 7 MB where the window has begun.
-            let mut measured = Measured::new(&AUTO, Memory::of(rate));
-            for i in 1..=20 {
-                measured.produced(&full(f64::from(i) * 100.0));
-                assert_eq!(measured.codec(), Codec::Raw);
+            for has_full in [true, false] {
+                // 1 MB of KV per second or nothing, and 6 MB more where the window has begun.
+                let full = |_| rows(Section::Full, 100, 100_000);
+                let full = || Some(()).filter(|()| has_full).map(full).into_iter();
+                let mut measured = Measured::new(&AUTO, Memory::of(rate));
+                for i in 1..=20 {
+                    measured.produced(&chunk(i, full().collect()));
+                    assert_eq!(measured.codec(), Codec::Raw);
+                }
+                let window = rows(Section::Window, in_window, in_window as usize * 6000);
+                measured.produced(&chunk(21, full().chain([window]).collect()));
+                let what = format!("{in_window} tokens at {rate}, {has_full}");
+                assert_eq!(measured.codec(), expected, "{what}");
             }
-            let mut ends = full(2100.0);
-            ends.blocks.push(rows(Section::Window, tokens, bytes));
-            measured.produced(&ends);
-            assert_eq!(measured.codec(), expected, "{tokens} at {rate}");
-            // A slice of the same chunk.
-            let more = Computed {
-                blocks: vec![rows(Section::Window, tokens, bytes)],
-                ..chunk(0, 2100.0)
-            };
-            measured.produced(&more);
-            assert_eq!(measured.codec(), expected, "{tokens} at {rate}");
         }
     }
 }
@@ -555,7 +553,10 @@ fn rows_that_are_held_do_not_tell_how_fast_others_are_computed() {
     seeded.produced(&chunk(1_000_000, 0.0));
     assert_eq!(seeded.codec(), Codec::K8v4);
     // Then 1 MB of KV per second, which the link carries.
-    seeded.produced(&chunk(1_000_000, 1000.0));
+    seeded.produced(&Computed {
+        tokens: 2,
+        ..chunk(1_000_000, 1000.0)
+    });
     assert_eq!(seeded.codec(), Codec::Raw);
 }
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::frame::Kind;
+use tandem_kv::limits::TARGET_BLOCK_BYTES;
 use tandem_kv::{LayerKind, LayerSpec, Section};
 use tandem_node::limits::MAX_SLICE_BYTES;
 use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Reuse, Role};
@@ -189,9 +190,9 @@ async fn a_window_does_not_wait_for_the_last_chunk() {
     decode.clean().await;
 }
 
-/// How many slices of windows went out, and how many came in; between two steps one at most.
+/// How many blocks of windows went out, and how many slices came in; between two steps one at most.
 fn window_slices(calls: &Calls) -> (u32, u32) {
-    let (mut slice, mut out, mut back) = (0, 0, 0);
+    let (mut slice, mut slices, mut out, mut back) = (0, 0, 0, 0);
     for call in calls.take() {
         match call {
             Call::Export {
@@ -199,7 +200,9 @@ fn window_slices(calls: &Calls) -> (u32, u32) {
                 tokens,
                 ..
             } => {
-                slice += u64::from(tokens.end - tokens.start) * (512 << 10);
+                let bytes = u64::from(tokens.end - tokens.start) * (512 << 10);
+                assert!(bytes <= TARGET_BLOCK_BYTES, "{bytes}");
+                slices += 1;
                 out += 1;
             }
             Call::Import {
@@ -208,12 +211,14 @@ fn window_slices(calls: &Calls) -> (u32, u32) {
                 ..
             } => {
                 slice += u64::from(tokens.end - tokens.start) * (512 << 10);
+                slices += 1;
                 back += 1;
             }
-            Call::Decode { .. } => slice = 0,
+            Call::Decode { .. } => (slice, slices) = (0, 0),
             _ => {}
         }
         assert!(slice <= MAX_SLICE_BYTES, "{slice}");
+        assert!(slices <= 1, "{slices}");
     }
     (out, back)
 }
