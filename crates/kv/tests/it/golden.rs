@@ -1,8 +1,8 @@
 //! Bytes written down once: a change of them is a change of the wire format and needs another
 //! [`WIRE_VERSION`], a line in the history of `docs/wire-format.md`, and new constants here.
 //!
-//! The constants were made by a second implementation, in another language with other implementations
-//! of XXH3 and BLAKE3, that was written from that document.
+//! A second implementation, in another language with other implementations of XXH3 and BLAKE3, that was
+//! written from that document gives the same constants.
 
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::digest::token_digest;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::Header;
+use tandem_kv::limits::{MAX_BLOCK_BYTES, TARGET_BLOCK_BYTES};
 use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::{Outgoing, Sender, SenderState};
 use tandem_kv::{KvBlock, PerSection, Section};
@@ -182,11 +183,20 @@ impl Pump {
             return;
         }
         self.queued_to[block.section] = block.tokens.end;
-        self.queue.push_back(if block.tokens.start < next {
+        let block = if block.tokens.start < next {
             Arc::new(block.part(next..block.tokens.end))
         } else {
             block
-        });
+        };
+        if block.bytes() <= MAX_BLOCK_BYTES {
+            return self.queue.push_back(block);
+        }
+        // A page is whole in memory, however large it is.
+        let row = block.bytes() / u64::from(block.len().max(1));
+        let step = u32::try_from(TARGET_BLOCK_BYTES / row.max(1)).unwrap_or(u32::MAX);
+        let starts = block.tokens.clone().step_by(step.max(1) as usize);
+        let parts = starts.map(|start| block.part(start..start.saturating_add(step.max(1))));
+        self.queue.extend(parts.map(Arc::new));
     }
 
     /// Does what can be done now, then waits for one thing to happen.

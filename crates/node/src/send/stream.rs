@@ -1,5 +1,5 @@
-//! The writer of one connection of a handoff: encodes the next segment while the last is written,
-//! where there is anything to encode.
+//! The writer of one connection of a handoff: encodes the next segment of a block while the last is written,
+//! where there is anything to encode. Between two blocks only further connections do both at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -40,8 +40,8 @@ impl Taking {
         Self { block, next }
     }
 
-    /// What to take in next: the rest of the block, or as much of it as a slice has. Only a window
-    /// has more.
+    /// What to take in next: the rest of the block, or as much of it as a slice has. A window may have
+    /// more, and a page of a model with large rows.
     pub(super) fn part(&self) -> Range<u32> {
         slice(self.next..self.block.tokens.end, self.row_bytes())
     }

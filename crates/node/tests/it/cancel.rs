@@ -101,7 +101,7 @@ async fn a_prefill_stops_within_one_chunk_when_the_coordinator_goes() {
 }
 
 /// Longest time until both ends of a cancelled handoff have let go of it.
-const CANCEL: std::time::Duration = std::time::Duration::from_secs(1);
+pub const CANCEL: std::time::Duration = std::time::Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_request_frees_both_ends_though_the_decoding_engine_is_busy() {

@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+use super::cancel::CANCEL;
 use super::cluster::{
     Answer, Deal, PATIENCE, SHORT, Setup, TestNode, endless, eventually, finish, is_clean, limits,
     prefill_end, prompt,
@@ -305,10 +306,13 @@ async fn hello_the_request_is_cancelled() {
     ] {
         let rig = Plan::new(&config, endless()).start().await;
         let going = rig.held(fault).await;
+        let start = Instant::now();
         let end = going.cancel_request().await;
         rig.decode.clean().await;
+        assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
         rig.proxy.release();
         let told = failed(end.await.unwrap());
+        assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
         assert!(told.contains(reason), "{told}");
         rig.prefill.clean().await;
     }
@@ -638,9 +642,11 @@ async fn commit_the_request_or_the_prefill_is_cancelled() {
         let going = rig.begin(&[]).await;
         brake.reached().await;
         passed(&rig, 0, Kind::Commit).await;
+        let start = Instant::now();
         let end = going.cancel_request().await;
         rig.decode.until("freed", is_clean).await;
         let told = failed(end.await.unwrap());
+        assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
         assert!(told.contains("the request has ended"), "{told}");
         rig.prefill.clean().await;
         brake.release();
@@ -743,8 +749,10 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     let config = FakeConfig::default();
     let report = ParityAction::Report;
     let (rig, brake, going) = before_the_receipt(&config, endless(), report, Fault::None).await;
+    let start = Instant::now();
     let end = going.cancel_request().await;
     rig.decode.settled().await;
+    assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
     brake.release();
     let end = end.await.unwrap();
     assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");

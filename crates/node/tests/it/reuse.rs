@@ -15,7 +15,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::child::{full_folder, without_room_on_disk};
-use super::cluster::{Calls, Deal, Outcome, Setup, TestNode, bind, eventually, limits, prompt};
+use super::cluster::{
+    Calls, Deal, Outcome, Setup, TestNode, bind, eventually, heavy, limits, prompt,
+};
 
 const CHUNK: u32 = 32;
 /// Tokens that all prompts here begin with: two pages, inside complete chunks.
@@ -555,6 +557,40 @@ async fn child_whose_files_may_not_grow() {
             node.end().await;
         }
     }
+}
+
+/// A page of a model with large rows, here 32 MiB, is more than a block may be.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_larger_than_a_block_are_handed_over() {
+    let config = heavy();
+    let mut counted = config.clone();
+    let computed = Calls::of(&mut counted);
+    let setup = |role, config: &FakeConfig| Setup {
+        pages: PagesConfig {
+            ram_bytes: 256 << 20,
+            disk: None,
+        },
+        ..Setup::new(role, config)
+    };
+    let prefill = setup(Role::Prefill, &counted).start().await;
+    let deal = Deal::new(&prompt(SHARED + 10), 64);
+    let expected = deal.expected(&config).await;
+    // The second decode node has none of the pages that the prefill node has.
+    for tokens in [SHARED + 9, 9] {
+        let decode = setup(Role::Decode, &config).start().await;
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&expected, "large pages");
+        assert_eq!(outcome.answer.summary.cached_tokens, 0);
+        assert_eq!(computed.prefilled(), tokens);
+        prefill.idle().await;
+        // And from them, if it has them.
+        let again = deal.run(&prefill, &decode).await;
+        again.whole(&expected, "large pages, held");
+        assert_eq!(again.answer.summary.cached_tokens, SHARED);
+        computed.take();
+        decode.clean().await;
+    }
+    prefill.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
