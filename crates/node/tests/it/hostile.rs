@@ -22,7 +22,8 @@ use super::cluster::{
 };
 use super::raw::false_commit;
 
-/// The frames of a correct handoff: hello, one or more segments per chunk, commit.
+/// The frames of a correct handoff: hello, a segment per chunk, then three of the window if there is one,
+/// commit.
 fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> Vec<Vec<u8>> {
     let mut engine = FakeEngine::new(config.clone());
     let sequence = engine.open().unwrap();
@@ -52,13 +53,23 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
     let header = Header::parse(accept[..HEADER_BYTES].try_into().unwrap()).unwrap();
     sender.receive(&header, &accept[HEADER_BYTES..]).unwrap();
     let (mut outbound, mut encoder) = (sender.outbound(), Encoder::new().unwrap());
+    let mut blocks = Vec::new();
     let mut at = 0;
     while at < kv_end {
         let end = (at + chunk).min(kv_end);
         engine
             .prefill(sequence, at, &tokens[at as usize..end as usize])
             .unwrap();
-        let block = engine.export(sequence, Section::Full, at..end).unwrap();
+        blocks.push(engine.export(sequence, Section::Full, at..end).unwrap());
+        at = end;
+    }
+    if config.window > 0 {
+        let window = engine.contract().window_start(kv_end)..kv_end;
+        let window = engine.export(sequence, Section::Window, window).unwrap();
+        let starts = window.tokens.clone().step_by(window.len() as usize / 3);
+        blocks.extend(starts.map(|start| window.part(start..start + window.len() / 3)));
+    }
+    for block in blocks {
         let (place, mut cutter) = sender.open(&block).unwrap();
         while let Some(segment) = cutter.next(&block, Codec::Raw, &mut encoder).unwrap() {
             let mut frame = outbound.segment(&segment.header).to_vec();
@@ -66,47 +77,55 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
             frames.push(frame);
         }
         sender.close(place, cutter.finish());
-        at = end;
     }
     frames.push(outbound.control(&sender.commit().unwrap()));
     frames
 }
 
-/// Ways to spoil a stream of frames. The result is what goes on the wire before it closes.
-fn spoilt(kind: &str, frames: &[Vec<u8>]) -> Vec<u8> {
+/// Ways to spoil a stream of frames, at the first segments of a section. The result is what goes on the wire
+/// before it closes.
+fn spoilt(kind: &str, frames: &[Vec<u8>], section: Section) -> Vec<u8> {
     let mut frames = frames.to_vec();
+    let header =
+        |frame: &Vec<u8>| Header::parse(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
+    let is_first = |frame: &Vec<u8>| {
+        let header = header(frame);
+        header.kind == Kind::Segment && header.section == section.wire()
+    };
+    let first = frames.iter().position(is_first).expect("segment");
+    let second = first + 1;
     match kind {
         "correct" => {}
-        "payload byte flipped" => *frames[2].last_mut().unwrap() ^= 1,
-        "header byte flipped" => frames[2][20] ^= 1,
-        "magic gone" => frames[1][0] = 0,
+        "payload byte flipped" => *frames[second].last_mut().unwrap() ^= 1,
+        "header byte flipped" => frames[second][20] ^= 1,
+        "magic gone" => frames[first][0] = 0,
         "hello damaged" => frames[0][HEADER_BYTES + 3] ^= 0xff,
         "truncated in a payload" => {
-            frames.truncate(3);
-            let half = frames[2].len() / 2;
-            frames[2].truncate(half);
+            frames.truncate(second + 1);
+            let half = frames[second].len() / 2;
+            frames[second].truncate(half);
         }
         "truncated in a header" => {
-            frames.truncate(3);
-            frames[2].truncate(HEADER_BYTES / 2);
+            frames.truncate(second + 1);
+            frames[second].truncate(HEADER_BYTES / 2);
         }
         "closed before commit" => drop(frames.pop()),
         "repeated" => {
-            let again = frames[1].clone();
-            frames.insert(2, again);
+            let again = frames[first].clone();
+            frames.insert(second, again);
         }
-        "out of order" => frames.swap(1, 2),
-        "skipped" => drop(frames.remove(1)),
+        "out of order" => frames.swap(first, second),
+        "skipped" => drop(frames.remove(first)),
         "oversized length" => {
-            let mut header = Header::parse(frames[1][..HEADER_BYTES].try_into().unwrap()).unwrap();
+            let mut header = header(&frames[first]);
             header.payload_len = u32::MAX;
-            frames[1][..HEADER_BYTES].copy_from_slice(&header.encode());
+            frames[first][..HEADER_BYTES].copy_from_slice(&header.encode());
         }
         "overlapping tokens" => {
-            let mut header = Header::parse(frames[2][..HEADER_BYTES].try_into().unwrap()).unwrap();
+            let mut header = header(&frames[second]);
             header.token_start -= 1;
             header.block_start -= 1;
-            frames[2][..HEADER_BYTES].copy_from_slice(&header.encode());
+            frames[second][..HEADER_BYTES].copy_from_slice(&header.encode());
         }
         "another manifest" => {
             let commit = frames.last_mut().unwrap();
@@ -159,17 +178,24 @@ const KINDS: [&str; 18] = [
 
 #[tokio::test]
 async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
-    let config = FakeConfig::default();
+    spoilt_ones_are_made_good(&FakeConfig::default(), Section::Full).await;
+    let windowed = FakeConfig::windowed();
+    for section in [Section::Full, Section::Window] {
+        spoilt_ones_are_made_good(&windowed, section).await;
+    }
+}
+
+async fn spoilt_ones_are_made_good(config: &FakeConfig, section: Section) {
     let chunk = config.microbatch_tokens;
     // More than a page.
     let tokens = prompt(chunk * 5 + 2);
-    let expected = local_tokens(&config, &tokens, chunk).await;
+    let expected = local_tokens(config, &tokens, chunk).await;
     for kind in KINDS {
         let decode = node(Role::Decode, config.clone(), limits_of(kind)).await;
         let request = request(&tokens, PrefillMode::Remote, chunk);
         let mut events = decode.generate(&request).await.unwrap();
         let ticket = opened(&mut events).await.expect("ticket");
-        let bytes = spoilt(kind, &frames(&config, &tokens, &ticket, chunk));
+        let bytes = spoilt(kind, &frames(config, &tokens, &ticket, chunk), section);
         send(&ticket, &bytes).await;
         let answer = finish(&mut events).await;
         assert!(answer.done, "{kind}: {answer:?}");
@@ -223,7 +249,8 @@ async fn who_does_not_know_a_ticket_does_not_use_it_up() {
         let deal = Deal::new(&prompt(chunk * 3 + 2), chunk);
         let expected = deal.expected(&config).await;
         let (mut events, ticket) = deal.open(&decode).await;
-        let bytes = spoilt(kind, &frames(&config, &deal.tokens, &ticket, chunk));
+        let frames = frames(&config, &deal.tokens, &ticket, chunk);
+        let bytes = spoilt(kind, &frames, Section::Full);
         send(&ticket, &bytes).await;
         let sending = async {
             let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();

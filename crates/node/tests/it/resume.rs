@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
+use tandem_kv::LayerKind;
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::Accept;
@@ -546,15 +547,28 @@ async fn cut_at_every_segment_of_large_blocks() {
 /// waits for a place in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_decoder_stops_the_prefill() {
-    let mut config = heavy();
-    config.prefill_tokens = 16;
+    let full = FakeConfig {
+        prefill_tokens: 16,
+        ..heavy()
+    };
+    // Rows of a window do not wait for the engine, but behind full ones that do.
+    let mut windowed = full.clone();
+    windowed.layers.push(full.layers[0].clone());
+    windowed.layers[1].kind = LayerKind::Window;
+    windowed.window = 16 * 12;
+    for config in [full, windowed] {
+        a_slow_one_stops_the_prefill(config).await;
+    }
+}
+
+async fn a_slow_one_stops_the_prefill(config: FakeConfig) {
     let (mut sending, mut receiving) = (config.clone(), config.clone());
     let computed = Calls::of(&mut sending);
     let brake = Brake::on(&mut receiving, CallKind::Import, 0);
     let prefill = Setup::new(Role::Prefill, &sending).start().await;
     let decode = Setup::new(Role::Decode, &receiving).start().await;
-    // 200 MiB, 8 MiB a chunk.
-    let mut deal = Deal::new(&prompt(16 * 25 + 1), 16);
+    // 96 MiB of a section, 8 MiB a chunk.
+    let mut deal = Deal::new(&prompt(16 * 12 + 1), 16);
     deal.terms.reuse = Reuse::Off;
     deal.terms.codec = CodecChoice::Raw;
     let expected = deal.expected(&config).await;
