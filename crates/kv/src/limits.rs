@@ -15,7 +15,7 @@ pub const MAX_KV_HEADS: u32 = 1024;
 pub const MAX_HEAD_DIM: u32 = 1024;
 /// Largest number of tokens of one sequence.
 pub const MAX_TOKENS: u32 = 1 << 22;
-/// Largest number of tokens in one block (the unit of acknowledgement).
+/// Largest number of tokens in one chunk (the unit of prefill), and in one block (that of acknowledgement).
 pub const MAX_CHUNK_TOKENS: u32 = 1 << 14;
 /// Largest number of bytes of a window: its blocks are joined in memory, because an engine takes it as
 /// a whole.

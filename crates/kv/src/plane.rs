@@ -26,6 +26,9 @@ pub enum Section {
 }
 
 impl Section {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Full, Self::Window];
+
     /// The kind of layer that travels in this section.
     #[must_use]
     pub const fn layer_kind(self) -> LayerKind {

@@ -292,6 +292,10 @@ impl Receiver {
         self.next[section] == self.kv_end || !self.contract.has_section(section)
     }
 
+    fn has_all_rows(&self) -> bool {
+        Section::ALL.into_iter().all(|s| self.is_complete(s))
+    }
+
     /// The next block to apply. Full blocks come in order, then the whole window.
     pub fn next_block(&mut self) -> Option<Arrived> {
         let arrived = self.ready.pop_front()?;
@@ -542,7 +546,7 @@ impl Receiver {
                 Section::Window => self.keep_window(arrived),
             }
         }
-        if self.is_complete(Section::Full) && self.is_complete(Section::Window) {
+        if self.has_all_rows() {
             self.ready.extend(self.window.take());
         }
         let step = if self.next == before {
@@ -596,10 +600,7 @@ impl Receiver {
 
     /// Compares the commit once everything that it covers has come.
     fn try_commit(&mut self) -> Result<(), ReceiverError> {
-        let complete = [Section::Full, Section::Window]
-            .into_iter()
-            .all(|section| self.is_complete(section));
-        if !complete || !self.known.is_empty() {
+        if !self.has_all_rows() || !self.known.is_empty() {
             return Ok(());
         }
         let Some(theirs) = self.commit.take() else {

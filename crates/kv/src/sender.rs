@@ -238,6 +238,12 @@ impl Sender {
         Ok(hello)
     }
 
+    /// What the rows are.
+    #[must_use]
+    pub fn contract(&self) -> &Contract {
+        &self.offer.contract
+    }
+
     /// Where the handoff stands.
     #[must_use]
     pub const fn state(&self) -> SenderState {
@@ -432,8 +438,7 @@ impl Sender {
     #[must_use]
     pub fn blocks_to_send(&self) -> u32 {
         let contract = &self.offer.contract;
-        let sections = [Section::Full, Section::Window].into_iter();
-        let missing = sections.filter(|section| !self.is_sent(*section));
+        let missing = Section::ALL.into_iter().filter(|s| !self.is_sent(*s));
         let blocks = missing.map(|section| {
             let tokens = self.offer.kv_end.saturating_sub(self.next[section]);
             tokens.div_ceil(block_tokens(contract, section))
@@ -568,7 +573,7 @@ impl Sender {
         if self.state != SenderState::Streaming {
             return not_allowed(format!("a commit in state {:?}", self.state));
         }
-        for section in [Section::Full, Section::Window] {
+        for section in Section::ALL {
             if !self.is_sent(section) {
                 return Err(SenderError::Gap {
                     found: self.offer.kv_end,

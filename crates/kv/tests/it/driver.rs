@@ -93,8 +93,9 @@ pub fn block(contract: &Contract, section: Section, tokens: Range<u32>) -> KvBlo
 /// window come with the full ones of the same tokens.
 pub fn blocks(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Vec<KvBlock> {
     let mut out = Vec::new();
-    let sections = [Section::Full, Section::Window];
-    let sections = sections.into_iter().filter(|s| contract.has_section(*s));
+    let sections = Section::ALL
+        .into_iter()
+        .filter(|s| contract.has_section(*s));
     let sections: Vec<_> = sections.collect();
     // More than the largest block is refused.
     let bytes = sections

@@ -187,7 +187,7 @@ impl<'a> Given<'a> {
 }
 
 fn largest_block(recording: &Recording) -> u64 {
-    let sections = [Section::Full, Section::Window].map(|s| recording.contract.section_layers(s));
+    let sections = Section::ALL.map(|s| recording.contract.section_layers(s));
     let bytes = sections.map(|layers| recording.contract.token_bytes(&layers));
     bytes.iter().max().unwrap() * u64::from(recording.kv_end)
 }
@@ -447,7 +447,7 @@ fn a_contract() {
                 return;
             }
             assert_eq!(contract.differences(&contract), []);
-            for section in [Section::Full, Section::Window] {
+            for section in Section::ALL {
                 let tokens = block_tokens(&contract, section);
                 assert!((1..=MAX_CHUNK_TOKENS).contains(&tokens));
             }
@@ -508,7 +508,7 @@ impl Side<'_> {
         let result = self.sender.receive(&header, payload);
         let state = self.sender.state();
         let (next, acked) = (self.sender.next(), self.sender.acknowledged());
-        for section in [Section::Full, Section::Window] {
+        for section in Section::ALL {
             assert!(acked[section] >= before.1[section]);
             assert!(acked[section] <= self.recording.kv_end);
             assert!(next[section] >= acked[section]);

@@ -530,7 +530,7 @@ impl<'a> World<'a> {
     /// What has not been sent of one of the sections: a block, or the rest of one whose start the
     /// receiver has.
     fn next_block(&mut self) -> Option<KvBlock> {
-        let mut sections = [Section::Full, Section::Window];
+        let mut sections = Section::ALL;
         if self.random.below(2) == 0 {
             sections.reverse();
         }

@@ -428,7 +428,7 @@ fn nothing_that_was_applied_is_sent_again() {
             panic!("resumed {} times", report.resumed.len());
         };
         // The second connection starts where the receiver is, and goes to the end.
-        for section in [Section::Full, Section::Window] {
+        for section in Section::ALL {
             let missing = missing[section];
             assert_eq!(starts(1, section), (missing..40).collect::<Vec<_>>());
             let again = starts(0, section);

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::Header;
-use tandem_kv::limits::{MAX_BLOCK_BYTES, TARGET_BLOCK_BYTES};
+use tandem_kv::limits::MAX_BLOCK_BYTES;
 use tandem_kv::receipt::Receipt;
+use tandem_kv::segment::block_tokens;
 use tandem_kv::sender::{Outgoing, Sender, SenderState};
 use tandem_kv::{KvBlock, PerSection, Section};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
@@ -192,10 +193,9 @@ impl Pump {
             return self.queue.push_back(block);
         }
         // A page is whole in memory, however large it is.
-        let row = block.bytes() / u64::from(block.len().max(1));
-        let step = u32::try_from(TARGET_BLOCK_BYTES / row.max(1)).unwrap_or(u32::MAX);
-        let starts = block.tokens.clone().step_by(step.max(1) as usize);
-        let parts = starts.map(|start| block.part(start..start.saturating_add(step.max(1))));
+        let step = block_tokens(self.sender.contract(), block.section);
+        let starts = block.tokens.clone().step_by(step as usize);
+        let parts = starts.map(|start| block.part(start..start.saturating_add(step)));
         self.queue.extend(parts.map(Arc::new));
     }
 

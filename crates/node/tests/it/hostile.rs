@@ -180,7 +180,7 @@ const KINDS: [&str; 18] = [
 async fn whatever_a_peer_sends_the_answer_is_right_and_the_node_serves_on() {
     spoilt_ones_are_made_good(&FakeConfig::default(), Section::Full).await;
     let windowed = FakeConfig::windowed();
-    for section in [Section::Full, Section::Window] {
+    for section in Section::ALL {
         spoilt_ones_are_made_good(&windowed, section).await;
     }
 }
