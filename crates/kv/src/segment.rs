@@ -45,6 +45,9 @@ impl Segment {
 /// Largest segment that we cut, before encoding: a codec may add to it.
 const LARGEST_SEGMENT: u64 = (MAX_SEGMENT_PAYLOAD / 2) as u64;
 
+/// Smallest segment that we cut where a block has more, but for what no other layer fits with.
+const SMALLEST_SEGMENT: u64 = 512 << 10;
+
 fn row_slices<'a>(planes: &'a [Plane], rows: &[(usize, Range<usize>)]) -> Vec<&'a [u8]> {
     rows.iter()
         .map(|(plane, range)| &planes[*plane].data[range.clone()])
@@ -136,6 +139,12 @@ impl Cutter {
         Ok(Some(Segment { header, payload }))
     }
 
+    /// Segments that have not been cut.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.cuts.len()
+    }
+
     fn encode(
         &self,
         block: &KvBlock,
@@ -221,7 +230,8 @@ fn segments_for(bytes: u64) -> u64 {
     ((bytes + target / 2) / target).max(1)
 }
 
-/// Divides what has these lengths: each goes where its middle lies if all is cut into equal parts.
+/// Divides what has these lengths, none larger than [`LARGEST_SEGMENT`]: each goes where its middle lies if all is cut
+/// into equal parts, as far as that makes none too large or too small.
 fn even_parts(lengths: &[u64]) -> Vec<Range<usize>> {
     let total: u64 = lengths.iter().sum();
     let count = segments_for(total).min(lengths.len() as u64);
@@ -237,7 +247,24 @@ fn even_parts(lengths: &[u64]) -> Vec<Range<usize>> {
         }
         start = end;
     }
-    parts
+    let bytes = |part: &Range<usize>| lengths[part.clone()].iter().sum::<u64>();
+    if parts.iter().any(|part| bytes(part) > LARGEST_SEGMENT) {
+        // Lengths that differ much: each part by itself, and joined below.
+        parts = (0..lengths.len()).map(|at| at..at + 1).collect();
+    }
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for part in parts {
+        match joined.last_mut() {
+            Some(last)
+                if bytes(last).min(bytes(&part)) < SMALLEST_SEGMENT
+                    && bytes(last) + bytes(&part) <= LARGEST_SEGMENT =>
+            {
+                last.end = part.end;
+            }
+            _ => joined.push(part),
+        }
+    }
+    joined
 }
 
 fn cut(layers: &[u32], at: Range<usize>, tokens: Range<u32>) -> Cut {
@@ -280,24 +307,21 @@ pub(crate) const PLANES: [PlaneKind; 2] = [PlaneKind::Key, PlaneKind::Value];
 mod tests {
     use proptest::prelude::*;
 
-    use super::{LARGEST_SEGMENT, even_parts};
-    use crate::limits::MAX_SEGMENT_PAYLOAD;
+    use super::{LARGEST_SEGMENT, SMALLEST_SEGMENT, even_parts};
 
     const MIB: u64 = 1 << 20;
 
-    fn check(layers: &[u64], least: u64, most: u64) {
+    /// The bytes of each part.
+    fn parts(layers: &[u64]) -> Vec<u64> {
         let parts = even_parts(layers);
         let mut at = 0;
         for part in &parts {
             assert_eq!(part.start, at, "{layers:?}: {parts:?}");
             at = part.end;
-            let bytes: u64 = layers[part.clone()].iter().sum();
-            assert!(
-                (least..=most).contains(&bytes),
-                "{layers:?}: {bytes} bytes in {part:?} of {parts:?}"
-            );
         }
         assert_eq!(at, layers.len(), "{parts:?}");
+        let bytes = |part: &std::ops::Range<usize>| layers[part.clone()].iter().sum();
+        parts.iter().map(bytes).collect()
     }
 
     #[test]
@@ -306,7 +330,10 @@ mod tests {
             let layer = LARGEST_SEGMENT * step / 1024;
             for count in 1..=96 {
                 let all = layer * count as u64;
-                check(&vec![layer; count], MIB.min(all), 4 * MIB);
+                let allowed = MIB.min(all)..=4 * MIB;
+                let parts = parts(&vec![layer; count]);
+                let is_good = parts.iter().all(|bytes| allowed.contains(bytes));
+                assert!(is_good, "{count} layers of {layer}: {parts:?}");
             }
         }
     }
@@ -314,7 +341,13 @@ mod tests {
     proptest! {
         #[test]
         fn any_layers_fit(layers in proptest::collection::vec(1..=LARGEST_SEGMENT, 1..96)) {
-            check(&layers, 1, MAX_SEGMENT_PAYLOAD.into());
+            let parts = parts(&layers);
+            prop_assert!(parts.iter().all(|bytes| *bytes <= LARGEST_SEGMENT), "{parts:?}");
+            // A small one fits no neighbour.
+            let fits = |pair: &[u64]| {
+                pair[0].min(pair[1]) >= SMALLEST_SEGMENT || pair[0] + pair[1] > LARGEST_SEGMENT
+            };
+            prop_assert!(parts.windows(2).all(fits), "{parts:?}");
         }
     }
 }

@@ -270,6 +270,7 @@ impl Connection {
             report: self.report.clone(),
             silence: limits.handoff_silence,
             batch: Batch::default(),
+            encoders: Vec::new(),
         };
         self.tasks.push(tokio::spawn(writer.run()).abort_handle());
         self.streams.push(Stream {

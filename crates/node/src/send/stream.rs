@@ -1,5 +1,5 @@
-//! The writer of one connection of a handoff: encodes the next segment of a block while the last is written,
-//! where there is anything to encode. Between two blocks only further connections do both at once.
+//! The writer of one connection of a handoff: the next segment is encoded while the last is written, be it of the
+//! same block or of the next one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use tandem_kv::sender::{Outbound, Outgoing};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Fault;
@@ -72,6 +73,46 @@ pub(super) struct Batch {
     bytes: u64,
 }
 
+/// An order that has been taken: segments of a block are being made from then on.
+enum Taken {
+    Block(Making),
+    Control(Outgoing),
+    Last(Vec<u8>),
+}
+
+/// A block whose segments are made.
+struct Making {
+    block: Arc<KvBlock>,
+    place: u64,
+    codec: Codec,
+    /// Segments that have not been taken.
+    left: usize,
+    by: Maker,
+}
+
+/// Who makes segments.
+enum Maker {
+    /// The writer, where there are only checksums: they take as long as going to another thread, and the rows that
+    /// one has just read are in the processor's cache when they are written.
+    Writer {
+        cutter: Box<Cutter>,
+        encoder: Encoder,
+        spent: Duration,
+    },
+    /// Another thread, which encodes ahead.
+    Thread {
+        segments: mpsc::Receiver<Segment>,
+        encoding: JoinHandle<Result<Made, Fault>>,
+    },
+}
+
+/// What is there when all segments of a block are made.
+struct Made {
+    encoder: Encoder,
+    digest: BlockDigest,
+    spent: Duration,
+}
+
 pub(super) struct Writer<W = WriteHalf> {
     pub(super) stream: usize,
     pub(super) write: W,
@@ -83,6 +124,8 @@ pub(super) struct Writer<W = WriteHalf> {
     pub(super) drain: Drain,
     /// What is left of a block goes with the next one, if that is there: no small write between them.
     pub(super) batch: Batch,
+    /// Those that encode nothing now: there are two while one block is encoded and the one before is written.
+    pub(super) encoders: Vec<Encoder>,
 }
 
 impl<W: AsyncWrite + Unpin> Writer<W> {
@@ -93,24 +136,20 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     async fn serve(&mut self) -> Result<(), Fault> {
-        let mut encoder = None;
         // All of them is written, or in the batch.
         let mut done = Vec::new();
         let mut next = self.order().await?;
         while let Some(order) = next {
             let mut told = Vec::new();
             match order {
-                Order::Block {
-                    block,
-                    place,
-                    cutter,
-                    codec,
-                } => {
-                    let block = self.block(&block, place, cutter, codec, &mut encoder);
-                    done.push(block.await?);
-                    next = self.orders.try_recv().ok();
-                    let is_carried =
-                        self.batch.bytes > 0 && matches!(next, Some(Order::Block { .. }));
+                Taken::Block(making) => {
+                    let (block, following) = self.block(making).await?;
+                    done.push(block);
+                    next = match following {
+                        Some(order) => Some(order),
+                        None => self.waiting_order()?,
+                    };
+                    let is_carried = self.batch.bytes > 0 && matches!(next, Some(Taken::Block(_)));
                     if !is_carried {
                         self.write_batch().await?;
                         flush(&mut self.write, self.silence, &mut self.drain).await?;
@@ -120,13 +159,13 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                         told.extend(done.drain(..).map(|done| What::Block(Box::new(done))));
                     }
                 }
-                Order::Control(frame) => {
+                Taken::Control(frame) => {
                     let frame = self.outbound.control(&frame);
                     write_frame(&mut self.write, &frame, self.silence).await?;
-                    next = self.orders.try_recv().ok();
+                    next = self.waiting_order()?;
                     told.push(What::Control);
                 }
-                Order::Last(frame) => {
+                Taken::Last(frame) => {
                     let _ = write_frame(&mut self.write, &frame, self.silence).await;
                     let _ = self.write.shutdown().await;
                     return Ok(());
@@ -144,6 +183,51 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         Ok(())
     }
 
+    /// The next order, if it is there.
+    fn waiting_order(&mut self) -> Result<Option<Taken>, Fault> {
+        let order = self.orders.try_recv().ok();
+        order.map(|order| self.begin(order)).transpose()
+    }
+
+    fn begin(&mut self, order: Order) -> Result<Taken, Fault> {
+        let (block, place, cutter, codec) = match order {
+            Order::Block {
+                block,
+                place,
+                cutter,
+                codec,
+            } => (block, place, cutter, codec),
+            Order::Control(frame) => return Ok(Taken::Control(frame)),
+            Order::Last(frame) => return Ok(Taken::Last(frame)),
+        };
+        let encoder = match self.encoders.pop() {
+            Some(encoder) => encoder,
+            None => Encoder::new().map_err(cannot_encode)?,
+        };
+        let left = cutter.left();
+        let by = if codec == Codec::Raw {
+            Maker::Writer {
+                cutter,
+                encoder,
+                spent: Duration::ZERO,
+            }
+        } else {
+            let (ready, segments) = mpsc::channel(SEGMENTS_AHEAD);
+            let source = Arc::clone(&block);
+            let encoding = tokio::task::spawn_blocking(move || {
+                encode(&source, *cutter, codec, encoder, &ready)
+            });
+            Maker::Thread { segments, encoding }
+        };
+        Ok(Taken::Block(Making {
+            block,
+            place,
+            codec,
+            left,
+            by,
+        }))
+    }
+
     /// False if nobody listens any more.
     async fn tell(&self, what: What) -> bool {
         let stream = self.stream;
@@ -152,7 +236,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 
     /// The next order. What arrives until it comes shows how fast the link is: little enough is taken by the system at
     /// once, and no write has to wait.
-    async fn order(&mut self) -> Result<Option<Order>, Fault> {
+    async fn order(&mut self) -> Result<Option<Taken>, Fault> {
         flush(&mut self.write, self.silence, &mut self.drain).await?;
         self.drain.rest();
         while self.drain.is_held_back() {
@@ -170,61 +254,70 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             }
             if let Ok(order) = order {
                 self.drain.rise();
-                return Ok(order);
+                return order.map(|order| self.begin(order)).transpose();
             }
         }
-        Ok(self.orders.recv().await)
+        let order = self.orders.recv().await;
+        order.map(|order| self.begin(order)).transpose()
     }
 
-    /// Makes the segments of a block, and writes them but for what is left in the batch.
-    async fn block(
-        &mut self,
-        block: &Arc<KvBlock>,
-        place: u64,
-        cutter: Box<Cutter>,
-        codec: Codec,
-        encoder: &mut Option<Encoder>,
-    ) -> Result<Done, Fault> {
-        let mut own = match encoder.take() {
-            Some(encoder) => encoder,
-            None => Encoder::new().map_err(cannot_encode)?,
-        };
-        let mut wire_bytes = 0;
-        let (own, digest, encoding) = if codec == Codec::Raw {
-            // Only checksums: as long as going to another thread takes, and the rows that a checksum
-            // has just read are in the processor's cache when they are written.
-            let (mut cutter, mut spent) = (*cutter, Duration::ZERO);
-            while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut own))? {
-                wire_bytes += self.add(block, segment).await?;
+    /// Writes the segments of a block but for what is left in the batch. Gives what comes next, too, if it is there
+    /// when the last segment is: a block is encoded while that one is written.
+    async fn block(&mut self, mut making: Making) -> Result<(Done, Option<Taken>), Fault> {
+        let (mut wire_bytes, mut next) = (0, None);
+        while let Some(segment) = self.segment(&mut making).await? {
+            making.left = making.left.saturating_sub(1);
+            if making.left == 0 {
+                next = self.waiting_order()?;
             }
-            (own, cutter.finish(), spent)
-        } else {
-            let (ready, mut segments) = mpsc::channel(SEGMENTS_AHEAD);
-            let source = Arc::clone(block);
-            let encoding =
-                tokio::task::spawn_blocking(move || encode(&source, *cutter, codec, own, &ready));
-            loop {
+            wire_bytes += self.add(&making.block, segment).await?;
+        }
+        let Made {
+            encoder,
+            digest,
+            spent,
+        } = match making.by {
+            Maker::Writer {
+                cutter,
+                encoder,
+                spent,
+            } => Made {
+                encoder,
+                digest: cutter.finish(),
+                spent,
+            },
+            Maker::Thread { encoding, .. } => encoding.await.map_err(cannot_encode)??,
+        };
+        self.encoders.push(encoder);
+        let done = Done {
+            place: making.place,
+            digest,
+            codec: making.codec,
+            raw_bytes: making.block.bytes(),
+            wire_bytes,
+            encoding: spent,
+            drained: Drained::default(),
+        };
+        Ok((done, next))
+    }
+
+    /// The next segment of a block; `None` after the last.
+    async fn segment(&mut self, making: &mut Making) -> Result<Option<Segment>, Fault> {
+        let (block, codec) = (&making.block, making.codec);
+        match &mut making.by {
+            Maker::Writer {
+                cutter,
+                encoder,
+                spent,
+            } => timed(spent, || cutter.next(block, codec, encoder)),
+            Maker::Thread { segments, .. } => {
                 if segments.is_empty() {
                     // Now the encoder limits, and not the link.
                     self.drain.pause();
                 }
-                let Some(segment) = segments.recv().await else {
-                    break;
-                };
-                wire_bytes += self.add(block, segment).await?;
+                Ok(segments.recv().await)
             }
-            encoding.await.map_err(cannot_encode)??
-        };
-        *encoder = Some(own);
-        Ok(Done {
-            place,
-            digest,
-            codec,
-            raw_bytes: block.bytes(),
-            wire_bytes,
-            encoding,
-            drained: Drained::default(),
-        })
+        }
     }
 
     /// Gives the bytes that the segment has on the wire. It is written with those before it once they are
@@ -262,7 +355,7 @@ fn encode(
     codec: Codec,
     mut encoder: Encoder,
     ready: &mpsc::Sender<Segment>,
-) -> Result<(Encoder, BlockDigest, Duration), Fault> {
+) -> Result<Made, Fault> {
     let mut spent = Duration::ZERO;
     while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut encoder))? {
         if ready.blocking_send(segment).is_err() {
@@ -270,7 +363,11 @@ fn encode(
             break;
         }
     }
-    Ok((encoder, cutter.finish(), spent))
+    Ok(Made {
+        encoder,
+        digest: cutter.finish(),
+        spent,
+    })
 }
 
 /// Adds the time that a segment takes to `spent`.
@@ -470,6 +567,7 @@ mod tests {
             silence: Duration::from_secs(60),
             drain: Drain::default(),
             batch: Batch::default(),
+            encoders: Vec::new(),
         }
     }
 
@@ -634,6 +732,56 @@ mod tests {
             waited.unwrap_or_else(|_| panic!("{codec}: nothing is encoded meanwhile"));
             held.open();
             assert!(matches!(reported.recv().await, Some(Ok(_))), "{codec}");
+            drop(orders);
+            writing.await.unwrap();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_next_block_is_encoded_while_the_last_segment_is_written() {
+        // One segment, and more than the encoder makes ahead.
+        let lengths = [30, 160];
+        for codec in Codec::ALL.into_iter().filter(|c| *c != Codec::Raw) {
+            let mut sender = sender(lengths.iter().sum());
+            let (orders, taken) = mpsc::channel(2);
+            let (report, mut reported) = mpsc::channel(2);
+            let mut start = 0;
+            let blocks = lengths.map(|tokens| {
+                let block = block(start, tokens);
+                start += tokens;
+                let (place, cutter) = sender.open(&block).unwrap();
+                let order = Order::Block {
+                    block: Arc::clone(&block),
+                    place,
+                    cutter: Box::new(cutter),
+                    codec,
+                };
+                orders.try_send(order).ok().unwrap();
+                block
+            });
+            let held = Recorder::held();
+            let writing = tokio::spawn(writer(held.clone(), &sender, taken, report).run());
+            // The test, the writer and its encoder hold the second one while the first one waits.
+            let is_begun = || held.waiting_parts() == Some(2) && Arc::strong_count(&blocks[1]) == 3;
+            let waiting = async {
+                while !is_begun() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+            waited.unwrap_or_else(|_| panic!("{codec}: the second block is not encoded"));
+            held.open();
+            for place in 0..2 {
+                let told = reported.recv().await;
+                let Some(Ok(Written {
+                    what: What::Block(done),
+                    ..
+                })) = told
+                else {
+                    panic!("{codec}: a block is not reported");
+                };
+                assert_eq!(done.place, place, "{codec}");
+            }
             drop(orders);
             writing.await.unwrap();
         }
