@@ -40,8 +40,8 @@ pub const STAGING_UNIT: u64 = 1 << 20;
 pub const MAX_STEPS_WAITING: usize = 16;
 /// New connections of a handoff that may wait for its owner.
 pub const MAX_ARRIVALS: usize = 8;
-/// Bytes of KV that an engine takes in between two steps of running generations, and bytes of a window
-/// that it puts back. A window is copied out by blocks, which are smaller.
+/// Bytes of KV that an engine takes in between two steps of running generations, and bytes that are copied out of
+/// it, or of a window back.
 pub const MAX_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
 /// Bytes per second below which a connection is of no use: what somebody sends a byte at a time would hold a
 /// handoff up without being silent.

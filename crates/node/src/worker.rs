@@ -1,21 +1,20 @@
 //! The engine thread of one model.
 //!
-//! One loop: take commands, take in a bounded amount of KV, copy a bounded part of a window or compute at
+//! One loop: take commands, take in a bounded amount of KV, copy a bounded amount out or compute at
 //! most one chunk of one prefill, decode one token of every generating sequence. So running generations
-//! wait for at most one slice of KV that comes in, and one of a window, or one chunk with the first slice of its
-//! rows of the window; and a request that
-//! nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
+//! wait for at most one slice of KV that comes in, and one that goes out or one chunk with the first slice of its
+//! rows; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
 //! anybody else can find them.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;
-//! - `steps`: computing, and handing KV out;
-//! - `windows`: copying windows out and back.
+//! - `steps`: computing;
+//! - `copying`: handing KV out, and windows back.
 
+mod copying;
 mod intake;
 mod jobs;
 mod steps;
-mod windows;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -24,8 +23,8 @@ use std::time::Instant;
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
 
+use self::copying::CopyOut;
 use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
-use self::windows::CopyOut;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
 
@@ -63,8 +62,8 @@ impl Worker {
             self.take_commands();
             self.end_abandoned();
             self.apply_step();
-            // A window is soon copied, and somebody waits for it to go on.
-            if !self.window_step() {
+            // KV is soon copied, and somebody waits for it to go on.
+            if !self.copy_step() {
                 self.prefill_step();
             }
             self.decode_step();

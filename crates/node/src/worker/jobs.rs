@@ -12,7 +12,7 @@ use tandem_proto::{GenerateEvent, ParityAction, ParityReport, Phase, PrefillSumm
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::windows::{CopyOut, Window};
+use super::copying::{CopyOut, Window};
 use crate::batches::Batches;
 use crate::held::Keep;
 use crate::job::{Admission, JobId, Origin, Parity, Retired, Told};
@@ -103,20 +103,23 @@ pub(super) struct Export {
     pub(super) hand_back: Option<ReturnTicket>,
 }
 
+/// What is copied out of a computed chunk.
+pub(super) struct Copying {
+    /// What has been copied.
+    pub(super) blocks: Vec<Arc<KvBlock>>,
+    /// Tokens whose rows of full-attention layers are left to copy.
+    pub(super) full: Range<u32>,
+    /// When it was computed.
+    pub(super) computed: Instant,
+}
+
 pub(super) enum ExportStage {
     /// Pages of this node come first.
     Seeding,
     /// This node computes from here on.
     Prefilling(u32),
-    /// Rows of the window are left to copy out of what is computed.
-    Copying {
-        /// What has been copied.
-        blocks: Vec<Arc<KvBlock>>,
-        /// End of what is computed.
-        to: u32,
-        /// When it was.
-        computed: Instant,
-    },
+    /// Rows are left to copy out of what is computed.
+    Copying(Copying),
     /// Everything is out; the window is put back.
     PuttingBack(Taking),
     /// Everything is out; the last token is next.
@@ -243,12 +246,12 @@ impl Job {
         }
     }
 
-    /// True if a slice of its window can be copied now.
+    /// True if a slice of its KV can be copied now.
     pub(super) fn can_copy(&self) -> bool {
         match &self.work {
             Work::Export(e) => match &e.stage {
                 // There was room for the chunk when it was begun.
-                ExportStage::Copying { .. } | ExportStage::PuttingBack(_) => true,
+                ExportStage::Copying(_) | ExportStage::PuttingBack(_) => true,
                 _ => false,
             },
             Work::Retire { chunks, window, .. } => window.is_some() && chunks.capacity() > 0,

@@ -1,20 +1,16 @@
-//! Computing: one chunk of a prefill, one token of every sequence that generates, and handing KV out.
+//! Computing: one chunk of a prefill, one token of every sequence that generates.
 
-use std::ops::Range;
-use std::sync::Arc;
 use std::time::Instant;
 
 use tandem_engine::generation::FinishReason as EngineFinish;
-use tandem_engine::{DecodeStep, EngineError, KvEngine, Sequence};
+use tandem_engine::{DecodeStep, EngineError};
 use tandem_kv::page::page_start;
 use tandem_kv::receipt::Receipt;
-use tandem_kv::segment::block_tokens;
-use tandem_kv::{KvBlock, Section};
 use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
 use tokio::sync::mpsc;
 
-use super::jobs::{After, ExportStage, Job, ReceiptState, Stage, Work};
-use super::windows::{CopyOut, Window, hand_out};
+use super::copying::{CopyOut, Window, export, hand_out};
+use super::jobs::{After, Copying, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, engine_error, milliseconds};
 use crate::job::{Computed, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
@@ -74,9 +70,12 @@ impl Worker {
         let kv_end = job.kv_end();
         match &mut job.work {
             Work::Export(_) => {
-                let computed = Instant::now();
-                let blocks = export(self.engine.as_mut(), job.sequence, &range)?;
-                hand_out(self.engine.as_mut(), job, blocks, range.end, computed)
+                let copying = Copying {
+                    blocks: Vec::new(),
+                    full: range,
+                    computed: Instant::now(),
+                };
+                hand_out(self.engine.as_mut(), job, copying)
             }
             Work::Retire { .. } => Ok(After::Keep),
             Work::Generate(g) => {
@@ -301,17 +300,16 @@ impl Worker {
         else {
             return Ok(After::Keep);
         };
-        let stop = next
-            .saturating_add(block_tokens(self.engine.contract(), Section::Full))
-            .min(*end);
-        let blocks = export(self.engine.as_mut(), job.sequence, &(*next..stop))?;
+        let mut rest = *next..*end;
+        let block = export(self.engine.as_mut(), job.sequence, &mut rest)?;
+        let stop = rest.start;
         *next = stop;
         let done = stop == *end;
         let out = CopyOut::of(self.engine.contract(), stop).filter(|_| done);
         *window = out.map(|out| (out, Vec::new()));
         let last = done && window.is_none();
         let chunk = Computed {
-            blocks,
+            blocks: block.into_iter().collect(),
             window: None,
             tokens: stop,
             computed: Instant::now(),
@@ -326,34 +324,4 @@ impl Worker {
             After::Keep
         })
     }
-}
-
-/// Copies a computed chunk out, in blocks that fit segments.
-fn export(
-    engine: &mut dyn KvEngine,
-    sequence: Sequence,
-    range: &Range<u32>,
-) -> Result<Vec<Arc<KvBlock>>, EngineError> {
-    let contract = engine.contract();
-    let has_full = contract.has_section(Section::Full);
-    let step = block_tokens(contract, Section::Full);
-    let mut blocks = Vec::new();
-    let mut start = range.start;
-    while has_full && start < range.end {
-        // Pages stay whole, so that they can be kept.
-        let aligned = page_start(start.saturating_add(step));
-        let end = if aligned > start {
-            aligned
-        } else {
-            start + step
-        };
-        let end = end.min(range.end);
-        blocks.push(Arc::new(engine.export(
-            sequence,
-            Section::Full,
-            start..end,
-        )?));
-        start = end;
-    }
-    Ok(blocks)
 }

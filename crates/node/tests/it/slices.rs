@@ -124,8 +124,36 @@ async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
     let config = windowed();
-    let mut busy = busy(Role::Both, &config).await;
-    let decode = Setup::new(Role::Decode, &config).start().await;
+    let calls = go_out(&config).await;
+    assert_eq!(window_slices(&calls), (3, 2));
+}
+
+/// A chunk of a model with large rows is copied out in several slices.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_generation_gets_its_turn_while_a_chunk_goes_out() {
+    let config = FakeConfig {
+        layers: vec![layer(LayerKind::Full, 512)],
+        prefill_tokens: CHUNK,
+        ..FakeConfig::default()
+    };
+    let calls = go_out(&config).await;
+    let (mut slice, mut slices) = (0, Vec::new());
+    for call in calls.take() {
+        match call {
+            Call::Export { tokens, .. } => {
+                slice += u64::from(tokens.end - tokens.start) * (512 << 10);
+            }
+            Call::Decode { .. } if slice > 0 => slices.push(std::mem::take(&mut slice)),
+            _ => {}
+        }
+    }
+    assert_eq!(slices, [MAX_SLICE_BYTES; 2]);
+}
+
+/// What an engine is asked for that generates, and prefills a chunk for another node.
+async fn go_out(config: &FakeConfig) -> Calls {
+    let mut busy = busy(Role::Both, config).await;
+    let decode = Setup::new(Role::Decode, config).start().await;
     let deal = Deal::new(&prompt(CHUNK + 1), CHUNK);
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = busy.node.prefill(&deal.prefill(&ticket)).await.unwrap();
@@ -137,12 +165,12 @@ async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
         super::cluster::prefill_end(&mut sending)
     );
     assert_eq!(answer.summary.fallback, None);
-    assert_eq!(answer.tokens, deal.expected(&config).await);
+    assert_eq!(answer.tokens, deal.expected(config).await);
     assert!(answer.parity.expect("parity").holds);
     assert_eq!(first.tokens, busy.expected);
-    assert_eq!(window_slices(&busy.calls), (3, 2));
     busy.node.clean().await;
     decode.clean().await;
+    busy.calls
 }
 
 /// Rows of the window go out with the chunk that they were computed with, and what the receiver has of them

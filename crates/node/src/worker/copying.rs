@@ -1,5 +1,5 @@
-//! Windows of models with sliding windows: copied out as soon as their rows are computed, a slice between
-//! two steps of running generations, and put back to where an import puts them.
+//! Copying KV out of the engine as soon as it is computed, a slice between two steps of running generations, and
+//! windows of models with sliding windows back to where an import puts them.
 //!
 //! A window cache is a ring: after a long prefill the window starts in its middle, while an imported one
 //! starts at its first cell. The order of cells is the order of float sums, so a local prefill has to end
@@ -10,12 +10,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem_engine::{EngineError, KvEngine, Sequence};
+use tandem_kv::limits::TARGET_BLOCK_BYTES;
+use tandem_kv::page::page_start;
 use tandem_kv::segment::block_tokens;
 use tandem_kv::{Contract, KvBlock, Section};
 
-use super::jobs::{After, ExportStage, Job, Stage, Taking, Work};
+use super::jobs::{After, Copying, ExportStage, Job, Stage, Taking, Work};
 use super::{Worker, milliseconds};
 use crate::job::{Computed, JobId};
+use crate::limits::MAX_SLICE_BYTES;
 use crate::send::Input;
 
 /// A window that is copied out.
@@ -112,30 +115,66 @@ fn put_back(
     Ok(taking.taken(&part))
 }
 
-/// Hands out what is computed up to `to` of a prefill for another node: full blocks, and what there is of the
-/// window, once the last slice of that is copied.
+/// Copies the first block of these tokens out, and takes it off them; `None` without layers of full attention.
+pub(super) fn export(
+    engine: &mut dyn KvEngine,
+    sequence: Sequence,
+    tokens: &mut Range<u32>,
+) -> Result<Option<Arc<KvBlock>>, EngineError> {
+    let contract = engine.contract();
+    if !contract.has_section(Section::Full) {
+        tokens.start = tokens.end;
+        return Ok(None);
+    }
+    let most = tokens
+        .start
+        .saturating_add(block_tokens(contract, Section::Full));
+    // Pages stay whole, so that they can be kept.
+    let aligned = page_start(most);
+    let end = if aligned > tokens.start {
+        aligned
+    } else {
+        most
+    };
+    let first = tokens.start..end.min(tokens.end);
+    tokens.start = first.end;
+    let block = engine.export(sequence, Section::Full, first)?;
+    Ok(Some(Arc::new(block)))
+}
+
+/// Copies a slice of what a prefill for another node has computed; hands all of it out, full blocks and what there
+/// is of the window, once the last slice is copied.
 pub(super) fn hand_out(
     engine: &mut dyn KvEngine,
     job: &mut Job,
-    mut blocks: Vec<Arc<KvBlock>>,
-    to: u32,
-    computed: Instant,
+    mut copying: Copying,
 ) -> Result<After, EngineError> {
     let kv_end = job.kv_end();
+    let to = copying.full.end;
     let Work::Export(e) = &mut job.work else {
         return Ok(After::Keep);
     };
-    if let Some(window) = &mut e.window {
-        blocks.extend(window.step(engine, job.sequence, to)?);
-        if window.lags(to) {
-            e.stage = ExportStage::Copying {
-                blocks,
-                to,
-                computed,
-            };
-            return Ok(After::Keep);
-        }
+    let mut copied = 0;
+    while !copying.full.is_empty() && copied + TARGET_BLOCK_BYTES <= MAX_SLICE_BYTES {
+        let block = export(engine, job.sequence, &mut copying.full)?;
+        copied += block.as_ref().map_or(0, |block| block.bytes());
+        copying.blocks.extend(block);
     }
+    let mut is_whole = copying.full.is_empty();
+    if let Some(window) = &mut e.window {
+        if is_whole && copied + TARGET_BLOCK_BYTES <= MAX_SLICE_BYTES {
+            let slice = window.step(engine, job.sequence, to)?;
+            copying.blocks.extend(slice);
+        }
+        is_whole &= !window.lags(to);
+    }
+    if !is_whole {
+        e.stage = ExportStage::Copying(copying);
+        return Ok(After::Keep);
+    }
+    let Copying {
+        blocks, computed, ..
+    } = copying;
     let last = to == kv_end;
     let whole = e.window.take_if(|_| last).and_then(|w| w.copied);
     let chunk = Computed {
@@ -162,18 +201,18 @@ pub(super) fn hand_out(
 }
 
 impl Worker {
-    /// Copies a slice of the window of one job; false if there is none to copy.
-    pub(super) fn window_step(&mut self) -> bool {
+    /// Copies a slice of what one job has; false if there is none to copy.
+    pub(super) fn copy_step(&mut self) -> bool {
         let ready = |(id, job): (&JobId, &Job)| job.can_copy().then_some(*id);
         let Some(id) = self.jobs.iter().find_map(ready) else {
             return false;
         };
-        let after = self.window_slice(id);
+        let after = self.copy_slice(id);
         self.go_on(id, after);
         true
     }
 
-    fn window_slice(&mut self, id: JobId) -> Result<After, EngineError> {
+    fn copy_slice(&mut self, id: JobId) -> Result<After, EngineError> {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Ok(After::Keep);
         };
@@ -181,13 +220,13 @@ impl Worker {
         let begun = Instant::now();
         match &mut job.work {
             Work::Export(e) => match &mut e.stage {
-                ExportStage::Copying {
-                    blocks,
-                    to,
-                    computed,
-                } => {
-                    let (blocks, to, computed) = (std::mem::take(blocks), *to, *computed);
-                    return hand_out(engine, job, blocks, to, computed);
+                ExportStage::Copying(copying) => {
+                    let copying = Copying {
+                        blocks: std::mem::take(&mut copying.blocks),
+                        full: copying.full.clone(),
+                        computed: copying.computed,
+                    };
+                    return hand_out(engine, job, copying);
                 }
                 ExportStage::PuttingBack(taking) => {
                     let is_back = put_back(engine, sequence, taking)?;
