@@ -4,7 +4,8 @@
 //! - [`overlap`]: how much of a handoff hides behind the prefill, on a [`link`] of some speed;
 //! - [`prefix`]: what the have-list saves;
 //! - [`parity`]: how well two models fit together;
-//! - [`nodes`]: the nodes of the latter three, and [`ask`] what they are asked;
+//! - [`slices`]: how long an engine is busy with a slice of KV;
+//! - [`nodes`]: the nodes of `overlap`, `prefix` and `parity`, and [`ask`] what they are asked;
 //! - [`control`]: calls of a node's control API;
 //! - [`engine`], [`rows`]: an engine that only takes KV in, and rows to give it;
 //! - [`copy`]: copies without tandem, to compare with;
@@ -26,6 +27,7 @@ mod parity;
 mod prefix;
 mod receiver;
 mod rows;
+mod slices;
 mod usage;
 
 use std::process::ExitCode;
@@ -55,6 +57,8 @@ enum Bench {
     /// How well two model files fit together, such as two quantisations, with each codec: both ends'
     /// distributions after each prompt, and the answers, compared with those of the decode node alone.
     Parity(parity::Arguments),
+    /// How long an engine is busy with a slice of KV that comes in or goes out, which running generations wait for.
+    Slices(slices::Arguments),
     /// Makes the requests of `overlap`.
     #[command(hide = true)]
     OverlapDriver(overlap::driver::Arguments),
@@ -73,6 +77,7 @@ pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Bench::Overlap(arguments) => crate::on_runtime(overlap::main(arguments)),
         Bench::Prefix(arguments) => crate::on_runtime(prefix::main(arguments)),
         Bench::Parity(arguments) => crate::on_runtime(parity::main(arguments)),
+        Bench::Slices(arguments) => crate::on_runtime(slices::main(arguments)),
         Bench::OverlapDriver(arguments) => crate::on_runtime(overlap::driver::main(arguments)),
         Bench::Receiver(arguments) => crate::on_runtime(receiver::main(arguments)),
     }

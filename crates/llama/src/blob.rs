@@ -218,27 +218,26 @@ fn gather(blob: &[u8], rows: &Rows, order: &[(u32, usize)]) -> Vec<u8> {
     out
 }
 
-/// Builds the blob that imports `tokens` of a block, which must be some of its tokens. The block
-/// must have been validated against the contract.
+/// Builds the blob that imports `tokens` of a block, which must be some of its tokens, in `out`, which is emptied
+/// before. The block must have been validated against the contract.
 ///
 /// A full block gets an empty window section; a window block is to be imported as "partial only".
-#[must_use]
-pub fn from_block(block: &KvBlock, tokens: &Range<u32>, contract: &Contract) -> Vec<u8> {
+pub fn from_block(out: &mut Vec<u8>, block: &KvBlock, tokens: &Range<u32>, contract: &Contract) {
     let only_window = block.section == Section::Window;
     let rows = block.bytes() / u64::from(block.len().max(1)) + 12;
     let capacity = usize::try_from(rows).unwrap_or(0) * tokens.len() + 4096;
-    let mut out = Vec::with_capacity(capacity);
+    out.clear();
+    out.reserve(capacity);
     out.extend_from_slice(&MAGIC.to_le_bytes());
     out.extend_from_slice(&0i32.to_le_bytes());
     for section in sections(contract, only_window) {
         out.extend_from_slice(&1u32.to_le_bytes());
         if section == block.section {
-            write_section(&mut out, block, tokens, contract);
+            write_section(out, block, tokens, contract);
         } else {
             out.extend_from_slice(&0u32.to_le_bytes());
         }
     }
-    out
 }
 
 fn write_section(out: &mut Vec<u8>, block: &KvBlock, tokens: &Range<u32>, contract: &Contract) {

@@ -140,6 +140,8 @@ pub struct LlamaEngine {
     tail_tokens: u32,
     vocabulary: Arc<Vocabulary>,
     slots: Vec<Slot>,
+    /// For a state, one after the other: the system takes as long to give memory of that size as a copy takes.
+    state: Vec<u8>,
 }
 
 impl std::fmt::Debug for LlamaEngine {
@@ -195,6 +197,7 @@ impl LlamaEngine {
             tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
             vocabulary,
             slots: vec![Slot::default(); options.capacity.sequences as usize],
+            state: Vec::new(),
         };
         engine.probe().map_err(|source| LlamaError::Probe {
             path: path.to_owned(),
@@ -215,10 +218,10 @@ impl LlamaEngine {
             .prefill(sequence, 0, &[0, 0])
             .map_err(fail)
             .and_then(|()| {
-                let state = self.state(native_id(sequence), false)?;
-                let sections = blob::parse(&state, &self.contract, false)?;
+                self.read_state(native_id(sequence), false)?;
+                let sections = blob::parse(&self.state, &self.contract, false)?;
                 for (section, cells) in &sections {
-                    blob::to_block(&state, cells, &self.contract, *section, 0..2)?;
+                    blob::to_block(&self.state, cells, &self.contract, *section, 0..2)?;
                 }
                 Ok(())
             });
@@ -258,31 +261,38 @@ impl LlamaEngine {
         self.context(|c| c.kv_cache_seq_rm(id, None, None).is_ok());
     }
 
-    /// The state of a llama.cpp sequence as bytes.
-    fn state(&mut self, id: i32, only_window: bool) -> Result<Vec<u8>, BlobError> {
+    /// Reads the state of a llama.cpp sequence into `self.state`.
+    fn read_state(&mut self, id: i32, only_window: bool) -> Result<(), BlobError> {
         let flags = flags(only_window);
+        let mut blob = std::mem::take(&mut self.state);
         let (size, written, blob) = self.context(|c| {
             let size = c.state_seq_get_size_ext(id, flags);
-            let mut blob = vec![0u8; size];
+            blob.resize(size, 0);
             // SAFETY: `blob` has exactly the size that llama.cpp asks for with the same flags, and
             // nothing changes the cache between the two calls (`&mut` context).
             let written = unsafe { c.state_seq_get_data_ext(blob.as_mut_ptr(), id, flags) };
             (size, written, blob)
         });
+        self.state = blob;
         if written != size || size == 0 {
             return Err(BlobError {
                 at: "size",
                 reason: format!("llama.cpp wrote {written} of {size} bytes"),
             });
         }
-        Ok(blob)
+        Ok(())
     }
 
-    fn set_state(&mut self, blob: &[u8], id: i32, only_window: bool) -> bool {
+    /// Gives `self.state` to a llama.cpp sequence.
+    fn set_state(&mut self, id: i32, only_window: bool) -> bool {
+        let blob = std::mem::take(&mut self.state);
         // SAFETY: the blob was built by `blob::from_block` from a block that passed
         // `KvBlock::validate` for this engine's contract, which `probe` has shown to be the layout
         // that this llama.cpp writes; `id` is below `n_seq_max`.
-        self.context(|c| unsafe { c.state_seq_set_data_ext(blob, id, flags(only_window)) })
+        let is_set =
+            self.context(|c| unsafe { c.state_seq_set_data_ext(&blob, id, flags(only_window)) });
+        self.state = blob;
+        is_set
     }
 
     fn run(&mut self, batch: &mut LlamaBatch<'_>) -> Result<(), EngineError> {
@@ -290,29 +300,30 @@ impl LlamaEngine {
             .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
     }
 
-    fn part_state(
+    /// Reads the state of some tokens of a llama.cpp sequence into `self.state`.
+    fn read_part(
         &mut self,
         id: i32,
         tokens: &Range<u32>,
         only_window: bool,
-    ) -> Result<Vec<u8>, EngineError> {
+    ) -> Result<(), EngineError> {
         let scratch = self.scratch();
         let range = (Some(tokens.start), Some(tokens.end));
         self.context(|c| c.kv_cache_seq_cp(id, scratch, range.0, range.1))
             .map_err(|e| EngineError::Failed(e.to_string()))?;
         // The tag must be gone before the next decode, or window cells are never recycled.
-        let state = self.state(scratch, only_window);
+        let read = self.read_state(scratch, only_window);
         self.remove(scratch);
-        state.map_err(failed)
+        read.map_err(failed)
     }
 
-    /// Adds the rows of a blob to those of a sequence.
+    /// Adds the rows of `self.state` to those of a sequence.
     ///
     /// llama.cpp sets the whole state of a sequence. So the rows become the state of the scratch,
     /// whose cells the sequence then has, too.
-    fn add_state(&mut self, native: &[u8], sequence: Sequence, only_window: bool) -> bool {
+    fn add_state(&mut self, sequence: Sequence, only_window: bool) -> bool {
         let (id, scratch) = (native_id(sequence), self.scratch());
-        let added = self.set_state(native, scratch, only_window)
+        let added = self.set_state(scratch, only_window)
             && self
                 .context(|c| c.kv_cache_seq_cp(scratch, id, None, None))
                 .is_ok();
@@ -326,8 +337,8 @@ impl LlamaEngine {
         block: &KvBlock,
         tokens: &Range<u32>,
     ) -> Result<(), EngineError> {
-        let native = blob::from_block(block, tokens, &self.contract);
-        if !self.add_state(&native, sequence, false) {
+        blob::from_block(&mut self.state, block, tokens, &self.contract);
+        if !self.add_state(sequence, false) {
             return Err(EngineError::Failed(
                 "llama.cpp did not take the block; is the context full?".into(),
             ));
@@ -346,11 +357,11 @@ impl LlamaEngine {
         block: &KvBlock,
         tokens: &Range<u32>,
     ) -> Result<(), EngineError> {
-        let native = blob::from_block(block, tokens, &self.contract);
+        blob::from_block(&mut self.state, block, tokens, &self.contract);
         let taken = if tokens.start == block.tokens.start {
-            self.set_state(&native, native_id(sequence), true)
+            self.set_state(native_id(sequence), true)
         } else {
-            self.add_state(&native, sequence, true)
+            self.add_state(sequence, true)
         };
         if !taken {
             self.clear(sequence);
@@ -556,11 +567,11 @@ impl KvEngine for LlamaEngine {
                 tokens.start, tokens.end
             )));
         }
-        let state = self.part_state(native_id(sequence), &tokens, window)?;
-        let sections = blob::parse(&state, &self.contract, window).map_err(failed)?;
+        self.read_part(native_id(sequence), &tokens, window)?;
+        let sections = blob::parse(&self.state, &self.contract, window).map_err(failed)?;
         let cells = sections.iter().find(|(s, _)| *s == section);
         let (_, cells) = cells.ok_or_else(|| EngineError::Failed("section is missing".into()))?;
-        blob::to_block(&state, cells, &self.contract, section, tokens).map_err(failed)
+        blob::to_block(&self.state, cells, &self.contract, section, tokens).map_err(failed)
     }
 
     fn import_part(

@@ -292,6 +292,32 @@ fn a_shared_rubric_crosses_the_wire_once() {
     assert!((0.6..0.85).contains(&saved), "{saved}: {told}");
 }
 
+#[test]
+fn slices_of_full_layers_and_of_windows_are_measured() {
+    for architecture in [Architecture::Qwen3, Architecture::Gemma3] {
+        let model = fixture(architecture).display().to_string();
+        let told = bench(&[
+            "slices", "--model", &model, "--tokens", "700", "--rounds", "2",
+        ]);
+        for direction in ["out", "in"] {
+            let slices = &told[direction];
+            // A small model: all of it is one slice, in each round.
+            assert_eq!(slices["slices"], 2, "{told}");
+            let bytes = number(slices, "bytes");
+            assert!(
+                bytes > 0.0 && bytes <= number(&told, "max_slice_bytes"),
+                "{told}"
+            );
+            let times = ["median_ms", "max_ms"].map(|name| number(slices, name));
+            assert!(times[0] > 0.0 && times[0] <= times[1], "{told}");
+        }
+        assert!(
+            number(&told, "decode_ms") > 0.0 && number(&told, "chunk_ms") > 0.0,
+            "{told}"
+        );
+    }
+}
+
 /// Measures with a model that prefills and one that decodes.
 fn parity(prefill: &str, decode: &str, more: &[&str]) -> Command {
     let mut command = Command::new(TANDEM);

@@ -1,0 +1,275 @@
+//! `tandem bench slices`: how long an engine is busy with a slice of KV, which is what running generations wait for
+//! between two of their tokens while KV comes in or goes out.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use comfy_table::Cell;
+use serde::Serialize;
+use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token};
+use tandem_kv::segment::block_tokens;
+use tandem_kv::{KvBlock, Section};
+use tandem_llama::{LlamaEngine, LlamaOptions};
+use tandem_node::limits::MAX_SLICE_BYTES;
+
+use super::figures::{Machine, gigabytes, median, right, table, told};
+use crate::node::cores;
+
+/// Tokens per chunk, as nodes have by default.
+const CHUNK: u32 = 512;
+
+/// Arguments of `tandem bench slices`.
+#[derive(Args)]
+pub struct Arguments {
+    /// The model.
+    #[arg(long, value_name = "PATH", default_value = super::DEFAULT_MODEL)]
+    model: PathBuf,
+    /// Tokens whose KV is copied out and taken in.
+    #[arg(long, default_value_t = 6144, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    tokens: u32,
+    /// How often.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Prints one JSON object and nothing else on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    #[serde(flatten)]
+    machine: Machine,
+    model: String,
+    tokens: u32,
+    rounds: u32,
+    /// The limit of a slice.
+    max_slice_bytes: u64,
+    /// One token of one sequence that holds so many, in milliseconds, median.
+    decode_ms: f64,
+    /// A whole chunk, in milliseconds, median.
+    chunk_ms: f64,
+    out: Slices,
+    #[serde(rename = "in")]
+    back: Slices,
+}
+
+/// The slices of one direction.
+#[derive(Debug, Serialize)]
+struct Slices {
+    slices: usize,
+    /// Of the largest one.
+    bytes: u64,
+    /// Of those that have about as many bytes, in milliseconds.
+    median_ms: f64,
+    max_ms: f64,
+    gb_per_s: f64,
+}
+
+/// Runs the measurement until it is done or told to stop.
+///
+/// # Errors
+/// If the model cannot be loaded, or its engine fails.
+pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let json = arguments.json;
+    let measuring = async { tokio::task::spawn_blocking(move || measure(&arguments)).await? };
+    told(measuring, json, shown).await
+}
+
+fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+    let options = LlamaOptions {
+        capacity: Capacity {
+            sequences: 2,
+            tokens_per_sequence: arguments.tokens + 1,
+            prefill_tokens: CHUNK,
+            microbatch_tokens: CHUNK,
+        },
+        threads: cores(),
+        ..LlamaOptions::default()
+    };
+    let mut engine = LlamaEngine::load(&arguments.model, &options)?;
+    let tokens = tokens(&engine, arguments.tokens);
+    let source = engine.open()?;
+    let mut chunks = Vec::new();
+    for (start, chunk) in (0..)
+        .step_by(CHUNK as usize)
+        .zip(tokens.chunks(CHUNK as usize))
+    {
+        let begun = Instant::now();
+        engine.prefill(source, start, chunk)?;
+        if chunk.len() == CHUNK as usize {
+            chunks.push(milliseconds(begun));
+        }
+    }
+    let (mut out, mut back, mut steps) = (Timed::default(), Timed::default(), Vec::new());
+    for _ in 0..arguments.rounds {
+        let blocks = copy_out(&mut engine, source, arguments.tokens, &mut out)?;
+        let target = engine.open()?;
+        take_in(&mut engine, target, &blocks, &mut back)?;
+        let begun = Instant::now();
+        engine.decode(&[DecodeStep {
+            sequence: target,
+            token: tokens[0],
+            position: arguments.tokens,
+        }])?;
+        steps.push(milliseconds(begun));
+        engine.release(target);
+    }
+    Ok(Figures {
+        machine: Machine::this(),
+        model: arguments.model.display().to_string(),
+        tokens: arguments.tokens,
+        rounds: arguments.rounds,
+        max_slice_bytes: MAX_SLICE_BYTES,
+        decode_ms: median(&steps),
+        chunk_ms: median(&chunks),
+        out: out.slices(),
+        back: back.slices(),
+    })
+}
+
+/// Made up, the same each time.
+fn tokens(engine: &LlamaEngine, count: u32) -> Vec<Token> {
+    let vocabulary = engine.tokenizer().len().max(1);
+    (0..count)
+        .map(|i| i.wrapping_mul(2_654_435_761) % vocabulary)
+        .collect()
+}
+
+/// Slices of one direction, and what a slice has so far.
+#[derive(Default)]
+struct Timed {
+    bytes: u64,
+    ms: f64,
+    all: Vec<(u64, f64)>,
+}
+
+impl Timed {
+    /// So many bytes have been copied since `begun`, as many as an engine takes at once.
+    fn add(&mut self, bytes: u64, begun: Instant) {
+        let ms = milliseconds(begun);
+        if self.bytes + bytes > MAX_SLICE_BYTES {
+            self.end();
+        }
+        self.bytes += bytes;
+        self.ms += ms;
+    }
+
+    fn end(&mut self) {
+        if self.bytes > 0 {
+            self.all.push((self.bytes, self.ms));
+        }
+        (self.bytes, self.ms) = (0, 0.0);
+    }
+
+    fn slices(self) -> Slices {
+        let bytes = self.all.iter().map(|slice| slice.0).max().unwrap_or(0);
+        let whole = self.all.iter().filter(|slice| slice.0 > bytes / 10 * 9);
+        let ms: Vec<f64> = whole.map(|slice| slice.1).collect();
+        let median_ms = median(&ms);
+        Slices {
+            slices: self.all.len(),
+            bytes,
+            median_ms,
+            max_ms: ms.iter().copied().fold(0.0, f64::max),
+            gb_per_s: gigabytes(bytes) / (median_ms / 1e3),
+        }
+    }
+}
+
+/// All blocks, as a node cuts them: full ones first, then the window.
+fn copy_out(
+    engine: &mut LlamaEngine,
+    source: Sequence,
+    end: u32,
+    timed: &mut Timed,
+) -> anyhow::Result<Vec<KvBlock>> {
+    let mut blocks = Vec::new();
+    for section in Section::ALL {
+        if !engine.contract().has_section(section) {
+            continue;
+        }
+        let step = block_tokens(engine.contract(), section);
+        let mut start = engine.contract().section_start(section, end);
+        while start < end {
+            let range = start..end.min(start.saturating_add(step));
+            start = range.end;
+            let begun = Instant::now();
+            let block = engine.export(source, section, range)?;
+            timed.add(block.bytes(), begun);
+            blocks.push(block);
+        }
+    }
+    timed.end();
+    Ok(blocks)
+}
+
+/// Full blocks one by one, and the window as a whole, by slices.
+fn take_in(
+    engine: &mut LlamaEngine,
+    target: Sequence,
+    blocks: &[KvBlock],
+    timed: &mut Timed,
+) -> anyhow::Result<()> {
+    let is_full = |block: &&KvBlock| block.section == Section::Full;
+    for block in blocks.iter().filter(is_full) {
+        let begun = Instant::now();
+        engine.import(target, block)?;
+        timed.add(block.bytes(), begun);
+    }
+    let mut parts = blocks.iter().filter(|block| !is_full(block));
+    if let Some(first) = parts.next() {
+        let mut window = first.clone();
+        parts.for_each(|part| window.append(part));
+        for part in slices(&window) {
+            let begun = Instant::now();
+            engine.import_part(target, &window, part.clone())?;
+            timed.add(window.part(part).bytes(), begun);
+        }
+    }
+    timed.end();
+    Ok(())
+}
+
+/// A block in parts that a slice has room for.
+fn slices(block: &KvBlock) -> impl Iterator<Item = Range<u32>> {
+    let row = block.bytes() / u64::from(block.len().max(1));
+    let most = u32::try_from(MAX_SLICE_BYTES / row.max(1))
+        .unwrap_or(u32::MAX)
+        .max(1);
+    let end = block.tokens.end;
+    let starts = block.tokens.clone().step_by(most as usize);
+    starts.map(move |start| start..end.min(start.saturating_add(most)))
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+fn shown(figures: &Figures) -> String {
+    let mut rows = table(&["", "slices", "MB", "median ms", "longest ms", "GB/s"]);
+    #[expect(clippy::cast_precision_loss, reason = "few bytes")]
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    for (name, slices) in [("out", &figures.out), ("in", &figures.back)] {
+        rows.add_row(vec![
+            Cell::new(name),
+            right(slices.slices),
+            right(format!("{:.1}", mb(slices.bytes))),
+            right(format!("{:.2}", slices.median_ms)),
+            right(format!("{:.2}", slices.max_ms)),
+            right(format!("{:.2}", slices.gb_per_s)),
+        ]);
+    }
+    format!(
+        "{}, {} tokens, {} rounds\n{rows}\nA slice has at most {:.1} MB. A token takes {:.1} ms, a chunk of {CHUNK} tokens {:.0} ms.\n{}",
+        figures.model,
+        figures.tokens,
+        figures.rounds,
+        mb(figures.max_slice_bytes),
+        figures.decode_ms,
+        figures.chunk_ms,
+        figures.machine
+    )
+}
