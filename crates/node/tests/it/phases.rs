@@ -630,7 +630,8 @@ async fn commit_the_decode_node_dies() {
     let mut plan = Plan::new(&config, only(|l| l.resume = SHORT));
     let _brake = Brake::on(&mut plan.receiving, CallKind::Decode, 0);
     let rig = plan.start().await;
-    let going = rig.held(Fault::HoldReply(confirmation.start)).await;
+    // Once a byte of it is there, the decode node has the commit.
+    let going = rig.held(Fault::HoldReply(confirmation.start + 1)).await;
     let reason = decode_dies(rig, going, &config).await;
     assert!(reason.contains("is not known"), "{reason}");
 }
