@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::codec::Codec;
 use crate::contract::{Contract, LayerSpec};
 use crate::plane::Section;
 
@@ -117,11 +118,31 @@ impl<'de> Deserialize<'de> for PageId {
 /// What the rows of a namespace have been through. Copies that may differ have different ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Origin {
-    /// Rows as an engine computed them, and all rows before them too.
+    /// Rows as an engine computed them after such rows.
     Exact,
-    /// Rows that went through the lossy codec with this wire number, or that were computed after
-    /// such rows.
+    /// Rows that an engine computed after exact ones and that went through the lossy codec with this wire
+    /// number.
     Lossy(u8),
+}
+
+impl Origin {
+    /// Of rows that came in this codec.
+    #[must_use]
+    pub const fn of(codec: Codec) -> Self {
+        match codec.is_lossless() {
+            true => Self::Exact,
+            false => Self::Lossy(codec.wire()),
+        }
+    }
+
+    /// The lossy codec, if it was one that is known.
+    #[must_use]
+    pub const fn codec(self) -> Option<Codec> {
+        match self {
+            Self::Exact => None,
+            Self::Lossy(number) => Codec::from_wire(number),
+        }
+    }
 }
 
 /// Everything beside the tokens that the ids of a chain depend on.

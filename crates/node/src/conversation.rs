@@ -158,19 +158,19 @@ pub async fn keep_block(
     codec: Codec,
     before: Tail,
 ) {
-    if !keep.keeps(codec) {
+    if !keep.keeps() {
         return;
     }
     let (keep, tokens, block) = (keep.clone(), Arc::clone(tokens), Arc::clone(block));
     let keeping = tokio::task::spawn_blocking(move || match block.section {
         Section::Full => {
-            if let Some(page) = before.page(&block) {
-                keep.block(&tokens, &page, codec);
+            if let Some((page, worst)) = before.page(&block, codec) {
+                keep.block(&tokens, &page, worst);
             }
             keep.block(&tokens, &block, codec);
             let end = block.tokens.end;
             if end as usize == tokens.len() && !keep.has_window() {
-                let tail = before.with(&block).until(end);
+                let tail = before.with(&block, codec).until(end);
                 keep.snapshot(&tokens, tail.as_ref(), None, codec);
             }
         }

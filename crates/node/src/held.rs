@@ -18,7 +18,10 @@ use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wan
 #[derive(Debug, Clone)]
 pub struct Keep {
     store: PageStore,
+    /// Of rows as they were computed.
     namespace: Namespace,
+    /// Of rows that came in a lossy codec that the request allows, from the least lossy on.
+    lossy: Arc<[Namespace]>,
     /// Which are found.
     reuse: Reuse,
     /// Tokens before this were computed in complete chunks or steps, so that another prompt which begins
@@ -39,10 +42,14 @@ impl Keep {
         terms: &HandoffTerms,
         batches: Batches,
     ) -> Self {
-        let salt = terms.salt.as_bytes();
+        let namespace =
+            |origin| Namespace::new(Arc::clone(contract), terms.salt.as_bytes(), origin);
+        let allowed = Codec::ALL.into_iter().filter(|c| terms.quality.allows(*c));
+        let lossy = allowed.map(Origin::of).filter(|o| *o != Origin::Exact);
         Self {
             store,
-            namespace: Namespace::new(Arc::clone(contract), salt, Origin::Exact),
+            namespace: namespace(Origin::Exact),
+            lossy: lossy.map(namespace).collect(),
             reuse: terms.reuse,
             // After rows that were decoded nothing is exact, and what the other node began with is
             // not known here.
@@ -55,10 +62,10 @@ impl Keep {
         }
     }
 
-    /// What a prefill of these tokens can begin with on this node.
+    /// What a prefill of these tokens can begin with on this node: exact rows.
     #[must_use]
     pub fn pieces(&self, tokens: &[u32], limit: Duration) -> Option<Pieces> {
-        let pinned = self.pin(tokens)?;
+        let pinned = self.pinned(&[], tokens)?;
         let held = pinned.held().tokens;
         let end = match self.reuse {
             Reuse::Exact => self.batches.goes_on_at_page(held),
@@ -119,11 +126,11 @@ impl Keep {
         match self.reuse {
             Reuse::Off => None,
             Reuse::Exact => Some(Wanted::Prefilled),
-            Reuse::All => Some(Wanted::Lossless),
+            Reuse::All => Some(Wanted::Any),
         }
     }
 
-    /// What is there of a sequence.
+    /// What is there of a sequence, exact.
     #[must_use]
     pub fn held(&self, tokens: &[u32]) -> Held {
         let wanted = self.wanted();
@@ -132,26 +139,38 @@ impl Keep {
         })
     }
 
-    /// What is there of a sequence, and stays while this lives.
+    /// What is there of a sequence for a request that may get rows of a handoff, exact or as lossy as it
+    /// allows, and stays while this lives.
     #[must_use]
     pub fn pin(&self, tokens: &[u32]) -> Option<Pinned> {
+        self.pinned(&self.lossy, tokens)
+    }
+
+    fn pinned(&self, others: &[Namespace], tokens: &[u32]) -> Option<Pinned> {
         let wanted = self.wanted()?;
-        let pinned = self.store.pin(&self.namespace, tokens, wanted);
+        let pinned = self.store.pin(&self.namespace, others, tokens, wanted);
         (pinned.held() != Held::default()).then_some(pinned)
     }
 
-    /// True if rows that came in this codec may be kept.
+    /// True if anything is kept.
     #[must_use]
-    pub fn keeps(&self, codec: Codec) -> bool {
-        self.reuse != Reuse::Off && codec.is_lossless()
+    pub fn keeps(&self) -> bool {
+        self.reuse != Reuse::Off
     }
 
-    /// Keeps the complete pages of a block of full-attention layers; on a thread where it may block.
-    /// Lossy rows are not kept.
+    /// Where rows belong that came in this codec.
+    fn space(&self, codec: Codec) -> Option<&Namespace> {
+        let mut all = std::iter::once(&self.namespace).chain(&*self.lossy);
+        all.find(|space| space.origin() == Origin::of(codec))
+    }
+
+    /// Keeps the complete pages of a block of full-attention layers, of which `codec` is the most lossy
+    /// that any of its rows came in; on a thread where it may block.
     pub fn block(&self, tokens: &[u32], block: &KvBlock, codec: Codec) {
-        if self.reuse == Reuse::Off || !codec.is_lossless() || block.section != Section::Full {
+        let space = self.space(codec);
+        let Some(space) = space.filter(|_| self.keeps() && block.section == Section::Full) else {
             return;
-        }
+        };
         let exact = self.exact.clamp(block.tokens.start, block.tokens.end);
         let exact = page_start(exact);
         let parts = [
@@ -170,10 +189,10 @@ impl Keep {
                 continue;
             }
             let result = if range == block.tokens {
-                self.store.put(&self.namespace, tokens, block, provenance)
+                self.store.put(space, tokens, block, provenance)
             } else {
                 let part = block.part(range);
-                self.store.put(&self.namespace, tokens, &part, provenance)
+                self.store.put(space, tokens, &part, provenance)
             };
             if let Err(error) = result {
                 tracing::warn!(%error, "pages are not kept");
@@ -184,10 +203,16 @@ impl Keep {
     /// Forgets what is there of a sequence and of all that begin with a page of it, because it may be
     /// wrong.
     pub fn forget(&self, tokens: &[u32]) -> u64 {
-        if self.reuse == Reuse::Off {
+        if !self.keeps() {
             return 0;
         }
-        self.store.forget(&self.namespace, tokens)
+        self.store.forget(&self.namespace, tokens) + self.forget_lossy(tokens)
+    }
+
+    /// The same of lossy rows alone.
+    pub fn forget_lossy(&self, tokens: &[u32]) -> u64 {
+        let lossy = self.lossy.iter().filter(|_| self.keeps());
+        lossy.map(|space| self.store.forget(space, tokens)).sum()
     }
 
     /// True if the model has windows, without which there is no snapshot.
@@ -197,17 +222,19 @@ impl Keep {
     }
 
     /// Keeps the rows of the full layers since the last page before the end of `tokens`, and the window
-    /// there.
+    /// there, if they are exact: to go on from lossy ones would give lossy ones.
     pub fn snapshot(
         &self,
         tokens: &[u32],
-        tail: Option<&KvBlock>,
+        tail: Option<&(KvBlock, Codec)>,
         window: Option<&KvBlock>,
         codec: Codec,
     ) {
-        if !self.inexact || !codec.is_lossless() {
+        let worst = tail.map_or(codec, |(_, of_tail)| codec.max(*of_tail));
+        if !self.inexact || !worst.is_lossless() {
             return;
         }
+        let tail = tail.map(|(rows, _)| rows);
         let provenance = Provenance::Decoded;
         let result = self
             .store
@@ -218,11 +245,11 @@ impl Keep {
     }
 }
 
-/// The blocks of full-attention layers since the last page boundary: the rows of a page may come in
-/// several blocks.
+/// The blocks of full-attention layers since the last page boundary, with the codecs in which they came:
+/// the rows of a page may come in several blocks.
 #[derive(Debug, Clone, Default)]
 pub struct Tail {
-    blocks: Vec<Arc<KvBlock>>,
+    blocks: Vec<(Arc<KvBlock>, Codec)>,
 }
 
 impl Tail {
@@ -233,57 +260,57 @@ impl Tail {
             return std::mem::take(self);
         }
         let before = self.clone();
-        let end = self.blocks.last().map(|b| b.tokens.end);
-        if !codec.is_lossless() || end.is_some_and(|end| end != block.tokens.start) {
+        let end = self.blocks.last().map(|(b, _)| b.tokens.end);
+        if end.is_some_and(|end| end != block.tokens.start) {
             self.blocks.clear();
         }
         let boundary = page_start(block.tokens.end);
-        if codec.is_lossless() {
-            self.blocks.push(Arc::clone(block));
-        }
-        self.blocks.retain(|b| b.tokens.end > boundary);
+        self.blocks.push((Arc::clone(block), codec));
+        self.blocks.retain(|(b, _)| b.tokens.end > boundary);
         before
     }
 
-    /// The page that `block` completes and does not contain.
+    /// The page that `block` completes and does not contain, and the most lossy codec of its rows.
     #[must_use]
-    pub fn page(&self, block: &Arc<KvBlock>) -> Option<KvBlock> {
+    pub fn page(&self, block: &Arc<KvBlock>, codec: Codec) -> Option<(KvBlock, Codec)> {
         let start = page_start(block.tokens.start);
         let page = start..start.saturating_add(PAGE_TOKENS);
         if start == block.tokens.start || page.end > block.tokens.end {
             return None;
         }
-        self.clone().with(block).rows(page)
+        self.clone().with(block, codec).rows(page)
     }
 
     /// The same with `block`, which follows.
     #[must_use]
-    pub fn with(mut self, block: &Arc<KvBlock>) -> Self {
-        self.blocks.push(Arc::clone(block));
+    pub fn with(mut self, block: &Arc<KvBlock>, codec: Codec) -> Self {
+        self.blocks.push((Arc::clone(block), codec));
         self
     }
 
-    /// The rows since the last page boundary before a position; `None` if there are none.
+    /// The rows since the last page boundary before a position, and the most lossy codec of them; `None` if
+    /// there are none.
     #[must_use]
-    pub fn until(&self, position: u32) -> Option<KvBlock> {
+    pub fn until(&self, position: u32) -> Option<(KvBlock, Codec)> {
         self.rows(page_start(position)..position)
     }
 
     /// The rows of these tokens, if all of them are here.
-    fn rows(&self, tokens: Range<u32>) -> Option<KvBlock> {
-        let mut joined: Option<KvBlock> = None;
+    fn rows(&self, tokens: Range<u32>) -> Option<(KvBlock, Codec)> {
+        let mut joined: Option<(KvBlock, Codec)> = None;
         let mut at = tokens.start;
-        for block in &self.blocks {
+        for (block, codec) in &self.blocks {
             if !block.tokens.contains(&at) || at >= tokens.end {
                 continue;
             }
             let part = block.part(at..tokens.end);
             at = part.tokens.end;
-            let Some(all) = &mut joined else {
-                joined = Some(part);
+            let Some((all, worst)) = &mut joined else {
+                joined = Some((part, *codec));
                 continue;
             };
             all.append(&part);
+            *worst = (*worst).max(*codec);
         }
         joined.filter(|_| at == tokens.end)
     }

@@ -239,8 +239,9 @@ pub enum Command {
     ),
     /// All pages of this node that the job can use have been applied.
     Seeded(JobId),
-    /// Pages of this node up to this token have been applied, or come next; a handoff brings the rest.
-    Cached(JobId, u32),
+    /// Pages of this node up to this token have been applied, or come next; a handoff brings the rest. Also
+    /// the most lossy codec that they came in, if one was.
+    Cached(JobId, u32, Option<Codec>),
     /// All KV of the job has been applied and the sender has committed.
     Committed(JobId, Box<HandedOver>),
     /// What the sender computed for the last token.

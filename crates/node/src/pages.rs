@@ -61,21 +61,18 @@ pub struct DiskConfig {
 /// How rows came to be. Of two copies of the same page the better one is kept, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Provenance {
-    /// Computed by a prefill inside a complete chunk, and carried without loss.
+    /// Computed by a prefill inside a complete chunk.
     Prefilled,
     /// Computed token by token while an answer was decoded: not equal to the bit.
     Decoded,
-    /// Carried by the lossy codec with this wire number.
-    Lossy(u8),
 }
 
 /// Which rows will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// [`Provenance::Prefilled`] only: what a prefill here would give, to the bit.
+    /// [`Provenance::Prefilled`] only: what a prefill here would give, to the bit, but for what a lossy
+    /// codec of the namespace has changed.
     Prefilled,
-    /// All but lossy ones.
-    Lossless,
     /// All of the namespace.
     Any,
 }
@@ -86,7 +83,6 @@ impl Wanted {
     pub const fn accepts(self, provenance: Provenance) -> bool {
         match self {
             Self::Prefilled => matches!(provenance, Provenance::Prefilled),
-            Self::Lossless => !matches!(provenance, Provenance::Lossy(_)),
             Self::Any => true,
         }
     }
@@ -205,14 +201,6 @@ pub enum PutError {
         /// One past the last token.
         end: u32,
     },
-    /// Lossy rows in a namespace of exact ones, or of another codec.
-    #[error("rows of provenance {provenance:?} in a namespace of origin {origin:?}")]
-    Origin {
-        /// Of the rows.
-        provenance: Provenance,
-        /// Of the namespace.
-        origin: Origin,
-    },
 }
 
 /// Rows that cannot be had.
@@ -290,7 +278,7 @@ impl PageStore {
         block: &KvBlock,
         provenance: Provenance,
     ) -> Result<u32, PutError> {
-        let tokens = check(namespace, tokens, block, Section::Full, provenance)?;
+        let tokens = check(namespace, tokens, block, Section::Full)?;
         let shape = Shape::new(namespace.contract(), Section::Full)?;
         if shape.is_empty() {
             return Ok(0);
@@ -370,14 +358,14 @@ impl PageStore {
         }
         if tail_bytes > 0 {
             let tail = tail.ok_or_else(|| range_error(Section::Full, &since))?;
-            check(namespace, tokens, tail, Section::Full, provenance)?;
+            check(namespace, tokens, tail, Section::Full)?;
             if tail.tokens.start > since.start || tail.tokens.end < since.end {
                 return Err(range_error(Section::Full, &since));
             }
             full.cut(tail, &since, &mut rows);
         }
         if let Some(window) = window {
-            check(namespace, tokens, window, Section::Window, provenance)?;
+            check(namespace, tokens, window, Section::Window)?;
             shape.cut(window, &whole, &mut rows);
         }
         let meta = meta(&place, provenance, bytes);
@@ -443,36 +431,48 @@ impl PageStore {
     /// last position of a usable snapshot.
     #[must_use]
     pub fn held(&self, namespace: &Namespace, tokens: &[u32], wanted: Wanted) -> Held {
-        let named = Named::new(namespace, tokens);
-        self.shared.look(|index| named.held(index, wanted).0)
+        let named = [Named::new(namespace, tokens)];
+        self.shared
+            .look(|index| Named::held(&named, index, wanted).0)
     }
 
     /// The same, and keeps it from being evicted for as long as the guard lives, so that it can be
-    /// promised. With [`MAX_PINS`] guards nothing more is promised: nothing is held.
+    /// promised. A page that the namespace does not have is taken from the first of `others` that has it;
+    /// a snapshot is not. With [`MAX_PINS`] guards nothing more is promised: nothing is held.
     ///
     /// A promise holds against other pages, as long as all that is pinned fits memory and disk; not
     /// against a disk that fails.
     #[must_use]
-    pub fn pin(&self, namespace: &Namespace, tokens: &[u32], wanted: Wanted) -> Pinned {
-        let named = Named::new(namespace, tokens);
+    pub fn pin(
+        &self,
+        namespace: &Namespace,
+        others: &[Namespace],
+        tokens: &[u32],
+        wanted: Wanted,
+    ) -> Pinned {
+        let all = std::iter::once(namespace).chain(others);
+        let named: Vec<Named> = all.map(|space| Named::new(space, tokens)).collect();
         let pinned = self.shared.look(|index| {
             if index.stats.pins >= MAX_PINS as u64 {
                 return None;
             }
             index.stats.pins += 1;
-            let (held, used) = named.held(index, wanted);
-            let pins = used
+            let (held, used) = Named::held(&named, index, wanted);
+            let pins: Vec<_> = used
+                .objects
                 .into_iter()
                 .filter_map(|id| Some((id, index.pin(&id)?)))
                 .collect();
-            Some((held, pins))
+            Some((held, used.runs, pins))
         });
         let is_counted = pinned.is_some();
-        let (held, objects): (Held, Vec<_>) = pinned.unwrap_or_default();
+        let (held, runs, objects) = pinned.unwrap_or_default();
+        let runs = runs.into_iter();
         let reach = held.tokens.max(held.snapshot.unwrap_or(0)) as usize;
         Pinned {
             store: self.clone(),
             namespace: namespace.clone(),
+            runs: runs.map(|(space, range)| (space.clone(), range)).collect(),
             tokens: tokens[..reach.min(tokens.len())].into(),
             wanted,
             held,
@@ -638,7 +638,10 @@ impl PageStore {
 #[derive(Debug)]
 pub struct Pinned {
     store: PageStore,
+    /// Of the snapshot.
     namespace: Namespace,
+    /// Where the pages are.
+    runs: Vec<(Namespace, Range<u32>)>,
     tokens: Box<[u32]>,
     wanted: Wanted,
     held: Held,
@@ -651,6 +654,13 @@ impl Pinned {
     #[must_use]
     pub fn held(&self) -> Held {
         self.held
+    }
+
+    /// What the pages have been through: of several the most lossy.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        let origins = self.runs.iter().map(|(space, _)| space.origin());
+        origins.max().unwrap_or(Origin::Exact)
     }
 
     /// Tokens of the largest block that a load returns, in whole pages.
@@ -668,8 +678,20 @@ impl Pinned {
     /// # Errors
     /// If the range is not, or the disk failed.
     pub fn load(&self, range: Range<u32>) -> Result<Vec<KvBlock>, LoadError> {
-        self.store
-            .load(&self.namespace, &self.tokens, range, self.wanted)
+        let mut blocks = Vec::new();
+        let mut at = range.start;
+        for (space, run) in &self.runs {
+            let part = at..range.end.min(run.end);
+            if run.contains(&at) && !part.is_empty() {
+                at = part.end;
+                let part = self.store.load(space, &self.tokens, part, self.wanted)?;
+                blocks.extend(part);
+            }
+        }
+        if at < range.end {
+            return Err(LoadError::Missing { end: range.end });
+        }
+        Ok(blocks)
     }
 
     /// [`PageStore::load_snapshot`] of the snapshot that is pinned.
@@ -728,18 +750,12 @@ fn check<'a>(
     tokens: &'a [u32],
     block: &KvBlock,
     section: Section,
-    provenance: Provenance,
 ) -> Result<&'a [u32], PutError> {
     namespace.contract().validate()?;
     if block.section != section {
         return Err(range_error(section, &block.tokens));
     }
     block.validate(namespace.contract())?;
-    match (provenance, namespace.origin()) {
-        (Provenance::Lossy(codec), Origin::Lossy(expected)) if codec == expected => (),
-        (Provenance::Lossy(_), origin) => return Err(PutError::Origin { provenance, origin }),
-        (Provenance::Prefilled | Provenance::Decoded, _) => (),
-    }
     let needed = block.tokens.end;
     tokens.get(..needed as usize).ok_or(PutError::Tokens {
         given: tokens.len(),

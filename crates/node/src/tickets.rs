@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 use tandem_identity::PeerId;
+use tandem_kv::codec::Codec;
 use tandem_kv::receiver::Expectation;
 use tandem_kv::{KvBlock, permit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
@@ -88,9 +89,11 @@ impl Permitted {
         }
     }
 
-    /// Pages of this node cover the first `tokens` tokens, or will when the next block is applied.
-    pub async fn cached(&self, tokens: u32) {
-        self.deliver(|job| Command::Cached(job, tokens)).await;
+    /// Pages of this node cover the first `tokens` tokens, or will when the next block is applied; `codec` is
+    /// the most lossy that they came in, if one was.
+    pub async fn cached(&self, tokens: u32, codec: Option<Codec>) {
+        self.deliver(|job| Command::Cached(job, tokens, codec))
+            .await;
     }
 
     /// No (more) KV will come.

@@ -21,6 +21,7 @@ mod it {
     mod handoff;
     mod hostile;
     mod kills;
+    mod lossy;
     mod pages;
     mod parity;
     mod peers;

@@ -163,7 +163,8 @@ pub struct PrefillSummary {
     pub handoff_bytes: u64,
     /// Bytes on the wire for them, with headers.
     pub wire_bytes: u64,
-    /// The lossiest codec in which rows came.
+    /// The lossiest codec in which rows came, now or in an earlier handoff whose pages this one began with;
+    /// without a handoff, and where all exact pages were there, `None`.
     pub codec: Option<Codec>,
     /// Connections of the handoff that broke and were replaced.
     pub reconnects: u32,

@@ -148,7 +148,7 @@ impl HandoffTerms {
         self.keep && self.reuse != Reuse::Off && !self.mixed_quantisation
     }
 
-    /// The same for handing an answer back: lossy rows would not be kept, so none are sent.
+    /// The same for handing an answer back: an answer is exact or not kept, so no lossy rows are sent.
     #[must_use]
     pub fn handing_back(&self) -> Self {
         let mut terms = self.clone();

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
-use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
+use tandem_kv::adaptive::Quality;
+use tandem_kv::codec::Codec;
+use tandem_proto::{HandoffTerms, Prompt, Reuse};
 
 use super::ask::{Pair, Prompts};
 use super::figures::{Machine, median, right, table, told};
@@ -25,6 +27,9 @@ pub struct Arguments {
     /// Submissions.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=1000))]
     submissions: u32,
+    /// The codec: `raw`, `plane`, `q8` or `k8v4`. A lossy one is what all of these requests allow.
+    #[arg(long, default_value_t = Codec::Raw)]
+    codec: Codec,
     /// The model of both nodes.
     #[arg(long, value_name = "PATH", default_value = super::DEFAULT_MODEL)]
     model: PathBuf,
@@ -38,6 +43,7 @@ struct Figures {
     #[serde(flatten)]
     machine: Machine,
     model: String,
+    codec: Codec,
     shared_tokens: u32,
     own_tokens: u32,
     submissions: u32,
@@ -84,8 +90,8 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         let own = prompts.tokens(OWN_TOKENS);
         submissions.push(Prompt::Tokens([rubric.as_slice(), &own].concat()));
     }
-    let without = run(&pair, &submissions, Reuse::Off).await?;
-    let with = run(&pair, &submissions, Reuse::Exact).await?;
+    let without = run(&pair, &submissions, arguments.codec, Reuse::Off).await?;
+    let with = run(&pair, &submissions, arguments.codec, Reuse::Exact).await?;
     nodes.stop().await;
     let compared = |figure: &dyn Fn(&Run) -> f64| Compared {
         without: figure(&without),
@@ -94,6 +100,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     Ok(Figures {
         machine: Machine::this(),
         model: arguments.model.display().to_string(),
+        codec: arguments.codec,
         shared_tokens: SHARED_TOKENS,
         own_tokens: OWN_TOKENS,
         submissions: arguments.submissions,
@@ -103,9 +110,16 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     })
 }
 
-async fn run(pair: &Pair, submissions: &[Prompt], reuse: Reuse) -> anyhow::Result<Run> {
+async fn run(
+    pair: &Pair,
+    submissions: &[Prompt],
+    codec: Codec,
+    reuse: Reuse,
+) -> anyhow::Result<Run> {
+    let quality = Quality::ALL.into_iter().find(|q| q.allows(codec));
     let terms = HandoffTerms {
-        codec: CodecChoice::Raw,
+        codec: codec.into(),
+        quality: quality.unwrap_or_default(),
         reuse,
         // What is compared is not to change on the way.
         streams: 1,
@@ -144,11 +158,12 @@ fn shown(figures: &Figures) -> String {
         ms(token.with),
     ]);
     format!(
-        "{}\n{} submissions of {} tokens, of which the first {} are shared; {}, codec raw\n{out}",
+        "{}\n{} submissions of {} tokens, of which the first {} are shared; {}, codec {}\n{out}",
         figures.machine,
         figures.submissions,
         figures.shared_tokens + figures.own_tokens,
         figures.shared_tokens,
         figures.model,
+        figures.codec,
     )
 }

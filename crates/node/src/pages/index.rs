@@ -584,7 +584,6 @@ impl Provenance {
         match self {
             Self::Prefilled => 0,
             Self::Decoded => 1,
-            Self::Lossy(_) => 2,
         }
     }
 }

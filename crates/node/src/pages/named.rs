@@ -1,5 +1,7 @@
 //! The tokens of a sequence with the ids of its pages, and what a store has of them.
 
+use std::ops::Range;
+
 use tandem_kv::page::{Namespace, PAGE_TOKENS, PageId};
 
 use super::index::{Entry, Index};
@@ -27,6 +29,15 @@ pub struct Place<'a> {
     pub end: u32,
     /// The tokens of the object.
     pub tokens: &'a [u32],
+}
+
+/// The objects that what is held of a sequence takes.
+#[derive(Debug, Default)]
+pub struct Used<'a> {
+    /// The first page first.
+    pub objects: Vec<PageId>,
+    /// Which tokens have their pages in which namespace, without gaps.
+    pub runs: Vec<(&'a Namespace, Range<u32>)>,
 }
 
 impl Place<'_> {
@@ -97,31 +108,50 @@ impl<'a> Named<'a> {
         all
     }
 
-    /// What is held of the sequence, and the objects that this takes, the first page first.
-    pub fn held(&self, index: &mut Index, wanted: Wanted) -> (Held, Vec<PageId>) {
-        let mut used = Vec::new();
-        for number in 0..self.ids.len() {
-            let Some(page) = self.page(number) else { break };
-            let Some(entry) = page.find(index, wanted) else {
+    /// What is held of a sequence, which has a name in each of several namespaces: of each page the
+    /// first one that is there, and a snapshot of the first namespace behind pages of it.
+    pub fn held(names: &[Self], index: &mut Index, wanted: Wanted) -> (Held, Used<'a>) {
+        let mut used = Used::default();
+        let pages = names.first().map_or(0, |first| first.ids.len());
+        for number in 0..pages {
+            let found = names.iter().find_map(|named| {
+                let page = named.page(number)?;
+                let entry = page.find(index, wanted)?;
+                debug_assert_eq!(entry.meta.parent, page.parent);
+                Some((named.namespace, page))
+            });
+            let Some((namespace, page)) = found else {
                 break;
             };
-            debug_assert_eq!(entry.meta.parent, page.parent);
-            used.push(page.id);
+            used.objects.push(page.id);
+            match used.runs.last_mut() {
+                Some((space, run)) if std::ptr::eq(*space, namespace) => run.end = page.end,
+                _ => used
+                    .runs
+                    .push((namespace, page.end - PAGE_TOKENS..page.end)),
+            }
         }
-        let pages = used.len();
+        let found = used.objects.len();
         let mut held = Held {
-            tokens: u32::try_from(pages * PAGE_LEN).unwrap_or(0),
-            last_page: used.last().copied(),
+            tokens: u32::try_from(found * PAGE_LEN).unwrap_or(0),
+            last_page: used.objects.last().copied(),
             snapshot: None,
         };
-        if let Some(snapshot) = self.last_snapshot(index, pages, wanted) {
-            held.snapshot = Some(snapshot.end);
-            used.push(snapshot.id);
+        if let Some(first) = names.first() {
+            let own = used
+                .runs
+                .first()
+                .filter(|(space, _)| std::ptr::eq(*space, first.namespace));
+            let own = own.map_or(0, |(_, run)| run.end as usize / PAGE_LEN);
+            if let Some(snapshot) = first.last_snapshot(index, own, wanted) {
+                held.snapshot = Some(snapshot.end);
+                used.objects.push(snapshot.id);
+            }
         }
-        index.stats.hits += pages as u64;
-        index.stats.misses += (self.ids.len() - pages) as u64;
+        index.stats.hits += found as u64;
+        index.stats.misses += (pages - found) as u64;
         // The start of a sequence is worth more than its end, which is of no use without it.
-        used.iter().rev().for_each(|id| index.touch(id));
+        used.objects.iter().rev().for_each(|id| index.touch(id));
         (held, used)
     }
 

@@ -7,9 +7,8 @@
 //! | 0 | 4 | the bytes `TNDP` |
 //! | 4 | 2 | version, 1 |
 //! | 6 | 1 | 0: page, 1: snapshot |
-//! | 7 | 1 | provenance: 0 prefilled, 1 decoded, 2 lossy |
-//! | 8 | 1 | number of the codec of a lossy one, otherwise 0 |
-//! | 9 | 3 | 0 |
+//! | 7 | 1 | provenance: 0 prefilled, 1 decoded |
+//! | 8 | 4 | 0 |
 //! | 12 | 4 | number of tokens: 64 of a page, 0 to 63 of a snapshot |
 //! | 16 | 4 | one past the last token |
 //! | 20 | 4 | 0 |
@@ -110,17 +109,16 @@ impl Meta {
 
     /// The first bytes of its file: head and tokens.
     pub fn encode(&self, id: &PageId, rows: &[u8]) -> Vec<u8> {
-        let (provenance, codec) = match self.provenance {
-            Provenance::Prefilled => (0, 0),
-            Provenance::Decoded => (1, 0),
-            Provenance::Lossy(codec) => (2, codec),
+        let provenance = match self.provenance {
+            Provenance::Prefilled => 0,
+            Provenance::Decoded => 1,
         };
         let count = u32::try_from(self.tokens.len()).unwrap_or(u32::MAX);
         let mut out = Vec::with_capacity(MAX_HEAD_BYTES);
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.push(u8::from(self.kind == Kind::Snapshot));
-        out.extend_from_slice(&[provenance, codec, 0, 0, 0]);
+        out.extend_from_slice(&[provenance, 0, 0, 0, 0]);
         out.extend_from_slice(&count.to_le_bytes());
         out.extend_from_slice(&self.end.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
@@ -167,10 +165,9 @@ impl Meta {
         }
         let meta = Self {
             kind,
-            provenance: match (head[7], head[8]) {
-                (0, 0) => Provenance::Prefilled,
-                (1, 0) => Provenance::Decoded,
-                (2, codec) => Provenance::Lossy(codec),
+            provenance: match head[7] {
+                0 => Provenance::Prefilled,
+                1 => Provenance::Decoded,
                 _ => return Err(Unusable::Damaged),
             },
             parent: PageId::from_bytes(*hash_at(head, 64).as_bytes()),

@@ -169,7 +169,6 @@ impl Pump {
             Target::Pages => self.permitted.keep.held(&self.tokens).tokens,
             Target::Sequence { .. } => self.seed().await?,
         };
-        self.permitted.cached(have).await;
         let terms = self.terms(have, None);
         let (mut receiver, accept) =
             Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
@@ -185,6 +184,7 @@ impl Pump {
         let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
             return Ok(0);
         };
+        let codec = pinned.origin().codec();
         let mut pieces = Pieces::pages(pinned, self.kv_end, self.limits.page_read);
         loop {
             let blocks = match pieces.next().await {
@@ -200,7 +200,7 @@ impl Pump {
             for block in blocks {
                 let end = block.tokens.end;
                 // Known before, should the handoff end meanwhile.
-                self.permitted.cached(end).await;
+                self.permitted.cached(end, codec).await;
                 let applied = self.permitted.target.apply(Arc::new(block)).await;
                 applied.map_err(Fault::Over)?;
                 have = end;
@@ -417,7 +417,7 @@ impl Pump {
             let permitted = self.permitted.clone();
             let tokens = Arc::clone(&self.tokens);
             // What is not kept is not held on to, so that its buffers can be used again.
-            let before = if permitted.keep.keeps(codec) {
+            let before = if permitted.keep.keeps() {
                 self.tail.then(&block, codec)
             } else {
                 Tail::default()

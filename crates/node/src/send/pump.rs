@@ -387,7 +387,7 @@ impl Pump {
                 for block in chunk.to_keep() {
                     if let Some(Sending { kept, .. }) = &mut self.sending {
                         let Kept { keep, tokens, tail } = kept;
-                        if keep.keeps(Codec::Raw) {
+                        if keep.keeps() {
                             let before = tail.then(block, Codec::Raw);
                             keep_block(keep, tokens, block, Codec::Raw, before).await;
                         }

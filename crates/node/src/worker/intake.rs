@@ -100,12 +100,13 @@ impl Worker {
     }
 
     /// A handoff begins with pages of this node up to here: they are in place, or come next.
-    pub(super) fn has_pages(&mut self, id: JobId, tokens: u32) {
+    pub(super) fn has_pages(&mut self, id: JobId, tokens: u32, codec: Option<Codec>) {
         if let Some(job) = self.jobs.get_mut(&id)
             && let Work::Generate(g) = &mut job.work
             && matches!(g.stage, Stage::Receiving)
         {
             g.summary.cached_tokens = tokens;
+            g.summary.codec = codec;
         }
     }
 
@@ -124,10 +125,10 @@ impl Worker {
         }
         g.summary.handoff_bytes = handed.raw_bytes;
         g.summary.wire_bytes = handed.wire_bytes;
-        g.summary.codec = handed.codec;
+        g.summary.codec = g.summary.codec.max(handed.codec);
         g.summary.reconnects = handed.reconnects;
-        if !handed.codec.is_none_or(Codec::is_lossless) {
-            // What follows from lossy rows is kept no more than they are.
+        if !g.summary.codec.is_none_or(Codec::is_lossless) {
+            // What follows from lossy rows is kept by nobody.
             g.retire = None;
         }
         if held == kv_end {
@@ -199,10 +200,11 @@ impl Worker {
             // What one request does not trust, no other one gets.
             if !matches!(told, Told::Nothing) || is_redone {
                 g.retire = None;
-                // Lossy rows have not been kept, and say nothing about those that were.
-                if g.summary.codec.is_none_or(Codec::is_lossless) {
-                    forgotten = g.keep.forget(&job.tokens);
-                }
+                // Lossy rows say nothing about exact ones.
+                forgotten = match g.summary.codec.is_none_or(Codec::is_lossless) {
+                    true => g.keep.forget(&job.tokens),
+                    false => g.keep.forget_lossy(&job.tokens),
+                };
             }
             tracing::warn!(request = %job.request, %reason, forgotten, "parity");
         }
@@ -292,8 +294,10 @@ impl Worker {
         g.summary.cached_tokens = g.summary.cached_tokens.min(held);
         g.summary.remote_tokens = held - g.summary.cached_tokens;
         g.summary.fallback = Some(reason);
-        if g.summary.remote_tokens > 0 && g.parity.quality != Quality::Lossless {
-            // What came may be lossy.
+        if held == 0 {
+            g.summary.codec = None;
+        } else if g.parity.quality != Quality::Lossless {
+            // What came, now or before, may be lossy.
             g.retire = None;
         }
         // There is nothing to compare: no receipt will come.

@@ -91,7 +91,7 @@ async fn lossy_codecs_need_permission_of_the_receiver() {
 }
 
 #[tokio::test]
-async fn lossy_codecs_are_reported_and_their_rows_are_not_kept() {
+async fn lossy_codecs_are_reported_and_what_does_not_fit_is_forgotten() {
     let config = config(false);
     let prefill = Setup::new(Role::Prefill, &config).start().await;
     let decode = Setup::new(Role::Decode, &config).start().await;

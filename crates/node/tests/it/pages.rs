@@ -5,6 +5,6 @@ mod disk_full;
 mod engine;
 mod memory;
 mod model;
-mod rig;
+pub mod rig;
 mod snapshots;
 mod threads;

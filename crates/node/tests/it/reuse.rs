@@ -19,25 +19,25 @@ use super::cluster::{
     Calls, Deal, Outcome, Setup, TestNode, bind, eventually, heavy, limits, prompt,
 };
 
-const CHUNK: u32 = 32;
+pub const CHUNK: u32 = 32;
 /// Tokens that all prompts here begin with: two pages, inside complete chunks.
-const SHARED: u32 = 128;
+pub const SHARED: u32 = 128;
 
 /// A prompt with the shared beginning and an end of its own.
-fn ending(seed: u32, count: u32) -> Vec<u32> {
+pub fn ending(seed: u32, count: u32) -> Vec<u32> {
     let mut tokens = prompt(SHARED);
     tokens.extend((0..count).map(|i| 33 + (i * 13 + seed * 17) % 80));
     tokens
 }
 
 /// Bytes of a token's rows of the full layers.
-fn token_bytes(config: &FakeConfig) -> u64 {
+pub fn token_bytes(config: &FakeConfig) -> u64 {
     let full = |l: &&tandem_kv::LayerSpec| l.kind == tandem_kv::LayerKind::Full;
     let bytes = |l: &tandem_kv::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
     u64::from(config.layers.iter().filter(full).map(bytes).sum::<u32>())
 }
 
-fn window_bytes(config: &FakeConfig) -> u64 {
+pub fn window_bytes(config: &FakeConfig) -> u64 {
     let window = |l: &&tandem_kv::LayerSpec| l.kind == tandem_kv::LayerKind::Window;
     let bytes = |l: &tandem_kv::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
     let all: u32 = config.layers.iter().filter(window).map(bytes).sum();

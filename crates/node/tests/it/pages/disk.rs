@@ -101,29 +101,23 @@ fn provenance_outlives_a_restart_and_better_rows_replace_the_file() {
     let dir = private_dir();
     let tokens = prompt(64);
     let open = || with_disk(PLENTY, dir.path(), PLENTY);
-    let space = Namespace::new(
-        full_only().into(),
-        b"salt",
-        tandem_kv::page::Origin::Lossy(3),
-    );
     let put = |store: &PageStore, provenance, copy| {
         let rows = full_block(&full_only(), 0..64, copy);
-        store.put(&space, &tokens, &rows, provenance).unwrap();
+        store.put(&space(), &tokens, &rows, provenance).unwrap();
         assert!(store.flush(PATIENCE));
     };
     let stages = [
-        (Provenance::Lossy(3), [true, false, false]),
-        (Provenance::Decoded, [true, true, false]),
-        (PREFILLED, [true, true, true]),
+        (Provenance::Decoded, [true, false]),
+        (PREFILLED, [true, true]),
     ];
     for (copy, (provenance, expected)) in (0..).zip(stages) {
         put(&open(), provenance, copy);
         assert_eq!(files(dir.path()).len(), 1);
         let store = open();
-        let wanted = [Wanted::Any, Wanted::Lossless, Wanted::Prefilled];
-        let held = wanted.map(|w| store.held(&space, &tokens, w).tokens == 64);
+        let wanted = [Wanted::Any, Wanted::Prefilled];
+        let held = wanted.map(|w| store.held(&space(), &tokens, w).tokens == 64);
         assert_eq!(held, expected);
-        let rows = store.load(&space, &tokens, 0..64, Wanted::Any);
+        let rows = store.load(&space(), &tokens, 0..64, Wanted::Any);
         assert_eq!(rows, Ok(vec![full_block(&full_only(), 0..64, copy)]));
         assert_eq!(files(dir.path()).len(), 1);
         assert_eq!(store.stats().disk_bytes, PAGE_FILE);
@@ -176,7 +170,7 @@ fn the_disk_keeps_its_limit_and_what_was_used_last() {
     assert_eq!(held, [64, 0, 0, 0, 64, 64]);
     // Pinned on disk only: nothing takes its place.
     let pins: Vec<_> = [0, 4, 5]
-        .map(|i| store.pin(&space(), &[i; 64], Wanted::Any))
+        .map(|i| store.pin(&space(), &[], &[i; 64], Wanted::Any))
         .into();
     for i in 6..9 {
         put(&store, &[i; 64], i.into());
@@ -197,7 +191,7 @@ fn while_a_read_is_overdue_nobody_waits_for_the_disk() {
     drop(store);
     // Both are on disk only.
     let store = with_disk(PLENTY, dir.path(), PLENTY);
-    let pin = store.pin(&space(), &first, Wanted::Any);
+    let pin = store.pin(&space(), &[], &first, Wanted::Any);
     let overdue = [pin.overdue(), pin.overdue()];
     assert_eq!(pin.load(0..64), Err(LoadError::Missing { end: 64 }));
     assert_eq!(store.stats().disk_errors, 1);

@@ -64,7 +64,7 @@ fn continues(config: FakeConfig) {
     drop(store);
     let store = with_disk(2 * 8192, dir.path(), 1 << 24);
 
-    let pinned = store.pin(&space, &next, Wanted::Prefilled);
+    let pinned = store.pin(&space, &[], &next, Wanted::Prefilled);
     let position = pinned.held().snapshot.unwrap_or(pinned.held().tokens);
     let held = u32::try_from(turn.len()).unwrap();
     assert_eq!(position, held);

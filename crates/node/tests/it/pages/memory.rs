@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tandem_kv::KvBlock;
 use tandem_kv::page::{Namespace, Origin, PageId};
 use tandem_kv::{LayerKind, Section};
 use tandem_node::pages::limits::{ENTRY_OVERHEAD, MAX_BLOCK_BYTES, MAX_PINS};
@@ -95,7 +96,7 @@ fn nobody_finds_rows_in_doubt_before_they_are_trusted() {
     assert_eq!([&store, &first, &second].map(held), [nothing; 3]);
     assert_eq!(loaded(), Err(LoadError::Missing { end: 64 }));
     assert_eq!(
-        store.pin(&space, &tokens, Wanted::Any).held(),
+        store.pin(&space, &[], &tokens, Wanted::Any).held(),
         Held::default()
     );
     // Others in doubt do not take their place, and cannot vouch for them.
@@ -143,36 +144,74 @@ fn rows_in_doubt_leave_with_whoever_would_trust_them() {
 #[test]
 fn better_rows_replace_worse_ones() {
     let shape = full_only();
-    let lossy = Namespace::new(Arc::new(shape.clone()), b"salt", Origin::Lossy(2));
-    let store = in_memory(PLENTY);
+    let (space, store) = (exact(shape.clone()), in_memory(PLENTY));
     let tokens = prompt(64);
     let put = |provenance, copy| {
         let rows = full_block(&shape, 0..64, copy);
-        store.put(&lossy, &tokens, &rows, provenance).unwrap()
+        store.put(&space, &tokens, &rows, provenance).unwrap()
     };
     let has = |wanted, copy: Option<u64>| {
-        let held = store.held(&lossy, &tokens, wanted).tokens;
+        let held = store.held(&space, &tokens, wanted).tokens;
         assert_eq!(held, if copy.is_some() { 64 } else { 0 }, "{wanted:?}");
-        let loaded = store.load(&lossy, &tokens, 0..64, wanted).ok();
+        let loaded = store.load(&space, &tokens, 0..64, wanted).ok();
         let expected = copy.map(|copy| vec![full_block(&shape, 0..64, copy)]);
         assert_eq!(loaded, expected, "{wanted:?}");
     };
-    assert_eq!(put(Provenance::Lossy(2), 1), 1);
-    has(Wanted::Any, Some(1));
-    has(Wanted::Lossless, None);
-    has(Wanted::Prefilled, None);
     assert_eq!(put(Provenance::Decoded, 2), 1);
-    assert_eq!(put(Provenance::Lossy(2), 3), 0);
+    assert_eq!(put(Provenance::Decoded, 3), 0);
     has(Wanted::Any, Some(2));
-    has(Wanted::Lossless, Some(2));
     has(Wanted::Prefilled, None);
     assert_eq!(put(PREFILLED, 4), 1);
     assert_eq!(put(Provenance::Decoded, 5), 0);
     assert_eq!(put(PREFILLED, 6), 0);
     has(Wanted::Prefilled, Some(4));
-    has(Wanted::Lossless, Some(4));
+    has(Wanted::Any, Some(4));
     let stats = store.stats();
     assert_eq!((stats.pages, stats.ram_bytes), (1, PAGE_COST));
+}
+
+/// Every way in which three namespaces can have the pages of a sequence: of each page the first is taken.
+#[test]
+fn pages_are_taken_from_the_first_namespace_that_has_them() {
+    const PAGES: u32 = 4;
+    let shape = full_only();
+    let origins = [Origin::Exact, Origin::Lossy(2), Origin::Lossy(3)];
+    let spaces = origins.map(|o| Namespace::new(Arc::new(shape.clone()), b"salt", o));
+    let tokens = prompt(64 * PAGES + 10);
+    let range = |page: u32| page * 64..page * 64 + 64;
+    for has in 0..1_u32 << (3 * PAGES) {
+        let store = in_memory(PLENTY);
+        let is_there = |page: u32, space: u32| has >> (page * 3 + space) & 1 == 1;
+        for (page, space) in (0..PAGES).flat_map(|p| (0..3).map(move |s| (p, s))) {
+            if is_there(page, space) {
+                let rows = full_block(&shape, range(page), u64::from(space));
+                let put = store.put(&spaces[space as usize], &tokens, &rows, PREFILLED);
+                assert_eq!(put, Ok(1));
+            }
+        }
+        let first = |page| (0..3).find(|space| is_there(page, *space));
+        let expected: Vec<u32> = (0..PAGES).map_while(first).collect();
+        let pinned = store.pin(&spaces[0], &spaces[1..], &tokens, Wanted::Prefilled);
+        let end = expected.len() as u32 * 64;
+        assert_eq!((pinned.held().tokens, pinned.held().snapshot), (end, None));
+        let worst = expected
+            .iter()
+            .max()
+            .map_or(Origin::Exact, |s| origins[*s as usize]);
+        assert_eq!(pinned.origin(), worst);
+        let copies = (0..).zip(&expected);
+        let rows: Vec<KvBlock> = copies
+            .map(|(p, s)| full_block(&shape, range(p), u64::from(*s)))
+            .collect();
+        let blocks = pinned.load(0..end).unwrap();
+        for (page, rows) in (0..).zip(&rows) {
+            let block = blocks.iter().find(|b| b.tokens.contains(&(page * 64)));
+            assert_eq!(block.unwrap().part(range(page)), *rows);
+            assert_eq!(pinned.load(range(page)), Ok(vec![rows.clone()]));
+        }
+        let beyond = LoadError::Missing { end: end + 64 };
+        assert_eq!(pinned.load(0..end + 64), Err(beyond));
+    }
 }
 
 #[test]
@@ -250,7 +289,7 @@ fn what_is_pinned_stays() {
     let (promised, other) = (prompt(128), vec![1; 64 * 8]);
     let rows = full_block(&full_only(), 0..128, 1);
     store.put(&space, &promised, &rows, PREFILLED).unwrap();
-    let pinned = store.pin(&space, &promised, Wanted::Prefilled);
+    let pinned = store.pin(&space, &[], &promised, Wanted::Prefilled);
     assert_eq!(pinned.held(), store.held(&space, &promised, Wanted::Any));
     let flood = full_block(&full_only(), 0..512, 2);
     for _ in 0..3 {
@@ -262,7 +301,7 @@ fn what_is_pinned_stays() {
     assert!(pinned.load(0..192).is_err());
     assert!(pinned.load_snapshot().is_err());
     // Everything pinned: nothing more fits, and nothing is lost.
-    let rest = store.pin(&space, &other, Wanted::Any);
+    let rest = store.pin(&space, &[], &other, Wanted::Any);
     assert_eq!(
         store.put(
             &space,
@@ -298,7 +337,7 @@ fn pins_are_bounded() {
             PREFILLED,
         )
         .unwrap();
-    let pin = || store.pin(&space, &tokens, Wanted::Any);
+    let pin = || store.pin(&space, &[], &tokens, Wanted::Any);
     let mut pins: Vec<_> = (0..MAX_PINS).map(|_| pin()).collect();
     assert!(pins.iter().all(|p| p.held().tokens == 64));
     assert_eq!(pin().held(), Held::default());
@@ -337,7 +376,6 @@ fn what_does_not_fit_the_contract_is_refused() {
     let put = |tokens: &[u32], block: &_, provenance| store.put(&space, tokens, block, provenance);
     let refusals = [
         put(&tokens[..127], &rows, PREFILLED),
-        put(&tokens, &rows, Provenance::Lossy(1)),
         put(
             &tokens,
             &block(&mixed(), Section::Window, 118..128, 1),
@@ -352,10 +390,9 @@ fn what_does_not_fit_the_contract_is_refused() {
             needed: 128
         })
     );
-    assert!(matches!(refusals[1], Err(PutError::Origin { .. })));
-    assert!(matches!(refusals[2], Err(PutError::Range { .. })));
+    assert!(matches!(refusals[1], Err(PutError::Range { .. })));
     // The layer in the middle is another one under the contract of the namespace.
-    assert!(matches!(refusals[3], Err(PutError::Block(_))));
+    assert!(matches!(refusals[2], Err(PutError::Block(_))));
     let mut cut = rows.clone();
     cut.planes[1].data.pop();
     assert!(matches!(
@@ -366,9 +403,6 @@ fn what_does_not_fit_the_contract_is_refused() {
     broken.layers[0].key_dim = u32::MAX;
     let refused = store.put(&exact(broken), &tokens, &rows, PREFILLED);
     assert!(matches!(refused, Err(PutError::Contract(_))));
-    let lossy = Namespace::new(Arc::new(mixed()), b"", Origin::Lossy(2));
-    let refused = store.put(&lossy, &tokens, &rows, Provenance::Lossy(3));
-    assert!(matches!(refused, Err(PutError::Origin { .. })));
     assert_eq!(store.stats().pages, 0);
     for (start, end) in [(0, 65), (1, 64), (64, 192), (128, 64)] {
         let error = store.load(&space, &tokens, start..end, Wanted::Any);

@@ -85,7 +85,7 @@ fn the_last_position_that_can_be_continued_from() {
         store.load_snapshot(&space, &tokens, 149, Wanted::Any),
         missing
     );
-    let pinned = store.pin(&space, &tokens, Wanted::Any);
+    let pinned = store.pin(&space, &[], &tokens, Wanted::Any);
     assert_eq!(pinned.load_snapshot(), Ok(expected(&mixed(), 300, 1)));
     assert_eq!(store.stats().snapshots, 5);
 }
@@ -107,10 +107,10 @@ fn only_rows_that_were_asked_for() {
     assert_eq!(put(Provenance::Decoded, 2), Ok(true));
     assert_eq!(put(Provenance::Decoded, 3), Ok(false));
     assert_eq!(
-        (held(Wanted::Prefilled), held(Wanted::Lossless)),
+        (held(Wanted::Prefilled), held(Wanted::Any)),
         (None, Some(100))
     );
-    let loaded = store.load_snapshot(&space, &tokens, 100, Wanted::Lossless);
+    let loaded = store.load_snapshot(&space, &tokens, 100, Wanted::Any);
     assert_eq!(loaded, Ok(expected(&mixed(), 100, 2)));
     assert_eq!(put(PREFILLED, 4), Ok(true));
     let loaded = store.load_snapshot(&space, &tokens, 100, Wanted::Prefilled);
@@ -132,7 +132,7 @@ fn windows_without_full_layers_need_no_pages() {
         let held = store.held(&space, &tokens[..asked], Wanted::Any);
         assert_eq!((held.tokens, held.snapshot), (0, found));
     }
-    let pinned = store.pin(&space, &tokens, Wanted::Any);
+    let pinned = store.pin(&space, &[], &tokens, Wanted::Any);
     assert_eq!(pinned.load_snapshot(), Ok(expected(&windows, 130, 1)));
 }
 
@@ -165,8 +165,6 @@ fn incomplete_snapshots_are_refused() {
     }
     let refused = put(&tokens[..99], Some(&rows), Some(&whole), PREFILLED);
     assert!(matches!(refused, Err(PutError::Range { .. })));
-    let refused = put(&tokens, Some(&rows), Some(&whole), Provenance::Lossy(2));
-    assert!(matches!(refused, Err(PutError::Origin { .. })));
     // Where there are no windows, there is none to be kept, and rows are needed.
     let nothing = block(&full_only(), Section::Window, 100..100, 1);
     let other = full_block(&full_only(), 65..100, 1);
@@ -271,7 +269,7 @@ fn what_is_forgotten_takes_along_what_follows_from_it() {
     put(&store, &mixed(), &tokens, 64, 1);
     let rows = full_block(&mixed(), 0..150, 4);
     store.put(&salted, &tokens, &rows, PREFILLED).unwrap();
-    let pinned = store.pin(&space, &other, Wanted::Any);
+    let pinned = store.pin(&space, &[], &other, Wanted::Any);
     assert_eq!(pinned.held().tokens, 128);
     assert!(store.flush(PATIENCE));
     // Three pages and three snapshots of the first two; what follows 100 tokens goes, too.

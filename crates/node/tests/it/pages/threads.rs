@@ -32,7 +32,7 @@ fn rows_are_right_and_limits_hold() {
                             assert!(put.unwrap() <= pages);
                         }
                         1 => {
-                            let pinned = store.pin(space, &tokens, Wanted::Any);
+                            let pinned = store.pin(space, &[], &tokens, Wanted::Any);
                             let end = pinned.held().tokens;
                             // What is promised can be loaded, whatever the others do.
                             for block in pinned.load(0..end).unwrap() {
