@@ -14,12 +14,12 @@ use tandem_node::pages::{Held, PageStore};
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffTerms, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, Outcome, SHORT, Setup, TestNode, finish, limits, prompt};
+use super::cluster::{Deal, Outcome, SHORT, Setup, finish, limits, prompt};
 use super::codecs::config;
 use super::conversation::{first_turn, next_turn};
 use super::pages::rig::{full_block, full_only};
 use super::raw::Handoff;
-use super::reuse::{CHUNK, SHARED, ending, token_bytes, window_bytes};
+use super::reuse::{CHUNK, SHARED, ending, pair, token_bytes, window_bytes};
 
 const LOSSY: [(Codec, Quality); 2] = [(Codec::Q8, Quality::Q8), (Codec::K8v4, Quality::K8v4)];
 
@@ -42,12 +42,6 @@ fn lossless(deal: &Deal) -> Deal {
     deal.terms.codec = CodecChoice::Raw;
     deal.terms.quality = Quality::Lossless;
     deal
-}
-
-async fn pair(config: &FakeConfig) -> (TestNode, TestNode) {
-    let prefill = Setup::new(Role::Prefill, config).start().await;
-    let decode = Setup::new(Role::Decode, config).start().await;
-    (prefill, decode)
 }
 
 /// The same between nodes that have nothing.

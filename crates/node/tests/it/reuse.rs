@@ -44,7 +44,7 @@ pub fn window_bytes(config: &FakeConfig) -> u64 {
     u64::from(all * config.window)
 }
 
-async fn pair(config: &FakeConfig) -> (TestNode, TestNode) {
+pub async fn pair(config: &FakeConfig) -> (TestNode, TestNode) {
     let prefill = Setup::new(Role::Prefill, config).start().await;
     let decode = Setup::new(Role::Decode, config).start().await;
     (prefill, decode)
