@@ -20,8 +20,10 @@ pub struct Keep {
     store: PageStore,
     /// Of rows as they were computed.
     namespace: Namespace,
-    /// Of rows that came in a lossy codec that the request allows, from the least lossy on.
+    /// Of rows that came in a lossy codec, from the least lossy on.
     lossy: Arc<[Namespace]>,
+    /// How many of those the request allows.
+    allowed: usize,
     /// Which are found.
     reuse: Reuse,
     /// Tokens before this were computed in complete chunks or steps, so that another prompt which begins
@@ -44,12 +46,13 @@ impl Keep {
     ) -> Self {
         let namespace =
             |origin| Namespace::new(Arc::clone(contract), terms.salt.as_bytes(), origin);
-        let allowed = Codec::ALL.into_iter().filter(|c| terms.quality.allows(*c));
-        let lossy = allowed.map(Origin::of).filter(|o| *o != Origin::Exact);
+        let lossy = Codec::ALL.into_iter().filter(|c| !c.is_lossless());
+        let allowed = lossy.clone().filter(|c| terms.quality.allows(*c)).count();
         Self {
             store,
             namespace: namespace(Origin::Exact),
-            lossy: lossy.map(namespace).collect(),
+            lossy: lossy.map(Origin::of).map(namespace).collect(),
+            allowed,
             reuse: terms.reuse,
             // After rows that were decoded nothing is exact, and what the other node began with is
             // not known here.
@@ -143,13 +146,17 @@ impl Keep {
     /// allows, and stays while this lives.
     #[must_use]
     pub fn pin(&self, tokens: &[u32]) -> Option<Pinned> {
-        self.pinned(&self.lossy, tokens)
+        self.pinned(self.allowed(), tokens)
     }
 
     fn pinned(&self, others: &[Namespace], tokens: &[u32]) -> Option<Pinned> {
         let wanted = self.wanted()?;
         let pinned = self.store.pin(&self.namespace, others, tokens, wanted);
         (pinned.held() != Held::default()).then_some(pinned)
+    }
+
+    fn allowed(&self) -> &[Namespace] {
+        self.lossy.get(..self.allowed).unwrap_or_default()
     }
 
     /// True if anything is kept.
@@ -160,7 +167,7 @@ impl Keep {
 
     /// Where rows belong that came in this codec.
     fn space(&self, codec: Codec) -> Option<&Namespace> {
-        let mut all = std::iter::once(&self.namespace).chain(&*self.lossy);
+        let mut all = std::iter::once(&self.namespace).chain(self.allowed());
         all.find(|space| space.origin() == Origin::of(codec))
     }
 
@@ -203,16 +210,17 @@ impl Keep {
     /// Forgets what is there of a sequence and of all that begin with a page of it, because it may be
     /// wrong.
     pub fn forget(&self, tokens: &[u32]) -> u64 {
+        self.forget_lossy(tokens, 0)
+    }
+
+    /// The same of lossy rows, and of exact ones behind a position: those before it had been there.
+    pub fn forget_lossy(&self, tokens: &[u32], exact: u32) -> u64 {
         if !self.keeps() {
             return 0;
         }
-        self.store.forget(&self.namespace, tokens) + self.forget_lossy(tokens)
-    }
-
-    /// The same of lossy rows alone.
-    pub fn forget_lossy(&self, tokens: &[u32]) -> u64 {
-        let lossy = self.lossy.iter().filter(|_| self.keeps());
-        lossy.map(|space| self.store.forget(space, tokens)).sum()
+        let lossy = self.lossy.iter().map(|space| (space, 0));
+        let all = lossy.chain([(&self.namespace, exact)]);
+        self.store.forget(all, tokens)
     }
 
     /// True if the model has windows, without which there is no snapshot.
@@ -356,6 +364,12 @@ impl Pieces {
             end,
             snapshot,
         })
+    }
+
+    /// The most lossy codec that rows of a block came in; `None` if they are exact.
+    #[must_use]
+    pub fn codec(&self, block: &KvBlock) -> Option<Codec> {
+        self.pinned.origin(&block.tokens).codec()
     }
 
     /// The next blocks; empty at the end.

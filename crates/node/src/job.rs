@@ -32,8 +32,9 @@ pub struct Admission {
 /// Who brings a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// A handoff: blocks of the sender, and pages of this node that come before them.
-    Handoff,
+    /// A handoff: blocks of the sender in this codec, and pages of this node that come before them, exact ones or
+    /// such as came in a lossy codec.
+    Handoff(Option<Codec>),
     /// Pages of this node alone.
     Pages,
 }
@@ -123,8 +124,6 @@ pub struct HandedOver {
     pub raw_bytes: u64,
     /// Bytes on the wire for them.
     pub wire_bytes: u64,
-    /// The lossiest codec.
-    pub codec: Option<Codec>,
     /// Connections after the first.
     pub reconnects: u32,
 }
@@ -239,9 +238,8 @@ pub enum Command {
     ),
     /// All pages of this node that the job can use have been applied.
     Seeded(JobId),
-    /// Pages of this node up to this token have been applied, or come next; a handoff brings the rest. Also
-    /// the most lossy codec that they came in, if one was.
-    Cached(JobId, u32, Option<Codec>),
+    /// Pages of this node up to this token have been applied, or come next; a handoff brings the rest.
+    Cached(JobId, u32),
     /// All KV of the job has been applied and the sender has committed.
     Committed(JobId, Box<HandedOver>),
     /// What the sender computed for the last token.

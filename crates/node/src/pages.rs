@@ -378,12 +378,23 @@ impl PageStore {
         }))
     }
 
-    /// Forgets all pages and snapshots of a sequence, and those of longer ones that begin with a page
-    /// of it; tells how many there were. They are wrong, or may be: pins do not hold them back.
-    pub fn forget(&self, namespace: &Namespace, tokens: &[u32]) -> u64 {
-        let named = Named::new(namespace, tokens);
+    /// Forgets the pages and snapshots of a sequence that end behind a position, one for each namespace, and
+    /// those of longer ones that begin with such a page; tells how many there were. They are wrong, or may be:
+    /// pins do not hold them back.
+    pub fn forget<'n>(
+        &self,
+        names: impl IntoIterator<Item = (&'n Namespace, u32)>,
+        tokens: &[u32],
+    ) -> u64 {
+        let names = names.into_iter();
+        let named: Vec<(Named, usize)> = names
+            .map(|(space, from)| (Named::new(space, tokens), (from / PAGE_TOKENS) as usize))
+            .collect();
         self.shared.with(|index| {
-            let all = named.all(index);
+            let all = named
+                .iter()
+                .flat_map(|(named, from)| named.all(index, *from));
+            let all = all.collect();
             index.forget_all(all)
         })
     }
@@ -656,10 +667,12 @@ impl Pinned {
         self.held
     }
 
-    /// What the pages have been through: of several the most lossy.
+    /// What the pages of these tokens have been through: of several the most lossy.
     #[must_use]
-    pub fn origin(&self) -> Origin {
-        let origins = self.runs.iter().map(|(space, _)| space.origin());
+    pub fn origin(&self, tokens: &Range<u32>) -> Origin {
+        let touches = |run: &Range<u32>| run.start < tokens.end && tokens.start < run.end;
+        let runs = self.runs.iter().filter(|(_, run)| touches(run));
+        let origins = runs.map(|(space, _)| space.origin());
         origins.max().unwrap_or(Origin::Exact)
     }
 

@@ -44,11 +44,11 @@ impl Target {
     ///
     /// # Errors
     /// If the engine refuses it, or nobody waits for it any more.
-    pub async fn apply(&self, block: Arc<KvBlock>) -> Result<(), String> {
+    pub async fn apply(&self, block: Arc<KvBlock>, codec: Option<Codec>) -> Result<(), String> {
         let Self::Sequence { model, job } = self else {
             return Ok(());
         };
-        model.apply(*job, Origin::Handoff, block).await
+        model.apply(*job, Origin::Handoff(codec), block).await
     }
 }
 
@@ -89,11 +89,9 @@ impl Permitted {
         }
     }
 
-    /// Pages of this node cover the first `tokens` tokens, or will when the next block is applied; `codec` is
-    /// the most lossy that they came in, if one was.
-    pub async fn cached(&self, tokens: u32, codec: Option<Codec>) {
-        self.deliver(|job| Command::Cached(job, tokens, codec))
-            .await;
+    /// Pages of this node cover the first `tokens` tokens, or will when the next block is applied.
+    pub async fn cached(&self, tokens: u32) {
+        self.deliver(|job| Command::Cached(job, tokens)).await;
     }
 
     /// No (more) KV will come.

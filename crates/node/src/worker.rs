@@ -117,7 +117,7 @@ impl Worker {
                 reply,
             }),
             Command::Seeded(id) => self.seeded(id),
-            Command::Cached(id, tokens, codec) => self.has_pages(id, tokens, codec),
+            Command::Cached(id, tokens) => self.has_pages(id, tokens),
             Command::Committed(id, handed) => self.committed(id, &handed),
             Command::Receipt(id, told) => self.receipt(id, told),
             Command::HandoffFailed(id, lost) => self.fall_back(id, lost),

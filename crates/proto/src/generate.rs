@@ -164,7 +164,7 @@ pub struct PrefillSummary {
     /// Bytes on the wire for them, with headers.
     pub wire_bytes: u64,
     /// The lossiest codec in which rows came, now or in an earlier handoff whose pages this one began with;
-    /// without a handoff, and where all exact pages were there, `None`.
+    /// `None` where nothing came, and all that was there was exact.
     pub codec: Option<Codec>,
     /// Connections of the handoff that broke and were replaced.
     pub reconnects: u32,

@@ -93,11 +93,11 @@ impl<'a> Named<'a> {
         })
     }
 
-    /// All objects of the sequence that there are, whatever they are good for, and the next ones of those
-    /// that go on with it.
-    pub fn all(&self, index: &Index) -> Vec<PageId> {
-        let mut all = self.ids.clone();
-        for pages in 0..=self.ids.len() {
+    /// All objects of the sequence behind so many pages that there are, whatever they are good for, and the
+    /// next ones of those that go on with it.
+    pub fn all(&self, index: &Index, from: usize) -> Vec<PageId> {
+        let mut all = self.ids.get(from..).unwrap_or_default().to_vec();
+        for pages in from..=self.ids.len() {
             let parent = self.parent(pages);
             let tails = index.tails(&parent);
             all.extend(tails.filter_map(|tail| Some(self.snapshot(pages, tail)?.id)));

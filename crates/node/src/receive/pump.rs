@@ -184,7 +184,6 @@ impl Pump {
         let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
             return Ok(0);
         };
-        let codec = pinned.origin().codec();
         let mut pieces = Pieces::pages(pinned, self.kv_end, self.limits.page_read);
         loop {
             let blocks = match pieces.next().await {
@@ -198,10 +197,10 @@ impl Pump {
                 return Ok(have);
             }
             for block in blocks {
-                let end = block.tokens.end;
+                let (end, codec) = (block.tokens.end, pieces.codec(&block));
                 // Known before, should the handoff end meanwhile.
-                self.permitted.cached(end, codec).await;
-                let applied = self.permitted.target.apply(Arc::new(block)).await;
+                self.permitted.cached(end).await;
+                let applied = self.permitted.target.apply(Arc::new(block), codec).await;
                 applied.map_err(Fault::Over)?;
                 have = end;
             }
@@ -413,7 +412,6 @@ impl Pump {
                 return;
             };
             let block = Arc::new(block);
-            self.handed.codec = self.handed.codec.max(Some(codec));
             let permitted = self.permitted.clone();
             let tokens = Arc::clone(&self.tokens);
             // What is not kept is not held on to, so that its buffers can be used again.
@@ -423,7 +421,7 @@ impl Pump {
                 Tail::default()
             };
             self.applying.push_back(Box::pin(async move {
-                let applying = permitted.target.apply(Arc::clone(&block));
+                let applying = permitted.target.apply(Arc::clone(&block), Some(codec));
                 let keeping = keep_block(&permitted.keep, &tokens, &block, codec, before);
                 let (applied, ()) = tokio::join!(applying, keeping);
                 (block, applied)

@@ -62,6 +62,9 @@ impl Worker {
         let result = self.engine.import_part(job.sequence, block, part.clone());
         if let Work::Generate(g) = &mut job.work {
             g.summary.apply_ms += milliseconds(start);
+            if let (Origin::Handoff(codec), Ok(())) = (apply.origin, &result) {
+                g.summary.codec = g.summary.codec.max(codec);
+            }
             let whole = part.end == block.tokens.end;
             let is_page =
                 block.section == Section::Full && block.tokens.end <= g.summary.cached_tokens;
@@ -100,13 +103,12 @@ impl Worker {
     }
 
     /// A handoff begins with pages of this node up to here: they are in place, or come next.
-    pub(super) fn has_pages(&mut self, id: JobId, tokens: u32, codec: Option<Codec>) {
+    pub(super) fn has_pages(&mut self, id: JobId, tokens: u32) {
         if let Some(job) = self.jobs.get_mut(&id)
             && let Work::Generate(g) = &mut job.work
             && matches!(g.stage, Stage::Receiving)
         {
             g.summary.cached_tokens = tokens;
-            g.summary.codec = codec;
         }
     }
 
@@ -125,7 +127,6 @@ impl Worker {
         }
         g.summary.handoff_bytes = handed.raw_bytes;
         g.summary.wire_bytes = handed.wire_bytes;
-        g.summary.codec = g.summary.codec.max(handed.codec);
         g.summary.reconnects = handed.reconnects;
         if !g.summary.codec.is_none_or(Codec::is_lossless) {
             // What follows from lossy rows is kept by nobody.
@@ -200,11 +201,12 @@ impl Worker {
             // What one request does not trust, no other one gets.
             if !matches!(told, Told::Nothing) || is_redone {
                 g.retire = None;
-                // Lossy rows say nothing about exact ones.
-                forgotten = match g.summary.codec.is_none_or(Codec::is_lossless) {
-                    true => g.keep.forget(&job.tokens),
-                    false => g.keep.forget_lossy(&job.tokens),
+                // Lossy rows say nothing about exact ones that had been there.
+                let exact = match g.summary.codec.is_none_or(Codec::is_lossless) {
+                    true => 0,
+                    false => g.summary.cached_tokens,
                 };
+                forgotten = g.keep.forget_lossy(&job.tokens, exact);
             }
             tracing::warn!(request = %job.request, %reason, forgotten, "parity");
         }
@@ -240,6 +242,7 @@ impl Worker {
         if let Work::Generate(g) = &mut job.work {
             g.summary.remote_tokens = 0;
             g.summary.cached_tokens = 0;
+            g.summary.codec = None;
             g.summary.fallback = Some(reason);
             g.stage = Stage::Prefilling { next: 0 };
         }

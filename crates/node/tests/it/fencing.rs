@@ -159,7 +159,9 @@ fn waiting_with(
 }
 
 async fn apply(model: &Model, id: JobId, block: &Arc<KvBlock>) -> Result<(), String> {
-    model.apply(id, Origin::Handoff, Arc::clone(block)).await
+    model
+        .apply(id, Origin::Handoff(None), Arc::clone(block))
+        .await
 }
 
 /// Rows that an engine computes for these tokens.

@@ -257,6 +257,7 @@ async fn what_is_computed_behind_lossy_pages_is_not_kept() {
         handoff.leave().await;
         let same = finish(&mut events).await;
         assert_eq!(same.summary.remote_tokens, SHARED);
+        assert_eq!(same.summary.codec, Some(Codec::Raw));
         assert_eq!(answer.tokens, same.tokens, "{codec}");
         other.clean().await;
         prefill.clean().await;
@@ -358,7 +359,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
             let held = pinned.as_ref().map_or_else(Held::default, |p| p.held());
             assert_eq!(held.tokens, pages as u32 * 64, "{codecs:?} for {quality}");
             let used = worst[..pages].iter().filter(|c| !c.is_lossless()).max();
-            let codec = pinned.as_ref().and_then(|p| p.origin().codec());
+            let codec = pinned.as_ref().and_then(|p| p.origin(&(0..128)).codec());
             assert_eq!(codec, used.copied(), "{codecs:?} for {quality}");
             if let Some(pinned) = pinned {
                 for block in pinned.load(0..held.tokens).unwrap() {
@@ -369,5 +370,48 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
             let exact = worst.iter().take_while(|codec| codec.is_lossless()).count();
             assert_eq!(keep(quality).held(&tokens).tokens, exact as u32 * 64);
         }
+    }
+}
+
+/// A fault forgets all lossy copies, also those that the request may not use, and the exact ones that it brought.
+#[tokio::test]
+async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
+    let contract = Arc::new(full_only());
+    let tokens: Arc<[u32]> = prompt(256).into();
+    let batches = Batches {
+        kv_end: 256,
+        chunk: 64,
+        tail: 64,
+    };
+    for (asked, had) in [Quality::ALL, Quality::ALL]
+        .concat()
+        .into_iter()
+        .zip([0, 0, 0, 128, 128, 128])
+    {
+        let config = PagesConfig {
+            ram_bytes: 1 << 24,
+            disk: None,
+        };
+        let store = PageStore::open(&config).unwrap();
+        let keep = |quality| {
+            let terms = HandoffTerms {
+                quality,
+                ..HandoffTerms::default()
+            };
+            Keep::new(store.clone(), &contract, &terms, batches)
+        };
+        let block = Arc::new(full_block(&contract, 0..256, 1));
+        for codec in Codec::ALL {
+            let keep = keep(Quality::K8v4);
+            keep_block(&keep, &tokens, &block, codec, Tail::default()).await;
+        }
+        // Four exact pages and as many in each lossy codec.
+        assert_eq!(store.stats().pages, 12);
+        let forgotten = keep(asked).forget_lossy(&tokens, had);
+        assert_eq!(forgotten, u64::from(12 - had / 64));
+        let left = keep(Quality::K8v4).pin(&tokens);
+        let left = left.map_or_else(Held::default, |pinned| pinned.held());
+        assert_eq!(left.tokens, had, "{asked}");
+        assert_eq!(store.stats().pages, u64::from(had / 64));
     }
 }

@@ -408,7 +408,7 @@ fn what_follows_behind_a_gap_is_forgotten_too() {
     fs::remove_file(dir.path().join(gone.unwrap().0)).unwrap();
     let store = with_disk(PLENTY, dir.path(), PLENTY);
     assert_eq!(store.stats().pages, 2);
-    assert_eq!(store.forget(&space(), &tokens[..64]), 2);
+    assert_eq!(store.forget([(&space(), 0)], &tokens[..64]), 2);
     // With the gap closed, what was behind it would be found again.
     put(&store, &tokens[..128], 2);
     assert_eq!(held(&store, &tokens), 128);

@@ -242,7 +242,7 @@ fn what_goes_on_from_less_than_a_page_is_forgotten_with_it() {
         put(&store, &contract, &tokens, 150, 1);
         put(&store, &contract, &other, 150, 2);
         // Two snapshots and two pages begin with these tokens.
-        assert_eq!(store.forget(&space, &tokens[..20]), 4);
+        assert_eq!(store.forget([(&space, 0)], &tokens[..20]), 4);
         let nothing = tandem_node::pages::Held::default();
         assert_eq!(store.held(&space, &tokens, Wanted::Any), nothing);
         assert_eq!(store.held(&space, &other, Wanted::Any).snapshot, Some(150));
@@ -273,8 +273,8 @@ fn what_is_forgotten_takes_along_what_follows_from_it() {
     assert_eq!(pinned.held().tokens, 128);
     assert!(store.flush(PATIENCE));
     // Three pages and three snapshots of the first two; what follows 100 tokens goes, too.
-    assert_eq!(store.forget(&space, &tokens[..100]), 6);
-    assert_eq!(store.forget(&space, &tokens[..100]), 0);
+    assert_eq!(store.forget([(&space, 0)], &tokens[..100]), 6);
+    assert_eq!(store.forget([(&space, 0)], &tokens[..100]), 0);
     let nothing = tandem_node::pages::Held::default();
     let all_of_it = |store: &PageStore| {
         for gone in [&tokens, &other] {
