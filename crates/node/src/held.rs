@@ -208,13 +208,8 @@ impl Keep {
     }
 
     /// Forgets what is there of a sequence and of all that begin with a page of it, because it may be
-    /// wrong.
-    pub fn forget(&self, tokens: &[u32]) -> u64 {
-        self.forget_lossy(tokens, 0)
-    }
-
-    /// The same of lossy rows, and of exact ones behind a position: those before it had been there.
-    pub fn forget_lossy(&self, tokens: &[u32], exact: u32) -> u64 {
+    /// wrong: all lossy rows, and the exact ones behind a position.
+    pub fn forget(&self, tokens: &[u32], exact: u32) -> u64 {
         if !self.keeps() {
             return 0;
         }

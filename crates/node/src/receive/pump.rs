@@ -138,7 +138,7 @@ impl Pump {
         if !lost.is_wrong {
             keep.trust();
         } else if !self.permitted.target.is_pages() {
-            let forgotten = keep.forget(&self.tokens);
+            let forgotten = keep.forget(&self.tokens, 0);
             tracing::warn!(reason = %lost.reason, forgotten, "what came is not used");
         }
     }

@@ -206,7 +206,7 @@ impl Worker {
                     true => 0,
                     false => g.summary.cached_tokens,
                 };
-                forgotten = g.keep.forget_lossy(&job.tokens, exact);
+                forgotten = g.keep.forget(&job.tokens, exact);
             }
             tracing::warn!(request = %job.request, %reason, forgotten, "parity");
         }

@@ -7,17 +7,17 @@ use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
 use tandem_kv::receipt::ParityBound;
 use tandem_kv::{Contract, KvBlock};
+use tandem_node::Limits;
 use tandem_node::batches::Batches;
 use tandem_node::conversation::keep_block;
 use tandem_node::held::{Keep, Tail};
 use tandem_node::pages::{Held, PageStore};
-use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffTerms, PrefillEvent, Reuse, Role};
 
 use super::cluster::{Deal, Outcome, SHORT, Setup, finish, limits, prompt};
 use super::codecs::config;
 use super::conversation::{first_turn, next_turn};
-use super::pages::rig::{full_block, full_only};
+use super::pages::rig::{PLENTY, full_block, full_only, in_memory};
 use super::raw::Handoff;
 use super::reuse::{CHUNK, SHARED, ending, pair, token_bytes, window_bytes};
 
@@ -315,6 +315,15 @@ fn pass_through(contract: &Contract, codec: Codec, block: &mut KvBlock) {
     }
 }
 
+/// What a request of this quality keeps and finds.
+fn keep(store: &PageStore, contract: &Arc<Contract>, batches: Batches, quality: Quality) -> Keep {
+    let terms = HandoffTerms {
+        quality,
+        ..HandoffTerms::default()
+    };
+    Keep::new(store.clone(), contract, &terms, batches)
+}
+
 /// Every way in which two pages can come in three blocks: a page is as lossy as the most lossy rows in it.
 #[tokio::test]
 async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
@@ -331,18 +340,8 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
         .iter()
         .flat_map(|a| all.iter().flat_map(move |b| all.map(|c| [*a, *b, c])))
     {
-        let config = PagesConfig {
-            ram_bytes: 1 << 24,
-            disk: None,
-        };
-        let store = PageStore::open(&config).unwrap();
-        let keep = |quality| {
-            let terms = HandoffTerms {
-                quality,
-                ..HandoffTerms::default()
-            };
-            Keep::new(store.clone(), &contract, &terms, batches)
-        };
+        let store = in_memory(PLENTY);
+        let keep = |quality| keep(&store, &contract, batches, quality);
         let mut tail = Tail::default();
         for (range, codec) in BLOCKS.into_iter().zip(codecs) {
             let block = Arc::new(full_block(&contract, range, 1));
@@ -388,18 +387,8 @@ async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
         .into_iter()
         .zip([0, 0, 0, 128, 128, 128])
     {
-        let config = PagesConfig {
-            ram_bytes: 1 << 24,
-            disk: None,
-        };
-        let store = PageStore::open(&config).unwrap();
-        let keep = |quality| {
-            let terms = HandoffTerms {
-                quality,
-                ..HandoffTerms::default()
-            };
-            Keep::new(store.clone(), &contract, &terms, batches)
-        };
+        let store = in_memory(PLENTY);
+        let keep = |quality| keep(&store, &contract, batches, quality);
         let block = Arc::new(full_block(&contract, 0..256, 1));
         for codec in Codec::ALL {
             let keep = keep(Quality::K8v4);
@@ -407,7 +396,7 @@ async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
         }
         // Four exact pages and as many in each lossy codec.
         assert_eq!(store.stats().pages, 12);
-        let forgotten = keep(asked).forget_lossy(&tokens, had);
+        let forgotten = keep(asked).forget(&tokens, had);
         assert_eq!(forgotten, u64::from(12 - had / 64));
         let left = keep(Quality::K8v4).pin(&tokens);
         let left = left.map_or_else(Held::default, |pinned| pinned.held());
