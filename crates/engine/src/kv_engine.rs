@@ -100,6 +100,17 @@ pub trait KvEngine: Send {
         tokens: Range<u32>,
     ) -> Result<KvBlock, EngineError>;
 
+    /// Bytes that [`KvEngine::export`] copies for each token of a section, at most. llama.cpp copies the rows of window layers
+    /// along with those of the full ones, where it still has them.
+    fn export_bytes(&self, section: Section) -> u64 {
+        let contract = self.contract();
+        let bytes = |section| contract.token_bytes(&contract.section_layers(section));
+        match section {
+            Section::Full => Section::ALL.into_iter().map(bytes).sum(),
+            Section::Window => bytes(section),
+        }
+    }
+
     /// Takes the rows of `tokens` of a block in. Full blocks must continue where the sequence ends;
     /// the window comes last. Parts of a block come in order, and a window is there with its last
     /// part. A window may come again, also to where it was computed: it then lies where an import puts

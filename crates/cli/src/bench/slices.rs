@@ -191,14 +191,23 @@ fn copy_out(
         if !engine.contract().has_section(section) {
             continue;
         }
-        let step = block_tokens(engine.contract(), section);
-        let mut start = engine.contract().section_start(section, end);
+        let contract = engine.contract();
+        let window = contract.window_start(end)..end;
+        let window_row = contract.token_bytes(&contract.section_layers(Section::Window));
+        let step =
+            block_tokens(contract, section).min(rows_of_a_slice(engine.export_bytes(section)));
+        let mut start = contract.section_start(section, end);
         while start < end {
             let range = start..end.min(start.saturating_add(step));
             start = range.end;
+            // An engine copies them along.
+            let along = match section {
+                Section::Full => range.end.saturating_sub(window.start.max(range.start)),
+                Section::Window => 0,
+            };
             let begun = Instant::now();
             let block = engine.export(source, section, range)?;
-            timed.add(block.bytes(), begun);
+            timed.add(block.bytes() + window_row * u64::from(along), begun);
             blocks.push(block);
         }
     }
@@ -235,13 +244,16 @@ fn take_in(
 
 /// A block in parts that a slice has room for.
 fn slices(block: &KvBlock) -> impl Iterator<Item = Range<u32>> {
-    let row = block.bytes() / u64::from(block.len().max(1));
-    let most = u32::try_from(MAX_SLICE_BYTES / row.max(1))
-        .unwrap_or(u32::MAX)
-        .max(1);
+    let most = rows_of_a_slice(block.bytes() / u64::from(block.len().max(1)));
     let end = block.tokens.end;
     let starts = block.tokens.clone().step_by(most as usize);
     starts.map(move |start| start..end.min(start.saturating_add(most)))
+}
+
+/// How many rows of so many bytes a slice has room for, and at least one.
+fn rows_of_a_slice(row_bytes: u64) -> u32 {
+    let most = u32::try_from(MAX_SLICE_BYTES / row_bytes.max(1));
+    most.unwrap_or(u32::MAX).max(1)
 }
 
 fn milliseconds(since: Instant) -> f64 {

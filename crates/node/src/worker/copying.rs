@@ -115,31 +115,92 @@ fn put_back(
     Ok(taking.taken(&part))
 }
 
-/// Copies the first block of these tokens out, and takes it off them; `None` without layers of full attention.
-pub(super) fn export(
-    engine: &mut dyn KvEngine,
-    sequence: Sequence,
-    tokens: &mut Range<u32>,
-) -> Result<Option<Arc<KvBlock>>, EngineError> {
-    let contract = engine.contract();
-    if !contract.has_section(Section::Full) {
-        tokens.start = tokens.end;
-        return Ok(None);
+/// Rows of layers of full attention that are copied out, block by block.
+pub(super) struct FullOut {
+    /// Tokens that are left.
+    rest: Range<u32>,
+    /// What has been copied of a block that is more than a slice.
+    begun: Option<KvBlock>,
+}
+
+impl FullOut {
+    /// None are left of a model without such layers.
+    pub(super) fn of(contract: &Contract, tokens: Range<u32>) -> Self {
+        let rest = if contract.has_section(Section::Full) {
+            tokens
+        } else {
+            tokens.end..tokens.end
+        };
+        Self { rest, begun: None }
     }
-    let most = tokens
-        .start
-        .saturating_add(block_tokens(contract, Section::Full));
-    // Pages stay whole, so that they can be kept.
-    let aligned = page_start(most);
-    let end = if aligned > tokens.start {
-        aligned
-    } else {
-        most
-    };
-    let first = tokens.start..end.min(tokens.end);
-    tokens.start = first.end;
-    let block = engine.export(sequence, Section::Full, first)?;
-    Ok(Some(Arc::new(block)))
+
+    /// What is left is up to whoever takes it.
+    fn take(&mut self) -> Self {
+        Self {
+            rest: self.rest.clone(),
+            begun: self.begun.take(),
+        }
+    }
+
+    /// The first token that is left.
+    pub(super) fn next(&self) -> u32 {
+        self.rest.start
+    }
+
+    /// True if nothing is left.
+    pub(super) fn is_over(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Copies the next block, or as much of it as a slice has that has copied so many bytes; `None` until a block is
+    /// complete, if the slice has no room for it, and in the end.
+    pub(super) fn step(
+        &mut self,
+        engine: &mut dyn KvEngine,
+        sequence: Sequence,
+        copied: &mut u64,
+    ) -> Result<Option<Arc<KvBlock>>, EngineError> {
+        if self.is_over() {
+            return Ok(None);
+        }
+        let start = self
+            .begun
+            .as_ref()
+            .map_or(self.rest.start, |b| b.tokens.start);
+        let most = start.saturating_add(block_tokens(engine.contract(), Section::Full));
+        // Pages stay whole, so that they can be kept.
+        let aligned = page_start(most);
+        let end = if aligned > start { aligned } else { most };
+        let left = self.rest.start..end.min(self.rest.end);
+        let each = engine.export_bytes(Section::Full);
+        let room = MAX_SLICE_BYTES.saturating_sub(*copied) / each.max(1);
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let take = match u32::try_from(left.len()).unwrap_or(u32::MAX) {
+            all if all <= room => all,
+            _ if *copied == 0 => room.max(1),
+            _ => return Ok(None),
+        };
+        let part = left.start..left.start + take;
+        let rows = engine.export(sequence, Section::Full, part.clone())?;
+        *copied += each * u64::from(take);
+        self.rest.start = part.end;
+        let is_whole = part.end == left.end;
+        let block = match self.begun.take() {
+            None if is_whole => rows,
+            begun => {
+                let contract = engine.contract();
+                let room = || KvBlock::with_room(contract, Section::Full, &(start..left.end));
+                let mut block = begun.unwrap_or_else(room);
+                block.append(&rows);
+                block
+            }
+        };
+        if is_whole {
+            return Ok(Some(Arc::new(block)));
+        }
+        self.begun = Some(block);
+        Ok(None)
+    }
 }
 
 /// Copies a slice of what a prefill for another node has computed; hands all of it out, full blocks and what there
@@ -150,17 +211,15 @@ pub(super) fn hand_out(
     mut copying: Copying,
 ) -> Result<After, EngineError> {
     let kv_end = job.kv_end();
-    let to = copying.full.end;
+    let to = copying.full.rest.end;
     let Work::Export(e) = &mut job.work else {
         return Ok(After::Keep);
     };
     let mut copied = 0;
-    while !copying.full.is_empty() && copied + TARGET_BLOCK_BYTES <= MAX_SLICE_BYTES {
-        let block = export(engine, job.sequence, &mut copying.full)?;
-        copied += block.as_ref().map_or(0, |block| block.bytes());
-        copying.blocks.extend(block);
+    while let Some(block) = copying.full.step(engine, job.sequence, &mut copied)? {
+        copying.blocks.push(block);
     }
-    let mut is_whole = copying.full.is_empty();
+    let mut is_whole = copying.full.is_over();
     if let Some(window) = &mut e.window {
         if is_whole && copied + TARGET_BLOCK_BYTES <= MAX_SLICE_BYTES {
             let slice = window.step(engine, job.sequence, to)?;
@@ -223,7 +282,7 @@ impl Worker {
                 ExportStage::Copying(copying) => {
                     let copying = Copying {
                         blocks: std::mem::take(&mut copying.blocks),
-                        full: copying.full.clone(),
+                        full: copying.full.take(),
                         computed: copying.computed,
                     };
                     return hand_out(engine, job, copying);

@@ -12,7 +12,7 @@ use tandem_proto::{GenerateEvent, ParityAction, ParityReport, Phase, PrefillSumm
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::copying::{CopyOut, Window};
+use super::copying::{CopyOut, FullOut, Window};
 use crate::batches::Batches;
 use crate::held::Keep;
 use crate::job::{Admission, JobId, Origin, Parity, Retired, Told};
@@ -87,7 +87,8 @@ pub(super) enum Work {
     /// Has generated; hands out its KV.
     Retire {
         chunks: mpsc::Sender<Input>,
-        next: u32,
+        /// What is left of the full layers.
+        full: FullOut,
         end: u32,
         /// The window, which is handed out when all full blocks are, and its blocks so far.
         window: Option<(CopyOut, Vec<Arc<KvBlock>>)>,
@@ -107,8 +108,8 @@ pub(super) struct Export {
 pub(super) struct Copying {
     /// What has been copied.
     pub(super) blocks: Vec<Arc<KvBlock>>,
-    /// Tokens whose rows of full-attention layers are left to copy.
-    pub(super) full: Range<u32>,
+    /// What is left of the full layers.
+    pub(super) full: FullOut,
     /// When it was computed.
     pub(super) computed: Instant,
 }

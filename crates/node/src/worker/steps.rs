@@ -9,7 +9,7 @@ use tandem_kv::receipt::Receipt;
 use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
 use tokio::sync::mpsc;
 
-use super::copying::{CopyOut, Window, export, hand_out};
+use super::copying::{CopyOut, FullOut, Window, hand_out};
 use super::jobs::{After, Copying, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, engine_error, milliseconds};
 use crate::job::{Computed, JobId, Retired};
@@ -72,7 +72,7 @@ impl Worker {
             Work::Export(_) => {
                 let copying = Copying {
                     blocks: Vec::new(),
-                    full: range,
+                    full: FullOut::of(self.engine.contract(), range),
                     computed: Instant::now(),
                 };
                 hand_out(self.engine.as_mut(), job, copying)
@@ -277,7 +277,7 @@ impl Worker {
         let next = page_start(next);
         job.work = Work::Retire {
             chunks,
-            next,
+            full: FullOut::of(self.engine.contract(), next..position),
             end: position,
             window: None,
         };
@@ -286,24 +286,25 @@ impl Worker {
         }
     }
 
-    /// Hands out one block of a sequence that has generated.
+    /// Copies a block of a sequence that has generated, or a slice of it, and hands it out when it is whole.
     fn retire_slice(&mut self, id: JobId) -> Result<After, EngineError> {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Ok(After::Keep);
         };
         let Work::Retire {
             chunks,
-            next,
+            full,
             end,
             window,
         } = &mut job.work
         else {
             return Ok(After::Keep);
         };
-        let mut rest = *next..*end;
-        let block = export(self.engine.as_mut(), job.sequence, &mut rest)?;
-        let stop = rest.start;
-        *next = stop;
+        let block = full.step(self.engine.as_mut(), job.sequence, &mut 0)?;
+        if block.is_none() && !full.is_over() {
+            return Ok(After::Keep);
+        }
+        let stop = full.next();
         let done = stop == *end;
         let out = CopyOut::of(self.engine.contract(), stop).filter(|_| done);
         *window = out.map(|out| (out, Vec::new()));

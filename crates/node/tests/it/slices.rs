@@ -218,11 +218,17 @@ async fn a_window_does_not_wait_for_the_last_chunk() {
     decode.clean().await;
 }
 
-/// How many blocks of windows went out, and how many slices came in; between two steps one at most.
+/// How many blocks of windows went out, and how many slices came in; between two steps one at most, and with the rows of
+/// full layers, along with which an engine copies those of the window, no more than a slice has.
 fn window_slices(calls: &Calls) -> (u32, u32) {
     let (mut slice, mut slices, mut out, mut back) = (0, 0, 0, 0);
     for call in calls.take() {
         match call {
+            Call::Export {
+                section: Section::Full,
+                tokens,
+                ..
+            } => slice += u64::from(tokens.end - tokens.start) * (513 << 10),
             Call::Export {
                 section: Section::Window,
                 tokens,
@@ -230,6 +236,7 @@ fn window_slices(calls: &Calls) -> (u32, u32) {
             } => {
                 let bytes = u64::from(tokens.end - tokens.start) * (512 << 10);
                 assert!(bytes <= TARGET_BLOCK_BYTES, "{bytes}");
+                slice += bytes;
                 slices += 1;
                 out += 1;
             }
