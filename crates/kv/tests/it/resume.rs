@@ -377,6 +377,7 @@ fn a_cut_at_every_segment() {
     let segment = case.blocks[0].bytes() / 2 + 64;
     let hello = hello_length(&case) as u64;
     let join = join_length() as u64;
+    let mut cuts = [0, 0];
     for boundary in 0..2 * blocks {
         for inside in [0, 1, 63, 64, 65, segment / 2] {
             for (stream, first) in [(0, hello), (1, join)] {
@@ -397,9 +398,28 @@ fn a_cut_at_every_segment() {
                     report.end == End::Committed || !may_begin,
                     "{at}: {report:?}"
                 );
+                if may_begin {
+                    // Each stream carries some of the blocks; the rest of the places are behind its end.
+                    let carried = report
+                        .traffic
+                        .iter()
+                        .find(|t| (t.generation, t.stream, t.way) == (0, stream, Way::Forward));
+                    let is_cut = carried.is_some_and(|t| t.arrived >= at);
+                    assert_eq!(
+                        report.resumed.len(),
+                        usize::from(is_cut),
+                        "{at}: {report:?}"
+                    );
+                    cuts[stream] += u32::from(is_cut);
+                }
             }
         }
     }
+    // Six segments, with six places each.
+    assert!(
+        cuts.iter().all(|c| *c >= 6) && cuts[0] + cuts[1] >= 36,
+        "{cuts:?}"
+    );
 }
 
 /// What was applied before the break is not sent again, even if its acknowledgement was lost.
