@@ -22,7 +22,7 @@ pub struct PairReport {
     pub prefill: String,
     /// The decode node.
     pub decode: String,
-    /// Requests whose prefill passed between them, wholly or in part.
+    /// Requests whose KV was to pass between them; [`PairReport::fallbacks`] of them lacked some of it.
     pub handoffs: u64,
     /// Bytes of KV that passed, decoded.
     pub handoff_bytes: u64,
@@ -144,7 +144,7 @@ type Metric<T> = (&'static str, &'static str, fn(&PairReport) -> T);
 const COUNTERS: [Metric<u64>; 9] = [
     (
         "handoffs",
-        "Requests whose KV passed from one node to another",
+        "Requests whose KV was to pass from one node to another",
         |p| p.handoffs,
     ),
     ("handoff_bytes", "Bytes of KV that passed, decoded", |p| {
