@@ -126,7 +126,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     // Removed last: the nodes run in them.
     let namespaces = match arguments.without_namespaces {
         true => None,
-        false => Namespaces::create()
+        false => Namespaces::create(&links[0])
             .inspect_err(|reason| {
                 eprintln!("no network namespaces ({reason:#}): using a link inside this process");
             })

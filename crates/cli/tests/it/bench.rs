@@ -1,7 +1,7 @@
 //! `tandem bench` with small sizes: it measures something, and what it tells adds up. Nothing here
 //! depends on how fast this machine is, but for a prefill that must be faster than a link of 4 Mbit/s.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tandem_fixtures::{Architecture, Spec, WeightType};
@@ -14,11 +14,20 @@ fn bench(arguments: &[&str]) -> Value {
 
 /// What a command tells, and what it says on standard error.
 fn run(command: &mut Command) -> (Value, String) {
-    let output = command.arg("--json").output().expect("tandem runs");
+    let (told, said, _) = run_as_process(command);
+    (told, said)
+}
+
+/// The same, and the number of its process.
+fn run_as_process(command: &mut Command) -> (Value, String, u32) {
+    let command = command.arg("--json").stdout(Stdio::piped());
+    let child = command.stderr(Stdio::piped()).spawn().expect("tandem runs");
+    let process = child.id();
+    let output = child.wait_with_output().expect("tandem runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{command:?}: {said}");
     let told = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    (told, said)
+    (told, said, process)
 }
 
 fn number(value: &Value, name: &str) -> f64 {
@@ -107,13 +116,13 @@ fn memory_of_a_handoff_does_not_grow_with_the_prompt() {
 
 #[test]
 fn overlap_is_measured_over_a_link_inside_the_process() {
-    let (told, _) = overlap(overlap_command().arg("--without-namespaces"));
+    let (told, _, _) = overlap(overlap_command().arg("--without-namespaces"));
     assert_eq!(told["namespaces"], false);
 }
 
 #[test]
 fn overlap_is_measured_without_the_programs_for_namespaces() {
-    let (told, said) = overlap(overlap_command().env("PATH", ""));
+    let (told, said, _) = overlap(overlap_command().env("PATH", ""));
     assert_eq!(told["namespaces"], false);
     assert!(said.contains("`ip` of iproute2"), "{said}");
 }
@@ -127,11 +136,33 @@ fn overlap_is_measured_between_namespaces_where_they_are_permitted() {
     if is_permitted {
         made(&["netns", "del", &namespace]).expect("ip runs");
     }
-    let (told, _) = overlap(&mut overlap_command());
+    let (told, _, process) = overlap(&mut overlap_command());
     // A link between them and its rate may still be missing.
     assert!(is_permitted || told["namespaces"] == false, "{told}");
     let left = made(&["netns", "list"]).map_or(Vec::new(), |o| o.stdout);
-    assert!(!String::from_utf8_lossy(&left).contains(&namespace));
+    let left = String::from_utf8_lossy(&left);
+    assert!(!left.contains(&format!("tandem-{process}-")), "{left}");
+}
+
+/// Namespaces may be permitted where the programs, or the kernel, cannot shape a link.
+#[cfg(unix)]
+#[test]
+fn overlap_is_measured_inside_the_process_where_no_link_can_be_shaped() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let programs = tempfile::tempdir().expect("a directory");
+    let tc = programs.path().join("tc");
+    std::fs::write(&tc, "#!/bin/sh\necho no such kind >&2\nexit 2\n").expect("a program");
+    std::fs::set_permissions(&tc, PermissionsExt::from_mode(0o755)).expect("its mode");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", programs.path().display());
+    let (told, said, process) = overlap(overlap_command().env("PATH", path));
+    assert_eq!(told["namespaces"], false, "{told}");
+    assert!(said.contains(NO_NAMESPACES), "{said}");
+    let left = Command::new("ip").args(["netns", "list"]).output();
+    let left = left.map_or(Vec::new(), |o| o.stdout);
+    let left = String::from_utf8_lossy(&left);
+    assert!(!left.contains(&format!("tandem-{process}-")), "{left}");
 }
 
 /// How it is said that a link inside the process stands for namespaces.
@@ -148,9 +179,9 @@ fn overlap_command() -> Command {
 }
 
 /// Runs the command, and checks what is told about its links.
-fn overlap(command: &mut Command) -> (Value, String) {
+fn overlap(command: &mut Command) -> (Value, String, u32) {
     let is_asked = !command.get_args().any(|a| a == "--without-namespaces");
-    let (told, said) = run(command);
+    let (told, said, process) = run_as_process(command);
     let by_relay = told["delay"] == "relay";
     let is_missing = is_asked && told["namespaces"] == false;
     assert_eq!(said.contains(NO_NAMESPACES), is_missing, "{said}");
@@ -205,7 +236,7 @@ fn overlap(command: &mut Command) -> (Value, String) {
             assert_eq!(link["codec_used"], "raw", "{link}");
         }
     }
-    (told, said)
+    (told, said, process)
 }
 
 /// Half a megabyte a second for each connection is slower than any machine prefills the small model of this repository,

@@ -8,6 +8,7 @@ use tandem_fixtures::Architecture;
 
 use super::client::{ask, chat, http, text, tokens};
 use super::daemon::{Daemon, TANDEM, fixture, write_config};
+use super::grade::COURSE;
 
 /// Runs the binary where no machine has an identity by default.
 fn tandem(home: &Path, arguments: &[&str]) -> Output {
@@ -221,7 +222,10 @@ fn nothing_starts_without_an_identity_unless_it_is_told_to_stay_on_this_machine(
     let elsewhere = "[[node]]\nname = \"d\"\naddress = \"192.0.2.1:7001\"\n\
                      [[model]]\nname = \"m\"\ndecode = [\"d\"]\n";
     std::fs::write(&config, elsewhere).expect("config");
-    let config = shown(&config);
+    let out = dir.path().join("results");
+    let (config, out) = (shown(&config), shown(&out));
+    let rubric = format!("{COURSE}/rubric.yaml");
+    let submission = format!("{COURSE}/submissions/s01-complete.py");
     let node = |listen: &'static str, more: &'static [&'static str]| {
         let start = ["node", "--role", "decode", "--model", &model, "--listen"];
         let words = start.into_iter().chain([listen]);
@@ -237,6 +241,19 @@ fn nothing_starts_without_an_identity_unless_it_is_told_to_stay_on_this_machine(
         (node("127.0.0.1:0", &[]), &mends[..]),
         (words(&["serve", "--config", config]), &mends),
         (words(&["run", "--config", config, "x"]), &mends),
+        (
+            words(&[
+                "grade",
+                "--config",
+                config,
+                "--rubric",
+                &rubric,
+                "--out",
+                out,
+                &submission,
+            ]),
+            &mends,
+        ),
         (
             node("0.0.0.0:0", &["--plaintext"]),
             &["--listen", "0.0.0.0:0", "loopback", "tandem cluster init"],

@@ -9,7 +9,7 @@ use tandem_fixtures::Architecture;
 
 use super::daemon::{Daemon, TANDEM, write_config};
 
-const COURSE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/intro-course");
+pub const COURSE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/intro-course");
 const MODELS: [Architecture; 2] = [Architecture::Qwen2, Architecture::GptOss];
 
 /// A configuration with the jobs of a grading, the code analysis with so many tokens.

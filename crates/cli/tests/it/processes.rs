@@ -380,8 +380,61 @@ async fn a_whole_answer_is_retried_when_its_decode_node_is_lost() {
     panic!("no handoff was caught in the middle in {ATTEMPTS} attempts");
 }
 
+/// Also if it generates already: nothing of a whole answer has been given away.
+#[tokio::test]
+async fn a_whole_answer_is_retried_when_its_decode_node_is_lost_while_it_generates() {
+    let model = Architecture::Llama;
+    let body = |route| chat(model.name(), &text(1_000), 2_000, route);
+    for _ in 0..ATTEMPTS {
+        let mut cluster = Cluster::start(&[model], 2);
+        let coordinator = cluster.address();
+        let asking = cluster.asking(body("remote"));
+        let Some(lost) = generating(&cluster.decodes, &asking).await else {
+            // It was faster than the look at it; another attempt.
+            continue;
+        };
+        cluster.decodes[lost].kill();
+        let answer = asking.await.expect("an answer");
+        let other = format!("d{}", 1 - lost);
+        if answer["tandem"]["decode_node"] != other.as_str() {
+            // It had answered before the signal; another attempt.
+            continue;
+        }
+        let events = answer["tandem"]["events"].to_string();
+        assert!(events.contains(&format!("d{lost}")), "{events}");
+        let local = ask(coordinator, &body("local")).await;
+        assert_eq!(tokens(&answer), tokens(&local));
+        return;
+    }
+    panic!("no node was caught while it generated in {ATTEMPTS} attempts");
+}
+
+/// The node that generates an answer, unless that has come before.
+async fn generating(nodes: &[Daemon], asking: &JoinHandle<Value>) -> Option<usize> {
+    while !asking.is_finished() {
+        for (i, node) in nodes.iter().enumerate() {
+            let status = node_status(node.address).await;
+            let mut sequences = status.models.iter().flat_map(|m| &m.sequences);
+            if sequences.any(|s| s.phase == Phase::Decoding) {
+                return Some(i);
+            }
+        }
+    }
+    None
+}
+
 #[tokio::test]
 async fn a_streamed_answer_ends_with_an_error_when_its_decode_node_is_lost() {
+    a_streamed_answer_ends_with_an_error(Daemon::kill).await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_streamed_answer_ends_with_an_error_when_its_decode_process_is_stopped() {
+    a_streamed_answer_ends_with_an_error(|node| node.signal("STOP")).await;
+}
+
+async fn a_streamed_answer_ends_with_an_error(lose: impl Fn(&mut Daemon)) {
     let model = Architecture::Llama;
     let mut cluster = Cluster::start(&[model], 1);
     let mut body = chat(model.name(), &text(100), 8000, "remote");
@@ -395,12 +448,12 @@ async fn a_streamed_answer_ends_with_an_error_when_its_decode_node_is_lost() {
     assert_eq!(response.status().as_u16(), 200);
     let mut stream = response.bytes_stream();
     let mut seen = String::new();
-    let mut killed = false;
+    let mut lost = false;
     while let Some(bytes) = stream.next().await {
         seen += &String::from_utf8_lossy(&bytes.expect("the stream goes on"));
-        if !killed && seen.matches("\"content\"").count() > 2 {
-            cluster.decodes[0].kill();
-            killed = true;
+        if !lost && seen.matches("\"content\"").count() > 2 {
+            lose(&mut cluster.decodes[0]);
+            lost = true;
         }
     }
     let last = seen.trim_end().lines().last().expect("a line");

@@ -26,11 +26,11 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Makes both and joins them.
+    /// Makes both and joins them by a link of this rate and delay.
     ///
     /// # Errors
-    /// If that is not permitted here, or the programs are not there.
-    pub fn create() -> anyhow::Result<Self> {
+    /// If that is not permitted here, or the programs or the kernel's part of shaping are not there.
+    pub fn create(link: &Link) -> anyhow::Result<Self> {
         let id = std::process::id();
         let mut made = Self {
             names: ["p", "d"].map(|end| format!("tandem-{id}-{end}")),
@@ -40,6 +40,7 @@ impl Namespaces {
         // What is made up to a failure is removed when `made` is dropped.
         made.join()?;
         made.delays = made.netem_works();
+        made.shape(link)?;
         Ok(made)
     }
 
