@@ -10,6 +10,7 @@ mod stream;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::stream::FuturesOrdered;
@@ -41,27 +42,41 @@ use crate::wire::{read_header, read_payload};
 /// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
 /// number, and the oldest gives way.
 pub async fn accept_loop(mut gate: Gate, node: Arc<Node>) {
-    let mut ungreeted: VecDeque<(AbortHandle, Arc<std::sync::atomic::AtomicBool>)> =
-        VecDeque::new();
+    let mut ungreeted: VecDeque<(AbortHandle, Arc<Spoken>)> = VecDeque::new();
     loop {
         let (link, from) = gate.next().await;
-        ungreeted.retain(|(task, greeted)| {
-            !task.is_finished() && !greeted.load(std::sync::atomic::Ordering::Relaxed)
-        });
+        ungreeted.retain(|(task, spoken)| !task.is_finished() && !spoken.is_over());
         if ungreeted.len() >= MAX_UNGREETED
-            && let Some((oldest, _)) = ungreeted.pop_front()
+            && let Some((oldest, spoken)) = ungreeted.pop_front()
+            && spoken.end()
         {
             tracing::warn!("too many connections say nothing; the oldest is dropped");
             oldest.abort();
         }
-        let greeted = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let (node, flag) = (Arc::clone(&node), Arc::clone(&greeted));
+        let spoken = Arc::new(Spoken::default());
+        let (node, own) = (Arc::clone(&node), Arc::clone(&spoken));
         let task = tokio::spawn(async move {
-            if let Err(reason) = connection(link, from, &node, &flag).await {
+            if let Err(reason) = connection(link, from, &node, &own).await {
                 tracing::warn!(%from, %reason, "handoff connection ended");
             }
         });
-        ungreeted.push_back((task.abort_handle(), greeted));
+        ungreeted.push_back((task.abort_handle(), spoken));
+    }
+}
+
+/// Ends once, by the first frame of a connection or by the room that others need: one that has spoken may have used a ticket,
+/// and must not be dropped.
+#[derive(Default)]
+struct Spoken(AtomicBool);
+
+impl Spoken {
+    fn is_over(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// True for whoever ends it.
+    fn end(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
     }
 }
 
@@ -70,7 +85,7 @@ async fn connection(
     link: Link,
     from: SocketAddr,
     node: &Arc<Node>,
-    greeted: &std::sync::atomic::AtomicBool,
+    spoken: &Spoken,
 ) -> Result<(), String> {
     let limits = node.config.limits;
     let peer = link.peer().cloned();
@@ -89,7 +104,9 @@ async fn connection(
             ));
         }
     };
-    greeted.store(true, std::sync::atomic::Ordering::Relaxed);
+    if !spoken.end() {
+        return Err("it gave way to others".into());
+    }
     let handoff = header.handoff;
     let greeted = Greeted { read, write };
     if header.kind == Kind::Join {

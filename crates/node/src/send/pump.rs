@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::Header;
-use tandem_kv::limits::MAX_BLOCK_BYTES;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::segment::block_tokens;
 use tandem_kv::sender::{Outgoing, Sender, SenderState};
@@ -189,11 +188,11 @@ impl Pump {
         } else {
             block
         };
-        if block.bytes() <= MAX_BLOCK_BYTES {
+        // Pages, and windows of pages, are whole in memory, however large they are.
+        let step = block_tokens(self.sender.contract(), block.section);
+        if block.len() <= step {
             return self.queue.push_back(block);
         }
-        // A page is whole in memory, however large it is.
-        let step = block_tokens(self.sender.contract(), block.section);
         let starts = block.tokens.clone().step_by(step as usize);
         let parts = starts.map(|start| block.part(start..start.saturating_add(step)));
         self.queue.extend(parts.map(Arc::new));
@@ -224,7 +223,6 @@ impl Pump {
         let wants_input = (self.queue.is_empty() || self.waits_for_all())
             && matches!(self.receipt, ReceiptState::Open);
         let silence = self.route.limits.handoff_silence;
-        let waiting = self.sender.in_flight() > 0 || self.sender.state() == SenderState::Committing;
         let Some(connection) = &mut self.connection else {
             return Err(Fault::Broken("not connected".into()));
         };
@@ -256,7 +254,8 @@ impl Pump {
             }
             given = input.recv(), if wants_input => self.take(given).await?,
             () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat(),
-            () = sleep(patience), if waiting => {
+            // The receiver beats also while it has nothing to acknowledge.
+            () = sleep(patience), if !over => {
                 if connection.activity.idle() >= silence {
                     return Err(WireError::Silent(silence).into());
                 }

@@ -476,6 +476,39 @@ pub async fn permission_of(prefill: Setup, deal: &Deal) -> (TestNode, ReturnTick
     (prefill, ticket)
 }
 
+/// A hand-back whose second block breaks a rule ends, and the first one stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_comes_in_a_lossy_codec_is_refused() {
+    let config = FakeConfig::default();
+    let deal = first_turn();
+    let mut all = deal.tokens.clone();
+    all.extend((0..92).map(|i| 40 + i % 50));
+    assert_eq!(all.len(), 192);
+    let (prefill, ticket) = permission(&config, &deal).await;
+    let offer = handing_back(&config, &deal, &all, &ticket);
+    let engine = FakeEngine::new(config.clone());
+    let mut handoff = Handoff::offer(engine, offer, ticket.port).await.unwrap();
+    let have = handoff.sender.accepted().have_tokens;
+    assert_eq!(have, 64, "the page of the prompt");
+    handoff.compute(have);
+    let rows = handoff.compute(128);
+    handoff.block(&rows).await;
+    while handoff.sender.in_flight() > 0 {
+        handoff.hear().await.unwrap();
+    }
+    let rows = handoff.compute(192);
+    handoff.block_in(&rows, Codec::Q8).await;
+    let refused = loop {
+        if let Err(reason) = handoff.hear().await {
+            break reason;
+        }
+    };
+    assert!(refused.contains("codec"), "{refused}");
+    handoff.leave().await;
+    prefill.settled().await;
+    assert_eq!(prefill.handoffs().await.pages, 2);
+}
+
 fn handing_back(config: &FakeConfig, deal: &Deal, all: &[u32], ticket: &ReturnTicket) -> Offer {
     let contract = Arc::new(FakeEngine::new(config.clone()).contract().clone());
     let salt = deal.terms.salt.as_bytes();

@@ -278,6 +278,19 @@ async fn rows_that_must_be_compared_serve_nobody_else_before() {
 /// Also where the coordinator hears of the failure and says so before the engine has heard of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_their_commit_contradicts_are_not_used_whoever_tells_first() {
+    rows_are_not_used("`commit.manifest`").await;
+}
+
+/// Whoever says such a thing is not believed about the rows, either.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_not_used_if_what_cannot_be_read_comes_before_all_is_applied() {
+    rows_are_not_used(NO_RECEIPT).await;
+}
+
+/// How a node says so.
+const NO_RECEIPT: &str = "Receipt message";
+
+async fn rows_are_not_used(why: &str) {
     let mut config = FakeConfig::default();
     let plain = config.clone();
     // One block is in, and the next one waits.
@@ -298,7 +311,11 @@ async fn rows_that_their_commit_contradicts_are_not_used_whoever_tells_first() {
     while handoff.sender.in_flight() > 3 {
         handoff.hear().await.unwrap();
     }
-    handoff.false_commit().await;
+    if why == NO_RECEIPT {
+        handoff.commit_without_a_receipt().await;
+    } else {
+        handoff.false_commit().await;
+    }
     let telling = async {
         let reason = loop {
             if let Err(reason) = handoff.hear().await {
@@ -316,7 +333,7 @@ async fn rows_that_their_commit_contradicts_are_not_used_whoever_tells_first() {
     assert_eq!(answer.tokens, deal.expected(&plain).await);
     assert_eq!(answer.summary.remote_tokens, 0);
     let reason = answer.summary.fallback.expect("fallback");
-    assert!(reason.contains("`commit.manifest`"), "{reason}");
+    assert!(reason.contains(why), "{reason}");
     decode.settled().await;
     assert_eq!(decode.handoffs().await.pages, 0);
 }

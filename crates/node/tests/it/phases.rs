@@ -360,7 +360,13 @@ async fn pages_a_cut_and_a_prefill_node_that_dies_or_is_cancelled() {
                 let answer = lose(&mut rig, going, loss, told).await;
                 brake.release();
                 let answer = answer.await.unwrap();
-                made_good(&rig, &answer, "", 0);
+                let is_from_the_coordinator = told && loss != Loss::Cut;
+                let reason = if is_from_the_coordinator {
+                    GONE
+                } else {
+                    "connection"
+                };
+                made_good(&rig, &answer, reason, 0);
                 assert_eq!(answer.summary.cached_tokens, pages(&config));
                 assert_eq!(answer.summary.handoff_bytes, 0);
                 assert!(told || start.elapsed() >= SHORT);
@@ -961,7 +967,7 @@ async fn hand_back_a_cut_damage_and_silence() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hand_back_repeated_frames_and_a_broken_rule() {
+async fn hand_back_repeated_frames() {
     // Beats would be frames, too.
     let quiet = only(|l| l.handoff_beat = PATIENCE * 10);
     for config in paged() {

@@ -67,6 +67,8 @@ struct Shared {
     /// How often all connections were cut, and held ones let go.
     cut: watch::Sender<usize>,
     released: watch::Sender<usize>,
+    /// How often nothing passed any more over all connections.
+    hushed: watch::Sender<usize>,
 }
 
 impl Shared {
@@ -109,11 +111,14 @@ impl Proxy {
                 state.seen.lock().unwrap().push(Default::default());
                 let state = Arc::clone(&state);
                 tokio::spawn(async move {
-                    let mut cut = state.cut.subscribe();
+                    let (mut cut, mut hushed) = (state.cut.subscribe(), state.hushed.subscribe());
                     if let Ok(to) = TcpStream::connect(("127.0.0.1", port)).await {
+                        let relaying = relay(from, to, fault, index, &state);
+                        tokio::pin!(relaying);
                         tokio::select! {
-                            () = relay(from, to, fault, index, &state) => {}
+                            () = &mut relaying => {}
                             _ = cut.changed() => {}
+                            _ = hushed.changed() => { let _ = cut.changed().await; }
                         }
                     }
                 });
@@ -141,6 +146,11 @@ impl Proxy {
     /// Held connections go on with what was held back.
     pub fn release(&self) {
         self.shared.released.send_modify(|n| *n += 1);
+    }
+
+    /// Over connections that are open nothing passes any more, either way, and none closes.
+    pub fn hush(&self) {
+        self.shared.hushed.send_modify(|n| *n += 1);
     }
 
     /// Both directions of all connections close.

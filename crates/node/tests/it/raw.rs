@@ -126,9 +126,13 @@ impl Handoff {
     }
 
     pub async fn block(&mut self, block: &KvBlock) {
+        self.block_in(block, Codec::Raw).await;
+    }
+
+    pub async fn block_in(&mut self, block: &KvBlock, codec: Codec) {
         let (place, mut cutter) = self.sender.open(block).unwrap();
         let mut encoder = Encoder::new().unwrap();
-        while let Some(segment) = cutter.next(block, Codec::Raw, &mut encoder).unwrap() {
+        while let Some(segment) = cutter.next(block, codec, &mut encoder).unwrap() {
             let header = self.outbound.segment(&segment.header);
             self.write(&header).await;
             let rows = segment.parts(block).concat();
@@ -176,6 +180,19 @@ impl Handoff {
         let frame = self.sender.commit().unwrap();
         let frame = false_commit(&self.outbound.control(&frame));
         self.write(&frame).await;
+    }
+
+    /// Commits, and says something that is no receipt before it is heard that everything was applied.
+    pub async fn commit_without_a_receipt(&mut self) {
+        let frame = self.sender.commit().unwrap();
+        let mut frames = self.outbound.control(&frame);
+        let receipt = self.computed(None);
+        let receipt = self.sender.receipt(&receipt).unwrap();
+        let receipt = self.outbound.control(&receipt);
+        let header = Header::parse(receipt[..HEADER_BYTES].try_into().unwrap()).unwrap();
+        let header = Header::control(Kind::Receipt, header.handoff, header.sequence);
+        frames.extend(encode_frame(header, b"nonsense"));
+        self.write(&frames).await;
     }
 
     /// What is computed here for the last token of the prompt, whose rows have been sent.

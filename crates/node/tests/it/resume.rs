@@ -13,7 +13,9 @@ use tandem_node::Limits;
 use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS};
 use tandem_proto::{CodecChoice, ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Calls, Deal, Outcome, Setup, endless, heavy, limits, prompt};
+use super::cluster::{
+    Calls, Deal, Outcome, Setup, endless, eventually, finish, heavy, limits, prompt,
+};
 use super::kills::Brake;
 use super::proxy::{Fault, Proxy};
 use super::rig::{Plan, Rig};
@@ -200,6 +202,52 @@ async fn a_silent_connection_is_replaced() {
         assert!(start.elapsed() >= waits.handoff_silence, "{fault:?}");
         assert_eq!(proxy.connections(), 2, "{fault:?}");
     }
+    prefill.clean().await;
+    decode.settled().await;
+}
+
+/// Also one over which nothing is on its way, while the next chunk is computed: its sender has heard of all that it sent, and
+/// would notice with the next block only, when the receiver has given the handoff up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_becomes_silent_while_a_chunk_is_computed_is_replaced() {
+    let config = FakeConfig::default();
+    let mut waits = endless();
+    waits.handoff_silence = Duration::from_millis(600);
+    waits.handoff_beat = Duration::from_millis(50);
+    let setup = |role, config: &FakeConfig| Setup {
+        limits: waits,
+        ..Setup::new(role, config)
+    };
+    let mut gated = config.clone();
+    let brake = Brake::on(&mut gated, CallKind::Prefill, 1);
+    let prefill = setup(Role::Prefill, &gated).start().await;
+    let decode = setup(Role::Decode, &config).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let chunk = config.microbatch_tokens;
+    let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
+    deal.terms.reuse = Reuse::Off;
+    deal.via = Some(proxy.port);
+    let (mut answers, ticket) = deal.open(&decode).await;
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    brake.reached().await;
+    let is_acked = || {
+        proxy.frames(0)[1]
+            .iter()
+            .any(|(kind, _)| *kind == Kind::Ack)
+    };
+    eventually("the first block", || proxy.connections() == 1 && is_acked()).await;
+    let start = Instant::now();
+    proxy.hush();
+    eventually("a new connection", || proxy.connections() == 2).await;
+    assert!(start.elapsed() >= waits.handoff_silence);
+    brake.release();
+    let (answer, end) = tokio::join!(
+        finish(&mut answers),
+        super::cluster::prefill_end(&mut sending)
+    );
+    let outcome = Outcome { answer, end };
+    outcome.whole(&deal.expected(&config).await, "hushed");
+    assert_eq!(outcome.done().3, 1);
     prefill.clean().await;
     decode.settled().await;
 }

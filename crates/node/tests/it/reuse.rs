@@ -7,8 +7,9 @@ use std::time::Duration;
 use tandem_engine::fake::{Call, FakeConfig};
 use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
-use tandem_kv::limits::CREDIT_BYTES;
+use tandem_kv::limits::{CREDIT_BYTES, TARGET_BLOCK_BYTES};
 use tandem_kv::message::{Accept, control_frame};
+use tandem_kv::page::PAGE_TOKENS;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{PrefillEvent, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,6 +19,7 @@ use super::child::{full_folder, without_room_on_disk};
 use super::cluster::{
     Calls, Deal, Outcome, Setup, TestNode, bind, eventually, heavy, limits, prompt,
 };
+use super::proxy::Proxy;
 
 pub const CHUNK: u32 = 32;
 /// Tokens that all prompts here begin with: two pages, inside complete chunks.
@@ -559,10 +561,17 @@ async fn child_whose_files_may_not_grow() {
     }
 }
 
-/// A page of a model with large rows, here 32 MiB, is more than a block may be.
+/// A page of a model with large rows, here 32 and 12 MiB, is more than a block; of one with smaller rows, many are.
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_larger_than_a_block_are_handed_over() {
-    let config = heavy();
+    for (kib, shared) in [(512, SHARED), (192, SHARED), (64, 6 * PAGE_TOKENS)] {
+        let mut config = heavy();
+        config.layers[0].kv_heads = kib / 2;
+        large_pages_are_handed_over(config, shared).await;
+    }
+}
+
+async fn large_pages_are_handed_over(config: FakeConfig, shared: u32) {
     let mut counted = config.clone();
     let computed = Calls::of(&mut counted);
     let setup = |role, config: &FakeConfig| Setup {
@@ -573,20 +582,29 @@ async fn pages_larger_than_a_block_are_handed_over() {
         ..Setup::new(role, config)
     };
     let prefill = setup(Role::Prefill, &counted).start().await;
-    let deal = Deal::new(&prompt(SHARED + 10), 64);
+    let mut deal = Deal::new(&prompt(shared + 10), 64);
     let expected = deal.expected(&config).await;
+    let row = token_bytes(&config);
     // The second decode node has none of the pages that the prefill node has.
-    for tokens in [SHARED + 9, 9] {
+    for tokens in [shared + 9, 9] {
         let decode = setup(Role::Decode, &config).start().await;
+        let proxy = Proxy::to(decode.port).await;
+        deal.via = Some(proxy.port);
         let outcome = deal.run(&prefill, &decode).await;
         outcome.whole(&expected, "large pages");
+        for (_, tokens) in proxy.blocks(0) {
+            assert!(
+                tokens.len() as u64 * row <= TARGET_BLOCK_BYTES,
+                "{tokens:?}"
+            );
+        }
         assert_eq!(outcome.answer.summary.cached_tokens, 0);
         assert_eq!(computed.prefilled(), tokens);
         prefill.idle().await;
         // And from them, if it has them.
         let again = deal.run(&prefill, &decode).await;
         again.whole(&expected, "large pages, held");
-        assert_eq!(again.answer.summary.cached_tokens, SHARED);
+        assert_eq!(again.answer.summary.cached_tokens, shared);
         computed.take();
         decode.clean().await;
     }

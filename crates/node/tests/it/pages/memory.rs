@@ -358,7 +358,7 @@ fn blocks_of_a_load_are_bounded() {
     assert_eq!(store.put(&space, &tokens, &rows, PREFILLED), Ok(9));
     let blocks = store.load(&space, &tokens, 0..576, Wanted::Any).unwrap();
     let ranges: Vec<_> = blocks.iter().map(|b| b.tokens.clone()).collect();
-    assert_eq!(ranges, [0..256, 256..512, 512..576]);
+    assert_eq!(ranges, [0..128, 128..256, 256..384, 384..512, 512..576]);
     for block in &blocks {
         assert!(block.bytes() <= MAX_BLOCK_BYTES);
         assert_eq!(block.validate(&wide), Ok(()));
