@@ -13,7 +13,9 @@ use crate::adaptive::{DecodeRates, Quality};
 use crate::codec::{Codec, CodecError};
 use crate::contract::Contract;
 use crate::frame::{FrameError, Header, Kind, encode_frame};
-use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_STREAMS};
+use crate::limits::{
+    MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS, MAX_STREAMS,
+};
 use crate::message::{
     Accept, BlockDigest, Commit, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
 };
@@ -333,12 +335,19 @@ impl Receiver {
         encode_frame(header, &[])
     }
 
-    /// Takes the buffers of a block that has been applied, for blocks to come.
+    /// Takes the buffers of a block that has been applied, for blocks to come; of all those that are not in use the last
+    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than the credit.
     pub fn recycle(&mut self, block: KvBlock) {
-        let kept: usize = self.spare.iter().map(Vec::capacity).sum();
-        if kept as u64 + block.bytes() <= self.credit_bytes {
-            self.spare.extend(block.planes.into_iter().map(|p| p.data));
-        }
+        self.spare.extend(block.planes.into_iter().map(|p| p.data));
+        let mut room = self.credit_bytes;
+        let mut has_room = |buffer: &&Vec<u8>| {
+            let left = room.checked_sub(buffer.capacity() as u64);
+            room = left.unwrap_or(room);
+            left.is_some()
+        };
+        let newest = self.spare.iter().rev().take(MAX_SPARE_BUFFERS);
+        let kept = newest.take_while(&mut has_room).count();
+        self.spare.drain(..self.spare.len() - kept);
     }
 
     /// Buffers of a handoff before this one, so that their memory need not be got again.
@@ -615,9 +624,11 @@ impl Receiver {
     }
 
     fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        // One that is much larger would be memory that no credit counts.
+        let fits = |b: &Vec<u8>| (bytes..=bytes + bytes / 4).contains(&b.capacity());
         // The last one that came back is the likeliest to be in the processor's cache.
-        let at = self.spare.iter().rposition(|b| b.capacity() >= bytes);
-        let mut buffer = at.map_or_else(Vec::new, |i| self.spare.swap_remove(i));
+        let at = self.spare.iter().rposition(fits);
+        let mut buffer = at.map_or_else(Vec::new, |i| self.spare.remove(i));
         if buffer.capacity() == 0 {
             return vec![0; bytes];
         }

@@ -8,6 +8,7 @@
 use std::ops::RangeInclusive;
 
 use zstd::bulk::{Compressor, Decompressor};
+use zstd::zstd_safe::{find_frame_compressed_size, get_error_name};
 
 use super::{CodecError, part};
 
@@ -138,6 +139,15 @@ impl BytePlaneDecoder {
     /// Fills `self.high`. Its size is half of the caller's buffer, whatever the bytes say, and zstd
     /// writes no further.
     fn decompress(&mut self, compressed: &[u8], elements: usize) -> Result<(), CodecError> {
+        let frame = find_frame_compressed_size(compressed);
+        let frame = frame.map_err(|code| zstd_error(get_error_name(code)))?;
+        if frame != compressed.len() {
+            return Err(CodecError::Field {
+                field: "zstd: frame",
+                found: frame.to_string(),
+                allowed: compressed.len().to_string(),
+            });
+        }
         self.high.resize(elements, 0);
         let written = self
             .context

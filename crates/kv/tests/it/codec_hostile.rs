@@ -37,6 +37,47 @@ fn samples_have_both_modes_of_plane() {
     assert_eq!(modes, [0, 1]);
 }
 
+/// zstd itself would take several frames for one, and those that hold nothing.
+#[test]
+fn high_bytes_are_one_frame() {
+    let run = spec(Key, 2, 64, 2);
+    let raw = vec![0x38; usize::try_from(run.raw_bytes()).unwrap()];
+    let bytes = encode(Codec::Plane, &run, &raw).unwrap();
+    assert_eq!(bytes[0], 1);
+    let elements = raw.len() / 2;
+    let with = |high: &[u8]| {
+        let len = u32::try_from(high.len()).unwrap().to_le_bytes();
+        [&bytes[..1], &len, &bytes[5..5 + elements], high].concat()
+    };
+    let frame = |elements| zstd::bulk::compress(&vec![0x38; elements], 1).unwrap();
+    assert_eq!(
+        decode(Codec::Plane, &run, &with(&frame(elements)))
+            .unwrap()
+            .0,
+        raw
+    );
+    let halves = [frame(elements / 2), frame(elements / 2)].concat();
+    let skippable = [
+        &0x184D_2A50_u32.to_le_bytes()[..],
+        &[3, 0, 0, 0, 1, 2, 3],
+        &frame(elements),
+    ]
+    .concat();
+    for high in [halves, skippable] {
+        let refused = decode(Codec::Plane, &run, &with(&high)).unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                CodecError::Field {
+                    field: "zstd: frame",
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+    }
+}
+
 #[test]
 fn every_truncation_is_refused() {
     for (codec, run, bytes) in samples() {

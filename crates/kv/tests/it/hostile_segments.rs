@@ -4,7 +4,7 @@ use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::limits::{
-    MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_WINDOW_BYTES,
+    MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS, MAX_WINDOW_BYTES,
 };
 use tandem_kv::message::{Commit, Hello, abort_frame, control_frame, parse};
 use tandem_kv::receiver::{Expectation, Receiver, ReceiverError, Step, Terms};
@@ -254,6 +254,39 @@ fn what_is_no_receipt_discredits_the_rows_and_other_broken_rules_do_not() {
     let mut receiver = after(&sent, count);
     receiver.take(&again).unwrap_err();
     assert_eq!(receiver.receiver.discredited(), None);
+}
+
+/// Credit counts the rows of blocks that wait; so their buffers must not be much larger than those, whichever
+/// are there to be used again.
+#[test]
+fn rows_do_not_take_buffers_that_are_much_larger() {
+    let layers = contract(0, vec![full(2, 8, 8); 3]);
+    let sent = run(&layers, 40, &[20, 1, 9, 10], true);
+    let mut taker = receiver(&sent);
+    let sizes = [1 << 20, 700, 40, 32, 320, 640];
+    let lent = sizes
+        .into_iter()
+        .flat_map(|size| (0..6).map(move |_| Vec::with_capacity(size)));
+    taker.receiver.lend(lent.collect());
+    let mut used = 0;
+    for frame in &sent.forward[1..] {
+        taker.take(frame).unwrap();
+        while let Some(arrived) = taker.receiver.next_block() {
+            for plane in &arrived.block.planes {
+                let (bytes, memory) = (plane.data.len(), plane.data.capacity());
+                assert!(memory <= bytes + bytes / 4, "{memory} for {bytes}");
+                used += u32::from(memory > bytes);
+            }
+            assert!(taker.receiver.applied().is_some());
+            taker.receiver.recycle(arrived.block);
+        }
+    }
+    // Those of 700 for 640 bytes, and of 40 for 32.
+    assert!(used >= 6, "{used}");
+    let spare = taker.receiver.give_back();
+    assert!(spare.len() <= MAX_SPARE_BUFFERS);
+    let bytes: usize = spare.iter().map(Vec::capacity).sum();
+    assert!(bytes as u64 <= sent.terms.credit_bytes, "{bytes}");
 }
 
 #[test]
