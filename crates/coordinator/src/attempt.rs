@@ -21,7 +21,7 @@ use crate::translate;
 
 /// The end of a prefill: its times, or why there are none.
 type PrefillEnd = Result<PrefillTimes, String>;
-type Prefilling = Pin<Box<dyn Future<Output = PrefillEnd> + Send>>;
+type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Why an attempt has no answer.
 pub(crate) enum AttemptError {
@@ -61,7 +61,9 @@ struct Progress {
     text: String,
     tokens: Vec<u32>,
     timeline: Timeline,
-    prefill: Option<Prefilling>,
+    prefill: Option<Running<PrefillEnd>>,
+    /// The decode node is being told that the prefill has failed.
+    telling: Option<Running<()>>,
 }
 
 impl Attempt<'_> {
@@ -80,9 +82,12 @@ impl Attempt<'_> {
             let event = tokio::select! {
                 event = lines.next() => event.map_err(|e| self.failed(e))?,
                 end = ended(&mut progress.prefill) => {
-                    self.prefill_ended(end, progress.prefilled, &mut progress.timeline).await;
+                    let prefilled = progress.prefilled;
+                    progress.telling =
+                        self.prefill_ended(end, prefilled, &mut progress.timeline).await;
                     continue;
                 }
+                () = ended(&mut progress.telling) => continue,
             };
             if let Some(finish) = self.take(event, &mut progress).await? {
                 self.await_prefill(&mut progress).await;
@@ -194,7 +199,7 @@ impl Attempt<'_> {
         &mut self,
         tokens: Option<Vec<u32>>,
         ticket: Option<Ticket>,
-    ) -> Option<Prefilling> {
+    ) -> Option<Running<PrefillEnd>> {
         let node = self.plan.prefill.as_ref()?;
         let (Some(tokens), Some(ticket)) = (tokens, ticket) else {
             // A prompt of one token leaves nothing to prefill.
@@ -217,31 +222,37 @@ impl Attempt<'_> {
         Some(Box::pin(prefill(self.calls.clone(), address, request)))
     }
 
-    /// Notes how the prefill ended. If it failed, the decode node is told, so that it computes
-    /// what is missing at once instead of waiting for it.
-    async fn prefill_ended(&mut self, end: PrefillEnd, prefilled: bool, timeline: &mut Timeline) {
+    /// Notes how the prefill ended. If it failed, the decode node is to be told, so that it computes
+    /// what is missing at once instead of waiting for it. It may have gone, too, so its stream is watched meanwhile.
+    async fn prefill_ended(
+        &mut self,
+        end: PrefillEnd,
+        prefilled: bool,
+        timeline: &mut Timeline,
+    ) -> Option<Running<()>> {
         self.slot.prefill_ended().await;
         let node = self.plan.prefill.as_deref().unwrap_or_default();
         let reason = match end {
             Ok(times) => {
                 timeline.prefill = times;
-                return;
+                return None;
             }
             Err(reason) => format!("prefill node `{node}` {reason}"),
         };
         tracing::warn!(request = self.job.id, reason, "prefill failed");
-        if !prefilled {
-            let address = self.config.address(&self.plan.decode);
-            let told = self
-                .calls
-                .prefill_failed(address, &self.job.id, &reason)
-                .await;
+        self.note(reason.clone());
+        if prefilled {
+            return None;
+        }
+        let (calls, request) = (self.calls.clone(), self.job.id.clone());
+        let address = self.config.address(&self.plan.decode).to_owned();
+        Some(Box::pin(async move {
+            let told = calls.prefill_failed(&address, &request, &reason).await;
             if let Err(error) = told {
                 // The decode node finds out by itself; if it is gone, its stream says so.
-                tracing::warn!(request = self.job.id, %error, "decode node not told");
+                tracing::warn!(request, %error, "decode node not told");
             }
-        }
-        self.note(reason);
+        }))
     }
 
     /// The answer is complete; the prefill node's account may still be on its way.
@@ -252,7 +263,7 @@ impl Attempt<'_> {
         };
         let end = tokio::time::timeout(limit, prefill).await;
         let end = end.unwrap_or_else(|_| Err(late(limit)));
-        self.prefill_ended(end, true, &mut progress.timeline).await;
+        let _ = self.prefill_ended(end, true, &mut progress.timeline).await;
     }
 
     fn note_fallback(&mut self, summary: &PrefillSummary) {
@@ -321,12 +332,12 @@ fn late(limit: Duration) -> String {
 }
 
 /// Waits for the end of a prefill, for ever if there is none.
-async fn ended(prefill: &mut Option<Prefilling>) -> PrefillEnd {
-    match prefill {
+async fn ended<T>(of: &mut Option<Running<T>>) -> T {
+    match of {
         None => std::future::pending().await,
         Some(running) => {
             let end = running.await;
-            *prefill = None;
+            *of = None;
             end
         }
     }

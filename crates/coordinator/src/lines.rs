@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
 use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout_at};
 
 use crate::calls::CallError;
 
@@ -20,6 +21,8 @@ pub struct Lines<T> {
     searched: usize,
     max_line: usize,
     silence: Duration,
+    /// Since when nothing has come that is waited for, also if nobody has waited all the time.
+    since: Option<Instant>,
     event: PhantomData<fn() -> T>,
 }
 
@@ -36,6 +39,7 @@ impl<T: DeserializeOwned> Lines<T> {
             searched: 0,
             max_line,
             silence,
+            since: None,
             event: PhantomData,
         }
     }
@@ -49,7 +53,9 @@ impl<T: DeserializeOwned> Lines<T> {
             if let Some(line) = self.buffered_line()? {
                 return parse(&line);
             }
-            let read = tokio::time::timeout(self.silence, self.stream.next()).await;
+            let since = *self.since.get_or_insert_with(Instant::now);
+            let read = timeout_at(since + self.silence, self.stream.next()).await;
+            self.since = None;
             match read {
                 Err(_) => return Err(CallError::Silent(self.silence)),
                 Ok(None) => return Err(CallError::Broken("ended before the last event".into())),
@@ -92,7 +98,7 @@ fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, CallError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::stream;
+    use futures_util::{FutureExt, stream};
     use serde_json::{Value, json};
 
     async fn read(parts: &[&'static str], max_line: usize) -> Vec<Result<Value, String>> {
@@ -147,5 +153,18 @@ mod tests {
         let mut lines = Lines::<Value>::new(stream::pending(), 8, Duration::from_millis(10));
         let error = lines.next().await.expect_err("silent");
         assert_eq!(error.to_string(), "was silent for 0.01 s");
+    }
+
+    #[tokio::test]
+    async fn silence_goes_on_while_something_else_is_done() {
+        let silence = Duration::from_millis(50);
+        let mut lines = Lines::<Value>::new(stream::pending(), 8, silence);
+        assert!(lines.next().now_or_never().is_none());
+        tokio::time::sleep(silence * 2).await;
+        let told = lines.next().now_or_never().expect("no further wait");
+        assert_eq!(
+            told.expect_err("silent").to_string(),
+            "was silent for 0.05 s"
+        );
     }
 }
