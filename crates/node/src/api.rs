@@ -72,6 +72,8 @@ pub struct Node {
     pub pages: PageStore,
     /// Permissions to hand an answer back that may be open.
     pub returns: Arc<Semaphore>,
+    /// Answers that may be taken back at once.
+    pub taking_back: Arc<Semaphore>,
     /// Answers that may be handed back at once.
     pub handing_back: Arc<Semaphore>,
     /// The links to nodes that KV was sent to.

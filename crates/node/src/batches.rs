@@ -112,6 +112,7 @@ mod tests {
             // Not much is computed twice.
             prop_assert!(begin <= held && held - begin < batches.chunk);
             prop_assert!(page <= held && page.is_multiple_of(PAGE_TOKENS));
+            prop_assert_eq!((batches.goes_on_at(begin), batches.goes_on_at(page)), (begin, page));
             let undisturbed = parts(batches, 0, micro);
             let continued = [begin, page].map(|from| parts(batches, from, micro));
             for (start, end) in continued.concat() {

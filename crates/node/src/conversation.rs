@@ -54,12 +54,9 @@ impl Keeping {
     /// Waits for the answer, keeps its KV, and hands it back. If there is nothing to keep, the permission to
     /// hand it back is used up all the same: the other node need not wait until it expires.
     pub async fn run(mut self) {
-        let retired = (&mut self.retired).await.ok();
-        let patience = self.node.config.limits.receipt;
-        let hand_back = timeout(patience, &mut self.hand_back).await;
-        let hand_back = hand_back.ok().and_then(Result::ok);
-        let Some(retired) = retired else {
-            if let Some(back) = hand_back {
+        let Ok(retired) = (&mut self.retired).await else {
+            // Nothing waits for it but this, and it comes with the receipt or ends with the handoff.
+            if let Ok(back) = (&mut self.hand_back).await {
                 let (_, nothing) = mpsc::channel(1);
                 if let Err(error) = self.hand(back, &self.prompt, 0, nothing).await {
                     tracing::debug!(%error, "a permission to hand back is given up");
@@ -67,12 +64,15 @@ impl Keeping {
             }
             return;
         };
+        let patience = self.node.config.limits.receipt;
+        let hand_back = timeout(patience, &mut self.hand_back).await;
+        let hand_back = hand_back.ok().and_then(Result::ok);
         let tokens: Arc<[u32]> = retired.tokens.into();
         let (forward, input) = mpsc::channel(MAX_CHUNKS_WAITING);
         let sending =
             hand_back.map(|back| tokio::spawn(self.hand(back, &tokens, retired.generated, input)));
         let forward = sending.is_some().then_some(forward);
-        store(retired.chunks, &self.keep, &tokens, forward).await;
+        store(&self.model, retired.chunks, &self.keep, &tokens, forward).await;
         match sending {
             None => {}
             Some(sending) => match sending.await {
@@ -129,6 +129,7 @@ fn not_handed_back(reason: &str) -> NodeError {
 
 /// Keeps blocks as pages, and passes them on.
 async fn store(
+    model: &Model,
     mut chunks: mpsc::Receiver<Input>,
     keep: &Keep,
     tokens: &Arc<[u32]>,
@@ -136,6 +137,8 @@ async fn store(
 ) {
     let mut tail = Tail::default();
     while let Some(Input::Chunk(chunk)) = chunks.recv().await {
+        // The engine may have paused for want of room; a full queue wakes it anyway.
+        let _ = model.command(Command::Wake);
         for block in chunk.to_keep() {
             let before = tail.then(block, Codec::Raw);
             keep_block(keep, tokens, block, Codec::Raw, before).await;
@@ -191,6 +194,7 @@ pub async fn seed(
     mut pieces: Pieces,
     forward: Option<mpsc::Sender<Input>>,
 ) {
+    let exact = pieces.is_exact();
     'pages: loop {
         let blocks = match pieces.next().await {
             Ok(blocks) => blocks,
@@ -227,5 +231,5 @@ pub async fn seed(
     }
     // The sender must not wait for this end of the channel.
     drop(forward);
-    model.deliver(Command::Seeded(job)).await;
+    model.deliver(Command::Seeded(job, exact)).await;
 }

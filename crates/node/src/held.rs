@@ -39,7 +39,7 @@ impl Keep {
     /// For a request whose prompt is computed like this.
     #[must_use]
     pub fn new(
-        store: PageStore,
+        store: &PageStore,
         contract: &Arc<Contract>,
         terms: &HandoffTerms,
         batches: Batches,
@@ -49,7 +49,7 @@ impl Keep {
         let lossy = Codec::ALL.into_iter().filter(|c| !c.is_lossless());
         let allowed = lossy.clone().filter(|c| terms.quality.allows(*c)).count();
         Self {
-            store,
+            store: store.of_request(),
             namespace: namespace(Origin::Exact),
             lossy: lossy.map(Origin::of).map(namespace).collect(),
             allowed,
@@ -74,7 +74,8 @@ impl Keep {
             Reuse::Exact => self.batches.goes_on_at_page(held),
             Reuse::Off | Reuse::All => held,
         };
-        Pieces::all(pinned, self.namespace.contract(), end, limit)
+        let exact = self.reuse == Reuse::Exact;
+        Pieces::all(pinned, self.namespace.contract(), end, exact, limit)
     }
 
     /// For rows that nobody may find before they are [trusted](Self::trust).
@@ -327,6 +328,8 @@ pub struct Pieces {
     next: u32,
     end: u32,
     snapshot: bool,
+    /// True if what is computed behind them must be what it is without them, to the bit.
+    exact: bool,
 }
 
 impl Pieces {
@@ -339,12 +342,19 @@ impl Pieces {
             limit,
             next: 0,
             snapshot: false,
+            exact: false,
         }
     }
 
     /// All that is needed to continue a sequence: a snapshot and the pages before it, or without
     /// windows pages alone, up to `end`.
-    fn all(pinned: Pinned, contract: &Contract, end: u32, limit: Duration) -> Option<Self> {
+    fn all(
+        pinned: Pinned,
+        contract: &Contract,
+        end: u32,
+        exact: bool,
+        limit: Duration,
+    ) -> Option<Self> {
         let held = pinned.held();
         let further = held.snapshot.filter(|position| *position > held.tokens);
         let (end, snapshot) = match (contract.has_window(), held.snapshot, further) {
@@ -358,7 +368,14 @@ impl Pieces {
             next: 0,
             end,
             snapshot,
+            exact,
         })
+    }
+
+    /// True if what is computed behind them must be what it is without them, to the bit.
+    #[must_use]
+    pub const fn is_exact(&self) -> bool {
+        self.exact
     }
 
     /// The most lossy codec that rows of a block came in; `None` if they are exact.

@@ -236,8 +236,9 @@ pub enum Command {
         Arc<KvBlock>,
         oneshot::Sender<Result<(), String>>,
     ),
-    /// All pages of this node that the job can use have been applied.
-    Seeded(JobId),
+    /// All pages of this node that the job can use have been applied; true if what is computed behind them must be what it is
+    /// without them, to the bit.
+    Seeded(JobId, bool),
     /// Pages of this node up to this token have been applied, or come next; a handoff brings the rest.
     Cached(JobId, u32),
     /// All KV of the job has been applied and the sender has committed.

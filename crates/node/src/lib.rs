@@ -120,6 +120,7 @@ pub async fn run(
         pages,
         links: Arc::default(),
         returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
+        taking_back: Arc::new(Semaphore::new(limits::MAX_TAKEN_BACK)),
         handing_back: Arc::new(Semaphore::new(limits::MAX_HAND_BACKS)),
         running: running::Running::default(),
         stopping: AtomicBool::new(false),

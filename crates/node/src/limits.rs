@@ -27,6 +27,8 @@ pub const STREAMS_BELIEVED_BYTES: u64 = 16 << 20;
 pub const MAX_RETURNS: usize = 256;
 /// Answers that are handed back at once; beyond that they stay where they are.
 pub const MAX_HAND_BACKS: usize = 64;
+/// Answers that are taken back at once, so that places for handoffs of requests are left.
+pub const MAX_TAKEN_BACK: usize = MAX_HANDOFFS / 2;
 /// An answer whose KV the other node does not take for this long is not handed back: it keeps its
 /// place in the engine until then.
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);

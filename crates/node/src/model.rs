@@ -36,6 +36,8 @@ pub struct Model {
     /// Makes constraints over this vocabulary.
     pub constraints: ConstraintFactory,
     commands: SyncSender<Command>,
+    /// Held by whoever waits for room in the queue; fair.
+    turn: tokio::sync::Mutex<()>,
     places: Arc<Semaphore>,
     next_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -90,6 +92,7 @@ impl Model {
             template,
             constraints,
             commands,
+            turn: tokio::sync::Mutex::default(),
             places: Arc::new(Semaphore::new(capacity.sequences as usize)),
             next_job: AtomicU64::new(1),
             thread: Mutex::new(Some(thread)),
@@ -145,8 +148,10 @@ impl Model {
         })
     }
 
-    /// Hands over a command that must not be lost; waits while the queue is full.
+    /// Hands over a command that must not be lost; waits while the queue is full. Commands are handed over in the order of
+    /// the calls: of two blocks the engine takes only the one whose turn it is.
     pub async fn deliver(&self, command: Command) {
+        let _turn = self.turn.lock().await;
         let mut command = command;
         while let Err(TrySendError::Full(back)) = self.commands.try_send(command) {
             command = back;

@@ -21,7 +21,7 @@ mod spill;
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tandem_kv::contract::InvalidContract;
@@ -235,6 +235,8 @@ pub struct PageStore {
     _writer: Arc<Writer>,
     /// What is put in here, if it must be compared.
     doubted: Option<Arc<Doubted>>,
+    /// Of the store of one request: how often pages had been forgotten when it began with some, if it did.
+    begun: Option<Arc<OnceLock<u64>>>,
 }
 
 impl PageStore {
@@ -262,7 +264,18 @@ impl PageStore {
             shared,
             _writer: Arc::new(writer),
             doubted: None,
+            begun: None,
         })
+    }
+
+    /// The same store for the rows of one request. If it begins with pages, and any are forgotten before its rows are put in,
+    /// these are not kept: what was wrong with those may be wrong with what followed from them.
+    #[must_use]
+    pub fn of_request(&self) -> Self {
+        Self {
+            begun: Some(Arc::default()),
+            ..self.clone()
+        }
     }
 
     /// Keeps every complete page inside a block of full layers; returns how many are new, or better
@@ -431,6 +444,10 @@ impl PageStore {
     }
 
     fn insert(&self, index: &mut Index, id: PageId, meta: Meta, rows: Vec<u8>) -> bool {
+        let begun = self.begun.as_ref().and_then(|begun| begun.get());
+        if begun.is_some_and(|forgotten| *forgotten != index.forgotten()) {
+            return false;
+        }
         let is_kept = index.insert(id, meta, rows, self.doubt());
         if let Some(doubted) = self.doubted.as_ref().filter(|_| is_kept) {
             doubted.holds(id);
@@ -469,6 +486,9 @@ impl PageStore {
             }
             index.stats.pins += 1;
             let (held, used) = Named::held(&named, index, wanted);
+            if let Some(begun) = self.begun.as_ref().filter(|_| held != Held::default()) {
+                begun.get_or_init(|| index.forgotten());
+            }
             let pins: Vec<_> = used
                 .objects
                 .into_iter()

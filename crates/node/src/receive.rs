@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{Gate, Link, PeerId, WriteHalf};
@@ -36,7 +37,7 @@ use crate::job::{HandedOver, Lost};
 use crate::limits::{
     GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STREAMS,
 };
-use crate::tickets::Permitted;
+use crate::tickets::{Permitted, Until};
 use crate::wire::{read_header, read_payload};
 
 /// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
@@ -244,6 +245,14 @@ fn agree(expected: &mut Expectation, hello: &Hello) -> bool {
     true
 }
 
+/// The tokens that a handoff brings KV of.
+fn tokens_of(expected: &Expectation, hello: &Hello, kv_end: u32) -> Vec<u32> {
+    let mut tokens = expected.tokens.clone();
+    tokens.extend_from_slice(&hello.continuation);
+    tokens.truncate(kv_end as usize);
+    tokens
+}
+
 /// Memory for a handoff, in units of [`STAGING_UNIT`]: blocks that wait, a window, and on each connection
 /// a segment that is being decoded.
 fn staging_units(contract: &Contract, kv_end: u32) -> u32 {
@@ -275,11 +284,17 @@ async fn serve(
     let units = staging_units(&expected.contract, kv_end);
     let place = Arc::clone(&node.receiving).try_acquire_owned();
     let staging = Arc::clone(&node.staging).try_acquire_many_owned(units);
-    let (Ok(place), Ok(staging)) = (place, staging) else {
+    let is_back = permitted.target.is_pages();
+    let back = is_back.then(|| Arc::clone(&node.taking_back).try_acquire_owned());
+    let (Ok(place), Ok(staging), Ok(_back)) = (place, staging, back.transpose()) else {
         let reason = "this node has no memory for a further handoff now";
         refuse(&mut first.write, handoff, RefusalCode::Busy, reason).await;
         return Err(reason.into());
     };
+    if is_back {
+        // No request ends it.
+        permitted.until = Until::Time(Instant::now() + node.config.limits.hand_back);
+    }
     let (arrivals, connections) = mpsc::channel(MAX_ARRIVALS);
     let secrets = Secrets::new(
         Arc::clone(&node.handoffs),
@@ -287,9 +302,7 @@ async fn serve(
         permitted.peer.clone(),
         arrivals,
     );
-    let mut tokens = expected.tokens.clone();
-    tokens.extend_from_slice(&hello.continuation);
-    tokens.truncate(kv_end as usize);
+    let tokens = tokens_of(&permitted.expectation, hello, kv_end);
     let (steps, taken) = mpsc::channel(MAX_STEPS_WAITING);
     let mut pump = Pump {
         limits: node.config.limits,

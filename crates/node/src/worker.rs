@@ -116,7 +116,7 @@ impl Worker {
                 taking: Taking::new(block),
                 reply,
             }),
-            Command::Seeded(id) => self.seeded(id),
+            Command::Seeded(id, exact) => self.seeded(id, exact),
             Command::Cached(id, tokens) => self.has_pages(id, tokens),
             Command::Committed(id, handed) => self.committed(id, &handed),
             Command::Receipt(id, told) => self.receipt(id, told),

@@ -45,7 +45,7 @@ pub(super) async fn generate(
     let remote = wants_remote && tokens.len() > 1;
     let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
     let batches = model.batches(kv_end, chunk);
-    let keep = Keep::new(node.pages.clone(), &model.contract, &terms, batches);
+    let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
     let (prompt, page_read) = (&tokens[..kv_end as usize], node.config.limits.page_read);
     let pieces = (!remote).then(|| keep.pieces(prompt, page_read)).flatten();
@@ -125,7 +125,7 @@ fn pages_on_demand(
         }
         match keep.pieces(&tokens, limit) {
             Some(pieces) => seed(model, job, pieces, None).await,
-            None => model.deliver(Command::Seeded(job)).await,
+            None => model.deliver(Command::Seeded(job, true)).await,
         }
     });
     ask

@@ -33,7 +33,7 @@ pub(super) async fn prefill(
     let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
     let tokens: Arc<[u32]> = request.tokens[..kv_end as usize].into();
     let keep = Keep::new(
-        node.pages.clone(),
+        &node.pages,
         &model.contract,
         &terms,
         model.batches(kv_end, request.chunk),

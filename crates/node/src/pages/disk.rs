@@ -275,10 +275,10 @@ impl Disk {
         };
     }
 
-    /// Deletes files; tells how many could not be.
-    pub fn remove(&self, files: &[FileName]) -> u64 {
-        let paths = files.iter().map(|f| self.dir.join(f.to_string()));
-        paths.map(|path| self.delete(&path)).sum()
+    /// Deletes files; gives those that could not be.
+    pub fn remove(&self, files: &[FileName]) -> Vec<FileName> {
+        let is_left = |file: &&FileName| self.delete(&self.dir.join(file.to_string())) > 0;
+        files.iter().filter(is_left).copied().collect()
     }
 
     fn delete(&self, path: &Path) -> u64 {

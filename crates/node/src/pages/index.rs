@@ -66,6 +66,8 @@ pub struct Index {
     unused: Vec<FileName>,
     /// Files that the writer is deleting.
     removing: usize,
+    /// How often objects have been forgotten because they may be wrong.
+    forgotten: u64,
     /// Counters and sizes.
     pub stats: PageStats,
 }
@@ -90,6 +92,7 @@ impl Index {
             serial: 0,
             unused: Vec::new(),
             removing: 0,
+            forgotten: 0,
             stats: PageStats::default(),
         }
     }
@@ -105,9 +108,10 @@ impl Index {
         std::mem::take(&mut self.unused)
     }
 
-    /// So many files have been deleted, or cannot be.
-    pub fn removed(&mut self, files: usize) {
+    /// So many files have been deleted, but for these, which are still to be.
+    pub fn removed(&mut self, files: usize, left: Vec<FileName>) {
         self.removing = self.removing.saturating_sub(files);
+        self.unused.extend(left);
     }
 
     /// The object of this id.
@@ -298,6 +302,8 @@ impl Index {
     /// Forgets objects and all that follows from them; tells how many there were. What is pinned goes
     /// too: whoever was promised it does without.
     pub fn forget_all(&mut self, first: Vec<PageId>) -> u64 {
+        // Also if none are here any more: somebody may have begun with them.
+        self.forgotten += 1;
         let mut children: HashMap<PageId, Vec<PageId>> = HashMap::new();
         for (id, entry) in &self.entries {
             children.entry(entry.meta.parent).or_default().push(*id);
@@ -313,6 +319,11 @@ impl Index {
             self.forget(&id);
         }
         (before - self.entries.len()) as u64
+    }
+
+    /// Changes with [`Index::forget_all`].
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
     }
 
     /// Objects in memory that are not on disk, the least used first.

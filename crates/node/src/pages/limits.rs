@@ -22,5 +22,7 @@ pub const ENTRY_OVERHEAD: u64 = 512;
 pub const LOAD_ATTEMPTS: u32 = 3;
 /// A store that closes waits this long for what its disk is doing.
 pub const CLOSE: Duration = Duration::from_secs(5);
+/// Until a file that cannot be deleted is tried again.
+pub const DELETE_PAUSE: Duration = Duration::from_secs(1);
 /// A failing disk is logged this often at most; each failure is counted.
 pub const FAULT_LOG_PAUSE: Duration = Duration::from_secs(60);

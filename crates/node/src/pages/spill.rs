@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::disk::Disk;
 use super::index::Index;
-use super::limits::CLOSE;
+use super::limits::{CLOSE, DELETE_PAUSE};
 
 /// What the threads of a store share.
 #[derive(Debug)]
@@ -43,16 +43,19 @@ impl Shared {
         result
     }
 
-    /// Deletes the files that are of no use any more.
-    fn clear(&self, disk: &Disk) {
+    /// Deletes the files that are of no use any more. False if some are left: a later start would find them again, and
+    /// what is in them may be wrong.
+    fn clear(&self, disk: &Disk) -> bool {
         let unused = self.lock().take_unused();
         if unused.is_empty() {
-            return;
+            return true;
         }
-        let errors = disk.remove(&unused);
+        let left = disk.remove(&unused);
+        let is_clear = left.is_empty();
         let mut index = self.lock();
-        index.stats.disk_errors += errors;
-        index.removed(unused.len());
+        index.stats.disk_errors += left.len() as u64;
+        index.removed(unused.len(), left);
+        is_clear
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
@@ -68,16 +71,19 @@ impl Shared {
             // Inside the lock, so that a close cannot slip in between this and the wait.
             if is_closed.load(Ordering::Acquire) {
                 drop(index);
-                return self.clear(disk);
+                self.clear(disk);
+                return;
             }
             let Some(spill) = index.next_spill() else {
                 // What had no room on disk has left the queue too.
                 self.written.notify_all();
-                if index.has_unused() {
-                    drop(index);
-                    self.clear(disk);
-                } else {
+                if !index.has_unused() {
                     drop(self.queued.wait(index));
+                    continue;
+                }
+                drop(index);
+                if !self.clear(disk) {
+                    drop(self.queued.wait_timeout(self.lock(), DELETE_PAUSE));
                 }
                 continue;
             };

@@ -9,14 +9,14 @@ use futures_util::stream::FuturesOrdered;
 use tandem_identity::{ReadHalf, WriteHalf};
 use tandem_kv::KvBlock;
 use tandem_kv::limits::CREDIT_BYTES;
-use tandem_kv::message::{Hello, abort_frame};
+use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
 use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::stream::{self, Reader, StepOf};
-use super::{Decoding, last_words, lock, say};
+use super::{Decoding, last_words, lock, say, tokens_of};
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
@@ -469,7 +469,7 @@ impl Pump {
             return Ok(());
         }
         self.close().await;
-        if let Err(refusal) = Receiver::check_hello(hello, &self.permitted.expectation) {
+        if let Err(refusal) = self.check_again(hello) {
             say(
                 &mut greeted.write,
                 self.permitted.expectation.handoff,
@@ -495,6 +495,20 @@ impl Pump {
         // It will be sent again.
         self.receipt = self.permitted.target.is_pages();
         self.open(greeted, accept).await
+    }
+
+    /// Whoever comes again must bring the same tokens.
+    fn check_again(&self, hello: &Hello) -> Result<(), Box<Refuse>> {
+        let expected = &self.permitted.expectation;
+        let kv_end = Receiver::check_hello(hello, expected)?;
+        if *tokens_of(expected, hello, kv_end) == *self.tokens {
+            return Ok(());
+        }
+        Err(Box::new(Refuse {
+            code: RefusalCode::Hello,
+            message: "hello field `tokens`: others than in the first hello".into(),
+            differences: Vec::new(),
+        }))
     }
 
     /// Ends the readers and waits for them, so that none touches what comes after.

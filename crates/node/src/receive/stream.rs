@@ -139,7 +139,13 @@ impl Reader {
         self.scratch.resize(header.payload_len as usize, 0);
         fill(&mut self.read, &mut self.scratch, silence).await?;
         let start = Instant::now();
-        self.inbound.decode(decoder, &self.scratch)?;
+        if let Err(error) = self.inbound.decode(decoder, &self.scratch) {
+            // Whichever end is heard of first, the handoff is over.
+            if !error.is_damage() {
+                lock(&self.receiver).close();
+            }
+            return Err(error.into());
+        }
         if let Some(codec) = Codec::from_wire(header.codec) {
             let raw_bytes = u64::from(header.raw_len);
             let now = Instant::now();

@@ -76,10 +76,16 @@ impl Worker {
     }
 
     /// Pages of this node are in place, as far as there are any; the rest is computed here.
-    pub(super) fn seeded(&mut self, id: JobId) {
+    pub(super) fn seeded(&mut self, id: JobId, exact: bool) {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
+        if exact {
+            // They may have ended before the place that was chosen.
+            let batches = job.batches(self.engine.tail_tokens());
+            let goes_on_at = batches.goes_on_at(self.engine.held(job.sequence));
+            self.engine.truncate(job.sequence, goes_on_at);
+        }
         let held = self.engine.held(job.sequence);
         if held == 0 {
             self.engine.clear(job.sequence);

@@ -8,11 +8,13 @@ use tandem_engine::fake::{CallKind, FakeConfig, FakeEngine};
 use tandem_identity::{Authority, Security};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_kv::frame::{Header, Kind, encode_frame};
-use tandem_kv::page::{Namespace, Origin};
+use tandem_kv::digest::token_digest;
+use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
+use tandem_kv::message::{Hello, control_frame, parse};
+use tandem_kv::page::{Namespace, Origin, PageId};
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
-use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS};
+use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS, MAX_TAKEN_BACK};
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, ParityAction, Reuse, Role, Ticket};
 use tokio::io::AsyncWriteExt;
@@ -23,6 +25,7 @@ use super::cluster::{
 };
 use super::codecs;
 use super::kills::Brake;
+use super::peers::answer;
 use super::proxy::Proxy;
 use super::raw::Handoff;
 use super::reuse;
@@ -411,6 +414,48 @@ async fn a_client_that_leaves_gives_the_permission_to_hand_back_up() {
     prefill.clean().await;
 }
 
+/// Also where the answer is not kept because of what came, and the receipt comes much later than the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permission_that_comes_late_is_given_up_where_nothing_is_kept() {
+    let config = codecs::config(false);
+    let mut deal = first_turn();
+    deal.terms.quality = Quality::Q8;
+    let (prefill, permission) = permission(&config, &deal).await;
+    let mut receiving = config.clone();
+    let brake = Brake::on(&mut receiving, CallKind::Decode, 2);
+    let setup = Setup {
+        limits: Limits {
+            receipt: SHORT,
+            ..super::cluster::endless()
+        },
+        ..Setup::new(Role::Decode, &receiving)
+    };
+    let decode = setup.start().await;
+    let (events, ticket) = deal.open(&decode).await;
+    let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+    let kv_end = deal.tokens.len() as u32 - 1;
+    let mut at = 0;
+    while at < kv_end {
+        at = kv_end.min(at + deal.chunk);
+        let block = handoff.compute(at);
+        handoff.block_in(&block, Codec::Q8).await;
+    }
+    handoff.commit().await;
+    brake.reached().await;
+    tokio::time::sleep(SHORT * 3).await;
+    assert_eq!(prefill.handoffs().await.returns, 1);
+    let receipt = handoff.computed(Some(permission));
+    handoff.receipt(&receipt).await;
+    prefill
+        .until("given up", |s| s.returns == 0 && s.tickets == 0)
+        .await;
+    brake.release();
+    drop(events);
+    handoff.leave().await;
+    decode.settled().await;
+    prefill.clean().await;
+}
+
 /// The decode node has only what it has computed and what has come to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_whose_prompt_the_prefill_node_has_forgotten_is_not_handed_back() {
@@ -507,6 +552,104 @@ async fn an_answer_that_comes_in_a_lossy_codec_is_refused() {
     handoff.leave().await;
     prefill.settled().await;
     assert_eq!(prefill.handoffs().await.pages, 2);
+}
+
+/// Whoever goes on with a hand-back over another connection brings what was begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_back_that_comes_again_with_other_tokens_is_refused() {
+    let config = FakeConfig::default();
+    let deal = first_turn();
+    let mut all = deal.tokens.clone();
+    all.extend((0..28).map(|i| 40 + i));
+    let (prefill, ticket) = permission(&config, &deal).await;
+    let offer = handing_back(&config, &deal, &all, &ticket);
+    let engine = FakeEngine::new(config.clone());
+    let handoff = Handoff::offer(engine, offer, ticket.port).await.unwrap();
+    let (_, payload) = handoff.hello().split_at(HEADER_BYTES);
+    let mut hello: Hello = parse(Kind::Hello, payload).unwrap();
+    hello.ticket.clone_from(&handoff.sender.accepted().session);
+    *hello.continuation.last_mut().unwrap() += 1;
+    *all.last_mut().unwrap() += 1;
+    hello.token_digest = PageId::from_bytes(token_digest(&all)).to_string();
+    let again = control_frame(Kind::Hello, ticket.handoff, 0, &hello).unwrap();
+    let heard = answer(ticket.port, &again).await;
+    let heard = String::from_utf8_lossy(&heard);
+    assert!(heard.contains("`tokens`"), "{heard}");
+    handoff.leave().await;
+    prefill.settled().await;
+    assert_eq!(prefill.handoffs().await.pages, 1);
+}
+
+/// A sender that only shows that it lives holds a place for a limited time: there is no request that ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_does_not_come_is_given_up() {
+    let config = FakeConfig::default();
+    let deal = first_turn();
+    let mut all = deal.tokens.clone();
+    all.extend((0..28).map(|i| 40 + i));
+    let setup = Setup {
+        limits: Limits {
+            hand_back: SHORT,
+            ..super::cluster::endless()
+        },
+        ..Setup::new(Role::Prefill, &config)
+    };
+    let (prefill, ticket) = permission_of(setup, &deal).await;
+    let offer = handing_back(&config, &deal, &all, &ticket);
+    let engine = FakeEngine::new(config.clone());
+    let start = Instant::now();
+    let handoff = Handoff::offer(engine, offer, ticket.port).await.unwrap();
+    prefill.settled().await;
+    assert!(start.elapsed() >= SHORT);
+    handoff.leave().await;
+}
+
+/// However many answers come back at once, there are places for handoffs of requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_are_taken_back_at_once_are_bounded() {
+    let config = FakeConfig::default();
+    let mut deal = Deal::new(&prompt(CHUNK + 4), CHUNK);
+    deal.max_tokens = 1;
+    deal.prefill_terms = Some(keeping());
+    let setup = Setup {
+        limits: super::cluster::endless(),
+        ..Setup::new(Role::Prefill, &config)
+    };
+    let prefill = setup.start().await;
+    let decode = patient(&config).await;
+    let proxy = Proxy::to(decode.port).await;
+    deal.via = Some(proxy.port);
+    let all: Vec<u32> = deal.tokens.iter().copied().chain(40..70).collect();
+    let begin = async || {
+        proxy.next(&[]);
+        assert!(deal.run(&prefill, &decode).await.answer.done);
+        let receipt = proxy.payload(0, Kind::Receipt);
+        let receipt: Receipt = serde_json::from_slice(&receipt).unwrap();
+        let ticket = receipt.hand_back.expect("a permission");
+        let offer = handing_back(&config, &deal, &all, &ticket);
+        Handoff::offer(FakeEngine::new(config.clone()), offer, ticket.port).await
+    };
+    let mut taken = Vec::new();
+    for _ in 0..MAX_TAKEN_BACK {
+        taken.push(begin().await.unwrap());
+    }
+    let refused = begin().await.err().expect("refused");
+    assert!(refused.contains("no memory"), "{refused}");
+    // One that ends makes room.
+    let mut first = taken.swap_remove(0);
+    first.blocks(64).await;
+    first.commit().await;
+    first.leave().await;
+    let room = |s: &HandoffStatus| s.receiving == MAX_TAKEN_BACK as u64 - 1;
+    prefill.until("room", room).await;
+    taken.push(begin().await.unwrap());
+    for mut handoff in taken {
+        handoff.blocks(64).await;
+        handoff.commit().await;
+        handoff.leave().await;
+    }
+    decode.clean().await;
+    prefill.settled().await;
 }
 
 fn handing_back(config: &FakeConfig, deal: &Deal, all: &[u32], ticket: &ReturnTicket) -> Offer {

@@ -108,6 +108,7 @@ fn every_limit_has_its_value() {
         ("HAND_BACK_STALL", seconds(limits::HAND_BACK_STALL)),
         ("MAX_RETURNS", limits::MAX_RETURNS.to_string()),
         ("MAX_HAND_BACKS", limits::MAX_HAND_BACKS.to_string()),
+        ("MAX_TAKEN_BACK", limits::MAX_TAKEN_BACK.to_string()),
         ("MAX_HANDOFFS", limits::MAX_HANDOFFS.to_string()),
         ("MAX_CONFIRMED", limits::MAX_CONFIRMED.to_string()),
         ("MAX_SESSIONS", tandem_kv::limits::MAX_SESSIONS.to_string()),

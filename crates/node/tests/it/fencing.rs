@@ -143,7 +143,7 @@ fn waiting_with(
             patience: PATIENCE,
         },
         keep: Keep::new(
-            PageStore::open(&pages()).unwrap(),
+            &PageStore::open(&pages()).unwrap(),
             &model.contract,
             &HandoffTerms::default(),
             model.batches(0, 16),
@@ -202,12 +202,40 @@ async fn a_handoff_that_is_given_up_brings_nothing_among_the_pages_that_come_ins
     assert!(refused.contains("no longer waits"), "{refused}");
     let page = rows(&tokens[..16]);
     model.apply(id, Origin::Pages, page).await.unwrap();
-    model.deliver(Command::Seeded(id)).await;
+    model.deliver(Command::Seeded(id, true)).await;
     let (answer, fallback) = answered(events).await;
     assert_eq!(fallback.as_deref(), Some("given up"));
     let deal = Deal::new(&tokens, 16);
     assert_eq!(answer, deal.expected(&FakeConfig::default()).await);
     model.stop();
+}
+
+/// Pages may end where no undisturbed prefill begins a batch: one of them could not be read.
+#[tokio::test]
+async fn behind_pages_that_broke_off_a_prefill_begins_with_a_batch() {
+    let tokens = prompt(40);
+    for (exact, begins) in [(true, 16), (false, 20)] {
+        let (model, calls) = one_place();
+        let (ask, asked) = oneshot::channel();
+        let (id, events) = waiting_with(&model, &tokens, Some(ask));
+        model
+            .command(Command::HandoffFailed(id, "given up".into()))
+            .unwrap();
+        asked.await.expect("pages are asked for");
+        let part = Arc::new(rows(&tokens[..32]).part(0..20));
+        model.apply(id, Origin::Pages, part).await.unwrap();
+        calls.take();
+        model.deliver(Command::Seeded(id, exact)).await;
+        let (answer, _) = answered(events).await;
+        let deal = Deal::new(&tokens, 16);
+        assert_eq!(answer, deal.expected(&FakeConfig::default()).await);
+        let computed = calls.take().into_iter().find_map(|call| match call {
+            Call::Prefill { tokens, .. } => Some(tokens.start),
+            _ => None,
+        });
+        assert_eq!(computed, Some(begins), "exact: {exact}");
+        model.stop();
+    }
 }
 
 #[tokio::test]

@@ -321,7 +321,7 @@ fn keep(store: &PageStore, contract: &Arc<Contract>, batches: Batches, quality: 
         quality,
         ..HandoffTerms::default()
     };
-    Keep::new(store.clone(), contract, &terms, batches)
+    Keep::new(store, contract, &terms, batches)
 }
 
 /// Every way in which two pages can come in three blocks: a page is as lossy as the most lossy rows in it.

@@ -1,13 +1,16 @@
 //! The receipt: whether both ends compute the same, and what follows if they do not.
 
-use tandem_engine::fake::{CallKind, FakeConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_node::Limits;
-use tandem_proto::{HandoffTerms, ParityAction, Reuse, Role, Ticket};
+use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, PrefillMode, Reuse, Role, Ticket};
 
 use super::cluster::{
-    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, limits, prompt,
+    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, limits, opened, prompt,
 };
 use super::kills::{Brake, held};
 use super::proxy::Fault;
@@ -357,6 +360,55 @@ async fn two_quantisations_that_do_not_fit_are_found() {
     assert_eq!(outcome.answer.summary.remote_tokens, 0);
     decode.clean().await;
     prefill.clean().await;
+}
+
+/// A request that began with them before goes on, and nothing that follows from them stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_computed_behind_rows_that_turn_out_wrong_is_not_kept() {
+    let mut config = FakeConfig::default();
+    let plain = config.clone();
+    // A long answer is a slow one.
+    config.gate = Some(Arc::new(|call: &Call| {
+        if call.kind() == CallKind::Decode {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }));
+    let setup = Setup {
+        limits: endless(),
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = setup.start().await;
+    let deal = Deal::new(&prompt(CHUNK * 4 + 5), CHUNK);
+    let (mut events, ticket) = deal.open(&decode).await;
+    let mut handoff = Handoff::dial(&plain, &deal, &ticket).await.unwrap();
+    handoff.blocks(CHUNK).await;
+    handoff.commit().await;
+    decode.until("kept", |s| s.pages == 2).await;
+    // The pages are there, and have not been compared.
+    let mut other = deal.clone();
+    other.id = "other".into();
+    other.tokens.extend(40..60);
+    other.terms.keep = true;
+    other.max_tokens = 200;
+    let mut others = decode
+        .generate(&other.generate(PrefillMode::Local))
+        .await
+        .unwrap();
+    opened(&mut others).await;
+    let begun = loop {
+        if let GenerateEvent::Prefilled(summary) = others.next().await.unwrap() {
+            break summary;
+        }
+    };
+    assert_eq!(begun.cached_tokens, 128);
+    handoff.receipt(&receipt("other tokens").unwrap()).await;
+    handoff.leave().await;
+    let answer = finish(&mut events).await;
+    assert!(!answer.parity.expect("parity").holds);
+    assert_eq!(decode.handoffs().await.pages, 0);
+    assert!(finish(&mut others).await.done);
+    decode.settled().await;
+    assert_eq!(decode.handoffs().await.pages, 0);
 }
 
 /// A receipt that says what the engine would say, to be spoilt.

@@ -44,7 +44,7 @@ async fn start(role: Role, config: &FakeConfig, security: &Security) -> TestNode
 }
 
 /// What a node answers to a stream of bytes before it closes.
-async fn answer(port: u16, bytes: &[u8]) -> Vec<u8> {
+pub async fn answer(port: u16, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let _ = stream.write_all(bytes).await;
     let mut heard = Vec::new();

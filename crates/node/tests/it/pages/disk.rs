@@ -238,6 +238,29 @@ fn is_a_miss(dir: &Path, damaged: &str, before_opening: bool) {
     }
 }
 
+/// A later start would find it, and what was forgotten may be wrong.
+#[test]
+fn a_file_that_cannot_be_deleted_is_tried_again() {
+    let dir = private_dir();
+    let (path, bytes) = one_page(dir.path());
+    let store = with_disk(PLENTY, dir.path(), PLENTY);
+    let tokens = prompt(64);
+    assert_eq!(held(&store, &tokens), 64);
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_eq!(store.forget([(&space(), 0)], &tokens), 1);
+    let start = std::time::Instant::now();
+    while store.stats().disk_errors == 0 {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    assert!(!store.flush(std::time::Duration::ZERO));
+    fs::remove_dir(&path).unwrap();
+    fs::write(&path, &bytes).unwrap();
+    assert!(store.flush(PATIENCE));
+    assert!(!path.exists());
+}
+
 #[test]
 fn a_flipped_bit_anywhere_is_a_miss() {
     let dir = private_dir();

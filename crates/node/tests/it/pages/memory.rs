@@ -50,6 +50,38 @@ fn complete_pages_inside_a_block_are_kept() {
     assert_eq!(store.stats().pages, 3);
 }
 
+/// They may be as wrong.
+#[test]
+fn what_follows_from_pages_that_are_forgotten_meanwhile_is_not_kept() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let (tokens, other) = (prompt(192), prompt(200)[5..197].to_vec());
+    let rows = full_block(&full_only(), 0..192, 1);
+    let first = full_block(&full_only(), 0..64, 1);
+    store.put(&space, &tokens[..64], &first, PREFILLED).unwrap();
+    let [with, without] = [(); 2].map(|()| store.of_request());
+    let pinned = with.pin(&space, &[], &tokens, Wanted::Any);
+    assert_eq!(pinned.held().tokens, 64);
+    drop(pinned);
+    let pinned = without.pin(&space, &[], &other, Wanted::Any);
+    assert_eq!(pinned.held(), Held::default());
+    drop(pinned);
+    assert_eq!(store.forget([(&space, 0)], &tokens), 1);
+    let doubted = with.in_doubt();
+    for of_it in [&with, &doubted] {
+        assert_eq!(of_it.put(&space, &tokens, &rows, PREFILLED), Ok(0));
+        let tail = full_block(&full_only(), 64..70, 1);
+        let kept = of_it.put_snapshot(&space, &tokens[..70], Some(&tail), None, PREFILLED);
+        assert_eq!(kept, Ok(false));
+    }
+    assert_eq!(store.stats().pages, 0);
+    assert_eq!(without.put(&space, &other, &rows, PREFILLED), Ok(3));
+    // And one that begins from here on.
+    assert_eq!(
+        store.of_request().put(&space, &tokens, &rows, PREFILLED),
+        Ok(3)
+    );
+}
+
 #[test]
 fn other_tokens_salts_contracts_and_origins_share_nothing() {
     let (space, store) = (exact(full_only()), in_memory(PLENTY));
