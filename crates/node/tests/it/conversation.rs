@@ -526,13 +526,9 @@ pub async fn permission_of(prefill: Setup, deal: &Deal) -> (TestNode, ReturnTick
 async fn an_answer_that_comes_in_a_lossy_codec_is_refused() {
     let config = FakeConfig::default();
     let deal = first_turn();
-    let mut all = deal.tokens.clone();
-    all.extend((0..92).map(|i| 40 + i % 50));
-    assert_eq!(all.len(), 192);
+    let all = continued(&deal, 192);
     let (prefill, ticket) = permission(&config, &deal).await;
-    let offer = handing_back(&config, &deal, &all, &ticket);
-    let engine = FakeEngine::new(config.clone());
-    let mut handoff = Handoff::offer(engine, offer, ticket.port).await.unwrap();
+    let mut handoff = begun(&config, &deal, &all, &ticket).await.unwrap();
     let have = handoff.sender.accepted().have_tokens;
     assert_eq!(have, 64, "the page of the prompt");
     handoff.compute(have);
@@ -559,12 +555,9 @@ async fn an_answer_that_comes_in_a_lossy_codec_is_refused() {
 async fn a_hand_back_that_comes_again_with_other_tokens_is_refused() {
     let config = FakeConfig::default();
     let deal = first_turn();
-    let mut all = deal.tokens.clone();
-    all.extend((0..28).map(|i| 40 + i));
+    let mut all = continued(&deal, 128);
     let (prefill, ticket) = permission(&config, &deal).await;
-    let offer = handing_back(&config, &deal, &all, &ticket);
-    let engine = FakeEngine::new(config.clone());
-    let handoff = Handoff::offer(engine, offer, ticket.port).await.unwrap();
+    let handoff = begun(&config, &deal, &all, &ticket).await.unwrap();
     let (_, payload) = handoff.hello().split_at(HEADER_BYTES);
     let mut hello: Hello = parse(Kind::Hello, payload).unwrap();
     hello.ticket.clone_from(&handoff.sender.accepted().session);
@@ -585,8 +578,7 @@ async fn a_hand_back_that_comes_again_with_other_tokens_is_refused() {
 async fn an_answer_that_does_not_come_is_given_up() {
     let config = FakeConfig::default();
     let deal = first_turn();
-    let mut all = deal.tokens.clone();
-    all.extend((0..28).map(|i| 40 + i));
+    let all = continued(&deal, 128);
     let setup = Setup {
         limits: Limits {
             hand_back: SHORT,
@@ -595,10 +587,8 @@ async fn an_answer_that_does_not_come_is_given_up() {
         ..Setup::new(Role::Prefill, &config)
     };
     let (prefill, ticket) = permission_of(setup, &deal).await;
-    let offer = handing_back(&config, &deal, &all, &ticket);
-    let engine = FakeEngine::new(config.clone());
     let start = Instant::now();
-    let handoff = Handoff::offer(engine, offer, ticket.port).await.unwrap();
+    let handoff = begun(&config, &deal, &all, &ticket).await.unwrap();
     prefill.settled().await;
     assert!(start.elapsed() >= SHORT);
     handoff.leave().await;
@@ -619,15 +609,14 @@ async fn answers_that_are_taken_back_at_once_are_bounded() {
     let decode = patient(&config).await;
     let proxy = Proxy::to(decode.port).await;
     deal.via = Some(proxy.port);
-    let all: Vec<u32> = deal.tokens.iter().copied().chain(40..70).collect();
+    let all = continued(&deal, deal.tokens.len() + 30);
     let begin = async || {
         proxy.next(&[]);
         assert!(deal.run(&prefill, &decode).await.answer.done);
         let receipt = proxy.payload(0, Kind::Receipt);
         let receipt: Receipt = serde_json::from_slice(&receipt).unwrap();
         let ticket = receipt.hand_back.expect("a permission");
-        let offer = handing_back(&config, &deal, &all, &ticket);
-        Handoff::offer(FakeEngine::new(config.clone()), offer, ticket.port).await
+        begun(&config, &deal, &all, &ticket).await
     };
     let mut taken = Vec::new();
     for _ in 0..MAX_TAKEN_BACK {
@@ -650,6 +639,28 @@ async fn answers_that_are_taken_back_at_once_are_bounded() {
     }
     decode.clean().await;
     prefill.settled().await;
+}
+
+/// The tokens of a request, and some more up to so many.
+fn continued(deal: &Deal, count: usize) -> Vec<u32> {
+    let answer = (0..50).map(|i| 40 + i).cycle();
+    deal.tokens
+        .iter()
+        .copied()
+        .chain(answer)
+        .take(count)
+        .collect()
+}
+
+/// Begins to hand back what follows the prompt of a request.
+async fn begun(
+    config: &FakeConfig,
+    deal: &Deal,
+    all: &[u32],
+    ticket: &ReturnTicket,
+) -> Result<Handoff, String> {
+    let offer = handing_back(config, deal, all, ticket);
+    Handoff::offer(FakeEngine::new(config.clone()), offer, ticket.port).await
 }
 
 fn handing_back(config: &FakeConfig, deal: &Deal, all: &[u32], ticket: &ReturnTicket) -> Offer {

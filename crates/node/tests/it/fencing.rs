@@ -158,6 +158,17 @@ fn waiting_with(
     (id, receiver)
 }
 
+/// One whose handoff has been given up, and that waits for pages instead.
+async fn seeding(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<GenerateEvent>) {
+    let (ask, asked) = oneshot::channel();
+    let (id, events) = waiting_with(model, tokens, Some(ask));
+    model
+        .command(Command::HandoffFailed(id, "given up".into()))
+        .unwrap();
+    asked.await.expect("pages are asked for");
+    (id, events)
+}
+
 async fn apply(model: &Model, id: JobId, block: &Arc<KvBlock>) -> Result<(), String> {
     model
         .apply(id, Origin::Handoff(None), Arc::clone(block))
@@ -191,12 +202,7 @@ async fn answered(mut events: mpsc::Receiver<GenerateEvent>) -> (Vec<u32>, Optio
 async fn a_handoff_that_is_given_up_brings_nothing_among_the_pages_that_come_instead() {
     let (model, _) = one_place();
     let tokens = prompt(17);
-    let (ask, asked) = oneshot::channel();
-    let (id, events) = waiting_with(&model, &tokens, Some(ask));
-    model
-        .command(Command::HandoffFailed(id, "given up".into()))
-        .unwrap();
-    asked.await.expect("pages are asked for");
+    let (id, events) = seeding(&model, &tokens).await;
     let refused = apply(&model, id, &rows(&prompt(40)[10..26])).await;
     let refused = refused.unwrap_err();
     assert!(refused.contains("no longer waits"), "{refused}");
@@ -216,12 +222,7 @@ async fn behind_pages_that_broke_off_a_prefill_begins_with_a_batch() {
     let tokens = prompt(40);
     for (exact, begins) in [(true, 16), (false, 20)] {
         let (model, calls) = one_place();
-        let (ask, asked) = oneshot::channel();
-        let (id, events) = waiting_with(&model, &tokens, Some(ask));
-        model
-            .command(Command::HandoffFailed(id, "given up".into()))
-            .unwrap();
-        asked.await.expect("pages are asked for");
+        let (id, events) = seeding(&model, &tokens).await;
         let part = Arc::new(rows(&tokens[..32]).part(0..20));
         model.apply(id, Origin::Pages, part).await.unwrap();
         calls.take();

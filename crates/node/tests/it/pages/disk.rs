@@ -242,7 +242,7 @@ fn is_a_miss(dir: &Path, damaged: &str, before_opening: bool) {
 #[test]
 fn a_file_that_cannot_be_deleted_is_tried_again() {
     let dir = private_dir();
-    let (path, bytes) = one_page(dir.path());
+    let (path, _) = one_page(dir.path());
     let store = with_disk(PLENTY, dir.path(), PLENTY);
     let tokens = prompt(64);
     assert_eq!(held(&store, &tokens), 64);
@@ -250,15 +250,13 @@ fn a_file_that_cannot_be_deleted_is_tried_again() {
     fs::create_dir(&path).unwrap();
     assert_eq!(store.forget([(&space(), 0)], &tokens), 1);
     let start = std::time::Instant::now();
-    while store.stats().disk_errors == 0 {
+    while store.stats().disk_errors < 2 {
         assert!(start.elapsed() < PATIENCE);
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert!(!store.flush(std::time::Duration::ZERO));
     fs::remove_dir(&path).unwrap();
-    fs::write(&path, &bytes).unwrap();
     assert!(store.flush(PATIENCE));
-    assert!(!path.exists());
 }
 
 #[test]
