@@ -143,6 +143,8 @@ async fn store(
             let before = tail.then(block, Codec::Raw);
             keep_block(keep, tokens, block, Codec::Raw, before).await;
         }
+        // Without its end nobody keeps it.
+        forward = forward.filter(|_| !keep.is_discredited());
         let Some(to) = &forward else { continue };
         // The sequence keeps its place in the engine until it is handed out.
         let sent = timeout(HAND_BACK_STALL, to.send(Input::Chunk(chunk))).await;

@@ -219,6 +219,12 @@ impl Keep {
         self.store.forget(all, tokens)
     }
 
+    /// True if what the request computes may be wrong: it began with pages that have been forgotten since.
+    #[must_use]
+    pub fn is_discredited(&self) -> bool {
+        self.store.is_discredited()
+    }
+
     /// True if the model has windows, without which there is no snapshot.
     #[must_use]
     pub fn has_window(&self) -> bool {

@@ -19,6 +19,9 @@ use crate::job::{Admission, Command, JobId, Origin};
 use crate::limits::{COMMAND_RETRY, Limits, MAX_COMMANDS};
 use crate::worker::Worker;
 
+/// Whose turn it is of several blocks of one handoff.
+pub type Turn = tokio::sync::Mutex<()>;
+
 /// A model and the way to its engine thread.
 pub struct Model {
     /// Name under which requests ask for it.
@@ -36,8 +39,6 @@ pub struct Model {
     /// Makes constraints over this vocabulary.
     pub constraints: ConstraintFactory,
     commands: SyncSender<Command>,
-    /// Held by whoever waits for room in the queue; fair.
-    turn: tokio::sync::Mutex<()>,
     places: Arc<Semaphore>,
     next_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -92,7 +93,6 @@ impl Model {
             template,
             constraints,
             commands,
-            turn: tokio::sync::Mutex::default(),
             places: Arc::new(Semaphore::new(capacity.sequences as usize)),
             next_job: AtomicU64::new(1),
             thread: Mutex::new(Some(thread)),
@@ -148,10 +148,8 @@ impl Model {
         })
     }
 
-    /// Hands over a command that must not be lost; waits while the queue is full. Commands are handed over in the order of
-    /// the calls: of two blocks the engine takes only the one whose turn it is.
+    /// Hands over a command that must not be lost; waits while the queue is full.
     pub async fn deliver(&self, command: Command) {
-        let _turn = self.turn.lock().await;
         let mut command = command;
         while let Err(TrySendError::Full(back)) = self.commands.try_send(command) {
             command = back;
@@ -169,9 +167,27 @@ impl Model {
         origin: Origin,
         block: Arc<KvBlock>,
     ) -> Result<(), String> {
+        self.apply_in_turn(&Turn::default(), job, origin, block)
+            .await
+    }
+
+    /// The same for one of several blocks that are given at once: the engine takes only the one whose turn it is, so they
+    /// wait for room in its queue one behind the other.
+    ///
+    /// # Errors
+    /// As [`Model::apply`].
+    pub async fn apply_in_turn(
+        &self,
+        turn: &Turn,
+        job: JobId,
+        origin: Origin,
+        block: Arc<KvBlock>,
+    ) -> Result<(), String> {
         let (reply, answer) = oneshot::channel();
+        let mine = turn.lock().await;
         self.deliver(Command::Apply(job, origin, block, reply))
             .await;
+        drop(mine);
         let stopped = |_| Err("the engine has stopped".into());
         answer.await.unwrap_or_else(stopped)
     }

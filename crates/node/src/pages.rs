@@ -278,6 +278,17 @@ impl PageStore {
         }
     }
 
+    /// True if the rows of a [request](Self::of_request) may follow from pages that have been forgotten since it began with them.
+    #[must_use]
+    pub fn is_discredited(&self) -> bool {
+        self.shared.look(|index| self.has_begun_before(index))
+    }
+
+    fn has_begun_before(&self, index: &Index) -> bool {
+        let begun = self.begun.as_ref().and_then(|begun| begun.get());
+        begun.is_some_and(|forgotten| *forgotten != index.forgotten())
+    }
+
     /// Keeps every complete page inside a block of full layers; returns how many are new, or better
     /// than what was there. `tokens` are those of the sequence from its first, at least up to the
     /// end of the block.
@@ -444,8 +455,7 @@ impl PageStore {
     }
 
     fn insert(&self, index: &mut Index, id: PageId, meta: Meta, rows: Vec<u8>) -> bool {
-        let begun = self.begun.as_ref().and_then(|begun| begun.get());
-        if begun.is_some_and(|forgotten| *forgotten != index.forgotten()) {
+        if self.has_begun_before(index) {
             return false;
         }
         let is_kept = index.insert(id, meta, rows, self.doubt());

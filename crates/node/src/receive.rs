@@ -245,6 +245,14 @@ fn agree(expected: &mut Expectation, hello: &Hello) -> bool {
     true
 }
 
+/// Until when a handoff that begins now may go on: what no request ends has a limit of its own.
+fn until(permitted: &Permitted, limits: Limits) -> Until {
+    match permitted.target.is_pages() {
+        true => Until::Time(Instant::now() + limits.hand_back),
+        false => permitted.until.clone(),
+    }
+}
+
 /// The tokens that a handoff brings KV of.
 fn tokens_of(expected: &Expectation, hello: &Hello, kv_end: u32) -> Vec<u32> {
     let mut tokens = expected.tokens.clone();
@@ -291,10 +299,7 @@ async fn serve(
         refuse(&mut first.write, handoff, RefusalCode::Busy, reason).await;
         return Err(reason.into());
     };
-    if is_back {
-        // No request ends it.
-        permitted.until = Until::Time(Instant::now() + node.config.limits.hand_back);
-    }
+    permitted.until = until(&permitted, node.config.limits);
     let (arrivals, connections) = mpsc::channel(MAX_ARRIVALS);
     let secrets = Secrets::new(
         Arc::clone(&node.handoffs),
@@ -312,6 +317,7 @@ async fn serve(
         connections,
         steps,
         taken,
+        turn: Arc::default(),
         applying: FuturesOrdered::new(),
         broken: None,
         place: Some(place),

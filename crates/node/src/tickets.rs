@@ -16,7 +16,7 @@ use crate::conversation::HandBack;
 use crate::handoffs::secret;
 use crate::held::Keep;
 use crate::job::{Command, HandedOver, JobId, Lost, Origin, Told};
-use crate::model::Model;
+use crate::model::{Model, Turn};
 
 /// Where KV goes.
 #[derive(Debug, Clone)]
@@ -44,11 +44,17 @@ impl Target {
     ///
     /// # Errors
     /// If the engine refuses it, or nobody waits for it any more.
-    pub async fn apply(&self, block: Arc<KvBlock>, codec: Option<Codec>) -> Result<(), String> {
+    pub async fn apply(
+        &self,
+        turn: &Turn,
+        block: Arc<KvBlock>,
+        codec: Option<Codec>,
+    ) -> Result<(), String> {
         let Self::Sequence { model, job } = self else {
             return Ok(());
         };
-        model.apply(*job, Origin::Handoff(codec), block).await
+        let origin = Origin::Handoff(codec);
+        model.apply_in_turn(turn, *job, origin, block).await
     }
 }
 

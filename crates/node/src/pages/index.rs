@@ -108,10 +108,9 @@ impl Index {
         std::mem::take(&mut self.unused)
     }
 
-    /// So many files have been deleted, but for these, which are still to be.
-    pub fn removed(&mut self, files: usize, left: Vec<FileName>) {
+    /// So many files have been deleted, or cannot be now.
+    pub fn removed(&mut self, files: usize) {
         self.removing = self.removing.saturating_sub(files);
-        self.unused.extend(left);
     }
 
     /// The object of this id.

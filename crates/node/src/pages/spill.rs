@@ -5,9 +5,30 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::disk::Disk;
+use super::disk::{Disk, FileName};
 use super::index::Index;
 use super::limits::{CLOSE, DELETE_PAUSE};
+
+/// Files that could not be deleted, and when that is tried again.
+struct Stuck {
+    files: Vec<FileName>,
+    again: Instant,
+}
+
+impl Default for Stuck {
+    fn default() -> Self {
+        Self {
+            files: Vec::new(),
+            again: Instant::now(),
+        }
+    }
+}
+
+impl Stuck {
+    fn is_due(&self) -> bool {
+        !self.files.is_empty() && Instant::now() >= self.again
+    }
+}
 
 /// What the threads of a store share.
 #[derive(Debug)]
@@ -43,19 +64,26 @@ impl Shared {
         result
     }
 
-    /// Deletes the files that are of no use any more. False if some are left: a later start would find them again, and
-    /// what is in them may be wrong.
-    fn clear(&self, disk: &Disk) -> bool {
-        let unused = self.lock().take_unused();
+    /// Deletes the files that are of no use any more, and after a while those that could not be deleted: a later start would
+    /// find them again, and what is in them may be wrong.
+    fn clear(&self, disk: &Disk, stuck: &mut Stuck) {
+        let mut unused = self.lock().take_unused();
+        let fresh = unused.len();
+        if stuck.is_due() {
+            unused.append(&mut stuck.files);
+        }
         if unused.is_empty() {
-            return true;
+            return;
         }
         let left = disk.remove(&unused);
-        let is_clear = left.is_empty();
         let mut index = self.lock();
         index.stats.disk_errors += left.len() as u64;
-        index.removed(unused.len(), left);
-        is_clear
+        index.removed(fresh);
+        drop(index);
+        if !left.is_empty() {
+            stuck.files.extend(left);
+            stuck.again = Instant::now() + DELETE_PAUSE;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
@@ -66,31 +94,32 @@ impl Shared {
     /// Writes what is queued until `is_closed`; the body of the writer's thread.
     pub fn write_spills(&self, is_closed: &AtomicBool) {
         let Some(disk) = &self.disk else { return };
+        let mut stuck = Stuck::default();
         loop {
             let mut index = self.lock();
             // Inside the lock, so that a close cannot slip in between this and the wait.
             if is_closed.load(Ordering::Acquire) {
                 drop(index);
-                self.clear(disk);
-                return;
+                return self.clear(disk, &mut stuck);
             }
             let Some(spill) = index.next_spill() else {
                 // What had no room on disk has left the queue too.
                 self.written.notify_all();
-                if !index.has_unused() {
+                if index.has_unused() || stuck.is_due() {
+                    drop(index);
+                    self.clear(disk, &mut stuck);
+                } else if stuck.files.is_empty() {
                     drop(self.queued.wait(index));
-                    continue;
-                }
-                drop(index);
-                if !self.clear(disk) {
-                    drop(self.queued.wait_timeout(self.lock(), DELETE_PAUSE));
+                } else {
+                    let pause = stuck.again.saturating_duration_since(Instant::now());
+                    drop(self.queued.wait_timeout(index, pause));
                 }
                 continue;
             };
             let serial = index.next_serial();
             drop(index);
             // First the room, then the file.
-            self.clear(disk);
+            self.clear(disk, &mut stuck);
             let written = disk.write(&spill, serial);
             let file = written.inspect_err(|error| {
                 disk.log("write", disk.dir(), error);

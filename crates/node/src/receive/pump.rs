@@ -22,6 +22,7 @@ use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
 use crate::job::{HandedOver, Lost, Told};
 use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, STREAMS};
+use crate::model::Turn;
 use crate::tickets::{Permitted, Target};
 use crate::wire::{WireError, write_frame};
 
@@ -51,6 +52,8 @@ pub(super) struct Pump {
     pub(super) connections: mpsc::Receiver<Arrival>,
     pub(super) steps: mpsc::Sender<StepOf>,
     pub(super) taken: mpsc::Receiver<StepOf>,
+    /// Of the blocks on their way into the engine.
+    pub(super) turn: Arc<Turn>,
     pub(super) applying: FuturesOrdered<Applying>,
     /// When the last connection broke, and why.
     pub(super) broken: Option<(Instant, String)>,
@@ -200,7 +203,11 @@ impl Pump {
                 let (end, codec) = (block.tokens.end, pieces.codec(&block));
                 // Known before, should the handoff end meanwhile.
                 self.permitted.cached(end).await;
-                let applied = self.permitted.target.apply(Arc::new(block), codec).await;
+                let applied = self
+                    .permitted
+                    .target
+                    .apply(&self.turn, Arc::new(block), codec)
+                    .await;
                 applied.map_err(Fault::Over)?;
                 have = end;
             }
@@ -420,8 +427,11 @@ impl Pump {
             } else {
                 Tail::default()
             };
+            let turn = Arc::clone(&self.turn);
             self.applying.push_back(Box::pin(async move {
-                let applying = permitted.target.apply(Arc::clone(&block), Some(codec));
+                let applying = permitted
+                    .target
+                    .apply(&turn, Arc::clone(&block), Some(codec));
                 let keeping = keep_block(&permitted.keep, &tokens, &block, codec, before);
                 let (applied, ()) = tokio::join!(applying, keeping);
                 (block, applied)

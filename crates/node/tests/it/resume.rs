@@ -171,7 +171,7 @@ async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
 async fn a_silent_connection_is_replaced() {
     let config = FakeConfig::default();
     let mut waits = endless();
-    waits.handoff_silence = Duration::from_millis(600);
+    waits.handoff_silence = Duration::from_secs(2);
     waits.handoff_beat = Duration::from_millis(50);
     let setup = |role| Setup {
         limits: waits,
@@ -212,7 +212,7 @@ async fn a_silent_connection_is_replaced() {
 async fn a_connection_that_becomes_silent_while_a_chunk_is_computed_is_replaced() {
     let config = FakeConfig::default();
     let mut waits = endless();
-    waits.handoff_silence = Duration::from_millis(600);
+    waits.handoff_silence = Duration::from_secs(2);
     waits.handoff_beat = Duration::from_millis(50);
     let setup = |role, config: &FakeConfig| Setup {
         limits: waits,
