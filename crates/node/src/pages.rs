@@ -522,7 +522,7 @@ impl PageStore {
         }
     }
 
-    /// The rows of complete pages, in blocks of at most [`limits::MAX_BLOCK_BYTES`] (or one page)
+    /// The rows of complete pages, in blocks of at most [`tandem_kv::limits::TARGET_BLOCK_BYTES`] (or one page)
     /// that an engine can import one after the other. Blocks on the disk.
     ///
     /// # Errors

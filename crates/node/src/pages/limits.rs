@@ -7,8 +7,6 @@ use std::time::Duration;
 pub const MAX_ENTRIES: usize = 1 << 18;
 /// Largest page or snapshot that is kept, in bytes of rows: nothing larger crosses the wire.
 pub const MAX_OBJECT_BYTES: u64 = tandem_kv::limits::MAX_WINDOW_BYTES;
-/// Blocks that a load returns are cut at this many bytes, as a handoff cuts them, but not within a page.
-pub const MAX_BLOCK_BYTES: u64 = tandem_kv::limits::TARGET_BLOCK_BYTES;
 /// Bytes that may wait to be written to disk, beside the memory of the configuration; a single
 /// object may be larger. What does not fit is not kept.
 pub const MAX_SPILL_BYTES: u64 = 256 << 20;

@@ -1,10 +1,11 @@
 //! Rows of blocks cut into pages and joined again.
 
+use tandem_kv::limits::TARGET_BLOCK_BYTES;
 use tandem_kv::page::PAGE_TOKENS;
 use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 use super::PutError;
-use super::limits::{MAX_BLOCK_BYTES, MAX_OBJECT_BYTES};
+use super::limits::MAX_OBJECT_BYTES;
 
 /// The planes of a section: what a stored object holds, in this order.
 #[derive(Debug)]
@@ -59,9 +60,9 @@ impl Shape {
         self.token_bytes.saturating_mul(u64::from(tokens))
     }
 
-    /// Pages per block of a load: as many as fit [`MAX_BLOCK_BYTES`], at least one.
+    /// Pages per block of a load: as many as a handoff has in one, at least one.
     pub fn pages_per_block(&self) -> usize {
-        let pages = MAX_BLOCK_BYTES / self.bytes(PAGE_TOKENS).max(1);
+        let pages = TARGET_BLOCK_BYTES / self.bytes(PAGE_TOKENS).max(1);
         let most = tandem_kv::limits::MAX_CHUNK_TOKENS / PAGE_TOKENS;
         usize::try_from(pages.clamp(1, u64::from(most))).unwrap_or(1)
     }

@@ -516,7 +516,7 @@ impl Pump {
         }
         Err(Box::new(Refuse {
             code: RefusalCode::Hello,
-            message: "hello field `tokens`: others than in the first hello".into(),
+            message: "hello field `token_digest`: not that of the first hello".into(),
             differences: Vec::new(),
         }))
     }

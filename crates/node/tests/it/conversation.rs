@@ -567,7 +567,7 @@ async fn a_hand_back_that_comes_again_with_other_tokens_is_refused() {
     let again = control_frame(Kind::Hello, ticket.handoff, 0, &hello).unwrap();
     let heard = answer(ticket.port, &again).await;
     let heard = String::from_utf8_lossy(&heard);
-    assert!(heard.contains("`tokens`"), "{heard}");
+    assert!(heard.contains("`token_digest`"), "{heard}");
     handoff.leave().await;
     prefill.settled().await;
     assert_eq!(prefill.handoffs().await.pages, 1);

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tandem_identity::limits as identity;
+use tandem_node::pages::limits as pages;
 use tandem_node::{Limits, limits};
 
 fn document() -> String {
@@ -87,7 +89,8 @@ fn every_limit_has_its_value() {
         ("body", seconds(own.body)),
         ("accept", seconds(own.accept)),
         ("page_read", seconds(own.page_read)),
-        ("CLOSE", seconds(tandem_node::pages::limits::CLOSE)),
+        ("CLOSE", seconds(pages::CLOSE)),
+        ("DELETE_PAUSE", seconds(pages::DELETE_PAUSE)),
         ("handoff_silence", seconds(own.handoff_silence)),
         (
             "MIN_LINK_RATE",
@@ -113,15 +116,9 @@ fn every_limit_has_its_value() {
         ("MAX_CONFIRMED", limits::MAX_CONFIRMED.to_string()),
         ("MAX_SESSIONS", tandem_kv::limits::MAX_SESSIONS.to_string()),
         ("MAX_CONNECTIONS", limits::MAX_CONNECTIONS.to_string()),
-        (
-            "MAX_SILENT",
-            tandem_identity::limits::MAX_SILENT.to_string(),
-        ),
+        ("MAX_SILENT", identity::MAX_SILENT.to_string()),
         ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
-        (
-            "MAX_HANDSHAKES",
-            tandem_identity::limits::MAX_HANDSHAKES.to_string(),
-        ),
+        ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
         ("STREAMS", limits::STREAMS.to_string()),
         (

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use tandem_kv::KvBlock;
+use tandem_kv::limits::TARGET_BLOCK_BYTES;
 use tandem_kv::page::{Namespace, Origin, PageId};
 use tandem_kv::{LayerKind, Section};
-use tandem_node::pages::limits::{ENTRY_OVERHEAD, MAX_BLOCK_BYTES, MAX_PINS};
+use tandem_node::pages::limits::{ENTRY_OVERHEAD, MAX_PINS};
 use tandem_node::pages::{Held, LoadError, PageStore, Provenance, PutError, Wanted};
 
 use super::rig::{
@@ -392,7 +393,7 @@ fn blocks_of_a_load_are_bounded() {
     let ranges: Vec<_> = blocks.iter().map(|b| b.tokens.clone()).collect();
     assert_eq!(ranges, [0..128, 128..256, 256..384, 384..512, 512..576]);
     for block in &blocks {
-        assert!(block.bytes() <= MAX_BLOCK_BYTES);
+        assert!(block.bytes() <= TARGET_BLOCK_BYTES);
         assert_eq!(block.validate(&wide), Ok(()));
         assert_eq!(*block, full_block(&wide, block.tokens.clone(), 1));
     }
