@@ -228,6 +228,7 @@ fn load(arguments: &Arguments) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)
         },
         threads: arguments.threads.unwrap_or_else(cores),
         gpu_layers: arguments.gpu_layers,
+        by_layer: Role::from(arguments.role).prefills(),
     };
     let mut engines: Vec<(String, Box<dyn KvEngine>)> = Vec::new();
     for (name, path) in &arguments.model {

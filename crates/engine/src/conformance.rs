@@ -25,6 +25,7 @@
 //!   chunks, for chunkings {one, even, uneven,
 //!   shorter than a chunk, prompts of one and two tokens, around and beyond the window}, with
 //!   blocks imported whole and in parts;
+//! - rows that an engine gives while it computes a chunk are those that it exports, and change nothing;
 //! - `held` at every step;
 //! - sequences prefilled, imported and decoded side by side stay independent ([`run`] only);
 //! - misuse is refused and leaves the sequence as it was, or empty, and prefill can go on from

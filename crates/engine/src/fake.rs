@@ -12,12 +12,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_kv::contract::LAYOUT_VERSION;
-use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, Section};
+use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind, Section};
 
 pub use self::tokenizer::{FAKE_BOS, FAKE_EOS, FAKE_IM_START, FakeTokenizer};
 
 use self::cache::Cache;
-use crate::kv_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence};
+use crate::kv_engine::{Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence};
 use crate::tokenizer::{Token, Tokenizer};
 
 /// A call of the engine, as the gate sees it before it happens.
@@ -29,6 +29,15 @@ pub enum Call {
     Prefill {
         /// The sequence.
         sequence: Sequence,
+        /// Token positions.
+        tokens: Range<u32>,
+    },
+    /// K and V of a layer are given by [`KvEngine::prefill_by_layer`].
+    Give {
+        /// The sequence.
+        sequence: Sequence,
+        /// The layer.
+        layer: u32,
         /// Token positions.
         tokens: Range<u32>,
     },
@@ -73,6 +82,8 @@ pub enum CallKind {
     Open,
     /// [`KvEngine::prefill`].
     Prefill,
+    /// A layer that is given.
+    Give,
     /// [`KvEngine::export`].
     Export,
     /// [`KvEngine::import_part`].
@@ -92,6 +103,7 @@ impl Call {
         match self {
             Self::Open => CallKind::Open,
             Self::Prefill { .. } => CallKind::Prefill,
+            Self::Give { .. } => CallKind::Give,
             Self::Export { .. } => CallKind::Export,
             Self::Import { .. } => CallKind::Import,
             Self::Decode { .. } => CallKind::Decode,
@@ -126,6 +138,8 @@ pub struct FakeConfig {
     pub microbatch_tokens: u32,
     /// Tokens of a step at the end of a prompt.
     pub tail_tokens: u32,
+    /// True if layers are given while a chunk is computed, a micro-batch at a time.
+    pub by_layer: bool,
     /// Shape of the cache.
     pub layers: Vec<LayerSpec>,
     /// Window of [`LayerKind::Window`] layers in tokens; 0 if there are none.
@@ -174,6 +188,7 @@ impl Default for FakeConfig {
             prefill_tokens: 64,
             microbatch_tokens: 16,
             tail_tokens: u32::MAX,
+            by_layer: true,
             layers: vec![
                 layer(LayerKind::Full, 2, 4, 4),
                 layer(LayerKind::Full, 1, 8, 4),
@@ -314,6 +329,61 @@ impl FakeEngine {
         Ok(())
     }
 
+    fn check_prefill(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+    ) -> Result<(), EngineError> {
+        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        self.enter(&Call::Prefill {
+            sequence,
+            tokens: start..start.saturating_add(count),
+        })?;
+        if count > self.config.prefill_tokens {
+            return Err(refused(format!("a chunk of {count} tokens")));
+        }
+        self.check_position(sequence, start, tokens.len())?;
+        self.check_tokens(tokens)
+    }
+
+    /// Evaluates a micro-batch and gives its rows, layer by layer.
+    fn give_part(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+        give: &mut dyn FnMut(&LayerRows<'_>),
+    ) -> Result<(), EngineError> {
+        let cache = self.cache_mut(sequence)?;
+        let rows: Vec<Vec<Vec<u8>>> = tokens.iter().map(|token| cache.push(*token)).collect();
+        let planes: Vec<(u32, PlaneKind)> = cache.planes().collect();
+        let tokens = start..cache.held();
+        for (plane, (layer, kind)) in planes.into_iter().enumerate() {
+            if kind == PlaneKind::Key {
+                self.enter(&Call::Give {
+                    sequence,
+                    layer,
+                    tokens: tokens.clone(),
+                })
+                .inspect_err(|_| self.clear(sequence))?;
+            }
+            let read = |wanted: Range<u32>, out: &mut Vec<u8>| {
+                let wanted = wanted.start.max(start)..wanted.end.min(tokens.end);
+                for token in wanted {
+                    out.extend_from_slice(&rows[(token - start) as usize][plane]);
+                }
+            };
+            give(&LayerRows {
+                layer,
+                kind,
+                tokens: tokens.clone(),
+                read: &read,
+            });
+        }
+        Ok(())
+    }
+
     fn check_steps(&self, steps: &[DecodeStep]) -> Result<(), EngineError> {
         let mut seen = BTreeSet::new();
         for step in steps {
@@ -373,20 +443,37 @@ impl KvEngine for FakeEngine {
         start: u32,
         tokens: &[Token],
     ) -> Result<(), EngineError> {
-        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        self.enter(&Call::Prefill {
-            sequence,
-            tokens: start..start.saturating_add(count),
-        })?;
-        if count > self.config.prefill_tokens {
-            return Err(refused(format!("a chunk of {count} tokens")));
-        }
-        self.check_position(sequence, start, tokens.len())?;
-        self.check_tokens(tokens)?;
+        self.check_prefill(sequence, start, tokens)?;
         let cache = self.cache_mut(sequence)?;
         cache.drop_incomplete();
         for &token in tokens {
             cache.push(token);
+        }
+        Ok(())
+    }
+
+    fn gives_layers(&self) -> bool {
+        self.config.by_layer
+    }
+
+    fn prefill_by_layer(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+        give: &mut dyn FnMut(&LayerRows<'_>),
+    ) -> Result<(), EngineError> {
+        if !self.config.by_layer {
+            return self.prefill(sequence, start, tokens);
+        }
+        self.check_prefill(sequence, start, tokens)?;
+        self.cache_mut(sequence)?.drop_incomplete();
+        let micro = self.config.microbatch_tokens.max(1);
+        for (part, start) in tokens
+            .chunks(micro as usize)
+            .zip((start..).step_by(micro as usize))
+        {
+            self.give_part(sequence, start, part, give)?;
         }
         Ok(())
     }

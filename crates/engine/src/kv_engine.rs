@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kv::{Contract, KvBlock, Section};
+use tandem_kv::{Contract, KvBlock, PlaneKind, Section};
 
 use crate::tokenizer::{Token, Tokenizer};
 
@@ -34,6 +34,18 @@ pub struct DecodeStep {
     pub token: Token,
     /// Its position, which must be the number of tokens the sequence holds.
     pub position: u32,
+}
+
+/// K or V of one layer, as soon as it has been computed.
+pub struct LayerRows<'a> {
+    /// The layer.
+    pub layer: u32,
+    /// K or V.
+    pub kind: PlaneKind,
+    /// Whose rows they are.
+    pub tokens: Range<u32>,
+    /// Appends the rows of some of these tokens (what lies outside is left out).
+    pub read: &'a dyn Fn(Range<u32>, &mut Vec<u8>),
 }
 
 /// Why an engine could not do something.
@@ -87,6 +99,28 @@ pub trait KvEngine: Send {
         start: u32,
         tokens: &[Token],
     ) -> Result<(), EngineError>;
+
+    /// True if [`KvEngine::prefill_by_layer`] gives rows.
+    fn gives_layers(&self) -> bool {
+        false
+    }
+
+    /// As [`KvEngine::prefill`]. An engine that [gives layers](KvEngine::gives_layers) gives K and V of each of them
+    /// while the next ones are computed: those of a layer for the tokens in order, perhaps in several parts, and
+    /// the same rows that [`KvEngine::export`] would. `give` must not panic.
+    ///
+    /// # Errors
+    /// As [`KvEngine::prefill`], and if rows could not be given; what has been given is of no use then.
+    fn prefill_by_layer(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+        give: &mut dyn FnMut(&LayerRows<'_>),
+    ) -> Result<(), EngineError> {
+        let _ = give;
+        self.prefill(sequence, start, tokens)
+    }
 
     /// Copies KV of a range of tokens out. For [`Section::Window`] the range must lie in the window
     /// that ends at the last token held.

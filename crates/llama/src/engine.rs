@@ -11,12 +11,15 @@ use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
-use tandem_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence, Token, Tokenizer};
-use tandem_kv::{Contract, KvBlock, Section};
+use tandem_engine::{
+    Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence, Token, Tokenizer,
+};
+use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 use crate::blob::{self, BlobError};
 use crate::gguf::{Gguf, GgufError, Value};
 use crate::layout::{self, LayoutError};
+use crate::tap;
 use crate::vocabulary::{Vocabulary, native};
 
 /// Largest number of sequences: llama.cpp aborts the process beyond `LLAMA_MAX_SEQ` = 256 ids,
@@ -32,6 +35,9 @@ pub struct LlamaOptions {
     pub threads: u32,
     /// Layers on the GPU, where the build has one; all by default.
     pub gpu_layers: u32,
+    /// True if the engine gives layers while it computes the next ones. A GPU then waits for each layer to be read, also
+    /// in an engine that only decodes.
+    pub by_layer: bool,
 }
 
 /// Tokens of a step at the end of a prompt where the processor computes: short enough for little of a prompt to be
@@ -49,6 +55,7 @@ impl Default for LlamaOptions {
             },
             threads: 1,
             gpu_layers: 999,
+            by_layer: true,
         }
     }
 }
@@ -138,6 +145,7 @@ pub struct LlamaEngine {
     contract: Contract,
     capacity: Capacity,
     tail_tokens: u32,
+    by_layer: bool,
     vocabulary: Arc<Vocabulary>,
     slots: Vec<Slot>,
     /// For a state, one after the other: the system takes as long to give memory of that size as a copy takes.
@@ -178,7 +186,13 @@ impl LlamaEngine {
         let model = Arc::new(model);
         let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model), chat_template));
         let cell = Loaded::try_new(model, |model| {
-            model.new_context(backend, context_params(options))
+            let params = context_params(options);
+            let params = if options.by_layer {
+                tap::tapped(params)
+            } else {
+                params
+            };
+            model.new_context(backend, params)
         })
         .map_err(|e| {
             let c = options.capacity;
@@ -195,6 +209,7 @@ impl LlamaEngine {
             contract,
             capacity: options.capacity,
             tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
+            by_layer: options.by_layer,
             vocabulary,
             slots: vec![Slot::default(); options.capacity.sequences as usize],
             state: Vec::new(),
@@ -214,14 +229,32 @@ impl LlamaEngine {
             reason: e.to_string(),
         };
         let sequence = self.open().map_err(fail)?;
+        let mut given = Vec::new();
+        let mut give = |rows: &LayerRows<'_>| {
+            let mut data = Vec::new();
+            (rows.read)(0..2, &mut data);
+            given.push((rows.layer, rows.kind, data));
+        };
         let result = self
-            .prefill(sequence, 0, &[0, 0])
+            .prefill_by_layer(sequence, 0, &[0, 0], &mut give)
             .map_err(fail)
             .and_then(|()| {
                 self.read_state(native_id(sequence), false)?;
                 let sections = blob::parse(&self.state, &self.contract, false)?;
                 for (section, cells) in &sections {
-                    blob::to_block(&self.state, cells, &self.contract, *section, 0..2)?;
+                    let block = blob::to_block(&self.state, cells, &self.contract, *section, 0..2)?;
+                    let is_given = |p: &Plane| {
+                        let is_it = |(l, k, d): &(u32, PlaneKind, Vec<u8>)| {
+                            (*l, *k) == (p.layer, p.kind) && d[..] == p.data[..]
+                        };
+                        given.iter().any(is_it)
+                    };
+                    if self.by_layer && !block.planes.iter().all(is_given) {
+                        return Err(BlobError {
+                            at: "probe",
+                            reason: "a layer's rows are others while they are computed".into(),
+                        });
+                    }
                 }
                 Ok(())
             });
@@ -298,6 +331,75 @@ impl LlamaEngine {
     fn run(&mut self, batch: &mut LlamaBatch<'_>) -> Result<(), EngineError> {
         self.context(|c| c.decode(batch))
             .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
+    }
+
+    fn evaluate(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+        give: Option<&mut dyn FnMut(&LayerRows<'_>)>,
+    ) -> Result<(), EngineError> {
+        let held = self.continue_from(sequence)?;
+        if start != held {
+            return Err(EngineError::Refused(format!(
+                "prefill at {start}, but {held} tokens are held"
+            )));
+        }
+        let end = start.saturating_add(u32::try_from(tokens.len()).unwrap_or(u32::MAX));
+        if end > self.capacity.tokens_per_sequence
+            || tokens.len() > self.capacity.prefill_tokens as usize
+        {
+            return Err(EngineError::Refused(format!(
+                "{} tokens at {start} exceed the chunk size {} or the context {}",
+                tokens.len(),
+                self.capacity.prefill_tokens,
+                self.capacity.tokens_per_sequence
+            )));
+        }
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let mut batch = LlamaBatch::new(tokens.len(), 1);
+        for (position, token) in (start..).zip(tokens) {
+            push(
+                &mut batch,
+                *token,
+                position,
+                sequence,
+                false,
+                self.vocabulary.len(),
+            )?;
+        }
+        let result = match give {
+            None => self.run(&mut batch),
+            Some(give) => self.run_watched(&mut batch, start..end, give),
+        };
+        if result.is_err() {
+            self.clear(sequence);
+        } else {
+            self.slots[sequence.0 as usize].full = end;
+        }
+        result
+    }
+
+    /// Computes a batch of these tokens and gives rows meanwhile.
+    fn run_watched(
+        &mut self,
+        batch: &mut LlamaBatch<'_>,
+        tokens: Range<u32>,
+        give: &mut dyn FnMut(&LayerRows<'_>),
+    ) -> Result<(), EngineError> {
+        let layers = self.contract.layers.len();
+        let (result, seen) = tap::watch(layers, tokens.start, give, || self.run(batch));
+        result?;
+        let reason = match seen {
+            Ok(end) if end == tokens.end => return Ok(()),
+            Ok(end) => format!("those of tokens {end}..{} were not seen", tokens.end),
+            Err(reason) => reason,
+        };
+        let error = format!("rows of llama.cpp while it computes: {reason}");
+        Err(EngineError::Failed(error))
     }
 
     /// Reads the state of some tokens of a llama.cpp sequence into `self.state`.
@@ -497,50 +599,28 @@ impl KvEngine for LlamaEngine {
         Ok(Sequence(u32::try_from(index).unwrap_or(0)))
     }
 
+    fn gives_layers(&self) -> bool {
+        self.by_layer
+    }
+
     fn prefill(
         &mut self,
         sequence: Sequence,
         start: u32,
         tokens: &[Token],
     ) -> Result<(), EngineError> {
-        let held = self.continue_from(sequence)?;
-        if start != held {
-            return Err(EngineError::Refused(format!(
-                "prefill at {start}, but {held} tokens are held"
-            )));
-        }
-        let end = u64::from(start) + tokens.len() as u64;
-        if end > u64::from(self.capacity.tokens_per_sequence)
-            || tokens.len() > self.capacity.prefill_tokens as usize
-        {
-            return Err(EngineError::Refused(format!(
-                "{} tokens at {start} exceed the chunk size {} or the context {}",
-                tokens.len(),
-                self.capacity.prefill_tokens,
-                self.capacity.tokens_per_sequence
-            )));
-        }
-        if tokens.is_empty() {
-            return Ok(());
-        }
-        let mut batch = LlamaBatch::new(tokens.len(), 1);
-        for (position, token) in (start..).zip(tokens) {
-            push(
-                &mut batch,
-                *token,
-                position,
-                sequence,
-                false,
-                self.vocabulary.len(),
-            )?;
-        }
-        let result = self.run(&mut batch);
-        if result.is_err() {
-            self.clear(sequence);
-        } else {
-            self.slots[sequence.0 as usize].full = u32::try_from(end).unwrap_or(u32::MAX);
-        }
-        result
+        self.evaluate(sequence, start, tokens, None)
+    }
+
+    fn prefill_by_layer(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+        give: &mut dyn FnMut(&LayerRows<'_>),
+    ) -> Result<(), EngineError> {
+        let give = self.by_layer.then_some(give);
+        self.evaluate(sequence, start, tokens, give)
     }
 
     fn export(

@@ -5,6 +5,7 @@
 //! - [`gguf`]: what a model file says about itself, and its fingerprints;
 //! - [`layout`]: which layers live in which section of llama.cpp's cache, and the [`Contract`](tandem_kv::Contract);
 //! - [`blob`]: llama.cpp's sequence state from and to neutral planes (safe, pure);
+//! - `tap`: rows of a layer while the next one is computed;
 //! - [`vocabulary`]: the tokenizer;
 //! - [`engine`]: [`LlamaEngine`], which implements [`KvEngine`](tandem_engine::KvEngine);
 //! - [`build`]: what this build can do (CPU features, backends).
@@ -14,6 +15,7 @@ pub mod build;
 pub mod engine;
 pub mod gguf;
 pub mod layout;
+mod tap;
 pub mod vocabulary;
 
 pub use engine::{LlamaEngine, LlamaError, LlamaOptions};

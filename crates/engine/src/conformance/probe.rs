@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use tandem_kv::{KvBlock, Section};
+use tandem_kv::{KvBlock, PlaneKind, Section};
 
 use super::GENERATED;
 use super::plan::Prompt;
-use crate::kv_engine::{DecodeStep, EngineError, KvEngine, Sequence};
+use crate::kv_engine::{DecodeStep, EngineError, KvEngine, LayerRows, Sequence};
 use crate::sampling::{Sampler, SamplingParams};
 use crate::tokenizer::Token;
 
@@ -161,6 +161,79 @@ pub fn export(
     block
 }
 
+/// Rows of a plane, as they were given.
+struct Given {
+    layer: u32,
+    kind: PlaneKind,
+    /// The next token.
+    next: u32,
+    rows: Vec<u8>,
+}
+
+/// Prefills one chunk of a prompt; gives what an engine that gives layers has given meanwhile.
+fn prefill_by_layer(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+    chunk: &Range<u32>,
+) -> Option<Vec<Given>> {
+    if !engine.gives_layers() {
+        prefill(engine, what, sequence, prompt, chunk);
+        return None;
+    }
+    let what = format!("{what}: prefill of {chunk:?} by layer");
+    let mut given: Vec<Given> = Vec::new();
+    let mut give = |rows: &LayerRows<'_>| {
+        let is_it = |g: &Given| (g.layer, g.kind) == (rows.layer, rows.kind);
+        let at = given.iter().position(is_it).unwrap_or_else(|| {
+            given.push(Given {
+                layer: rows.layer,
+                kind: rows.kind,
+                next: chunk.start,
+                rows: Vec::new(),
+            });
+            given.len() - 1
+        });
+        let plane = &mut given[at];
+        // One by one, to see that parts can be read.
+        for token in rows.tokens.clone() {
+            (rows.read)(token..token + 1, &mut plane.rows);
+        }
+        if rows.tokens.start == plane.next {
+            plane.next = rows.tokens.end;
+        }
+    };
+    let result = engine.prefill_by_layer(sequence, chunk.start, prompt.chunk(chunk), &mut give);
+    ok(&what, result);
+    check_held(engine, &what, sequence, chunk.end);
+    Some(given)
+}
+
+/// What was given of a chunk is what is exported.
+fn check_given(what: &str, chunk: &Range<u32>, given: &Option<Vec<Given>>, block: &KvBlock) {
+    let Some(given) = given else {
+        return;
+    };
+    for plane in &block.planes {
+        let (layer, kind) = (plane.layer, plane.kind);
+        let what = format!("{what}: layer {layer} {kind:?} of {chunk:?} as it was given");
+        let it = given.iter().find(|g| (g.layer, g.kind) == (layer, kind));
+        let it = it.unwrap_or_else(|| panic!("conformance: {what}: is missing"));
+        assert!(
+            it.next == chunk.end,
+            "conformance: {what}: ends at {} or has gaps",
+            it.next
+        );
+        // Of the window the last tokens of the chunk.
+        assert!(
+            it.rows.ends_with(&plane.data)
+                && it.rows.len() / chunk.len() == plane.data.len() / block.len() as usize,
+            "conformance: {what}: other rows than those that are exported"
+        );
+    }
+}
+
 /// Prefills a prompt and exports each chunk as it is done, with its rows of the window, which are those that
 /// the window has in the end; then settles.
 pub fn prefill_and_export(
@@ -172,11 +245,15 @@ pub fn prefill_and_export(
     let (mut blocks, mut early) = (Vec::new(), Vec::new());
     let start = engine.contract().window_start(prompt.prefilled());
     for chunk in &prompt.chunks {
-        prefill(engine, what, sequence, prompt, chunk);
-        blocks.push(export(engine, what, sequence, Section::Full, chunk.clone()));
+        let given = prefill_by_layer(engine, what, sequence, prompt, chunk);
+        let full = export(engine, what, sequence, Section::Full, chunk.clone());
+        check_given(what, chunk, &given, &full);
+        blocks.push(full);
         let rows = start.max(chunk.start)..chunk.end;
         if engine.contract().has_window() && !rows.is_empty() {
-            early.push(export(engine, what, sequence, Section::Window, rows));
+            let window = export(engine, what, sequence, Section::Window, rows);
+            check_given(what, chunk, &given, &window);
+            early.push(window);
         }
     }
     let window = export_window(engine, what, sequence, prompt);

@@ -119,19 +119,27 @@ impl Cache {
         (0..kept).for_each(|position| self.hash_full(position));
     }
 
-    /// Evaluates one token at the next position.
-    pub fn push(&mut self, token: Token) {
+    /// Evaluates one token at the next position; gives its row of each plane: K and V of each layer.
+    pub fn push(&mut self, token: Token) -> Vec<Vec<u8>> {
         let position = self.full_end;
         let state = mix(self.state() ^ mix((u64::from(token) << 32) | u64::from(position)));
+        let mut given = Vec::new();
         for rows in &mut self.planes {
             let plane = u64::from(rows.layer) * 2 + u64::from(rows.kind == PlaneKind::Value);
             let row = row(mix(state ^ mix(plane)), rows.row_bytes);
             rows.data.extend_from_slice(&row);
+            given.push(row);
         }
         self.full_end += 1;
         self.window_end = self.full_end;
         self.hash_full(position);
         self.forget();
+        given
+    }
+
+    /// Layer and kind of each plane.
+    pub fn planes(&self) -> impl Iterator<Item = (u32, PlaneKind)> {
+        self.planes.iter().map(|rows| (rows.layer, rows.kind))
     }
 
     /// One logit per token id, from the stored rows. Printable characters and the end token are

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use tandem_engine::conformance::{self, F32_ROUNDING, Measured};
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig, FakeEngine};
-use tandem_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence, Token, Tokenizer};
+use tandem_engine::{
+    Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence, Token, Tokenizer,
+};
 use tandem_kv::plane::plane_bytes;
 use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 
@@ -98,10 +100,34 @@ enum Fault {
     ExportDisturbs,
     /// The row of logits is one too short.
     ShortLogits,
+    /// Gives K and V of a layer the one for the other.
+    GivesSwapped,
+    /// Does not give the last layer.
+    GivesTooFew,
+    /// Gives the first rows again and again.
+    GivesWrongRows,
+    /// Gives rows with the wrong tokens.
+    GivesWrongTokens,
+    /// Giving rows changes one.
+    GivingDisturbs,
+}
+
+impl Fault {
+    /// True if it is one of rows that are given while a chunk is computed.
+    fn is_of_giving(self) -> bool {
+        matches!(
+            self,
+            Self::GivesSwapped
+                | Self::GivesTooFew
+                | Self::GivesWrongRows
+                | Self::GivesWrongTokens
+                | Self::GivingDisturbs
+        )
+    }
 }
 
 /// What the suite says of each fault: that the right check found it.
-const FAULTS: [(Fault, bool, &str); 31] = [
+const FAULTS: [(Fault, bool, &str); 37] = [
     (Fault::DropsRow, false, "the first logits differ"),
     (Fault::DropsRow, true, "a part of the window is not"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
@@ -157,6 +183,12 @@ const FAULTS: [(Fault, bool, &str); 31] = [
     (Fault::FullIsAFailure, false, "instead of Full"),
     (Fault::ExportDisturbs, false, "the first logits differ"),
     (Fault::ShortLogits, false, "one logit per token"),
+    (Fault::GivesSwapped, false, "other rows than those"),
+    (Fault::GivesTooFew, false, "as it was given: is missing"),
+    (Fault::GivesWrongRows, false, "other rows than those"),
+    (Fault::GivesWrongRows, true, "other rows than those"),
+    (Fault::GivesWrongTokens, false, "or has gaps"),
+    (Fault::GivingDisturbs, false, "other rows than those"),
 ];
 
 /// The fake with one fault.
@@ -299,6 +331,50 @@ impl KvEngine for Broken {
             _ => start,
         };
         self.inner.prefill(sequence, start, tokens)
+    }
+
+    fn gives_layers(&self) -> bool {
+        self.fault.is_of_giving()
+    }
+
+    fn prefill_by_layer(
+        &mut self,
+        sequence: Sequence,
+        start: u32,
+        tokens: &[Token],
+        give: &mut dyn FnMut(&LayerRows<'_>),
+    ) -> Result<(), EngineError> {
+        let fault = self.fault;
+        let last = self.inner.contract().layers.len() as u32 - 1;
+        let mut spoilt = |rows: &LayerRows<'_>| {
+            let (mut kind, mut tokens) = (rows.kind, rows.tokens.clone());
+            match (fault, rows.kind) {
+                (Fault::GivesTooFew, _) if rows.layer == last => return,
+                (Fault::GivesSwapped, PlaneKind::Key) => kind = PlaneKind::Value,
+                (Fault::GivesSwapped, PlaneKind::Value) => kind = PlaneKind::Key,
+                (Fault::GivesWrongTokens, _) => tokens.start += 1,
+                _ => {}
+            }
+            let first = rows.tokens.start..rows.tokens.start + 1;
+            let read = |wanted: Range<u32>, out: &mut Vec<u8>| match fault {
+                Fault::GivesWrongRows => {
+                    wanted.for_each(|_| (rows.read)(first.clone(), out));
+                }
+                _ => (rows.read)(wanted, out),
+            };
+            give(&LayerRows {
+                layer: rows.layer,
+                kind,
+                tokens,
+                read: &read,
+            });
+        };
+        self.inner
+            .prefill_by_layer(sequence, start, tokens, &mut spoilt)?;
+        if fault == Fault::GivingDisturbs {
+            self.flip(sequence);
+        }
+        Ok(())
     }
 
     fn export(

@@ -1,10 +1,13 @@
 //! The suite of the engine crate, for every architecture.
 
+use std::cell::Cell;
+
 use tandem_engine::conformance::{F16_ROUNDING, F32_ROUNDING};
 use tandem_engine::{KvEngine, conformance};
 use tandem_fixtures::{Architecture, Spec};
+use tandem_llama::{LlamaEngine, LlamaOptions};
 
-use super::models::{IS_FOR_A_GPU, load};
+use super::models::{IS_FOR_A_GPU, fixture, load, options};
 
 fn run(architecture: Architecture) {
     let routed = Spec::new(architecture);
@@ -21,7 +24,17 @@ fn run(architecture: Architecture) {
     } else {
         F32_ROUNDING
     };
-    let measured = conformance::run(&|| Box::new(load(&spec)) as Box<dyn KvEngine>, rounding);
+    // The receiver is none that gives layers: watching a graph changes no bit of what it computes.
+    let by_layer = Cell::new(true);
+    let make = || {
+        let options = LlamaOptions {
+            by_layer: by_layer.replace(false),
+            ..options()
+        };
+        let engine = LlamaEngine::load(&fixture(&spec), &options).expect("load");
+        Box::new(engine) as Box<dyn KvEngine>
+    };
+    let measured = conformance::run(&make, rounding);
     // Shown with `--nocapture`: how far batches of several sequences are from single ones.
     println!("{architecture}: {measured:?}");
 }

@@ -1,0 +1,204 @@
+//! Rows while llama.cpp computes: a callback sees what each layer writes to the cache, as soon as it is written.
+//!
+//! llama.cpp writes K and V of a layer by a node `SET_ROWS` each, whose result is the cache tensor (`cache_k_l0`, ...,
+//! `llama_kv_cache::cpy_k`) and whose second source is the cell of each token. The callback of the graph's scheduler
+//! (`cb_eval`, `ggml_backend_sched_compute_splits`) has the graph computed up to such a node and reads these cells.
+//! A node has no other name than that of its tensor, so an engine compares what it sees with what the cache holds
+//! when it loads a model.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_void};
+use std::ops::Range;
+
+use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_sys_2::{
+    GGML_OP_SET_ROWS, GGML_TYPE_F16, GGML_TYPE_I64, ggml_backend_tensor_get, ggml_tensor,
+    llama_context_params,
+};
+use tandem_engine::LayerRows;
+use tandem_kv::PlaneKind;
+
+/// Takes rows as they come.
+type Take<'a> = dyn FnMut(&LayerRows<'_>) + 'a;
+
+/// What is looked for while a batch is computed.
+struct Watch {
+    /// Of each layer, K and V: the first token whose rows have not been seen.
+    next: Vec<[u32; 2]>,
+    take: *mut Take<'static>,
+    /// The cells of a node, to which memory is given once.
+    cells: Vec<i64>,
+    fault: Option<String>,
+}
+
+thread_local! {
+    /// Set while [`watch`] computes: llama.cpp calls back on the thread that called it.
+    static WATCH: RefCell<Option<Watch>> = const { RefCell::new(None) };
+}
+
+// The only field of `LlamaContextParams` is the `llama_context_params`: nothing else would have room.
+const _: () = assert!(size_of::<LlamaContextParams>() == size_of::<llama_context_params>());
+
+/// Parameters of a context whose graphs can be watched.
+pub(crate) fn tapped(mut params: LlamaContextParams) -> LlamaContextParams {
+    // SAFETY: `LlamaContextParams` (exactly pinned) has one field, of type `llama_context_params`, and both are
+    // as large, so that the field lies where the struct does.
+    let raw = unsafe { &mut *(&raw mut params).cast::<llama_context_params>() };
+    raw.cb_eval = Some(see);
+    params
+}
+
+/// Calls `compute`, which evaluates tokens from `start` on with a [`tapped`] context of so many layers, and gives rows
+/// to `take` meanwhile, which must not panic. Gives the end of the tokens whose rows it has seen of all layers.
+///
+/// # Errors
+/// Why rows could not be read; what was computed is of no use then.
+pub(crate) fn watch<R>(
+    layers: usize,
+    start: u32,
+    take: &mut Take<'_>,
+    compute: impl FnOnce() -> R,
+) -> (R, Result<u32, String>) {
+    // SAFETY: the lifetime alone is changed, and `Unset` ends the use of the pointer before this function returns
+    // or unwinds.
+    let take = unsafe { std::mem::transmute::<*mut Take<'_>, *mut Take<'static>>(take) };
+    let watch = Watch {
+        next: vec![[start; 2]; layers],
+        take,
+        cells: Vec::new(),
+        fault: None,
+    };
+    let unset = Unset;
+    WATCH.set(Some(watch));
+    let result = compute();
+    let watch = WATCH.take();
+    drop(unset);
+    let seen = match watch {
+        None => Err("llama.cpp was called on another thread".to_owned()),
+        Some(Watch {
+            fault: Some(fault), ..
+        }) => Err(fault),
+        Some(Watch { next, .. }) => Ok(next.into_iter().flatten().min().unwrap_or(start)),
+    };
+    (result, seen)
+}
+
+/// Ends a watch, also when what is watched panics.
+struct Unset;
+
+impl Drop for Unset {
+    fn drop(&mut self) {
+        WATCH.take();
+    }
+}
+
+/// Called before a node of a graph is computed (`ask`), to say whether it is to be seen, and then when it has been.
+/// False the second time stops the graph.
+unsafe extern "C" fn see(tensor: *mut ggml_tensor, ask: bool, _: *mut c_void) -> bool {
+    WATCH.with_borrow_mut(|watch| {
+        let Some(watch) = watch.as_mut().filter(|w| w.fault.is_none()) else {
+            return false;
+        };
+        // SAFETY: llama.cpp calls with a node of its graph, which it does not change meanwhile; `view_src` and `src`
+        // of a node are null or nodes of the same graph or its inputs.
+        let Some((node, plane)) = (unsafe { tensor.as_ref() }).and_then(|t| Some((t, written(t)?)))
+        else {
+            return false;
+        };
+        if ask {
+            return true;
+        }
+        let seen = watch.written(node, plane);
+        watch.fault = seen.err();
+        watch.fault.is_none()
+    })
+}
+
+/// Which layer's K or V a node writes to the cache; `None` of any other node.
+fn written(node: &ggml_tensor) -> Option<(u32, PlaneKind)> {
+    if node.op != GGML_OP_SET_ROWS {
+        return None;
+    }
+    // SAFETY: see `see`; ggml ends each name with a zero.
+    let name = unsafe { CStr::from_ptr(node.view_src.as_ref()?.name.as_ptr()) };
+    let name = name.to_str().ok()?;
+    let (kind, layer) = match name.strip_prefix("cache_k_l") {
+        Some(layer) => (PlaneKind::Key, layer),
+        None => (PlaneKind::Value, name.strip_prefix("cache_v_l")?),
+    };
+    Some((layer.parse().ok()?, kind))
+}
+
+impl Watch {
+    /// A node has been computed that writes rows of the next tokens.
+    fn written(
+        &mut self,
+        node: &ggml_tensor,
+        (layer, kind): (u32, PlaneKind),
+    ) -> Result<(), String> {
+        let at = usize::from(kind == PlaneKind::Value);
+        let next = self.next.get_mut(layer as usize);
+        let next = &mut next.ok_or_else(|| format!("layer {layer} is not in the contract"))?[at];
+        if node.type_ != GGML_TYPE_F16 {
+            return Err(format!("rows of type {}", node.type_));
+        }
+        // SAFETY: see `see`.
+        let cells = unsafe { node.src[1].as_ref() };
+        let cells = cells.filter(|t| t.type_ == GGML_TYPE_I64 && t.ne[1..] == [1, 1, 1]);
+        let cells = cells.ok_or("no list of cells")?;
+        let count = usize::try_from(cells.ne[0]).map_err(|e| e.to_string())?;
+        self.cells.resize(count, 0);
+        // SAFETY: the node has been computed, so its source is in memory, `count` numbers of 8 bytes one after the
+        // other (one dimension, not transposed), and so many are there to be written to.
+        unsafe {
+            ggml_backend_tensor_get(cells, self.cells.as_mut_ptr().cast(), 0, count * 8);
+        }
+        let rows = u64::try_from(node.ne[1]).unwrap_or(0);
+        let is_inside = |cell: &i64| u64::try_from(*cell).is_ok_and(|cell| cell < rows);
+        if !self.cells.iter().all(is_inside) {
+            return Err("a cell outside of the cache".to_owned());
+        }
+        let tokens = *next..next.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+        *next = tokens.end;
+        let (given, cells, take) = (tokens.clone(), &self.cells, self.take);
+        let read = |wanted: Range<u32>, out: &mut Vec<u8>| {
+            let wanted = wanted.start.max(tokens.start)..wanted.end.min(tokens.end);
+            let cells = wanted.map(|token| cells[(token - tokens.start) as usize]);
+            read_rows(node, cells, out);
+        };
+        let rows = LayerRows {
+            layer,
+            kind,
+            tokens: given,
+            read: &read,
+        };
+        // SAFETY: `watch` is on the stack below, which has the only reference and does not use it meanwhile.
+        unsafe { (*take)(&rows) };
+        Ok(())
+    }
+}
+
+/// Appends the rows of these cells, which are in the cache that the node writes to.
+fn read_rows(node: &ggml_tensor, cells: impl Iterator<Item = i64>, out: &mut Vec<u8>) {
+    let row = node.nb[1];
+    let mut cells = cells.filter_map(|cell| usize::try_from(cell).ok());
+    let mut run = cells.next().map(|first| first..first + 1);
+    while let Some(Range { start, mut end }) = run.take() {
+        for cell in cells.by_ref() {
+            if cell != end {
+                run = Some(cell..cell + 1);
+                break;
+            }
+            end += 1;
+        }
+        let bytes = (end - start) * row;
+        out.reserve(bytes);
+        // SAFETY: the cells have been compared with the number of rows of the tensor, each of `nb[1]` bytes, and it
+        // has been computed; `out` has room for so many bytes, all of which are written.
+        unsafe {
+            let to = out.as_mut_ptr().add(out.len());
+            ggml_backend_tensor_get(node, to.cast(), start * row, bytes);
+            out.set_len(out.len() + bytes);
+        }
+    }
+}
