@@ -167,7 +167,7 @@ impl Cache {
                 .map(|rows| Plane {
                     layer: rows.layer,
                     kind: rows.kind,
-                    data: rows.range(&tokens).to_vec(),
+                    data: rows.range(&tokens).to_vec().into(),
                 })
                 .collect(),
             tokens,
