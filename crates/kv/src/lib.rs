@@ -33,4 +33,4 @@ pub mod segment;
 pub mod sender;
 
 pub use contract::{Contract, ElementType, LayerKind, LayerSpec};
-pub use plane::{KvBlock, PerSection, Plane, PlaneKind, Section};
+pub use plane::{KvBlock, PerSection, Plane, PlaneKind, Rows, Section};

@@ -3,7 +3,8 @@
 //! A *plane* is one layer's K or V for a range of tokens: `[token][kv_head][dim]`,
 //! contiguous, little-endian, K after RoPE (and after the key norm, where a model has one).
 
-use std::ops::{Index, IndexMut, Range};
+use std::ops::{Deref, DerefMut, Index, IndexMut, Range};
+use std::sync::Arc;
 
 use crate::contract::{Contract, LayerKind};
 
@@ -87,6 +88,39 @@ impl<T> IndexMut<Section> for PerSection<T> {
     }
 }
 
+/// The rows of a plane. A clone shares their memory, so that a plane can be in a block and on its way at once;
+/// who changes rows that are shared gets a copy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rows(Arc<Vec<u8>>);
+
+impl Rows {
+    /// The memory itself if nobody else has it, otherwise no memory: what is shared is not spare.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<u8> {
+        Arc::into_inner(self.0).unwrap_or_default()
+    }
+}
+
+impl From<Vec<u8>> for Rows {
+    fn from(rows: Vec<u8>) -> Self {
+        Self(Arc::new(rows))
+    }
+}
+
+impl Deref for Rows {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        &self.0
+    }
+}
+
+impl DerefMut for Rows {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
 /// One layer's K or V for a range of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plane {
@@ -95,7 +129,28 @@ pub struct Plane {
     /// K or V.
     pub kind: PlaneKind,
     /// `tokens * kv_heads * dim` elements, little-endian.
-    pub data: Vec<u8>,
+    pub data: Rows,
+}
+
+impl Plane {
+    /// Checks that this is K or V of `layer` for so many tokens; says what it should be, or what is wrong
+    /// with its size.
+    pub(crate) fn check(
+        &self,
+        contract: &Contract,
+        layer: u32,
+        kind: PlaneKind,
+        tokens: u32,
+    ) -> Result<(), String> {
+        if self.layer != layer || self.kind != kind {
+            return Err(format!("expected layer {layer} {kind:?}"));
+        }
+        let bytes = self.data.len();
+        if Some(bytes as u64) != plane_bytes(contract, layer, kind, tokens) {
+            return Err(format!("layer {layer} {kind:?} has {bytes} bytes"));
+        }
+        Ok(())
+    }
 }
 
 /// The planes of every layer of one section for a range of tokens.
@@ -135,7 +190,7 @@ impl KvBlock {
             Plane {
                 layer,
                 kind,
-                data: Vec::with_capacity(bytes.unwrap_or(0)),
+                data: Vec::with_capacity(bytes.unwrap_or(0)).into(),
             }
         });
         Self {
@@ -171,7 +226,9 @@ impl KvBlock {
         let planes = self.planes.iter().map(|plane| Plane {
             layer: plane.layer,
             kind: plane.kind,
-            data: plane.data[crate::segment::row_range(plane, &self.tokens, &tokens)].to_vec(),
+            data: plane.data[crate::segment::row_range(plane, &self.tokens, &tokens)]
+                .to_vec()
+                .into(),
         });
         Self {
             section: self.section,
@@ -216,15 +273,8 @@ impl KvBlock {
             .iter()
             .flat_map(|&l| [(l, PlaneKind::Key), (l, PlaneKind::Value)]);
         for (plane, (layer, kind)) in self.planes.iter().zip(expected) {
-            if plane.layer != layer || plane.kind != kind {
-                return fail(format!("expected layer {layer} {kind:?}"));
-            }
-            let rows = plane_bytes(contract, layer, kind, self.len());
-            if Some(plane.data.len() as u64) != rows {
-                return fail(format!(
-                    "layer {layer} {kind:?} has {} bytes",
-                    plane.data.len()
-                ));
+            if let Err(reason) = plane.check(contract, layer, kind, self.len()) {
+                return fail(reason);
             }
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! The receiving end of a handoff: what may arrive when, over one or several streams. No I/O.
 //!
 //! [`Receiver`] is the handoff: coverage, credit, order of applying, commit. Each connection has an
-//! [`Inbound`], which checks the order of its frames and assembles one block at a time; raw rows are
-//! read straight into the block ([`Inbound::rows`]).
+//! [`Inbound`], which checks the order of its frames and assembles its blocks, whose segments may be mixed; raw
+//! rows are read straight into the block ([`Inbound::rows`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -338,7 +338,8 @@ impl Receiver {
     /// Takes the buffers of a block that has been applied, for blocks to come; of all those that are not in use the last
     /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than the credit.
     pub fn recycle(&mut self, block: KvBlock) {
-        self.spare.extend(block.planes.into_iter().map(|p| p.data));
+        let buffers = block.planes.into_iter().map(|p| p.data.into_vec());
+        self.spare.extend(buffers.filter(|b| b.capacity() > 0));
         let mut room = self.credit_bytes;
         let mut has_room = |buffer: &&Vec<u8>| {
             let left = room.checked_sub(buffer.capacity() as u64);

@@ -1,5 +1,6 @@
 //! Blocks as segments: where they are cut, and how one is encoded.
 
+use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,35 +12,46 @@ use crate::limits::{
 };
 use crate::message::BlockDigest;
 use crate::page::PAGE_TOKENS;
-use crate::plane::{KvBlock, Plane, PlaneKind, Section};
+use crate::plane::{InvalidBlock, Plane, PlaneKind, Rows, Section};
 
 /// A part of a block, ready for the wire but for its number in the stream.
 #[derive(Debug)]
 pub struct Segment {
     /// Everything but `sequence`.
     pub header: Header,
-    /// The bytes, or where they lie in the block.
+    /// The bytes.
     pub payload: Payload,
 }
 
 /// The bytes of a segment.
 #[derive(Debug)]
 pub enum Payload {
-    /// Rows as they lie in the block: index of the plane and bytes of it, in order.
-    Rows(Vec<(usize, Range<usize>)>),
+    /// Rows as they lie in the block: those of a plane and which bytes of them, in order.
+    Rows(Vec<(Rows, Range<usize>)>),
     /// Encoded rows.
     Encoded(Vec<u8>),
 }
 
 impl Segment {
-    /// The payload in its parts. `block` is the block that the segment was cut from.
+    /// The payload in its parts.
     #[must_use]
-    pub fn parts<'a>(&'a self, block: &'a KvBlock) -> Vec<&'a [u8]> {
+    pub fn parts(&self) -> Vec<&[u8]> {
         match &self.payload {
-            Payload::Rows(rows) => row_slices(&block.planes, rows),
+            Payload::Rows(rows) => rows.iter().map(|(rows, at)| &rows[at.clone()]).collect(),
             Payload::Encoded(bytes) => vec![bytes.as_slice()],
         }
     }
+}
+
+/// Why a segment cannot be cut.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CutError {
+    /// The planes are not those of the block.
+    #[error(transparent)]
+    Block(#[from] InvalidBlock),
+    /// The codec itself failed.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
 }
 
 /// Largest segment that we cut, before encoding: a codec may add to it.
@@ -48,10 +60,37 @@ const LARGEST_SEGMENT: u64 = (MAX_SEGMENT_PAYLOAD / 2) as u64;
 /// Smallest segment that we cut where a block has more, but for what no other layer fits with.
 const SMALLEST_SEGMENT: u64 = 512 << 10;
 
-fn row_slices<'a>(planes: &'a [Plane], rows: &[(usize, Range<usize>)]) -> Vec<&'a [u8]> {
-    rows.iter()
-        .map(|(plane, range)| &planes[*plane].data[range.clone()])
-        .collect()
+/// About so many segments leave a growing block that is small, each as soon as its layers are there.
+const GROWING_SEGMENTS: u64 = 8;
+
+/// How large the segments of a block are.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    /// About so many bytes.
+    target: u64,
+    /// One that is smaller is joined with its neighbour.
+    smallest: u64,
+}
+
+impl Sizes {
+    /// Of a block that is there as a whole.
+    const WHOLE: Self = Self {
+        target: TARGET_SEGMENT_BYTES as u64,
+        smallest: SMALLEST_SEGMENT,
+    };
+
+    /// Of a block of so many bytes that grows.
+    fn growing(bytes: u64) -> Self {
+        Self {
+            target: (bytes / GROWING_SEGMENTS).clamp(1, Self::WHOLE.target),
+            smallest: (bytes / GROWING_SEGMENTS / 2).min(Self::WHOLE.smallest),
+        }
+    }
+
+    /// How many segments what has so many bytes makes.
+    fn segments_for(self, bytes: u64) -> u64 {
+        ((bytes + self.target / 2) / self.target).max(1)
+    }
 }
 
 /// Cuts and encodes one block. Touches no socket and may run on a thread of its own.
@@ -61,64 +100,118 @@ pub struct Cutter {
     handoff: u64,
     section: Section,
     tokens: Range<u32>,
-    cuts: std::vec::IntoIter<Cut>,
+    cuts: Peekable<std::vec::IntoIter<Cut>>,
     digest: BlockDigest,
 }
 
 impl Cutter {
+    /// For a block that is there as a whole.
     pub(crate) fn new(
         contract: Arc<Contract>,
         handoff: u64,
         section: Section,
         tokens: Range<u32>,
     ) -> Self {
-        let cuts = segment_cuts(&contract, section, &tokens).into_iter();
+        Self::with_sizes(contract, handoff, section, tokens, Sizes::WHOLE)
+    }
+
+    /// For a block of so many bytes whose planes come layer by layer: none waits for many others.
+    pub(crate) fn growing(
+        contract: Arc<Contract>,
+        handoff: u64,
+        section: Section,
+        tokens: Range<u32>,
+        bytes: u64,
+    ) -> Self {
+        Self::with_sizes(contract, handoff, section, tokens, Sizes::growing(bytes))
+    }
+
+    fn with_sizes(
+        contract: Arc<Contract>,
+        handoff: u64,
+        section: Section,
+        tokens: Range<u32>,
+        sizes: Sizes,
+    ) -> Self {
+        let cuts = segment_cuts(&contract, section, &tokens, sizes).into_iter();
         Self {
             contract,
             handoff,
             section,
             tokens,
-            cuts,
+            cuts: cuts.peekable(),
             digest: BlockDigest::default(),
         }
     }
 
-    /// The next segment of `block`, `None` after the last.
+    /// The next segment, `None` if it has planes that do not exist yet, or if none [is left](Self::left).
+    /// `planes` are those of the block that exist, from the first on.
     ///
     /// Rows that the codec has no code for, such as infinities, travel raw.
     ///
     /// # Errors
-    /// If the codec itself fails.
+    /// If a plane of the segment is not the one of the block, or if the codec itself fails. The block
+    /// cannot be sent to its end then.
     pub fn next(
         &mut self,
-        block: &KvBlock,
+        planes: &[Plane],
         codec: Codec,
         encoder: &mut Encoder,
-    ) -> Result<Option<Segment>, CodecError> {
-        let Some(cut) = self.cuts.next() else {
+    ) -> Result<Option<Segment>, CutError> {
+        let Some(cut) = self.cuts.next_if(|cut| cut.planes.end <= planes.len()) else {
             return Ok(None);
         };
-        let rows: Vec<(usize, Range<usize>)> = cut
-            .planes
-            .clone()
-            .map(|i| (i, row_range(&block.planes[i], &self.tokens, &cut.tokens)))
-            .collect();
-        let slices = row_slices(&block.planes, &rows);
+        let planes = &planes[cut.planes.clone()];
+        self.check(planes, &cut)?;
+        let rows = |plane| row_range(plane, &self.tokens, &cut.tokens);
+        let slices: Vec<&[u8]> = planes.iter().map(|p| &p.data[rows(p)]).collect();
         let raw_len: usize = slices.iter().map(|s| s.len()).sum();
         let encoded = if codec == Codec::Raw {
             None
         } else {
-            match self.encode(block, &cut, &slices, codec, encoder) {
+            match self.encode(planes, &cut, &slices, codec, encoder) {
                 Ok(bytes) => Some(bytes),
                 // Infinities and the like have no code: these rows travel as they are.
                 Err(CodecError::NotFinite { .. } | CodecError::TooLarge { .. }) => None,
-                Err(e) => return Err(e),
+                Err(e) => return Err(e.into()),
             }
         };
-        let (codec, payload) = match encoded {
-            Some(bytes) => (codec, Payload::Encoded(bytes)),
-            None => (Codec::Raw, Payload::Rows(rows.clone())),
+        let (header, payload) = match encoded {
+            Some(bytes) => {
+                let header = self.header(&cut, codec, raw_len);
+                (
+                    header.with_parts([bytes.as_slice()]),
+                    Payload::Encoded(bytes),
+                )
+            }
+            None => {
+                let header = self.header(&cut, Codec::Raw, raw_len);
+                let shared = planes.iter().map(|p| (p.data.clone(), rows(p)));
+                (header.with_parts(slices), Payload::Rows(shared.collect()))
+            }
         };
+        self.digest.add(&header);
+        Ok(Some(Segment { header, payload }))
+    }
+
+    /// The planes of a cut are those of its layers, and of the right size.
+    fn check(&self, planes: &[Plane], cut: &Cut) -> Result<(), InvalidBlock> {
+        let layers = self.contract.section_layers(self.section);
+        let expected = layers.iter().flat_map(|&l| PLANES.map(|kind| (l, kind)));
+        let tokens = self.tokens.end - self.tokens.start;
+        for (plane, (layer, kind)) in planes.iter().zip(expected.skip(cut.planes.start)) {
+            plane
+                .check(&self.contract, layer, kind, tokens)
+                .map_err(|reason| InvalidBlock {
+                    start: self.tokens.start,
+                    end: self.tokens.end,
+                    reason,
+                })?;
+        }
+        Ok(())
+    }
+
+    fn header(&self, cut: &Cut, codec: Codec, raw_len: usize) -> Header {
         let mut header = Header::control(Kind::Segment, self.handoff, 0);
         header.codec = codec.wire();
         header.raw_len = u32::try_from(raw_len).unwrap_or(u32::MAX);
@@ -131,12 +224,7 @@ impl Cutter {
         header.section = self.section.wire();
         header.key_type = self.contract.key_type.wire();
         header.value_type = self.contract.value_type.wire();
-        let header = match &payload {
-            Payload::Rows(_) => header.with_parts(slices),
-            Payload::Encoded(bytes) => header.with_parts([bytes.as_slice()]),
-        };
-        self.digest.add(&header);
-        Ok(Some(Segment { header, payload }))
+        header
     }
 
     /// Segments that have not been cut.
@@ -147,7 +235,7 @@ impl Cutter {
 
     fn encode(
         &self,
-        block: &KvBlock,
+        planes: &[Plane],
         cut: &Cut,
         slices: &[&[u8]],
         codec: Codec,
@@ -155,8 +243,8 @@ impl Cutter {
     ) -> Result<Vec<u8>, CodecError> {
         let tokens = cut.tokens.end - cut.tokens.start;
         let mut out = Vec::new();
-        for (plane, rows) in block.planes[cut.planes.clone()].iter().zip(slices) {
-            // The block has been checked against the contract, so its layers are there.
+        for (plane, rows) in planes.iter().zip(slices) {
+            // The planes have been checked against the contract, so their layers are there.
             if let Some(run) = RunSpec::of(&self.contract, plane.layer, plane.kind, tokens) {
                 encoder.encode(codec, &run, rows, &mut out)?;
             }
@@ -187,10 +275,15 @@ struct Cut {
     tokens: Range<u32>,
 }
 
-/// Cuts a block at layer boundaries into segments of about [`TARGET_SEGMENT_BYTES`], all about as long, so
+/// Cuts a block at layer boundaries into segments of about the target, all about as long, so
 /// that none is a small write; a layer that is larger than [`LARGEST_SEGMENT`] by itself is cut by
 /// tokens too.
-fn segment_cuts(contract: &Contract, section: Section, tokens: &Range<u32>) -> Vec<Cut> {
+fn segment_cuts(
+    contract: &Contract,
+    section: Section,
+    tokens: &Range<u32>,
+    sizes: Sizes,
+) -> Vec<Cut> {
     let layers = contract.section_layers(section);
     let count = u64::from(tokens.end - tokens.start);
     let bytes: Vec<u64> = layers
@@ -201,7 +294,7 @@ fn segment_cuts(contract: &Contract, section: Section, tokens: &Range<u32>) -> V
     let mut at = 0;
     while at < layers.len() {
         if bytes[at] > LARGEST_SEGMENT {
-            let parts = segments_for(bytes[at]).min(count);
+            let parts = sizes.segments_for(bytes[at]).min(count);
             let before = |part| {
                 let tokens_before = u32::try_from(count * part / parts).unwrap_or(u32::MAX);
                 tokens.start.saturating_add(tokens_before)
@@ -214,7 +307,7 @@ fn segment_cuts(contract: &Contract, section: Section, tokens: &Range<u32>) -> V
         }
         let fitting = bytes[at..].iter().take_while(|b| **b <= LARGEST_SEGMENT);
         let run = at..at + fitting.count();
-        let parts = even_parts(&bytes[run.clone()]);
+        let parts = even_parts(&bytes[run.clone()], sizes);
         cuts.extend(
             parts
                 .into_iter()
@@ -225,16 +318,11 @@ fn segment_cuts(contract: &Contract, section: Section, tokens: &Range<u32>) -> V
     cuts
 }
 
-fn segments_for(bytes: u64) -> u64 {
-    let target = u64::from(TARGET_SEGMENT_BYTES);
-    ((bytes + target / 2) / target).max(1)
-}
-
 /// Divides what has these lengths, none larger than [`LARGEST_SEGMENT`]: each goes where its middle lies if all is cut
 /// into equal parts, as far as that makes none too large or too small.
-fn even_parts(lengths: &[u64]) -> Vec<Range<usize>> {
+fn even_parts(lengths: &[u64], sizes: Sizes) -> Vec<Range<usize>> {
     let total: u64 = lengths.iter().sum();
-    let count = segments_for(total).min(lengths.len() as u64);
+    let count = sizes.segments_for(total).min(lengths.len() as u64);
     let (mut parts, mut start, mut before) = (Vec::new(), 0, 0);
     for part in 1..=count {
         let mut end = start;
@@ -256,7 +344,7 @@ fn even_parts(lengths: &[u64]) -> Vec<Range<usize>> {
     for part in parts {
         match joined.last_mut() {
             Some(last)
-                if bytes(last).min(bytes(&part)) < SMALLEST_SEGMENT
+                if bytes(last).min(bytes(&part)) < sizes.smallest
                     && bytes(last) + bytes(&part) <= LARGEST_SEGMENT =>
             {
                 last.end = part.end;
@@ -307,13 +395,14 @@ pub(crate) const PLANES: [PlaneKind; 2] = [PlaneKind::Key, PlaneKind::Value];
 mod tests {
     use proptest::prelude::*;
 
-    use super::{LARGEST_SEGMENT, SMALLEST_SEGMENT, even_parts};
+    use super::{LARGEST_SEGMENT, SMALLEST_SEGMENT, Sizes, even_parts};
+    use crate::limits::MAX_BLOCK_BYTES;
 
     const MIB: u64 = 1 << 20;
 
     /// The bytes of each part.
-    fn parts(layers: &[u64]) -> Vec<u64> {
-        let parts = even_parts(layers);
+    fn parts(layers: &[u64], sizes: Sizes) -> Vec<u64> {
+        let parts = even_parts(layers, sizes);
         let mut at = 0;
         for part in &parts {
             assert_eq!(part.start, at, "{layers:?}: {parts:?}");
@@ -324,6 +413,10 @@ mod tests {
         parts.iter().map(bytes).collect()
     }
 
+    fn growing(layers: &[u64]) -> Sizes {
+        Sizes::growing(layers.iter().sum())
+    }
+
     #[test]
     fn equal_layers_make_no_small_and_no_large_segment() {
         for step in 1..=1024 {
@@ -331,23 +424,69 @@ mod tests {
             for count in 1..=96 {
                 let all = layer * count as u64;
                 let allowed = MIB.min(all)..=4 * MIB;
-                let parts = parts(&vec![layer; count]);
+                let parts = parts(&vec![layer; count], Sizes::WHOLE);
                 let is_good = parts.iter().all(|bytes| allowed.contains(bytes));
                 assert!(is_good, "{count} layers of {layer}: {parts:?}");
             }
         }
     }
 
+    /// One layer, or at most 2/9 of the block: two of nine layers.
+    #[test]
+    fn equal_layers_of_a_growing_block_leave_in_five_to_eight_parts() {
+        for count in 1..=96 {
+            for step in 1..=1024 {
+                let layer = (MAX_BLOCK_BYTES / count * step / 1024).min(LARGEST_SEGMENT);
+                let layers = vec![layer; usize::try_from(count).unwrap()];
+                let parts = parts(&layers, growing(&layers));
+                let most = layer.max(layer * count * 2 / 9);
+                let is_good = parts.iter().all(|bytes| (layer..=most).contains(bytes));
+                assert!(is_good, "{count} layers of {layer}: {parts:?}");
+                let allowed = count.min(5)..=count.min(8);
+                assert!(allowed.contains(&(parts.len() as u64)), "{parts:?}");
+            }
+        }
+    }
+
+    /// What the limits of a block that is there as a whole are, those of a large one that grows are, too.
+    #[test]
+    fn large_blocks_grow_in_segments_of_the_target() {
+        let sizes = Sizes::growing(MAX_BLOCK_BYTES);
+        let whole = (Sizes::WHOLE.target, Sizes::WHOLE.smallest);
+        assert_eq!((sizes.target, sizes.smallest), whole);
+        let none = Sizes::growing(0);
+        assert_eq!((none.target, none.smallest), (1, 0));
+    }
+
+    fn fits_no_neighbour(parts: &[u64], smallest: u64) -> bool {
+        let fits =
+            |pair: &[u64]| pair[0].min(pair[1]) >= smallest || pair[0] + pair[1] > LARGEST_SEGMENT;
+        parts.windows(2).all(fits)
+    }
+
     proptest! {
         #[test]
         fn any_layers_fit(layers in proptest::collection::vec(1..=LARGEST_SEGMENT, 1..96)) {
-            let parts = parts(&layers);
+            let parts = parts(&layers, Sizes::WHOLE);
             prop_assert!(parts.iter().all(|bytes| *bytes <= LARGEST_SEGMENT), "{parts:?}");
             // A small one fits no neighbour.
-            let fits = |pair: &[u64]| {
-                pair[0].min(pair[1]) >= SMALLEST_SEGMENT || pair[0] + pair[1] > LARGEST_SEGMENT
-            };
-            prop_assert!(parts.windows(2).all(fits), "{parts:?}");
+            prop_assert!(fits_no_neighbour(&parts, SMALLEST_SEGMENT), "{parts:?}");
+        }
+
+        #[test]
+        fn any_layers_of_a_growing_block(
+            shares in proptest::collection::vec(1..=1024u64, 1..96),
+            scale in 1..=MAX_BLOCK_BYTES,
+        ) {
+            let all: u64 = shares.iter().sum();
+            let layer = |share: &u64| (scale * share / all).clamp(64, LARGEST_SEGMENT);
+            let layers: Vec<u64> = shares.iter().map(layer).collect();
+            let (largest, all) = (*layers.iter().max().unwrap(), layers.iter().sum::<u64>());
+            let sizes = growing(&layers);
+            let parts = parts(&layers, sizes);
+            let most = LARGEST_SEGMENT.min(largest + all / 4);
+            prop_assert!(parts.iter().all(|bytes| *bytes <= most), "{parts:?}");
+            prop_assert!(fits_no_neighbour(&parts, sizes.smallest), "{parts:?}");
         }
     }
 }

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::adaptive::DecodeRates;
-use crate::codec::CodecError;
 use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
@@ -25,7 +24,7 @@ use crate::message::{
 use crate::page::{PAGE_TOKENS, PageId};
 use crate::plane::{InvalidBlock, KvBlock, PerSection, Section};
 use crate::receipt::Receipt;
-use crate::segment::{Cutter, block_tokens, window_bytes};
+use crate::segment::{CutError, Cutter, block_tokens, window_bytes};
 
 /// Why a handoff failed at the sending end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -59,9 +58,9 @@ pub enum SenderError {
     /// A block does not fit the contract.
     #[error(transparent)]
     Block(#[from] InvalidBlock),
-    /// A block cannot be encoded.
+    /// A block cannot be cut or encoded.
     #[error(transparent)]
-    Codec(#[from] CodecError),
+    Cut(#[from] CutError),
     /// A block that does not continue where the last one ended.
     #[error("block starts at token {found}, expected {expected}")]
     Gap {
@@ -497,54 +496,85 @@ impl Sender {
     /// If [`Self::may_send`] is false, or if the block does not fit the contract, exceeds a limit
     /// or does not continue where the last one ended. Nothing is changed then.
     pub fn open(&mut self, block: &KvBlock) -> Result<(u64, Cutter), SenderError> {
-        let bytes = block.bytes();
+        block.validate(&self.offer.contract)?;
+        let (section, tokens) = (block.section, block.tokens.clone());
+        let place = self.admit(section, &tokens, block.bytes())?;
+        let contract = Arc::clone(&self.offer.contract);
+        let cutter = Cutter::new(contract, self.offer.handoff, section, tokens);
+        Ok((place, cutter))
+    }
+
+    /// Opens a block whose rows are still to be computed, like [`Self::open`]; what cuts it takes its planes
+    /// as they come, and checks them.
+    ///
+    /// # Errors
+    /// If [`Self::may_send`] is false, or if the block exceeds a limit or does not continue where the last
+    /// one ended. Nothing is changed then.
+    pub fn open_growing(
+        &mut self,
+        section: Section,
+        tokens: Range<u32>,
+    ) -> Result<(u64, Cutter), SenderError> {
+        let contract = Arc::clone(&self.offer.contract);
+        let bytes = contract
+            .token_bytes(&contract.section_layers(section))
+            .saturating_mul(tokens.len() as u64);
+        let place = self.admit(section, &tokens, bytes)?;
+        let cutter = Cutter::growing(contract, self.offer.handoff, section, tokens, bytes);
+        Ok((place, cutter))
+    }
+
+    /// A block may be opened now, and is; gives its place.
+    fn admit(
+        &mut self,
+        section: Section,
+        tokens: &Range<u32>,
+        bytes: u64,
+    ) -> Result<u64, SenderError> {
         if !self.may_send(bytes) {
             let (state, unacked) = (self.state, self.unacked.len());
             return not_allowed(format!(
                 "a block in state {state:?}, {unacked} unacknowledged"
             ));
         }
-        block.validate(&self.offer.contract)?;
-        self.check_block(block)?;
-        self.next[block.section] = block.tokens.end;
+        self.check_range(section, tokens, bytes)?;
+        self.next[section] = tokens.end;
         self.unacked.push_back(Unacked {
-            section: block.section,
-            tokens: block.tokens.clone(),
+            section,
+            tokens: tokens.clone(),
             bytes,
         });
         let place = self.opened;
         self.opened += 1;
-        self.digests.insert(place, (block.section, None));
-        let cutter = Cutter::new(
-            Arc::clone(&self.offer.contract),
-            self.offer.handoff,
-            block.section,
-            block.tokens.clone(),
-        );
-        Ok((place, cutter))
+        self.digests.insert(place, (section, None));
+        Ok(place)
     }
 
-    fn check_block(&self, block: &KvBlock) -> Result<(), SenderError> {
-        if block.is_empty() || block.planes.is_empty() {
+    fn check_range(
+        &self,
+        section: Section,
+        tokens: &Range<u32>,
+        bytes: u64,
+    ) -> Result<(), SenderError> {
+        if tokens.is_empty() || !self.offer.contract.has_section(section) {
             return not_allowed("an empty block".into());
         }
-        let expected = self.next[block.section];
-        if block.tokens.start != expected {
+        let expected = self.next[section];
+        if tokens.start != expected {
             return Err(SenderError::Gap {
-                found: block.tokens.start,
+                found: tokens.start,
                 expected,
             });
         }
-        let (end, kv_end) = (block.tokens.end, self.offer.kv_end);
+        let (end, kv_end) = (tokens.end, self.offer.kv_end);
         if end > kv_end {
             return not_allowed(format!("a block that ends at token {end} of {kv_end}"));
         }
-        if block.len() > MAX_CHUNK_TOKENS {
-            let tokens = block.len();
-            return not_allowed(format!("{tokens} tokens, limit {MAX_CHUNK_TOKENS}"));
+        let count = tokens.len();
+        if count > MAX_CHUNK_TOKENS as usize {
+            return not_allowed(format!("{count} tokens, limit {MAX_CHUNK_TOKENS}"));
         }
-        if block.bytes() > MAX_BLOCK_BYTES {
-            let bytes = block.bytes();
+        if bytes > MAX_BLOCK_BYTES {
             return not_allowed(format!("{bytes} bytes, limit {MAX_BLOCK_BYTES}"));
         }
         Ok(())

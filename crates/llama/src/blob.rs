@@ -193,6 +193,7 @@ pub fn to_block(
             let data = rows
                 .get(i)
                 .map_or_else(Vec::new, |r| gather(blob, r, &order));
+            let data = data.into();
             planes.push(Plane { layer, kind, data });
         }
     }

@@ -37,7 +37,7 @@ fn block(contract: &Contract, tokens: std::ops::Range<u32>, random: &mut ChaCha8
         Plane {
             layer,
             kind,
-            data: normal(elements, random),
+            data: normal(elements, random).into(),
         }
     });
     KvBlock {

@@ -72,7 +72,8 @@ fn bad_blocks(blocks: &[KvBlock]) -> Vec<(&'static str, KvBlock)> {
             "a block with one row too few",
             change(second, &|b| {
                 let plane = &mut b.planes[0].data;
-                plane.truncate(plane.len() - plane.len() / second.len() as usize);
+                let bytes = plane.len();
+                plane.truncate(bytes - bytes / second.len() as usize);
             }),
         ),
         (

@@ -175,7 +175,7 @@ impl Cache {
                 .map(|rows| Plane {
                     layer: rows.layer,
                     kind: rows.kind,
-                    data: rows.range(&tokens).to_vec(),
+                    data: rows.range(&tokens).to_vec().into(),
                 })
                 .collect(),
             tokens,

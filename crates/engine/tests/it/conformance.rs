@@ -239,7 +239,8 @@ impl Broken {
                 Fault::DuplicatesRow if tokens > 1 => plane.data.copy_within(..row, row),
                 Fault::ReversesRows => {
                     let rows: Vec<Vec<u8>> = plane.data.chunks(row).map(<[u8]>::to_vec).collect();
-                    plane.data = rows.into_iter().rev().flatten().collect();
+                    let reversed: Vec<u8> = rows.into_iter().rev().flatten().collect();
+                    plane.data = reversed.into();
                 }
                 _ => {}
             }
@@ -269,9 +270,10 @@ impl Broken {
                     .planes
                     .iter()
                     .find(|p| p.layer == layer && p.kind == kind);
-                let mut data = found.map_or_else(Vec::new, |p| p.data.clone());
+                let mut data = found.map_or_else(Vec::new, |p| p.data.to_vec());
                 let bytes = plane_bytes(contract, layer, kind, block.tokens.len() as u32);
                 data.resize(bytes.unwrap() as usize, 0);
+                let data = data.into();
                 Plane { layer, kind, data }
             })
             .collect();

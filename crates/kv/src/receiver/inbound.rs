@@ -1,5 +1,6 @@
-//! One connection of a handoff at the receiving end: the order of its frames, one block at a time.
+//! One connection of a handoff at the receiving end: the order of its frames, and the blocks that come over it.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,13 +26,21 @@ struct Staged {
     digest: BlockDigest,
 }
 
+/// The block that a segment belongs to.
+type BlockKey = (u8, u32);
+
+const fn key(header: &Header) -> BlockKey {
+    (header.section, header.block_start)
+}
+
 /// One connection of a handoff.
 #[derive(Debug)]
 pub struct Inbound {
     stream: u32,
     generation: u32,
     sequence: u32,
-    staged: Option<Staged>,
+    /// Its blocks in progress, by section and first token.
+    staged: BTreeMap<BlockKey, Staged>,
     /// The segment whose header passed and whose payload has not come.
     pending: Option<Pending>,
 }
@@ -54,7 +63,7 @@ impl Inbound {
             stream,
             generation,
             sequence: 1,
-            staged: None,
+            staged: BTreeMap::new(),
             pending: None,
         }
     }
@@ -111,7 +120,7 @@ impl Inbound {
             // The commit may overtake segments of other streams.
             Kind::Segment if !main && !receiver.all_sent => self.check_segment(receiver, header),
             Kind::Commit if main && receiver.commit.is_none() && !receiver.all_sent => {
-                if let Some(staged) = &self.staged {
+                if let Some(staged) = self.staged.values().next() {
                     return Err(wrong("kind", "Commit", rest_of(staged)));
                 }
                 Ok(())
@@ -145,23 +154,23 @@ impl Inbound {
         }
         field("key_type", header.key_type, contract.key_type.wire())?;
         field("value_type", header.value_type, contract.value_type.wire())?;
-        let bytes = match &self.staged {
+        let staged = self.staged.get(&key(header));
+        let bytes = match staged {
             Some(staged) => {
-                field("section", header.section, staged.block.section.wire())?;
-                field("block_start", header.block_start, staged.block.tokens.start)?;
                 field("block_end", header.block_end, staged.block.tokens.end)?;
                 None
             }
             None => Some(receiver.may_open(section, header)?),
         };
-        let layers = self.segment_layers(&contract, section, header)?;
         let all = contract.section_layers(section);
+        let layers = segment_layers(&all, staged, header)?;
         let tokens = header.token_end - header.token_start;
         let specs = run_specs(&contract, &all[layers.clone()], tokens)?;
         check_lengths(&specs, codec, header)?;
         if let Some(bytes) = bytes {
             receiver.open(section, header, bytes);
-            self.staged = Some(receiver.stage(section, header)?);
+            let staged = receiver.stage(section, header)?;
+            self.staged.insert(key(header), staged);
         }
         self.pending = Some(Pending {
             header: *header,
@@ -173,52 +182,11 @@ impl Inbound {
         Ok(())
     }
 
-    /// The layers of a segment: they must continue where the last segment ended; several layers
-    /// at once carry all tokens of the block, a single layer may carry a part of them.
-    fn segment_layers(
-        &self,
-        contract: &Contract,
-        section: Section,
-        header: &Header,
-    ) -> Result<Range<usize>, ReceiverError> {
-        let layers = contract.section_layers(section);
-        let (layer_at, token_at) = self
-            .staged
-            .as_ref()
-            .map_or((0, header.block_start), |s| (s.layer_at, s.token_at));
-        let Some(&next) = layers.get(layer_at) else {
-            return Err(wrong(
-                "layers",
-                header.layer_start,
-                "no layer of this section",
-            ));
-        };
-        field("layer_start", u32::from(header.layer_start), next)?;
-        field("token_start", header.token_start, token_at)?;
-        let count = layers[layer_at..]
-            .iter()
-            .take_while(|&&l| l < u32::from(header.layer_end))
-            .count();
-        let last = layers[layer_at..layer_at + count].last().copied();
-        field(
-            "layer_end",
-            u32::from(header.layer_end),
-            last.unwrap_or(next) + 1,
-        )?;
-        if header.token_end <= header.token_start || header.token_end > header.block_end {
-            return Err(wrong("token_end", header.token_end, "inside the block"));
-        }
-        if count > 1 {
-            field("token_start", header.token_start, header.block_start)?;
-            field("token_end", header.token_end, header.block_end)?;
-        }
-        Ok(layer_at..layer_at + count)
-    }
-
     /// Where the payload of a raw segment that passed [`Self::check`] goes, in order; together
     /// `payload_len` bytes. `None` for other frames, whose payload goes to [`Self::frame`].
     pub fn rows(&mut self) -> Option<Vec<&mut [u8]>> {
-        let (staged, pending) = (self.staged.as_mut()?, self.pending.as_ref()?);
+        let pending = self.pending.as_ref()?;
+        let staged = self.staged.get_mut(&key(&pending.header))?;
         if pending.codec != Codec::Raw {
             return None;
         }
@@ -244,7 +212,10 @@ impl Inbound {
     /// # Errors
     /// A damaged payload, or one that the codec did not write.
     pub fn decode(&mut self, decoder: &mut Decoder, payload: &[u8]) -> Result<(), ReceiverError> {
-        let (Some(staged), Some(pending)) = (self.staged.as_mut(), self.pending.as_mut()) else {
+        let Some(pending) = self.pending.as_mut() else {
+            return Err(ReceiverError::Over);
+        };
+        let Some(staged) = self.staged.get_mut(&key(&pending.header)) else {
             return Err(ReceiverError::Over);
         };
         pending.header.check_payload(payload)?;
@@ -310,10 +281,10 @@ impl Inbound {
         pending: &Pending,
     ) -> Result<Step, ReceiverError> {
         self.sequence = self.sequence.wrapping_add(1);
-        let Some(mut staged) = self.staged.take() else {
+        let header = &pending.header;
+        let Some(staged) = self.staged.get_mut(&key(header)) else {
             return Err(ReceiverError::Over);
         };
-        let header = &pending.header;
         staged.digest.add(header);
         receiver.raw_bytes += u64::from(header.raw_len);
         receiver.wire_bytes += u64::from(header.payload_len) + crate::frame::HEADER_BYTES as u64;
@@ -327,9 +298,11 @@ impl Inbound {
             staged.token_at = header.token_end;
         }
         if staged.layer_at < staged.layers.len() {
-            self.staged = Some(staged);
             return Ok(Step::Wait);
         }
+        let Some(staged) = self.staged.remove(&key(header)) else {
+            return Err(ReceiverError::Over);
+        };
         let arrived = Arrived {
             block: staged.block,
             codec: staged.codec,
@@ -349,7 +322,7 @@ impl Receiver {
                 let bytes = plane_bytes(&contract, layer, kind, tokens)
                     .and_then(|b| usize::try_from(b).ok())
                     .ok_or(ReceiverError::Over)?;
-                let data = self.buffer(bytes);
+                let data = self.buffer(bytes).into();
                 planes.push(Plane { layer, kind, data });
             }
         }
@@ -381,6 +354,41 @@ impl Staged {
             })
             .collect()
     }
+}
+
+/// The layers of a segment, as indices into `layers`, those of the section: they must continue where the last
+/// segment of the block ended; several layers at once carry all tokens of the block, a single layer may carry a
+/// part of them.
+fn segment_layers(
+    layers: &[u32],
+    staged: Option<&Staged>,
+    header: &Header,
+) -> Result<Range<usize>, ReceiverError> {
+    let (layer_at, token_at) = staged.map_or((0, header.block_start), |s| (s.layer_at, s.token_at));
+    let Some(&next) = layers.get(layer_at) else {
+        let expected = "no layer of this section";
+        return Err(wrong("layers", header.layer_start, expected));
+    };
+    field("layer_start", u32::from(header.layer_start), next)?;
+    field("token_start", header.token_start, token_at)?;
+    let count = layers[layer_at..]
+        .iter()
+        .take_while(|&&l| l < u32::from(header.layer_end))
+        .count();
+    let last = layers[layer_at..layer_at + count].last().copied();
+    field(
+        "layer_end",
+        u32::from(header.layer_end),
+        last.unwrap_or(next) + 1,
+    )?;
+    if header.token_end <= header.token_start || header.token_end > header.block_end {
+        return Err(wrong("token_end", header.token_end, "inside the block"));
+    }
+    if count > 1 {
+        field("token_start", header.token_start, header.block_start)?;
+        field("token_end", header.token_end, header.block_end)?;
+    }
+    Ok(layer_at..layer_at + count)
 }
 
 fn run_specs(

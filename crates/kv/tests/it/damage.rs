@@ -18,6 +18,7 @@ fn small_encoded() -> Recording {
         lazy: true,
         beats: true,
         codec: Codec::Plane,
+        mixed: 0,
     };
     undamaged(run_with(&mixed(), 5, blocks(&mixed(), 5, &[2, 3]), manner))
 }

@@ -12,6 +12,7 @@ use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::plane::plane_bytes;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
+use tandem_kv::segment::Segment;
 use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderState};
 use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section};
 
@@ -79,6 +80,7 @@ pub fn block(contract: &Contract, section: Section, tokens: Range<u32>) -> KvBlo
                     mixed.to_be_bytes()[0]
                 }));
             }
+            let data = data.into();
             planes.push(Plane { layer, kind, data });
         }
     }
@@ -127,7 +129,7 @@ pub fn given_out(sent: &[KvBlock]) -> Vec<KvBlock> {
     let joined = windows.into_iter().reduce(|mut whole, part| {
         assert_eq!(whole.tokens.end, part.tokens.start);
         for (plane, more) in whole.planes.iter_mut().zip(part.planes) {
-            plane.data.extend(more.data);
+            plane.data.extend_from_slice(&more.data);
         }
         whole.tokens.end = part.tokens.end;
         whole
@@ -219,12 +221,46 @@ pub fn send(
     let mut encoder = Encoder::new().unwrap();
     let (place, mut cutter) = sender.open(block)?;
     let mut frames = Vec::new();
-    while let Some(segment) = cutter.next(block, codec, &mut encoder)? {
-        let mut frame = out.segment(&segment.header).to_vec();
-        frame.extend(segment.parts(block).concat());
-        frames.push(frame);
+    while let Some(segment) = cutter.next(&block.planes, codec, &mut encoder)? {
+        frames.push(frame(out, &segment));
     }
     sender.close(place, cutter.finish());
+    Ok(frames)
+}
+
+pub fn frame(out: &mut Outbound, segment: &Segment) -> Vec<u8> {
+    let mut frame = out.segment(&segment.header).to_vec();
+    frame.extend(segment.parts().concat());
+    frame
+}
+
+/// Blocks that grow at the same time, a layer of each in turn, as frames of one stream.
+pub fn send_mixed(
+    sender: &mut Sender,
+    out: &mut Outbound,
+    blocks: &[KvBlock],
+    codec: Codec,
+) -> Result<Vec<Vec<u8>>, SenderError> {
+    let mut encoder = Encoder::new().unwrap();
+    let mut growing = Vec::new();
+    for block in blocks {
+        let (place, cutter) = sender.open_growing(block.section, block.tokens.clone())?;
+        growing.push((block, place, cutter));
+    }
+    let most = blocks.iter().map(|b| b.planes.len()).max().unwrap_or(0);
+    let mut frames = Vec::new();
+    for count in (2..=most).step_by(2) {
+        for (block, _, cutter) in &mut growing {
+            let planes = &block.planes[..count.min(block.planes.len())];
+            while let Some(segment) = cutter.next(planes, codec, &mut encoder)? {
+                frames.push(frame(out, &segment));
+            }
+        }
+    }
+    for (_, place, cutter) in growing {
+        assert_eq!(cutter.left(), 0);
+        sender.close(place, cutter.finish());
+    }
     Ok(frames)
 }
 
@@ -349,6 +385,27 @@ pub struct Manner {
     /// A beat after each block.
     pub beats: bool,
     pub codec: Codec,
+    /// Up to so many blocks at the same time, as far as the credit lasts, a layer of each in turn.
+    pub mixed: usize,
+}
+
+/// The first of `blocks` as frames.
+fn send_some(
+    sender: &mut Sender,
+    outbound: &mut Outbound,
+    blocks: &[KvBlock],
+    manner: Manner,
+) -> (usize, Vec<Vec<u8>>) {
+    if manner.mixed == 0 {
+        let frames = send(sender, outbound, &blocks[0], manner.codec).unwrap();
+        return (1, frames);
+    }
+    let bytes = |count| blocks[..count].iter().map(KvBlock::bytes).sum();
+    let most = manner.mixed.min(blocks.len());
+    let fits = |count: &usize| *count == 1 || sender.may_send(bytes(*count));
+    let count = (1..=most).rev().find(fits).unwrap();
+    let frames = send_mixed(sender, outbound, &blocks[..count], manner.codec).unwrap();
+    (count, frames)
 }
 
 /// Runs a handoff with raw rows; acknowledgements are held back as long as the credit lasts if `lazy`.
@@ -358,6 +415,7 @@ pub fn run(contract: &Contract, kv_end: u32, chunks: &[u32], lazy: bool) -> Reco
         lazy,
         beats: false,
         codec: Codec::Raw,
+        mixed: 0,
     };
     run_with(contract, kv_end, sent, manner)
 }
@@ -394,11 +452,15 @@ pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Ma
     };
     let mut outbound = sender.outbound();
     answer(&mut sender, &mut out.backward, accept);
-    for block in out.sent.clone() {
+    let sent = out.sent.clone();
+    let mut rest = sent.as_slice();
+    while let [block, ..] = rest {
         while !sender.may_send(block.bytes()) || (!manner.lazy && sender.in_flight() > 0) {
             apply(&mut taker, &mut sender, &mut out);
         }
-        for frame in send(&mut sender, &mut outbound, &block, manner.codec).unwrap() {
+        let (count, frames) = send_some(&mut sender, &mut outbound, rest, manner);
+        rest = &rest[count..];
+        for frame in frames {
             taker.take(&frame).unwrap();
             out.forward.push(frame);
         }

@@ -49,7 +49,10 @@ static RECORDED: LazyLock<Vec<Recording>> = LazyLock::new(|| {
         (contract(0, vec![full(1, 2, 2)]), 9, &[1; 9]),
     ];
     let recorded = shapes.iter().flat_map(|(contract, kv_end, chunks)| {
-        Codec::ALL.map(|codec| {
+        let manners = Codec::ALL
+            .into_iter()
+            .flat_map(|codec| [(codec, 0), (codec, 3)]);
+        manners.map(|(codec, mixed)| {
             let mut rows = blocks(contract, *kv_end, chunks);
             let data = rows.iter_mut().flat_map(|b| &mut b.planes);
             // Finite, so that the lossy codecs are used.
@@ -64,6 +67,7 @@ static RECORDED: LazyLock<Vec<Recording>> = LazyLock::new(|| {
                 lazy: true,
                 beats: codec == Codec::Plane,
                 codec,
+                mixed,
             };
             run_with(contract, *kv_end, rows, manner)
         })

@@ -18,25 +18,25 @@ use super::driver::{
 };
 
 /// A segment header in which every field has another value, in hex.
-pub const HEADER_HEX: &str = "544e444d0500041121222324252627283132333441424300515253000001020010111200030201002021220061627172818283848586878891a1b100f512fe8d";
+pub const HEADER_HEX: &str = "544e444d0600041121222324252627283132333441424300515253000001020010111200030201002021220061627172818283848586878891a1b100fbdaeba5";
 /// BLAKE3 of the frames from sender to receiver of [`small`].
-const FORWARD_BLAKE3: &str = "2c0a77972e6c54e224887b0cfaf47210a34ef82c950ea10be0597eac467dfcc7";
+const FORWARD_BLAKE3: &str = "284278f95ce74842782713ef15f6a68761d189c2ab7f09787106ae940d35ab9e";
 /// BLAKE3 of the frames from receiver to sender of [`small`].
-const BACKWARD_BLAKE3: &str = "90e8b52a1fb98b226bcb00e40efdb5664099b39f91f2be006aca4a3e4e244b45";
+const BACKWARD_BLAKE3: &str = "46e4d390d599e7f151d264769a3d3388b605474e7f2166608786525bb3c19c95";
 /// First frame after the hello of [`small`], in hex: header and 24 bytes of rows.
-pub const SEGMENT_HEX: &str = "544e444d05000400efcdab89674523010100000018000000180000000000000002000000000000000200000000000300d3cfe2155ad1a25d00010100f3f7e7e5009e3cda23c160fed775fb995ffd822136d573115af89735";
+pub const SEGMENT_HEX: &str = "544e444d06000400efcdab89674523010100000018000000180000000000000002000000000000000200000000000300d3cfe2155ad1a25d00010100ad5cc87f009e3cda23c160fed775fb995ffd822136d573115af89735";
 /// A `q8` segment: K of one token is 0, 1, 2, ... 31, V is 0, -1, -2, ... -31.
-pub const ENCODED_HEX: &str = "544e444d05000402efcdab89674523010100000044000000800000000000000001000000000000000100000000000100b1175da4dc06d31500010100dcf1a652d0330004080c1014191d2125292d3135393d42464a4e52565a5e62666b6f73777b7fd03300fcf8f4f0ece7e3dfdbd7d3cfcbc7c3bebab6b2aeaaa6a29e9a95918d898581";
+pub const ENCODED_HEX: &str = "544e444d06000402efcdab89674523010100000044000000800000000000000001000000000000000100000000000100b1175da4dc06d315000101005e98957cd0330004080c1014191d2125292d3135393d42464a4e52565a5e62666b6f73777b7fd03300fcf8f4f0ece7e3dfdbd7d3cfcbc7c3bebab6b2aeaaa6a29e9a95918d898581";
 /// The frame with which a further connection joins [`small`].
-pub const JOIN_HEX: &str = "544e444d05000a00efcdab8967452301000000002d000000000000000000000000000000000000000000000000000000c8d64325a47afe380000000038f136187b2273747265616d223a226130613161326133613461356136613761386139616161626163616461656166227d";
+pub const JOIN_HEX: &str = "544e444d06000a00efcdab8967452301000000002d000000000000000000000000000000000000000000000000000000c8d64325a47afe380000000097ccd19b7b2273747265616d223a226130613161326133613461356136613761386139616161626163616461656166227d";
 /// The answer to it.
-pub const JOINED_HEX: &str = "544e444d05000900efcdab89674523010000000000000000000000000000000000000000000000000000000000000000c294d3380580062d00000000a42fc9f6";
+pub const JOINED_HEX: &str = "544e444d06000900efcdab89674523010000000000000000000000000000000000000000000000000000000000000000c294d3380580062d00000000db035d88";
 /// Digest of tokens 3, 10, 17, 24, 31, 38.
 pub const TOKEN_DIGEST: &str = "0dc24467dc182c480b2992f490d95edda9b9cba13da14a4f31c27a8352fa87ad";
 /// Payload of the accept of [`small`].
 pub const ACCEPT_JSON: &str = r#"{"session":"0102030405060708090a0b0c0d0e0f10","stream":"a0a1a2a3a4a5a6a7a8a9aaabacadaeaf","streams":1,"credit_bytes":108,"have_tokens":0,"have_page":null,"have_window":0,"decode_rates":{"plane":2000000000,"q8":null,"k8v4":null}}"#;
 /// Payload of the commit of [`small`].
-pub const COMMIT_JSON: &str = r#"{"segments":4,"raw_bytes":92,"manifest":"97d41baa633b301fc72b5f383f68d77fb65dd1d0e1ab096439c380c1fad7fa24"}"#;
+pub const COMMIT_JSON: &str = r#"{"segments":4,"raw_bytes":92,"manifest":"b697cdac8fe8f4e924bfe208490a0bb54de1a2fef35309f9883dc6745e1cfa7a"}"#;
 /// Payload of a receipt.
 pub const RECEIPT_JSON: &str = r#"{"top":[{"token":1,"logprob":-0.5},{"token":3,"logprob":-1.25}],"hand_back":{"ticket":"ffeeddccbbaa99887766554433221100","handoff":72623859790382856,"port":7700}}"#;
 
@@ -95,12 +95,12 @@ fn numbers() -> (tandem_kv::Contract, KvBlock) {
     let row = |sign: u16| {
         let half = |i: u16| half::f16::from_f32(f32::from(i)).to_bits() | sign;
         let row = (0..32).map(|i| if i == 0 { 0 } else { half(i) });
-        row.flat_map(u16::to_le_bytes).collect()
+        row.flat_map(u16::to_le_bytes).collect::<Vec<u8>>()
     };
     let plane = |kind, sign| Plane {
         layer: 0,
         kind,
-        data: row(sign),
+        data: row(sign).into(),
     };
     let block = KvBlock {
         section: Section::Full,
@@ -181,7 +181,7 @@ fn digest_bytes() {
 
 #[test]
 fn wire_numbers() {
-    assert_eq!(WIRE_VERSION, 5);
+    assert_eq!(WIRE_VERSION, 6);
     assert_eq!((Codec::Raw.wire(), ElementType::F16.wire()), (0, 1));
     assert_eq!((Section::Full.wire(), Section::Window.wire()), (0, 1));
     for n in 0..=u8::MAX {

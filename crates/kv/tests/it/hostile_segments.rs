@@ -161,7 +161,8 @@ fn a_block_in_progress_cannot_change() {
     let sent = run(&contract, 48, &[], true);
     assert_eq!(sent.forward.len(), 5);
     let table: [(&str, Change); 6] = [
-        ("section", |h| h.section = 1),
+        // No block in progress has this section or start, so they are of another block, and not its first.
+        ("block_start", |h| h.section = 1),
         ("block_start", |h| h.block_start = 1),
         ("block_end", |h| h.block_end = 49),
         ("layer_start", |h| h.layer_start = 0),
@@ -181,6 +182,137 @@ fn a_block_in_progress_cannot_change() {
     assert!(error.to_string().contains(expected), "{error}");
     let error = receiver.frame(&header, payload).unwrap_err();
     assert_eq!(error, ReceiverError::Over);
+}
+
+/// A handoff over one connection whose blocks grow together, three at a time: of each layer a segment.
+fn run_mixed(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Recording {
+    let manner = Manner {
+        lazy: true,
+        beats: false,
+        codec: Codec::Raw,
+        mixed: 3,
+    };
+    run_with(contract, kv_end, blocks(contract, kv_end, chunks), manner)
+}
+
+/// What identifies a segment: section, first token of its block, first layer.
+fn named_segment(frame: &[u8]) -> (u8, u32, u16) {
+    let header = split(frame).0;
+    (header.section, header.block_start, header.layer_start)
+}
+
+#[test]
+fn a_block_in_progress_cannot_change_while_another_is() {
+    let sent = run_mixed(&mixed(), 6, &[2, 2, 2]);
+    let order: Vec<_> = sent.forward[1..5]
+        .iter()
+        .map(|f| named_segment(f))
+        .collect();
+    // The window of four tokens starts at token 2, so the first chunk has no rows of it.
+    assert_eq!(order, [(0, 0, 0), (0, 2, 0), (1, 2, 1), (0, 0, 2)]);
+    let table: [(&str, Change); 6] = [
+        // Those of the full block that began second.
+        ("block_end", |h| (h.block_start, h.token_start) = (2, 2)),
+        ("block_end", |h| (h.block_end, h.token_end) = (3, 3)),
+        ("block_end", |h| h.block_end = 1),
+        // A layer that is there already, of this block and of the other one.
+        ("layer_start", |h| h.layer_start = 0),
+        ("layer_start", |h| {
+            (h.block_start, h.token_start) = (2, 2);
+            (h.block_end, h.token_end) = (4, 4);
+            (h.layer_start, h.layer_end) = (0, 1);
+        }),
+        // The block of the window is whole; another one starts behind it.
+        ("block_start", |h| {
+            h.section = 1;
+            (h.block_start, h.token_start) = (2, 2);
+            (h.block_end, h.token_end) = (4, 4);
+        }),
+    ];
+    for (name, change) in table {
+        refused(after(&sent, 4), &forged(&sent.forward[4], change), name);
+    }
+}
+
+/// A commit waits for both of two blocks on its connection.
+#[test]
+fn a_commit_while_one_of_two_mixed_blocks_is_incomplete() {
+    let sent = run_mixed(&contract(0, vec![full(1, 1, 1); 2]), 4, &[2, 2]);
+    let order: Vec<_> = sent.forward[1..5]
+        .iter()
+        .map(|f| named_segment(f))
+        .collect();
+    assert_eq!(order, [(0, 0, 0), (0, 2, 0), (0, 0, 1), (0, 2, 1)]);
+    let commit = |n: u32| forged(sent.forward.last().unwrap(), |h| h.sequence = n);
+    for (taken, sequence, expected) in [
+        (3, 3, "the rest of block 0..2"),
+        (4, 4, "the rest of block 2..4"),
+    ] {
+        let mut receiver = after(&sent, taken);
+        let error = receiver.check(&split(&commit(sequence)).0).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    // The second one is whole, and waits for the first one, of which half is missing.
+    let mut receiver = after(&sent, 3);
+    let second = forged(&sent.forward[4], |h| h.sequence = 3);
+    assert_eq!(receiver.take(&second), Ok(Step::Wait));
+    assert!(receiver.receiver.next_block().is_none());
+    let error = receiver.check(&split(&commit(4)).0).unwrap_err();
+    assert!(
+        error.to_string().contains("the rest of block 0..2"),
+        "{error}"
+    );
+    let mut receiver = after(&sent, 3);
+    receiver.take(&second).unwrap();
+    let first = forged(&sent.forward[3], |h| h.sequence = 4);
+    assert_eq!(receiver.take(&first), Ok(Step::Block));
+    assert_eq!(receiver.apply(), sent.sent);
+    // The manifest goes by tokens, so it is all the same which block was whole first.
+    assert_eq!(receiver.take(&commit(5)), Ok(Step::Commit));
+    assert!(receiver.receiver.finish().is_some());
+}
+
+/// Blocks that are only begun count, in bytes and in number.
+#[test]
+fn the_credit_is_kept_by_blocks_that_are_mixed() {
+    let layers = contract(0, vec![full(1, 1, 1); 2]);
+    let count = MAX_BLOCKS_IN_FLIGHT + 1;
+    let kv_end = u32::try_from(count).unwrap();
+    // 8 bytes for each token, a block each.
+    for (credit_bytes, most, told) in [
+        (24, 3, "a block without credit"),
+        (31, 3, "a block without credit"),
+        (u64::MAX, MAX_BLOCKS_IN_FLIGHT, "at most 256 unacknowledged"),
+    ] {
+        let terms = Terms {
+            credit_bytes,
+            ..terms()
+        };
+        let expected = expectation(&layers, kv_end);
+        let hello = hello(&layers, kv_end);
+        let mut taker = Taker::accept(&hello, &expected, 0, &terms).unwrap().0;
+        for start in 0..count {
+            let mut header = segment(&layers, Section::Full, 1);
+            let start = u32::try_from(start).unwrap();
+            header.sequence = start + 1;
+            (header.block_start, header.block_end) = (start, start + 1);
+            (header.token_start, header.token_end) = (start, start + 1);
+            let frame = encode_frame(header, &[1, 2, 3, 4]);
+            let result = taker.take(&frame);
+            if (start as usize) < most {
+                assert_eq!(result, Ok(Step::Wait));
+                let bytes = u64::from(start + 1) * 8;
+                assert_eq!(taker.receiver.staged_bytes(), bytes);
+            } else {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains(told), "{error}");
+                break;
+            }
+        }
+        assert!(taker.receiver.is_over());
+        assert_eq!(taker.receiver.staged_bytes(), 8 * most as u64);
+    }
 }
 
 #[test]
@@ -476,6 +608,7 @@ fn codecs_beyond_the_ceiling_are_refused() {
             lazy: true,
             beats: false,
             codec,
+            mixed: 0,
         };
         let mut rows = blocks(&contract, 4, &[4]);
         // Nothing infinite: such rows travel raw.
@@ -517,6 +650,7 @@ fn encoded_payloads_of_the_wrong_length() {
         lazy: true,
         beats: false,
         codec: Codec::Plane,
+        mixed: 0,
     };
     let sent = run_with(&contract, 4, rows, manner);
     let good = split(&sent.forward[1]).1;

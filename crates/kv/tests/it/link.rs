@@ -18,7 +18,7 @@ use tandem_kv::segment::Cutter;
 use tandem_kv::sender::{Outbound, Outgoing, Sender, SenderState};
 use tandem_kv::{Contract, KvBlock, PerSection, Section};
 
-use super::driver::{HANDOFF, TICKET, expectation, have_page, offer, receipt};
+use super::driver::{HANDOFF, TICKET, expectation, frame, have_page, offer, receipt};
 use super::pipe::{Fault, Harm, Pipe, Way};
 
 /// What is handed over, and how.
@@ -36,6 +36,8 @@ pub struct Case {
     pub faults: Vec<Fault>,
     /// Which end gives up, and when so many things have happened: the sender forward.
     pub cancel: Option<(Way, usize)>,
+    /// Blocks of the first connections are opened before their planes exist, several at a time on each.
+    pub growing: bool,
     /// Order of everything that has no order of its own.
     pub seed: u64,
 }
@@ -55,6 +57,7 @@ impl std::fmt::Debug for Case {
             .field("codecs", &self.codecs)
             .field("faults", &self.faults)
             .field("cancel", &self.cancel)
+            .field("growing", &self.growing)
             .field("seed", &self.seed)
             .finish()
     }
@@ -90,6 +93,8 @@ pub struct Report {
     pub stale_frames: usize,
     /// How often bytes came that had been delayed until nothing else could happen.
     pub released: usize,
+    /// Segments that were written while another block of their connection was in progress.
+    pub mixed: usize,
     /// How many things happened.
     pub actions: usize,
 }
@@ -129,6 +134,18 @@ impl SplitMix {
     }
 }
 
+/// A block that is being written.
+struct Job {
+    place: u64,
+    cutter: Cutter,
+    block: KvBlock,
+    codec: Codec,
+    /// How many of its planes exist.
+    planes: usize,
+    /// Its first segment has been written.
+    begun: bool,
+}
+
 /// One connection, and what its two ends know of it.
 struct Connection {
     generation: usize,
@@ -138,7 +155,7 @@ struct Connection {
     outbound: Outbound,
     /// False until the sender has read the answer to its join.
     joined: bool,
-    job: Option<(u64, Cutter, KvBlock, Codec)>,
+    jobs: Vec<Job>,
     inbound: Option<Inbound>,
     /// A header that was read and checked, whose payload has not arrived.
     forward_header: Option<Header>,
@@ -186,6 +203,7 @@ pub fn hand_over(case: &Case) -> Report {
         most_staged: world.most_staged,
         stale_frames: world.stale_frames,
         released: world.released,
+        mixed: world.mixed,
         actions: world.actions,
     }
 }
@@ -214,6 +232,7 @@ struct World<'a> {
     most_staged: u64,
     stale_frames: usize,
     released: usize,
+    mixed: usize,
     refused: Option<String>,
     actions: usize,
 }
@@ -255,6 +274,7 @@ impl<'a> World<'a> {
             most_staged: 0,
             stale_frames: 0,
             released: 0,
+            mixed: 0,
             refused: None,
             actions: 0,
         };
@@ -278,7 +298,7 @@ impl<'a> World<'a> {
             backward: pipe(Way::Backward),
             outbound,
             joined: stream == 0,
-            job: None,
+            jobs: Vec::new(),
             inbound: None,
             forward_header: None,
         };
@@ -360,7 +380,7 @@ impl<'a> World<'a> {
             .iter_mut()
             .filter(|c| c.generation == generation)
         {
-            c.job = None;
+            c.jobs.clear();
             if was_up && c.stream == 0 {
                 c.forward.write(&frame);
             }
@@ -431,7 +451,7 @@ impl<'a> World<'a> {
         let mine = self.connections.iter_mut();
         for c in mine.filter(|c| c.generation == generation) {
             c.cut();
-            c.job = None;
+            c.jobs.clear();
         }
     }
 
@@ -494,7 +514,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The next block is given to a connection that has none; or a further connection is made.
+    /// The next block is given to a connection that has none, or to any if blocks grow; or a further connection is made.
     fn sender_opens(&mut self) -> bool {
         if !self.sender_up || self.sender.state() != SenderState::Streaming {
             return false;
@@ -509,7 +529,10 @@ impl<'a> World<'a> {
             return true;
         }
         let generation = self.generation;
-        let idle = |c: &Connection| c.generation == generation && c.joined && c.job.is_none();
+        let growing = self.case.growing && generation == 0;
+        let idle = |c: &Connection| {
+            c.generation == generation && c.joined && (growing || c.jobs.is_empty())
+        };
         let (Some(block), Some(i)) = (self.next_block(), self.pick(idle)) else {
             return false;
         };
@@ -517,13 +540,25 @@ impl<'a> World<'a> {
             return false;
         }
         let codec = self.case.codecs[self.opened.len() % self.case.codecs.len()];
-        let (place, cutter) = self.sender.open(&block).unwrap();
         let (section, tokens) = (block.section, block.tokens.clone());
+        let (opened, planes) = if growing {
+            (self.sender.open_growing(section, tokens.clone()), 0)
+        } else {
+            (self.sender.open(&block), block.planes.len())
+        };
+        let (place, cutter) = opened.unwrap();
         let acked = self.sender.acknowledged()[section];
         assert!(tokens.start >= acked, "sent again");
         self.opened
             .push((generation, section, tokens.start, tokens.end));
-        self.connections[i].job = Some((place, cutter, block, codec));
+        self.connections[i].jobs.push(Job {
+            place,
+            cutter,
+            block,
+            codec,
+            planes,
+            begun: false,
+        });
         true
     }
 
@@ -543,23 +578,40 @@ impl<'a> World<'a> {
         })
     }
 
-    /// One segment of one block is written.
+    /// One segment of one block is written, or one more plane of it exists.
     fn sender_cuts(&mut self) -> bool {
-        let Some(i) = self.pick(|c| c.job.is_some()) else {
+        let Some(i) = self.pick(|c| !c.jobs.is_empty()) else {
             return false;
         };
         let c = &mut self.connections[i];
-        let Some((place, mut cutter, block, codec)) = c.job.take() else {
-            return false;
+        let count = c.jobs.len();
+        let at = if count > 1 {
+            self.random.below(count)
+        } else {
+            0
         };
-        match cutter.next(&block, codec, &mut self.encoder).unwrap() {
+        let section = c.jobs[at].block.section;
+        let next = |j: &Job| !j.begun && j.block.section == section;
+        // On the only connection blocks of a section begin in order.
+        let at = match c.jobs.iter().position(next) {
+            Some(next) if self.case.streams == 1 && !c.jobs[at].begun => next,
+            _ => at,
+        };
+        let job = &mut c.jobs[at];
+        let planes = &job.block.planes[..job.planes];
+        let segment = job.cutter.next(planes, job.codec, &mut self.encoder);
+        match segment.unwrap() {
             Some(segment) => {
-                let mut frame = c.outbound.segment(&segment.header).to_vec();
-                frame.extend(segment.parts(&block).concat());
+                let frame = frame(&mut c.outbound, &segment);
                 c.forward.write(&frame);
-                c.job = Some((place, cutter, block, codec));
+                job.begun = true;
+                self.mixed += usize::from(count > 1);
             }
-            None => self.sender.close(place, cutter.finish()),
+            None if job.cutter.left() > 0 => job.planes += 1,
+            None => {
+                let job = c.jobs.remove(at);
+                self.sender.close(job.place, job.cutter.finish());
+            }
         }
         true
     }

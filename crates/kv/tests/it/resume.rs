@@ -37,6 +37,7 @@ fn case(contract: &Contract, kv_end: u32, chunks: &[u32], streams: u32) -> Case 
         codecs: vec![Codec::Raw, Codec::Plane],
         faults: Vec::new(),
         cancel: None,
+        growing: false,
         seed: 1,
         blocks,
     }
@@ -531,6 +532,35 @@ fn stale_connections_are_refused_without_harm() {
     assert!(stale > 30, "{stale} frames were stale");
 }
 
+/// Blocks of both sections that grow at the same time, over one connection or several, in all codecs that
+/// lose nothing.
+#[test]
+fn blocks_grow_at_the_same_time() {
+    let layers = vec![
+        full(1, 8, 4),
+        windowed(2, 3, 3),
+        full(2, 2, 2),
+        windowed(1, 1, 5),
+        full(1, 4, 4),
+        full(3, 1, 1),
+    ];
+    let contract = contract(6, layers);
+    for streams in 1..=3 {
+        let mut mixed = 0;
+        for seed in 0..40 {
+            let grown = Case {
+                growing: true,
+                seed,
+                ..case(&contract, 12, &[3, 4, 2], streams)
+            };
+            let report = committed(&grown);
+            assert_eq!(report.opened.len(), 7);
+            mixed += report.mixed;
+        }
+        assert!(mixed > 200, "{mixed} segments were mixed");
+    }
+}
+
 /// Lossy codecs: what is applied is what an encoder and a decoder make of the same rows by themselves.
 #[test]
 fn lossy_rows_are_those_that_were_encoded() {
@@ -544,8 +574,9 @@ fn lossy_rows_are_those_that_were_encoded() {
     ];
     let contract = contract(4, layers);
     for codec in Codec::ALL {
-        for (seed, streams) in (0..8).zip([1, 2, 3, 4].into_iter().cycle()) {
+        for (seed, streams) in (0..16).zip([1, 2, 3, 4].into_iter().cycle()) {
             let mut case = case(&contract, 9, &[4, 3, 2], streams);
+            case.growing = seed >= 8;
             case.codecs = vec![codec];
             case.seed = seed;
             case.blocks.iter_mut().for_each(make_finite);
@@ -714,6 +745,21 @@ proptest! {
         faults in proptest::collection::vec(any_fault(), 0..5),
     ) {
         let case = Case { faults, ..case };
+        let report = hand_over(&case);
+        check(&case, &report);
+        prop_assert!(!matches!(report.end, End::Refused(_)), "{:?}", report.end);
+        if case.faults.is_empty() {
+            prop_assert_eq!(report.end, End::Committed);
+        }
+    }
+
+    /// Blocks that grow at the same time, over one connection or several; after a break whole ones.
+    #[test]
+    fn blocks_that_grow_over_any_link(
+        case in any_case(),
+        faults in proptest::collection::vec(any_fault(), 0..3),
+    ) {
+        let case = Case { faults, growing: true, ..case };
         let report = hand_over(&case);
         check(&case, &report);
         prop_assert!(!matches!(report.end, End::Refused(_)), "{:?}", report.end);

@@ -24,6 +24,7 @@ fn check(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Recording {
         lazy: true,
         beats: true,
         codec: Codec::Raw,
+        mixed: 0,
     };
     let beaten = run_with(contract, kv_end, blocks(contract, kv_end, chunks), beats);
     check_segments(&beaten);
@@ -34,6 +35,16 @@ fn check(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Recording {
     };
     let encoded = run_with(contract, kv_end, blocks(contract, kv_end, chunks), exact);
     assert_eq!(encoded.applied, beaten.applied);
+    for (lazy, mixed) in [(true, 3), (false, 2)] {
+        let grown = Manner {
+            lazy,
+            mixed,
+            ..beats
+        };
+        let grown = run_with(contract, kv_end, blocks(contract, kv_end, chunks), grown);
+        assert_eq!(grown.applied, beaten.applied);
+        check_segments(&grown);
+    }
     run(contract, kv_end, chunks, true)
 }
 

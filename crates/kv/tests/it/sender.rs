@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tandem_kv::adaptive::DecodeRates;
-use tandem_kv::codec::Codec;
+use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::{FrameError, Header, Kind, encode_frame};
 use tandem_kv::limits::{
     CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
@@ -351,6 +351,111 @@ fn blocks_that_do_not_fit_the_contract() {
     let empty = block(&only_window, Section::Full, 0..8);
     let error = side.block(&empty).unwrap_err();
     assert!(error.to_string().contains("an empty block"), "{error}");
+}
+
+/// What [`Sender::open_growing`] refuses changes nothing, as with whole blocks.
+#[test]
+fn growing_blocks_that_may_not_be_opened() {
+    let mut side = streaming(5);
+    let mut refused = |section, tokens: Range<u32>, expected: &str| {
+        let before = (side.sender.next(), side.sender.in_flight());
+        let error = side.sender.open_growing(section, tokens).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!((side.sender.next(), side.sender.in_flight()), before);
+    };
+    refused(Section::Full, 1..2, "starts at token 1, expected 0");
+    refused(Section::Window, 0..2, "starts at token 0, expected 4");
+    refused(Section::Full, 0..0, "an empty block");
+    refused(Section::Full, Range { start: 2, end: 0 }, "an empty block");
+    refused(Section::Full, 0..9, "ends at token 9 of 8");
+    let (first, cutter) = side.sender.open_growing(Section::Full, 0..3).unwrap();
+    assert!(cutter.left() > 0);
+    assert_eq!(side.sender.next().full, 3);
+    // 36 of 60 bytes are on their way.
+    let error = side.sender.open_growing(Section::Full, 3..6).unwrap_err();
+    assert!(error.to_string().contains("1 unacknowledged"), "{error}");
+    let (second, _) = side.sender.open_growing(Section::Full, 3..5).unwrap();
+    assert_eq!((first, second), (0, 1));
+    // A section without layers, and the limits.
+    let one = contract(2, vec![windowed(1, 1, 1)]);
+    let small = contract(0, vec![full(1, 1, 1)]);
+    let large = contract(0, vec![full(1024, 1024, 1024)]);
+    for (contract, tokens, expected) in [
+        (one, 8, "an empty block"),
+        (small, MAX_CHUNK_TOKENS + 1, "16385 tokens, limit 16384"),
+        (large, 5, "20971520 bytes, limit 16777216"),
+    ] {
+        let mut side = new(&contract, tokens);
+        let error = side
+            .sender
+            .open_growing(Section::Full, 0..tokens)
+            .unwrap_err();
+        assert!(error.to_string().contains("AwaitAccept"), "{error}");
+        give(&mut side, &accept(100)).unwrap();
+        let error = side
+            .sender
+            .open_growing(Section::Full, 0..tokens)
+            .unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
+/// A segment is cut as soon as its planes are there, and never before.
+#[test]
+fn planes_come_one_by_one() {
+    let mut side = streaming(100);
+    let block = full_block(0..2);
+    let (place, mut cutter) = side.sender.open_growing(Section::Full, 0..2).unwrap();
+    let mut encoder = Encoder::new().unwrap();
+    let mut cut = Vec::new();
+    for count in 0..=4 {
+        let planes = &block.planes[..count];
+        while let Some(segment) = cutter.next(planes, Codec::Raw, &mut encoder).unwrap() {
+            cut.push((count, segment.header.layer_start, segment.parts().concat()));
+        }
+    }
+    let rows = |at: usize| [0, 1].map(|k| block.planes[at + k].data.to_vec()).concat();
+    assert_eq!(cut, [(2, 0, rows(0)), (4, 2, rows(2))]);
+    assert_eq!(cutter.left(), 0);
+    let error = side.sender.commit().unwrap_err();
+    assert!(matches!(error, SenderError::Gap { .. }));
+    side.sender.close(place, cutter.finish());
+    assert_eq!(side.sender.raw_bytes(), block.bytes());
+}
+
+/// What is given to a cutter is looked at, whether it was opened with planes or without.
+#[test]
+fn wrong_planes_are_not_cut() {
+    type Change = fn(&mut KvBlock);
+    let table: [(&str, Change); 6] = [
+        ("expected layer 0 Key", |b| b.planes.swap(0, 1)),
+        ("expected layer 0 Value", |b| b.planes[1].layer = 2),
+        ("expected layer 0 Key", |b| *b = window_block(4..8)),
+        ("layer 0 Key has 7 bytes", |b| b.planes[0].data.truncate(7)),
+        ("layer 0 Key has 0 bytes", |b| b.planes[0].data.clear()),
+        ("layer 0 Value has 5 bytes", |b| b.planes[1].data.push(0)),
+    ];
+    for (expected, change) in table {
+        for codec in Codec::ALL {
+            let whole = streaming(100).sender.open(&full_block(0..2)).unwrap();
+            let mut side = streaming(100);
+            let growing = side.sender.open_growing(Section::Full, 0..2).unwrap();
+            for (_, mut cutter) in [whole, growing] {
+                let mut other = full_block(0..2);
+                change(&mut other);
+                let mut encoder = Encoder::new().unwrap();
+                let cut = cutter.next(&other.planes, codec, &mut encoder);
+                // A window of one layer has fewer planes than all of a full block.
+                if let Ok(None) = cut {
+                    assert!(other.planes.len() < 4);
+                    continue;
+                }
+                let error = cut.unwrap_err().to_string();
+                let told = format!("KV block for tokens 0..2: {expected}");
+                assert_eq!(error, told);
+            }
+        }
+    }
 }
 
 #[test]
@@ -708,9 +813,9 @@ fn a_block_of_an_old_connection_that_is_closed_late() {
     side.sender.close(old_place, old.finish());
     let error = side.sender.commit().unwrap_err();
     assert!(matches!(error, SenderError::Gap { .. }), "{error}");
-    let mut encoder = tandem_kv::codec::Encoder::new().unwrap();
+    let mut encoder = Encoder::new().unwrap();
     while cutter
-        .next(&first, Codec::Raw, &mut encoder)
+        .next(&first.planes, Codec::Raw, &mut encoder)
         .unwrap()
         .is_some()
     {}
@@ -726,7 +831,7 @@ fn a_block_of_an_old_connection_that_is_closed_late() {
             SenderError::Gap { .. } | SenderError::NotAllowed(_)
         ));
         while cutter
-            .next(&block, Codec::Raw, &mut encoder)
+            .next(&block.planes, Codec::Raw, &mut encoder)
             .unwrap()
             .is_some()
         {}

@@ -214,7 +214,7 @@ fn a_block_stays_on_its_stream() {
 #[test]
 fn segments_twice_or_out_of_order_within_a_stream() {
     type Order = fn(&[Vec<u8>]) -> Vec<Vec<u8>>;
-    let table: [(&str, Order); 7] = [
+    let table: [(&str, Order); 6] = [
         // As they were sent, numbers and all.
         ("sequence", |f| vec![f[0].clone(), f[0].clone()]),
         ("sequence", |f| vec![f[1].clone()]),
@@ -224,9 +224,6 @@ fn segments_twice_or_out_of_order_within_a_stream() {
             vec![f[0].clone(), forged(&f[0], |h| h.sequence = 2)]
         }),
         ("layer_start", |f| vec![forged(&f[1], |h| h.sequence = 1)]),
-        ("block_start", |f| {
-            vec![f[0].clone(), forged(&f[2], |h| h.sequence = 2)]
-        }),
         ("block_start", |f| {
             vec![
                 f[0].clone(),
@@ -248,6 +245,61 @@ fn segments_twice_or_out_of_order_within_a_stream() {
         named(three.taker.take(last), name);
         // Only what was whole before is given out.
         let whole = usize::from(good.len() == 2);
+        assert_eq!(three.taker.apply(), three.blocks[..whole]);
+        assert_eq!(three.taker.receiver.finish(), None);
+    }
+}
+
+/// A handoff and the four segments of its first two blocks, with the numbers 1 to 4 in this order.
+fn two_blocks(order: [usize; 4]) -> (Three, Vec<Vec<u8>>) {
+    let mut three = halves();
+    let mut main = three.sender.outbound();
+    let mut sent = three.frames(0, &mut main);
+    sent.extend(three.frames(1, &mut main));
+    let numbered = order.into_iter().zip(1..);
+    let frames = numbered.map(|(at, n)| forged(&sent[at], |h| h.sequence = n));
+    (three, frames.collect())
+}
+
+#[test]
+fn segments_of_two_blocks_are_mixed() {
+    for order in [
+        [0, 2, 1, 3],
+        [0, 2, 3, 1],
+        [2, 0, 1, 3],
+        [2, 0, 3, 1],
+        [2, 3, 0, 1],
+    ] {
+        let (mut three, frames) = two_blocks(order);
+        for frame in &frames {
+            three.taker.take(frame).unwrap();
+        }
+        assert_eq!(three.taker.apply(), three.blocks[..2]);
+        let again = forged(&frames[3], |h| h.sequence = 5);
+        named(three.taker.take(&again), "block_start");
+    }
+}
+
+/// Segments that are no next ones of their block, whatever is there of the other one.
+#[test]
+fn mixed_segments_twice_or_out_of_order() {
+    for (order, name) in [
+        ([0, 2, 0, 1], "layer_start"),
+        ([0, 2, 2, 1], "layer_start"),
+        ([2, 0, 0, 1], "layer_start"),
+        // The first block is whole before.
+        ([2, 0, 1, 1], "block_start"),
+    ] {
+        let (mut three, frames) = two_blocks(order);
+        let (last, good) = match name {
+            "layer_start" => (&frames[2], &frames[..2]),
+            _ => (&frames[3], &frames[..3]),
+        };
+        for frame in good {
+            three.taker.take(frame).unwrap();
+        }
+        named(three.taker.take(last), name);
+        let whole = usize::from(good.len() == 3);
         assert_eq!(three.taker.apply(), three.blocks[..whole]);
         assert_eq!(three.taker.receiver.finish(), None);
     }
@@ -442,10 +494,8 @@ fn segment(contract: &Contract, block: &KvBlock, out: &mut Outbound) -> Vec<u8> 
     let (_, mut cutter): (u64, Cutter) = sender.open(block).unwrap();
     let mut encoder = tandem_kv::codec::Encoder::new().unwrap();
     let segment = cutter
-        .next(block, Codec::Raw, &mut encoder)
+        .next(&block.planes, Codec::Raw, &mut encoder)
         .unwrap()
         .unwrap();
-    let mut frame = out.segment(&segment.header).to_vec();
-    frame.extend(segment.parts(block).concat());
-    frame
+    super::driver::frame(out, &segment)
 }

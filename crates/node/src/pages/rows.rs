@@ -95,7 +95,7 @@ impl Shape {
             Plane {
                 layer: shape.layer,
                 kind: shape.kind,
-                data,
+                data: data.into(),
             }
         });
         let planes = planes.collect();

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use tandem_identity::WriteHalf;
 use tandem_kv::KvBlock;
-use tandem_kv::codec::{Codec, CodecError, Encoder};
+use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::HEADER_BYTES;
 use tandem_kv::message::BlockDigest;
-use tandem_kv::segment::{Cutter, Segment};
+use tandem_kv::segment::{CutError, Cutter, Segment};
 use tandem_kv::sender::{Outbound, Outgoing};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -340,9 +340,9 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             .map(|(_, segment)| self.outbound.segment(&segment.header))
             .collect();
         let mut parts = Vec::new();
-        for (header, (block, segment)) in headers.iter().zip(&segments) {
+        for (header, (_, segment)) in headers.iter().zip(&segments) {
             parts.push(header.as_slice());
-            parts.extend(segment.parts(block));
+            parts.extend(segment.parts());
         }
         Ok(write_parts(&mut self.write, &parts, self.silence, &mut self.drain).await?)
     }
@@ -357,7 +357,9 @@ fn encode(
     ready: &mpsc::Sender<Segment>,
 ) -> Result<Made, Fault> {
     let mut spent = Duration::ZERO;
-    while let Some(segment) = timed(&mut spent, || cutter.next(block, codec, &mut encoder))? {
+    while let Some(segment) = timed(&mut spent, || {
+        cutter.next(&block.planes, codec, &mut encoder)
+    })? {
         if ready.blocking_send(segment).is_err() {
             // The writer has given up and says why.
             break;
@@ -373,7 +375,7 @@ fn encode(
 /// Adds the time that a segment takes to `spent`.
 fn timed(
     spent: &mut Duration,
-    next: impl FnOnce() -> Result<Option<Segment>, CodecError>,
+    next: impl FnOnce() -> Result<Option<Segment>, CutError>,
 ) -> Result<Option<Segment>, Fault> {
     let start = Instant::now();
     let segment = next();
@@ -546,7 +548,10 @@ mod tests {
                 .map(|(layer, kind)| Plane {
                     layer,
                     kind,
-                    data: (0..tokens * 512).flat_map(|_| row()).collect(),
+                    data: (0..tokens * 512)
+                        .flat_map(|_| row())
+                        .collect::<Vec<u8>>()
+                        .into(),
                 })
                 .collect(),
         })

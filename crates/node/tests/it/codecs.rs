@@ -130,7 +130,7 @@ fn rows(section: Section, tokens: u32, bytes: usize) -> Arc<KvBlock> {
     let plane = Plane {
         layer: 0,
         kind: PlaneKind::Key,
-        data: vec![0; bytes],
+        data: vec![0; bytes].into(),
     };
     Arc::new(KvBlock {
         section,

@@ -71,9 +71,12 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
     }
     for block in blocks {
         let (place, mut cutter) = sender.open(&block).unwrap();
-        while let Some(segment) = cutter.next(&block, Codec::Raw, &mut encoder).unwrap() {
+        while let Some(segment) = cutter
+            .next(&block.planes, Codec::Raw, &mut encoder)
+            .unwrap()
+        {
             let mut frame = outbound.segment(&segment.header).to_vec();
-            frame.extend(segment.parts(&block).concat());
+            frame.extend(segment.parts().concat());
             frames.push(frame);
         }
         sender.close(place, cutter.finish());

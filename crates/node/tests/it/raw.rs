@@ -132,10 +132,10 @@ impl Handoff {
     pub async fn block_in(&mut self, block: &KvBlock, codec: Codec) {
         let (place, mut cutter) = self.sender.open(block).unwrap();
         let mut encoder = Encoder::new().unwrap();
-        while let Some(segment) = cutter.next(block, codec, &mut encoder).unwrap() {
+        while let Some(segment) = cutter.next(&block.planes, codec, &mut encoder).unwrap() {
             let header = self.outbound.segment(&segment.header);
             self.write(&header).await;
-            let rows = segment.parts(block).concat();
+            let rows = segment.parts().concat();
             self.write(&rows).await;
         }
         self.sender.close(place, cutter.finish());

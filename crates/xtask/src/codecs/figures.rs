@@ -117,7 +117,7 @@ mod tests {
             planes: vec![Plane {
                 layer: 0,
                 kind,
-                data: data.collect(),
+                data: data.collect::<Vec<u8>>().into(),
             }],
         }
     }

@@ -109,10 +109,11 @@ impl Subject {
                 let run = run_of(self.engine.contract(), block, plane)?;
                 bytes.clear();
                 self.encoder.encode(codec, &run, &plane.data, &mut bytes)?;
-                let mut data = vec![0; plane.data.len()];
+                let mut data = vec![0_u8; plane.data.len()];
                 let taken = self.decoder.decode(codec, &run, &bytes, &mut data)?;
                 anyhow::ensure!(taken == bytes.len(), "{codec} left bytes over");
                 encoded += bytes.len() as u64;
+                let data = data.into();
                 planes.push(Plane { data, ..*plane });
             }
             arrived.push(KvBlock {

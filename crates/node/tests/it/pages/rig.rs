@@ -84,7 +84,7 @@ pub fn block(contract: &Contract, section: Section, tokens: Range<u32>, copy: u6
             let rows = tokens
                 .clone()
                 .flat_map(|t| (0..row).map(move |i| byte(t, i)));
-            let data = rows.collect();
+            let data = rows.collect::<Vec<u8>>().into();
             planes.push(Plane { layer, kind, data });
         }
     }
@@ -105,7 +105,7 @@ pub fn part(whole: &KvBlock, tokens: Range<u32>) -> KvBlock {
         let row = plane.data.len() / whole.len() as usize;
         let at = |token: u32| (token - whole.tokens.start) as usize * row;
         Plane {
-            data: plane.data[at(tokens.start)..at(tokens.end)].to_vec(),
+            data: plane.data[at(tokens.start)..at(tokens.end)].to_vec().into(),
             ..plane.clone()
         }
     });
