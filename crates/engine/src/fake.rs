@@ -138,7 +138,8 @@ pub struct FakeConfig {
     pub microbatch_tokens: u32,
     /// Tokens of a step at the end of a prompt.
     pub tail_tokens: u32,
-    /// True if layers are given while a chunk is computed, a micro-batch at a time.
+    /// True if layers are given while a chunk is computed, a micro-batch at a time. What of it is sent meanwhile, and so
+    /// which bytes are on the wire, depends on how fast the sender is.
     pub by_layer: bool,
     /// Shape of the cache.
     pub layers: Vec<LayerSpec>,
@@ -188,7 +189,7 @@ impl Default for FakeConfig {
             prefill_tokens: 64,
             microbatch_tokens: 16,
             tail_tokens: u32::MAX,
-            by_layer: true,
+            by_layer: false,
             layers: vec![
                 layer(LayerKind::Full, 2, 4, 4),
                 layer(LayerKind::Full, 1, 8, 4),

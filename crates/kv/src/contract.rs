@@ -4,6 +4,8 @@
 //! Same byte count is not compatibility, so each property is compared by itself
 //! and a difference names the field and both values.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_STRING};
@@ -235,6 +237,13 @@ impl Contract {
                     + l.row_bytes(PlaneKind::Value, self.value_type)
             })
             .sum()
+    }
+
+    /// Bytes of the rows of a section for these tokens.
+    #[must_use]
+    pub fn block_bytes(&self, section: Section, tokens: &Range<u32>) -> u64 {
+        self.token_bytes(&self.section_layers(section))
+            .saturating_mul(tokens.len() as u64)
     }
 
     /// First token that the window section holds when KV covers `[0, end)`.

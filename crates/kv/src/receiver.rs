@@ -483,11 +483,7 @@ impl Receiver {
         }
         let (start, end) = (header.block_start, header.block_end);
         self.may_cover(section, start, end)?;
-        let layers = self.contract.section_layers(section);
-        let bytes = self
-            .contract
-            .token_bytes(&layers)
-            .saturating_mul(u64::from(end - start));
+        let bytes = self.contract.block_bytes(section, &(start..end));
         if bytes > MAX_BLOCK_BYTES {
             let expected = format!("at most {MAX_BLOCK_BYTES} bytes");
             return Err(wrong("block_end", format!("{bytes} bytes"), expected));

@@ -14,8 +14,8 @@ use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
 use crate::limits::{
-    CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
-    MAX_STREAMS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
+    AHEAD_BYTES, CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS,
+    MAX_CONTINUATION, MAX_STREAMS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
 };
 use crate::message::{
     Abort, Accept, BlockDigest, Hello, Join, Manifest, MessageError, Refuse, abort_frame,
@@ -258,11 +258,20 @@ impl Sender {
     /// True if a block of this many bytes may be sent before an acknowledgement.
     #[must_use]
     pub fn may_send(&self, bytes: u64) -> bool {
+        self.has_room(bytes, self.accept.credit_bytes.min(AHEAD_BYTES))
+    }
+
+    /// The same of one that is still to be computed.
+    #[must_use]
+    pub fn may_grow(&self, bytes: u64) -> bool {
+        self.has_room(bytes, self.accept.credit_bytes)
+    }
+
+    fn has_room(&self, bytes: u64, credit: u64) -> bool {
         let in_flight: u64 = self.unacked.iter().map(|u| u.bytes).sum();
         self.state == SenderState::Streaming
             && self.unacked.len() < MAX_BLOCKS_IN_FLIGHT
-            && (self.unacked.is_empty()
-                || in_flight.saturating_add(bytes) <= self.accept.credit_bytes)
+            && (self.unacked.is_empty() || in_flight.saturating_add(bytes) <= credit)
     }
 
     /// Blocks sent but not yet acknowledged.
@@ -498,7 +507,8 @@ impl Sender {
     pub fn open(&mut self, block: &KvBlock) -> Result<(u64, Cutter), SenderError> {
         block.validate(&self.offer.contract)?;
         let (section, tokens) = (block.section, block.tokens.clone());
-        let place = self.admit(section, &tokens, block.bytes())?;
+        let bytes = block.bytes();
+        let place = self.admit(section, &tokens, bytes, self.may_send(bytes))?;
         let contract = Arc::clone(&self.offer.contract);
         let cutter = Cutter::new(contract, self.offer.handoff, section, tokens);
         Ok((place, cutter))
@@ -508,7 +518,7 @@ impl Sender {
     /// as they come, and checks them.
     ///
     /// # Errors
-    /// If [`Self::may_send`] is false, or if the block exceeds a limit or does not continue where the last
+    /// If [`Self::may_grow`] is false, or if the block exceeds a limit or does not continue where the last
     /// one ended. Nothing is changed then.
     pub fn open_growing(
         &mut self,
@@ -516,10 +526,8 @@ impl Sender {
         tokens: Range<u32>,
     ) -> Result<(u64, Cutter), SenderError> {
         let contract = Arc::clone(&self.offer.contract);
-        let bytes = contract
-            .token_bytes(&contract.section_layers(section))
-            .saturating_mul(tokens.len() as u64);
-        let place = self.admit(section, &tokens, bytes)?;
+        let bytes = contract.block_bytes(section, &tokens);
+        let place = self.admit(section, &tokens, bytes, self.may_grow(bytes))?;
         let cutter = Cutter::growing(contract, self.offer.handoff, section, tokens, bytes);
         Ok((place, cutter))
     }
@@ -530,8 +538,9 @@ impl Sender {
         section: Section,
         tokens: &Range<u32>,
         bytes: u64,
+        has_room: bool,
     ) -> Result<u64, SenderError> {
-        if !self.may_send(bytes) {
+        if !has_room {
             let (state, unacked) = (self.state, self.unacked.len());
             return not_allowed(format!(
                 "a block in state {state:?}, {unacked} unacknowledged"

@@ -1,5 +1,6 @@
 //! What a sequence is doing, and the commands and events around it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use tandem_engine::generation::Generation;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
-use tandem_kv::{KvBlock, Section};
+use tandem_kv::{KvBlock, Plane, Section};
 use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
@@ -192,6 +193,27 @@ impl std::fmt::Debug for PrefillJob {
             .field("n_tokens", &self.tokens.len())
             .finish_non_exhaustive()
     }
+}
+
+/// A block of the chunk that is being computed.
+#[derive(Debug)]
+pub struct Growing {
+    /// Which layers.
+    pub section: Section,
+    /// Token positions.
+    pub tokens: Range<u32>,
+    /// Its planes, in order, each as soon as it is computed. The same ones are in the [`Computed`] chunk; if this ends
+    /// before, there will be none.
+    pub planes: mpsc::Receiver<Plane>,
+}
+
+/// A chunk that is being computed.
+#[derive(Debug)]
+pub struct Begun {
+    /// Its blocks, in the order in which they must be sent.
+    pub blocks: Vec<Growing>,
+    /// The chunk, once it is computed; may have blocks besides.
+    pub chunk: oneshot::Receiver<Computed>,
 }
 
 /// A chunk that has been computed and copied out.

@@ -35,7 +35,7 @@ pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
 /// Complete handoffs that can be confirmed again, because the sender may not have heard of it.
 pub const MAX_CONFIRMED: usize = 256;
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`].
-pub const STAGING_UNITS: usize = 4096;
+pub const STAGING_UNITS: usize = 6144;
 /// The unit in which memory for KV is given out.
 pub const STAGING_UNIT: u64 = 1 << 20;
 /// Steps that the connections of a handoff may have taken and its owner not looked at.
@@ -52,6 +52,8 @@ pub const MIN_LINK_RATE: u64 = 64 << 10;
 pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
+/// Blocks that one connection sends while they are computed.
+pub const GROWING_PER_STREAM: usize = 32;
 /// Bytes that a link has carried while something waited for it, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;

@@ -1,11 +1,12 @@
 //! The sending end of a handoff on real connections.
 //!
 //! Each handoff has one owner (`pump`), which has the state machine and keeps every block until it is
-//! acknowledged, and connections (`connection`), each with a writer of its own (`stream`). One that
-//! breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
+//! acknowledged, and connections (`connection`), each with a writer of its own (`stream`; `growth`: blocks that are
+//! written while they are computed). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
 
 mod choice;
 mod connection;
+mod growth;
 mod links;
 mod pump;
 mod stream;
@@ -29,7 +30,7 @@ pub use links::{Carried, Learnt, Links, Memory, Trip, Waited};
 
 use self::pump::{Pump, ReceiptState, TransferClock};
 use crate::held::{Keep, Tail};
-use crate::job::Computed;
+use crate::job::{Begun, Computed};
 use crate::limits::Limits;
 use crate::model::Model;
 use crate::wire::WireError;
@@ -58,6 +59,8 @@ pub struct Route {
 /// What the engine gives to be sent.
 #[derive(Debug)]
 pub enum Input {
+    /// The next chunk, which is being computed.
+    Begun(Begun),
     /// The next chunk.
     Chunk(Computed),
     /// After the last chunk: what it computed for the last token.
@@ -204,6 +207,7 @@ pub async fn transmit(
         connection: None,
         queued_bytes: 0,
         queue: VecDeque::new(),
+        begun: None,
         queued_to: PerSection::default(),
         sent: VecDeque::new(),
         last: None,

@@ -9,9 +9,11 @@
 //! - `jobs`: what is known of each request, and what can be done for it next;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;
 //! - `steps`: computing;
-//! - `copying`: handing KV out, and windows back.
+//! - `filling`: handing KV out while it is computed, where the engine gives it layer by layer;
+//! - `copying`: handing KV out otherwise, and windows back.
 
 mod copying;
+mod filling;
 mod intake;
 mod jobs;
 mod steps;
@@ -208,6 +210,7 @@ impl Worker {
             stage,
             window: CopyOut::of(self.engine.contract(), kv_end),
             chunks: job.chunks,
+            begun: None,
             receipt: job.receipt,
             hand_back: job.hand_back,
         }));

@@ -18,6 +18,7 @@ mod it {
     mod document;
     mod faults;
     mod fencing;
+    mod growth;
     mod handoff;
     mod hostile;
     mod kills;

@@ -15,7 +15,12 @@ use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 #[test]
 fn the_fake_conforms() {
-    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+    let models = [FakeConfig::default(), FakeConfig::windowed()];
+    for (config, by_layer) in models.iter().flat_map(|m| [(m, false), (m, true)]) {
+        let config = FakeConfig {
+            by_layer,
+            ..config.clone()
+        };
         let make = || Box::new(FakeEngine::new(config.clone())) as Box<dyn KvEngine>;
         let measured = conformance::run(&make, F32_ROUNDING);
         assert_eq!(
@@ -36,6 +41,7 @@ fn other_shapes_conform() {
             microbatch_tokens: micro,
             prefill_tokens: chunk,
             sequences: 2,
+            by_layer: true,
             ..FakeConfig::windowed()
         };
         let make = || Box::new(FakeEngine::new(config.clone())) as Box<dyn KvEngine>;
@@ -213,6 +219,7 @@ impl Broken {
         Self {
             inner: FakeEngine::new(FakeConfig {
                 sequences,
+                by_layer: fault.is_of_giving(),
                 ..config
             }),
             fault,

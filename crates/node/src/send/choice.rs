@@ -106,6 +106,14 @@ impl Measured {
         }
     }
 
+    /// False if a codec is to be chosen for the next chunk when it is computed, by how fast that is.
+    #[must_use]
+    pub fn may_grow(&self) -> bool {
+        matches!(self.choice, Choice::Fixed(_))
+            || self.goodput().is_none()
+            || self.produced.per_second() > 0.0
+    }
+
     /// The engine has given a chunk.
     pub fn produced(&mut self, chunk: &Computed) {
         let has_window = chunk.blocks.iter().any(|b| b.section == Section::Window);

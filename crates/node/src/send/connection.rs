@@ -15,8 +15,8 @@ use super::pump::Pump;
 use super::stream::{Batch, Order, What, Writer, Written};
 use super::{Fault, broken};
 use crate::limits::{
-    BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
-    MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
+    BLOCKS_PER_STREAM, GOODBYE, GROWING_PER_STREAM, Limits, MAX_CONTROL_WAITING,
+    MAX_INCOMING_WAITING, MAX_RECONNECTS, MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
 };
 use crate::wire::{Activity, Drain, WireError, read_answer, read_header, write_frame};
 
@@ -41,8 +41,10 @@ pub(super) struct Connection {
 
 pub(super) struct Stream {
     pub(super) orders: mpsc::Sender<Order>,
-    /// Blocks that it has been given and has not written.
+    /// Orders and blocks that it has been given and has not written.
     pub(super) waiting: usize,
+    /// Those of them that grow: what has not been computed is waited for.
+    pub(super) growing: usize,
     /// Blocks that it has been given and that are not acknowledged.
     pub(super) on_the_way: usize,
 }
@@ -222,9 +224,22 @@ impl Pump {
 }
 
 impl Stream {
+    /// True if it can be given a block, or one that is being computed.
+    pub(super) fn has_room(&self, is_growing: bool) -> bool {
+        if is_growing {
+            self.growing < GROWING_PER_STREAM
+        } else {
+            self.waiting - self.growing < BLOCKS_PER_STREAM
+        }
+    }
+
+    pub(super) fn give(&self, order: Order) -> Result<(), Fault> {
+        let given = self.orders.try_send(order);
+        given.map_err(|_| Fault::Broken("the writer of a connection ended".into()))
+    }
+
     pub(super) fn control(&mut self, frame: Outgoing) -> Result<(), Fault> {
-        let given = self.orders.try_send(Order::Control(frame));
-        given.map_err(|_| Fault::Broken("the writer of a connection ended".into()))?;
+        self.give(Order::Control(frame))?;
         self.waiting += 1;
         Ok(())
     }
@@ -242,25 +257,32 @@ impl Connection {
 
     /// A writer may have done one of its orders.
     pub(super) fn done(&mut self, written: &Written) {
-        let is_order = !matches!(written.what, What::Arrived(_));
-        if let Some(stream) = self.streams.get_mut(written.stream)
-            && is_order
-        {
-            stream.waiting = stream.waiting.saturating_sub(1);
+        let Some(stream) = self.streams.get_mut(written.stream) else {
+            return;
+        };
+        match &written.what {
+            What::Arrived(_) => return,
+            What::Block(done) if done.has_grown => {
+                stream.growing = stream.growing.saturating_sub(1);
+            }
+            What::Block(_) | What::Control => {}
         }
+        stream.waiting = stream.waiting.saturating_sub(1);
     }
 
     pub(super) fn beat(&mut self) {
         self.beaten = tokio::time::Instant::now();
-        // A writer that is busy shows that this end and its connection are alive.
-        for stream in self.streams.iter_mut().filter(|s| s.waiting == 0) {
+        // A writer that is busy shows that this end and its connection are alive; one that waits for what is
+        // computed does not.
+        for stream in self.streams.iter_mut().filter(|s| s.waiting == s.growing) {
             // One that has ended says so itself.
             let _ = stream.control(Outgoing::beat());
         }
     }
 
     fn add(&mut self, write: WriteHalf, outbound: Outbound, limits: Limits) {
-        let (orders, taken) = mpsc::channel(BLOCKS_PER_STREAM + MAX_CONTROL_WAITING);
+        let room = BLOCKS_PER_STREAM + GROWING_PER_STREAM + MAX_CONTROL_WAITING;
+        let (orders, taken) = mpsc::channel(room);
         let writer = Writer {
             stream: self.streams.len(),
             drain: Drain::of(write.progress()),
@@ -276,6 +298,7 @@ impl Connection {
         self.streams.push(Stream {
             orders,
             waiting: 0,
+            growing: 0,
             on_the_way: 0,
         });
     }

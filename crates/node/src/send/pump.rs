@@ -1,6 +1,7 @@
 //! The owner of a handoff: queues what the engine gives, opens blocks, hears the receiver, commits.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,18 +12,32 @@ use tandem_kv::segment::block_tokens;
 use tandem_kv::sender::{Outgoing, Sender, SenderState};
 use tandem_kv::{KvBlock, PerSection, Section};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::choice::Measured;
 use super::connection::Connection;
+use super::growth::Grown;
 use super::links::{Carried, Trip};
 use super::stream::{Order, What, Written};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
 use crate::conversation::keep_block;
-use crate::job::Command;
-use crate::limits::{BLOCKS_PER_STREAM, GOODBYE};
+use crate::job::{Begun, Command, Computed, Growing};
+use crate::limits::GOODBYE;
 use crate::wire::WireError;
+
+/// What the engine gives next; `None` if nothing more comes.
+async fn next_input(
+    begun: &mut Option<oneshot::Receiver<Computed>>,
+    input: &mut mpsc::Receiver<Input>,
+) -> Option<Input> {
+    let Some(chunk) = begun else {
+        return input.recv().await;
+    };
+    let chunk = chunk.await.ok();
+    *begun = None;
+    chunk.map(Input::Chunk)
+}
 
 /// Time during which KV was written but not acknowledged.
 #[derive(Debug, Default)]
@@ -60,6 +75,23 @@ pub(super) enum ReceiptState {
     None,
 }
 
+/// A block that has not been opened.
+pub(super) enum Queued {
+    Whole(Arc<KvBlock>),
+    /// It is being computed.
+    Growing(Growing),
+}
+
+/// A block that has been opened and not acknowledged.
+pub(super) struct Sent {
+    /// The connection that it was given to.
+    stream: usize,
+    section: Section,
+    tokens: Range<u32>,
+    /// All of it, once it is computed.
+    block: Option<Arc<KvBlock>>,
+}
+
 pub(super) struct Pump {
     pub(super) sender: Sender,
     /// What is learnt of how many connections are good.
@@ -70,11 +102,13 @@ pub(super) struct Pump {
     pub(super) further_broke: bool,
     pub(super) connection: Option<Connection>,
     /// Blocks that have not been opened.
-    pub(super) queue: VecDeque<Arc<KvBlock>>,
+    pub(super) queue: VecDeque<Queued>,
+    /// The chunk that is being computed, whose blocks have been queued.
+    pub(super) begun: Option<oneshot::Receiver<Computed>>,
     /// End of the blocks of each section that were queued, or that the receiver has.
     pub(super) queued_to: PerSection<u32>,
-    /// Blocks that have been opened and not acknowledged, with the connection that each was given to.
-    pub(super) sent: VecDeque<(usize, Arc<KvBlock>)>,
+    /// Blocks that have been opened and not acknowledged.
+    pub(super) sent: VecDeque<Sent>,
     pub(super) last: Option<Last>,
     pub(super) receipt: ReceiptState,
     /// True if the receiver may have everything and have said so, without being heard.
@@ -160,13 +194,18 @@ impl Pump {
         let _ = self.events.send(event).await;
     }
 
-    /// What was opened and not acknowledged counts as not sent; what the receiver has is dropped.
+    /// What was opened and not acknowledged counts as not sent; what the receiver has is dropped. What is still being
+    /// computed comes with its chunk.
     pub(super) fn requeue(&mut self) {
         let sent = std::mem::take(&mut self.sent);
         let queued = std::mem::take(&mut self.queue);
         self.queued_to = self.sender.next();
-        for block in sent.into_iter().map(|(_, block)| block).chain(queued) {
-            self.push(block);
+        let sent = sent.into_iter().filter_map(|s| s.block);
+        for block in sent.map(Queued::Whole).chain(queued) {
+            match block {
+                Queued::Whole(block) => self.push(block),
+                Queued::Growing(growing) => self.push_growing(growing),
+            }
         }
         self.receipt = match std::mem::replace(&mut self.receipt, ReceiptState::None) {
             ReceiptState::Sent(receipt) => ReceiptState::Here(receipt),
@@ -178,6 +217,12 @@ impl Pump {
     /// Queues what the receiver lacks of a block, and what was not queued before: an engine that
     /// cannot use its pages after all computes from the start.
     fn push(&mut self, block: Arc<KvBlock>) {
+        let is_it = |s: &&mut Sent| s.section == block.section && s.tokens == block.tokens;
+        if let Some(sent) = self.sent.iter_mut().find(is_it) {
+            // It has grown.
+            sent.block = Some(block);
+            return;
+        }
         let next = self.queued_to[block.section];
         if block.tokens.end <= next {
             return;
@@ -191,11 +236,22 @@ impl Pump {
         // Pages, and windows of pages, are whole in memory, however large they are.
         let step = block_tokens(self.sender.contract(), block.section);
         if block.len() <= step {
-            return self.queue.push_back(block);
+            return self.queue.push_back(Queued::Whole(block));
         }
         let starts = block.tokens.clone().step_by(step as usize);
         let parts = starts.map(|start| block.part(start..start.saturating_add(step)));
-        self.queue.extend(parts.map(Arc::new));
+        self.queue
+            .extend(parts.map(|part| Queued::Whole(Arc::new(part))));
+    }
+
+    /// Queues a block that is being computed, if the receiver lacks all of it. Otherwise what it lacks comes with the
+    /// chunk.
+    fn push_growing(&mut self, growing: Growing) {
+        let next = &mut self.queued_to[growing.section];
+        if growing.tokens.start == *next {
+            *next = growing.tokens.end;
+            self.queue.push_back(Queued::Growing(growing));
+        }
     }
 
     /// Does what can be done now, then waits for one thing to happen.
@@ -252,7 +308,7 @@ impl Pump {
                     }
                 }
             }
-            given = input.recv(), if wants_input => self.take(given).await?,
+            given = next_input(&mut self.begun, input), if wants_input => self.take(given).await?,
             () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat(),
             // The receiver beats also while it has nothing to acknowledge.
             () = sleep(patience), if !over => {
@@ -279,42 +335,70 @@ impl Pump {
         if self.waits_for_all() {
             return Ok(());
         }
-        while let Some(block) = self.queue.front() {
+        while let Some(front) = self.queue.front() {
+            let (section, tokens, is_growing) = match front {
+                Queued::Whole(block) => (block.section, block.tokens.clone(), false),
+                Queued::Growing(growing) => (growing.section, growing.tokens.clone(), true),
+            };
             let Some(connection) = &mut self.connection else {
                 return Ok(());
             };
             let streams = connection.streams.iter_mut().enumerate();
-            let free = streams.filter(|(_, s)| s.waiting < BLOCKS_PER_STREAM);
+            let free = streams.filter(|(_, s)| s.has_room(is_growing));
             // What a socket has taken may still be on its way for long.
             let Some((index, stream)) = free.min_by_key(|(_, s)| (s.on_the_way, s.waiting)) else {
                 return Ok(());
             };
-            if !self.sender.may_send(block.bytes()) {
+            let raw_bytes = self.sender.contract().block_bytes(section, &tokens);
+            let may_open = if is_growing {
+                self.sender.may_grow(raw_bytes)
+            } else {
+                self.sender.may_send(raw_bytes)
+            };
+            if !may_open {
                 return Ok(());
             }
-            let (place, cutter) = self.sender.open(block)?;
             let codec = self.measured.codec();
-            let order = Order::Block {
-                block: Arc::clone(block),
-                place,
-                cutter: Box::new(cutter),
-                codec,
+            let (order, block) = match self.queue.pop_front() {
+                Some(Queued::Whole(block)) => {
+                    let (place, cutter) = self.sender.open(&block)?;
+                    let order = Order::Block {
+                        block: Arc::clone(&block),
+                        place,
+                        cutter: Box::new(cutter),
+                        codec,
+                    };
+                    (order, Some(block))
+                }
+                Some(Queued::Growing(growing)) => {
+                    let (place, cutter) = self.sender.open_growing(section, tokens.clone())?;
+                    let order = Order::Grow(Box::new(Grown {
+                        growing,
+                        place,
+                        cutter: Box::new(cutter),
+                        codec,
+                        raw_bytes,
+                    }));
+                    (order, None)
+                }
+                None => return Ok(()),
             };
-            stream
-                .orders
-                .try_send(order)
-                .map_err(|_| Fault::Broken(format!("the writer of connection {index} ended")))?;
-            if stream.waiting > 0 {
-                self.queued_bytes += block.bytes();
+            if stream.waiting > stream.growing {
+                self.queued_bytes += raw_bytes;
             }
+            self.sent.push_back(Sent {
+                stream: index,
+                section,
+                tokens,
+                block,
+            });
+            stream.growing += usize::from(is_growing);
             stream.waiting += 1;
             stream.on_the_way += 1;
+            stream.give(order)?;
             self.report.codec = self.report.codec.max(Some(codec));
             self.clock.sent();
             self.measured.opened(Instant::now());
-            if let Some(block) = self.queue.pop_front() {
-                self.sent.push_back((index, block));
-            }
         }
         Ok(())
     }
@@ -339,12 +423,12 @@ impl Pump {
         self.sender.receive(header, payload)?;
         if self.sender.in_flight() < before {
             let section = Section::from_wire(header.section);
-            let is_acked = |(_, block): &(usize, Arc<KvBlock>)| Some(block.section) == section;
+            let is_acked = |sent: &Sent| Some(sent.section) == section;
             let at = self.sent.iter().position(is_acked);
             let acked = at.and_then(|at| self.sent.remove(at));
             let streams = self.connection.as_mut().map(|c| &mut c.streams);
-            if let Some((streams, (index, _))) = streams.zip(acked)
-                && let Some(stream) = streams.get_mut(index)
+            if let Some((streams, sent)) = streams.zip(acked)
+                && let Some(stream) = streams.get_mut(sent.stream)
             {
                 stream.on_the_way = stream.on_the_way.saturating_sub(1);
             }
@@ -366,6 +450,15 @@ impl Pump {
             let _ = sending.model.command(Command::Wake);
         }
         match given {
+            Some(Input::Begun(Begun { blocks, chunk })) => {
+                self.begun = Some(chunk);
+                if self.route.overlap && self.measured.may_grow() {
+                    blocks
+                        .into_iter()
+                        .for_each(|block| self.push_growing(block));
+                }
+                self.open_blocks()
+            }
             Some(Input::Chunk(chunk)) => {
                 self.report.prefill_ms = chunk.prefill_ms;
                 self.measured.produced(&chunk);

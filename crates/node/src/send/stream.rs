@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::Fault;
 use super::connection::Told;
+use super::growth::{Grown, Growth};
 use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
@@ -31,6 +32,8 @@ pub(super) enum Order {
         cutter: Box<Cutter>,
         codec: Codec,
     },
+    /// Encode and write a block while it is computed.
+    Grow(Box<Grown>),
     /// Write a control frame.
     Control(Outgoing),
     /// Write this and close.
@@ -64,18 +67,21 @@ pub struct Done {
     pub(super) encoding: Duration,
     /// What the link carried while it was waited for.
     pub(super) drained: Drained,
+    /// True if it was written while it was computed.
+    pub(super) has_grown: bool,
 }
 
 /// Segments that are ready and not written.
 #[derive(Default)]
 pub(super) struct Batch {
-    segments: Vec<(Arc<KvBlock>, Segment)>,
+    segments: Vec<Segment>,
     bytes: u64,
 }
 
 /// An order that has been taken: segments of a block are being made from then on.
 enum Taken {
     Block(Making),
+    Growth(Growth),
     Control(Outgoing),
     Last(Vec<u8>),
 }
@@ -159,17 +165,21 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                         told.extend(done.drain(..).map(|done| What::Block(Box::new(done))));
                     }
                 }
+                Taken::Growth(growth) => {
+                    let Some(following) = self.grow(growth).await? else {
+                        return Ok(());
+                    };
+                    next = match following {
+                        Following::Order(order) => Some(order),
+                        Following::Nothing => self.waiting_order()?,
+                    };
+                }
                 Taken::Control(frame) => {
-                    let frame = self.outbound.control(&frame);
-                    write_frame(&mut self.write, &frame, self.silence).await?;
+                    self.control(&frame).await?;
                     next = self.waiting_order()?;
                     told.push(What::Control);
                 }
-                Taken::Last(frame) => {
-                    let _ = write_frame(&mut self.write, &frame, self.silence).await;
-                    let _ = self.write.shutdown().await;
-                    return Ok(());
-                }
+                Taken::Last(frame) => return self.last(&frame).await,
             }
             for what in told {
                 if !self.tell(what).await {
@@ -180,6 +190,17 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 next = self.order().await?;
             }
         }
+        Ok(())
+    }
+
+    async fn control(&mut self, frame: &Outgoing) -> Result<(), Fault> {
+        let frame = self.outbound.control(frame);
+        Ok(write_frame(&mut self.write, &frame, self.silence).await?)
+    }
+
+    async fn last(&mut self, frame: &[u8]) -> Result<(), Fault> {
+        let _ = write_frame(&mut self.write, frame, self.silence).await;
+        let _ = self.write.shutdown().await;
         Ok(())
     }
 
@@ -197,13 +218,15 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 cutter,
                 codec,
             } => (block, place, cutter, codec),
+            Order::Grow(block) => {
+                let mut growth = Growth::default();
+                growth.add(*block, self.encoder()?);
+                return Ok(Taken::Growth(growth));
+            }
             Order::Control(frame) => return Ok(Taken::Control(frame)),
             Order::Last(frame) => return Ok(Taken::Last(frame)),
         };
-        let encoder = match self.encoders.pop() {
-            Some(encoder) => encoder,
-            None => Encoder::new().map_err(cannot_encode)?,
-        };
+        let encoder = self.encoder()?;
         let left = cutter.left();
         let by = if codec == Codec::Raw {
             Maker::Writer {
@@ -228,22 +251,39 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         }))
     }
 
+    fn encoder(&mut self) -> Result<Encoder, Fault> {
+        match self.encoders.pop() {
+            Some(encoder) => Ok(encoder),
+            None => Encoder::new().map_err(cannot_encode),
+        }
+    }
+
     /// False if nobody listens any more.
     async fn tell(&self, what: What) -> bool {
         let stream = self.stream;
         self.report.send(Ok(Written { stream, what })).await.is_ok()
     }
 
-    /// The next order. What arrives until it comes shows how fast the link is: little enough is taken by the system at
-    /// once, and no write has to wait.
+    /// The next order.
     async fn order(&mut self) -> Result<Option<Taken>, Fault> {
+        let order = self.idle(None).await?;
+        let Happened::Order(order) = order else {
+            return Ok(None);
+        };
+        order.map(|order| self.begin(order)).transpose()
+    }
+
+    /// Waits, with nothing to write, for the next order, or for more of blocks that grow. What arrives until then shows
+    /// how fast the link is: little enough is taken by the system at once, and no write has to wait.
+    async fn idle(&mut self, mut growth: Option<&mut Growth>) -> Result<Happened, Fault> {
         flush(&mut self.write, self.silence, &mut self.drain).await?;
         self.drain.rest();
         while self.drain.is_held_back() {
-            let order = timeout(ARRIVAL_POLL, self.orders.recv()).await;
+            let event = happens(&mut self.orders, growth.as_deref_mut());
+            let event = timeout(ARRIVAL_POLL, event).await;
             flush(&mut self.write, self.silence, &mut self.drain).await?;
             self.drain.rest();
-            let is_over = order.is_ok() || !self.drain.is_held_back();
+            let is_over = event.is_ok() || !self.drain.is_held_back();
             let least = if is_over { 1 } else { ARRIVAL_BYTES };
             // If nobody has looked for long, it is told with what comes next.
             if let Ok(place) = self.report.try_reserve()
@@ -252,13 +292,63 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 let (stream, what) = (self.stream, What::Arrived(drained));
                 place.send(Ok(Written { stream, what }));
             }
-            if let Ok(order) = order {
+            if let Ok(event) = event {
                 self.drain.rise();
-                return order.map(|order| self.begin(order)).transpose();
+                return event;
             }
         }
-        let order = self.orders.recv().await;
-        order.map(|order| self.begin(order)).transpose()
+        happens(&mut self.orders, growth).await
+    }
+
+    /// Writes blocks while they are computed, and those that are begun meanwhile. Gives what comes behind them, if it is
+    /// there by then; `None` if nobody listens any more.
+    async fn grow(&mut self, mut growth: Growth) -> Result<Option<Following>, Fault> {
+        let mut next = None;
+        loop {
+            while let Some((block, segment)) = growth.segment().await? {
+                let bytes = self.add(segment).await?;
+                growth.goes_out(block, bytes);
+            }
+            self.write_batch().await?;
+            let done = growth.done();
+            let is_over = growth.is_empty();
+            if !done.is_empty() {
+                flush(&mut self.write, self.silence, &mut self.drain).await?;
+            }
+            for (mut done, encoder) in done {
+                self.encoders.push(encoder);
+                done.drained = self.drain.lap(is_over && next.is_none());
+                if !self.tell(What::Block(Box::new(done))).await {
+                    return Ok(None);
+                }
+            }
+            if is_over {
+                return Ok(Some(next.map_or(Following::Nothing, Following::Order)));
+            }
+            if next.is_some() {
+                growth.more().await?;
+                continue;
+            }
+            match self.idle(Some(&mut growth)).await? {
+                Happened::Grown => {}
+                Happened::Order(None) => return Ok(None),
+                Happened::Order(Some(Order::Grow(block))) => {
+                    growth.add(*block, self.encoder()?);
+                }
+                Happened::Order(Some(Order::Control(frame))) => {
+                    self.control(&frame).await?;
+                    if !self.tell(What::Control).await {
+                        return Ok(None);
+                    }
+                }
+                Happened::Order(Some(Order::Last(frame))) => {
+                    self.last(&frame).await?;
+                    return Ok(None);
+                }
+                // Blocks that are whole come behind: what grows now is complete soon.
+                Happened::Order(Some(order)) => next = Some(self.begin(order)?),
+            }
+        }
     }
 
     /// Writes the segments of a block but for what is left in the batch. Gives what comes next, too, if it is there
@@ -270,7 +360,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             if making.left == 0 {
                 next = self.waiting_order()?;
             }
-            wire_bytes += self.add(&making.block, segment).await?;
+            wire_bytes += self.add(segment).await?;
         }
         let Made {
             encoder,
@@ -297,6 +387,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             wire_bytes,
             encoding: spent,
             drained: Drained::default(),
+            has_grown: false,
         };
         Ok((done, next))
     }
@@ -309,7 +400,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 cutter,
                 encoder,
                 spent,
-            } => timed(spent, || cutter.next(block, codec, encoder)),
+            } => timed(spent, || cutter.next(&block.planes, codec, encoder)),
             Maker::Thread { segments, .. } => {
                 if segments.is_empty() {
                     // Now the encoder limits, and not the link.
@@ -322,9 +413,9 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 
     /// Gives the bytes that the segment has on the wire. It is written with those before it once they are
     /// enough.
-    async fn add(&mut self, block: &Arc<KvBlock>, segment: Segment) -> Result<u64, Fault> {
+    async fn add(&mut self, segment: Segment) -> Result<u64, Fault> {
         let bytes = HEADER_BYTES as u64 + u64::from(segment.header.payload_len);
-        self.batch.segments.push((Arc::clone(block), segment));
+        self.batch.segments.push(segment);
         self.batch.bytes += bytes;
         if self.batch.bytes >= WRITE_BYTES {
             self.write_batch().await?;
@@ -337,14 +428,42 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         let Batch { segments, .. } = std::mem::take(&mut self.batch);
         let headers: Vec<_> = segments
             .iter()
-            .map(|(_, segment)| self.outbound.segment(&segment.header))
+            .map(|segment| self.outbound.segment(&segment.header))
             .collect();
         let mut parts = Vec::new();
-        for (header, (_, segment)) in headers.iter().zip(&segments) {
+        for (header, segment) in headers.iter().zip(&segments) {
             parts.push(header.as_slice());
             parts.extend(segment.parts());
         }
         Ok(write_parts(&mut self.write, &parts, self.silence, &mut self.drain).await?)
+    }
+}
+
+/// What comes behind blocks that have grown.
+enum Following {
+    Order(Taken),
+    /// Nothing that is known of.
+    Nothing,
+}
+
+/// What a writer with nothing to write has waited for.
+enum Happened {
+    /// An order has come; `None` if none will.
+    Order(Option<Order>),
+    /// Blocks have grown.
+    Grown,
+}
+
+async fn happens(
+    orders: &mut mpsc::Receiver<Order>,
+    growth: Option<&mut Growth>,
+) -> Result<Happened, Fault> {
+    let Some(growth) = growth else {
+        return Ok(Happened::Order(orders.recv().await));
+    };
+    tokio::select! {
+        more = growth.more() => more.map(|()| Happened::Grown),
+        order = orders.recv() => Ok(Happened::Order(order)),
     }
 }
 
@@ -373,7 +492,7 @@ fn encode(
 }
 
 /// Adds the time that a segment takes to `spent`.
-fn timed(
+pub(super) fn timed(
     spent: &mut Duration,
     next: impl FnOnce() -> Result<Option<Segment>, CutError>,
 ) -> Result<Option<Segment>, Fault> {
@@ -383,7 +502,7 @@ fn timed(
     segment.map_err(cannot_encode)
 }
 
-fn cannot_encode(error: impl std::fmt::Display) -> Fault {
+pub(super) fn cannot_encode(error: impl std::fmt::Display) -> Fault {
     let message = format!("KV cannot be encoded: {error}");
     Fault::Over(NodeError::new(ErrorCode::Handoff, message))
 }
@@ -723,11 +842,9 @@ mod tests {
             orders.try_send(order).ok().unwrap();
             let held = Recorder::held();
             let writing = tokio::spawn(writer(held.clone(), &sender, taken, report).run());
-            // So do the test, the writer, and each segment of the write that waits.
-            let is_encoded = || {
-                let segments = held.waiting_parts().map(|parts| parts / 2);
-                segments.is_some_and(|n| Arc::strong_count(&block) == 2 + n + encoders)
-            };
+            // So do the test and the writer.
+            let is_encoded =
+                || held.waiting_parts().is_some() && Arc::strong_count(&block) == 2 + encoders;
             let waiting = async {
                 while !is_encoded() {
                     tokio::time::sleep(Duration::from_millis(1)).await;

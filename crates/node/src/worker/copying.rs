@@ -15,9 +15,10 @@ use tandem_kv::page::page_start;
 use tandem_kv::segment::block_tokens;
 use tandem_kv::{Contract, KvBlock, Section};
 
-use super::jobs::{After, Copying, ExportStage, Job, Stage, Taking, Work};
+use super::filling::Filling;
+use super::jobs::{After, Copying, Export, ExportStage, Job, Stage, Taking, Work};
 use super::{Worker, milliseconds};
-use crate::job::{Computed, JobId};
+use crate::job::{Computed, Growing, JobId};
 use crate::limits::MAX_SLICE_BYTES;
 use crate::send::Input;
 
@@ -67,16 +68,34 @@ impl CopyOut {
         if !self.lags(to) {
             return Ok(None);
         }
-        let start = self.next();
-        let end = start.saturating_add(self.slice).min(to).min(self.whole.end);
-        let rows = engine.export(sequence, Section::Window, start..end)?;
+        let slice = self.slice_at(self.next(), to);
+        let rows = engine.export(sequence, Section::Window, slice)?;
+        self.join(engine.contract(), &rows);
+        Ok(Some(Arc::new(rows)))
+    }
+
+    /// The slice that starts there, of a sequence that holds `[0, to)`.
+    fn slice_at(&self, start: u32, to: u32) -> Range<u32> {
+        start..start.saturating_add(self.slice).min(to).min(self.whole.end)
+    }
+
+    /// The slices that are left, of a sequence that holds `[0, to)`.
+    fn slices(&self, to: u32) -> impl Iterator<Item = Range<u32>> {
+        let mut next = self.next();
+        std::iter::from_fn(move || {
+            let slice = self.slice_at(next, to);
+            next = slice.end;
+            (!slice.is_empty()).then_some(slice)
+        })
+    }
+
+    /// Adds the next slice to the whole.
+    fn join(&mut self, contract: &Contract, rows: &KvBlock) {
         let copied = self.copied.get_or_insert_with(|| {
-            let contract = engine.contract();
             let room = KvBlock::with_room(contract, Section::Window, &self.whole);
             Arc::new(room)
         });
-        Arc::make_mut(copied).append(&rows);
-        Ok(Some(Arc::new(rows)))
+        Arc::make_mut(copied).append(rows);
     }
 }
 
@@ -115,6 +134,14 @@ fn put_back(
     Ok(taking.taken(&part))
 }
 
+/// Where a block of the full layers ends that starts there, if there are so many tokens. Pages stay whole, so that
+/// they can be kept.
+fn block_end(contract: &Contract, start: u32) -> u32 {
+    let most = start.saturating_add(block_tokens(contract, Section::Full));
+    let aligned = page_start(most);
+    if aligned > start { aligned } else { most }
+}
+
 /// Rows of layers of full attention that are copied out, block by block.
 pub(super) struct FullOut {
     /// Tokens that are left.
@@ -132,6 +159,16 @@ impl FullOut {
             tokens.end..tokens.end
         };
         Self { rest, begun: None }
+    }
+
+    /// The blocks that are left.
+    fn blocks(self, contract: &Contract) -> impl Iterator<Item = Range<u32>> {
+        let Range { mut start, end } = self.rest;
+        std::iter::from_fn(move || {
+            let block = start..block_end(contract, start).min(end);
+            start = block.end;
+            (!block.is_empty()).then_some(block)
+        })
     }
 
     /// What is left is up to whoever takes it.
@@ -167,10 +204,7 @@ impl FullOut {
             .begun
             .as_ref()
             .map_or(self.rest.start, |b| b.tokens.start);
-        let most = start.saturating_add(block_tokens(engine.contract(), Section::Full));
-        // Pages stay whole, so that they can be kept.
-        let aligned = page_start(most);
-        let end = if aligned > start { aligned } else { most };
+        let end = block_end(engine.contract(), start);
         let left = self.rest.start..end.min(self.rest.end);
         let each = engine.export_bytes(Section::Full);
         let room = MAX_SLICE_BYTES.saturating_sub(*copied) / each.max(1);
@@ -210,7 +244,6 @@ pub(super) fn hand_out(
     job: &mut Job,
     mut copying: Copying,
 ) -> Result<After, EngineError> {
-    let kv_end = job.kv_end();
     let to = copying.full.rest.end;
     let Work::Export(e) = &mut job.work else {
         return Ok(After::Keep);
@@ -234,7 +267,56 @@ pub(super) fn hand_out(
     let Copying {
         blocks, computed, ..
     } = copying;
-    let last = to == kv_end;
+    Ok(deliver(job, blocks, to, computed))
+}
+
+/// The blocks of the chunk that a prefill for another node computes next, which are filled meanwhile.
+pub(super) fn begin(
+    contract: &Contract,
+    export: &Export,
+    tokens: Range<u32>,
+) -> (Filling, Vec<Growing>) {
+    let Range { start, end: to } = tokens;
+    let full = FullOut::of(contract, tokens).blocks(contract);
+    let full = full.map(|tokens| (Section::Full, tokens));
+    // Rows before this chunk are copied out first, behind it.
+    let window = export.window.iter().filter(|w| w.next() >= start);
+    let window = window.flat_map(|window| window.slices(to));
+    let window = window.map(|tokens| (Section::Window, tokens));
+    Filling::of(contract, full.chain(window))
+}
+
+/// Hands out the blocks that were filled while the chunk up to `to` was computed, and what else there is of the
+/// window.
+pub(super) fn hand_out_filled(
+    engine: &mut dyn KvEngine,
+    job: &mut Job,
+    filling: Filling,
+    to: u32,
+) -> Result<After, EngineError> {
+    let computed = Instant::now();
+    let blocks = filling.finish()?;
+    if let Work::Export(e) = &mut job.work
+        && let Some(window) = &mut e.window
+    {
+        for rows in blocks.iter().filter(|b| b.section == Section::Window) {
+            window.join(engine.contract(), rows);
+        }
+    }
+    let copying = Copying {
+        blocks,
+        full: FullOut::of(engine.contract(), to..to),
+        computed,
+    };
+    hand_out(engine, job, copying)
+}
+
+/// Gives the blocks of the chunk up to `to` to be sent.
+fn deliver(job: &mut Job, blocks: Vec<Arc<KvBlock>>, to: u32, computed: Instant) -> After {
+    let last = to == job.kv_end();
+    let Work::Export(e) = &mut job.work else {
+        return After::Keep;
+    };
     let whole = e.window.take_if(|_| last).and_then(|w| w.copied);
     let chunk = Computed {
         blocks,
@@ -245,18 +327,21 @@ pub(super) fn hand_out(
         last,
         receipt_follows: last && e.receipt,
     };
-    let delivered = e.chunks.try_send(Input::Chunk(chunk)).is_ok();
+    let delivered = match e.begun.take() {
+        Some(begun) => begun.send(chunk).is_ok(),
+        None => e.chunks.try_send(Input::Chunk(chunk)).is_ok(),
+    };
     e.stage = match whole {
         _ if !last => ExportStage::Prefilling(to),
         // The decode node continues from an import, so whoever evaluates here does, too.
         Some(whole) => ExportStage::PuttingBack(Taking::new(whole)),
         None => ExportStage::Evaluating,
     };
-    Ok(if !delivered || (last && !e.receipt) {
+    if !delivered || (last && !e.receipt) {
         After::End
     } else {
         After::Keep
-    })
+    }
 }
 
 impl Worker {

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::copying::{CopyOut, FullOut, Window};
 use crate::batches::Batches;
 use crate::held::Keep;
-use crate::job::{Admission, JobId, Origin, Parity, Retired, Told};
+use crate::job::{Admission, Computed, JobId, Origin, Parity, Retired, Told};
 use crate::limits::MAX_SLICE_BYTES;
 use crate::send::Input;
 
@@ -100,6 +100,8 @@ pub(super) struct Export {
     /// The window, until all of it has been handed out.
     pub(super) window: Option<CopyOut>,
     pub(super) chunks: mpsc::Sender<Input>,
+    /// Who waits for the chunk that has been begun.
+    pub(super) begun: Option<oneshot::Sender<Computed>>,
     pub(super) receipt: bool,
     pub(super) hand_back: Option<ReturnTicket>,
 }

@@ -3,16 +3,16 @@
 use std::time::Instant;
 
 use tandem_engine::generation::FinishReason as EngineFinish;
-use tandem_engine::{DecodeStep, EngineError};
+use tandem_engine::{DecodeStep, EngineError, LayerRows};
 use tandem_kv::page::page_start;
 use tandem_kv::receipt::Receipt;
 use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
-use super::copying::{CopyOut, FullOut, Window, hand_out};
+use super::copying::{CopyOut, FullOut, Window, begin, hand_out, hand_out_filled};
 use super::jobs::{After, Copying, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, engine_error, milliseconds};
-use crate::job::{Computed, JobId, Retired};
+use crate::job::{Begun, Computed, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
 use crate::send::Input;
 
@@ -63,6 +63,23 @@ impl Worker {
         let range = job.batches(self.engine.tail_tokens()).at(next);
         let start = Instant::now();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
+        if let Work::Export(e) = &mut job.work
+            && self.engine.gives_layers()
+            && !tokens.is_empty()
+        {
+            let (mut filling, blocks) = begin(self.engine.contract(), e, range.clone());
+            let (whole, chunk) = oneshot::channel();
+            let begun = Begun { blocks, chunk };
+            if e.chunks.try_send(Input::Begun(begun)).is_err() {
+                return Ok(After::End);
+            }
+            e.begun = Some(whole);
+            let mut give = |rows: &LayerRows<'_>| filling.take(rows);
+            self.engine
+                .prefill_by_layer(job.sequence, range.start, tokens, &mut give)?;
+            job.prefill_ms += milliseconds(start);
+            return hand_out_filled(self.engine.as_mut(), job, filling, range.end);
+        }
         if !tokens.is_empty() {
             self.engine.prefill(job.sequence, range.start, tokens)?;
             job.prefill_ms += milliseconds(start);

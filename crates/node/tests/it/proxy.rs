@@ -206,18 +206,25 @@ impl Proxy {
 
     /// The blocks that were sent over a connection, each by its first segment.
     pub fn blocks(&self, connection: usize) -> Vec<(Section, Range<u32>)> {
+        let segments = self.segments(connection).into_iter();
+        let mut blocks: Vec<_> = segments.map(|(s, tokens, _)| (s, tokens)).collect();
+        blocks.dedup();
+        blocks
+    }
+
+    /// The segments that were sent over a connection: section and tokens of the block, and layers.
+    pub fn segments(&self, connection: usize) -> Vec<(Section, Range<u32>, Range<u16>)> {
         let [sent, _] = self.frames(connection);
         let seen = self.shared.seen.lock().unwrap();
-        let blocks = sent.iter().filter(|(kind, _)| *kind == Kind::Segment);
-        let blocks = blocks.map(|(_, place)| {
+        let segments = sent.iter().filter(|(kind, _)| *kind == Kind::Segment);
+        let segments = segments.map(|(_, place)| {
             let header = &seen[connection][0][place.start as usize..][..HEADER_BYTES];
             let header = Header::parse(header.try_into().unwrap()).unwrap();
             let section = Section::from_wire(header.section).unwrap();
-            (section, header.block_start..header.block_end)
+            let tokens = header.block_start..header.block_end;
+            (section, tokens, header.layer_start..header.layer_end)
         });
-        let mut blocks: Vec<_> = blocks.collect();
-        blocks.dedup();
-        blocks
+        segments.collect()
     }
 
     /// The payload of the first frame of a kind to the receiver.

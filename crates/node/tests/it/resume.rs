@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::LayerKind;
 use tandem_kv::frame::Kind;
-use tandem_kv::limits::CREDIT_BYTES;
+use tandem_kv::limits::AHEAD_BYTES;
 use tandem_kv::message::Accept;
 use tandem_node::Limits;
 use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS};
@@ -639,7 +639,7 @@ async fn a_slow_one_stops_the_prefill(config: FakeConfig) {
     let (outcome, chunks): (Outcome, u32) = tokio::join!(deal.run(&prefill, &decode), later);
     outcome.whole(&expected, "an engine that was held");
     // The credit, the chunks that wait for the pump, one in its hands and one in those of the engine.
-    let most = (CREDIT_BYTES >> 23) as u32 + MAX_CHUNKS_WAITING as u32 + 2;
+    let most = (AHEAD_BYTES >> 23) as u32 + MAX_CHUNKS_WAITING as u32 + 2;
     assert!(chunks <= most, "{chunks} chunks, at most {most}");
     prefill.clean().await;
     decode.clean().await;

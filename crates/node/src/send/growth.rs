@@ -1,0 +1,184 @@
+//! Blocks that are written while they are computed: each layer as soon as it is there.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tandem_kv::codec::{Codec, Encoder};
+use tandem_kv::segment::{Cutter, Segment};
+use tandem_kv::{Plane, Section};
+use tandem_proto::{ErrorCode, NodeError};
+use tokio::sync::mpsc;
+
+use super::Fault;
+use super::stream::{Done, cannot_encode, timed};
+use crate::job::Growing;
+use crate::wire::Drained;
+
+/// A growing block that a connection is given.
+pub(super) struct Grown {
+    pub(super) growing: Growing,
+    pub(super) place: u64,
+    pub(super) cutter: Box<Cutter>,
+    pub(super) codec: Codec,
+    pub(super) raw_bytes: u64,
+}
+
+/// Blocks that grow at the same time on one connection.
+#[derive(Default)]
+pub(super) struct Growth {
+    blocks: Vec<Making>,
+}
+
+/// One of them.
+struct Making {
+    section: Section,
+    incoming: mpsc::Receiver<Plane>,
+    /// What has come.
+    planes: Vec<Plane>,
+    /// With what cuts and encodes, until that is on another thread.
+    tools: Option<Tools>,
+    /// Segments that have not been cut.
+    left: usize,
+    has_begun: bool,
+    place: u64,
+    codec: Codec,
+    raw_bytes: u64,
+    wire_bytes: u64,
+    spent: Duration,
+}
+
+struct Tools {
+    cutter: Box<Cutter>,
+    encoder: Encoder,
+}
+
+impl Growth {
+    pub(super) fn add(&mut self, block: Grown, encoder: Encoder) {
+        let left = block.cutter.left();
+        self.blocks.push(Making {
+            section: block.growing.section,
+            incoming: block.growing.planes,
+            planes: Vec::new(),
+            tools: Some(Tools {
+                cutter: block.cutter,
+                encoder,
+            }),
+            left,
+            has_begun: false,
+            place: block.place,
+            codec: block.codec,
+            raw_bytes: block.raw_bytes,
+            wire_bytes: 0,
+            spent: Duration::ZERO,
+        });
+    }
+
+    /// The next segment of what has come, and which block's; `None` if more must come, or nothing is left. The first
+    /// segments of the blocks of a section come in the order of the blocks, as a receiver expects them.
+    pub(super) async fn segment(&mut self) -> Result<Option<(usize, Segment)>, Fault> {
+        for at in 0..self.blocks.len() {
+            let section = self.blocks[at].section;
+            let is_in_turn = |b: &Making| b.has_begun || b.section != section;
+            if !self.blocks[..at].iter().all(is_in_turn) {
+                continue;
+            }
+            if let Some(segment) = self.blocks[at].cut().await? {
+                return Ok(Some((at, segment)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// So many bytes of a block go out.
+    pub(super) fn goes_out(&mut self, block: usize, bytes: u64) {
+        self.blocks[block].wire_bytes += bytes;
+    }
+
+    /// True if nothing is left.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Waits until more has come.
+    pub(super) async fn more(&mut self) -> Result<(), Fault> {
+        poll_fn(|cx| self.poll_more(cx)).await
+    }
+
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        let mut has_more = false;
+        for block in &mut self.blocks {
+            loop {
+                match block.incoming.poll_recv(cx) {
+                    Poll::Ready(Some(plane)) => block.planes.push(plane),
+                    // It may have ended because it is whole.
+                    Poll::Ready(None) if has_more => break,
+                    Poll::Ready(None) => {
+                        let error = NodeError::new(ErrorCode::Engine, "the prefill ended early");
+                        return Poll::Ready(Err(Fault::Over(error)));
+                    }
+                    Poll::Pending => break,
+                }
+                has_more = true;
+            }
+        }
+        if has_more {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
+        }
+    }
+
+    /// Takes the blocks all of which has been cut, with what encoded them.
+    pub(super) fn done(&mut self) -> Vec<(Done, Encoder)> {
+        let done = self.blocks.extract_if(.., |block| block.left == 0);
+        let done = done.filter_map(|block| {
+            let Tools { cutter, encoder } = block.tools?;
+            let done = Done {
+                place: block.place,
+                digest: cutter.finish(),
+                codec: block.codec,
+                raw_bytes: block.raw_bytes,
+                wire_bytes: block.wire_bytes,
+                encoding: block.spent,
+                drained: Drained::default(),
+                has_grown: true,
+            };
+            Some((done, encoder))
+        });
+        done.collect()
+    }
+}
+
+impl Making {
+    /// The next segment, if its planes have come.
+    async fn cut(&mut self) -> Result<Option<Segment>, Fault> {
+        let Some(tools) = self.tools.take() else {
+            return Ok(None);
+        };
+        let codec = self.codec;
+        let cut = move |planes: &[Plane], mut tools: Tools| {
+            let mut spent = Duration::ZERO;
+            let segment = timed(&mut spent, || {
+                tools.cutter.next(planes, codec, &mut tools.encoder)
+            });
+            (segment, tools, spent)
+        };
+        // Only checksums do not take long enough for another thread.
+        let (segment, tools, spent) = if codec == Codec::Raw {
+            cut(&self.planes, tools)
+        } else {
+            let planes = self.planes.clone();
+            let cutting = tokio::task::spawn_blocking(move || cut(&planes, tools));
+            cutting.await.map_err(cannot_encode)?
+        };
+        self.tools = Some(tools);
+        let segment = segment?;
+        if segment.is_some() {
+            self.spent += spent;
+            self.left = self.left.saturating_sub(1);
+            self.has_begun = true;
+        }
+        Ok(segment)
+    }
+}

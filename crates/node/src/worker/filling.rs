@@ -1,0 +1,127 @@
+//! Blocks of a chunk that are filled while it is computed: each layer leaves as soon as it is there.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use tandem_engine::{EngineError, LayerRows};
+use tandem_kv::plane::plane_bytes;
+use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
+use tokio::sync::mpsc;
+
+use crate::job::Growing;
+
+/// The blocks of one chunk.
+pub(super) struct Filling {
+    blocks: Vec<Partial>,
+}
+
+struct Partial {
+    section: Section,
+    tokens: Range<u32>,
+    /// Those that are left, in order.
+    left: VecDeque<Unfilled>,
+    /// Those that are whole, with all before them.
+    whole: Vec<Plane>,
+    /// Who sends them; may have gone, or may not want them yet.
+    out: mpsc::Sender<Plane>,
+}
+
+struct Unfilled {
+    layer: u32,
+    kind: PlaneKind,
+    bytes: usize,
+    rows: Vec<u8>,
+}
+
+impl Filling {
+    /// Blocks of these sections and tokens, with what their planes come out of.
+    pub(super) fn of(
+        contract: &Contract,
+        blocks: impl Iterator<Item = (Section, Range<u32>)>,
+    ) -> (Self, Vec<Growing>) {
+        let begun = blocks.map(|(section, tokens)| {
+            let count = tokens.end - tokens.start;
+            let layers = contract.section_layers(section).into_iter();
+            let planes = layers.flat_map(|l| [(l, PlaneKind::Key), (l, PlaneKind::Value)]);
+            let left = planes.map(|(layer, kind)| {
+                let bytes = plane_bytes(contract, layer, kind, count);
+                let bytes = bytes.and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
+                Unfilled {
+                    layer,
+                    kind,
+                    bytes,
+                    rows: Vec::with_capacity(bytes),
+                }
+            });
+            let left: VecDeque<_> = left.collect();
+            // All of them have room, so that nobody waits for whoever takes them.
+            let (out, planes) = mpsc::channel(left.len().max(1));
+            let growing = Growing {
+                section,
+                tokens: tokens.clone(),
+                planes,
+            };
+            let partial = Partial {
+                section,
+                tokens,
+                left,
+                whole: Vec::new(),
+                out,
+            };
+            (partial, growing)
+        });
+        let (blocks, growing) = begun.unzip();
+        (Self { blocks }, growing)
+    }
+
+    /// Takes what these blocks have of a layer.
+    pub(super) fn take(&mut self, given: &LayerRows<'_>) {
+        for block in &mut self.blocks {
+            let is_it = |u: &&mut Unfilled| (u.layer, u.kind) == (given.layer, given.kind);
+            if let Some(plane) = block.left.iter_mut().find(is_it) {
+                (given.read)(block.tokens.clone(), &mut plane.rows);
+            }
+            block.hand_on();
+        }
+    }
+
+    /// The blocks, when the chunk is computed.
+    ///
+    /// # Errors
+    /// If rows of one have not come.
+    pub(super) fn finish(self) -> Result<Vec<Arc<KvBlock>>, EngineError> {
+        let blocks = self.blocks.into_iter().map(|block| {
+            if let Some(missing) = block.left.front() {
+                return Err(EngineError::Failed(format!(
+                    "layer {} {:?} of tokens {:?} was not given as it was computed",
+                    missing.layer, missing.kind, block.tokens
+                )));
+            }
+            Ok(Arc::new(KvBlock {
+                section: block.section,
+                tokens: block.tokens,
+                planes: block.whole,
+            }))
+        });
+        blocks.collect()
+    }
+}
+
+impl Partial {
+    /// Gives planes that are whole to be sent, in order.
+    fn hand_on(&mut self) {
+        while let Some(next) = self.left.front_mut()
+            && next.rows.len() == next.bytes
+        {
+            let plane = Plane {
+                layer: next.layer,
+                kind: next.kind,
+                data: std::mem::take(&mut next.rows).into(),
+            };
+            self.left.pop_front();
+            let _ = self.out.try_send(plane.clone());
+            self.whole.push(plane);
+        }
+    }
+}

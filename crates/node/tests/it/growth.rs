@@ -1,0 +1,298 @@
+//! Blocks that are sent while they are computed, layer by layer.
+
+use std::time::{Duration, Instant};
+
+use tandem_engine::fake::{CallKind, Failure, FakeConfig};
+use tandem_kv::frame::Kind;
+use tandem_kv::{LayerKind, LayerSpec};
+use tandem_node::Limits;
+use tandem_proto::{CodecChoice, PrefillEvent, Reuse};
+
+use super::cluster::{Deal, SHORT, endless, eventually, prompt};
+use super::kills::{Brake, held};
+use super::proxy::Fault;
+use super::rig::{Plan, Rig};
+
+/// Chunks of the usual request; the last one has two tokens.
+const CHUNKS: u32 = 5;
+
+fn models() -> [FakeConfig; 2] {
+    [FakeConfig::default(), FakeConfig::windowed()].map(|config| FakeConfig {
+        by_layer: true,
+        ..config
+    })
+}
+
+/// A model of four layers with 64 KiB of KV a token each, of which a chunk of 128 tokens is several blocks.
+fn large(kinds: [LayerKind; 4]) -> FakeConfig {
+    let layer = |kind| LayerSpec {
+        kind,
+        kv_heads: 32,
+        key_dim: 512,
+        value_dim: 512,
+    };
+    FakeConfig {
+        layers: kinds.map(layer).to_vec(),
+        window: if kinds.contains(&LayerKind::Window) {
+            40
+        } else {
+            0
+        },
+        prefill_tokens: 128,
+        microbatch_tokens: 128,
+        by_layer: true,
+        ..FakeConfig::default()
+    }
+}
+
+/// Two nodes; the prefill node stands still before it gives the last layer of the last chunk.
+async fn before_the_last_layer(config: &FakeConfig, limits: Limits) -> (Rig, Brake) {
+    let mut plan = Plan::new(config, limits);
+    let layers = config.layers.len() as u32;
+    let brake = Brake::on(&mut plan.sending, CallKind::Give, CHUNKS * layers - 1);
+    (plan.start().await, brake)
+}
+
+/// The layers of the last chunk that have passed.
+fn of_the_last_chunk(rig: &Rig) -> Vec<u16> {
+    let kv_end = rig.kv_end();
+    let last = rig
+        .proxy
+        .segments(0)
+        .into_iter()
+        .filter(|s| s.1.end == kv_end);
+    let mut layers: Vec<u16> = last.flat_map(|(_, _, layers)| layers).collect();
+    layers.sort_unstable();
+    layers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_leave_while_the_next_one_is_computed() {
+    for config in models() {
+        let (rig, brake) = before_the_last_layer(&config, endless()).await;
+        let going = rig.begin(&[]).await;
+        brake.reached().await;
+        let layers = config.layers.len() as u16;
+        // The last layer of each section, K and V, is all that is missing.
+        let before: Vec<u16> = (0..layers - 1).collect();
+        eventually("layers", || of_the_last_chunk(&rig) == before).await;
+        brake.release();
+        let answer = going.answer().await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        assert_eq!(answer.summary.fallback, None);
+        let all: Vec<u16> = (0..layers).collect();
+        assert_eq!(of_the_last_chunk(&rig), all);
+        rig.once("layers");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_blocks_of_a_step_leave_at_the_same_time() {
+    use LayerKind::{Full, Window};
+    for kinds in [[Full; 4], [Window, Full, Window, Full]] {
+        for (codec, streams) in [
+            (CodecChoice::Raw, 1),
+            (CodecChoice::Raw, 3),
+            (CodecChoice::Plane, 1),
+            (CodecChoice::Plane, 2),
+        ] {
+            let config = large(kinds);
+            let mut plan = Plan::new(&config, endless());
+            plan.deal = Deal::new(&prompt(128 * 2 + 1), 128);
+            plan.deal.terms.reuse = Reuse::Off;
+            plan.deal.terms.codec = codec;
+            plan.deal.terms.streams = streams;
+            // Before the third layer of the second chunk.
+            let brake = Brake::on(&mut plan.sending, CallKind::Give, 6);
+            let rig = plan.start().await;
+            let going = rig.begin(&[]).await;
+            brake.reached().await;
+            let passed = || {
+                let all = (0..rig.proxy.connections()).flat_map(|c| rig.proxy.segments(c));
+                let second = all.filter(|s| s.1.start >= 128 && s.2.end <= 2);
+                second.count()
+            };
+            // 128 tokens of two layers are 16 MiB: two blocks where all layers are full.
+            let blocks = if kinds[0] == Full { 4 } else { 3 };
+            eventually("segments", || passed() >= blocks).await;
+            brake.release();
+            let answer = going.answer().await.unwrap();
+            let what = format!("{kinds:?}, {codec:?}, {streams}");
+            assert_eq!(answer.tokens, rig.expected, "{what}");
+            assert_eq!(answer.summary.fallback, None, "{what}");
+            rig.once(&what);
+            rig.decode.settled().await;
+            rig.prefill.clean().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_anywhere_costs_no_token() {
+    for config in models() {
+        let rig = Rig::new(&config).await;
+        rig.run(&[]).await.whole(&rig.expected, "undisturbed");
+        rig.once("undisturbed");
+        let [sent, _] = rig.proxy.frames(0);
+        let of = |kind| sent.iter().find(|(k, _)| *k == kind).unwrap().1.clone();
+        let (first, last) = (of(Kind::Segment).start, of(Kind::Commit).end);
+        for at in (first + 1..last).step_by(53) {
+            let outcome = rig.run(&[Fault::Cut(at)]).await;
+            let what = format!("cut after {at}");
+            outcome.whole(&rig.expected, &what);
+            rig.once(&what);
+        }
+        rig.decode.settled().await;
+        rig.prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_in_the_middle_of_a_step_sends_its_blocks_again() {
+    for config in models() {
+        let (rig, brake) = before_the_last_layer(&config, endless()).await;
+        let going = rig.begin(&[]).await;
+        brake.reached().await;
+        eventually("a layer", || !of_the_last_chunk(&rig).is_empty()).await;
+        rig.proxy.cut();
+        let goes_on = || rig.proxy.connections() > 1 && rig.proxy.written(1) > 0;
+        eventually("another connection", goes_on).await;
+        brake.release();
+        let (end, answer) = going.end().await;
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        assert_eq!(answer.summary.fallback, None);
+        let PrefillEvent::Done { reconnects, .. } = end else {
+            panic!("{end:?}");
+        };
+        assert_eq!(reconnects, 1);
+        rig.once("cut in a step");
+        // Of what was whole before nothing comes again.
+        let again = rig.proxy.segments(1);
+        assert!(again.iter().all(|s| s.1.end == rig.kv_end()), "{again:?}");
+        rig.decode.settled().await;
+        rig.prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_fails_midway_costs_time_and_not_the_answer() {
+    for config in models() {
+        let layers = config.layers.len() as u32;
+        let mut plan = Plan::new(&config, endless());
+        plan.sending.fail = Some(Failure {
+            call: CallKind::Give,
+            nth: 2 * layers + 1,
+        });
+        let rig = plan.start().await;
+        let outcome = rig.run(&[]).await;
+        let reason = outcome.made_good(&rig.expected, "a step that fails");
+        assert!(reason.contains("the prefill ended early"), "{reason}");
+        assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
+        let came = outcome.answer.summary.remote_tokens;
+        assert_eq!(came, rig.came_to(&config));
+        rig.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_layer_is_not_taken_for_silence() {
+    let limits = Limits {
+        handoff_silence: Duration::from_secs(1),
+        handoff_beat: Duration::from_millis(50),
+        ..endless()
+    };
+    for config in models() {
+        let (rig, brake) = before_the_last_layer(&config, limits).await;
+        let going = rig.begin(&[]).await;
+        brake.reached().await;
+        eventually("a layer", || !of_the_last_chunk(&rig).is_empty()).await;
+        tokio::time::sleep(limits.handoff_silence * 2).await;
+        assert_eq!(rig.proxy.connections(), 1);
+        brake.release();
+        let answer = going.answer().await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        assert_eq!(answer.summary.fallback, None);
+        rig.once("a long layer");
+        // It beat while the block was incomplete.
+        let [sent, _] = rig.proxy.frames(0);
+        let kinds: Vec<Kind> = sent.into_iter().map(|(kind, _)| kind).collect();
+        let is_between = |pair: &[Kind]| pair == [Kind::Segment, Kind::Beat];
+        assert!(kinds.windows(2).any(is_between), "{kinds:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_in_the_middle_of_a_step_is_noticed_at_once() {
+    for config in models() {
+        for leaves in ["request", "prefill"] {
+            let (rig, brake) = before_the_last_layer(&config, endless()).await;
+            let going = rig.begin(&[]).await;
+            brake.reached().await;
+            eventually("a layer", || !of_the_last_chunk(&rig).is_empty()).await;
+            let start = Instant::now();
+            if leaves == "request" {
+                let end = going.cancel_request().await;
+                // The engine is still in the middle of its step.
+                rig.decode.clean().await;
+                let end = end.await.unwrap();
+                assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+                assert!(start.elapsed() < Duration::from_secs(1));
+            } else {
+                let answer = going.cancel_prefill().await;
+                let answer = answer.await.unwrap();
+                assert_eq!(answer.tokens, rig.expected);
+                assert!(answer.summary.fallback.is_some());
+                assert!(start.elapsed() < Duration::from_secs(1));
+            }
+            brake.release();
+            rig.clean().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_dies_in_the_middle_of_a_step_costs_time_and_not_the_answer() {
+    let limits = Limits {
+        resume: SHORT,
+        ..endless()
+    };
+    for config in models() {
+        let (mut rig, brake) = before_the_last_layer(&config, limits).await;
+        let going = rig.begin(&[]).await;
+        brake.reached().await;
+        eventually("a layer", || !of_the_last_chunk(&rig).is_empty()).await;
+        let whole = if config.window == 0 { 64 } else { 0 };
+        held(&rig.decode, whole).await;
+        rig.prefill.kill();
+        rig.proxy.cut();
+        let answer = going.answer().await.unwrap();
+        brake.release();
+        assert_eq!(answer.tokens, rig.expected);
+        assert!(answer.summary.fallback.is_some());
+        assert_eq!(answer.summary.remote_tokens, rig.came_to(&config));
+        rig.decode.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_goes_on_with_blocks_that_grow() {
+    for config in models() {
+        let mut plan = Plan::new(&config, super::cluster::limits());
+        plan.deal.terms.reuse = Reuse::All;
+        plan.deal.terms.keep = true;
+        let rig = plan.start().await;
+        let first = rig.run(&[]).await;
+        first.whole(&rig.expected, "the first turn");
+        rig.prefill.until("kept", |s| s.snapshots > 0).await;
+        let mut next = rig.deal.clone();
+        next.id = "req-2".into();
+        next.tokens.extend(&first.answer.tokens);
+        next.tokens.extend(prompt(21));
+        let expected = next.expected(&config).await;
+        let outcome = next.run(&rig.prefill, &rig.decode).await;
+        outcome.whole(&expected, "the next turn");
+        assert!(outcome.answer.summary.cached_tokens > 0, "{outcome:?}");
+        rig.clean().await;
+    }
+}
