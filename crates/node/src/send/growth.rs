@@ -7,7 +7,6 @@ use std::time::Duration;
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::segment::{Cutter, Segment};
 use tandem_kv::{Plane, Section};
-use tandem_proto::{ErrorCode, NodeError};
 use tokio::sync::mpsc;
 
 use super::Fault;
@@ -22,6 +21,8 @@ pub(super) struct Grown {
     pub(super) cutter: Box<Cutter>,
     pub(super) codec: Codec,
     pub(super) raw_bytes: u64,
+    /// Planes that it has in the end.
+    pub(super) planes: usize,
 }
 
 /// Blocks that grow at the same time on one connection.
@@ -34,8 +35,9 @@ pub(super) struct Growth {
 struct Making {
     section: Section,
     incoming: mpsc::Receiver<Plane>,
-    /// What has come.
+    /// What has come, and how many planes have not.
     planes: Vec<Plane>,
+    missing: usize,
     /// With what cuts and encodes, until that is on another thread.
     tools: Option<Tools>,
     /// Segments that have not been cut.
@@ -59,7 +61,8 @@ impl Growth {
         self.blocks.push(Making {
             section: block.growing.section,
             incoming: block.growing.planes,
-            planes: Vec::new(),
+            planes: Vec::with_capacity(block.planes),
+            missing: block.planes,
             tools: Some(Tools {
                 cutter: block.cutter,
                 encoder,
@@ -100,30 +103,26 @@ impl Growth {
         self.blocks.is_empty()
     }
 
-    /// Waits until more has come.
-    pub(super) async fn more(&mut self) -> Result<(), Fault> {
+    /// Waits until more has come; false if a block has ended before it was whole.
+    pub(super) async fn more(&mut self) -> bool {
         poll_fn(|cx| self.poll_more(cx)).await
     }
 
-    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let mut has_more = false;
         for block in &mut self.blocks {
-            loop {
+            while block.missing > 0 {
                 match block.incoming.poll_recv(cx) {
                     Poll::Ready(Some(plane)) => block.planes.push(plane),
-                    // It may have ended because it is whole.
-                    Poll::Ready(None) if has_more => break,
-                    Poll::Ready(None) => {
-                        let error = NodeError::new(ErrorCode::Engine, "the prefill ended early");
-                        return Poll::Ready(Err(Fault::Over(error)));
-                    }
+                    Poll::Ready(None) => return Poll::Ready(false),
                     Poll::Pending => break,
                 }
+                block.missing -= 1;
                 has_more = true;
             }
         }
         if has_more {
-            Poll::Ready(Ok(()))
+            Poll::Ready(true)
         } else {
             Poll::Pending
         }

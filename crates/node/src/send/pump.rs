@@ -378,6 +378,7 @@ impl Pump {
                         cutter: Box::new(cutter),
                         codec,
                         raw_bytes,
+                        planes: 2 * self.sender.contract().section_layers(section).len(),
                     }));
                     (order, None)
                 }

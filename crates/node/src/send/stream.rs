@@ -204,6 +204,17 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         Ok(())
     }
 
+    /// The prefill has ended in the middle of a block, which nobody can finish: what is left to write is why.
+    async fn last_word<T>(&mut self) -> Result<Option<T>, Fault> {
+        while let Some(order) = self.orders.recv().await {
+            if let Order::Last(frame) = order {
+                self.last(&frame).await?;
+                break;
+            }
+        }
+        Ok(None)
+    }
+
     /// The next order, if it is there.
     fn waiting_order(&mut self) -> Result<Option<Taken>, Fault> {
         let order = self.orders.try_recv().ok();
@@ -294,10 +305,10 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             }
             if let Ok(event) = event {
                 self.drain.rise();
-                return event;
+                return Ok(event);
             }
         }
-        happens(&mut self.orders, growth).await
+        Ok(happens(&mut self.orders, growth).await)
     }
 
     /// Writes blocks while they are computed, and those that are begun meanwhile. Gives what comes behind them, if it is
@@ -326,11 +337,14 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 return Ok(Some(next.map_or(Following::Nothing, Following::Order)));
             }
             if next.is_some() {
-                growth.more().await?;
+                if !growth.more().await {
+                    return self.last_word().await;
+                }
                 continue;
             }
             match self.idle(Some(&mut growth)).await? {
                 Happened::Grown => {}
+                Happened::Ended => return self.last_word().await,
                 Happened::Order(None) => return Ok(None),
                 Happened::Order(Some(Order::Grow(block))) => {
                     growth.add(*block, self.encoder()?);
@@ -452,18 +466,21 @@ enum Happened {
     Order(Option<Order>),
     /// Blocks have grown.
     Grown,
+    /// A block has ended before it was whole.
+    Ended,
 }
 
-async fn happens(
-    orders: &mut mpsc::Receiver<Order>,
-    growth: Option<&mut Growth>,
-) -> Result<Happened, Fault> {
+async fn happens(orders: &mut mpsc::Receiver<Order>, growth: Option<&mut Growth>) -> Happened {
     let Some(growth) = growth else {
-        return Ok(Happened::Order(orders.recv().await));
+        return Happened::Order(orders.recv().await);
     };
     tokio::select! {
-        more = growth.more() => more.map(|()| Happened::Grown),
-        order = orders.recv() => Ok(Happened::Order(order)),
+        has_more = growth.more() => if has_more {
+            Happened::Grown
+        } else {
+            Happened::Ended
+        },
+        order = orders.recv() => Happened::Order(order),
     }
 }
 

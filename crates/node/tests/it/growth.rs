@@ -185,12 +185,17 @@ async fn a_step_that_fails_midway_costs_time_and_not_the_answer() {
             nth: 2 * layers + 1,
         });
         let rig = plan.start().await;
-        let outcome = rig.run(&[]).await;
-        let reason = outcome.made_good(&rig.expected, "a step that fails");
-        assert!(reason.contains("the prefill ended early"), "{reason}");
-        assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
-        let came = outcome.answer.summary.remote_tokens;
-        assert_eq!(came, rig.came_to(&config));
+        // The coordinator tells nobody.
+        let (end, answer) = rig.begin(&[]).await.end().await;
+        let PrefillEvent::Failed(error) = end else {
+            panic!("{end:?}");
+        };
+        assert!(error.message.contains("the prefill ended early"), "{error}");
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        let told = answer.summary.fallback.as_deref().expect("fallback");
+        assert!(told.contains("the prefill ended early"), "{told}");
+        assert_eq!(answer.summary.remote_tokens, rig.came_to(&config));
         rig.clean().await;
     }
 }
