@@ -2,7 +2,8 @@
 //!
 //! llama.cpp writes K and V of a layer by a node `SET_ROWS` each, whose result is the cache tensor (`cache_k_l0`, ...,
 //! `llama_kv_cache::cpy_k`) and whose second source is the cell of each token. The callback of the graph's scheduler
-//! (`cb_eval`, `ggml_backend_sched_compute_splits`) has the graph computed up to such a node and reads these cells.
+//! (`cb_eval`, `ggml_backend_sched_compute_splits`) has the graph computed up to the second node of a layer and reads these
+//! cells of both.
 //! A node has no other name than that of its tensor, so an engine compares what it sees with what the cache holds
 //! when it loads a model.
 
@@ -26,9 +27,19 @@ struct Watch {
     /// Of each layer, K and V: the first token whose rows have not been seen.
     next: Vec<[u32; 2]>,
     take: *mut Take<'static>,
+    /// The first node of a layer, which is read with the second.
+    first: Option<Node>,
     /// The cells of a node, to which memory is given once.
     cells: Vec<i64>,
     fault: Option<String>,
+}
+
+/// A node that writes K or V of a layer to the cache.
+#[derive(Clone, Copy)]
+struct Node {
+    tensor: *const ggml_tensor,
+    layer: u32,
+    kind: PlaneKind,
 }
 
 thread_local! {
@@ -65,6 +76,7 @@ pub(crate) fn watch<R>(
     let watch = Watch {
         next: vec![[start; 2]; layers],
         take,
+        first: None,
         cells: Vec::new(),
         fault: None,
     };
@@ -99,50 +111,65 @@ unsafe extern "C" fn see(tensor: *mut ggml_tensor, ask: bool, _: *mut c_void) ->
         let Some(watch) = watch.as_mut().filter(|w| w.fault.is_none()) else {
             return false;
         };
-        // SAFETY: llama.cpp calls with a node of its graph, which it does not change meanwhile; `view_src` and `src`
-        // of a node are null or nodes of the same graph or its inputs.
-        let Some((node, plane)) = (unsafe { tensor.as_ref() }).and_then(|t| Some((t, written(t)?)))
-        else {
+        let Some(node) = Node::of(tensor) else {
             return false;
         };
         if ask {
-            return true;
+            let is_other = |first: Node| first.layer == node.layer && first.kind != node.kind;
+            if watch.first.is_some_and(is_other) {
+                return true;
+            }
+            watch.first = Some(node);
+            return false;
         }
-        let seen = watch.written(node, plane);
+        let first = watch.first.take();
+        let mut nodes = first.into_iter().chain([node]);
+        let seen = nodes.try_for_each(|node| watch.written(node));
         watch.fault = seen.err();
         watch.fault.is_none()
     })
 }
 
-/// Which layer's K or V a node writes to the cache; `None` of any other node.
-fn written(node: &ggml_tensor) -> Option<(u32, PlaneKind)> {
-    if node.op != GGML_OP_SET_ROWS {
-        return None;
+impl Node {
+    /// What a node of a graph writes to the cache; `None` of any other.
+    fn of(tensor: *const ggml_tensor) -> Option<Self> {
+        // SAFETY: llama.cpp calls with a node of its graph, which it does not change meanwhile.
+        let node = unsafe { tensor.as_ref() }?;
+        if node.op != GGML_OP_SET_ROWS {
+            return None;
+        }
+        // SAFETY: what a node is a view of is null or lives as long as the node; ggml ends each name with a zero.
+        let name = unsafe { CStr::from_ptr(node.view_src.as_ref()?.name.as_ptr()) };
+        let name = name.to_str().ok()?;
+        let (kind, layer) = match name.strip_prefix("cache_k_l") {
+            Some(layer) => (PlaneKind::Key, layer),
+            None => (PlaneKind::Value, name.strip_prefix("cache_v_l")?),
+        };
+        Some(Self {
+            tensor,
+            layer: layer.parse().ok()?,
+            kind,
+        })
     }
-    // SAFETY: see `see`; ggml ends each name with a zero.
-    let name = unsafe { CStr::from_ptr(node.view_src.as_ref()?.name.as_ptr()) };
-    let name = name.to_str().ok()?;
-    let (kind, layer) = match name.strip_prefix("cache_k_l") {
-        Some(layer) => (PlaneKind::Key, layer),
-        None => (PlaneKind::Value, name.strip_prefix("cache_v_l")?),
-    };
-    Some((layer.parse().ok()?, kind))
 }
 
 impl Watch {
     /// A node has been computed that writes rows of the next tokens.
-    fn written(
-        &mut self,
-        node: &ggml_tensor,
-        (layer, kind): (u32, PlaneKind),
-    ) -> Result<(), String> {
+    fn written(&mut self, node: Node) -> Result<(), String> {
+        let Node {
+            tensor,
+            layer,
+            kind,
+        } = node;
+        // SAFETY: it is the node that llama.cpp calls with, or one of the same graph before it.
+        let node = unsafe { tensor.as_ref() }.ok_or("no node")?;
         let at = usize::from(kind == PlaneKind::Value);
         let next = self.next.get_mut(layer as usize);
         let next = &mut next.ok_or_else(|| format!("layer {layer} is not in the contract"))?[at];
         if node.type_ != GGML_TYPE_F16 {
             return Err(format!("rows of type {}", node.type_));
         }
-        // SAFETY: see `see`.
+        // SAFETY: a source of a node is null or lives as long as the node.
         let cells = unsafe { node.src[1].as_ref() };
         let cells = cells.filter(|t| t.type_ == GGML_TYPE_I64 && t.ne[1..] == [1, 1, 1]);
         let cells = cells.ok_or("no list of cells")?;
