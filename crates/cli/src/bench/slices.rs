@@ -1,5 +1,6 @@
 //! `tandem bench slices`: how long an engine is busy with a slice of KV, which is what running generations wait for
-//! between two of their tokens while KV comes in or goes out.
+//! between two of their tokens while KV comes in or goes out, and what it takes to give layers away while the next
+//! ones are computed.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::time::Instant;
 use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
-use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token};
+use tandem_engine::{Capacity, DecodeStep, KvEngine, LayerRows, Sequence, Token};
 use tandem_kv::segment::block_tokens;
 use tandem_kv::{KvBlock, Section};
 use tandem_llama::{LlamaEngine, LlamaOptions};
@@ -54,6 +55,18 @@ struct Figures {
     out: Slices,
     #[serde(rename = "in")]
     back: Slices,
+    by_layer: ByLayer,
+}
+
+/// Medians in milliseconds, of an engine that only computes and of one that gives its layers.
+#[derive(Debug, Serialize)]
+struct ByLayer {
+    /// The first chunk of a prompt.
+    chunk_ms: [f64; 2],
+    /// The same in steps, as the last one is computed.
+    steps_ms: [f64; 2],
+    /// One token of one sequence that holds a chunk; no rows are given.
+    decode_ms: [f64; 2],
 }
 
 /// The slices of one direction.
@@ -78,18 +91,24 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     told(measuring, json, shown).await
 }
 
-fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+fn load(arguments: &Arguments, tokens: u32, by_layer: bool) -> anyhow::Result<LlamaEngine> {
     let options = LlamaOptions {
         capacity: Capacity {
             sequences: 2,
-            tokens_per_sequence: arguments.tokens + 1,
+            tokens_per_sequence: tokens + 1,
             prefill_tokens: CHUNK,
             microbatch_tokens: CHUNK,
         },
         threads: cores(),
+        by_layer,
         ..LlamaOptions::default()
     };
-    let mut engine = LlamaEngine::load(&arguments.model, &options)?;
+    Ok(LlamaEngine::load(&arguments.model, &options)?)
+}
+
+fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+    let by_layer = by_layer(arguments)?;
+    let mut engine = load(arguments, arguments.tokens, true)?;
     let tokens = tokens(&engine, arguments.tokens);
     let source = engine.open()?;
     let mut chunks = Vec::new();
@@ -127,7 +146,64 @@ fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         chunk_ms: median(&chunks),
         out: out.slices(),
         back: back.slices(),
+        by_layer,
     })
+}
+
+/// Both engines in turn.
+fn by_layer(arguments: &Arguments) -> anyhow::Result<ByLayer> {
+    let mut engines = [
+        load(arguments, CHUNK, false)?,
+        load(arguments, CHUNK, true)?,
+    ];
+    let tokens = tokens(&engines[0], CHUNK);
+    let mut taken: [[Vec<f64>; 2]; 3] = Default::default();
+    for _ in 0..arguments.rounds {
+        for (at, engine) in engines.iter_mut().enumerate() {
+            let [chunk, steps, decode] = &mut taken;
+            let (sequence, ms) = compute(engine, &tokens, CHUNK)?;
+            chunk[at].push(ms);
+            let begun = Instant::now();
+            engine.decode(&[DecodeStep {
+                sequence,
+                token: tokens[0],
+                position: CHUNK,
+            }])?;
+            decode[at].push(milliseconds(begun));
+            engine.release(sequence);
+            let step = engine.tail_tokens().min(CHUNK);
+            let (sequence, ms) = compute(engine, &tokens, step)?;
+            steps[at].push(ms);
+            engine.release(sequence);
+        }
+    }
+    let [chunk_ms, steps_ms, decode_ms] = taken.map(|both| both.map(|ms| median(&ms)));
+    Ok(ByLayer {
+        chunk_ms,
+        steps_ms,
+        decode_ms,
+    })
+}
+
+/// Computes tokens in steps and takes what is given; gives the sequence and the time in milliseconds.
+fn compute(
+    engine: &mut LlamaEngine,
+    tokens: &[Token],
+    step: u32,
+) -> anyhow::Result<(Sequence, f64)> {
+    let sequence = engine.open()?;
+    let begun = Instant::now();
+    let starts = (0..).step_by(step as usize);
+    for (start, tokens) in starts.zip(tokens.chunks(step as usize)) {
+        let mut planes = Vec::new();
+        let mut give = |given: &LayerRows<'_>| {
+            let mut rows = Vec::new();
+            (given.read)(given.tokens.clone(), &mut rows);
+            planes.push(rows);
+        };
+        engine.prefill_by_layer(sequence, start, tokens, &mut give)?;
+    }
+    Ok((sequence, milliseconds(begun)))
 }
 
 /// Made up, the same each time.
@@ -274,8 +350,21 @@ fn shown(figures: &Figures) -> String {
             right(format!("{:.2}", slices.gb_per_s)),
         ]);
     }
+    let mut layers = table(&["ms, medians", "computed", "given by layer"]);
+    let by_layer = &figures.by_layer;
+    for (name, [computed, given]) in [
+        ("a first chunk", by_layer.chunk_ms),
+        ("the same in steps", by_layer.steps_ms),
+        ("a token behind it", by_layer.decode_ms),
+    ] {
+        layers.add_row(vec![
+            Cell::new(name),
+            right(format!("{computed:.2}")),
+            right(format!("{given:.2}")),
+        ]);
+    }
     format!(
-        "{}, {} tokens, {} rounds\n{rows}\nA slice has at most {:.1} MB. A token takes {:.1} ms, a chunk of {CHUNK} tokens {:.0} ms.\n{}",
+        "{}, {} tokens, {} rounds\n{rows}\n{layers}\nA slice has at most {:.1} MB. A token takes {:.1} ms, a chunk of {CHUNK} tokens {:.0} ms.\n{}",
         figures.model,
         figures.tokens,
         figures.rounds,

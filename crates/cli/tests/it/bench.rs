@@ -357,6 +357,12 @@ fn slices_of_full_layers_and_of_windows_are_measured() {
             number(&told, "decode_ms") > 0.0 && number(&told, "chunk_ms") > 0.0,
             "{told}"
         );
+        for name in ["chunk_ms", "steps_ms", "decode_ms"] {
+            for at in [0, 1] {
+                let ms = told["by_layer"][name][at].as_f64().unwrap();
+                assert!(ms > 0.0, "{told}");
+            }
+        }
     }
 }
 
