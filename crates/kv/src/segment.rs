@@ -227,6 +227,12 @@ impl Cutter {
         header
     }
 
+    /// True if the next segment can be cut from so many planes.
+    #[must_use]
+    pub fn has_next(&mut self, planes: usize) -> bool {
+        self.cuts.peek().is_some_and(|cut| cut.planes.end <= planes)
+    }
+
     /// Segments that have not been cut.
     #[must_use]
     pub fn left(&self) -> usize {

@@ -14,7 +14,7 @@ use llama_cpp_2::model::params::LlamaModelParams;
 use tandem_engine::{
     Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence, Token, Tokenizer,
 };
-use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
+use tandem_kv::{Contract, KvBlock, Plane, Section};
 
 use crate::blob::{self, BlobError};
 use crate::gguf::{Gguf, GgufError, Value};
@@ -35,7 +35,7 @@ pub struct LlamaOptions {
     pub threads: u32,
     /// Layers on the GPU, where the build has one; all by default.
     pub gpu_layers: u32,
-    /// True if the engine gives layers while it computes the next ones. A GPU then waits for each layer to be read, also
+    /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits for each layer to be read, also
     /// in an engine that only decodes.
     pub by_layer: bool,
 }
@@ -222,44 +222,46 @@ impl LlamaEngine {
     }
 
     /// Evaluates two tokens and reads them back, so that a model whose cache is not what the
-    /// contract says is refused at load time and not in the middle of a request.
+    /// contract says is refused at load time and not in the middle of a request. If its layers cannot be
+    /// read while they are computed, they are not given.
     fn probe(&mut self) -> Result<(), BlobError> {
-        let fail = |e: EngineError| BlobError {
-            at: "probe",
-            reason: e.to_string(),
-        };
-        let sequence = self.open().map_err(fail)?;
+        let sequence = self.open().map_err(probed)?;
+        let blocks = self.evaluate_two(sequence);
+        self.release(sequence);
+        let (given, blocks) = blocks?;
+        let mut planes = blocks.iter().flat_map(|block| &block.planes);
+        self.by_layer &= planes.all(|plane| given.contains(plane));
+        Ok(())
+    }
+
+    /// What is given of two tokens while they are computed, and what is in the cache then.
+    fn evaluate_two(
+        &mut self,
+        sequence: Sequence,
+    ) -> Result<(Vec<Plane>, Vec<KvBlock>), BlobError> {
         let mut given = Vec::new();
         let mut give = |rows: &LayerRows<'_>| {
             let mut data = Vec::new();
             (rows.read)(0..2, &mut data);
-            given.push((rows.layer, rows.kind, data));
-        };
-        let result = self
-            .prefill_by_layer(sequence, 0, &[0, 0], &mut give)
-            .map_err(fail)
-            .and_then(|()| {
-                self.read_state(native_id(sequence), false)?;
-                let sections = blob::parse(&self.state, &self.contract, false)?;
-                for (section, cells) in &sections {
-                    let block = blob::to_block(&self.state, cells, &self.contract, *section, 0..2)?;
-                    let is_given = |p: &Plane| {
-                        let is_it = |(l, k, d): &(u32, PlaneKind, Vec<u8>)| {
-                            (*l, *k) == (p.layer, p.kind) && d[..] == p.data[..]
-                        };
-                        given.iter().any(is_it)
-                    };
-                    if self.by_layer && !block.planes.iter().all(is_given) {
-                        return Err(BlobError {
-                            at: "probe",
-                            reason: "a layer's rows are others while they are computed".into(),
-                        });
-                    }
-                }
-                Ok(())
+            given.push(Plane {
+                layer: rows.layer,
+                kind: rows.kind,
+                data: data.into(),
             });
-        self.release(sequence);
-        result
+        };
+        let computed = self.prefill_by_layer(sequence, 0, &[0, 0], &mut give);
+        if computed.is_err() && self.by_layer {
+            self.by_layer = false;
+            self.prefill(sequence, 0, &[0, 0]).map_err(probed)?;
+        } else {
+            computed.map_err(probed)?;
+        }
+        self.read_state(native_id(sequence), false)?;
+        let sections = blob::parse(&self.state, &self.contract, false)?;
+        let blocks = sections.iter().map(|(section, cells)| {
+            blob::to_block(&self.state, cells, &self.contract, *section, 0..2)
+        });
+        Ok((given, blocks.collect::<Result<_, BlobError>>()?))
     }
 
     fn scratch(&self) -> i32 {
@@ -495,6 +497,13 @@ impl LlamaEngine {
             "llama.cpp holds positions up to {last}, expected {}; the sequence was cleared",
             i64::from(end) - 1
         )))
+    }
+}
+
+fn probed(e: EngineError) -> BlobError {
+    BlobError {
+        at: "probe",
+        reason: e.to_string(),
     }
 }
 

@@ -23,6 +23,17 @@ fn small_encoded() -> Recording {
     undamaged(run_with(&mixed(), 5, blocks(&mixed(), 5, &[2, 3]), manner))
 }
 
+/// Blocks that grow at the same time.
+fn small_mixed() -> Recording {
+    let manner = Manner {
+        lazy: true,
+        beats: false,
+        codec: Codec::Raw,
+        mixed: 3,
+    };
+    undamaged(run_with(&mixed(), 5, blocks(&mixed(), 5, &[2, 3]), manner))
+}
+
 fn undamaged(got: Recording) -> Recording {
     let outcome = again(&got, &got.stream());
     assert!(outcome.committed, "undamaged: {:?}", outcome.error);
@@ -44,7 +55,7 @@ fn check_prefix(sent: &Recording, outcome: &Outcome, what: &str) {
 
 #[test]
 fn every_flipped_byte_is_refused() {
-    for sent in [small(), small_encoded()] {
+    for sent in [small(), small_encoded(), small_mixed()] {
         let stream = sent.stream();
         for at in 0..stream.len() {
             for pattern in [0x01, 0x80, 0xFF] {
@@ -62,67 +73,70 @@ fn every_flipped_byte_is_refused() {
 
 #[test]
 fn every_truncation_stays_uncommitted() {
-    let sent = small();
-    let stream = sent.stream();
-    for end in 0..stream.len() {
-        let outcome = again(&sent, &stream[..end]);
-        check_prefix(&sent, &outcome, &format!("cut at {end}"));
-        assert_eq!(outcome.error.as_deref(), Some("incomplete"), "cut at {end}");
+    for sent in [small(), small_mixed()] {
+        let stream = sent.stream();
+        for end in 0..stream.len() {
+            let outcome = again(&sent, &stream[..end]);
+            check_prefix(&sent, &outcome, &format!("cut at {end}"));
+            assert_eq!(outcome.error.as_deref(), Some("incomplete"), "cut at {end}");
+        }
     }
 }
 
 #[test]
 fn every_missing_or_doubled_byte_is_refused() {
-    let sent = small();
-    let stream = sent.stream();
-    for at in 0..stream.len() {
-        let mut missing = stream.clone();
-        missing.remove(at);
-        let outcome = again(&sent, &missing);
-        check_prefix(&sent, &outcome, &format!("byte {at} missing"));
-        let mut doubled = stream.clone();
-        doubled.insert(at, stream[at]);
-        let outcome = again(&sent, &doubled);
-        if !outcome.committed {
-            check_prefix(&sent, &outcome, &format!("byte {at} doubled"));
-        } else {
-            // Doubling the last byte is the same as a byte after a complete handoff.
-            let tail = &stream[at..];
-            assert!(tail.iter().all(|b| *b == tail[0]), "byte {at} doubled");
-            assert_eq!(outcome.applied, sent.applied);
+    for sent in [small(), small_mixed()] {
+        let stream = sent.stream();
+        for at in 0..stream.len() {
+            let mut missing = stream.clone();
+            missing.remove(at);
+            let outcome = again(&sent, &missing);
+            check_prefix(&sent, &outcome, &format!("byte {at} missing"));
+            let mut doubled = stream.clone();
+            doubled.insert(at, stream[at]);
+            let outcome = again(&sent, &doubled);
+            if !outcome.committed {
+                check_prefix(&sent, &outcome, &format!("byte {at} doubled"));
+            } else {
+                // Doubling the last byte is the same as a byte after a complete handoff.
+                let tail = &stream[at..];
+                assert!(tail.iter().all(|b| *b == tail[0]), "byte {at} doubled");
+                assert_eq!(outcome.applied, sent.applied);
+            }
         }
     }
 }
 
 #[test]
 fn every_missing_repeated_or_swapped_frame_is_refused() {
-    let sent = small();
-    let count = sent.forward.len();
-    let check = |frames: Vec<Vec<u8>>, what: String| {
-        let outcome = again(&sent, &frames.concat());
-        check_prefix(&sent, &outcome, &what);
-    };
-    for i in 0..count {
-        let mut frames = sent.forward.clone();
-        frames.remove(i);
-        check(frames, format!("frame {i} missing"));
-        for j in 0..count {
+    for sent in [small(), small_mixed()] {
+        let count = sent.forward.len();
+        let check = |frames: Vec<Vec<u8>>, what: String| {
+            let outcome = again(&sent, &frames.concat());
+            check_prefix(&sent, &outcome, &what);
+        };
+        for i in 0..count {
             let mut frames = sent.forward.clone();
-            frames.swap(i, j);
-            if i != j {
-                check(frames, format!("frames {i} and {j} swapped"));
+            frames.remove(i);
+            check(frames, format!("frame {i} missing"));
+            for j in 0..count {
+                let mut frames = sent.forward.clone();
+                frames.swap(i, j);
+                if i != j {
+                    check(frames, format!("frames {i} and {j} swapped"));
+                }
+                let mut frames = sent.forward.clone();
+                frames.insert(j, sent.forward[i].clone());
+                check(frames, format!("frame {i} again before {j}"));
             }
             let mut frames = sent.forward.clone();
-            frames.insert(j, sent.forward[i].clone());
-            check(frames, format!("frame {i} again before {j}"));
+            frames.push(sent.forward[i].clone());
+            let outcome = again(&sent, &frames.concat());
+            let error = outcome.error.expect("a frame after the commit");
+            let named = ["`sequence`", "`kind`"].iter().any(|n| error.contains(n));
+            assert!(named, "{error}");
+            assert_eq!(outcome.applied, sent.applied);
         }
-        let mut frames = sent.forward.clone();
-        frames.push(sent.forward[i].clone());
-        let outcome = again(&sent, &frames.concat());
-        let error = outcome.error.expect("a frame after the commit");
-        let named = ["`sequence`", "`kind`"].iter().any(|n| error.contains(n));
-        assert!(named, "{error}");
-        assert_eq!(outcome.applied, sent.applied);
     }
 }
 

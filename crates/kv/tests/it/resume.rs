@@ -113,9 +113,12 @@ fn without_faults() {
 
 /// A small handoff with these harms, one at a time, at every byte of every connection.
 fn at_every_byte(harms: impl Fn(usize) -> Vec<Harm>, mut judge: impl FnMut(&Fault, Report)) {
-    for (streams, seed) in [(1, 3), (1, 4), (2, 5), (3, 6)] {
+    let whole = [(1, 3), (1, 4), (2, 5), (3, 6)].map(|case| (case, false));
+    let growing = [(1, 3), (2, 5)].map(|case| (case, true));
+    for ((streams, seed), growing) in whole.into_iter().chain(growing) {
         let sound = Case {
             seed,
+            growing,
             ..small(streams)
         };
         let first = committed(&sound);

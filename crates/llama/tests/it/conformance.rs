@@ -32,6 +32,7 @@ fn run(architecture: Architecture) {
             ..options()
         };
         let engine = LlamaEngine::load(&fixture(&spec), &options).expect("load");
+        assert_eq!(engine.gives_layers(), options.by_layer);
         Box::new(engine) as Box<dyn KvEngine>
     };
     let measured = conformance::run(&make, rounding);

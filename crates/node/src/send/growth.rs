@@ -8,6 +8,7 @@ use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::segment::{Cutter, Segment};
 use tandem_kv::{Plane, Section};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use super::Fault;
 use super::stream::{Done, cannot_encode, timed};
@@ -55,6 +56,20 @@ struct Tools {
     encoder: Encoder,
 }
 
+/// A segment, and which block's: that at this place.
+pub(super) enum Cut {
+    Made(u64, Segment),
+    /// It is encoded on another thread.
+    Encoding(u64, JoinHandle<Encoded>),
+}
+
+/// What comes of encoding a segment.
+pub(super) struct Encoded {
+    segment: Result<Option<Segment>, Fault>,
+    tools: Tools,
+    spent: Duration,
+}
+
 impl Growth {
     pub(super) fn add(&mut self, block: Grown, encoder: Encoder) {
         let left = block.cutter.left();
@@ -77,25 +92,48 @@ impl Growth {
         });
     }
 
-    /// The next segment of what has come, and which block's; `None` if more must come, or nothing is left. The first
-    /// segments of the blocks of a section come in the order of the blocks, as a receiver expects them.
-    pub(super) async fn segment(&mut self) -> Result<Option<(usize, Segment)>, Fault> {
+    /// Cuts the next segment of what has come; `None` if more must come, or nothing is left. The first segments of the
+    /// blocks of a section come in the order of the blocks, as a receiver expects them.
+    pub(super) fn cut(&mut self) -> Result<Option<Cut>, Fault> {
         for at in 0..self.blocks.len() {
             let section = self.blocks[at].section;
             let is_in_turn = |b: &Making| b.has_begun || b.section != section;
             if !self.blocks[..at].iter().all(is_in_turn) {
                 continue;
             }
-            if let Some(segment) = self.blocks[at].cut().await? {
-                return Ok(Some((at, segment)));
+            let block = &mut self.blocks[at];
+            let has_next = |t: &mut Tools| t.cutter.has_next(block.planes.len());
+            let Some(tools) = block.tools.take_if(has_next) else {
+                continue;
+            };
+            let (place, codec) = (block.place, block.codec);
+            block.has_begun = true;
+            // Only checksums do not take long enough for another thread.
+            if codec == Codec::Raw {
+                let encoded = encode(&block.planes, tools, codec);
+                return Ok(Some(Cut::Made(place, block.take(encoded)?)));
             }
+            let planes = block.planes.clone();
+            let encoding = tokio::task::spawn_blocking(move || encode(&planes, tools, codec));
+            return Ok(Some(Cut::Encoding(place, encoding)));
         }
         Ok(None)
     }
 
-    /// So many bytes of a block go out.
-    pub(super) fn goes_out(&mut self, block: usize, bytes: u64) {
-        self.blocks[block].wire_bytes += bytes;
+    /// Takes the segment that was encoded of the block at this place.
+    pub(super) fn encoded(&mut self, place: u64, encoded: Encoded) -> Result<Segment, Fault> {
+        let block = self.blocks.iter_mut().find(|b| b.place == place);
+        block
+            .ok_or_else(|| cannot_encode("a block that is over"))?
+            .take(encoded)
+    }
+
+    /// So many bytes of the block at this place go out.
+    pub(super) fn goes_out(&mut self, place: u64, bytes: u64) {
+        let mut blocks = self.blocks.iter_mut();
+        if let Some(block) = blocks.find(|b| b.place == place) {
+            block.wire_bytes += bytes;
+        }
     }
 
     /// True if nothing is left.
@@ -150,34 +188,23 @@ impl Growth {
 }
 
 impl Making {
-    /// The next segment, if its planes have come.
-    async fn cut(&mut self) -> Result<Option<Segment>, Fault> {
-        let Some(tools) = self.tools.take() else {
-            return Ok(None);
-        };
-        let codec = self.codec;
-        let cut = move |planes: &[Plane], mut tools: Tools| {
-            let mut spent = Duration::ZERO;
-            let segment = timed(&mut spent, || {
-                tools.cutter.next(planes, codec, &mut tools.encoder)
-            });
-            (segment, tools, spent)
-        };
-        // Only checksums do not take long enough for another thread.
-        let (segment, tools, spent) = if codec == Codec::Raw {
-            cut(&self.planes, tools)
-        } else {
-            let planes = self.planes.clone();
-            let cutting = tokio::task::spawn_blocking(move || cut(&planes, tools));
-            cutting.await.map_err(cannot_encode)?
-        };
-        self.tools = Some(tools);
-        let segment = segment?;
-        if segment.is_some() {
-            self.spent += spent;
-            self.left = self.left.saturating_sub(1);
-            self.has_begun = true;
-        }
-        Ok(segment)
+    fn take(&mut self, encoded: Encoded) -> Result<Segment, Fault> {
+        self.tools = Some(encoded.tools);
+        self.spent += encoded.spent;
+        self.left = self.left.saturating_sub(1);
+        let segment = encoded.segment?;
+        segment.ok_or_else(|| cannot_encode("a segment is missing"))
+    }
+}
+
+fn encode(planes: &[Plane], mut tools: Tools, codec: Codec) -> Encoded {
+    let mut spent = Duration::ZERO;
+    let segment = timed(&mut spent, || {
+        tools.cutter.next(planes, codec, &mut tools.encoder)
+    });
+    Encoded {
+        segment,
+        tools,
+        spent,
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::Fault;
 use super::connection::Told;
-use super::growth::{Grown, Growth};
+use super::growth::{Cut, Grown, Growth};
 use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
@@ -316,9 +316,19 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     async fn grow(&mut self, mut growth: Growth) -> Result<Option<Following>, Fault> {
         let mut next = None;
         loop {
-            while let Some((block, segment)) = growth.segment().await? {
-                let bytes = self.add(segment).await?;
-                growth.goes_out(block, bytes);
+            while let Some(cut) = growth.cut()? {
+                match cut {
+                    Cut::Made(place, segment) => {
+                        growth.goes_out(place, self.add(segment).await?);
+                    }
+                    // What is enough is written meanwhile.
+                    Cut::Encoding(place, encoding) => {
+                        let (written, encoded) = tokio::join!(self.write_much(), encoding);
+                        written?;
+                        let segment = growth.encoded(place, encoded.map_err(cannot_encode)?)?;
+                        growth.goes_out(place, self.push(segment));
+                    }
+                }
             }
             self.write_batch().await?;
             let done = growth.done();
@@ -428,13 +438,24 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     /// Gives the bytes that the segment has on the wire. It is written with those before it once they are
     /// enough.
     async fn add(&mut self, segment: Segment) -> Result<u64, Fault> {
+        let bytes = self.push(segment);
+        self.write_much().await?;
+        Ok(bytes)
+    }
+
+    fn push(&mut self, segment: Segment) -> u64 {
         let bytes = HEADER_BYTES as u64 + u64::from(segment.header.payload_len);
         self.batch.segments.push(segment);
         self.batch.bytes += bytes;
-        if self.batch.bytes >= WRITE_BYTES {
-            self.write_batch().await?;
+        bytes
+    }
+
+    /// Writes what is ready, if it is enough.
+    async fn write_much(&mut self) -> Result<(), Fault> {
+        if self.batch.bytes < WRITE_BYTES {
+            return Ok(());
         }
-        Ok(bytes)
+        self.write_batch().await
     }
 
     /// Writes what is ready with one call, if the stream takes it.

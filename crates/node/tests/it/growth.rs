@@ -136,7 +136,10 @@ async fn a_cut_anywhere_costs_no_token() {
         let [sent, _] = rig.proxy.frames(0);
         let of = |kind| sent.iter().find(|(k, _)| *k == kind).unwrap().1.clone();
         let (first, last) = (of(Kind::Segment).start, of(Kind::Commit).end);
-        for at in (first + 1..last).step_by(53) {
+        // Where a segment begins or ends, and anywhere else.
+        let ends = sent.iter().map(|(_, place)| place.end);
+        let all = ends.chain((first..last).step_by(53));
+        for at in all.filter(|at| first < *at && *at < last) {
             let outcome = rig.run(&[Fault::Cut(at)]).await;
             let what = format!("cut after {at}");
             outcome.whole(&rig.expected, &what);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::LayerKind;
 use tandem_kv::frame::Kind;
-use tandem_kv::limits::AHEAD_BYTES;
+use tandem_kv::limits::{AHEAD_BYTES, CREDIT_BYTES};
 use tandem_kv::message::Accept;
 use tandem_node::Limits;
 use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS};
@@ -327,7 +327,10 @@ async fn a_bit_that_flips_on_the_way_costs_a_connection_and_no_token() {
 async fn a_bit_that_flips_in_any_byte_costs_no_token() {
     /// Handoffs at once; most of the time of each is a pause.
     const RIGS: u64 = 8;
-    let each = (0..RIGS).map(|first| {
+    let rigs = [false, true]
+        .into_iter()
+        .flat_map(|by_layer| (0..RIGS).map(move |i| (i, by_layer)));
+    let each = rigs.map(|(first, by_layer)| {
         tokio::spawn(async move {
             let waits = Limits {
                 resume: Duration::from_secs(5),
@@ -335,7 +338,11 @@ async fn a_bit_that_flips_in_any_byte_costs_no_token() {
                 receipt: Duration::from_millis(20),
                 ..limits()
             };
-            let mut plan = Plan::new(&FakeConfig::windowed(), waits);
+            let config = FakeConfig {
+                by_layer,
+                ..FakeConfig::windowed()
+            };
+            let mut plan = Plan::new(&config, waits);
             plan.deal.tokens = prompt(4);
             let rig = plan.start().await;
             let [sent, answers] = rig.record().await;
@@ -371,7 +378,7 @@ async fn a_bit_that_flips_in_any_byte_costs_no_token() {
         whole += of_rig.0;
         count += of_rig.1;
     }
-    assert!(whole > 1500 && count > 2500, "{whole} of {count}");
+    assert!(whole > 3000 && count > 5000, "{whole} of {count}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -605,7 +612,10 @@ async fn a_slow_decoder_stops_the_prefill() {
     windowed.layers[1].kind = LayerKind::Window;
     windowed.window = 16 * 12;
     for config in [full, windowed] {
-        a_slow_one_stops_the_prefill(config).await;
+        for by_layer in [false, true] {
+            let config = config.clone();
+            a_slow_one_stops_the_prefill(FakeConfig { by_layer, ..config }).await;
+        }
     }
 }
 
@@ -639,7 +649,12 @@ async fn a_slow_one_stops_the_prefill(config: FakeConfig) {
     let (outcome, chunks): (Outcome, u32) = tokio::join!(deal.run(&prefill, &decode), later);
     outcome.whole(&expected, "an engine that was held");
     // The credit, the chunks that wait for the pump, one in its hands and one in those of the engine.
-    let most = (AHEAD_BYTES >> 23) as u32 + MAX_CHUNKS_WAITING as u32 + 2;
+    let ahead = if config.by_layer {
+        CREDIT_BYTES
+    } else {
+        AHEAD_BYTES
+    };
+    let most = (ahead >> 23) as u32 + MAX_CHUNKS_WAITING as u32 + 2;
     assert!(chunks <= most, "{chunks} chunks, at most {most}");
     prefill.clean().await;
     decode.clean().await;

@@ -150,11 +150,38 @@ async fn a_running_generation_gets_its_turn_while_a_chunk_goes_out() {
     assert_eq!(slices, [MAX_SLICE_BYTES; 2]);
 }
 
-/// What an engine is asked for that generates, and prefills a chunk for another node.
+/// Rows that are given while a chunk is computed go out with it; a token comes behind each chunk, and between the slices
+/// in which the window is put back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_generation_gets_its_turn_behind_a_chunk_whose_layers_are_given() {
+    let config = FakeConfig {
+        by_layer: true,
+        ..windowed()
+    };
+    let calls = go_out_of(&config, 3 * CHUNK + 1).await.take();
+    let prefills = calls.iter().filter(|c| matches!(c, Call::Prefill { .. }));
+    assert_eq!(prefills.count(), 3);
+    assert!(!calls.iter().any(|c| matches!(c, Call::Export { .. })));
+    let steps = calls.iter().filter(|c| {
+        matches!(
+            c,
+            Call::Prefill { .. } | Call::Import { .. } | Call::Decode { .. }
+        )
+    });
+    let is_decode: Vec<bool> = steps.map(|c| matches!(c, Call::Decode { .. })).collect();
+    let in_a_row = |pair: &[bool]| pair == [false, false];
+    assert!(!is_decode.windows(2).any(in_a_row), "{calls:?}");
+}
+
 async fn go_out(config: &FakeConfig) -> Calls {
+    go_out_of(config, CHUNK + 1).await
+}
+
+/// What an engine is asked for that generates, and prefills a prompt of so many tokens for another node.
+async fn go_out_of(config: &FakeConfig, tokens: u32) -> Calls {
     let mut busy = busy(Role::Both, config).await;
     let decode = Setup::new(Role::Decode, config).start().await;
-    let deal = Deal::new(&prompt(CHUNK + 1), CHUNK);
+    let deal = Deal::new(&prompt(tokens), CHUNK);
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = busy.node.prefill(&deal.prefill(&ticket)).await.unwrap();
     busy.calls.take();
