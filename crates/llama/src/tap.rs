@@ -29,7 +29,7 @@ struct Watch {
     take: *mut Take<'static>,
     /// The first node of a layer, which is read with the second.
     first: Option<Node>,
-    /// The cells of a node, to which memory is given once.
+    /// The cells of a layer, to which memory is given once.
     cells: Vec<i64>,
     fault: Option<String>,
 }
@@ -86,7 +86,7 @@ pub(crate) fn watch<R>(
     let watch = WATCH.take();
     drop(unset);
     let seen = match watch {
-        None => Err("llama.cpp was called on another thread".to_owned()),
+        None => Err("another watch began meanwhile".to_owned()),
         Some(Watch {
             fault: Some(fault), ..
         }) => Err(fault),
@@ -105,7 +105,7 @@ impl Drop for Unset {
 }
 
 /// Called before a node of a graph is computed (`ask`), to say whether it is to be seen, and then when it has been.
-/// False the second time stops the graph.
+/// False the second time stops this part of the graph; what is computed then is of no use.
 unsafe extern "C" fn see(tensor: *mut ggml_tensor, ask: bool, _: *mut c_void) -> bool {
     WATCH.with_borrow_mut(|watch| {
         let Some(watch) = watch.as_mut().filter(|w| w.fault.is_none()) else {
@@ -124,7 +124,10 @@ unsafe extern "C" fn see(tensor: *mut ggml_tensor, ask: bool, _: *mut c_void) ->
         }
         let first = watch.first.take();
         let mut nodes = first.into_iter().chain([node]);
-        let seen = nodes.try_for_each(|node| watch.written(node));
+        // K and V of a token lie in the same cell. The list is read behind the node that has just used it: its memory
+        // may be another's later.
+        let seen = watch.read_cells(node);
+        let seen = seen.and_then(|()| nodes.try_for_each(|node| watch.written(node)));
         watch.fault = seen.err();
         watch.fault.is_none()
     })
@@ -154,6 +157,22 @@ impl Node {
 }
 
 impl Watch {
+    /// The cells that a node has written to, which has just been computed.
+    fn read_cells(&mut self, node: Node) -> Result<(), String> {
+        // SAFETY: it is the node that llama.cpp calls with; a source of a node is null or lives as long as the node.
+        let cells = unsafe { node.tensor.as_ref().and_then(|node| node.src[1].as_ref()) };
+        let cells = cells.filter(|t| t.type_ == GGML_TYPE_I64 && t.ne[1..] == [1, 1, 1]);
+        let cells = cells.ok_or("no list of cells")?;
+        let count = usize::try_from(cells.ne[0]).map_err(|e| e.to_string())?;
+        self.cells.resize(count, 0);
+        // SAFETY: the node has been computed, so its source is in memory, `count` numbers of 8 bytes one after the
+        // other (one dimension, not transposed), and so many are there to be written to.
+        unsafe {
+            ggml_backend_tensor_get(cells, self.cells.as_mut_ptr().cast(), 0, count * 8);
+        }
+        Ok(())
+    }
+
     /// A node has been computed that writes rows of the next tokens.
     fn written(&mut self, node: Node) -> Result<(), String> {
         let Node {
@@ -169,17 +188,7 @@ impl Watch {
         if node.type_ != GGML_TYPE_F16 {
             return Err(format!("rows of type {}", node.type_));
         }
-        // SAFETY: a source of a node is null or lives as long as the node.
-        let cells = unsafe { node.src[1].as_ref() };
-        let cells = cells.filter(|t| t.type_ == GGML_TYPE_I64 && t.ne[1..] == [1, 1, 1]);
-        let cells = cells.ok_or("no list of cells")?;
-        let count = usize::try_from(cells.ne[0]).map_err(|e| e.to_string())?;
-        self.cells.resize(count, 0);
-        // SAFETY: the node has been computed, so its source is in memory, `count` numbers of 8 bytes one after the
-        // other (one dimension, not transposed), and so many are there to be written to.
-        unsafe {
-            ggml_backend_tensor_get(cells, self.cells.as_mut_ptr().cast(), 0, count * 8);
-        }
+        let count = self.cells.len();
         let rows = u64::try_from(node.ne[1]).unwrap_or(0);
         let is_inside = |cell: &i64| u64::try_from(*cell).is_ok_and(|cell| cell < rows);
         if !self.cells.iter().all(is_inside) {

@@ -168,6 +168,8 @@ struct Given {
     /// The next token.
     next: u32,
     rows: Vec<u8>,
+    /// True if they are the same read one by one and at once.
+    is_read_alike: bool,
 }
 
 /// Prefills one chunk of a prompt; gives what an engine that gives layers has given meanwhile.
@@ -192,14 +194,18 @@ fn prefill_by_layer(
                 kind: rows.kind,
                 next: chunk.start,
                 rows: Vec::new(),
+                is_read_alike: true,
             });
             given.len() - 1
         });
         let plane = &mut given[at];
-        // One by one, to see that parts can be read.
+        // One by one and at once, with what lies outside.
+        let (before, mut whole) = (plane.rows.len(), Vec::new());
         for token in rows.tokens.clone() {
             (rows.read)(token..token + 1, &mut plane.rows);
         }
+        (rows.read)(0..u32::MAX, &mut whole);
+        plane.is_read_alike &= plane.rows[before..] == whole;
         if rows.tokens.start == plane.next {
             plane.next = rows.tokens.end;
         }
@@ -224,6 +230,10 @@ fn check_given(what: &str, chunk: &Range<u32>, given: &Option<Vec<Given>>, block
             it.next == chunk.end,
             "conformance: {what}: ends at {} or has gaps",
             it.next
+        );
+        assert!(
+            it.is_read_alike,
+            "conformance: {what}: rows read one by one are others than those read at once"
         );
         // Of the window the last tokens of the chunk.
         assert!(

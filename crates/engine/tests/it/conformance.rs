@@ -114,6 +114,8 @@ enum Fault {
     GivesWrongRows,
     /// Gives rows with the wrong tokens.
     GivesWrongTokens,
+    /// Gives all rows, whichever are wanted.
+    GivesAll,
     /// Giving rows changes one.
     GivingDisturbs,
 }
@@ -127,13 +129,14 @@ impl Fault {
                 | Self::GivesTooFew
                 | Self::GivesWrongRows
                 | Self::GivesWrongTokens
+                | Self::GivesAll
                 | Self::GivingDisturbs
         )
     }
 }
 
 /// What the suite says of each fault: that the right check found it.
-const FAULTS: [(Fault, bool, &str); 37] = [
+const FAULTS: [(Fault, bool, &str); 38] = [
     (Fault::DropsRow, false, "the first logits differ"),
     (Fault::DropsRow, true, "a part of the window is not"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
@@ -194,6 +197,7 @@ const FAULTS: [(Fault, bool, &str); 37] = [
     (Fault::GivesWrongRows, false, "other rows than those"),
     (Fault::GivesWrongRows, true, "other rows than those"),
     (Fault::GivesWrongTokens, false, "or has gaps"),
+    (Fault::GivesAll, false, "read one by one are others"),
     (Fault::GivingDisturbs, false, "other rows than those"),
 ];
 
@@ -367,8 +371,11 @@ impl KvEngine for Broken {
             let first = rows.tokens.start..rows.tokens.start + 1;
             let read = |wanted: Range<u32>, out: &mut Vec<u8>| match fault {
                 Fault::GivesWrongRows => {
+                    let wanted =
+                        wanted.start.max(rows.tokens.start)..wanted.end.min(rows.tokens.end);
                     wanted.for_each(|_| (rows.read)(first.clone(), out));
                 }
+                Fault::GivesAll => (rows.read)(rows.tokens.clone(), out),
                 _ => (rows.read)(wanted, out),
             };
             give(&LayerRows {

@@ -536,7 +536,12 @@ impl<'a> World<'a> {
         let (Some(block), Some(i)) = (self.next_block(), self.pick(idle)) else {
             return false;
         };
-        if !self.sender.may_send(block.bytes()) {
+        let may_open = if growing {
+            self.sender.may_grow(block.bytes())
+        } else {
+            self.sender.may_send(block.bytes())
+        };
+        if !may_open {
             return false;
         }
         let codec = self.case.codecs[self.opened.len() % self.case.codecs.len()];

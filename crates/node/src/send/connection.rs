@@ -45,6 +45,8 @@ pub(super) struct Stream {
     pub(super) waiting: usize,
     /// Those of them that grow: what has not been computed is waited for.
     pub(super) growing: usize,
+    /// True if it had not written everything when the last chunk was begun.
+    pub(super) lags: bool,
     /// Blocks that it has been given and that are not acknowledged.
     pub(super) on_the_way: usize,
 }
@@ -261,7 +263,7 @@ impl Connection {
             return;
         };
         match &written.what {
-            What::Arrived(_) => return,
+            What::Arrived(_) | What::Begun(_) => return,
             What::Block(done) if done.has_grown => {
                 stream.growing = stream.growing.saturating_sub(1);
             }
@@ -299,6 +301,7 @@ impl Connection {
             orders,
             waiting: 0,
             growing: 0,
+            lags: false,
             on_the_way: 0,
         });
     }

@@ -27,9 +27,10 @@ pub(super) struct Grown {
 }
 
 /// Blocks that grow at the same time on one connection.
-#[derive(Default)]
 pub(super) struct Growth {
     blocks: Vec<Making>,
+    /// Encodes one segment at a time; `None` while it is on another thread.
+    encoder: Option<Encoder>,
 }
 
 /// One of them.
@@ -39,8 +40,8 @@ struct Making {
     /// What has come, and how many planes have not.
     planes: Vec<Plane>,
     missing: usize,
-    /// With what cuts and encodes, until that is on another thread.
-    tools: Option<Tools>,
+    /// `None` while it is on another thread.
+    cutter: Option<Box<Cutter>>,
     /// Segments that have not been cut.
     left: usize,
     has_begun: bool,
@@ -49,11 +50,6 @@ struct Making {
     raw_bytes: u64,
     wire_bytes: u64,
     spent: Duration,
-}
-
-struct Tools {
-    cutter: Box<Cutter>,
-    encoder: Encoder,
 }
 
 /// A segment, and which block's: that at this place.
@@ -66,22 +62,27 @@ pub(super) enum Cut {
 /// What comes of encoding a segment.
 pub(super) struct Encoded {
     segment: Result<Option<Segment>, Fault>,
-    tools: Tools,
+    cutter: Box<Cutter>,
+    encoder: Encoder,
     spent: Duration,
 }
 
 impl Growth {
-    pub(super) fn add(&mut self, block: Grown, encoder: Encoder) {
+    pub(super) const fn new(encoder: Encoder) -> Self {
+        Self {
+            blocks: Vec::new(),
+            encoder: Some(encoder),
+        }
+    }
+
+    pub(super) fn add(&mut self, block: Grown) {
         let left = block.cutter.left();
         self.blocks.push(Making {
             section: block.growing.section,
             incoming: block.growing.planes,
             planes: Vec::with_capacity(block.planes),
             missing: block.planes,
-            tools: Some(Tools {
-                cutter: block.cutter,
-                encoder,
-            }),
+            cutter: Some(block.cutter),
             left,
             has_begun: false,
             place: block.place,
@@ -102,19 +103,24 @@ impl Growth {
                 continue;
             }
             let block = &mut self.blocks[at];
-            let has_next = |t: &mut Tools| t.cutter.has_next(block.planes.len());
-            let Some(tools) = block.tools.take_if(has_next) else {
+            let has_next = |cutter: &mut Box<Cutter>| cutter.has_next(block.planes.len());
+            let Some(cutter) = block.cutter.take_if(has_next) else {
                 continue;
             };
+            let encoder = self
+                .encoder
+                .take()
+                .ok_or_else(|| cannot_encode("two at once"))?;
             let (place, codec) = (block.place, block.codec);
             block.has_begun = true;
             // Only checksums do not take long enough for another thread.
             if codec == Codec::Raw {
-                let encoded = encode(&block.planes, tools, codec);
-                return Ok(Some(Cut::Made(place, block.take(encoded)?)));
+                let encoded = encode(&block.planes, cutter, encoder, codec);
+                return Ok(Some(Cut::Made(place, self.encoded(place, encoded)?)));
             }
             let planes = block.planes.clone();
-            let encoding = tokio::task::spawn_blocking(move || encode(&planes, tools, codec));
+            let encoding =
+                tokio::task::spawn_blocking(move || encode(&planes, cutter, encoder, codec));
             return Ok(Some(Cut::Encoding(place, encoding)));
         }
         Ok(None)
@@ -122,18 +128,23 @@ impl Growth {
 
     /// Takes the segment that was encoded of the block at this place.
     pub(super) fn encoded(&mut self, place: u64, encoded: Encoded) -> Result<Segment, Fault> {
+        self.encoder = Some(encoded.encoder);
         let block = self.blocks.iter_mut().find(|b| b.place == place);
-        block
-            .ok_or_else(|| cannot_encode("a block that is over"))?
-            .take(encoded)
+        let block = block.ok_or_else(|| cannot_encode("a block that is over"))?;
+        block.cutter = Some(encoded.cutter);
+        block.spent += encoded.spent;
+        block.left = block.left.saturating_sub(1);
+        let segment = encoded.segment?;
+        segment.ok_or_else(|| cannot_encode("a segment is missing"))
     }
 
-    /// So many bytes of the block at this place go out.
-    pub(super) fn goes_out(&mut self, place: u64, bytes: u64) {
-        let mut blocks = self.blocks.iter_mut();
-        if let Some(block) = blocks.find(|b| b.place == place) {
-            block.wire_bytes += bytes;
-        }
+    /// So many bytes of the block at this place go out; true if they are the first.
+    pub(super) fn goes_out(&mut self, place: u64, bytes: u64) -> bool {
+        let Some(block) = self.blocks.iter_mut().find(|b| b.place == place) else {
+            return false;
+        };
+        block.wire_bytes += bytes;
+        block.wire_bytes == bytes
     }
 
     /// True if nothing is left.
@@ -166,45 +177,42 @@ impl Growth {
         }
     }
 
-    /// Takes the blocks all of which has been cut, with what encoded them.
-    pub(super) fn done(&mut self) -> Vec<(Done, Encoder)> {
+    /// Takes the blocks all of which has been cut.
+    pub(super) fn done(&mut self) -> Vec<Done> {
         let done = self.blocks.extract_if(.., |block| block.left == 0);
         let done = done.filter_map(|block| {
-            let Tools { cutter, encoder } = block.tools?;
-            let done = Done {
+            Some(Done {
                 place: block.place,
-                digest: cutter.finish(),
+                digest: block.cutter?.finish(),
                 codec: block.codec,
                 raw_bytes: block.raw_bytes,
                 wire_bytes: block.wire_bytes,
                 encoding: block.spent,
                 drained: Drained::default(),
                 has_grown: true,
-            };
-            Some((done, encoder))
+            })
         });
         done.collect()
     }
-}
 
-impl Making {
-    fn take(&mut self, encoded: Encoded) -> Result<Segment, Fault> {
-        self.tools = Some(encoded.tools);
-        self.spent += encoded.spent;
-        self.left = self.left.saturating_sub(1);
-        let segment = encoded.segment?;
-        segment.ok_or_else(|| cannot_encode("a segment is missing"))
+    /// The encoder, for what comes next.
+    pub(super) fn end(self) -> Option<Encoder> {
+        self.encoder
     }
 }
 
-fn encode(planes: &[Plane], mut tools: Tools, codec: Codec) -> Encoded {
+fn encode(
+    planes: &[Plane],
+    mut cutter: Box<Cutter>,
+    mut encoder: Encoder,
+    codec: Codec,
+) -> Encoded {
     let mut spent = Duration::ZERO;
-    let segment = timed(&mut spent, || {
-        tools.cutter.next(planes, codec, &mut tools.encoder)
-    });
+    let segment = timed(&mut spent, || cutter.next(planes, codec, &mut encoder));
     Encoded {
         segment,
-        tools,
+        cutter,
+        encoder,
         spent,
     }
 }

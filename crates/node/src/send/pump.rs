@@ -10,7 +10,7 @@ use tandem_kv::frame::Header;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::segment::block_tokens;
 use tandem_kv::sender::{Outgoing, Sender, SenderState};
-use tandem_kv::{KvBlock, PerSection, Section};
+use tandem_kv::{Contract, KvBlock, PerSection, Section};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};
@@ -25,6 +25,9 @@ use crate::conversation::keep_block;
 use crate::job::{Begun, Command, Computed, Growing};
 use crate::limits::GOODBYE;
 use crate::wire::WireError;
+
+/// Why a handoff is over whose engine gives no more.
+pub(super) const ENDED_EARLY: &str = "the prefill ended early";
 
 /// What the engine gives next; `None` if nothing more comes.
 async fn next_input(
@@ -82,12 +85,28 @@ pub(super) enum Queued {
     Growing(Growing),
 }
 
+impl Queued {
+    const fn is_growing(&self) -> bool {
+        matches!(self, Self::Growing(_))
+    }
+
+    fn bytes(&self, contract: &Contract) -> u64 {
+        match self {
+            Self::Whole(block) => block.bytes(),
+            Self::Growing(growing) => contract.block_bytes(growing.section, &growing.tokens),
+        }
+    }
+}
+
 /// A block that has been opened and not acknowledged.
 pub(super) struct Sent {
     /// The connection that it was given to.
     stream: usize,
     section: Section,
     tokens: Range<u32>,
+    place: u64,
+    /// True once some of it has been given to the connection.
+    has_begun: bool,
     /// All of it, once it is computed.
     block: Option<Arc<KvBlock>>,
 }
@@ -276,6 +295,8 @@ impl Pump {
             }
         }
         self.send_receipt()?;
+        // So a chunk is taken only when none of its blocks is queued to grow: those that have been opened get what has
+        // been computed by it, and the others come with it.
         let wants_input = (self.queue.is_empty() || self.waits_for_all())
             && matches!(self.receipt, ReceiptState::Open);
         let silence = self.route.limits.handoff_silence;
@@ -335,73 +356,98 @@ impl Pump {
         if self.waits_for_all() {
             return Ok(());
         }
-        while let Some(front) = self.queue.front() {
-            let (section, tokens, is_growing) = match front {
-                Queued::Whole(block) => (block.section, block.tokens.clone(), false),
-                Queued::Growing(growing) => (growing.section, growing.tokens.clone(), true),
+        while let Some(index) = self.room_for_the_next() {
+            let Some(next) = self.queue.pop_front() else {
+                break;
             };
-            let Some(connection) = &mut self.connection else {
-                return Ok(());
-            };
-            let streams = connection.streams.iter_mut().enumerate();
-            let free = streams.filter(|(_, s)| s.has_room(is_growing));
-            // What a socket has taken may still be on its way for long.
-            let Some((index, stream)) = free.min_by_key(|(_, s)| (s.on_the_way, s.waiting)) else {
-                return Ok(());
-            };
-            let raw_bytes = self.sender.contract().block_bytes(section, &tokens);
-            let may_open = if is_growing {
-                self.sender.may_grow(raw_bytes)
-            } else {
-                self.sender.may_send(raw_bytes)
-            };
-            if !may_open {
-                return Ok(());
-            }
-            let codec = self.measured.codec();
-            let (order, block) = match self.queue.pop_front() {
-                Some(Queued::Whole(block)) => {
-                    let (place, cutter) = self.sender.open(&block)?;
-                    let order = Order::Block {
-                        block: Arc::clone(&block),
-                        place,
-                        cutter: Box::new(cutter),
-                        codec,
-                    };
-                    (order, Some(block))
-                }
-                Some(Queued::Growing(growing)) => {
-                    let (place, cutter) = self.sender.open_growing(section, tokens.clone())?;
-                    let order = Order::Grow(Box::new(Grown {
-                        growing,
-                        place,
-                        cutter: Box::new(cutter),
-                        codec,
-                        raw_bytes,
-                        planes: 2 * self.sender.contract().section_layers(section).len(),
-                    }));
-                    (order, None)
-                }
-                None => return Ok(()),
-            };
-            if stream.waiting > stream.growing {
-                self.queued_bytes += raw_bytes;
-            }
-            self.sent.push_back(Sent {
-                stream: index,
-                section,
-                tokens,
-                block,
-            });
-            stream.growing += usize::from(is_growing);
-            stream.waiting += 1;
-            stream.on_the_way += 1;
-            stream.give(order)?;
-            self.report.codec = self.report.codec.max(Some(codec));
-            self.clock.sent();
-            self.measured.opened(Instant::now());
+            self.open(next, index)?;
         }
         Ok(())
+    }
+
+    /// The connection for the next block, if it may be opened.
+    fn room_for_the_next(&self) -> Option<usize> {
+        let next = self.queue.front()?;
+        let streams = self.connection.as_ref()?.streams.iter().enumerate();
+        let free = streams.filter(|(_, s)| s.has_room(next.is_growing()));
+        // What a socket has taken may still be on its way for long.
+        let (index, _) = free.min_by_key(|(_, s)| (s.on_the_way, s.waiting))?;
+        let bytes = next.bytes(self.sender.contract());
+        let may_open = match next {
+            Queued::Whole(_) => self.sender.may_send(bytes),
+            Queued::Growing(_) => self.sender.may_grow(bytes),
+        };
+        may_open.then_some(index)
+    }
+
+    fn open(&mut self, next: Queued, index: usize) -> Result<(), Fault> {
+        let streams = self.connection.as_mut().map(|c| &mut c.streams);
+        let Some(stream) = streams.and_then(|s| s.get_mut(index)) else {
+            return Ok(());
+        };
+        let raw_bytes = next.bytes(self.sender.contract());
+        let codec = self.measured.codec();
+        let (order, sent, has_others) = match next {
+            Queued::Whole(block) => {
+                let (place, cutter) = self.sender.open(&block)?;
+                let sent = Sent {
+                    stream: index,
+                    section: block.section,
+                    tokens: block.tokens.clone(),
+                    place,
+                    has_begun: true,
+                    block: Some(Arc::clone(&block)),
+                };
+                let order = Order::Block {
+                    block,
+                    place,
+                    cutter: Box::new(cutter),
+                    codec,
+                };
+                (order, sent, stream.waiting > 0)
+            }
+            Queued::Growing(growing) => {
+                let (section, tokens) = (growing.section, growing.tokens.clone());
+                let (place, cutter) = self.sender.open_growing(section, tokens.clone())?;
+                let sent = Sent {
+                    stream: index,
+                    section,
+                    tokens,
+                    place,
+                    has_begun: false,
+                    block: None,
+                };
+                let order = Order::Grow(Box::new(Grown {
+                    growing,
+                    place,
+                    cutter: Box::new(cutter),
+                    codec,
+                    raw_bytes,
+                    planes: 2 * self.sender.contract().section_layers(section).len(),
+                }));
+                stream.growing += 1;
+                (order, sent, stream.lags)
+            }
+        };
+        let has_begun = sent.has_begun;
+        self.sent.push_back(sent);
+        if has_others {
+            self.queued_bytes += raw_bytes;
+        }
+        stream.waiting += 1;
+        stream.on_the_way += 1;
+        stream.give(order)?;
+        self.report.codec = self.report.codec.max(Some(codec));
+        if has_begun {
+            self.begins();
+        }
+        Ok(())
+    }
+
+    /// Some of a block is on its way.
+    fn begins(&mut self) {
+        self.clock.sent();
+        self.measured.opened(Instant::now());
     }
 
     fn written(&mut self, written: Written) {
@@ -411,6 +457,13 @@ impl Pump {
         let done = match written.what {
             What::Control => return,
             What::Arrived(drained) => return self.measured.arrived(&drained),
+            What::Begun(place) => {
+                if let Some(sent) = self.sent.iter_mut().find(|s| s.place == place) {
+                    sent.has_begun = true;
+                    self.begins();
+                }
+                return;
+            }
             What::Block(done) => done,
         };
         self.report.wire_bytes += done.wire_bytes;
@@ -434,7 +487,7 @@ impl Pump {
                 stream.on_the_way = stream.on_the_way.saturating_sub(1);
             }
         }
-        let idle = self.sender.in_flight() == 0;
+        let idle = !self.sent.iter().any(|s| s.has_begun);
         if idle {
             self.clock.all_acknowledged();
         }
@@ -453,6 +506,12 @@ impl Pump {
         match given {
             Some(Input::Begun(Begun { blocks, chunk })) => {
                 self.begun = Some(chunk);
+                if let Some(connection) = &mut self.connection {
+                    connection
+                        .streams
+                        .iter_mut()
+                        .for_each(|s| s.lags = s.waiting > 0);
+                }
                 if self.route.overlap && self.measured.may_grow() {
                     blocks
                         .into_iter()
@@ -500,10 +559,7 @@ impl Pump {
                 self.receipt = ReceiptState::None;
                 Ok(())
             }
-            None => Err(Fault::Over(NodeError::new(
-                ErrorCode::Engine,
-                "the prefill ended early",
-            ))),
+            None => Err(Fault::Over(NodeError::new(ErrorCode::Engine, ENDED_EARLY))),
         }
     }
 

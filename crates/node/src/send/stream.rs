@@ -1,5 +1,5 @@
 //! The writer of one connection of a handoff: the next segment is encoded while the last is written, be it of the
-//! same block or of the next one.
+//! same block or of the next one. Of blocks that grow, what there is is written when nothing more has come.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::Fault;
 use super::connection::Told;
 use super::growth::{Cut, Grown, Growth};
+use super::pump::ENDED_EARLY;
 use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
@@ -50,6 +51,8 @@ pub(super) struct Written {
 pub(super) enum What {
     /// A control frame has been written.
     Control,
+    /// The first bytes of the block at this place, which grows, go out.
+    Begun(u64),
     /// A block has been written.
     Block(Box<Done>),
     /// Nothing was ordered, and this arrived of what had been written.
@@ -130,7 +133,7 @@ pub(super) struct Writer<W = WriteHalf> {
     pub(super) drain: Drain,
     /// What is left of a block goes with the next one, if that is there: no small write between them.
     pub(super) batch: Batch,
-    /// Those that encode nothing now: there are two while one block is encoded and the one before is written.
+    /// Those that encode nothing now: there are two while one block is encoded and the one before is written, or grows.
     pub(super) encoders: Vec<Encoder>,
 }
 
@@ -204,8 +207,11 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         Ok(())
     }
 
-    /// The prefill has ended in the middle of a block, which nobody can finish: what is left to write is why.
+    /// The prefill has ended in the middle of a block, which nobody can finish: says so, and what is left to write is why.
     async fn last_word<T>(&mut self) -> Result<Option<T>, Fault> {
+        let error = NodeError::new(ErrorCode::Engine, ENDED_EARLY);
+        let told = (self.stream, Fault::Over(error));
+        let _ = self.report.send(Err(told)).await;
         while let Some(order) = self.orders.recv().await {
             if let Order::Last(frame) = order {
                 self.last(&frame).await?;
@@ -230,8 +236,8 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 codec,
             } => (block, place, cutter, codec),
             Order::Grow(block) => {
-                let mut growth = Growth::default();
-                growth.add(*block, self.encoder()?);
+                let mut growth = Growth::new(self.encoder()?);
+                growth.add(*block);
                 return Ok(Taken::Growth(growth));
             }
             Order::Control(frame) => return Ok(Taken::Control(frame)),
@@ -317,17 +323,25 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         let mut next = None;
         loop {
             while let Some(cut) = growth.cut()? {
-                match cut {
+                let (place, segment) = match cut {
                     Cut::Made(place, segment) => {
-                        growth.goes_out(place, self.add(segment).await?);
+                        self.write_much().await?;
+                        (place, segment)
                     }
-                    // What is enough is written meanwhile.
                     Cut::Encoding(place, encoding) => {
-                        let (written, encoded) = tokio::join!(self.write_much(), encoding);
-                        written?;
-                        let segment = growth.encoded(place, encoded.map_err(cannot_encode)?)?;
-                        growth.goes_out(place, self.push(segment));
+                        // Meanwhile.
+                        self.write_much().await?;
+                        if !encoding.is_finished() {
+                            // Now the encoder limits, and not the link.
+                            self.drain.pause();
+                        }
+                        let encoded = encoding.await.map_err(cannot_encode)?;
+                        (place, growth.encoded(place, encoded)?)
                     }
+                };
+                let is_first = growth.goes_out(place, self.push(segment));
+                if is_first && !self.tell(What::Begun(place)).await {
+                    return Ok(None);
                 }
             }
             self.write_batch().await?;
@@ -336,14 +350,14 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             if !done.is_empty() {
                 flush(&mut self.write, self.silence, &mut self.drain).await?;
             }
-            for (mut done, encoder) in done {
-                self.encoders.push(encoder);
+            for mut done in done {
                 done.drained = self.drain.lap(is_over && next.is_none());
                 if !self.tell(What::Block(Box::new(done))).await {
                     return Ok(None);
                 }
             }
             if is_over {
+                self.encoders.extend(growth.end());
                 return Ok(Some(next.map_or(Following::Nothing, Following::Order)));
             }
             if next.is_some() {
@@ -357,7 +371,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 Happened::Ended => return self.last_word().await,
                 Happened::Order(None) => return Ok(None),
                 Happened::Order(Some(Order::Grow(block))) => {
-                    growth.add(*block, self.encoder()?);
+                    growth.add(*block);
                 }
                 Happened::Order(Some(Order::Control(frame))) => {
                     self.control(&frame).await?;
@@ -842,7 +856,7 @@ mod tests {
                 panic!("the writer failed");
             };
             let drained = match written.what {
-                What::Control => continue,
+                What::Control | What::Begun(_) => continue,
                 What::Block(done) => done.drained,
                 What::Arrived(drained) => drained,
             };

@@ -6,9 +6,9 @@ use tandem_engine::fake::{CallKind, Failure, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::{LayerKind, LayerSpec};
 use tandem_node::Limits;
-use tandem_proto::{CodecChoice, PrefillEvent, Reuse};
+use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, SHORT, endless, eventually, prompt};
+use super::cluster::{Deal, SHORT, Setup, endless, eventually, prompt};
 use super::kills::{Brake, held};
 use super::proxy::Fault;
 use super::rig::{Plan, Rig};
@@ -157,6 +157,19 @@ async fn a_cut_in_the_middle_of_a_step_sends_its_blocks_again() {
         let going = rig.begin(&[]).await;
         brake.reached().await;
         eventually("a layer", || !of_the_last_chunk(&rig).is_empty()).await;
+        // All blocks before have been taken.
+        let blocks = rig.proxy.blocks(0).into_iter();
+        let before = blocks.filter(|(_, tokens)| tokens.end != rig.kv_end());
+        let before: std::collections::BTreeSet<_> = before
+            .map(|(section, tokens)| (section.wire(), tokens.start))
+            .collect();
+        let acks = || {
+            let [_, answers] = rig.proxy.frames(0);
+            answers.iter().filter(|(k, _)| *k == Kind::Ack).count()
+        };
+        // So are the rows of the last window, whose layers lie before the one that is missing.
+        let count = before.len() + usize::from(config.window > 0);
+        eventually("acknowledgements", || acks() == count).await;
         rig.proxy.cut();
         let goes_on = || rig.proxy.connections() > 1 && rig.proxy.written(1) > 0;
         eventually("another connection", goes_on).await;
@@ -200,6 +213,110 @@ async fn a_step_that_fails_midway_costs_time_and_not_the_answer() {
         assert!(told.contains("the prefill ended early"), "{told}");
         assert_eq!(answer.summary.remote_tokens, rig.came_to(&config));
         rig.clean().await;
+    }
+}
+
+/// Two chunks of 512 tokens, 128 MiB each: twice as much as may be open at once.
+fn beyond_the_credit(limits: Limits) -> Plan {
+    let config = FakeConfig {
+        prefill_tokens: 512,
+        microbatch_tokens: 512,
+        ..large([LayerKind::Full; 4])
+    };
+    let mut plan = Plan::new(&config, limits);
+    plan.deal = Deal::new(&prompt(512 * 2 + 1), 512);
+    plan.deal.terms.reuse = Reuse::Off;
+    plan.deal.terms.codec = CodecChoice::Raw;
+    plan
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_beyond_the_credit_that_fails_is_noticed_at_once() {
+    let mut plan = beyond_the_credit(endless());
+    plan.sending.fail = Some(Failure {
+        call: CallKind::Give,
+        nth: 6,
+    });
+    let rig = plan.start().await;
+    let (end, answer) = rig.begin(&[]).await.end().await;
+    assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.tokens, rig.expected);
+    assert_eq!(answer.summary.remote_tokens, 512);
+    rig.clean().await;
+}
+
+/// What has not been opened before a break, and what has, comes with its chunk.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_in_the_middle_of_a_step_beyond_the_credit() {
+    let mut plan = beyond_the_credit(endless());
+    let brake = Brake::on(&mut plan.sending, CallKind::Give, 6);
+    let rig = plan.start().await;
+    let going = rig.begin(&[]).await;
+    brake.reached().await;
+    let is_second = |b: &(tandem_kv::Section, std::ops::Range<u32>)| b.1.start >= 512;
+    eventually("blocks", || rig.proxy.blocks(0).iter().any(is_second)).await;
+    held(&rig.decode, 512).await;
+    rig.proxy.cut();
+    let goes_on = || rig.proxy.connections() > 1 && rig.proxy.written(1) > 0;
+    eventually("another connection", goes_on).await;
+    brake.release();
+    let (end, answer) = going.end().await;
+    assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.tokens, rig.expected);
+    assert_eq!(answer.summary.fallback, None);
+    rig.once("a cut beyond the credit");
+}
+
+/// The decode node has the first page of a chunk, and the prefill node has not.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_lacked_of_a_block_that_grows_comes_with_its_chunk() {
+    let config = FakeConfig {
+        prefill_tokens: 128,
+        by_layer: true,
+        ..FakeConfig::default()
+    };
+    let mut plan = Plan::new(&config, endless());
+    plan.deal = Deal::new(&prompt(128 * 2 + 1), 128);
+    let rig = plan.start().await;
+    // Another prompt that begins alike has come from another node.
+    let other = Setup::new(Role::Prefill, &config).start().await;
+    let mut first = rig.deal.clone();
+    (first.tokens, first.chunk, first.via) = (prompt(64 + 1), 64, None);
+    first.id = "first".into();
+    let outcome = first.run(&other, &rig.decode).await;
+    assert!(outcome.answer.done, "{outcome:?}");
+    rig.decode.until("kept", |s| s.pages == 1).await;
+    rig.applied.take();
+    let outcome = rig.run(&[]).await;
+    outcome.whole(&rig.expected, "behind a page");
+    let (_, _, have, _) = outcome.done();
+    assert_eq!(have, 64);
+    let blocks = rig.proxy.blocks(0);
+    let starts: Vec<u32> = blocks.iter().map(|(_, tokens)| tokens.start).collect();
+    assert_eq!(starts, [64, 128], "{blocks:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_overlap_nothing_grows() {
+    for config in models() {
+        let mut plan = Plan::new(&config, endless());
+        plan.deal.terms.overlap = false;
+        let brake = Brake::on(
+            &mut plan.sending,
+            CallKind::Give,
+            CHUNKS * config.layers.len() as u32 - 1,
+        );
+        let rig = plan.start().await;
+        let going = rig.begin(&[]).await;
+        brake.reached().await;
+        assert!(rig.proxy.segments(0).is_empty());
+        brake.release();
+        let answer = going.answer().await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        assert_eq!(answer.summary.fallback, None);
+        rig.once("without overlap");
     }
 }
 

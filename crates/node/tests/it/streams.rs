@@ -455,7 +455,16 @@ async fn blocks_go_where_the_fewest_are_on_their_way() {
 /// without.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_are_added_where_one_does_not_fill_the_link() {
-    let config = heavy();
+    for by_layer in [false, true] {
+        connections_are_added(FakeConfig {
+            by_layer,
+            ..heavy()
+        })
+        .await;
+    }
+}
+
+async fn connections_are_added(config: FakeConfig) {
     let decode = Setup::new(Role::Decode, &config).start().await;
     let proxy = Proxy::to(decode.port).await;
     // 40 MiB, in blocks of 8 MiB.
