@@ -30,7 +30,7 @@ pub const MAX_SPARE_BUFFERS: usize = 1024;
 /// Bytes that may be sent and not yet acknowledged: the credit that a receiver gives. The blocks of a step that is being
 /// computed are all open at once, and none of them is whole before its last layer.
 pub const CREDIT_BYTES: u64 = 64 << 20;
-/// The sender opens no block that is whole beyond so many of them: more would only wait in buffers.
+/// The sender opens no block that is whole already beyond so many of them: more would only wait in buffers.
 pub const AHEAD_BYTES: u64 = 32 << 20;
 /// Blocks that may be sent and not yet acknowledged, whatever their size.
 pub const MAX_BLOCKS_IN_FLIGHT: usize = 256;

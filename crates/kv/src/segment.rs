@@ -60,7 +60,7 @@ const LARGEST_SEGMENT: u64 = (MAX_SEGMENT_PAYLOAD / 2) as u64;
 /// Smallest segment that we cut where a block has more, but for what no other layer fits with.
 const SMALLEST_SEGMENT: u64 = 512 << 10;
 
-/// About so many segments leave a growing block that is small, each as soon as its layers are there.
+/// About so many segments leave a growing block, each as soon as its layers are there.
 const GROWING_SEGMENTS: u64 = 8;
 
 /// How large the segments of a block are.

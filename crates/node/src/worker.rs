@@ -2,8 +2,8 @@
 //!
 //! One loop: take commands, take in a bounded amount of KV, copy a bounded amount out or compute at
 //! most one chunk of one prefill, decode one token of every generating sequence. So running generations
-//! wait for at most one slice of KV that comes in, and one that goes out or one chunk with the first slice of its
-//! rows; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
+//! wait for at most one slice of KV that comes in, and one that goes out or one chunk with its rows, or the first slice
+//! of them; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
 //! anybody else can find them.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;

@@ -62,7 +62,7 @@ pub enum PrefillEvent {
     Done {
         /// Time spent computing, in milliseconds.
         prefill_ms: f64,
-        /// Time during which KV was on its way: written but not yet acknowledged.
+        /// Time during which KV was on its way: blocks of which some was written and that were not yet acknowledged.
         transfer_ms: f64,
         /// The part of that after the last prompt token was computed.
         exposed_transfer_ms: f64,

@@ -106,12 +106,12 @@ impl Measured {
         }
     }
 
-    /// False if a codec is to be chosen for the next chunk when it is computed, by how fast that is.
+    /// False if a codec is to be chosen for a chunk when it is computed, by how fast that is: the first one, and the first one
+    /// with rows of the window.
     #[must_use]
-    pub fn may_grow(&self) -> bool {
-        matches!(self.choice, Choice::Fixed(_))
-            || self.goodput().is_none()
-            || self.produced.per_second() > 0.0
+    pub fn may_grow(&self, has_window: bool) -> bool {
+        let is_measured = self.produced.per_second() > 0.0 && (self.in_window || !has_window);
+        matches!(self.choice, Choice::Fixed(_)) || self.goodput().is_none() || is_measured
     }
 
     /// The engine has given a chunk.

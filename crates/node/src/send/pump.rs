@@ -512,7 +512,8 @@ impl Pump {
                         .iter_mut()
                         .for_each(|s| s.lags = s.waiting > 0);
                 }
-                if self.route.overlap && self.measured.may_grow() {
+                let has_window = blocks.iter().any(|b| b.section == Section::Window);
+                if self.route.overlap && self.measured.may_grow(has_window) {
                     blocks
                         .into_iter()
                         .for_each(|block| self.push_growing(block));
