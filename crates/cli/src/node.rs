@@ -241,12 +241,6 @@ fn load(arguments: &Arguments) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)
             threads = options.threads,
             "model loaded"
         );
-        if options.by_layer && !engine.gives_layers() {
-            tracing::warn!(
-                model = name,
-                "llama.cpp does not show the layers of this model: a chunk is sent when it is computed"
-            );
-        }
         engines.push((name.clone(), Box::new(engine)));
     }
     Ok(engines)

@@ -167,6 +167,20 @@ impl LlamaEngine {
     /// # Errors
     /// See [`LlamaError`].
     pub fn load(path: &Path, options: &LlamaOptions) -> Result<Self, LlamaError> {
+        let engine = Self::load_as(path, options)?;
+        if engine.by_layer == options.by_layer {
+            return Ok(engine);
+        }
+        drop(engine);
+        // A graph that nobody watches is not to be cut either.
+        let options = LlamaOptions {
+            by_layer: false,
+            ..options.clone()
+        };
+        Self::load_as(path, &options)
+    }
+
+    fn load_as(path: &Path, options: &LlamaOptions) -> Result<Self, LlamaError> {
         check_options(options)?;
         let gguf = Gguf::read(path)?;
         let contract = layout::contract(&gguf)?;
@@ -230,7 +244,9 @@ impl LlamaEngine {
         self.release(sequence);
         let (given, blocks) = blocks?;
         let mut planes = blocks.iter().flat_map(|block| &block.planes);
-        self.by_layer &= planes.all(|plane| given.contains(plane));
+        if self.by_layer && !planes.all(|plane| given.contains(plane)) {
+            self.gives_none("rows are others than those in the cache");
+        }
         Ok(())
     }
 
@@ -250,11 +266,12 @@ impl LlamaEngine {
             });
         };
         let computed = self.prefill_by_layer(sequence, 0, &[0, 0], &mut give);
-        if computed.is_err() && self.by_layer {
-            self.by_layer = false;
-            self.prefill(sequence, 0, &[0, 0]).map_err(probed)?;
-        } else {
-            computed.map_err(probed)?;
+        match computed {
+            Err(reason) if self.by_layer => {
+                self.gives_none(&reason.to_string());
+                self.prefill(sequence, 0, &[0, 0]).map_err(probed)?;
+            }
+            computed => computed.map_err(probed)?,
         }
         self.read_state(native_id(sequence), false)?;
         let sections = blob::parse(&self.state, &self.contract, false)?;
@@ -262,6 +279,12 @@ impl LlamaEngine {
             blob::to_block(&self.state, cells, &self.contract, *section, 0..2)
         });
         Ok((given, blocks.collect::<Result<_, BlobError>>()?))
+    }
+
+    fn gives_none(&mut self, reason: &str) {
+        let architecture = &self.contract.architecture;
+        tracing::warn!(%architecture, %reason, "layers cannot be read while they are computed: chunks are sent as a whole");
+        self.by_layer = false;
     }
 
     fn scratch(&self) -> i32 {

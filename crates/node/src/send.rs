@@ -207,6 +207,7 @@ pub async fn transmit(
         connection: None,
         queued_bytes: 0,
         queue: VecDeque::new(),
+        chunks: 0,
         begun: None,
         queued_to: PerSection::default(),
         sent: VecDeque::new(),

@@ -106,11 +106,12 @@ impl Measured {
         }
     }
 
-    /// False if a codec is to be chosen for a chunk when it is computed, by how fast that is: the first one, and the first one
-    /// with rows of the window.
+    /// False if the codec of the next chunk's blocks of a section is to be chosen when they are computed, by how fast that
+    /// is: of the first chunk, and of the first rows of the window.
     #[must_use]
-    pub fn may_grow(&self, has_window: bool) -> bool {
-        let is_measured = self.produced.per_second() > 0.0 && (self.in_window || !has_window);
+    pub fn may_grow(&self, section: Section) -> bool {
+        let is_measured =
+            self.produced.per_second() > 0.0 && (self.in_window || section == Section::Full);
         matches!(self.choice, Choice::Fixed(_)) || self.goodput().is_none() || is_measured
     }
 

@@ -45,8 +45,6 @@ pub(super) struct Stream {
     pub(super) waiting: usize,
     /// Those of them that grow: what has not been computed is waited for.
     pub(super) growing: usize,
-    /// True if it had not written everything when the last chunk was begun.
-    pub(super) lags: bool,
     /// Blocks that it has been given and that are not acknowledged.
     pub(super) on_the_way: usize,
 }
@@ -301,7 +299,6 @@ impl Connection {
             orders,
             waiting: 0,
             growing: 0,
-            lags: false,
             on_the_way: 0,
         });
     }

@@ -105,8 +105,11 @@ pub(super) struct Sent {
     section: Section,
     tokens: Range<u32>,
     place: u64,
+    /// How many chunks had been begun when it was opened.
+    chunk: u64,
     /// True once some of it has been given to the connection.
     has_begun: bool,
+    is_written: bool,
     /// All of it, once it is computed.
     block: Option<Arc<KvBlock>>,
 }
@@ -122,6 +125,8 @@ pub(super) struct Pump {
     pub(super) connection: Option<Connection>,
     /// Blocks that have not been opened.
     pub(super) queue: VecDeque<Queued>,
+    /// Chunks that have been begun.
+    pub(super) chunks: u64,
     /// The chunk that is being computed, whose blocks have been queued.
     pub(super) begun: Option<oneshot::Receiver<Computed>>,
     /// End of the blocks of each section that were queued, or that the receiver has.
@@ -236,10 +241,16 @@ impl Pump {
     /// Queues what the receiver lacks of a block, and what was not queued before: an engine that
     /// cannot use its pages after all computes from the start.
     fn push(&mut self, block: Arc<KvBlock>) {
-        let is_it = |s: &&mut Sent| s.section == block.section && s.tokens == block.tokens;
-        if let Some(sent) = self.sent.iter_mut().find(is_it) {
-            // It has grown.
-            sent.block = Some(block);
+        let is_it = |s: &Sent| s.section == block.section && s.tokens == block.tokens;
+        if let Some(at) = self.sent.iter().position(is_it) {
+            // It has grown; what was begun before it may still be before it on its connection.
+            let sent = &self.sent[at];
+            let is_before = |s: &Sent| s.stream == sent.stream && s.chunk < sent.chunk;
+            let mut others = self.sent.iter().filter(|s| is_before(s));
+            if sent.block.is_none() && others.any(|s| !s.is_written) {
+                self.queued_bytes += block.bytes();
+            }
+            self.sent[at].block = Some(block);
             return;
         }
         let next = self.queued_to[block.section];
@@ -320,7 +331,7 @@ impl Pump {
                         tracing::debug!(stream, %reason, "a connection ended after the commit");
                         connection.main_ended |= stream == 0;
                         if let Some(ended) = connection.streams.get_mut(stream) {
-                            ended.waiting = 0;
+                            (ended.waiting, ended.growing) = (0, 0);
                         }
                     }
                     Err((stream, fault)) => {
@@ -387,36 +398,36 @@ impl Pump {
         };
         let raw_bytes = next.bytes(self.sender.contract());
         let codec = self.measured.codec();
-        let (order, sent, has_others) = match next {
+        let sent = |place, section, tokens, block: Option<Arc<KvBlock>>| Sent {
+            stream: index,
+            section,
+            tokens,
+            place,
+            chunk: self.chunks,
+            has_begun: block.is_some(),
+            is_written: false,
+            block,
+        };
+        let (order, sent) = match next {
             Queued::Whole(block) => {
                 let (place, cutter) = self.sender.open(&block)?;
-                let sent = Sent {
-                    stream: index,
-                    section: block.section,
-                    tokens: block.tokens.clone(),
-                    place,
-                    has_begun: true,
-                    block: Some(Arc::clone(&block)),
-                };
+                let (section, tokens) = (block.section, block.tokens.clone());
+                let sent = sent(place, section, tokens, Some(Arc::clone(&block)));
+                if stream.waiting > 0 {
+                    self.queued_bytes += raw_bytes;
+                }
                 let order = Order::Block {
                     block,
                     place,
                     cutter: Box::new(cutter),
                     codec,
                 };
-                (order, sent, stream.waiting > 0)
+                (order, sent)
             }
             Queued::Growing(growing) => {
                 let (section, tokens) = (growing.section, growing.tokens.clone());
                 let (place, cutter) = self.sender.open_growing(section, tokens.clone())?;
-                let sent = Sent {
-                    stream: index,
-                    section,
-                    tokens,
-                    place,
-                    has_begun: false,
-                    block: None,
-                };
+                let sent = sent(place, section, tokens, None);
                 let order = Order::Grow(Box::new(Grown {
                     growing,
                     place,
@@ -426,14 +437,11 @@ impl Pump {
                     planes: 2 * self.sender.contract().section_layers(section).len(),
                 }));
                 stream.growing += 1;
-                (order, sent, stream.lags)
+                (order, sent)
             }
         };
         let has_begun = sent.has_begun;
         self.sent.push_back(sent);
-        if has_others {
-            self.queued_bytes += raw_bytes;
-        }
         stream.waiting += 1;
         stream.on_the_way += 1;
         stream.give(order)?;
@@ -466,6 +474,9 @@ impl Pump {
             }
             What::Block(done) => done,
         };
+        if let Some(sent) = self.sent.iter_mut().find(|s| s.place == done.place) {
+            sent.is_written = true;
+        }
         self.report.wire_bytes += done.wire_bytes;
         self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
         self.measured.block(&done);
@@ -506,17 +517,11 @@ impl Pump {
         match given {
             Some(Input::Begun(Begun { blocks, chunk })) => {
                 self.begun = Some(chunk);
-                if let Some(connection) = &mut self.connection {
-                    connection
-                        .streams
-                        .iter_mut()
-                        .for_each(|s| s.lags = s.waiting > 0);
-                }
-                let has_window = blocks.iter().any(|b| b.section == Section::Window);
-                if self.route.overlap && self.measured.may_grow(has_window) {
-                    blocks
-                        .into_iter()
-                        .for_each(|block| self.push_growing(block));
+                self.chunks += 1;
+                for block in blocks {
+                    if self.route.overlap && self.measured.may_grow(block.section) {
+                        self.push_growing(block);
+                    }
                 }
                 self.open_blocks()
             }

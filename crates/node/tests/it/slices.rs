@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tandem_engine::Sequence;
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::TARGET_BLOCK_BYTES;
@@ -159,9 +160,15 @@ async fn a_running_generation_gets_its_turn_behind_a_chunk_whose_layers_are_give
         ..windowed()
     };
     let calls = go_out_of(&config, 3 * CHUNK + 1).await.take();
-    let prefills = calls.iter().filter(|c| matches!(c, Call::Prefill { .. }));
-    assert_eq!(prefills.count(), 3);
     assert!(!calls.iter().any(|c| matches!(c, Call::Export { .. })));
+    // As long as it runs.
+    let is_running = |call: &Call| match call {
+        Call::Decode { steps } => steps.iter().any(|s| s.sequence == Sequence(0)),
+        _ => false,
+    };
+    let last = calls.iter().rposition(is_running).unwrap();
+    let calls = &calls[..last];
+    assert!(calls.iter().any(|c| matches!(c, Call::Prefill { .. })));
     let steps = calls.iter().filter(|c| {
         matches!(
             c,
