@@ -35,8 +35,8 @@ pub struct LlamaOptions {
     pub threads: u32,
     /// Layers on the GPU, where the build has one; all by default.
     pub gpu_layers: u32,
-    /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits for each layer to be read, also
-    /// in an engine that only decodes.
+    /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits
+    /// for each layer to be read, and behind each part of a graph also where nothing is read, as in decoding.
     pub by_layer: bool,
 }
 
@@ -281,6 +281,7 @@ impl LlamaEngine {
         Ok((given, blocks.collect::<Result<_, BlobError>>()?))
     }
 
+    /// Says why no layers are given from now on.
     fn gives_none(&mut self, reason: &str) {
         let architecture = &self.contract.architecture;
         tracing::warn!(%architecture, %reason, "layers cannot be read while they are computed: chunks are sent as a whole");
@@ -358,6 +359,7 @@ impl LlamaEngine {
             .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
     }
 
+    /// Computes a chunk of a prefill, and gives its layers meanwhile if somebody takes them.
     fn evaluate(
         &mut self,
         sequence: Sequence,

@@ -2,10 +2,9 @@
 //!
 //! llama.cpp writes K and V of a layer by a node `SET_ROWS` each, whose result is the cache tensor (`cache_k_l0`, ...,
 //! `llama_kv_cache::cpy_k`) and whose second source is the cell of each token. The callback of the graph's scheduler
-//! (`cb_eval`, `ggml_backend_sched_compute_splits`) has the graph computed up to the second node of a layer and reads these
-//! cells of both.
-//! A node has no other name than that of its tensor, so an engine compares what it sees with what the cache holds
-//! when it loads a model.
+//! (`cb_eval`, `ggml_backend_sched_compute_splits`) has the graph computed up to the second node of a layer and reads
+//! these cells of both. A node has no other name than that of its tensor, so an engine compares what it sees with what
+//! the cache holds when it loads a model.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_void};
