@@ -1,5 +1,6 @@
 //! A handoff in memory: frames of a sender piped into a receiver and back.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -248,12 +249,21 @@ pub fn send_mixed(
         growing.push((block, place, cutter));
     }
     let most = blocks.iter().map(|b| b.planes.len()).max().unwrap_or(0);
-    let mut frames = Vec::new();
+    let (mut frames, mut begun) = (Vec::new(), BTreeSet::new());
     for count in (2..=most).step_by(2) {
-        for (block, _, cutter) in &mut growing {
+        // The blocks of a section begin in their order.
+        let mut waits_for_first = Vec::new();
+        for (block, place, cutter) in &mut growing {
+            if waits_for_first.contains(&block.section) {
+                continue;
+            }
             let planes = &block.planes[..count.min(block.planes.len())];
             while let Some(segment) = cutter.next(planes, codec, &mut encoder)? {
                 frames.push(frame(out, &segment));
+                begun.insert(*place);
+            }
+            if !begun.contains(place) {
+                waits_for_first.push(block.section);
             }
         }
     }

@@ -127,6 +127,13 @@ fn shapes_and_chunkings() {
 }
 
 #[test]
+fn blocks_that_grow_together_begin_in_order() {
+    // Of a block of 8 tokens the first segment has two layers, of one of 6 it has one.
+    let layers = vec![full(1, 3, 3), full(4, 9, 6), full(2, 6, 4), full(1, 6, 5)];
+    check(&contract(0, layers), 14, &[8]);
+}
+
+#[test]
 fn a_prompt_of_one_token_has_no_blocks() {
     for contract in [
         mixed(),
