@@ -27,9 +27,11 @@ pub const MAX_BLOCK_BYTES: u64 = 16 << 20;
 pub const TARGET_BLOCK_BYTES: u64 = 8 << 20;
 /// Buffers of applied blocks that a receiver keeps for blocks to come.
 pub const MAX_SPARE_BUFFERS: usize = 1024;
-/// Bytes that may be sent and not yet acknowledged: the credit that a receiver gives. The blocks of a step that is being
-/// computed are all open at once, and none of them is whole before its last layer.
+/// Bytes that may be sent and not yet acknowledged: the credit that a receiver gives, at least.
 pub const CREDIT_BYTES: u64 = 64 << 20;
+/// The most of it, for a sender of large steps: the blocks of a step that is being computed are all open at once, and none
+/// of them is whole before its last layer.
+pub const MAX_CREDIT_BYTES: u64 = 1 << 30;
 /// The sender opens no block that is whole already beyond so many of them: more would only wait in buffers.
 pub const AHEAD_BYTES: u64 = 32 << 20;
 /// Blocks that may be sent and not yet acknowledged, whatever their size.

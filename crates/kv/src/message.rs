@@ -23,6 +23,10 @@ pub struct Hello {
     pub continuation: Vec<u32>,
     /// [`crate::digest::token_digest`] of the prompt and the continuation, hex.
     pub token_digest: String,
+    /// Bytes of rows that the sender computes, and sends, at the same time: at most those of the blocks of one step;
+    /// 0 if all of its blocks are whole when it opens them. The receiver gives [credit for
+    /// them](crate::receiver::credit_for) if it has the memory.
+    pub step_bytes: u64,
 }
 
 impl std::fmt::Debug for Hello {
@@ -30,6 +34,7 @@ impl std::fmt::Debug for Hello {
         f.debug_struct("Hello")
             .field("kv_end", &self.kv_end)
             .field("n_continuation", &self.continuation.len())
+            .field("step_bytes", &self.step_bytes)
             .finish_non_exhaustive()
     }
 }

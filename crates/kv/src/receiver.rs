@@ -14,7 +14,8 @@ use crate::codec::{Codec, CodecError};
 use crate::contract::Contract;
 use crate::frame::{FrameError, Header, Kind, encode_frame};
 use crate::limits::{
-    MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS, MAX_STREAMS,
+    CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS,
+    MAX_STREAMS,
 };
 use crate::message::{
     Accept, BlockDigest, Commit, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
@@ -25,7 +26,7 @@ use crate::receipt::{InvalidReceipt, Receipt};
 mod hello;
 mod inbound;
 
-pub use self::hello::Expectation;
+pub use self::hello::{Expectation, credit_for};
 pub use self::inbound::Inbound;
 
 /// Why a handoff failed at the receiving end.
@@ -336,11 +337,11 @@ impl Receiver {
     }
 
     /// Takes the buffers of a block that has been applied, for blocks to come; of all those that are not in use the last
-    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than the credit.
+    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than the credit or [`CREDIT_BYTES`].
     pub fn recycle(&mut self, block: KvBlock) {
         let buffers = block.planes.into_iter().map(|p| p.data.into_vec());
         self.spare.extend(buffers.filter(|b| b.capacity() > 0));
-        let mut room = self.credit_bytes;
+        let mut room = self.credit_bytes.min(CREDIT_BYTES);
         let mut has_room = |buffer: &&Vec<u8>| {
             let left = room.checked_sub(buffer.capacity() as u64);
             room = left.unwrap_or(room);
@@ -356,8 +357,8 @@ impl Receiver {
         self.spare = buffers;
     }
 
-    /// The buffers that are not in use, for a handoff after this one; at most as many bytes as the
-    /// credit, or as were lent.
+    /// The buffers that are not in use, for a handoff after this one; at most as many bytes as
+    /// [stay](Self::recycle), or as were lent.
     #[must_use]
     pub fn give_back(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.spare)

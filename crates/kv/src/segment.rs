@@ -386,12 +386,34 @@ pub fn block_tokens(contract: &Contract, section: Section) -> u32 {
     }
 }
 
+/// The first block of what is left of a step: all of them are about as long, so that none has only small segments. Pages
+/// stay whole, so that they can be kept.
+#[must_use]
+pub fn next_block(contract: &Contract, section: Section, left: Range<u32>) -> Range<u32> {
+    let most = block_tokens(contract, section);
+    let unit = if most < PAGE_TOKENS { 1 } else { PAGE_TOKENS };
+    let first = left.start - left.start % unit;
+    let units = left.end.saturating_sub(first).div_ceil(unit);
+    let blocks = units.div_ceil(most / unit).max(1);
+    let end = first.saturating_add(units.div_ceil(blocks) * unit);
+    left.start..end.min(left.end)
+}
+
 /// Bytes of the window that a handoff of `[0, kv_end)` ends with; 0 without such layers.
 #[must_use]
 pub fn window_bytes(contract: &Contract, kv_end: u32) -> u64 {
     let layers = contract.section_layers(Section::Window);
     let tokens = kv_end - contract.window_start(kv_end);
     contract.token_bytes(&layers).saturating_mul(tokens.into())
+}
+
+/// Bytes of the blocks of a step of so many tokens, the largest of a handoff of `[0, kv_end)`: rows of the window are among
+/// those of its end.
+#[must_use]
+pub fn step_bytes(contract: &Contract, kv_end: u32, tokens: u32) -> u64 {
+    let full = contract.block_bytes(Section::Full, &(0..tokens.min(kv_end)));
+    let window = tokens.min(kv_end - contract.window_start(kv_end));
+    full.saturating_add(contract.block_bytes(Section::Window, &(0..window)))
 }
 
 /// K or V, as they alternate in a segment.
@@ -401,8 +423,14 @@ pub(crate) const PLANES: [PlaneKind; 2] = [PlaneKind::Key, PlaneKind::Value];
 mod tests {
     use proptest::prelude::*;
 
-    use super::{LARGEST_SEGMENT, SMALLEST_SEGMENT, Sizes, even_parts};
-    use crate::limits::MAX_BLOCK_BYTES;
+    use super::{
+        Cut, LARGEST_SEGMENT, SMALLEST_SEGMENT, Sizes, even_parts, next_block, segment_cuts,
+        step_bytes,
+    };
+    use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CREDIT_BYTES};
+    use crate::plane::Section;
+    use crate::receiver::credit_for;
+    use crate::{Contract, ElementType, LayerKind, LayerSpec};
 
     const MIB: u64 = 1 << 20;
 
@@ -462,6 +490,76 @@ mod tests {
         assert_eq!((sizes.target, sizes.smallest), whole);
         let none = Sizes::growing(0);
         assert_eq!((none.target, none.smallest), (1, 0));
+    }
+
+    /// A model of which every so many layers one has full attention.
+    fn model(window: u32, layers: u32, each: u32, kv_heads: u32, dim: u32) -> Contract {
+        let layer = |i: u32| LayerSpec {
+            kind: match i % each {
+                0 => LayerKind::Full,
+                _ => LayerKind::Window,
+            },
+            kv_heads,
+            key_dim: dim,
+            value_dim: dim,
+        };
+        Contract {
+            layout_version: 1,
+            engine: String::new(),
+            architecture: String::new(),
+            quantisation: String::new(),
+            weights: String::new(),
+            tokenizer: String::new(),
+            rope: String::new(),
+            rotation: String::new(),
+            window,
+            key_type: ElementType::F16,
+            value_type: ElementType::F16,
+            layers: (1..=layers).map(layer).collect(),
+        }
+    }
+
+    /// The steps of a GPU leave in segments of 0.5 to 4 MiB, and a receiver with the memory gives credit for all of one.
+    #[test]
+    fn steps_of_models_that_people_run() {
+        for (name, contract) in [
+            ("Qwen3-30B-A3B", model(0, 48, 1, 4, 128)),
+            ("gpt-oss-120b", model(128, 36, 2, 8, 64)),
+            ("Gemma-3-27B", model(1024, 62, 6, 16, 128)),
+        ] {
+            for step in [512, 1024, 2048] {
+                let what = format!("{name}, {step}");
+                let kv_end = 4 * step;
+                let (mut count, mut all) = (0, 0);
+                for section in Section::ALL {
+                    let mut at = (kv_end - step).max(contract.section_start(section, kv_end));
+                    while at < kv_end && contract.has_section(section) {
+                        let tokens = next_block(&contract, section, at..kv_end);
+                        let block = contract.block_bytes(section, &tokens);
+                        let bytes = |cut: Cut| {
+                            let layers: Vec<u32> = cut.layers.map(u32::from).collect();
+                            let is_it = |layer: &u32| {
+                                contract.layers[*layer as usize].kind == section.layer_kind()
+                            };
+                            let layers: Vec<u32> = layers.into_iter().filter(is_it).collect();
+                            contract.token_bytes(&layers) * cut.tokens.len() as u64
+                        };
+                        let cuts = segment_cuts(&contract, section, &tokens, Sizes::growing(block));
+                        let cuts: Vec<u64> = cuts.into_iter().map(bytes).collect();
+                        let allowed = SMALLEST_SEGMENT..=LARGEST_SEGMENT;
+                        assert!(cuts.iter().all(|b| allowed.contains(b)), "{what}: {cuts:?}");
+                        assert_eq!(cuts.iter().sum::<u64>(), block, "{what}");
+                        (at, count, all) = (tokens.end, count + 1, all + block);
+                    }
+                }
+                assert_eq!(all, step_bytes(&contract, kv_end, step), "{what}");
+                assert!(
+                    all <= credit_for(all) && all < MAX_CREDIT_BYTES,
+                    "{what}: {all}"
+                );
+                assert!(count <= MAX_BLOCKS_IN_FLIGHT, "{what}: {count}");
+            }
+        }
     }
 
     fn fits_no_neighbour(parts: &[u64], smallest: u64) -> bool {

@@ -14,8 +14,8 @@ use crate::contract::{Contract, InvalidContract};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
 use crate::limits::{
-    AHEAD_BYTES, CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS,
-    MAX_CONTINUATION, MAX_STREAMS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
+    AHEAD_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
+    MAX_CREDIT_BYTES, MAX_STREAMS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
 };
 use crate::message::{
     Abort, Accept, BlockDigest, Hello, Join, Manifest, MessageError, Refuse, abort_frame,
@@ -104,6 +104,8 @@ pub struct Offer {
     /// Page chain of the tokens, to check what the receiver says it has; empty if their pages have no
     /// names that both ends agree on.
     pub pages: Vec<PageId>,
+    /// [`crate::segment::step_bytes`] of a sender that opens blocks before they are computed, otherwise 0.
+    pub step_bytes: u64,
 }
 
 impl std::fmt::Debug for Offer {
@@ -212,6 +214,7 @@ impl Sender {
             kv_end: self.offer.kv_end,
             continuation: self.offer.tokens[prompt..].to_vec(),
             token_digest: self.digest.clone(),
+            step_bytes: self.offer.step_bytes,
         };
         Ok(control_frame(Kind::Hello, self.offer.handoff, 0, &hello)?)
     }
@@ -400,7 +403,7 @@ impl Sender {
         };
         self.acked = self.next;
         self.accept = accept;
-        self.accept.credit_bytes = self.accept.credit_bytes.min(CREDIT_BYTES);
+        self.accept.credit_bytes = self.accept.credit_bytes.min(MAX_CREDIT_BYTES);
         self.state = SenderState::Streaming;
         Ok(())
     }

@@ -52,8 +52,6 @@ pub const MIN_LINK_RATE: u64 = 64 << 10;
 pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
-/// Blocks that one connection sends while they are computed.
-pub const GROWING_PER_STREAM: usize = 32;
 /// Bytes that a link has carried while something waited for it, or that were decoded, before their rate is
 /// believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;

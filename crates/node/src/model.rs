@@ -32,6 +32,8 @@ pub struct Model {
     pub capacity: Capacity,
     /// Tokens of a step at the end of a prompt.
     pub tail_tokens: u32,
+    /// True if its engine gives layers while they are computed.
+    pub gives_layers: bool,
     /// The tokenizer.
     pub tokenizer: Arc<dyn Tokenizer>,
     /// The chat template, or why the model has none.
@@ -70,6 +72,7 @@ impl Model {
         };
         let contract = Arc::new(engine.contract().clone());
         let (capacity, tail_tokens) = (engine.capacity(), engine.tail_tokens());
+        let gives_layers = engine.gives_layers();
         let tokenizer = engine.tokenizer();
         let template = ChatTemplate::new(Arc::clone(&tokenizer)).map_err(|e| e.to_string());
         let constraints =
@@ -89,6 +92,7 @@ impl Model {
             contract,
             capacity,
             tail_tokens,
+            gives_layers,
             tokenizer,
             template,
             constraints,

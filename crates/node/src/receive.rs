@@ -20,10 +20,10 @@ use tandem_kv::Contract;
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, control_frame, parse};
-use tandem_kv::receiver::{Expectation, Receiver};
+use tandem_kv::receiver::{Expectation, Receiver, credit_for};
 use tandem_kv::segment::window_bytes;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -35,7 +35,8 @@ use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
 use crate::held::Tail;
 use crate::job::{HandedOver, Lost};
 use crate::limits::{
-    GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STREAMS,
+    GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STAGING_UNITS,
+    STREAMS,
 };
 use crate::tickets::{Permitted, Until};
 use crate::wire::{read_header, read_payload};
@@ -261,10 +262,30 @@ fn tokens_of(expected: &Expectation, hello: &Hello, kv_end: u32) -> Vec<u32> {
     tokens
 }
 
+/// The credit of a handoff, and memory for it. More than [`CREDIT_BYTES`] only if that leaves half of all memory for
+/// others; with less, a large step is sent when it is over.
+fn credit(
+    staging: &Arc<Semaphore>,
+    contract: &Contract,
+    kv_end: u32,
+    step_bytes: u64,
+) -> Option<(u64, OwnedSemaphorePermit)> {
+    let take = |credit| {
+        let units = staging_units(contract, kv_end, credit);
+        let left = staging.available_permits().checked_sub(units as usize)?;
+        if credit > CREDIT_BYTES && left < STAGING_UNITS / 2 {
+            return None;
+        }
+        let memory = Arc::clone(staging).try_acquire_many_owned(units).ok()?;
+        Some((credit, memory))
+    };
+    take(credit_for(step_bytes)).or_else(|| take(CREDIT_BYTES))
+}
+
 /// Memory for a handoff, in units of [`STAGING_UNIT`]: blocks that wait, a window, and on each connection
 /// a segment that is being decoded.
-fn staging_units(contract: &Contract, kv_end: u32) -> u32 {
-    let memory = CREDIT_BYTES
+fn staging_units(contract: &Contract, kv_end: u32, credit: u64) -> u32 {
+    let memory = credit
         + window_bytes(contract, kv_end)
         + u64::from(STREAMS) * u64::from(MAX_SEGMENT_PAYLOAD);
     u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX)
@@ -289,12 +310,12 @@ async fn serve(
     };
     let names_pages = agree(&mut permitted.expectation, hello);
     let expected = &permitted.expectation;
-    let units = staging_units(&expected.contract, kv_end);
     let place = Arc::clone(&node.receiving).try_acquire_owned();
-    let staging = Arc::clone(&node.staging).try_acquire_many_owned(units);
+    let memory = credit(&node.staging, &expected.contract, kv_end, hello.step_bytes);
     let is_back = permitted.target.is_pages();
     let back = is_back.then(|| Arc::clone(&node.taking_back).try_acquire_owned());
-    let (Ok(place), Ok(staging), Ok(_back)) = (place, staging, back.transpose()) else {
+    let (Ok(place), Some((credit_bytes, staging)), Ok(_back)) = (place, memory, back.transpose())
+    else {
         let reason = "this node has no memory for a further handoff now";
         refuse(&mut first.write, handoff, RefusalCode::Busy, reason).await;
         return Err(reason.into());
@@ -322,6 +343,7 @@ async fn serve(
         broken: None,
         place: Some(place),
         staging: Some(staging),
+        credit_bytes,
         handed: HandedOver::default(),
         receipt: permitted.target.is_pages(),
         committed: false,

@@ -414,6 +414,7 @@ impl Bench {
             continuation: 0,
             kv_end,
             pages: Vec::new(),
+            step_bytes: 0,
         };
         // As many as an engine may be ahead by.
         let (chunks, input) = mpsc::channel(MAX_CHUNKS_WAITING);

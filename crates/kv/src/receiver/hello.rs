@@ -5,7 +5,10 @@ use std::sync::Arc;
 use crate::adaptive::Quality;
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
-use crate::limits::{MAX_CONTINUATION, MAX_DIFFERENCES, MAX_STRING, MAX_WINDOW_BYTES};
+use crate::limits::{
+    AHEAD_BYTES, CREDIT_BYTES, MAX_CONTINUATION, MAX_CREDIT_BYTES, MAX_DIFFERENCES, MAX_STRING,
+    MAX_WINDOW_BYTES,
+};
 use crate::message::{Hello, RefusalCode, Refuse, harmless};
 use crate::segment::window_bytes;
 
@@ -36,6 +39,13 @@ impl std::fmt::Debug for Expectation {
             .field("kv_end", &self.kv_end)
             .finish_non_exhaustive()
     }
+}
+
+/// Credit with which a whole step of so many bytes can be on its way, beside what is left of the one before.
+#[must_use]
+pub fn credit_for(step_bytes: u64) -> u64 {
+    let all = step_bytes.saturating_add(AHEAD_BYTES);
+    all.clamp(CREDIT_BYTES, MAX_CREDIT_BYTES)
 }
 
 /// Compares a hello with what its ticket permits; gives the end of its KV.

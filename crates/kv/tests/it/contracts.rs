@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::{
-    MAX_CONTINUATION, MAX_CONTROL_PAYLOAD, MAX_DIFFERENCES, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS,
-    MAX_STRING,
+    AHEAD_BYTES, CREDIT_BYTES, MAX_CONTINUATION, MAX_CONTROL_PAYLOAD, MAX_CREDIT_BYTES,
+    MAX_DIFFERENCES, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_STRING,
 };
 use tandem_kv::message::{
     Abort, Accept, Commit, Hello, Join, RefusalCode, Refuse, control_frame, parse,
 };
 use tandem_kv::receipt::{Receipt, TokenScore};
-use tandem_kv::receiver::{Expectation, Receiver};
-use tandem_kv::segment::window_bytes;
+use tandem_kv::receiver::{Expectation, Receiver, credit_for};
+use tandem_kv::segment::{step_bytes, window_bytes};
 use tandem_kv::sender::{Offer, Sender, SenderError};
-use tandem_kv::{Contract, LayerKind, Section};
+use tandem_kv::{Contract, LayerKind, LayerSpec, Section};
 
 use super::driver::{HANDOFF, contract, expectation, full, mixed, offer, prompt, split, windowed};
 
@@ -370,7 +371,7 @@ fn read(value: &Value) -> Result<Hello, String> {
 
 #[test]
 fn fields_of_the_wrong_type_are_named() {
-    let table: [(&str, &str, Value); 20] = [
+    let table: [(&str, &str, Value); 21] = [
         ("/continuation", "continuation: ", json!(null)),
         ("/continuation", "continuation[1]: ", json!([1, -1])),
         (
@@ -384,6 +385,7 @@ fn fields_of_the_wrong_type_are_named() {
         ("/kv_end", "kv_end: ", json!(5.0)),
         ("/ticket", "ticket: ", json!(1)),
         ("/token_digest", "token_digest: ", json!(null)),
+        ("/step_bytes", "step_bytes: ", json!(-1)),
         ("/contract", "contract: ", json!(true)),
         ("/contract/window", "contract.window: ", json!(1e300)),
         ("/contract/engine", "contract.engine: ", json!(["x"])),
@@ -583,4 +585,49 @@ fn a_million_layers_do_not_fit_a_hello() {
     assert!(json.to_string().len() <= MAX_CONTROL_PAYLOAD as usize);
     let refuse = refusal(&read(&json).unwrap());
     assert!(refuse.message.contains("17000 layers, allowed 1..=1024"));
+}
+
+#[test]
+fn credit_follows_the_step() {
+    let (_, frame) = Sender::new(Offer {
+        step_bytes: 77,
+        ..offer(&mixed(), 5)
+    })
+    .unwrap();
+    let hello: Hello = parse(Kind::Hello, split(&frame).1).unwrap();
+    assert_eq!(hello.step_bytes, 77);
+    for (step, credit) in [
+        (0, CREDIT_BYTES),
+        (CREDIT_BYTES - AHEAD_BYTES, CREDIT_BYTES),
+        (CREDIT_BYTES, CREDIT_BYTES + AHEAD_BYTES),
+        (MAX_CREDIT_BYTES - AHEAD_BYTES, MAX_CREDIT_BYTES),
+        (MAX_CREDIT_BYTES, MAX_CREDIT_BYTES),
+        (u64::MAX, MAX_CREDIT_BYTES),
+    ] {
+        assert_eq!(credit_for(step), credit, "{step}");
+    }
+}
+
+proptest! {
+    /// The most rows that as many tokens at once have, of those that are sent.
+    #[test]
+    fn the_bytes_of_a_step_are_those_of_its_largest(
+        window in 1u32..20,
+        kv_end in 0u32..40,
+        tokens in 0u32..50,
+    ) {
+        let contract = contract(window, vec![full(1, 2, 3), windowed(2, 1, 1), full(1, 1, 1)]);
+        let row = |layer: usize| contract.token_bytes(&[u32::try_from(layer).unwrap()]);
+        let is_sent = |position: u32, layer: &LayerSpec| {
+            layer.kind == LayerKind::Full || position + window >= kv_end
+        };
+        let bytes = |position: u32| -> u64 {
+            let layers = contract.layers.iter().enumerate();
+            let sent = layers.filter(|(_, layer)| is_sent(position, layer));
+            sent.map(|(at, _)| row(at)).sum()
+        };
+        let starts = 0..=kv_end.saturating_sub(tokens);
+        let steps = starts.map(|from| (from..kv_end.min(from + tokens)).map(bytes).sum::<u64>());
+        prop_assert_eq!(step_bytes(&contract, kv_end, tokens), steps.max().unwrap());
+    }
 }

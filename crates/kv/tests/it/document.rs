@@ -75,6 +75,7 @@ fn every_limit_has_its_value() {
         ("TARGET_BLOCK_BYTES", limits::TARGET_BLOCK_BYTES),
         ("MAX_SPARE_BUFFERS", limits::MAX_SPARE_BUFFERS as u64),
         ("CREDIT_BYTES", limits::CREDIT_BYTES),
+        ("MAX_CREDIT_BYTES", limits::MAX_CREDIT_BYTES),
         ("AHEAD_BYTES", limits::AHEAD_BYTES),
         ("MAX_BLOCKS_IN_FLIGHT", limits::MAX_BLOCKS_IN_FLIGHT as u64),
         ("MAX_STREAMS", limits::MAX_STREAMS.into()),

@@ -161,6 +161,7 @@ pub fn offer(contract: &Contract, kv_end: u32) -> Offer {
         continuation: 0,
         kv_end,
         pages: pages(contract, kv_end),
+        step_bytes: 0,
     }
 }
 

@@ -738,6 +738,7 @@ fn hello(contract: &Contract, kv_end: u32) -> Hello {
         kv_end,
         continuation: Vec::new(),
         token_digest: blake3::Hash::from(digest).to_hex().to_string(),
+        step_bytes: 0,
     }
 }
 

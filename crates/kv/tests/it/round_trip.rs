@@ -6,7 +6,8 @@ use tandem_kv::frame::Kind;
 use tandem_kv::limits::{
     MAX_CHUNK_TOKENS, MAX_SEGMENT_PAYLOAD, MAX_WINDOW_BYTES, TARGET_BLOCK_BYTES,
 };
-use tandem_kv::segment::{block_tokens, window_bytes};
+use tandem_kv::page::PAGE_TOKENS;
+use tandem_kv::segment::{block_tokens, next_block, window_bytes};
 use tandem_kv::{Contract, KvBlock, LayerKind, Section};
 
 use super::driver::{
@@ -251,6 +252,34 @@ proptest! {
         chunks in proptest::collection::vec(1u32..16, 0..8),
     ) {
         check(&contract, kv_end, &chunks);
+    }
+}
+
+proptest! {
+    /// No more blocks than need be, whole pages but at the ends, and none more than a page longer than another.
+    #[test]
+    fn the_blocks_of_a_step_are_about_as_long(
+        heads in 1u32..900,
+        start in 0u32..600,
+        tokens in 1u32..3000,
+    ) {
+        let contract = contract(0, vec![full(heads, 64, 64); 4]);
+        let end = start + tokens;
+        let most = block_tokens(&contract, Section::Full);
+        let unit = if most < PAGE_TOKENS { 1 } else { PAGE_TOKENS };
+        let (mut at, mut blocks) = (start, Vec::new());
+        while at < end {
+            let block = next_block(&contract, Section::Full, at..end);
+            prop_assert!(block.start == at && at < block.end && block.end <= end);
+            prop_assert!(block.end == end || block.end.is_multiple_of(unit));
+            at = block.end;
+            blocks.push(block.start / unit..block.end.div_ceil(unit));
+        }
+        let lengths: Vec<usize> = blocks.iter().map(ExactSizeIterator::len).collect();
+        let (least, longest) = (lengths.iter().min().unwrap(), lengths.iter().max().unwrap());
+        prop_assert!(longest - least <= 1, "{lengths:?}");
+        let units: usize = lengths.iter().sum();
+        prop_assert_eq!(lengths.len(), units.div_ceil((most / unit) as usize));
     }
 }
 

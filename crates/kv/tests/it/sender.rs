@@ -6,8 +6,8 @@ use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::{FrameError, Header, Kind, encode_frame};
 use tandem_kv::limits::{
-    AHEAD_BYTES, CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS,
-    MAX_CONTINUATION, MAX_STREAMS, MAX_STRING, MAX_TOKENS,
+    AHEAD_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
+    MAX_CREDIT_BYTES, MAX_STREAMS, MAX_STRING, MAX_TOKENS,
 };
 use tandem_kv::message::{
     Abort, Accept, Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse,
@@ -155,8 +155,8 @@ fn credit_is_bounded_by_our_own_limits() {
     side.block(&full_block(0..1)).unwrap();
     assert!(side.sender.may_send(AHEAD_BYTES - TOKEN));
     assert!(!side.sender.may_send(AHEAD_BYTES - TOKEN + 1));
-    assert!(side.sender.may_grow(CREDIT_BYTES - TOKEN));
-    assert!(!side.sender.may_grow(CREDIT_BYTES - TOKEN + 1));
+    assert!(side.sender.may_grow(MAX_CREDIT_BYTES - TOKEN));
+    assert!(!side.sender.may_grow(MAX_CREDIT_BYTES - TOKEN + 1));
     fails(new(&mixed(), 8), &accept(0), "`credit_bytes` is zero");
     let small = contract(0, vec![full(1, 1, 1)]);
     let count = u32::try_from(MAX_BLOCKS_IN_FLIGHT).unwrap();

@@ -10,6 +10,7 @@ use tandem_engine::Token;
 use tandem_identity::PeerId;
 use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::receiver::Expectation;
+use tandem_kv::segment::step_bytes;
 use tandem_kv::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
 use tokio::sync::mpsc;
@@ -91,6 +92,7 @@ pub(super) async fn prefill(
 
 /// What is sent: the KV of `tokens`, all of the request's but the last.
 fn offer(model: &Model, request: &PrefillRequest, keep: &Keep, tokens: &[Token]) -> Offer {
+    let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     Offer {
         contract: Arc::clone(&model.contract),
         handoff: request.handoff,
@@ -102,7 +104,11 @@ fn offer(model: &Model, request: &PrefillRequest, keep: &Keep, tokens: &[Token])
         },
         tokens: request.tokens.clone(),
         continuation: 0,
-        kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        kv_end,
+        step_bytes: match model.gives_layers && request.terms.overlap {
+            true => step_bytes(&model.contract, kv_end, request.chunk),
+            false => 0,
+        },
     }
 }
 

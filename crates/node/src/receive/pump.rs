@@ -8,7 +8,6 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{ReadHalf, WriteHalf};
 use tandem_kv::KvBlock;
-use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
 use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
 use tokio::io::AsyncWriteExt;
@@ -59,6 +58,8 @@ pub(super) struct Pump {
     pub(super) broken: Option<(Instant, String)>,
     pub(super) place: Option<OwnedSemaphorePermit>,
     pub(super) staging: Option<OwnedSemaphorePermit>,
+    /// For which it has memory.
+    pub(super) credit_bytes: u64,
     pub(super) handed: HandedOver,
     /// True once a receipt has come, or if none will.
     pub(super) receipt: bool,
@@ -226,7 +227,7 @@ impl Pump {
             session,
             stream,
             streams: STREAMS,
-            credit_bytes: CREDIT_BYTES,
+            credit_bytes: self.credit_bytes,
             have_page,
             decode_rates: self.decoding.rates(Instant::now()),
         }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use tandem_identity::{Link, ReadHalf, WriteHalf};
 use tandem_kv::frame::Header;
+use tandem_kv::limits::MAX_BLOCKS_IN_FLIGHT;
 use tandem_kv::sender::{Outbound, Outgoing, SenderState};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::sync::mpsc;
@@ -15,8 +16,8 @@ use super::pump::Pump;
 use super::stream::{Batch, Order, What, Writer, Written};
 use super::{Fault, broken};
 use crate::limits::{
-    BLOCKS_PER_STREAM, GOODBYE, GROWING_PER_STREAM, Limits, MAX_CONTROL_WAITING,
-    MAX_INCOMING_WAITING, MAX_RECONNECTS, MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
+    BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
+    MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
 };
 use crate::wire::{Activity, Drain, WireError, read_answer, read_header, write_frame};
 
@@ -224,13 +225,9 @@ impl Pump {
 }
 
 impl Stream {
-    /// True if it can be given a block, or one that is being computed.
+    /// True if it can be given a block; of those that are being computed all that are open, if need be.
     pub(super) fn has_room(&self, is_growing: bool) -> bool {
-        if is_growing {
-            self.growing < GROWING_PER_STREAM
-        } else {
-            self.waiting - self.growing < BLOCKS_PER_STREAM
-        }
+        is_growing || self.waiting - self.growing < BLOCKS_PER_STREAM
     }
 
     pub(super) fn give(&self, order: Order) -> Result<(), Fault> {
@@ -281,7 +278,7 @@ impl Connection {
     }
 
     fn add(&mut self, write: WriteHalf, outbound: Outbound, limits: Limits) {
-        let room = BLOCKS_PER_STREAM + GROWING_PER_STREAM + MAX_CONTROL_WAITING;
+        let room = BLOCKS_PER_STREAM + MAX_BLOCKS_IN_FLIGHT + MAX_CONTROL_WAITING;
         let (orders, taken) = mpsc::channel(room);
         let writer = Writer {
             stream: self.streams.len(),

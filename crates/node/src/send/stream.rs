@@ -676,6 +676,7 @@ mod tests {
             continuation: 0,
             kv_end: tokens,
             pages: Vec::new(),
+            step_bytes: 0,
         };
         let expected = Expectation {
             contract,

@@ -11,8 +11,7 @@ use std::time::Instant;
 
 use tandem_engine::{EngineError, KvEngine, Sequence};
 use tandem_kv::limits::TARGET_BLOCK_BYTES;
-use tandem_kv::page::page_start;
-use tandem_kv::segment::block_tokens;
+use tandem_kv::segment::{block_tokens, next_block};
 use tandem_kv::{Contract, KvBlock, Section};
 
 use super::filling::Filling;
@@ -134,14 +133,6 @@ fn put_back(
     Ok(taking.taken(&part))
 }
 
-/// Where a block of the full layers ends that starts there, if there are so many tokens. Pages stay whole, so that
-/// they can be kept.
-fn block_end(contract: &Contract, start: u32) -> u32 {
-    let most = start.saturating_add(block_tokens(contract, Section::Full));
-    let aligned = page_start(most);
-    if aligned > start { aligned } else { most }
-}
-
 /// Rows of layers of full attention that are copied out, block by block.
 pub(super) struct FullOut {
     /// Tokens that are left.
@@ -165,7 +156,7 @@ impl FullOut {
     fn blocks(self, contract: &Contract) -> impl Iterator<Item = Range<u32>> {
         let Range { mut start, end } = self.rest;
         std::iter::from_fn(move || {
-            let block = start..block_end(contract, start).min(end);
+            let block = next_block(contract, Section::Full, start..end);
             start = block.end;
             (!block.is_empty()).then_some(block)
         })
@@ -204,8 +195,8 @@ impl FullOut {
             .begun
             .as_ref()
             .map_or(self.rest.start, |b| b.tokens.start);
-        let end = block_end(engine.contract(), start);
-        let left = self.rest.start..end.min(self.rest.end);
+        let block = next_block(engine.contract(), Section::Full, start..self.rest.end);
+        let left = self.rest.start..block.end;
         let each = engine.export_bytes(Section::Full);
         let room = MAX_SLICE_BYTES.saturating_sub(*copied) / each.max(1);
         let room = u32::try_from(room).unwrap_or(u32::MAX);

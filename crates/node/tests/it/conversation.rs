@@ -674,6 +674,7 @@ fn handing_back(config: &FakeConfig, deal: &Deal, all: &[u32], ticket: &ReturnTi
         tokens: all.to_vec(),
         continuation: (all.len() - deal.tokens.len()) as u32,
         kv_end: all.len() as u32,
+        step_bytes: 0,
     }
 }
 

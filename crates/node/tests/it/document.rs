@@ -126,8 +126,11 @@ fn every_limit_has_its_value() {
             mebibytes(limits::STAGING_UNITS as u64 * limits::STAGING_UNIT),
         ),
         ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),
+        (
+            "MAX_CREDIT_BYTES",
+            mebibytes(tandem_kv::limits::MAX_CREDIT_BYTES),
+        ),
         ("AHEAD_BYTES", mebibytes(tandem_kv::limits::AHEAD_BYTES)),
-        ("GROWING_PER_STREAM", limits::GROWING_PER_STREAM.to_string()),
         ("MAX_SLICE_BYTES", mebibytes(limits::MAX_SLICE_BYTES)),
     ];
     let text = document();

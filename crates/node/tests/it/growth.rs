@@ -1,16 +1,20 @@
 //! Blocks that are sent while they are computed, layer by layer.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{CallKind, Failure, FakeConfig};
 use tandem_kv::frame::Kind;
+use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::{LayerKind, LayerSpec};
 use tandem_node::Limits;
-use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
+use tandem_node::limits::{STAGING_UNIT, STAGING_UNITS};
+use tandem_proto::{CodecChoice, GenerateEvent, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, SHORT, Setup, endless, eventually, prompt};
+use super::cluster::{Deal, Events, SHORT, Setup, TestNode, endless, eventually, prompt};
 use super::kills::{Brake, held};
 use super::proxy::Fault;
+use super::raw::Handoff;
 use super::rig::{Plan, Rig};
 
 /// Chunks of the usual request; the last one has two tokens.
@@ -160,7 +164,7 @@ async fn a_cut_in_the_middle_of_a_step_sends_its_blocks_again() {
         // All blocks before have been taken.
         let blocks = rig.proxy.blocks(0).into_iter();
         let before = blocks.filter(|(_, tokens)| tokens.end != rig.kv_end());
-        let before: std::collections::BTreeSet<_> = before
+        let before: BTreeSet<_> = before
             .map(|(section, tokens)| (section.wire(), tokens.start))
             .collect();
         let acks = || {
@@ -216,47 +220,115 @@ async fn a_step_that_fails_midway_costs_time_and_not_the_answer() {
     }
 }
 
-/// Two chunks of 512 tokens, 128 MiB each: twice as much as may be open at once.
-fn beyond_the_credit(limits: Limits) -> Plan {
+/// A chunk of 512 tokens of [`large`]: 128 MiB, in blocks of 8 MiB.
+const STEP: u32 = 512;
+
+/// Two such chunks.
+fn large_steps(limits: Limits) -> Plan {
     let config = FakeConfig {
-        prefill_tokens: 512,
-        microbatch_tokens: 512,
+        prefill_tokens: STEP,
+        microbatch_tokens: STEP,
+        sequences: 80,
         ..large([LayerKind::Full; 4])
     };
     let mut plan = Plan::new(&config, limits);
-    plan.deal = Deal::new(&prompt(512 * 2 + 1), 512);
+    plan.deal = Deal::new(&prompt(STEP * 2 + 1), STEP);
     plan.deal.terms.reuse = Reuse::Off;
     plan.deal.terms.codec = CodecChoice::Raw;
     plan
 }
 
+/// Handoffs that hold memory of a decode node, with their requests.
+type Holding = Vec<(Events<GenerateEvent>, Handoff)>;
+
+/// Half of the memory of the decode node is taken: a step of 128 MiB is twice as much as may be open at once.
+async fn take_half(decode: &TestNode, config: &FakeConfig) -> Holding {
+    let mut holding = Vec::new();
+    let half = STAGING_UNITS as u64 * STAGING_UNIT / 2;
+    while decode.handoffs().await.staging_bytes + CREDIT_BYTES < half {
+        let mut deal = Deal::new(&prompt(65), config.prefill_tokens);
+        deal.id = format!("silent-{}", holding.len());
+        deal.terms.reuse = Reuse::Off;
+        let (events, ticket) = deal.open(decode).await;
+        let handoff = Handoff::dial(config, &deal, &ticket).await;
+        holding.push((events, handoff.expect("a place")));
+    }
+    holding
+}
+
+/// Blocks of the second chunk that have begun.
+fn begun(rig: &Rig) -> usize {
+    let segments = rig.proxy.segments(0).into_iter();
+    let starts: BTreeSet<u32> = segments.map(|(_, tokens, _)| tokens.start).collect();
+    starts.range(STEP..).count()
+}
+
+/// All of a large step leaves while it is computed, or what the credit is for where memory is short.
+#[tokio::test(flavor = "multi_thread")]
+async fn credit_follows_the_step_while_there_is_memory() {
+    for (is_short, blocks) in [(false, 16), (true, (CREDIT_BYTES >> 23) as usize)] {
+        let mut plan = large_steps(endless());
+        let config = plan.receiving.clone();
+        // Before the last layer.
+        let brake = Brake::on(&mut plan.sending, CallKind::Give, 7);
+        let rig = plan.start().await;
+        let before = match is_short {
+            true => take_half(&rig.decode, &config).await,
+            false => Vec::new(),
+        };
+        let going = rig.begin(&[]).await;
+        brake.reached().await;
+        eventually("blocks", || begun(&rig) >= blocks).await;
+        let last = || {
+            let all = rig.proxy.segments(0).into_iter();
+            let second = all.filter(|s| s.1.start >= STEP && s.2.end == 3);
+            second.count()
+        };
+        eventually("the layers before the last one", || last() >= blocks).await;
+        tokio::time::sleep(SHORT).await;
+        assert_eq!((begun(&rig), last()), (blocks, blocks));
+        brake.release();
+        let answer = going.answer().await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        assert_eq!(answer.summary.fallback, None);
+        rig.once("a large step");
+        drop(before);
+        rig.decode.settled().await;
+        rig.prefill.clean().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_beyond_the_credit_that_fails_is_noticed_at_once() {
-    let mut plan = beyond_the_credit(endless());
+    let mut plan = large_steps(endless());
+    let config = plan.receiving.clone();
     plan.sending.fail = Some(Failure {
         call: CallKind::Give,
         nth: 6,
     });
     let rig = plan.start().await;
+    let before = take_half(&rig.decode, &config).await;
     let (end, answer) = rig.begin(&[]).await.end().await;
     assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
     let answer = answer.await.unwrap();
     assert_eq!(answer.tokens, rig.expected);
-    assert_eq!(answer.summary.remote_tokens, 512);
+    assert_eq!(answer.summary.remote_tokens, STEP);
+    drop(before);
     rig.clean().await;
 }
 
 /// What has not been opened before a break, and what has, comes with its chunk.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_in_the_middle_of_a_step_beyond_the_credit() {
-    let mut plan = beyond_the_credit(endless());
+    let mut plan = large_steps(endless());
+    let config = plan.receiving.clone();
     let brake = Brake::on(&mut plan.sending, CallKind::Give, 6);
     let rig = plan.start().await;
+    let before = take_half(&rig.decode, &config).await;
     let going = rig.begin(&[]).await;
     brake.reached().await;
-    let is_second = |b: &(tandem_kv::Section, std::ops::Range<u32>)| b.1.start >= 512;
-    eventually("blocks", || rig.proxy.blocks(0).iter().any(is_second)).await;
-    held(&rig.decode, 512).await;
+    eventually("blocks", || begun(&rig) > 0).await;
+    held(&rig.decode, STEP).await;
     rig.proxy.cut();
     let goes_on = || rig.proxy.connections() > 1 && rig.proxy.written(1) > 0;
     eventually("another connection", goes_on).await;
@@ -267,6 +339,9 @@ async fn a_cut_in_the_middle_of_a_step_beyond_the_credit() {
     assert_eq!(answer.tokens, rig.expected);
     assert_eq!(answer.summary.fallback, None);
     rig.once("a cut beyond the credit");
+    drop(before);
+    rig.decode.settled().await;
+    rig.prefill.clean().await;
 }
 
 /// The decode node has the first page of a chunk, and the prefill node has not.

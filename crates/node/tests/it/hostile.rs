@@ -36,6 +36,7 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
         continuation: 0,
         kv_end,
         pages: Vec::new(),
+        step_bytes: 0,
     };
     let (mut sender, hello) = Sender::new(offer).unwrap();
     let mut frames = vec![hello];

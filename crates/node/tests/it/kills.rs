@@ -70,7 +70,7 @@ pub async fn held(node: &TestNode, tokens: u32) {
         loop {
             let status = node.status().await;
             let sequences = &status.models[0].sequences;
-            if sequences.first().is_some_and(|s| s.held_tokens >= tokens) {
+            if sequences.iter().any(|s| s.held_tokens >= tokens) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;

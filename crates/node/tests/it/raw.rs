@@ -58,6 +58,7 @@ impl Handoff {
             continuation: 0,
             kv_end,
             pages: namespace.chain(&deal.tokens[..kv_end as usize]),
+            step_bytes: 0,
         };
         Self::offer(engine, offer, deal.via.unwrap_or(ticket.port)).await
     }
