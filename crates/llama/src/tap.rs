@@ -147,9 +147,12 @@ impl Node {
             Some(layer) => (PlaneKind::Key, layer),
             None => (PlaneKind::Value, name.strip_prefix("cache_v_l")?),
         };
+        let layer = layer.parse().ok()?;
+        #[cfg(test)]
+        let layer = tests::seen_as(layer)?;
         Some(Self {
             tensor,
-            layer: layer.parse().ok()?,
+            layer,
             kind,
         })
     }
@@ -235,5 +238,78 @@ fn read_rows(node: &ggml_tensor, cells: impl Iterator<Item = i64>, out: &mut Vec
             ggml_backend_tensor_get(node, to.cast(), start * row, bytes);
             out.set_len(out.len() + bytes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::path::PathBuf;
+
+    use tandem_engine::{Capacity, KvEngine};
+    use tandem_kv::Section;
+
+    use crate::{LlamaEngine, LlamaOptions};
+
+    /// As what a layer is seen on this thread, as if llama.cpp named its tensors otherwise.
+    type SeenAs = fn(u32) -> Option<u32>;
+
+    thread_local! {
+        static SEEN_AS: Cell<SeenAs> = const { Cell::new(Some) };
+    }
+
+    pub(super) fn seen_as(layer: u32) -> Option<u32> {
+        SEEN_AS.get()(layer)
+    }
+
+    fn load(by_layer: bool) -> LlamaEngine {
+        let model = "../../models/nano-writer.gguf";
+        let options = LlamaOptions {
+            capacity: Capacity {
+                sequences: 1,
+                tokens_per_sequence: 64,
+                prefill_tokens: 64,
+                microbatch_tokens: 64,
+            },
+            threads: 1,
+            by_layer,
+            ..LlamaOptions::default()
+        };
+        LlamaEngine::load(
+            &PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(model),
+            &options,
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn layers_that_cannot_be_seen_are_not_given() {
+        let rows = |engine: &mut LlamaEngine| {
+            let sequence = engine.open().unwrap();
+            let tokens: Vec<u32> = (5..25).collect();
+            engine.prefill(sequence, 0, &tokens).unwrap();
+            Section::ALL.map(|section| engine.export(sequence, section, 0..20).unwrap())
+        };
+        let expected = rows(&mut load(false));
+        let hidden: [SeenAs; 4] = [
+            // No layer has a name that we know.
+            |_| None,
+            // One has not.
+            |layer| (layer != 2).then_some(layer),
+            // Two have each other's.
+            |layer| Some([1, 0][..].get(layer as usize).map_or(layer, |other| *other)),
+            // One is not in the contract.
+            |layer| Some(if layer == 0 { 99 } else { layer }),
+        ];
+        for (number, seen_as) in hidden.into_iter().enumerate() {
+            SEEN_AS.set(seen_as);
+            let mut engine = load(true);
+            assert!(!engine.gives_layers(), "{number}");
+            assert_eq!(rows(&mut engine), expected, "{number}");
+        }
+        SEEN_AS.set(Some);
+        let mut engine = load(true);
+        assert!(engine.gives_layers());
+        assert_eq!(rows(&mut engine), expected);
     }
 }
