@@ -287,12 +287,7 @@ impl Pump {
     /// Does what can be done now, then waits for one thing to happen.
     async fn step(&mut self, input: &mut mpsc::Receiver<Input>) -> Result<Option<Report>, Fault> {
         self.open_blocks()?;
-        let all_written = self.queue.is_empty() && self.last.is_some();
-        if all_written && self.sender.state() == SenderState::Streaming && self.idle() {
-            let commit = self.sender.commit()?;
-            self.in_doubt = true;
-            self.main(commit)?;
-        }
+        self.commit()?;
         if self.sender.state() == SenderState::Committed {
             if let Some(last) = &self.last
                 && self.report.exposed_transfer_ms == 0.0
@@ -350,6 +345,17 @@ impl Pump {
             }
         }
         Ok(None)
+    }
+
+    /// Commits once everything is written.
+    fn commit(&mut self) -> Result<(), Fault> {
+        let all_written = self.queue.is_empty() && self.last.is_some() && self.idle();
+        if all_written && self.sender.state() == SenderState::Streaming {
+            let commit = self.sender.commit()?;
+            self.in_doubt = true;
+            self.main(commit)?;
+        }
+        Ok(())
     }
 
     /// True if no writer has anything left.
@@ -542,6 +548,8 @@ impl Pump {
                     self.push(Arc::clone(block));
                 }
                 let opened = self.open_blocks();
+                // Before pages are made of it, for which nobody waits.
+                let opened = opened.and_then(|()| self.commit());
                 for block in chunk.to_keep() {
                     if let Some(Sending { kept, .. }) = &mut self.sending {
                         let Kept { keep, tokens, tail } = kept;

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 
 use crate::bench::link::Link;
@@ -20,8 +20,10 @@ const PIECES: usize = 256;
 const PIECE_TIME: Duration = Duration::from_millis(5);
 /// The smallest piece.
 const SMALLEST_PIECE: usize = 1460;
-/// How far the rate may be ahead or behind for a while: timers wake by milliseconds.
+/// How far the rate may be ahead or behind for a while.
 const SLACK: Duration = Duration::from_millis(2);
+/// How late timers of the runtime may wake.
+const TIMER: Duration = Duration::from_millis(2);
 
 /// The link. Dropping it breaks all connections over it.
 pub struct Relay {
@@ -111,7 +113,7 @@ async fn one_way(
             free = free.max(now.checked_sub(SLACK).unwrap_or(now)) + takes;
             // No more is taken from the sender than the link carries.
             if free > now + SLACK {
-                sleep_until(free).await;
+                wait_until(free).await;
             }
             if sent.send((free.max(now) + delay, bytes)).await.is_err() {
                 return Ok(());
@@ -120,13 +122,26 @@ async fn one_way(
     };
     let arriving = async {
         while let Some((due, bytes)) = arriving.recv().await {
-            sleep_until(due).await;
+            wait_until(due).await;
             to.write_all(&bytes).await?;
         }
         to.shutdown().await
     };
     let (left, arrived): (std::io::Result<()>, _) = tokio::join!(leaving, arriving);
     left.and(arrived)
+}
+
+/// Waits as exactly as the system can: timers of the runtime wake by milliseconds, which are more than the delay of a
+/// link in one room.
+async fn wait_until(due: Instant) {
+    let left = move || due.saturating_duration_since(Instant::now());
+    if left() > TIMER {
+        sleep_until(due - TIMER).await;
+    }
+    if !left().is_zero() {
+        // Not even the end of this process waits for it for long.
+        let _ = spawn_blocking(move || std::thread::sleep(left())).await;
+    }
 }
 
 #[cfg(test)]
