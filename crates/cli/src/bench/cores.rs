@@ -17,20 +17,45 @@ pub fn divide(one: u32, others: &[u32]) -> anyhow::Result<bool> {
     };
     keep(&[one], &cores)
         .and_then(|()| keep(others, &rest))
-        .context("processes cannot be kept to cores of their own; --share-cores does without")?;
+        .context(REFUSED)?;
     Ok(true)
 }
 
+/// Keeps the engine of a node, and what it computes with, to half of the cores that this process may use, and
+/// everything else of all nodes and this process to the other half; false as above. A machine whose GPU prefills has its cores for what sends.
+///
+/// # Errors
+/// If the system does not permit it.
+pub fn set_engine_apart(node: u32, others: &[u32]) -> anyhow::Result<bool> {
+    let Some((cores, rest)) = halves() else {
+        return Ok(false);
+    };
+    let all = [others, &[node, std::process::id()]].concat();
+    keep(&all, &rest)
+        .and_then(|()| keep_threads(node, ENGINE, &cores))
+        .context(REFUSED)?;
+    Ok(true)
+}
+
+/// How the names of engine threads begin.
+const ENGINE: &str = "engine ";
+const REFUSED: &str = "processes cannot be kept to cores of their own; --share-cores does without";
+
 #[cfg(target_os = "linux")]
-use linux::{halves, keep};
+use linux::{halves, keep, keep_threads};
 
 #[cfg(target_os = "linux")]
 mod linux {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use procfs::process::Process;
     use rustix::io::Errno;
     use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+
+    /// How often a thread is looked for that may just have begun, which gives itself its name, and the pause in between.
+    const NAMED: u32 = 100;
+    const PAUSE: Duration = Duration::from_millis(10);
 
     /// The cores that this process may use, in two halves; threads of one core stay together where
     /// there are several.
@@ -56,10 +81,38 @@ mod linux {
         first.and_then(|first| first.parse().ok()).unwrap_or(core)
     }
 
-    /// Keeps all threads of the processes to these cores, and so those that they will start.
-    pub fn keep(processes: &[u32], cores: &[usize]) -> anyhow::Result<()> {
+    /// The cores as a set.
+    fn set_of(cores: &[usize]) -> CpuSet {
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));
+        set
+    }
+
+    /// Keeps the threads of a process whose names begin so to these cores.
+    pub fn keep_threads(process: u32, begin: &str, cores: &[usize]) -> anyhow::Result<()> {
+        let set = set_of(cores);
+        let process = Process::new(i32::try_from(process)?)?;
+        for _ in 0..NAMED {
+            let mut found = false;
+            for task in process.tasks()? {
+                let task = task?;
+                // One that has ended has no name.
+                if task.status().is_ok_and(|s| s.name.starts_with(begin)) {
+                    sched_setaffinity(Pid::from_raw(task.tid), &set)?;
+                    found = true;
+                }
+            }
+            if found {
+                return Ok(());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        anyhow::bail!("process {} has no thread `{begin}`", process.pid)
+    }
+
+    /// Keeps all threads of the processes to these cores, and so those that they will start.
+    pub fn keep(processes: &[u32], cores: &[usize]) -> anyhow::Result<()> {
+        let set = set_of(cores);
         for process in processes {
             let process = Process::new(i32::try_from(*process)?)?;
             let mut kept = BTreeSet::new();
@@ -103,6 +156,31 @@ mod linux {
         }
 
         #[test]
+        fn threads_of_one_name_keep_to_their_cores() {
+            let Some((cores, _)) = halves() else {
+                return;
+            };
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let named = std::thread::Builder::new().name("engine of a test".into());
+            let (tell, told) = std::sync::mpsc::channel();
+            let thread = named
+                .spawn(move || {
+                    tell.send(rustix::thread::gettid()).unwrap();
+                    let _ = ended.recv();
+                })
+                .unwrap();
+            let id = told.recv().unwrap();
+            let before = sched_getaffinity(None).unwrap();
+            keep_threads(std::process::id(), "engine of", &cores).unwrap();
+            let found = sched_getaffinity(Some(id)).unwrap();
+            drop(end);
+            thread.join().unwrap();
+            assert_eq!(found, set_of(&cores));
+            assert_eq!(sched_getaffinity(None).unwrap(), before);
+            keep_threads(std::process::id(), "no such", &cores).unwrap_err();
+        }
+
+        #[test]
         fn all_threads_of_a_process_keep_to_its_cores() {
             let Some((_, cores)) = halves() else {
                 return;
@@ -135,4 +213,9 @@ const fn halves() -> Option<(Vec<usize>, Vec<usize>)> {
 #[cfg(not(target_os = "linux"))]
 fn keep(_: &[u32], _: &[usize]) -> anyhow::Result<()> {
     anyhow::bail!("this system cannot be told on which cores a process runs")
+}
+
+#[cfg(not(target_os = "linux"))]
+fn keep_threads(_: u32, _: &str, _: &[usize]) -> anyhow::Result<()> {
+    keep(&[], &[])
 }

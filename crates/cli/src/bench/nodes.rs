@@ -189,6 +189,11 @@ impl Node {
         })
     }
 
+    /// Its process.
+    pub fn process(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     async fn stop(mut self) {
         drop(self.child.stdin.take());
         if tokio::time::timeout(END, self.child.wait()).await.is_err() {

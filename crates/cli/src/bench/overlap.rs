@@ -17,6 +17,7 @@ use serde::Serialize;
 use tandem_kv::adaptive::Quality;
 use tandem_node::limits::STREAMS;
 
+use super::cores;
 use super::figures::{Machine, right, table, told};
 use super::link::Link;
 use super::nodes::{CONTEXT, Cluster, Nodes, Place, program};
@@ -61,6 +62,10 @@ pub struct Arguments {
     /// Uses the link inside this process even if namespaces can be had.
     #[arg(long)]
     without_namespaces: bool,
+    /// Leaves it to the system on which cores everything runs [default: the engine that prefills keeps to half of them,
+    /// and all else to the others, where the system can be told so].
+    #[arg(long)]
+    share_cores: bool,
     /// Prints one JSON object and nothing else on standard output.
     #[arg(long)]
     json: bool,
@@ -84,6 +89,8 @@ struct Figures {
     /// False: the link was inside this process, and only KV went over it.
     namespaces: bool,
     delay: Delay,
+    /// True if the engine that prefills had cores of its own.
+    cores_apart: bool,
     model: String,
     tokens: u32,
     rounds: u32,
@@ -118,6 +125,8 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
+    // As long as this process may use all of its cores.
+    let machine = Machine::this();
     let mut links = arguments.link.clone();
     if links.is_empty() {
         let parsed: Result<Vec<Link>, String> = LINKS.iter().map(|l| l.parse()).collect();
@@ -147,6 +156,11 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     };
     let cluster = Cluster::create().await?;
     let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places).await?;
+    let others: Vec<u32> = nodes.decode.process().into_iter().collect();
+    let cores_apart = match nodes.prefill.process() {
+        Some(process) if !arguments.share_cores => cores::set_engine_apart(process, &others)?,
+        _ => false,
+    };
     let mut out = Vec::new();
     for link in links {
         eprintln!("link {link}");
@@ -170,9 +184,10 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     }
     nodes.stop().await;
     Ok(Figures {
-        machine: Machine::this(),
+        machine,
         namespaces: namespaces.is_some(),
         delay,
+        cores_apart,
         model: arguments.model.display().to_string(),
         tokens: arguments.tokens,
         rounds: arguments.rounds,
@@ -259,7 +274,7 @@ fn shown(figures: &Figures) -> String {
         (false, _) => "a link inside the process, for KV only",
     };
     format!(
-        "{}\n{}, prompts of {} tokens, means of {} rounds, {link}, connections: {}, quality: {}\n{out}",
+        "{}\n{}, prompts of {} tokens, means of {} rounds, {link}, connections: {}, quality: {}, {}\n{out}",
         figures.machine,
         figures.model,
         figures.tokens,
@@ -268,6 +283,10 @@ fn shown(figures: &Figures) -> String {
             0 => "as found out".to_owned(),
             number => number.to_string(),
         },
-        figures.quality.name()
+        figures.quality.name(),
+        match figures.cores_apart {
+            true => "the engine that prefills on cores of its own",
+            false => "cores shared",
+        }
     )
 }

@@ -118,12 +118,16 @@ fn memory_of_a_handoff_does_not_grow_with_the_prompt() {
 fn overlap_is_measured_over_a_link_inside_the_process() {
     let (told, _, _) = overlap(overlap_command().arg("--without-namespaces"));
     assert_eq!(told["namespaces"], false);
+    let cores = std::thread::available_parallelism().expect("cores").get();
+    assert_eq!(told["cores"], cores, "{told}");
+    assert!(cores == 1 || told["cores_apart"] == cfg!(target_os = "linux"));
 }
 
 #[test]
 fn overlap_is_measured_without_the_programs_for_namespaces() {
-    let (told, said, _) = overlap(overlap_command().env("PATH", ""));
+    let (told, said, _) = overlap(overlap_command().env("PATH", "").arg("--share-cores"));
     assert_eq!(told["namespaces"], false);
+    assert_eq!(told["cores_apart"], false, "{told}");
     assert!(said.contains("`ip` of iproute2"), "{said}");
 }
 
