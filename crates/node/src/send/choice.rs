@@ -46,7 +46,7 @@ pub struct Measured {
     /// True if rows of the window have come.
     in_window: bool,
     /// Payload bytes, and time during which some were on their way; counted when none is any more, because
-    /// what was written may still be in buffers.
+    /// what was written may still be in buffers, and if they were many.
     carried: Rate,
     /// Payload bytes acknowledged.
     acknowledged: u64,
@@ -219,8 +219,11 @@ impl Measured {
         if idle {
             self.busy_since = None;
             let carried = std::mem::take(&mut self.busy_bytes);
-            self.carried
-                .add(carried, now.saturating_duration_since(since));
+            // What is little may have gone faster than the link can carry more: a shaper lets that much through at once.
+            if carried >= BELIEVED_BYTES {
+                self.carried
+                    .add(carried, now.saturating_duration_since(since));
+            }
         }
         let bytes = std::mem::take(&mut self.on_their_way);
         self.adaptive.acknowledged(bytes);

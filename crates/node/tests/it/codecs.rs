@@ -255,6 +255,27 @@ fn what_is_still_in_buffers_was_not_carried() {
     }
 }
 
+/// A shaper lets a little through at once, and what comes behind it at its rate.
+#[test]
+fn what_is_let_through_at_once_is_not_the_rate_of_a_link() {
+    for (bytes, codec) in [
+        (BELIEVED_BYTES - 1, Codec::K8v4),
+        (BELIEVED_BYTES, Codec::Raw),
+    ] {
+        let mut measured = Measured::new(&AUTO, Memory::of(10e6));
+        // Made a little faster than the link carries it, and carried much faster than that.
+        measured.produced(&chunk(1_000_000, 40.0));
+        assert_eq!(measured.codec(), Codec::K8v4);
+        let mut again = Measured::new(&AUTO, Memory::of(10e6));
+        let start = Instant::now();
+        again.opened(start);
+        again.written(bytes, &Drained::default());
+        again.acknowledged(start + Duration::from_millis(10), true);
+        again.produced(&chunk(1_000_000, 40.0));
+        assert_eq!(again.codec(), codec, "{bytes}");
+    }
+}
+
 #[test]
 fn connections_share_a_link() {
     // Four at once, in turn, and each of them beginning when the one before has half of its bytes.
