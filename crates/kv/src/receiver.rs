@@ -337,7 +337,7 @@ impl Receiver {
     }
 
     /// Takes the buffers of a block that has been applied, for blocks to come; of all those that are not in use the last
-    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than the credit or [`CREDIT_BYTES`].
+    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than the credit, or than [`CREDIT_BYTES`] if that is less.
     pub fn recycle(&mut self, block: KvBlock) {
         let buffers = block.planes.into_iter().map(|p| p.data.into_vec());
         self.spare.extend(buffers.filter(|b| b.capacity() > 0));

@@ -62,7 +62,7 @@ pub struct Node {
     pub receiving: Arc<Semaphore>,
     /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].
     pub staging: Arc<Semaphore>,
-    /// Buffers of the last handoff that was received, for the next one: at most one credit.
+    /// Buffers of the last handoff that was received, for the next one: at most [`tandem_kv::limits::CREDIT_BYTES`].
     pub spare: Mutex<Vec<Vec<u8>>>,
     /// How fast this node decodes.
     pub decoding: Arc<Decoding>,

@@ -34,10 +34,13 @@ pub const MAX_TAKEN_BACK: usize = MAX_HANDOFFS / 2;
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
 /// Complete handoffs that can be confirmed again, because the sender may not have heard of it.
 pub const MAX_CONFIRMED: usize = 256;
-/// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`].
+/// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`]: for [`MAX_HANDOFFS`] without windows
+/// and large steps. Large steps leave half of it, answers that are taken back a quarter.
 pub const STAGING_UNITS: usize = 6144;
 /// The unit in which memory for KV is given out.
 pub const STAGING_UNIT: u64 = 1 << 20;
+/// Blocks of a handoff of which pages are made at the same time where it is received.
+pub const MAX_KEEPERS: usize = 4;
 /// Steps that the connections of a handoff may have taken and its owner not looked at.
 pub const MAX_STEPS_WAITING: usize = 16;
 /// New connections of a handoff that may wait for its owner.
@@ -52,8 +55,8 @@ pub const MIN_LINK_RATE: u64 = 64 << 10;
 pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to one connection before they are written.
 pub const BLOCKS_PER_STREAM: usize = 2;
-/// Bytes that a link has carried while something waited for it, or that were decoded, before their rate is
-/// believed.
+/// Bytes that a link has carried while something waited for it, or at once without a pause, or that were decoded, before
+/// their rate is believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
 /// Of a link of which nothing is known less is believed, [`ARRIVAL_BYTES`], if it took this long.
 pub const BELIEVED_TIME: Duration = Duration::from_millis(100);

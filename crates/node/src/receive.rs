@@ -21,7 +21,7 @@ use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
 use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, control_frame, parse};
 use tandem_kv::receiver::{Expectation, Receiver, credit_for};
-use tandem_kv::segment::window_bytes;
+use tandem_kv::segment::{step_bytes, window_bytes};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
@@ -35,8 +35,8 @@ use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
 use crate::held::Tail;
 use crate::job::{HandedOver, Lost};
 use crate::limits::{
-    GOODBYE, Limits, MAX_ARRIVALS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT, STAGING_UNITS,
-    STREAMS,
+    GOODBYE, Limits, MAX_ARRIVALS, MAX_KEEPERS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT,
+    STAGING_UNITS, STREAMS,
 };
 use crate::tickets::{Permitted, Until};
 use crate::wire::{read_header, read_payload};
@@ -263,23 +263,30 @@ fn tokens_of(expected: &Expectation, hello: &Hello, kv_end: u32) -> Vec<u32> {
 }
 
 /// The credit of a handoff, and memory for it. More than [`CREDIT_BYTES`] only if that leaves half of all memory for
-/// others; with less, a large step is sent when it is over.
+/// others; with less, a large step is sent when it is over. Answers that are taken back leave a quarter of it.
 fn credit(
     staging: &Arc<Semaphore>,
     contract: &Contract,
     kv_end: u32,
-    step_bytes: u64,
+    hello: &Hello,
+    is_back: bool,
 ) -> Option<(u64, OwnedSemaphorePermit)> {
-    let take = |credit| {
+    // There is no larger step than all of it.
+    let step = hello.step_bytes.min(step_bytes(contract, kv_end, kv_end));
+    let take = |credit, least_left| {
         let units = staging_units(contract, kv_end, credit);
-        let left = staging.available_permits().checked_sub(units as usize)?;
-        if credit > CREDIT_BYTES && left < STAGING_UNITS / 2 {
-            return None;
-        }
         let memory = Arc::clone(staging).try_acquire_many_owned(units).ok()?;
-        Some((credit, memory))
+        let leaves_enough = staging.available_permits() >= least_left;
+        leaves_enough.then_some((credit, memory))
     };
-    take(credit_for(step_bytes)).or_else(|| take(CREDIT_BYTES))
+    let large = credit_for(step);
+    if !is_back
+        && large > CREDIT_BYTES
+        && let Some(taken) = take(large, STAGING_UNITS / 2)
+    {
+        return Some(taken);
+    }
+    take(CREDIT_BYTES, if is_back { STAGING_UNITS / 4 } else { 0 })
 }
 
 /// Memory for a handoff, in units of [`STAGING_UNIT`]: blocks that wait, a window, and on each connection
@@ -299,9 +306,8 @@ async fn serve(
     mut first: Greeted,
     from: SocketAddr,
 ) -> Result<(), Lost> {
-    let expected = &permitted.expectation;
-    let handoff = expected.handoff;
-    let kv_end = match Receiver::check_hello(hello, expected) {
+    let handoff = permitted.expectation.handoff;
+    let kv_end = match Receiver::check_hello(hello, &permitted.expectation) {
         Ok(kv_end) => kv_end,
         Err(refusal) => {
             say(&mut first.write, handoff, &refusal).await;
@@ -309,10 +315,10 @@ async fn serve(
         }
     };
     let names_pages = agree(&mut permitted.expectation, hello);
-    let expected = &permitted.expectation;
+    let contract = &permitted.expectation.contract;
     let place = Arc::clone(&node.receiving).try_acquire_owned();
-    let memory = credit(&node.staging, &expected.contract, kv_end, hello.step_bytes);
     let is_back = permitted.target.is_pages();
+    let memory = credit(&node.staging, contract, kv_end, hello, is_back);
     let back = is_back.then(|| Arc::clone(&node.taking_back).try_acquire_owned());
     let (Ok(place), Some((credit_bytes, staging)), Ok(_back)) = (place, memory, back.transpose())
     else {
@@ -345,7 +351,7 @@ async fn serve(
         staging: Some(staging),
         credit_bytes,
         handed: HandedOver::default(),
-        receipt: permitted.target.is_pages(),
+        receipt: is_back,
         committed: false,
         from,
         permitted,
@@ -353,6 +359,7 @@ async fn serve(
         kv_end,
         names_pages,
         tail: Tail::default(),
+        keepers: Arc::new(Semaphore::new(MAX_KEEPERS)),
         spare: std::mem::take(&mut *spare(node)),
         decoding: Arc::clone(&node.decoding),
     };
@@ -376,4 +383,76 @@ fn spare(node: &Node) -> MutexGuard<'_, Vec<Vec<u8>>> {
 
 fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
     receiver.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_engine::KvEngine;
+    use tandem_engine::fake::{FakeConfig, FakeEngine};
+    use tandem_kv::limits::{AHEAD_BYTES, MAX_CREDIT_BYTES};
+
+    use super::*;
+
+    const ALL: u64 = STAGING_UNITS as u64 * STAGING_UNIT;
+    /// On each connection, one that is being decoded.
+    const SEGMENTS: u64 = STREAMS as u64 * MAX_SEGMENT_PAYLOAD as u64;
+
+    /// The credit of a handoff of so many tokens whose sender says so much of its steps, with so much memory left, in
+    /// whole units.
+    fn given(tokens: u32, said: u64, left: u64, is_back: bool) -> Option<u64> {
+        let contract = FakeEngine::new(FakeConfig::default()).contract().clone();
+        let hello = Hello {
+            ticket: String::new(),
+            contract: contract.clone(),
+            kv_end: tokens,
+            continuation: Vec::new(),
+            token_digest: String::new(),
+            step_bytes: said,
+        };
+        let units = usize::try_from(left / STAGING_UNIT).unwrap();
+        let staging = Arc::new(Semaphore::new(units));
+        let (credit_bytes, memory) = credit(&staging, &contract, tokens, &hello, is_back)?;
+        let credit_bytes = credit_bytes.next_multiple_of(STAGING_UNIT);
+        let taken = memory.num_permits() as u64 * STAGING_UNIT;
+        assert_eq!(taken, credit_bytes + SEGMENTS);
+        drop(memory);
+        assert_eq!(staging.available_permits(), units);
+        Some(credit_bytes)
+    }
+
+    #[test]
+    fn credit_is_what_a_step_needs_as_long_as_others_have_enough() {
+        let contract = FakeEngine::new(FakeConfig::default()).contract().clone();
+        let token = step_bytes(&contract, 1, 1);
+        let many = u32::try_from((256 << 20) / token).unwrap();
+        let all = token * u64::from(many);
+        let large = (all + AHEAD_BYTES).next_multiple_of(STAGING_UNIT);
+        let least = CREDIT_BYTES + SEGMENTS;
+        let half = ALL / 2 + large + SEGMENTS;
+        for (tokens, said, left, expected) in [
+            (many, 0, ALL, Some(CREDIT_BYTES)),
+            (many, all, ALL, Some(large)),
+            // No step is larger than the handoff.
+            (many, u64::MAX, ALL, Some(large)),
+            (3, u64::MAX, ALL, Some(CREDIT_BYTES)),
+            // Half is left, and not.
+            (many, all, half, Some(large)),
+            (many, all, half - STAGING_UNIT, Some(CREDIT_BYTES)),
+            (many, all, least, Some(CREDIT_BYTES)),
+            (many, all, least - STAGING_UNIT, None),
+        ] {
+            let found = given(tokens, said, left, false);
+            assert_eq!(found, expected, "{tokens}, {said}, {left}");
+        }
+        assert!(large < MAX_CREDIT_BYTES);
+    }
+
+    #[test]
+    fn answers_that_are_taken_back_leave_memory_for_requests() {
+        let least = ALL / 4 + CREDIT_BYTES + SEGMENTS;
+        for (left, expected) in [(ALL, true), (least, true), (least - STAGING_UNIT, false)] {
+            let found = given(100, u64::MAX, left, true);
+            assert_eq!(found, expected.then_some(CREDIT_BYTES), "{left}");
+        }
+    }
 }

@@ -16,19 +16,21 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use tandem_identity::{PeerId, Security};
-use tandem_kv::PerSection;
 use tandem_kv::codec::Codec;
 use tandem_kv::message::RefusalCode;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::{Offer, Sender, SenderError};
+use tandem_kv::{KvBlock, PerSection};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use choice::{Choice, Measured};
 pub use links::{Carried, Learnt, Links, Memory, Trip, Waited};
 
 use self::pump::{Pump, ReceiptState, TransferClock};
+use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
 use crate::job::{Begun, Computed};
 use crate::limits::Limits;
@@ -123,14 +125,67 @@ fn broken(message: impl Into<String>) -> NodeError {
     NodeError::new(ErrorCode::Handoff, message)
 }
 
-/// Keeps the blocks of a prompt as pages while they are sent.
+/// Keeps the blocks of a prompt as pages while they are sent, one after the other.
 pub struct Kept {
-    /// How.
-    pub keep: Keep,
-    /// The tokens that KV is there of in the end.
-    pub tokens: Arc<[u32]>,
+    keep: Keep,
+    tokens: Arc<[u32]>,
     /// The blocks since the last page boundary.
-    pub tail: Tail,
+    tail: Tail,
+    /// Blocks that have not been kept, and what came before each since the last page boundary.
+    waiting: VecDeque<(Arc<KvBlock>, Tail)>,
+    /// The one before them, which is being kept.
+    now: Option<JoinHandle<()>>,
+}
+
+impl Kept {
+    /// Pages for `keep`, of these tokens in the end.
+    #[must_use]
+    pub fn new(keep: Keep, tokens: Arc<[u32]>) -> Self {
+        Self {
+            keep,
+            tokens,
+            tail: Tail::default(),
+            waiting: VecDeque::new(),
+            now: None,
+        }
+    }
+
+    /// Adds the next block, which is kept when [`Self::next`] comes to it.
+    fn add(&mut self, block: &Arc<KvBlock>) {
+        if self.keep.keeps() {
+            let before = self.tail.then(block, Codec::Raw);
+            self.waiting.push_back((Arc::clone(block), before));
+        }
+    }
+
+    /// True if something is left to keep.
+    fn is_behind(&self) -> bool {
+        self.now.is_some() || !self.waiting.is_empty()
+    }
+
+    /// Keeps one block; whoever does not wait for it can go on with it later.
+    async fn next(&mut self) {
+        if self.now.is_none() {
+            let Some((block, before)) = self.waiting.pop_front() else {
+                return;
+            };
+            let (keep, tokens) = (self.keep.clone(), Arc::clone(&self.tokens));
+            self.now = Some(tokio::spawn(async move {
+                keep_block(&keep, &tokens, &block, Codec::Raw, before).await;
+            }));
+        }
+        if let Some(now) = &mut self.now {
+            // It says itself what fails.
+            let _ = now.await;
+        }
+        self.now = None;
+    }
+
+    async fn rest(&mut self) {
+        while self.is_behind() {
+            self.next().await;
+        }
+    }
 }
 
 impl std::fmt::Debug for Kept {
@@ -233,5 +288,9 @@ pub async fn transmit(
         pump.goodbye(error).await;
     }
     pump.learn(result.is_ok());
+    // For this the other end has not waited.
+    if let Some(Sending { kept, .. }) = &mut pump.sending {
+        kept.rest().await;
+    }
     result
 }

@@ -41,7 +41,7 @@ impl std::fmt::Debug for Expectation {
     }
 }
 
-/// Credit with which a whole step of so many bytes can be on its way, beside what is left of the one before.
+/// Credit with which a whole step of so many bytes can be on its way, beside [`AHEAD_BYTES`] of the one before.
 #[must_use]
 pub fn credit_for(step_bytes: u64) -> u64 {
     let all = step_bytes.saturating_add(AHEAD_BYTES);

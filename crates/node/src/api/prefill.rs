@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::seed;
-use crate::held::{Keep, Tail};
+use crate::held::Keep;
 use crate::job::{Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
@@ -73,11 +73,7 @@ pub(super) async fn prefill(
     let sending = Sending {
         request: request.request.clone(),
         model: Arc::clone(&model),
-        kept: Kept {
-            keep,
-            tokens,
-            tail: Tail::default(),
-        },
+        kept: Kept::new(keep, tokens),
     };
     tokio::spawn(async move {
         let is_done = send_kv(sending, offer, route, computed, events).await;

@@ -11,7 +11,7 @@ use tandem_kv::KvBlock;
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
 use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::stream::{self, Reader, StepOf};
@@ -69,6 +69,8 @@ pub(super) struct Pump {
     pub(super) names_pages: bool,
     /// The blocks since the last page boundary.
     pub(super) tail: Tail,
+    /// Those who make pages of blocks at once: all blocks of a step come at nearly the same time.
+    pub(super) keepers: Arc<Semaphore>,
     /// Buffers for the receiver.
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) decoding: Arc<Decoding>,
@@ -428,12 +430,16 @@ impl Pump {
             } else {
                 Tail::default()
             };
-            let turn = Arc::clone(&self.turn);
+            let (turn, keepers) = (Arc::clone(&self.turn), Arc::clone(&self.keepers));
             self.applying.push_back(Box::pin(async move {
                 let applying = permitted
                     .target
                     .apply(&turn, Arc::clone(&block), Some(codec));
-                let keeping = keep_block(&permitted.keep, &tokens, &block, codec, before);
+                let keeping = async {
+                    // It is never closed.
+                    let _one = keepers.acquire().await;
+                    keep_block(&permitted.keep, &tokens, &block, codec, before).await;
+                };
                 let (applied, ()) = tokio::join!(applying, keeping);
                 (block, applied)
             }));

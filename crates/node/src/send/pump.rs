@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tandem_kv::codec::Codec;
 use tandem_kv::frame::Header;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::segment::block_tokens;
@@ -21,7 +20,6 @@ use super::growth::Grown;
 use super::links::{Carried, Trip};
 use super::stream::{Order, What, Written};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
-use crate::conversation::keep_block;
 use crate::job::{Begun, Command, Computed, Growing};
 use crate::limits::GOODBYE;
 use crate::wire::WireError;
@@ -40,6 +38,13 @@ async fn next_input(
     let chunk = chunk.await.ok();
     *begun = None;
     chunk.map(Input::Chunk)
+}
+
+/// Keeps the next block.
+async fn keep_next(sending: &mut Option<Sending>) {
+    if let Some(Sending { kept, .. }) = sending {
+        kept.next().await;
+    }
 }
 
 /// Time during which KV was written but not acknowledged.
@@ -303,8 +308,13 @@ impl Pump {
         self.send_receipt()?;
         // So a chunk is taken only when none of its blocks is queued to grow: those that have been opened get what has
         // been computed by it, and the others come with it.
+        let kept = self.sending.as_ref().map(|s| &s.kept);
+        let is_behind = kept.is_some_and(Kept::is_behind);
+        // The next chunk waits until pages are made of the last one; of an engine that gives layers it has yet to begin.
+        let waits_for_pages = is_behind && (self.begun.is_some() || self.chunks == 0);
         let wants_input = (self.queue.is_empty() || self.waits_for_all())
-            && matches!(self.receipt, ReceiptState::Open);
+            && matches!(self.receipt, ReceiptState::Open)
+            && !waits_for_pages;
         let silence = self.route.limits.handoff_silence;
         let Some(connection) = &mut self.connection else {
             return Err(Fault::Broken("not connected".into()));
@@ -335,7 +345,8 @@ impl Pump {
                     }
                 }
             }
-            given = next_input(&mut self.begun, input), if wants_input => self.take(given).await?,
+            given = next_input(&mut self.begun, input), if wants_input => self.take(given)?,
+            () = keep_next(&mut self.sending), if is_behind => {}
             () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat(),
             // The receiver beats also while it has nothing to acknowledge.
             () = sleep(patience), if !over => {
@@ -515,7 +526,7 @@ impl Pump {
     }
 
     /// Takes what the engine gives.
-    async fn take(&mut self, given: Option<Input>) -> Result<(), Fault> {
+    fn take(&mut self, given: Option<Input>) -> Result<(), Fault> {
         if let Some(sending) = &self.sending {
             // The engine may have paused for want of room; a full queue wakes it anyway.
             let _ = sending.model.command(Command::Wake);
@@ -548,16 +559,8 @@ impl Pump {
                     self.push(Arc::clone(block));
                 }
                 let opened = self.open_blocks();
-                // Before pages are made of it, for which nobody waits.
-                let opened = opened.and_then(|()| self.commit());
-                for block in chunk.to_keep() {
-                    if let Some(Sending { kept, .. }) = &mut self.sending {
-                        let Kept { keep, tokens, tail } = kept;
-                        if keep.keeps() {
-                            let before = tail.then(block, Codec::Raw);
-                            keep_block(keep, tokens, block, Codec::Raw, before).await;
-                        }
-                    }
+                if let Some(Sending { kept, .. }) = &mut self.sending {
+                    chunk.to_keep().for_each(|block| kept.add(block));
                 }
                 let sent_bytes = self.sender.raw_bytes();
                 // A coordinator that does not listen holds nobody up.
@@ -631,7 +634,16 @@ impl Pump {
             let main = connection.streams.swap_remove(0);
             connection.streams.clear();
             let _ = main.orders.send(Order::Last(frame)).await;
-            while let Some(Ok(_)) = connection.incoming.recv().await {}
+            // A writer that has much to tell comes to its last order all the same.
+            let hearing = async {
+                while connection.written.recv().await.is_some() {}
+                std::future::pending().await
+            };
+            let reading = async { while let Some(Ok(_)) = connection.incoming.recv().await {} };
+            tokio::select! {
+                () = hearing => {}
+                () = reading => {}
+            }
         };
         let _ = timeout(GOODBYE, leave).await;
     }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use tandem_engine::{EngineError, KvEngine, Sequence};
 use tandem_kv::limits::TARGET_BLOCK_BYTES;
-use tandem_kv::segment::{block_tokens, next_block};
+use tandem_kv::segment::next_block;
 use tandem_kv::{Contract, KvBlock, Section};
 
 use super::filling::Filling;
@@ -24,8 +24,6 @@ use crate::send::Input;
 /// A window that is copied out.
 pub(super) struct CopyOut {
     whole: Range<u32>,
-    /// Tokens that are copied at once.
-    slice: u32,
     /// What has been copied, joined.
     copied: Option<Arc<KvBlock>>,
 }
@@ -34,7 +32,6 @@ impl CopyOut {
     /// The window of a sequence that holds `[0, end)` in the end; `None` if there is none.
     pub(super) fn of(contract: &Contract, end: u32) -> Option<Self> {
         (contract.has_window() && end > 0).then(|| Self {
-            slice: block_tokens(contract, Section::Window),
             copied: None,
             whole: contract.window_start(end)..end,
         })
@@ -67,22 +64,22 @@ impl CopyOut {
         if !self.lags(to) {
             return Ok(None);
         }
-        let slice = self.slice_at(self.next(), to);
+        let slice = self.slice_at(engine.contract(), self.next(), to);
         let rows = engine.export(sequence, Section::Window, slice)?;
         self.join(engine.contract(), &rows);
         Ok(Some(Arc::new(rows)))
     }
 
     /// The slice that starts there, of a sequence that holds `[0, to)`.
-    fn slice_at(&self, start: u32, to: u32) -> Range<u32> {
-        start..start.saturating_add(self.slice).min(to).min(self.whole.end)
+    fn slice_at(&self, contract: &Contract, start: u32, to: u32) -> Range<u32> {
+        next_block(contract, Section::Window, start..to.min(self.whole.end))
     }
 
     /// The slices that are left, of a sequence that holds `[0, to)`.
-    fn slices(&self, to: u32) -> impl Iterator<Item = Range<u32>> {
+    fn slices(&self, contract: &Contract, to: u32) -> impl Iterator<Item = Range<u32>> {
         let mut next = self.next();
         std::iter::from_fn(move || {
-            let slice = self.slice_at(next, to);
+            let slice = self.slice_at(contract, next, to);
             next = slice.end;
             (!slice.is_empty()).then_some(slice)
         })
@@ -272,7 +269,7 @@ pub(super) fn begin(
     let full = full.map(|tokens| (Section::Full, tokens));
     // Rows before this chunk are copied out first, behind it.
     let window = export.window.iter().filter(|w| w.next() >= start);
-    let window = window.flat_map(|window| window.slices(to));
+    let window = window.flat_map(|window| window.slices(contract, to));
     let window = window.map(|tokens| (Section::Window, tokens));
     Filling::of(contract, full.chain(window))
 }
