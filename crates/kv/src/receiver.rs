@@ -337,11 +337,18 @@ impl Receiver {
     }
 
     /// Takes the buffers of a block that has been applied, for blocks to come; of all those that are not in use the last
-    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than the credit, or than [`CREDIT_BYTES`] if that is less.
+    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than [staged ones](Self::staged_bytes) leave of the credit, or than
+    /// [`CREDIT_BYTES`] if that is less.
     pub fn recycle(&mut self, block: KvBlock) {
         let buffers = block.planes.into_iter().map(|p| p.data.into_vec());
         self.spare.extend(buffers.filter(|b| b.capacity() > 0));
-        let mut room = self.credit_bytes.min(CREDIT_BYTES);
+        self.bound_spare();
+    }
+
+    /// Whoever gave the credit has set as much memory aside, and no more.
+    fn bound_spare(&mut self) {
+        let left = self.credit_bytes.saturating_sub(self.known_bytes);
+        let mut room = left.min(CREDIT_BYTES);
         let mut has_room = |buffer: &&Vec<u8>| {
             let left = room.checked_sub(buffer.capacity() as u64);
             room = left.unwrap_or(room);
@@ -626,10 +633,11 @@ impl Receiver {
         let fits = |b: &Vec<u8>| (bytes..=bytes + bytes / 4).contains(&b.capacity());
         // The last one that came back is the likeliest to be in the processor's cache.
         let at = self.spare.iter().rposition(fits);
-        let mut buffer = at.map_or_else(Vec::new, |i| self.spare.remove(i));
-        if buffer.capacity() == 0 {
+        let Some(at) = at else {
+            self.bound_spare();
             return vec![0; bytes];
-        }
+        };
+        let mut buffer = self.spare.remove(at);
         buffer.resize(bytes, 0);
         buffer
     }

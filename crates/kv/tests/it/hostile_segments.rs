@@ -421,6 +421,46 @@ fn rows_do_not_take_buffers_that_are_much_larger() {
     assert!(bytes as u64 <= sent.terms.credit_bytes, "{bytes}");
 }
 
+/// Buffers that no block to come can use do not stay beside as many bytes as the credit allows.
+#[test]
+fn what_waits_and_what_is_spare_are_within_the_credit() {
+    let layers = contract(0, vec![full(2, 8, 8); 3]);
+    let sent = run(&layers, 100, &[40, 20, 20, 20], true);
+    let mut taker = receiver(&sent);
+    let credit = sent.terms.credit_bytes;
+    // Of a size that no block here has, together all of the credit.
+    let large = usize::try_from(credit).unwrap() / 8;
+    let lent = (0..8).map(|_| Vec::with_capacity(large));
+    taker.receiver.lend(lent.collect());
+    let mut blocks = Vec::new();
+    for frame in &sent.forward[1..] {
+        taker.take(frame).unwrap();
+        blocks.extend(std::iter::from_fn(|| taker.receiver.next_block()));
+    }
+    let staged = taker.receiver.staged_bytes();
+    assert!(staged > 0 && taker.receiver.unapplied() == blocks.len());
+    let spare = taker.receiver.give_back();
+    let bytes: usize = spare.iter().map(Vec::capacity).sum();
+    assert!(
+        staged + bytes as u64 <= credit,
+        "{staged} and {bytes} of {credit}"
+    );
+    // Those that come back have what the ones that still wait leave.
+    taker.receiver.lend(spare);
+    for arrived in blocks {
+        assert!(taker.receiver.applied().is_some());
+        taker.receiver.recycle(arrived.block);
+        let staged = taker.receiver.staged_bytes();
+        let spare = taker.receiver.give_back();
+        let bytes: usize = spare.iter().map(Vec::capacity).sum();
+        assert!(
+            staged + bytes as u64 <= credit,
+            "{staged} and {bytes} of {credit}"
+        );
+        taker.receiver.lend(spare);
+    }
+}
+
 #[test]
 fn a_replaced_payload_is_found_by_the_manifest() {
     let sent = run(&mixed(), 5, &[2, 3], true);

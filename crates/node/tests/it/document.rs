@@ -82,6 +82,7 @@ fn mebibytes(bytes: u64) -> String {
 #[test]
 fn every_limit_has_its_value() {
     let own = Limits::default();
+    let staging = limits::STAGING_UNITS as u64 * limits::STAGING_UNIT;
     let values = [
         ("SILENCE", seconds(tandem_proto::limits::SILENCE)),
         ("connect", seconds(own.connect)),
@@ -121,16 +122,14 @@ fn every_limit_has_its_value() {
         ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
         ("STREAMS", limits::STREAMS.to_string()),
-        (
-            "STAGING_UNITS",
-            mebibytes(limits::STAGING_UNITS as u64 * limits::STAGING_UNIT),
-        ),
+        ("STAGING_UNITS", mebibytes(staging)),
         ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),
         (
             "MAX_CREDIT_BYTES",
             mebibytes(tandem_kv::limits::MAX_CREDIT_BYTES),
         ),
         ("AHEAD_BYTES", mebibytes(tandem_kv::limits::AHEAD_BYTES)),
+        ("MAX_KEEPERS", limits::MAX_KEEPERS.to_string()),
         ("MAX_SLICE_BYTES", mebibytes(limits::MAX_SLICE_BYTES)),
     ];
     let text = document();
