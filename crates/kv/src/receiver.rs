@@ -345,7 +345,8 @@ impl Receiver {
         self.bound_spare();
     }
 
-    /// Whoever gave the credit has set as much memory aside, and no more.
+    /// Drops the oldest buffers beyond what [stays](Self::recycle): whoever gave the credit has set as much memory aside, and
+    /// no more.
     fn bound_spare(&mut self) {
         let left = self.credit_bytes.saturating_sub(self.known_bytes);
         let mut room = left.min(CREDIT_BYTES);
@@ -359,13 +360,13 @@ impl Receiver {
         self.spare.drain(..self.spare.len() - kept);
     }
 
-    /// Buffers of a handoff before this one, so that their memory need not be got again.
+    /// Buffers of a handoff before this one, so that their memory need not be got again; as many as [stay](Self::recycle).
     pub fn lend(&mut self, buffers: Vec<Vec<u8>>) {
         self.spare = buffers;
+        self.bound_spare();
     }
 
-    /// The buffers that are not in use, for a handoff after this one; at most as many bytes as
-    /// [stay](Self::recycle), or as were lent.
+    /// The buffers that are not in use, for a handoff after this one.
     #[must_use]
     pub fn give_back(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.spare)
