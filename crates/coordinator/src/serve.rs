@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use tandem_identity::limits::MAX_SILENT;
+use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
 use tandem_identity::{Bounds, Entrance, Security};
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
@@ -63,6 +63,7 @@ pub async fn run(
         connections: MAX_CONNECTIONS,
         silent: MAX_SILENT,
         head,
+        bodies: MAX_BODIES_BYTES,
     };
     let entrance = Entrance::Anyone(listener);
     let serving = tandem_identity::serve(entrance, router(service), bounds, graceful);

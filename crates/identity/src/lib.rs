@@ -40,5 +40,5 @@ pub use identity::{Identity, IdentityError};
 pub use link::{Link, ReadHalf, WriteHalf};
 pub use peer::{PeerId, PeerIdError};
 pub use security::{LinkError, Security};
-pub use serve::{Bounds, Entrance, serve};
+pub use serve::{Bounds, Entrance, RequestBody, serve};
 pub use token::{Token, TokenError};

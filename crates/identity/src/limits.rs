@@ -14,6 +14,13 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// the 1024 files that a process may usually have open.
 pub const MAX_SILENT: usize = 256;
 
+/// Bytes of bodies that a server of HTTP holds, over all requests that have not been answered.
+pub const MAX_BODIES_BYTES: usize = 512 << 20;
+
+/// Bytes that a server of HTTP buffers for a connection in each direction, and the longest head of a
+/// request.
+pub const HTTP_BUFFER: usize = 64 << 10;
+
 /// Bytes that a TLS connection encrypts before the socket is given them, unless it is flushed: fewer mean
 /// more calls of the system.
 pub const MAX_UNSENT_BYTES: usize = 1 << 20;

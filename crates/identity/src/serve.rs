@@ -1,29 +1,31 @@
 //! An HTTP server whose connections cost something only while they ask for something.
 //!
 //! A connection is *silent* while no request of it is being answered: before its first request, inside
-//! a head that has not come whole, and between two requests.
+//! a request that has not come whole, and between two requests.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::error::Error;
+use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::AbortHandle;
+use tokio_util::sync::PollSemaphore;
 
 use crate::gate::Gate;
-use crate::limits::ACCEPT_RETRY;
+use crate::limits::{ACCEPT_RETRY, HTTP_BUFFER};
 use crate::link::Link;
 
 /// Where connections come from.
@@ -61,8 +63,11 @@ pub struct Bounds {
     /// Silent ones among them. When one more comes, the longest silent gives way, first of those that
     /// have never asked for anything.
     pub silent: usize,
-    /// How long a connection may be silent.
+    /// How long a connection may be silent outside a body, for which the service has a limit.
     pub head: Duration,
+    /// Bytes of bodies of all requests that have not been answered. A body for which there is no room
+    /// waits, and the longest silent connections that sent a part of one give way to it.
+    pub bodies: usize,
 }
 
 /// Serves HTTP/1.1 until `shutdown` completes, and then until the requests that are being answered
@@ -74,7 +79,7 @@ pub async fn serve<S, B>(
     bounds: Bounds,
     shutdown: impl Future<Output = ()>,
 ) where
-    S: tower_service::Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+    S: tower_service::Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
         + Clone
         + Send
         + 'static,
@@ -83,7 +88,11 @@ pub async fn serve<S, B>(
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let table = Arc::new(Table::default());
+    let table = Arc::new(Table {
+        rows: Mutex::default(),
+        changed: Notify::new(),
+        bodies: Arc::new(Semaphore::new(bounds.bodies)),
+    });
     // Dropping the one tells connections to end; when all copies of the other are dropped, they have.
     let (running, stop) = watch::channel(());
     let (open, mut ended) = mpsc::channel::<Infallible>(1);
@@ -126,6 +135,7 @@ where
 {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(head);
+    builder.max_buf_size(HTTP_BUFFER);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(link), service));
     let result = tokio::select! {
         result = connection.as_mut() => result,
@@ -140,11 +150,12 @@ where
 }
 
 /// The connections of a server.
-#[derive(Default)]
 struct Table {
     rows: Mutex<Rows>,
     /// One of them has become silent or has ended.
     changed: Notify,
+    /// Room for bytes of bodies.
+    bodies: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -159,6 +170,8 @@ struct Row {
     has_asked: bool,
     /// `None` while it is being answered.
     silent_since: Option<u64>,
+    /// Bytes of the body of its request.
+    body: usize,
     task: Option<AbortHandle>,
 }
 
@@ -172,30 +185,50 @@ impl Rows {
     fn admit(&mut self, bounds: Bounds) -> Option<u64> {
         let silent = self.by_id.values().filter(|r| r.silent_since.is_some());
         let is_full = self.by_id.len() >= bounds.connections;
-        if (is_full || silent.count() >= bounds.silent) && !self.give_way() {
-            return None;
+        if is_full || silent.count() >= bounds.silent {
+            self.give_way(|_| true)?;
         }
         let id = self.next_moment();
         let row = Row {
             has_asked: false,
             silent_since: Some(id),
+            body: 0,
             task: None,
         };
         self.by_id.insert(id, row);
         Some(id)
     }
 
-    /// Ends the longest silent connection, first of those that have never asked; false if there is none.
-    fn give_way(&mut self) -> bool {
-        let silent = self.by_id.iter();
-        let silent = silent.filter_map(|(id, r)| Some(((r.has_asked, r.silent_since?), *id)));
-        let Some((_, id)) = silent.min() else {
-            return false;
-        };
-        if let Some(task) = self.by_id.remove(&id).and_then(|r| r.task) {
+    /// Ends the longest silent connection among these, first of those that have never asked. Tells
+    /// how many bytes of a body become free; `None` if there is none.
+    fn give_way(&mut self, among: impl Fn(&Row) -> bool) -> Option<usize> {
+        let rows = self.by_id.iter().filter(|(_, row)| among(row));
+        let silent = rows.filter_map(|(id, r)| Some(((r.has_asked, r.silent_since?), *id)));
+        let (_, id) = silent.min()?;
+        let row = self.by_id.remove(&id)?;
+        if let Some(task) = row.task {
             task.abort();
         }
-        true
+        Some(row.body)
+    }
+
+    /// Ends silent connections other than this one until so many bytes of bodies become free, or
+    /// there are no more.
+    fn make_room(&mut self, own: u64, bytes: usize) {
+        let Some(row) = self.by_id.get_mut(&own) else {
+            return;
+        };
+        // It is not to find itself.
+        let since = row.silent_since.take();
+        let mut free = 0;
+        while free < bytes
+            && let Some(more) = self.give_way(|row| row.body > 0)
+        {
+            free += more;
+        }
+        if let Some(row) = self.by_id.get_mut(&own) {
+            row.silent_since = since;
+        }
     }
 }
 
@@ -237,32 +270,105 @@ impl Drop for Place {
     }
 }
 
-/// A request of this connection is being answered; dropped when the answer has ended.
-struct Busy(Arc<Place>);
+/// A request of this connection; dropped when its answer has ended.
+struct Asking {
+    place: Arc<Place>,
+    /// For the bytes of its body.
+    room: Mutex<Option<OwnedSemaphorePermit>>,
+}
 
-impl Busy {
-    fn new(place: &Arc<Place>) -> Self {
-        if let Some(row) = place.table.rows().by_id.get_mut(&place.id) {
+impl Asking {
+    /// It has come whole, or nobody waits for the rest: it is being answered.
+    fn answering(&self) {
+        if let Some(row) = self.place.table.rows().by_id.get_mut(&self.place.id) {
             row.has_asked = true;
             row.silent_since = None;
         }
-        Self(Arc::clone(place))
+    }
+
+    /// So many more bytes of its body have come.
+    fn holds(&self, permit: OwnedSemaphorePermit) {
+        let bytes = permit.num_permits();
+        if let Some(row) = self.place.table.rows().by_id.get_mut(&self.place.id) {
+            row.body += bytes;
+        }
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        match room.as_mut() {
+            Some(room) => room.merge(permit),
+            None => *room = Some(permit),
+        }
     }
 }
 
-impl Drop for Busy {
+impl Drop for Asking {
     fn drop(&mut self) {
-        let mut rows = self.0.table.rows();
+        let mut rows = self.place.table.rows();
         let now = rows.next_moment();
-        if let Some(row) = rows.by_id.get_mut(&self.0.id) {
+        if let Some(row) = rows.by_id.get_mut(&self.place.id) {
             row.silent_since = Some(now);
+            row.body = 0;
         }
         drop(rows);
-        self.0.table.changed.notify_one();
+        self.place.table.changed.notify_one();
     }
 }
 
-/// A service that tells the table when a connection asks.
+/// The body of a request. Its bytes count among those of all bodies until the request has been answered.
+pub struct RequestBody {
+    body: Incoming,
+    asking: Arc<Asking>,
+    bodies: PollSemaphore,
+    /// For this there was no room yet.
+    waiting: Option<Bytes>,
+}
+
+impl fmt::Debug for RequestBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestBody").finish_non_exhaustive()
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if self.waiting.is_none() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(bytes) => self.waiting = Some(bytes),
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => {
+                    self.asking.answering();
+                    return Poll::Ready(None);
+                }
+            }
+        }
+        let bytes = self.waiting.as_ref().map_or(0, Bytes::len);
+        // A frame is at most `HTTP_BUFFER`.
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let Poll::Ready(permit) = self.bodies.poll_acquire_many(cx, permits) else {
+            let place = &self.asking.place;
+            place.table.rows().make_room(place.id, bytes);
+            return Poll::Pending;
+        };
+        if let Some(permit) = permit {
+            self.asking.holds(permit);
+        }
+        Poll::Ready(self.waiting.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.waiting.is_none() && self.body.is_end_stream()
+    }
+}
+
+/// A service that tells the table what a connection asks.
 struct Asked<S> {
     service: TowerToHyperService<S>,
     place: Arc<Place>,
@@ -270,7 +376,7 @@ struct Asked<S> {
 
 impl<S, B> Service<Request<Incoming>> for Asked<S>
 where
-    S: tower_service::Service<Request<Incoming>, Response = Response<B>, Error = Infallible>
+    S: tower_service::Service<Request<RequestBody>, Response = Response<B>, Error = Infallible>
         + Clone
         + Send
         + 'static,
@@ -282,11 +388,27 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let busy = Busy::new(&self.place);
+        let asking = Arc::new(Asking {
+            place: Arc::clone(&self.place),
+            room: Mutex::default(),
+        });
+        if request.body().is_end_stream() {
+            asking.answering();
+        }
+        let request = request.map(|body| RequestBody {
+            body,
+            asking: Arc::clone(&asking),
+            bodies: PollSemaphore::new(Arc::clone(&self.place.table.bodies)),
+            waiting: None,
+        });
         let answering = self.service.call(request);
         Box::pin(async move {
             let answer = answering.await?;
-            Ok(answer.map(|body| Answer { body, _busy: busy }))
+            asking.answering();
+            Ok(answer.map(|body| Answer {
+                body,
+                _asking: asking,
+            }))
         })
     }
 }
@@ -294,7 +416,7 @@ where
 /// The body of an answer.
 struct Answer<B> {
     body: B,
-    _busy: Busy,
+    _asking: Arc<Asking>,
 }
 
 impl<B: Body + Unpin> Body for Answer<B> {

@@ -136,15 +136,10 @@ pub async fn run(
         }
     });
     let (told, asked) = oneshot::channel();
-    let bounds = Bounds {
-        connections: limits::MAX_CONNECTIONS,
-        silent: tandem_identity::limits::MAX_SILENT,
-        head: node.config.limits.head,
-    };
     let serving = tandem_identity::serve(
         Entrance::Cluster(control),
         api::router(Arc::clone(&node)),
-        bounds,
+        bounds(node.config.limits),
         stop(shutdown, Arc::clone(&node), told),
     );
     let result = tokio::select! {
@@ -161,6 +156,16 @@ pub async fn run(
         tracing::warn!("not all pages are on disk; leaving without them");
     }
     result
+}
+
+/// Of the control API.
+const fn bounds(limits: Limits) -> Bounds {
+    Bounds {
+        connections: limits::MAX_CONNECTIONS,
+        silent: tandem_identity::limits::MAX_SILENT,
+        head: limits.head,
+        bodies: tandem_identity::limits::MAX_BODIES_BYTES,
+    }
 }
 
 /// Ends running requests when the shutdown comes, so that their streams close and the server can.
@@ -184,22 +189,29 @@ async fn overdue(asked: oneshot::Receiver<()>, patience: Duration) {
     tracing::warn!("connections are still open; leaving without them");
 }
 
-/// Completes when an engine thread has ended though nobody asked it to: a panic.
+/// Completes when an engine thread has ended though nobody asked it to (a panic), or hangs in a step.
 async fn engine_fault(node: &api::Node) -> RunError {
-    let ended = node.models.iter().map(|model| {
+    let limit = node.config.limits.engine_step;
+    let faults = node.models.iter().map(|model| {
         Box::pin(async move {
-            model.ended().await;
-            model.name.clone()
+            let reason = tokio::select! {
+                () = model.ended() => "its engine thread has ended; see the log".to_owned(),
+                () = model.hangs(limit) => format!(
+                    "its engine does not come back: one step took longer than {} s; start the node again",
+                    limit.as_secs_f64()
+                ),
+            };
+            RunError::Model {
+                model: model.name.clone(),
+                reason,
+            }
         })
     });
-    let (model, _, _) = futures_util::future::select_all(ended).await;
+    let (fault, _, _) = futures_util::future::select_all(faults).await;
     if node.stopping.load(Ordering::Relaxed) {
         std::future::pending::<()>().await;
     }
-    RunError::Model {
-        model,
-        reason: "its engine thread has ended; see the log".to_owned(),
-    }
+    fault
 }
 
 /// True for an address that by itself does not say where: any, or one that means something only on a link.

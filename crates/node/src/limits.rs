@@ -93,6 +93,9 @@ pub const MAX_WRITTEN_WAITING: usize = 64;
 pub const MAX_CONTROL_WAITING: usize = 8;
 /// An engine thread without work looks for closed requests this often.
 pub const IDLE_TICK: Duration = Duration::from_millis(100);
+/// Looks at an engine within [`Limits::engine_step`].
+pub const HANG_LOOKS: u32 = 8;
+
 /// Pause after a connection that could not be taken, such as for want of file descriptors.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Pause before a command is offered again to an engine thread whose queue is full.
@@ -131,6 +134,9 @@ pub struct Limits {
     pub event_stall: Duration,
     /// Each end of a handoff shows this often that it is alive, also during a long chunk.
     pub handoff_beat: Duration,
+    /// Longest step of an engine: a chunk of a prefill on the slowest machine takes less. A node whose
+    /// engine takes longer ends.
+    pub engine_step: Duration,
     /// A node that shuts down waits this long for the step that an engine is computing, and this
     /// long again for its connections.
     pub stop: Duration,
@@ -152,6 +158,7 @@ impl Default for Limits {
             beat: tandem_proto::limits::BEAT,
             event_stall: Duration::from_secs(60),
             handoff_beat: Duration::from_secs(5),
+            engine_step: Duration::from_secs(30 * 60),
             stop: Duration::from_secs(10),
         }
     }

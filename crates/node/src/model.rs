@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
@@ -16,7 +17,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use crate::RunError;
 use crate::batches::Batches;
 use crate::job::{Admission, Command, JobId, Origin};
-use crate::limits::{COMMAND_RETRY, Limits, MAX_COMMANDS};
+use crate::limits::{COMMAND_RETRY, HANG_LOOKS, Limits, MAX_COMMANDS};
 use crate::worker::Worker;
 
 /// Whose turn it is of several blocks of one handoff.
@@ -45,6 +46,7 @@ pub struct Model {
     next_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<bool>,
+    steps: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for Model {
@@ -79,12 +81,14 @@ impl Model {
             ConstraintFactory::new(Arc::clone(&tokenizer)).map_err(|e| fail(e.to_string()))?;
         let (commands, receiver) = sync_channel(MAX_COMMANDS);
         let (running, ended) = watch::channel(false);
+        let steps = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&steps);
         let thread = std::thread::Builder::new()
             .name(format!("engine {name}"))
             .spawn(move || {
                 // Dropped also by a panic, which tells those who wait.
                 let _running = running;
-                Worker::new(engine, receiver, limits).run();
+                Worker::new(engine, receiver, limits, counted).run();
             })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {
@@ -101,6 +105,7 @@ impl Model {
             next_job: AtomicU64::new(1),
             thread: Mutex::new(Some(thread)),
             ended,
+            steps,
         })
     }
 
@@ -200,6 +205,23 @@ impl Model {
     pub async fn ended(&self) {
         // Its value never changes: the thread drops the sender, which is an error here.
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
+    }
+
+    /// Completes when one step of the engine thread takes longer than that: its engine will not
+    /// come back. An idle one makes a step every [`crate::limits::IDLE_TICK`].
+    pub async fn hangs(&self, limit: Duration) {
+        let mut seen = None;
+        let mut looks = 0;
+        // Several looks: after the process was stopped for long, only one of them is late.
+        while looks < HANG_LOOKS {
+            let steps = self.steps.load(Ordering::Relaxed);
+            if seen.replace(steps) == Some(steps) {
+                looks += 1;
+            } else {
+                looks = 0;
+            }
+            tokio::time::sleep(limit / HANG_LOOKS).await;
+        }
     }
 
     /// Hands a command to the engine thread.

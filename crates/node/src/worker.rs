@@ -1,6 +1,6 @@
 //! The engine thread of one model.
 //!
-//! One loop: take commands, take in a bounded amount of KV, copy a bounded amount out or compute at
+//! One loop: take commands, take in a slice of KV, copy a bounded amount out or compute at
 //! most one chunk of one prefill, decode one token of every generating sequence. So running generations
 //! wait for at most one slice of KV that comes in, and one that goes out or one chunk with its rows, or the first slice
 //! of them; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
@@ -19,6 +19,8 @@ mod jobs;
 mod steps;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Instant;
 
@@ -41,12 +43,19 @@ pub struct Worker {
     /// The job that computed the last chunk, for taking turns.
     last_prefill: JobId,
     stopping: bool,
+    /// Counts, for [`crate::model::Model::hangs`].
+    steps: Arc<AtomicU64>,
 }
 
 impl Worker {
-    /// A worker for `engine` that takes `commands`.
+    /// A worker for `engine` that takes `commands` and counts its steps.
     #[must_use]
-    pub fn new(engine: Box<dyn KvEngine>, commands: Receiver<Command>, limits: Limits) -> Self {
+    pub fn new(
+        engine: Box<dyn KvEngine>,
+        commands: Receiver<Command>,
+        limits: Limits,
+        steps: Arc<AtomicU64>,
+    ) -> Self {
         Self {
             engine,
             commands,
@@ -55,6 +64,7 @@ impl Worker {
             applies: VecDeque::new(),
             last_prefill: JobId(0),
             stopping: false,
+            steps,
         }
     }
 
@@ -64,12 +74,17 @@ impl Worker {
             self.take_commands();
             self.end_abandoned();
             self.apply_step();
-            // KV is soon copied, and somebody waits for it to go on.
-            if !self.copy_step() {
-                self.prefill_step();
+            // Where nobody waits for a token, what has come goes first.
+            let is_decoding = self.jobs.values().any(Job::can_decode);
+            if is_decoding || self.applies.is_empty() {
+                // KV is soon copied, and somebody waits for it to go on.
+                if !self.copy_step() {
+                    self.prefill_step();
+                }
+                self.decode_step();
             }
-            self.decode_step();
             self.check_waits();
+            self.steps.fetch_add(1, Ordering::Relaxed);
         }
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
             self.fail(

@@ -146,6 +146,7 @@ async fn a_thousand_silent_clients_hold_nobody_up_and_disturb_no_stream() {
     let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
     let mut config = config(&[&p], &[&d]);
     config.limits.head = Duration::from_secs(1);
+    config.limits.body = Duration::from_secs(1);
     let rig = Rig::start(config).await;
     let address = rig.base.strip_prefix("http://").unwrap();
     // An answer that goes on all the time.
@@ -156,10 +157,13 @@ async fn a_thousand_silent_clients_hold_nobody_up_and_disturb_no_stream() {
     let mut silent = VecDeque::new();
     for i in 0..1000 {
         let mut connection = TcpStream::connect(address).await.unwrap();
-        if i % 3 == 0 {
-            // Fails if it has given way already.
-            let _ = connection.write_all(b"POST /v1/chat/comp").await;
-        }
+        let begun: &[u8] = match i % 3 {
+            0 => b"POST /v1/chat/comp",
+            1 => b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{",
+            _ => b"",
+        };
+        // Fails if it has given way already.
+        let _ = connection.write_all(begun).await;
         silent.push_back(connection);
         if silent.len() > MAX_SILENT {
             closed(&mut silent.pop_front().unwrap()).await;
@@ -169,7 +173,14 @@ async fn a_thousand_silent_clients_hold_nobody_up_and_disturb_no_stream() {
         }
     }
     for connection in &mut silent {
-        closed(connection).await;
+        let mut told = Vec::new();
+        let reading = tokio::time::timeout(PATIENCE, connection.read_to_end(&mut told));
+        let _ = reading.await.expect("the connection stays open");
+        let told = String::from_utf8(told).unwrap();
+        assert!(
+            told.is_empty() || told.starts_with("HTTP/1.1 408"),
+            "{told}"
+        );
     }
     prefill.prefill_done().await;
     decode.prefilled(9, 0, None).await;

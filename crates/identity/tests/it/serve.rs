@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::body::{Body, Bytes, Frame, Incoming};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Bytes, Frame};
 use hyper::{Request, Response};
-use tandem_identity::{Bounds, Entrance, serve};
+use tandem_identity::{Bounds, Entrance, RequestBody, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -21,6 +21,8 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Never over within a test.
 const LONG: Duration = Duration::from_secs(3600);
+/// For bodies.
+const BODIES: usize = 64 << 10;
 /// The last chunk of an answer.
 const END: &str = "0\r\n\r\n";
 const ASK: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -41,7 +43,7 @@ impl Body for Pieces {
     }
 }
 
-/// Answers each request with the next of these.
+/// Answers each request with the next of these when it has come whole.
 #[derive(Clone, Default)]
 struct Answers(Arc<Mutex<VecDeque<Pieces>>>);
 
@@ -55,19 +57,24 @@ impl Answers {
     }
 }
 
-impl tower_service::Service<Request<Incoming>> for Answers {
+impl tower_service::Service<Request<RequestBody>> for Answers {
     type Response = Response<Pieces>;
     type Error = Infallible;
-    type Future = Ready<Result<Self::Response, Infallible>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<Incoming>) -> Self::Future {
-        let answer = self.0.lock().unwrap().pop_front();
-        let answer = answer.unwrap_or_else(|| Pieces(mpsc::channel(1).1));
-        ready(Ok(Response::new(answer)))
+    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
+        let answers = Arc::clone(&self.0);
+        Box::pin(async move {
+            // One that breaks off is answered, too.
+            let _ = request.into_body().collect().await;
+            let answer = answers.lock().unwrap().pop_front();
+            let answer = answer.unwrap_or_else(|| Pieces(mpsc::channel(1).1));
+            Ok(Response::new(answer))
+        })
     }
 }
 
@@ -151,6 +158,7 @@ async fn the_longest_silent_connection_gives_way_first_of_those_that_never_asked
         connections: 8,
         silent: 3,
         head: LONG,
+        bodies: BODIES,
     };
     let server = Server::start(bounds).await;
     let (mut streaming, pieces) = ask_for(&server, "one").await;
@@ -183,6 +191,7 @@ async fn silence_has_a_limit_and_answers_have_none() {
         connections: 8,
         silent: 8,
         head: Duration::from_millis(200),
+        bodies: BODIES,
     };
     let server = Server::start(bounds).await;
     let (mut streaming, pieces) = ask_for(&server, "one").await;
@@ -207,12 +216,86 @@ async fn silence_has_a_limit_and_answers_have_none() {
     ask(&mut streaming).await;
 }
 
+/// Begins a request with a body of which so many bytes come.
+async fn send(connection: &mut TcpStream, length: usize, bytes: usize) {
+    let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+    connection.write_all(head.as_bytes()).await.unwrap();
+    connection.write_all(&vec![b'x'; bytes]).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_sends_half_a_body_is_silent_and_gives_way() {
+    let bounds = Bounds {
+        connections: 4,
+        silent: 2,
+        head: LONG,
+        bodies: BODIES,
+    };
+    let server = Server::start(bounds).await;
+    let (mut streaming, pieces) = ask_for(&server, "one").await;
+    let mut polite = server.connect().await;
+    ask(&mut polite).await;
+    let mut halves = VecDeque::new();
+    // Many more than there are connections.
+    for i in 0..20 {
+        let mut half = server.connect().await;
+        // With one byte, or with none.
+        send(&mut half, 2, i % 2).await;
+        halves.push_back(half);
+        if halves.len() == 2 {
+            closed(&mut halves.pop_front().unwrap()).await;
+        }
+    }
+    ask(&mut polite).await;
+    let mut last = halves.pop_front().unwrap();
+    assert!(is_open(&last));
+    last.write_all(b"x").await.unwrap();
+    until(&mut last, END).await;
+    pieces.send(Bytes::from("two")).await.unwrap();
+    until(&mut streaming, "two").await;
+}
+
+#[tokio::test]
+async fn the_sum_of_bodies_is_bounded_and_half_ones_give_way() {
+    let bounds = Bounds {
+        connections: 8,
+        silent: 8,
+        head: LONG,
+        bodies: BODIES,
+    };
+    let server = Server::start(bounds).await;
+    let mut silent = server.connect().await;
+    let mut half = server.connect().await;
+    send(&mut half, BODIES, BODIES * 3 / 4).await;
+    // Longer than the bytes take; nobody wants the room.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(is_open(&half));
+    let pieces = server.answers.next();
+    let mut whole = server.connect().await;
+    send(&mut whole, BODIES * 3 / 4, BODIES * 3 / 4).await;
+    pieces.send(Bytes::from("one")).await.unwrap();
+    until(&mut whole, "one").await;
+    closed(&mut half).await;
+    // One that is being answered does not give way, and has its room until the end of the answer.
+    let mut next = server.connect().await;
+    send(&mut next, BODIES / 2, BODIES / 2).await;
+    let early = timeout(Duration::from_millis(200), next.readable()).await;
+    assert!(early.is_err(), "there is room for two");
+    drop(pieces);
+    until(&mut whole, END).await;
+    until(&mut next, END).await;
+    // Those without a body are in nobody's way.
+    ask(&mut silent).await;
+    ask(&mut whole).await;
+}
+
 #[tokio::test]
 async fn while_all_are_being_answered_new_ones_wait() {
     let bounds = Bounds {
         connections: 2,
         silent: 2,
         head: LONG,
+        bodies: BODIES,
     };
     let server = Server::start(bounds).await;
     let (mut first, first_pieces) = ask_for(&server, "one").await;
@@ -234,6 +317,7 @@ async fn a_shutdown_lets_answers_end_and_closes_the_rest() {
         connections: 8,
         silent: 8,
         head: LONG,
+        bodies: BODIES,
     };
     let mut server = Server::start(bounds).await;
     let mut never = server.connect().await;

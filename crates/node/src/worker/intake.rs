@@ -15,7 +15,7 @@ use crate::job::{HandedOver, JobId, Lost, Origin, Told};
 use crate::limits::MAX_SLICE_BYTES;
 
 impl Worker {
-    /// Takes KV in: everything if nobody waits for a token, else no more than a slice.
+    /// Takes a slice of KV in.
     pub(super) fn apply_step(&mut self) {
         let mut taken = 0;
         while let Some(mut apply) = self.applies.pop_front() {
@@ -32,8 +32,7 @@ impl Worker {
                 let _ = reply.send(result);
             }
             let next = self.applies.front().map_or(0, |a| a.taking.part_bytes());
-            let over = taken.saturating_add(next) > MAX_SLICE_BYTES;
-            if over && self.jobs.values().any(Job::can_decode) {
+            if taken.saturating_add(next) > MAX_SLICE_BYTES {
                 return;
             }
         }

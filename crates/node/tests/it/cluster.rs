@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_identity::Security;
-use tandem_node::{Limits, NodeConfig};
+use tandem_node::{Limits, NodeConfig, RunError};
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, HandoffStatus, HandoffTerms, NodeError,
     NodeStatus, ParityReport, PrefillEvent, PrefillFailed, PrefillMode, PrefillRequest,
@@ -29,7 +29,7 @@ pub struct TestNode {
     /// Where it takes KV in.
     pub port: u16,
     stop: Option<oneshot::Sender<()>>,
-    running: Option<tokio::task::JoinHandle<()>>,
+    running: Option<tokio::task::JoinHandle<Result<(), RunError>>>,
     /// A runtime of its own, for nodes that are killed.
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -152,9 +152,10 @@ impl Setup {
             let shutdown = async move {
                 let _ = stopped.await;
             };
-            tandem_node::run(control, handoff, node_config, models, shutdown)
-                .await
-                .unwrap();
+            let ended = tandem_node::run(control, handoff, node_config, models, shutdown).await;
+            // One that is mortal may end with an error, which `fault` tells.
+            assert!(self.mortal || ended.is_ok(), "{ended:?}");
+            ended
         };
         let running = match &runtime {
             Some(runtime) => runtime.spawn(work),
@@ -299,7 +300,16 @@ impl TestNode {
         drop(self.stop.take());
         let running = self.running.take().unwrap();
         let ended = tokio::time::timeout(PATIENCE, running).await;
-        ended.expect("the node lives on").unwrap();
+        ended.expect("the node lives on").unwrap().unwrap();
+    }
+
+    /// Waits until the node ends by itself, ends what the end of its process would, and tells why.
+    pub async fn fault(&mut self) -> String {
+        let running = self.running.take().unwrap();
+        let ended = tokio::time::timeout(PATIENCE, running).await;
+        let ended = ended.expect("the node lives on").unwrap();
+        self.kill();
+        ended.expect_err("nobody asked it to").to_string()
     }
 
     pub async fn status(&self) -> NodeStatus {

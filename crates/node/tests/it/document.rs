@@ -79,11 +79,9 @@ fn mebibytes(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
-#[test]
-fn every_limit_has_its_value() {
+fn waits() -> Vec<(&'static str, String)> {
     let own = Limits::default();
-    let staging = limits::STAGING_UNITS as u64 * limits::STAGING_UNIT;
-    let values = [
+    vec![
         ("SILENCE", seconds(tandem_proto::limits::SILENCE)),
         ("connect", seconds(own.connect)),
         ("head", seconds(own.head)),
@@ -104,12 +102,19 @@ fn every_limit_has_its_value() {
         ("hand_back", seconds(own.hand_back)),
         ("beat", seconds(own.beat)),
         ("event_stall", seconds(own.event_stall)),
+        ("engine_step", seconds(own.engine_step)),
         ("stop", seconds(own.stop)),
         ("GOODBYE", seconds(limits::GOODBYE)),
         ("IDLE_TICK", seconds(limits::IDLE_TICK)),
         ("RECONNECT_PAUSE", seconds(limits::RECONNECT_PAUSE)),
-        ("MAX_RECONNECTS", limits::MAX_RECONNECTS.to_string()),
         ("HAND_BACK_STALL", seconds(limits::HAND_BACK_STALL)),
+    ]
+}
+
+fn counts() -> Vec<(&'static str, String)> {
+    let staging = limits::STAGING_UNITS as u64 * limits::STAGING_UNIT;
+    vec![
+        ("MAX_RECONNECTS", limits::MAX_RECONNECTS.to_string()),
         ("MAX_RETURNS", limits::MAX_RETURNS.to_string()),
         ("MAX_HAND_BACKS", limits::MAX_HAND_BACKS.to_string()),
         ("MAX_TAKEN_BACK", limits::MAX_TAKEN_BACK.to_string()),
@@ -118,6 +123,14 @@ fn every_limit_has_its_value() {
         ("MAX_SESSIONS", tandem_kv::limits::MAX_SESSIONS.to_string()),
         ("MAX_CONNECTIONS", limits::MAX_CONNECTIONS.to_string()),
         ("MAX_SILENT", identity::MAX_SILENT.to_string()),
+        (
+            "MAX_BODIES_BYTES",
+            mebibytes(identity::MAX_BODIES_BYTES as u64),
+        ),
+        (
+            "HTTP_BUFFER",
+            format!("{} KiB", identity::HTTP_BUFFER >> 10),
+        ),
         ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
         ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
@@ -131,7 +144,12 @@ fn every_limit_has_its_value() {
         ("AHEAD_BYTES", mebibytes(tandem_kv::limits::AHEAD_BYTES)),
         ("MAX_KEEPERS", limits::MAX_KEEPERS.to_string()),
         ("MAX_SLICE_BYTES", mebibytes(limits::MAX_SLICE_BYTES)),
-    ];
+    ]
+}
+
+#[test]
+fn every_limit_has_its_value() {
+    let values = [waits(), counts()].concat();
     let text = document();
     let table = rows(section(&text, "## Limits"));
     for (name, value) in &values {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_node::Limits;
-use tandem_proto::{ErrorCode, PrefillEvent, Reuse, Role};
+use tandem_proto::{ErrorCode, PrefillEvent, PrefillMode, Reuse, Role};
 
 use super::cluster::{
     Deal, PATIENCE, Setup, TestNode, endless, eventually, finish, limits, prefill_end, prompt,
@@ -167,6 +167,102 @@ async fn a_decode_node_that_dies_is_noticed_and_another_one_takes_over() {
         other.clean().await;
         prefill.clean().await;
     }
+}
+
+/// A node whose engine may hang.
+fn hanging(role: Role, config: &FakeConfig) -> Setup {
+    Setup {
+        mortal: true,
+        limits: Limits {
+            engine_step: Duration::from_millis(400),
+            stop: Duration::from_millis(100),
+            ..endless()
+        },
+        ..Setup::new(role, config)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_whose_engine_hangs_ends_and_costs_time_and_not_the_answer() {
+    let config = FakeConfig::default();
+    let mut slow = config.clone();
+    let brake = Brake::on(&mut slow, CallKind::Prefill, 2);
+    let mut prefill = hanging(Role::Prefill, &slow).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let deal = deal(&config);
+    let (mut events, ticket) = deal.open(&decode).await;
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    brake.reached().await;
+    let start = Instant::now();
+    let reason = prefill.fault().await;
+    assert!(start.elapsed() >= Duration::from_millis(300));
+    assert!(reason.contains("does not come back"), "{reason}");
+    while sending.next().await.is_some() {}
+    let answer = finish(&mut events).await;
+    assert!(
+        answer.done && answer.summary.fallback.is_some(),
+        "{answer:?}"
+    );
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    decode.clean().await;
+    drop(brake);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_whose_engine_hangs_ends_and_both_streams_with_it() {
+    for kind in [CallKind::Import, CallKind::Decode] {
+        let config = FakeConfig::default();
+        let mut slow = config.clone();
+        let brake = Brake::on(&mut slow, kind, 1);
+        let prefill = Setup::new(Role::Prefill, &config).start().await;
+        let mut decode = hanging(Role::Decode, &slow).start().await;
+        let deal = deal(&config);
+        let (mut events, ticket) = deal.open(&decode).await;
+        let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+        brake.reached().await;
+        let reason = decode.fault().await;
+        assert!(reason.contains("does not come back"), "{reason}");
+        assert!(!finish(&mut events).await.done);
+        if let PrefillEvent::Failed(error) = prefill_end(&mut sending).await {
+            assert_eq!(error.code, ErrorCode::Handoff, "{error}");
+        } else {
+            assert_eq!(
+                kind,
+                CallKind::Decode,
+                "a handoff to a dead node was confirmed"
+            );
+        }
+        prefill.clean().await;
+        drop(brake);
+    }
+}
+
+/// Each step of it, and not their sum, has to be within the limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_is_slow_does_not_hang() {
+    let config = FakeConfig {
+        gate: Some(Arc::new(|call: &Call| {
+            if call.kind() == CallKind::Prefill {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        })),
+        ..FakeConfig::default()
+    };
+    let mut setup = hanging(Role::Both, &config);
+    setup.mortal = false;
+    setup.limits.engine_step = Duration::from_secs(2);
+    let node = setup.start().await;
+    let deal = deal(&config);
+    let start = Instant::now();
+    let request = deal.generate(PrefillMode::Local);
+    let mut events = node.generate(&request).await.unwrap();
+    let answer = finish(&mut events).await;
+    assert!(answer.done, "{answer:?}");
+    assert!(start.elapsed() > Duration::from_secs(2));
+    // Without work it is as alive.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    node.clean().await;
+    node.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

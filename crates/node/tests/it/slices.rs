@@ -1,5 +1,6 @@
 //! KV that comes in does not stop what is being generated.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_engine::Sequence;
@@ -42,6 +43,105 @@ async fn a_running_generation_gets_its_turn_between_slices() {
         rows: 7 * CHUNK,
     };
     check(&config, &incoming).await;
+}
+
+/// Holds the first import and the first decode step.
+fn brakes(config: &mut FakeConfig) -> (Brake, Brake) {
+    let rows_brake = Brake::on(config, CallKind::Import, 0);
+    let at_rows = config.gate.take().unwrap();
+    let token_brake = Brake::on(config, CallKind::Decode, 0);
+    let at_token = config.gate.take().unwrap();
+    config.gate = Some(Arc::new(move |call| {
+        at_rows(call);
+        at_token(call);
+    }));
+    (rows_brake, token_brake)
+}
+
+/// Rows that are taken in before the first decode step.
+fn rows_before_a_token(calls: &[Call]) -> u32 {
+    let is_before = |call: &&Call| !matches!(call, Call::Decode { .. });
+    let before = calls.iter().take_while(is_before);
+    let rows = before.map(|call| match call {
+        Call::Import { tokens, .. } => tokens.end - tokens.start,
+        _ => 0,
+    });
+    rows.sum()
+}
+
+/// Where nothing is generated, what waits for the engine is heard between two slices: a commit, a cancel,
+/// a new request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_does_not_wait_for_all_that_has_come() {
+    let row = 64 << 10;
+    // 28 MiB, as many as a sender keeps in flight.
+    let rows = 7 * CHUNK;
+    let config = FakeConfig {
+        layers: vec![layer(LayerKind::Full, 64)],
+        prefill_tokens: CHUNK,
+        sequences: 4,
+        ..FakeConfig::default()
+    };
+    let mut gated = config.clone();
+    let (rows_brake, token_brake) = brakes(&mut gated);
+    let calls = Calls::of(&mut gated);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &gated).start().await;
+    let proxy = Proxy::to(decode.port).await;
+    let handoff = |id: &str| {
+        let mut deal = Deal::new(&prompt(rows + 1), CHUNK);
+        deal.id = id.into();
+        deal.terms.reuse = Reuse::Off;
+        deal.terms.codec = CodecChoice::Raw;
+        deal.via = Some(proxy.port);
+        deal
+    };
+    // An answer of one token, for which nothing has to be computed before.
+    let token = |id: &str| {
+        let mut deal = Deal::new(&prompt(1), CHUNK);
+        deal.id = id.into();
+        deal.max_tokens = 1;
+        deal
+    };
+    let request = token("one").generate(PrefillMode::Local);
+    let mut one = decode.generate(&request).await.unwrap();
+    token_brake.reached().await;
+    let mut handoffs = Vec::new();
+    for id in ["first", "second"] {
+        let deal = handoff(id);
+        let (answers, ticket) = deal.open(&decode).await;
+        let sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+        handoffs.push((deal, answers, sending));
+    }
+    let whole = 2 * u64::from(rows) * row;
+    eventually("all rows", || proxy.forwarded() >= whole).await;
+    // Time for the engine's queue to get them.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    token_brake.release();
+    finish(&mut one).await;
+    // The engine has begun to take them in.
+    rows_brake.reached().await;
+    let other = token("other");
+    let request = other.generate(PrefillMode::Local);
+    let mut events = decode.generate(&request).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    calls.take();
+    rows_brake.release();
+    let answer = finish(&mut events).await;
+    assert_eq!(answer.tokens, other.expected(&config).await);
+    for (deal, mut answers, mut sending) in handoffs {
+        let (answer, _) = tokio::join!(
+            finish(&mut answers),
+            super::cluster::prefill_end(&mut sending)
+        );
+        assert_eq!(answer.tokens, deal.expected(&config).await);
+    }
+    let rows = rows_before_a_token(&calls.take());
+    let bytes = u64::from(rows) * row;
+    // The slice in which it was sent, and the next one.
+    assert!(bytes <= 2 * MAX_SLICE_BYTES, "{bytes} of {whole}");
+    prefill.clean().await;
+    decode.clean().await;
 }
 
 /// A model with a window of 20 MiB.
