@@ -16,6 +16,7 @@ enum Message {
         request: String,
         model: String,
         route: Route,
+        prefix: Vec<u64>,
         decisions: mpsc::Sender<Decision>,
     },
     Look(oneshot::Sender<Look>),
@@ -56,7 +57,8 @@ pub(crate) struct Slot {
     messages: mpsc::Sender<Message>,
     /// A place in the channel, so that the end can be told without waiting.
     end: Option<mpsc::OwnedPermit<Message>>,
-    finished: bool,
+    /// What a prompt that goes on from the answer begins with, if there is an answer.
+    answered: Option<Vec<u64>>,
     _open: OwnedSemaphorePermit,
 }
 
@@ -99,6 +101,7 @@ impl Cluster {
         request: String,
         model: String,
         route: Route,
+        prefix: Vec<u64>,
     ) -> Result<Slot, ApiError> {
         let open = Arc::clone(&self.open).try_acquire_owned().map_err(|_| {
             ApiError::busy(format!(
@@ -112,6 +115,7 @@ impl Cluster {
             request: request.clone(),
             model,
             route,
+            prefix,
             decisions,
         };
         let sent = self.messages.send(submit).await;
@@ -121,7 +125,7 @@ impl Cluster {
             decisions: receiver,
             messages: self.messages.clone(),
             end: Some(end),
-            finished: false,
+            answered: None,
             _open: open,
         })
     }
@@ -150,9 +154,9 @@ impl Slot {
         .await;
     }
 
-    /// The request is answered.
-    pub(crate) fn finish(mut self) {
-        self.finished = true;
+    /// The request is answered, and a prompt that goes on from it begins like this.
+    pub(crate) fn finish(mut self, prefix: Vec<u64>) {
+        self.answered = Some(prefix);
     }
 
     async fn tell(&self, event: Event) {
@@ -163,10 +167,9 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let request = std::mem::take(&mut self.request);
-        let event = if self.finished {
-            Event::Finished { request }
-        } else {
-            Event::Cancel { request }
+        let event = match self.answered.take() {
+            Some(prefix) => Event::Finished { request, prefix },
+            None => Event::Cancel { request },
         };
         if let Some(end) = self.end.take() {
             end.send(Message::Event(event));
@@ -190,6 +193,7 @@ impl Owner {
                     request,
                     model,
                     route,
+                    prefix,
                     decisions,
                 } => {
                     self.waiting.insert(request.clone(), decisions);
@@ -197,10 +201,11 @@ impl Owner {
                         request,
                         model,
                         route,
+                        prefix,
                     }
                 }
             };
-            if let Event::Cancel { request } | Event::Finished { request } = &event {
+            if let Event::Cancel { request } | Event::Finished { request, .. } = &event {
                 self.waiting.remove(request);
             }
             self.scheduler.handle(event, &mut actions);

@@ -18,6 +18,7 @@ mod lines;
 mod overview;
 mod pairs;
 mod poll;
+mod prefix;
 mod serve;
 mod timeline;
 mod translate;

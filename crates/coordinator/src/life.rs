@@ -1,5 +1,6 @@
 //! The life of a request: wait for a plan, attempt it, start over elsewhere, tell the outcome.
 
+use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use crate::calls::Calls;
 use crate::cluster::{Cluster, Decision};
 use crate::config::Config;
 use crate::pairs::Pairs;
+use crate::prefix::Beginning;
 use crate::translate;
 
 /// What all requests share.
@@ -23,8 +25,26 @@ pub(crate) struct Service {
     pub(crate) cluster: Cluster,
     /// Pairs of nodes and how they get on.
     pub(crate) pairs: Pairs,
+    /// For digests of prompts.
+    pub(crate) prefix_keys: RandomState,
     /// Ends all requests when the coordinator stops.
     pub(crate) stop: CancellationToken,
+}
+
+impl Service {
+    /// What the prompt begins with, and behind it its answer, so that nodes that have seen it are found. Nothing
+    /// where nothing is reused.
+    fn prefix(&self, job: &Job, answer: Option<&Answer>) -> Vec<u64> {
+        if !self.config.handoff.reuse {
+            return Vec::new();
+        }
+        let beginning = Beginning::of(&self.prefix_keys, &job.cache_salt, &job.prompt);
+        let beginning = match answer {
+            Some(answer) => beginning.answered(&job.prompt, &answer.text, &answer.tokens),
+            None => beginning,
+        };
+        beginning.digests()
+    }
 }
 
 /// A request, translated.
@@ -157,8 +177,9 @@ pub(crate) async fn stream(service: Arc<Service>, job: Job, pieces: mpsc::Sender
 
 async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, ApiError> {
     let cluster = &service.cluster;
+    let prefix = service.prefix(job, None);
     let mut slot = cluster
-        .submit(job.id.clone(), job.model.clone(), job.route)
+        .submit(job.id.clone(), job.model.clone(), job.route, prefix)
         .await?;
     let mut queue = Duration::ZERO;
     let arrived = Instant::now();
@@ -186,7 +207,7 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
         };
         match attempt.run().await {
             Ok(answer) => {
-                slot.finish();
+                slot.finish(service.prefix(job, Some(&answer)));
                 events.extend(busy_note(busy));
                 events.append(&mut attempt_events);
                 service.pairs.answered(&plan, &answer.timeline);

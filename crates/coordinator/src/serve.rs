@@ -1,6 +1,7 @@
 //! Starts everything, serves, and ends everything.
 
 use std::future::Future;
+use std::hash::RandomState;
 use std::sync::Arc;
 
 use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
@@ -51,6 +52,7 @@ pub async fn run(
         calls,
         cluster,
         pairs: Pairs::default(),
+        prefix_keys: RandomState::new(),
         stop: stop.clone(),
     });
     let told = CancellationToken::new();

@@ -3,6 +3,7 @@
 use tandem_proto::{ModelStatus, Role};
 
 use crate::event::{Plan, Rejection, Route};
+use crate::limits::{BLOCKS_PER_REQUEST, PREFIX_BLOCK};
 use crate::scheduler::{NodeState, Scheduler, Waiting};
 
 /// What can be done about a waiting request now.
@@ -50,8 +51,9 @@ enum Fitness {
 
 impl Scheduler {
     /// Chooses nodes: among those that can decode the one with the fewest sequences of the model,
-    /// for it the prefill node with the fewest prefills, one with an equal contract first; configured
-    /// order decides ties.
+    /// for it the prefill node with the fewest prefills, one with an equal contract first. Who has seen
+    /// [`BLOCKS_PER_REQUEST`] of the prompt before counts as if it had one request less; configured order
+    /// decides ties.
     pub(crate) fn choose(&self, model: usize, waiting: &Waiting) -> Choice {
         let mut able = Vec::new();
         let mut reasons = Vec::new();
@@ -67,35 +69,39 @@ impl Scheduler {
                 reasons: or_none_configured(reasons),
             });
         }
-        able.sort_by_key(|&(node, _)| self.decodes(node, model));
+        able.sort_by_key(|&(node, _)| cost(self.decodes(node, model), waiting.seen_by(node)));
         // With the route `Remote`, nodes without a prefill node come after those with one.
         let mut alone = Vec::new();
         for &(decode, capacity) in &able {
             let free = self.has_room(decode, model, capacity);
-            match self.with_prefill(decode, model, waiting.route) {
+            match self.with_prefill(decode, model, waiting) {
                 Prefill::Node(node, fit, notes) if free => {
-                    return self.fits(decode, Some((node, fit)), model, notes);
+                    return self.fits(decode, Some((node, fit)), model, waiting, notes);
                 }
                 Prefill::Nobody(notes) if waiting.route == Route::Remote => {
                     alone.push((free, decode, notes));
                 }
-                Prefill::Nobody(notes) if free => return self.fits(decode, None, model, notes),
+                Prefill::Nobody(notes) if free => {
+                    return self.fits(decode, None, model, waiting, notes);
+                }
                 _ => {}
             }
         }
         let others_have_one = alone.len() < able.len();
         match alone.into_iter().find(|(free, ..)| *free) {
-            Some((_, decode, notes)) if !others_have_one => self.fits(decode, None, model, notes),
+            Some((_, decode, notes)) if !others_have_one => {
+                self.fits(decode, None, model, waiting, notes)
+            }
             _ => Choice::Wait,
         }
     }
 
     /// The prefill that the route leads to.
-    fn with_prefill(&self, decode: usize, model: usize, route: Route) -> Prefill {
-        let found = match route {
+    fn with_prefill(&self, decode: usize, model: usize, waiting: &Waiting) -> Prefill {
+        let found = match waiting.route {
             Route::Local => return Prefill::Nobody(Vec::new()),
-            Route::Auto => self.prefill_for(decode, model, route),
-            Route::Remote => match self.prefill_for(decode, model, route) {
+            Route::Auto => self.prefill_for(decode, model, waiting),
+            Route::Remote => match self.prefill_for(decode, model, waiting) {
                 Prefill::Nobody(reasons) => self.prefill_on_itself(decode, model, reasons),
                 found => found,
             },
@@ -110,7 +116,7 @@ impl Scheduler {
         }
     }
 
-    fn prefill_for(&self, decode: usize, model: usize, route: Route) -> Prefill {
+    fn prefill_for(&self, decode: usize, model: usize, waiting: &Waiting) -> Prefill {
         let mut ready = Vec::new();
         let mut full = false;
         let mut notes = Vec::new();
@@ -119,7 +125,7 @@ impl Scheduler {
             if node == decode {
                 continue;
             }
-            match self.can_prefill(node, decode, model, route) {
+            match self.can_prefill(node, decode, model, waiting.route) {
                 Ok(Fitness::Ready(fit)) => ready.push((fit, node)),
                 Ok(Fitness::Full) => full = true,
                 Ok(Fitness::Unfit(reason)) => reasons.push(reason),
@@ -131,7 +137,7 @@ impl Scheduler {
         }
         let first = ready
             .into_iter()
-            .min_by_key(|&(fit, node)| (fit, self.prefills(node)));
+            .min_by_key(|&(fit, node)| (fit, cost(self.prefills(node), waiting.seen_by(node))));
         match first {
             Some((fit, node)) => Prefill::Node(node, fit, notes),
             None if full => Prefill::Wait,
@@ -169,6 +175,7 @@ impl Scheduler {
         decode: usize,
         prefill: Option<(usize, Fit)>,
         model: usize,
+        waiting: &Waiting,
         mut notes: Vec<String>,
     ) -> Choice {
         let mixed = prefill.filter(|(_, fit)| *fit == Fit::MixedQuantisation);
@@ -176,16 +183,25 @@ impl Scheduler {
         if let Some((node, _)) = mixed {
             notes.push(self.tells_quantisations(node, decode, model));
         }
+        let seen = |node| match waiting.seen_by(node) {
+            0 => String::new(),
+            blocks => {
+                let bytes = blocks * PREFIX_BLOCK;
+                format!(" and the first {bytes} bytes of the prompt have been before")
+            }
+        };
         let mut reason = format!(
-            "decode on `{}`, where {} sequences of the model run",
+            "decode on `{}`, where {} sequences of the model run{}",
             self.nodes[decode].name,
-            self.decodes(decode, model)
+            self.decodes(decode, model),
+            seen(decode)
         );
         if let Some(node) = prefill {
             let running = self.prefills(node);
             let name = &self.nodes[node].name;
             reason.push_str(&format!(
-                "; prefill on `{name}`, where {running} prefills run"
+                "; prefill on `{name}`, where {running} prefills run{}",
+                seen(node)
             ));
         }
         let name = |node: usize| self.nodes[node].name.clone();
@@ -326,6 +342,12 @@ impl Scheduler {
         let mine = |r: &&crate::scheduler::Running| r.prefill == Some(node);
         self.running.values().filter(mine).count()
     }
+}
+
+/// What it costs to give a node one more request when so many run there and it has seen so many blocks of the prompt.
+fn cost(running: usize, seen: usize) -> isize {
+    let blocks = running.saturating_mul(BLOCKS_PER_REQUEST);
+    blocks.cast_signed().saturating_sub_unsigned(seen)
 }
 
 fn or_none_configured(mut reasons: Vec<String>) -> Vec<String> {

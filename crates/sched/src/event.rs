@@ -52,6 +52,9 @@ pub enum Event {
         model: String,
         /// Where the prefill may run.
         route: Route,
+        /// What its prompt begins with: a digest for each [`crate::limits::PREFIX_BLOCK`] bytes and all before
+        /// them. Empty if it does not matter who has seen it.
+        prefix: Vec<u64>,
     },
     /// Nobody waits for the request any more.
     Cancel {
@@ -67,6 +70,8 @@ pub enum Event {
     Finished {
         /// Its id.
         request: String,
+        /// What a prompt that goes on from the answer begins with.
+        prefix: Vec<u64>,
     },
     /// The decode node did not finish the request.
     DecodeFailed {

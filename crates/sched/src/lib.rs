@@ -11,6 +11,7 @@
 mod choice;
 mod event;
 pub mod limits;
+mod prefix;
 mod scheduler;
 mod view;
 

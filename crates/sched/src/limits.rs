@@ -1,5 +1,17 @@
 //! Named limits of the scheduler.
 
+use core::num::NonZeroUsize;
+
+/// Bytes of a prompt that one digest of its beginning stands for: about 128 tokens of text.
+pub const PREFIX_BLOCK: usize = 512;
+/// Digests of one prompt; what follows does not matter for where it goes.
+pub const MAX_PREFIX_BLOCKS: usize = 2048;
+/// Digests of earlier prompts that are remembered.
+pub const MAX_PREFIXES: NonZeroUsize = NonZeroUsize::new(1 << 17).unwrap();
+/// Blocks of its prompt that a node must have seen for a request to go there rather than to one on which one request
+/// less runs: 8 KiB, about 2000 tokens.
+pub const BLOCKS_PER_REQUEST: usize = 16;
+
 /// Requests that may wait for one model. One that starts over after a failure is not counted.
 pub const MAX_QUEUED: usize = 256;
 /// Decode nodes that one request may be started on because the one before failed.

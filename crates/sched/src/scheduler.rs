@@ -7,6 +7,7 @@ use tandem_proto::{ModelStatus, NodeStatus};
 use crate::choice::Choice;
 use crate::event::{Action, Event, Failure, Rejection, Route};
 use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED};
+use crate::prefix::{Prefixes, Seen};
 
 /// Which nodes may serve a model. The order decides between nodes that are equally loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +38,7 @@ pub struct Scheduler {
     pub(crate) models: Vec<Model>,
     pub(crate) running: BTreeMap<String, Running>,
     arrivals: u64,
+    prefixes: Prefixes,
 }
 
 #[derive(Debug, Clone)]
@@ -73,6 +75,8 @@ pub(crate) struct Waiting {
     pub(crate) route: Route,
     /// Decode nodes that failed it.
     pub(crate) tried: Vec<usize>,
+    /// What nodes had seen of its prompt when it came.
+    pub(crate) seen: Seen,
     busy_retries: u32,
 }
 
@@ -82,7 +86,17 @@ pub(crate) struct Running {
     pub(crate) decode: usize,
     /// Until the prefill has ended.
     pub(crate) prefill: Option<usize>,
+    /// The nodes that see its prompt.
+    seeing: Vec<usize>,
     waiting: Waiting,
+}
+
+impl Waiting {
+    /// Blocks of its prompt that the node has seen before.
+    pub(crate) fn seen_by(&self, node: usize) -> usize {
+        let seen = self.seen.iter().find(|(known, _)| *known == node);
+        seen.map_or(0, |(_, blocks)| *blocks)
+    }
 }
 
 impl Node {
@@ -129,6 +143,7 @@ impl Scheduler {
             models,
             running: BTreeMap::new(),
             arrivals: 0,
+            prefixes: Prefixes::default(),
         }
     }
 
@@ -142,8 +157,15 @@ impl Scheduler {
                 request,
                 model,
                 route,
-            } => return self.submit(request, &model, route, out),
-            Event::Cancel { request } | Event::Finished { request } => self.end(&request),
+                prefix,
+            } => return self.submit(request, &model, route, &prefix, out),
+            Event::Cancel { request } => self.end(&request),
+            Event::Finished { request, prefix } => {
+                if let Some(running) = self.running.get(&request) {
+                    self.prefixes.learn(running.model, &prefix, &running.seeing);
+                }
+                self.end(&request);
+            }
             Event::PrefillEnded { request } => self.end_prefill(&request),
             Event::DecodeFailed {
                 request,
@@ -163,7 +185,14 @@ impl Scheduler {
         }
     }
 
-    fn submit(&mut self, request: String, model: &str, route: Route, out: &mut Vec<Action>) {
+    fn submit(
+        &mut self,
+        request: String,
+        model: &str,
+        route: Route,
+        prefix: &[u64],
+        out: &mut Vec<Action>,
+    ) {
         let Some(index) = self.models.iter().position(|m| m.name == model) else {
             let model = model.to_owned();
             return reject(request, Rejection::UnknownModel { model }, out);
@@ -187,6 +216,7 @@ impl Scheduler {
             arrival: self.arrivals,
             route,
             tried: Vec::new(),
+            seen: self.prefixes.seen(index, prefix),
             busy_retries: 0,
         });
         self.arrivals += 1;
@@ -289,6 +319,7 @@ impl Scheduler {
                             model,
                             decode,
                             prefill,
+                            seeing: [Some(decode), prefill].into_iter().flatten().collect(),
                             waiting,
                         };
                         self.running.insert(request.clone(), running);

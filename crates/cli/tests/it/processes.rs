@@ -557,6 +557,63 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
     }
 }
 
+/// Of two pairs, the one that had the turn before gets the next one, whichever comes first.
+#[tokio::test]
+async fn the_next_turn_goes_to_the_pair_that_had_the_one_before() {
+    let model = Architecture::Llama;
+    let prefills = [(); 2].map(|()| Daemon::node("prefill", &[model], &NODE));
+    let decodes = [(); 2].map(|()| Daemon::node("decode", &[model], &NODE));
+    let dir = tempfile::tempdir().expect("dir");
+    let nodes = [
+        ("p0", prefills[0].address),
+        ("p1", prefills[1].address),
+        ("d0", decodes[0].address),
+        ("d1", decodes[1].address),
+    ];
+    let routes = [(model, &["p0", "p1"][..], &["d0", "d1"][..])];
+    let config = write_config(dir.path(), CHUNK, &nodes, &routes);
+    let coordinator = Daemon::serve(&config);
+    let first = |topic: &str| {
+        let opening = format!("{topic} {}", text(1000));
+        let mut body = chat(model.name(), &opening, 200, "remote");
+        body["tandem"]["keep"] = json!(true);
+        body["response_format"] = json!({"type": "json_schema", "json_schema":
+            {"name": "fixed", "strict": true, "schema": {"enum": [text(150)]}}});
+        body
+    };
+    // At the same time, so that each pair gets one; which one has which is for chance.
+    let pairs =
+        |answer: &Value| ["decode_node", "prefill_node"].map(|key| answer["tandem"][key].clone());
+    let mut asked = Vec::new();
+    for attempt in 0..ATTEMPTS {
+        let bodies = ["first", "other"].map(|topic| first(&format!("{topic} {attempt}")));
+        let (one, two) = tokio::join!(
+            ask(coordinator.address, &bodies[0]),
+            ask(coordinator.address, &bodies[1])
+        );
+        let [(d, p), (e, q)] = [&one, &two].map(pairs).map(|[d, p]| (d, p));
+        if d != e && p != q {
+            asked = bodies.into_iter().zip([one, two]).collect();
+            break;
+        }
+    }
+    assert_eq!(asked.len(), 2, "never at the same time");
+    for node in prefills.iter().chain(&decodes) {
+        settled(node).await;
+    }
+    // All are idle, and order alone would send both to the same pair.
+    for (body, answer) in asked.iter().rev() {
+        let mut next = second_turn(model, body, answer, "and now?");
+        next["tandem"]["route"] = json!("remote");
+        let said = ask(coordinator.address, &next).await;
+        assert_eq!(pairs(&said), pairs(answer), "{said}");
+        let known = answer["tandem"]["prompt_tokens"].as_u64().expect("a count")
+            + tokens(answer).len() as u64
+            - 1;
+        assert_eq!(said["tandem"]["cached_tokens"], known / 64 * 64, "{said}");
+    }
+}
+
 #[tokio::test]
 async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how_well_it_fits() {
     let model = Architecture::Llama;

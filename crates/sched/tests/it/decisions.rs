@@ -1,6 +1,7 @@
 //! One situation, one decision.
 
 use super::*;
+use tandem_sched::limits::{BLOCKS_PER_REQUEST, MAX_PREFIXES};
 
 const PAIR: &[&str] = &["p0", "p1", "d0", "d1"];
 
@@ -69,6 +70,88 @@ fn load_is_balanced_and_order_decides_ties() {
     check(&mut s, prefill_ended, &[]);
     check(&mut s, submit("d", "m", Route::Auto), &["d@d0<p1"]);
     check(&mut s, submit("e", "m", Route::Local), &["e@d1<-"]);
+}
+
+/// A prompt whose first blocks are of this family.
+fn begins(family: u64, blocks: u64) -> Vec<u64> {
+    (0..blocks).map(|i| family * 1000 + i).collect()
+}
+
+#[test]
+fn the_next_turn_goes_where_the_one_before_has_been() {
+    let mut s = pairs(2);
+    let submit = |id: &str, prefix: &[u64]| about(submit(id, "m", Route::Auto), prefix);
+    let finish = |id: &str, prefix: &[u64]| about(finished(id), prefix);
+    check(&mut s, submit("a", &begins(1, 1)), &["a@d0<p0"]);
+    check(&mut s, submit("b", &begins(2, 1)), &["b@d1<p1"]);
+    // Its prefill has ended before it has.
+    let prefill_ended = Event::PrefillEnded {
+        request: "b".into(),
+    };
+    check(&mut s, prefill_ended, &[]);
+    // Of one that is cancelled nobody knows how much is there.
+    check(&mut s, submit("x", &begins(3, 9)), &["x@d0<p1"]);
+    let cancel = Event::Cancel {
+        request: "x".into(),
+    };
+    check(&mut s, cancel, &[]);
+    check(&mut s, finish("a", &begins(1, 3)), &[]);
+    check(&mut s, finish("b", &begins(2, 3)), &[]);
+    let reason = |actions: Vec<Action>| match &actions[..] {
+        [Action::Start { plan, .. }] => plan.reason.clone(),
+        other => panic!("{other:?}"),
+    };
+    // All are idle: order would say `d0` and `p0`.
+    check(&mut s, submit("c", &begins(2, 2)), &["c@d1<p1"]);
+    check(&mut s, finish("c", &begins(2, 4)), &[]);
+    let told = reason(tell(&mut s, submit("d", &begins(2, 9))));
+    assert_eq!(
+        told,
+        "decode on `d1`, where 0 sequences of the model run and the first 2048 bytes of the prompt have been \
+         before; prefill on `p1`, where 0 prefills run and the first 2048 bytes of the prompt have been before"
+    );
+    check(&mut s, finish("d", &begins(2, 9)), &[]);
+    check(&mut s, submit("e", &begins(1, 9)), &["e@d0<p0"]);
+    check(&mut s, finish("e", &begins(1, 9)), &[]);
+    // Nobody has seen it, or has seen it of another model.
+    check(&mut s, submit("f", &begins(3, 9)), &["f@d0<p0"]);
+}
+
+#[test]
+fn who_has_seen_a_prompt_is_preferred_up_to_a_number_of_requests() {
+    let per = u64::try_from(BLOCKS_PER_REQUEST).unwrap();
+    for (blocks, expected) in [(per, "n@d0<p0"), (per + 1, "n@d1<p1")] {
+        let mut s = pairs(2);
+        // `d1` and `p1` have seen it, and one request runs there.
+        check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+        check(&mut s, submit("b", "m", Route::Auto), &["b@d1<p1"]);
+        check(&mut s, about(finished("b"), &begins(1, blocks)), &[]);
+        check(&mut s, submit("c", "m", Route::Auto), &["c@d1<p1"]);
+        check(&mut s, finished("a"), &[]);
+        let next = about(submit("n", "m", Route::Auto), &begins(1, 99));
+        check(&mut s, next, &[expected]);
+    }
+    // Where there is no room it does not wait.
+    let mut s = pairs(1);
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+    check(&mut s, about(finished("a"), &begins(1, 99)), &[]);
+    let next = |id| about(submit(id, "m", Route::Auto), &begins(1, 99));
+    check(&mut s, next("b"), &["b@d0<p0"]);
+    check(&mut s, next("c"), &["c@d1<p1"]);
+}
+
+#[test]
+fn beginnings_are_forgotten_when_there_are_too_many() {
+    let mut s = pairs(2);
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+    check(&mut s, submit("b", "m", Route::Auto), &["b@d1<p1"]);
+    check(&mut s, about(finished("b"), &[1]), &[]);
+    check(&mut s, finished("a"), &[]);
+    let next = |id| about(submit(id, "m", Route::Auto), &[1]);
+    check(&mut s, next("c"), &["c@d1<p1"]);
+    let many: Vec<u64> = (2..MAX_PREFIXES.get() as u64 + 2).collect();
+    check(&mut s, about(finished("c"), &many), &[]);
+    check(&mut s, next("d"), &["d@d0<p0"]);
 }
 
 #[test]

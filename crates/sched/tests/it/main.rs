@@ -82,12 +82,34 @@ fn submit(request: &str, model: &str, route: Route) -> Event {
         request: request.into(),
         model: model.into(),
         route,
+        prefix: Vec::new(),
     }
 }
 
 fn finished(request: &str) -> Event {
     Event::Finished {
         request: request.into(),
+        prefix: Vec::new(),
+    }
+}
+
+/// The same about a prompt that begins so.
+fn about(event: Event, prefix: &[u64]) -> Event {
+    let prefix = prefix.to_vec();
+    match event {
+        Event::Submit {
+            request,
+            model,
+            route,
+            ..
+        } => Event::Submit {
+            request,
+            model,
+            route,
+            prefix,
+        },
+        Event::Finished { request, .. } => Event::Finished { request, prefix },
+        other => panic!("{other:?} has no prompt"),
     }
 }
 
