@@ -341,6 +341,10 @@ impl Sender {
         if !ends && header.sequence != self.sequence_in {
             return Err(unexpected(header, "out of sequence"));
         }
+        if (header.kind, self.state) == (Kind::Beat, SenderState::AwaitAccept) {
+            // It does not count.
+            return Ok(());
+        }
         self.sequence_in = self.sequence_in.wrapping_add(1);
         match (header.kind, self.state) {
             (Kind::Refuse, SenderState::AwaitAccept) => {

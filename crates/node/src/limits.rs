@@ -114,9 +114,6 @@ pub struct Limits {
     pub head: Duration,
     /// Longest wait for the body of a control request.
     pub body: Duration,
-    /// Longest wait for the answer to a hello, which comes when held pages are in place, and after a
-    /// break when the engine has taken in what had come.
-    pub accept: Duration,
     /// Longest wait for pages from disk, a block at a time.
     pub page_read: Duration,
     /// How long a handoff whose connection broke waits for a new one.
@@ -149,7 +146,6 @@ impl Default for Limits {
             connect: tandem_proto::limits::CONNECT,
             head: tandem_proto::limits::HEAD,
             body: Duration::from_secs(30),
-            accept: tandem_proto::limits::HANDOFF_SILENCE,
             page_read: Duration::from_secs(10),
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),

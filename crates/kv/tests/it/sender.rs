@@ -187,6 +187,22 @@ fn nothing_is_sent_before_the_accept() {
 }
 
 #[test]
+fn a_receiver_beats_before_its_accept_and_that_does_not_count() {
+    let beat = |sequence| encode_frame(Header::control(Kind::Beat, HANDOFF, sequence), &[]);
+    let mut side = new(&mixed(), 8);
+    for _ in 0..3 {
+        give(&mut side, &beat(0)).unwrap();
+        assert_eq!(side.sender.state(), SenderState::AwaitAccept);
+    }
+    give(&mut side, &accept(100)).unwrap();
+    // From then on it does.
+    give(&mut side, &beat(1)).unwrap();
+    give(&mut side, &beat(2)).unwrap();
+    fails(side, &beat(2), "out of sequence");
+    fails(new(&mixed(), 8), &beat(1), "out of sequence");
+}
+
+#[test]
 fn accepts_that_are_out_of_bounds() {
     type Change = fn(&mut Accept);
     let table: [(&str, Change); 12] = [

@@ -1,6 +1,7 @@
 //! The owner of a handoff: applies blocks, answers, and waits for another connection after a break.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{ReadHalf, WriteHalf};
 use tandem_kv::KvBlock;
+use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
 use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
 use tokio::io::AsyncWriteExt;
@@ -74,6 +76,30 @@ pub(super) struct Pump {
     /// Buffers for the receiver.
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) decoding: Arc<Decoding>,
+}
+
+/// Works before the answer to a hello, and shows the sender meanwhile that this end is alive.
+async fn beating<T>(
+    write: &mut WriteHalf,
+    handoff: u64,
+    limits: Limits,
+    work: impl Future<Output = T>,
+) -> T {
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            () = sleep(limits.handoff_beat) => {}
+        }
+        let beat = encode_frame(Header::control(Kind::Beat, handoff, 0), &[]);
+        if write_frame(write, &beat, limits.handoff_silence)
+            .await
+            .is_err()
+        {
+            // Whoever writes the answer notices.
+            return work.await;
+        }
+    }
 }
 
 /// Why the owner of a handoff stops.
@@ -170,10 +196,13 @@ impl Pump {
     }
 
     /// Puts held pages into place, and says what must still be sent.
-    async fn start(&mut self, first: Greeted) -> Result<(), Fault> {
+    async fn start(&mut self, mut first: Greeted) -> Result<(), Fault> {
         let have = match &self.permitted.target {
             Target::Pages => self.permitted.keep.held(&self.tokens).tokens,
-            Target::Sequence { .. } => self.seed().await?,
+            Target::Sequence { .. } => {
+                let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
+                beating(&mut first.write, handoff, limits, self.seed()).await?
+            }
         };
         let terms = self.terms(have, None);
         let (mut receiver, accept) =
@@ -496,11 +525,8 @@ impl Pump {
             return Err(Fault::Over(refusal.message));
         }
         // What was given out is applied first: it will not be sent again.
-        self.apply_blocks();
-        while let Some((block, result)) = self.applying.next().await {
-            result.map_err(Fault::Over)?;
-            self.applied(block).await?;
-        }
+        let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
+        beating(&mut greeted.write, handoff, limits, self.apply_all()).await?;
         let Some(receiver) = self.receiver.clone() else {
             return Err(Fault::Over("not started".into()));
         };
@@ -512,6 +538,16 @@ impl Pump {
         // It will be sent again.
         self.receipt = self.permitted.target.is_pages();
         self.open(greeted, accept).await
+    }
+
+    /// Waits until everything that has come has been applied.
+    async fn apply_all(&mut self) -> Result<(), Fault> {
+        self.apply_blocks();
+        while let Some((block, result)) = self.applying.next().await {
+            result.map_err(Fault::Over)?;
+            self.applied(block).await?;
+        }
+        Ok(())
     }
 
     /// Whoever comes again must bring the same tokens.

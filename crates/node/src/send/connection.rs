@@ -78,9 +78,9 @@ impl Pump {
         let (mut read, mut write) = link.into_split();
         write_frame(&mut write, hello, limits.handoff_silence).await?;
         while self.sender.state() == SenderState::AwaitAccept {
-            let patience = Some(limits.accept);
-            let (header, payload) =
-                read_answer(&mut read, patience, limits.handoff_silence).await?;
+            // It beats while it puts pages into place, or applies what has come before.
+            let silence = limits.handoff_silence;
+            let (header, payload) = read_answer(&mut read, Some(silence), silence).await?;
             self.sender.receive(&header, &payload)?;
         }
         let activity = Arc::new(Activity::default());

@@ -57,7 +57,6 @@ pub fn endless() -> Limits {
         connect: long,
         head: long,
         body: long,
-        accept: long,
         page_read: long,
         resume: long,
         receipt: long,

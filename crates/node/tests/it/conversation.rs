@@ -824,7 +824,6 @@ async fn a_node_that_does_not_take_an_answer_back_holds_nobody_up() {
         },
         // Nothing else may free the place.
         limits: Limits {
-            accept: PATIENCE * 10,
             handoff_silence: PATIENCE * 10,
             ..limits()
         },

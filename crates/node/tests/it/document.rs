@@ -86,7 +86,6 @@ fn waits() -> Vec<(&'static str, String)> {
         ("connect", seconds(own.connect)),
         ("head", seconds(own.head)),
         ("body", seconds(own.body)),
-        ("accept", seconds(own.accept)),
         ("page_read", seconds(own.page_read)),
         ("CLOSE", seconds(pages::CLOSE)),
         ("DELETE_PAUSE", seconds(pages::DELETE_PAUSE)),

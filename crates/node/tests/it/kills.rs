@@ -294,21 +294,21 @@ async fn a_stopped_process_is_given_up_within_the_silence_and_the_rest_is_comput
     let listener = super::cluster::bind().await;
     let port = listener.local_addr().unwrap().port();
     let mut short = limits();
-    short.accept = Duration::from_millis(300);
+    short.handoff_silence = Duration::from_millis(300);
     let config = FakeConfig::default();
-    let setup = |role| Setup {
+    let prefill = Setup {
         limits: short,
-        ..Setup::new(role, &config)
+        ..Setup::new(Role::Prefill, &config)
     };
-    let prefill = setup(Role::Prefill).start().await;
-    let decode = setup(Role::Decode).start().await;
+    let prefill = prefill.start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
     let mut deal = deal(&config);
     deal.via = Some(port);
     let start = Instant::now();
     let outcome = deal.run(&prefill, &decode).await;
     let reason = outcome.made_good(&deal.expected(&config).await, "stopped");
     assert!(reason.contains("silent"), "{reason}");
-    assert!(start.elapsed() >= short.accept);
+    assert!(start.elapsed() >= short.handoff_silence);
     prefill.clean().await;
     decode.clean().await;
 }

@@ -451,7 +451,7 @@ async fn streaming_silence_for_good() {
     for config in models() {
         let [sent, _] = frames(&config).await;
         let mut waits = silence();
-        (waits.resume, waits.accept) = (SHORT, SILENCE);
+        waits.resume = SHORT;
         let rig = Plan::new(&config, waits).start().await;
         // New connections are taken, and nothing passes on them.
         let mut faults = vec![Fault::Vanish(sent[2].1.end - 5)];
@@ -473,37 +473,22 @@ async fn streaming_a_cut_while_the_decode_engine_is_busy() {
         let [sent, _] = frames(&config).await;
         let (_, commit) = find(&sent, Kind::Commit);
         // The answer to the new connection says what was applied, and so it waits for the step.
-        for is_longer in [false, true] {
-            let limits = only(|l| {
-                l.resume = Duration::from_secs(1);
-                if is_longer {
-                    l.accept = SILENCE;
-                }
-            });
-            let (rig, brake) = before_the_last_block(&config, limits).await;
-            let going = rig.held(Fault::Hold(commit.start)).await;
-            brake.reached().await;
-            rig.proxy.cut();
-            if is_longer {
-                let (end, answer) = going.end().await;
-                failed(end);
-                brake.release();
-                let answer = answer.await.unwrap();
-                made_good(&rig, &answer, "the prefill node", rig.kv_end());
-                rig.clean().await;
-            } else {
-                passed_again(&rig).await;
-                // Only a new connection has to be there within `resume`.
-                tokio::time::sleep(limits.resume + SHORT).await;
-                brake.release();
-                let (end, answer) = going.end().await;
-                whole(&rig, &answer.await.unwrap());
-                assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
-                rig.once("busy");
-                rig.decode.settled().await;
-                rig.prefill.clean().await;
-            }
-        }
+        let mut limits = silence();
+        limits.resume = Duration::from_secs(1);
+        let (rig, brake) = before_the_last_block(&config, limits).await;
+        let going = rig.held(Fault::Hold(commit.start)).await;
+        brake.reached().await;
+        rig.proxy.cut();
+        passed_again(&rig).await;
+        // Only a new connection has to be there within `resume`, and nobody is silent.
+        tokio::time::sleep(limits.resume + SILENCE).await;
+        brake.release();
+        let (end, answer) = going.end().await;
+        whole(&rig, &answer.await.unwrap());
+        assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+        rig.once("busy");
+        rig.decode.settled().await;
+        rig.prefill.clean().await;
     }
 }
 
@@ -954,7 +939,7 @@ async fn hand_back_a_cut_damage_and_silence() {
     // Before the first answer there is nothing to go on with.
     let [config, _] = paged();
     for (fault, limits) in [
-        (Fault::Hold(0), only(|l| l.accept = SILENCE)),
+        (Fault::Hold(0), only(|l| l.handoff_silence = SILENCE)),
         (Fault::Cut(0), endless()),
         (Fault::FlipReply(80), only(|l| l.resume = SHORT)),
     ] {

@@ -611,39 +611,53 @@ async fn large_pages_are_handed_over(config: FakeConfig, shared: u32) {
     prefill.clean().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn pages_that_do_not_get_into_place_in_time_end_the_handoff() {
+/// A handoff in which the decode engine stands still while pages are put into place, for twice as long as the
+/// other end may be silent; what it gives, and the tokens that it should give.
+async fn while_pages_take_long(beat: Duration) -> (super::cluster::Outcome, Vec<u32>) {
     let mut config = FakeConfig::default();
     // The first handoff imports four chunks and a rest.
     let brake = super::kills::Brake::on(&mut config, tandem_engine::fake::CallKind::Import, 5);
     let plain = FakeConfig::default();
-    let mut short = limits();
-    short.accept = Duration::from_millis(300);
-    let prefill = Setup {
-        limits: short,
-        ..Setup::new(Role::Prefill, &plain)
+    let (mut sending, mut receiving) = (limits(), limits());
+    sending.handoff_silence = Duration::from_secs(1);
+    receiving.handoff_beat = beat;
+    let setup = |role, config, limits| Setup {
+        limits,
+        ..Setup::new(role, config)
     };
-    let prefill = prefill.start().await;
-    let decode = Setup::new(Role::Decode, &config).start().await;
+    let prefill = setup(Role::Prefill, &plain, sending).start().await;
+    let decode = setup(Role::Decode, &config, receiving).start().await;
     let mut deal = Deal::new(&ending(1, 20), CHUNK);
     check(&deal.run(&prefill, &decode).await, &deal, &plain, 0).await;
     deal.tokens = ending(2, 20);
-    let expected = deal.expected(&plain).await;
-    // The engine stands still while pages are put into place.
     let later = async {
-        prefill.idle().await;
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        brake.reached().await;
+        tokio::time::sleep(sending.handoff_silence * 2).await;
         brake.release();
     };
     let (outcome, ()) = tokio::join!(deal.run(&prefill, &decode), later);
+    decode.clean().await;
+    prefill.clean().await;
+    (outcome, deal.expected(&plain).await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_that_take_long_to_get_into_place_are_waited_for() {
+    let (outcome, expected) = while_pages_take_long(Duration::from_millis(50)).await;
+    outcome.whole(&expected, "pages");
+    assert_eq!(outcome.answer.summary.cached_tokens, SHARED);
+    assert_eq!(outcome.done().3, 0, "no connection broke");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_node_that_is_silent_while_pages_get_into_place_is_given_up() {
+    let (outcome, expected) = while_pages_take_long(super::cluster::PATIENCE).await;
     let reason = outcome.made_good(&expected, "pages");
     assert!(reason.contains("silent"), "{reason}");
     // The pages are kept, and count as such.
     let summary = &outcome.answer.summary;
     assert_eq!((summary.cached_tokens, summary.remote_tokens), (SHARED, 0));
     assert_eq!((summary.local_tokens, summary.handoff_bytes), (19, 0));
-    decode.clean().await;
-    prefill.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
