@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-use crate::tidy;
+use crate::{limits, tidy};
 
 /// Runs all checks, stopping at the first that fails. Everything is built with the one profile that
 /// tests and users run, so that llama.cpp is built once.
@@ -30,6 +30,8 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     )?;
     eprintln!("check: tidy");
     tidy::run(root)?;
+    eprintln!("check: limits");
+    limits::run(root, true)?;
     cargo(
         root,
         "doc",

@@ -5,6 +5,7 @@ mod codecs;
 mod corpus;
 mod fixtures;
 mod fuzz;
+mod limits;
 mod nano_eval;
 mod tidy;
 
@@ -35,6 +36,8 @@ enum Task {
     Codecs(codecs::CodecsArguments),
     /// Feeds edited handoffs to everything that reads bytes of a peer.
     Fuzz(fuzz::FuzzArguments),
+    /// Writes `docs/limits.md`.
+    Limits,
     /// Checks what no compiler checks: arrows between crates, pure crates, where `unsafe` may stand.
     Tidy,
     /// Runs every check that is not a test: format, clippy, tidy, documentation, dependencies.
@@ -48,6 +51,7 @@ fn main() -> anyhow::Result<()> {
         Task::NanoEval(arguments) => nano_eval::run(&arguments),
         Task::Codecs(arguments) => codecs::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(root(), &arguments),
+        Task::Limits => limits::run(root(), false),
         Task::Tidy => tidy::run(root()),
         Task::Check => check::run(root()),
     }

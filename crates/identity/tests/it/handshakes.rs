@@ -173,6 +173,69 @@ async fn a_peer_that_speaks_no_tls_is_refused() {
     drop(connecting);
 }
 
+/// The first message of a client (RFC 5246 7.4.1.2, RFC 8446 4.1.2), which offers these versions in an extension.
+fn client_hello(versions: &[u16]) -> Vec<u8> {
+    /// With its length before it, in so many bytes.
+    fn sized(width: usize, bytes: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(bytes.len()).unwrap().to_be_bytes();
+        [&length[4 - width..], bytes].concat()
+    }
+    let extension = |kind: u16, bytes: &[u8]| [&kind.to_be_bytes()[..], &sized(2, bytes)].concat();
+    let list = |width, values: &[u16]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_be_bytes()).collect();
+        sized(width, &bytes)
+    };
+    // X25519 and P-256; ECDSA with P-256, RSA-PSS; without a key, which is asked for then.
+    let mut extensions = extension(10, &list(2, &[0x1d, 0x17]));
+    extensions.extend(extension(13, &list(2, &[0x403, 0x804])));
+    extensions.extend(extension(11, &[1, 0]));
+    if !versions.is_empty() {
+        extensions.extend(extension(43, &list(1, versions)));
+        extensions.extend(extension(51, &[0, 0]));
+    }
+    let suites = list(2, &[0xc02b, 0xc02f, 0x1301, 0x1302]);
+    let body = [
+        &[3, 3][..],
+        &[7; 32],
+        &[0],
+        &suites,
+        &[1, 0],
+        &sized(2, &extensions),
+    ]
+    .concat();
+    let message = [&[1][..], &sized(3, &body)].concat();
+    [&[22, 3, 1][..], &sized(2, &message)].concat()
+}
+
+/// The version that is older than TLS 1.3 is refused as such; the same message with TLS 1.3 is not.
+#[tokio::test]
+async fn who_speaks_no_newer_tls_than_1_2_is_refused() {
+    let cluster = Authority::create().unwrap();
+    let ours = member(&cluster);
+    for (versions, answer) in [
+        // Alerts: fatal, `protocol_version`.
+        (&[][..], [21, 3, 3, 0, 2, 2, 70]),
+        (&[0x303], [21, 3, 3, 0, 2, 2, 70]),
+        // A handshake message: HelloRetryRequest, for a key.
+        (&[0x303, 0x304], [22, 3, 3, 0, 90, 2, 0]),
+    ] {
+        let (mut theirs, accepting) = tcp_pair().await;
+        let accepting = tokio::spawn({
+            let ours = ours.clone();
+            async move { ours.accept(accepting, PATIENCE).await }
+        });
+        theirs.write_all(&client_hello(versions)).await.unwrap();
+        let mut begin = [0; 7];
+        theirs.read_exact(&mut begin).await.unwrap();
+        // How long a message is does not matter.
+        let length = if begin[0] == 22 { 90 } else { begin[4] };
+        begin[4] = length;
+        assert_eq!(begin, answer, "{versions:x?}");
+        drop(theirs);
+        assert!(accepting.await.unwrap().is_err());
+    }
+}
+
 #[tokio::test]
 async fn an_expired_certificate_is_refused_with_the_mend() {
     let cluster = Authority::create().unwrap();

@@ -10,7 +10,7 @@ use tandem_kv::frame::Kind;
 use tandem_kv::limits::{AHEAD_BYTES, CREDIT_BYTES};
 use tandem_kv::message::Accept;
 use tandem_node::Limits;
-use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS};
+use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS, RECONNECT_PAUSE};
 use tandem_proto::{CodecChoice, ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
 
 use super::cluster::{
@@ -110,6 +110,23 @@ async fn many_cuts_in_a_row_and_too_many() {
     outcome.made_good(&rig.expected, "too many cuts");
     assert!(matches!(outcome.end, PrefillEvent::Failed(_)));
     assert_eq!(rig.proxy.connections(), MAX_RECONNECTS as usize + 1);
+    rig.clean().await;
+}
+
+/// Each attempt at a new connection waits twice as long as the one before.
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_at_a_new_connection_become_rarer() {
+    let rig = Rig::new(&FakeConfig::default()).await;
+    let [sent, _] = rig.record().await;
+    // Five attempts end before the hello has come.
+    let mut faults = vec![Fault::Cut(sent[1].1.start + 10)];
+    faults.resize(6, Fault::Cut(0));
+    let start = Instant::now();
+    let outcome = rig.run(&faults).await;
+    outcome.whole(&rig.expected, "six cuts");
+    assert_eq!(outcome.answer.summary.reconnects, 1);
+    let pauses = RECONNECT_PAUSE * (1 + 2 + 4 + 8 + 16 + 32);
+    assert!(start.elapsed() >= pauses, "{:?}", start.elapsed());
     rig.clean().await;
 }
 
