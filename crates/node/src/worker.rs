@@ -40,6 +40,8 @@ pub struct Worker {
     jobs: BTreeMap<JobId, Job>,
     /// Blocks to take in, in order; bounded by the credit of each handoff.
     applies: VecDeque<Apply>,
+    /// How many of them are taken in before something else is done, where nobody waits for a token.
+    applies_first: usize,
     /// The job that computed the last chunk, for taking turns.
     last_prefill: JobId,
     stopping: bool,
@@ -62,6 +64,7 @@ impl Worker {
             limits,
             jobs: BTreeMap::new(),
             applies: VecDeque::new(),
+            applies_first: 0,
             last_prefill: JobId(0),
             stopping: false,
             steps,
@@ -73,15 +76,16 @@ impl Worker {
         while !self.stopping {
             self.take_commands();
             self.end_abandoned();
-            self.apply_step();
-            // Where nobody waits for a token, what has come goes first.
-            let is_decoding = self.jobs.values().any(Job::can_decode);
-            if is_decoding || self.applies.is_empty() {
+            let applied = self.apply_step();
+            // Where nobody waits for a token, what has come goes first; but not what comes meanwhile.
+            self.applies_first = self.applies_first.saturating_sub(applied);
+            if self.applies_first == 0 || self.jobs.values().any(Job::can_decode) {
                 // KV is soon copied, and somebody waits for it to go on.
                 if !self.copy_step() {
                     self.prefill_step();
                 }
                 self.decode_step();
+                self.applies_first = self.applies.len();
             }
             self.check_waits();
             self.steps.fetch_add(1, Ordering::Relaxed);

@@ -15,9 +15,9 @@ use crate::job::{HandedOver, JobId, Lost, Origin, Told};
 use crate::limits::MAX_SLICE_BYTES;
 
 impl Worker {
-    /// Takes a slice of KV in.
-    pub(super) fn apply_step(&mut self) {
-        let mut taken = 0;
+    /// Takes a slice of KV in; tells how many blocks that ended.
+    pub(super) fn apply_step(&mut self) -> usize {
+        let (mut taken, mut ended) = (0, 0);
         while let Some(mut apply) = self.applies.pop_front() {
             let part = apply.taking.part();
             taken += apply.taking.part_bytes();
@@ -25,6 +25,7 @@ impl Worker {
             if result.is_ok() && !apply.taking.taken(&part) {
                 self.applies.push_front(apply);
             } else {
+                ended += 1;
                 let Apply { taking, reply, .. } = apply;
                 // Whoever waits wants the block back.
                 drop(taking);
@@ -33,9 +34,10 @@ impl Worker {
             }
             let next = self.applies.front().map_or(0, |a| a.taking.part_bytes());
             if taken.saturating_add(next) > MAX_SLICE_BYTES {
-                return;
+                break;
             }
         }
+        ended
     }
 
     fn apply(&mut self, apply: &Apply, part: &Range<u32>) -> Result<(), String> {

@@ -144,6 +144,61 @@ async fn a_request_does_not_wait_for_all_that_has_come() {
     decode.clean().await;
 }
 
+/// KV of a handoff that goes on coming does not keep a prefill from its turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_gets_its_turn_though_kv_goes_on_coming() {
+    let rows = 30 * CHUNK;
+    let config = FakeConfig {
+        layers: vec![layer(LayerKind::Full, 64)],
+        prefill_tokens: CHUNK,
+        tokens_per_sequence: rows + 64,
+        ..FakeConfig::default()
+    };
+    let mut gated = config.clone();
+    let brake = Brake::on(&mut gated, CallKind::Import, 0);
+    let hold = gated.gate.take().unwrap();
+    gated.gate = Some(Arc::new(move |call| {
+        hold(call);
+        // Slower than what comes: the next blocks are always there.
+        if call.kind() == CallKind::Import {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }));
+    let calls = Calls::of(&mut gated);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Both, &gated).start().await;
+    let mut deal = Deal::new(&prompt(rows + 1), CHUNK);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.codec = CodecChoice::Raw;
+    let (mut answers, ticket) = deal.open(&decode).await;
+    let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+    brake.reached().await;
+    let mut other = Deal::new(&prompt(CHUNK + 1), CHUNK);
+    other.id = "other".into();
+    other.max_tokens = 1;
+    other.terms.reuse = Reuse::Off;
+    let request = other.generate(PrefillMode::Local);
+    let mut events = decode.generate(&request).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    calls.take();
+    brake.release();
+    let (answer, first, _) = tokio::join!(
+        finish(&mut answers),
+        finish(&mut events),
+        super::cluster::prefill_end(&mut sending)
+    );
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    assert_eq!(first.tokens, other.expected(&config).await);
+    let calls = calls.take();
+    let is_prefill = |call: &Call| matches!(call, Call::Prefill { .. });
+    let at = calls.iter().position(is_prefill).unwrap();
+    let blocks = calls[..at].len();
+    // As many as may be on their way, and as many again that came while they were taken in.
+    assert!(blocks <= 16, "{blocks} of 30 blocks first");
+    prefill.clean().await;
+    decode.clean().await;
+}
+
 /// A model with a window of 20 MiB.
 fn windowed() -> FakeConfig {
     FakeConfig {
