@@ -186,7 +186,7 @@ impl Rows {
         let silent = self.by_id.values().filter(|r| r.silent_since.is_some());
         let is_full = self.by_id.len() >= bounds.connections;
         if is_full || silent.count() >= bounds.silent {
-            self.give_way(|_| true)?;
+            self.give_way(|_, _| true)?;
         }
         let id = self.next_moment();
         let row = Row {
@@ -201,8 +201,8 @@ impl Rows {
 
     /// Ends the longest silent connection among these, first of those that have never asked. Tells
     /// how many bytes of a body become free; `None` if there is none.
-    fn give_way(&mut self, among: impl Fn(&Row) -> bool) -> Option<usize> {
-        let rows = self.by_id.iter().filter(|(_, row)| among(row));
+    fn give_way(&mut self, among: impl Fn(u64, &Row) -> bool) -> Option<usize> {
+        let rows = self.by_id.iter().filter(|(id, row)| among(**id, row));
         let silent = rows.filter_map(|(id, r)| Some(((r.has_asked, r.silent_since?), *id)));
         let (_, id) = silent.min()?;
         let row = self.by_id.remove(&id)?;
@@ -215,19 +215,13 @@ impl Rows {
     /// Ends silent connections other than this one until so many bytes of bodies become free, or
     /// there are no more.
     fn make_room(&mut self, own: u64, bytes: usize) {
-        let Some(row) = self.by_id.get_mut(&own) else {
-            return;
-        };
-        // It is not to find itself.
-        let since = row.silent_since.take();
         let mut free = 0;
+        // One that has given way itself wants none.
         while free < bytes
-            && let Some(more) = self.give_way(|row| row.body > 0)
+            && self.by_id.contains_key(&own)
+            && let Some(more) = self.give_way(|id, row| id != own && row.body > 0)
         {
             free += more;
-        }
-        if let Some(row) = self.by_id.get_mut(&own) {
-            row.silent_since = since;
         }
     }
 }
@@ -320,6 +314,8 @@ pub struct RequestBody {
     bodies: PollSemaphore,
     /// For this there was no room yet.
     waiting: Option<Bytes>,
+    /// True if others have given way to it: their room becomes free a moment later.
+    has_made_room: bool,
 }
 
 impl fmt::Debug for RequestBody {
@@ -353,10 +349,14 @@ impl Body for RequestBody {
         // A frame is at most `HTTP_BUFFER`.
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         let Poll::Ready(permit) = self.bodies.poll_acquire_many(cx, permits) else {
-            let place = &self.asking.place;
-            place.table.rows().make_room(place.id, bytes);
+            // Whatever else comes on this connection asks again.
+            if !std::mem::replace(&mut self.has_made_room, true) {
+                let place = &self.asking.place;
+                place.table.rows().make_room(place.id, bytes);
+            }
             return Poll::Pending;
         };
+        self.has_made_room = false;
         if let Some(permit) = permit {
             self.asking.holds(permit);
         }
@@ -400,6 +400,7 @@ where
             asking: Arc::clone(&asking),
             bodies: PollSemaphore::new(Arc::clone(&self.place.table.bodies)),
             waiting: None,
+            has_made_room: false,
         });
         let answering = self.service.call(request);
         Box::pin(async move {

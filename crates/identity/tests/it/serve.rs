@@ -27,6 +27,16 @@ const BODIES: usize = 64 << 10;
 const END: &str = "0\r\n\r\n";
 const ASK: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
+/// So many connections at once, and silent ones among them.
+const fn bounds(connections: usize, silent: usize) -> Bounds {
+    Bounds {
+        connections,
+        silent,
+        head: LONG,
+        bodies: BODIES,
+    }
+}
+
 /// An answer whose pieces the test sends.
 struct Pieces(mpsc::Receiver<Bytes>);
 
@@ -154,13 +164,7 @@ fn is_open(connection: &TcpStream) -> bool {
 
 #[tokio::test]
 async fn the_longest_silent_connection_gives_way_first_of_those_that_never_asked() {
-    let bounds = Bounds {
-        connections: 8,
-        silent: 3,
-        head: LONG,
-        bodies: BODIES,
-    };
-    let server = Server::start(bounds).await;
+    let server = Server::start(bounds(8, 3)).await;
     let (mut streaming, pieces) = ask_for(&server, "one").await;
     let mut polite = server.connect().await;
     ask(&mut polite).await;
@@ -188,10 +192,8 @@ async fn the_longest_silent_connection_gives_way_first_of_those_that_never_asked
 #[tokio::test]
 async fn silence_has_a_limit_and_answers_have_none() {
     let bounds = Bounds {
-        connections: 8,
-        silent: 8,
         head: Duration::from_millis(200),
-        bodies: BODIES,
+        ..bounds(8, 8)
     };
     let server = Server::start(bounds).await;
     let (mut streaming, pieces) = ask_for(&server, "one").await;
@@ -225,13 +227,7 @@ async fn send(connection: &mut TcpStream, length: usize, bytes: usize) {
 
 #[tokio::test]
 async fn who_sends_half_a_body_is_silent_and_gives_way() {
-    let bounds = Bounds {
-        connections: 4,
-        silent: 2,
-        head: LONG,
-        bodies: BODIES,
-    };
-    let server = Server::start(bounds).await;
+    let server = Server::start(bounds(4, 2)).await;
     let (mut streaming, pieces) = ask_for(&server, "one").await;
     let mut polite = server.connect().await;
     ask(&mut polite).await;
@@ -257,13 +253,7 @@ async fn who_sends_half_a_body_is_silent_and_gives_way() {
 
 #[tokio::test]
 async fn the_sum_of_bodies_is_bounded_and_half_ones_give_way() {
-    let bounds = Bounds {
-        connections: 8,
-        silent: 8,
-        head: LONG,
-        bodies: BODIES,
-    };
-    let server = Server::start(bounds).await;
+    let server = Server::start(bounds(8, 8)).await;
     let mut silent = server.connect().await;
     let mut half = server.connect().await;
     send(&mut half, BODIES, BODIES * 3 / 4).await;
@@ -290,14 +280,32 @@ async fn the_sum_of_bodies_is_bounded_and_half_ones_give_way() {
 }
 
 #[tokio::test]
+async fn no_more_half_bodies_give_way_than_room_is_needed() {
+    let server = Server::start(bounds(8, 8)).await;
+    let pieces = server.answers.next();
+    let mut whole = server.connect().await;
+    send(&mut whole, BODIES / 2, BODIES / 2).await;
+    pieces.send(Bytes::from("one")).await.unwrap();
+    until(&mut whole, "one").await;
+    let mut halves = Vec::new();
+    for _ in 0..3 {
+        let mut half = server.connect().await;
+        send(&mut half, BODIES, BODIES / 8).await;
+        // In this order.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        halves.push(half);
+    }
+    // An eighth is free, and a quarter is wanted.
+    let mut next = server.connect().await;
+    send(&mut next, BODIES / 4, BODIES / 4).await;
+    until(&mut next, END).await;
+    closed(&mut halves[0]).await;
+    assert!(is_open(&halves[2]), "more than enough gave way");
+}
+
+#[tokio::test]
 async fn while_all_are_being_answered_new_ones_wait() {
-    let bounds = Bounds {
-        connections: 2,
-        silent: 2,
-        head: LONG,
-        bodies: BODIES,
-    };
-    let server = Server::start(bounds).await;
+    let server = Server::start(bounds(2, 2)).await;
     let (mut first, first_pieces) = ask_for(&server, "one").await;
     let (_second, _second_pieces) = ask_for(&server, "two").await;
     let mut third = server.connect().await;
@@ -313,13 +321,7 @@ async fn while_all_are_being_answered_new_ones_wait() {
 
 #[tokio::test]
 async fn a_shutdown_lets_answers_end_and_closes_the_rest() {
-    let bounds = Bounds {
-        connections: 8,
-        silent: 8,
-        head: LONG,
-        bodies: BODIES,
-    };
-    let mut server = Server::start(bounds).await;
+    let mut server = Server::start(bounds(8, 8)).await;
     let mut never = server.connect().await;
     let mut kept = server.connect().await;
     ask(&mut kept).await;
