@@ -136,18 +136,20 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
         model: asked.model.clone(),
         include_usage: asked.include_usage,
     };
+    let service = Arc::clone(&server.service);
+    let (mut prompt, salt) = (asked.prompt, asked.options.cache_salt);
+    service.answers.recall(&salt, &asked.model, &mut prompt);
     let job = Job {
         id,
         model: asked.model,
-        prompt: asked.prompt,
+        prompt,
         prompt_field: asked.prompt_field,
         generation: asked.generation,
         route: translate::route(asked.options.route),
         return_tokens: asked.options.return_tokens,
-        cache_salt: asked.options.cache_salt,
+        cache_salt: salt,
         keep: asked.options.keep,
     };
-    let service = Arc::clone(&server.service);
     if asked.stream {
         answer::streamed(service, job, frame).await
     } else {

@@ -115,6 +115,16 @@ impl HandoffConfig {
         Ok(())
     }
 
+    /// True if answers to such a prompt are kept for the next turn.
+    pub(crate) fn keeps(&self, prompt: &Prompt) -> bool {
+        let kept = match self.keep {
+            KeepAnswers::Never => false,
+            KeepAnswers::Conversations => goes_on(prompt),
+            KeepAnswers::Chats => matches!(prompt, Prompt::Chat(_)),
+        };
+        kept && self.reuse
+    }
+
     /// The terms of one request, whose answer may be kept or not.
     pub(crate) fn terms(
         &self,
@@ -123,16 +133,7 @@ impl HandoffConfig {
         may_keep: bool,
         plan: &Plan,
     ) -> HandoffTerms {
-        let (is_chat, goes_on) = match prompt {
-            Prompt::Chat(messages) => (true, messages.iter().any(|m| m.role == "assistant")),
-            Prompt::Text(_) | Prompt::Tokens(_) => (false, false),
-        };
-        let keep = may_keep
-            && match self.keep {
-                KeepAnswers::Never => false,
-                KeepAnswers::Conversations => goes_on,
-                KeepAnswers::Chats => is_chat,
-            };
+        let goes_on = goes_on(prompt);
         HandoffTerms {
             quality: self.quality,
             codec: self.codec,
@@ -144,7 +145,7 @@ impl HandoffConfig {
                 (true, false) => Reuse::Exact,
                 (true, true) => Reuse::All,
             },
-            keep: keep && self.reuse,
+            keep: may_keep && self.keeps(prompt),
             bound: ParityBound {
                 kl: self.parity_kl,
                 margin: self.parity_margin,
@@ -153,6 +154,14 @@ impl HandoffConfig {
             mixed_quantisation: plan.mixed_quantisation,
             overlap: true,
         }
+    }
+}
+
+/// True for a chat that has had an answer.
+fn goes_on(prompt: &Prompt) -> bool {
+    match prompt {
+        Prompt::Chat(messages) => messages.iter().any(|m| m.role == "assistant"),
+        Prompt::Text(_) | Prompt::Tokens(_) => false,
     }
 }
 

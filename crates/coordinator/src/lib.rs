@@ -5,6 +5,7 @@
 //! to its nodes, so that dropping the answer drops them and with them the nodes' work.
 
 mod answer;
+mod answers;
 mod api;
 mod attempt;
 mod calls;

@@ -10,6 +10,7 @@ use tandem_sched::{Failure, Route};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::answers::Answers;
 use crate::attempt::{Answer, Attempt, AttemptError};
 use crate::calls::Calls;
 use crate::cluster::{Cluster, Decision};
@@ -27,6 +28,8 @@ pub(crate) struct Service {
     pub(crate) pairs: Pairs,
     /// For digests of prompts.
     pub(crate) prefix_keys: RandomState,
+    /// The tokens of earlier answers.
+    pub(crate) answers: Answers,
     /// Ends all requests when the coordinator stops.
     pub(crate) stop: CancellationToken,
 }
@@ -44,6 +47,15 @@ impl Service {
             None => beginning,
         };
         beginning.digests()
+    }
+
+    /// Remembers an answer that a next turn may bring again.
+    fn learn(&self, job: &Job, answer: &Answer) {
+        if job.keep && self.config.handoff.keeps(&job.prompt) {
+            let Answer { text, tokens, .. } = answer;
+            self.answers
+                .learn(&job.cache_salt, &job.model, text, tokens);
+        }
     }
 }
 
@@ -208,6 +220,7 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
         match attempt.run().await {
             Ok(answer) => {
                 slot.finish(service.prefix(job, Some(&answer)));
+                service.learn(job, &answer);
                 events.extend(busy_note(busy));
                 events.append(&mut attempt_events);
                 service.pairs.answered(&plan, &answer.timeline);

@@ -21,6 +21,10 @@ pub const MAX_PIECES: usize = 64;
 /// Bytes of a request body beyond the allowed ones that are read and dropped, so that the client
 /// has sent it all and sees the refusal.
 pub const MAX_DROPPED_BYTES: usize = 64 << 20;
+/// Tokens of answers that are remembered, so that they are the same tokens in the next turn.
+pub const MAX_ANSWER_TOKENS: usize = 4 << 20;
+/// Such tokens in one request, which has to fit a node's limit.
+pub const MAX_RECALLED_TOKENS: usize = 1 << 20;
 /// Longest refusal of a node, in bytes.
 pub const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// Longest status of a node, in bytes.

@@ -84,10 +84,7 @@ mod tests {
     use tandem_proto::Message;
 
     fn message(role: &str, content: &str) -> Message {
-        Message {
-            role: role.into(),
-            content: content.into(),
-        }
+        Message::new(role, content)
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::answers::Answers;
 use crate::api::router;
 use crate::calls::Calls;
 use crate::cluster::{Cluster, cluster};
@@ -53,6 +54,7 @@ pub async fn run(
         cluster,
         pairs: Pairs::default(),
         prefix_keys: RandomState::new(),
+        answers: Answers::new(),
         stop: stop.clone(),
     });
     let told = CancellationToken::new();

@@ -45,13 +45,12 @@ fn narrow(x: f64) -> f32 {
 
 /// The conversation; `developer` is the newer name of `system`, which templates know.
 pub(crate) fn chat_prompt(request: &ChatRequest) -> Prompt {
-    let message = |m: &tandem_openai::Message| Message {
-        role: match m.role {
+    let message = |m: &tandem_openai::Message| {
+        let role = match m.role {
             tandem_openai::Role::Developer => "system",
             role => role.as_str(),
-        }
-        .to_owned(),
-        content: m.content.clone(),
+        };
+        Message::new(role, m.content.clone())
     };
     Prompt::Chat(request.messages.iter().map(message).collect())
 }

@@ -39,6 +39,21 @@ pub struct ChatMessage {
     pub role: String,
     /// What is said.
     pub content: String,
+    /// The tokens that it was generated as, if that is known: they need not be those of the text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<Token>,
+}
+
+impl ChatMessage {
+    /// A message whose tokens are those of its content.
+    #[must_use]
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self {
+            role: role.into(),
+            content: content.into(),
+            tokens: Vec::new(),
+        }
+    }
 }
 
 /// Why messages cannot become tokens.
@@ -157,7 +172,7 @@ impl ChatTemplate {
         for piece in pieces {
             tokens.extend(match piece {
                 Piece::Template(text) => self.tokenizer.encode(text, true),
-                Piece::Content(index) => self.tokenizer.encode(&messages[index].content, false),
+                Piece::Content(index) => self.content(&messages[index]),
             });
         }
         match self.bos {
@@ -165,6 +180,34 @@ impl ChatTemplate {
             _ => {}
         }
         Ok(tokens)
+    }
+
+    /// Tokens of a content: those that it was generated as, up to where they give something else than the
+    /// text, or cut a character of it; then those of the rest. A token that is not text is none of a content.
+    fn content(&self, message: &ChatMessage) -> Vec<Token> {
+        let text = &message.content;
+        let (mut at, mut kept, mut rest) = (0, 0, text.as_str());
+        for (i, token) in message.tokens.iter().enumerate() {
+            if *token >= self.tokenizer.len() || self.tokenizer.control_name(*token).is_some() {
+                break;
+            }
+            let bytes = self.tokenizer.bytes(*token);
+            if !text.as_bytes()[at..].starts_with(&bytes) {
+                break;
+            }
+            at += bytes.len();
+            if text.is_char_boundary(at) {
+                (kept, rest) = (i + 1, &text[at..]);
+            }
+        }
+        let mut tokens = message.tokens[..kept].to_vec();
+        tokens.extend(self.tokenizer.encode(rest, false));
+        let given = || tokens.iter().flat_map(|t| self.tokenizer.bytes(*t));
+        // Some tokenizers put a space before whatever they are given.
+        if kept > 0 && !given().eq(text.bytes()) {
+            return self.tokenizer.encode(text, false);
+        }
+        tokens
     }
 
     /// The template's text with a sentinel for each content.

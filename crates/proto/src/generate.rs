@@ -18,6 +18,21 @@ pub struct Message {
     pub role: String,
     /// What was written. Tokenised with special tokens disabled.
     pub content: String,
+    /// The tokens that a node generated it as, if that is known: used as far as they give this content.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<u32>,
+}
+
+impl Message {
+    /// A message whose tokens are those of its content.
+    #[must_use]
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self {
+            role: role.into(),
+            content: content.into(),
+            tokens: Vec::new(),
+        }
+    }
 }
 
 /// What people write is private: it does not get into logs by way of a debug format.
@@ -323,10 +338,7 @@ mod tests {
             ip: None,
             port: 2,
         };
-        let message = Message {
-            role: "user".into(),
-            content: text(),
-        };
+        let message = Message::new("user", text());
         let prompts = [
             Prompt::Chat(vec![message]),
             Prompt::Text(text()),

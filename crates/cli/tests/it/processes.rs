@@ -557,6 +557,65 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
     }
 }
 
+/// A model does not split its answer as the tokenizer would. The next turn has the tokens of the answer
+/// all the same; a coordinator that does not know them, those of its text.
+#[tokio::test]
+async fn the_next_turn_needs_only_the_new_text_however_the_answer_was_split() {
+    // Their tokenizer finds `<think>` in any text; they write it byte by byte.
+    let models = [Architecture::Llama, Architecture::Qwen3];
+    let (p, d) = (
+        Daemon::node("both", &models, &NODE),
+        Daemon::node("decode", &models, &NODE),
+    );
+    let nodes = [("p", p.address), ("d", d.address)];
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("dir"));
+    let [knows, new_here] = dirs.each_ref().map(|dir| {
+        let routes = models.map(|m| (m, &["p"][..], &["d"][..]));
+        Daemon::serve(&write_config(dir.path(), CHUNK, &nodes, &routes))
+    });
+    let count = |of: &Value, key: &str| of["tandem"][key].as_u64().expect("a count");
+    for model in models {
+        let salted = |mut body: Value, route: &str| {
+            body["tandem"]["keep"] = json!(true);
+            body["tandem"]["route"] = json!(route);
+            body
+        };
+        let mut first = salted(chat(model.name(), &text(333), 200, "remote"), "remote");
+        let marked = "<think>".repeat(22);
+        first["response_format"] = json!({"type": "json_schema", "json_schema":
+            {"name": "fixed", "strict": true, "schema": {"enum": [marked]}}});
+        let answer = ask(knows.address, &first).await;
+        assert_eq!(answer["tandem"]["mode"], "remote", "{answer}");
+        let known = count(&answer, "prompt_tokens") + tokens(&answer).len() as u64 - 1;
+        settled(&p).await;
+        settled(&d).await;
+        let next = |new, route| salted(second_turn(model, &first, &answer, new), route);
+        let unknown = ask(new_here.address, &next("and now?", "remote")).await;
+        settled(&d).await;
+        let pages = known / 64 * 64;
+        assert!(
+            count(&unknown, "cached_tokens") < pages,
+            "{model}: split alike"
+        );
+        let remote = ask(knows.address, &next("how come?", "remote")).await;
+        assert_eq!(count(&remote, "cached_tokens"), pages, "{model}: {remote}");
+        assert_eq!(remote["tandem"]["parity"]["holds"], true, "{remote}");
+        settled(&d).await;
+        let local = ask(knows.address, &next("how come?", "local")).await;
+        assert_eq!(tokens(&local), tokens(&remote), "{model}");
+        settled(&d).await;
+        let local = ask(knows.address, &next("why?", "local")).await;
+        assert_eq!(count(&local, "cached_tokens"), known, "{model}: {local}");
+        // What a client adds or takes away behind the answer is all that is new.
+        let mut changed = next("why?", "local");
+        let said = answer["choices"][0]["message"]["content"].as_str();
+        let said = said.expect("text");
+        changed["messages"][1]["content"] = json!(format!("{said}\n"));
+        let local = ask(knows.address, &changed).await;
+        assert!(count(&local, "cached_tokens") >= pages, "{model}: {local}");
+    }
+}
+
 /// Of two pairs, the one that had the turn before gets the next one, whichever comes first.
 #[tokio::test]
 async fn the_next_turn_goes_to_the_pair_that_had_the_one_before() {

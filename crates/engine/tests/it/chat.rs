@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tandem_engine::chat::{ChatError, ChatMessage, ChatTemplate, MAX_MESSAGES, completion_tokens};
 use tandem_engine::fake::FakeTokenizer;
+use tandem_engine::{SpecialTokens, Tokenizer};
 
 use crate::vocabulary::Vocabulary;
 
@@ -139,10 +140,7 @@ type Talk<'a> = &'a [(&'a str, &'a str)];
 
 fn messages(list: &[(&str, &str)]) -> Vec<ChatMessage> {
     list.iter()
-        .map(|(role, content)| ChatMessage {
-            role: (*role).to_owned(),
-            content: (*content).to_owned(),
-        })
+        .map(|(role, content)| ChatMessage::new(*role, *content))
         .collect()
 }
 
@@ -472,5 +470,117 @@ proptest! {
         prop_assert_eq!(text, expected);
         let tokens = template(&vocabulary).tokens(&messages(&[("system", &system), ("user", &user)])).unwrap();
         prop_assert_eq!(vocabulary.control_tokens(&tokens).len(), 4);
+    }
+}
+
+/// With words of several bytes, of which some begin in the middle of a character.
+fn with_words() -> Vocabulary {
+    Vocabulary {
+        words: vec!["th", "the", "he", " t", "\u{e9}t", "\u{20ac}"],
+        ..chatml(CHATML)
+    }
+}
+
+/// A chat whose answer was generated as these tokens.
+fn answered(content: &str, tokens: Vec<u32>) -> Vec<ChatMessage> {
+    let mut list = messages(&[("user", "?"), ("assistant", content), ("user", "!")]);
+    list[1].tokens = tokens;
+    list
+}
+
+#[test]
+fn an_answer_is_the_tokens_it_was_generated_as() {
+    let vocabulary = with_words();
+    let template = template(&vocabulary);
+    let word = |i: u32| 256 + i;
+    let byte = |c: char| u32::from(c as u8);
+    let plain = |content: &str| -> Vec<u32> { content.bytes().map(u32::from).collect() };
+    // What of an answer are the tokens given, and what those of its text.
+    let euro = "\u{20ac}".as_bytes();
+    let cases: [(&str, Vec<u32>, usize); 9] = [
+        ("the", vec![word(1)], 1),
+        ("the", vec![word(0), byte('e')], 2),
+        // What follows, and what a client has taken away or changed.
+        ("the end", vec![byte('t'), word(2)], 2),
+        ("th", vec![word(0), word(3)], 1),
+        ("thy", vec![word(1)], 0),
+        // A character that is cut, and one that is put together of bytes.
+        ("\u{20ac}", vec![u32::from(euro[0])], 0),
+        ("\u{20ac}", euro.iter().map(|b| u32::from(*b)).collect(), 3),
+        // Nothing that is not text, and nothing that is not there.
+        ("th", vec![word(0), vocabulary.id("<|im_end|>")], 1),
+        ("th", vec![word(0), 1 << 30], 1),
+    ];
+    for (content, tokens, kept) in cases {
+        let with = template
+            .tokens(&answered(content, tokens.clone()))
+            .expect("tokens");
+        let given: usize = tokens[..kept]
+            .iter()
+            .map(|t| vocabulary.bytes(*t).len())
+            .sum();
+        let mut expected = tokens[..kept].to_vec();
+        expected.extend(plain(&content[given..]));
+        let without = template
+            .tokens(&answered(content, Vec::new()))
+            .expect("tokens");
+        let around = without
+            .windows(content.len())
+            .position(|w| w == plain(content));
+        let at = around.expect("the content");
+        let all = [&without[..at], &expected, &without[at + content.len()..]].concat();
+        assert_eq!(with, all, "{content}, {tokens:?}");
+    }
+}
+
+/// As tokenizers of the family of Llama 2 do: a space comes before whatever is tokenised.
+struct Spaced(Vocabulary);
+
+impl Tokenizer for Spaced {
+    fn encode(&self, text: &str, special: bool) -> Vec<u32> {
+        let space = (!special && !text.is_empty()).then_some(u32::from(b' '));
+        space
+            .into_iter()
+            .chain(self.0.encode(text, special))
+            .collect()
+    }
+    fn bytes(&self, token: u32) -> Vec<u8> {
+        self.0.bytes(token)
+    }
+    fn control_name(&self, token: u32) -> Option<String> {
+        self.0.control_name(token)
+    }
+    fn is_end(&self, token: u32) -> bool {
+        self.0.is_end(token)
+    }
+    fn len(&self) -> u32 {
+        self.0.len()
+    }
+    fn special(&self) -> SpecialTokens {
+        self.0.special()
+    }
+    fn chat_template(&self) -> Option<String> {
+        self.0.chat_template()
+    }
+}
+
+#[test]
+fn where_the_rest_of_an_answer_would_change_it_is_the_tokens_of_its_text() {
+    let template = ChatTemplate::new(Arc::new(Spaced(with_words()))).expect("template");
+    let of = |content, tokens| template.tokens(&answered(content, tokens)).expect("tokens");
+    assert_ne!(of("the", vec![257]), of("the", Vec::new()));
+    assert_eq!(of("the end", vec![257]), of("the end", Vec::new()));
+}
+
+proptest! {
+    #[test]
+    fn tokens_of_an_answer_change_no_byte(
+        content in "[the \u{e9}\u{20ac}]{0,12}",
+        tokens in prop::collection::vec(0_u32..270, 0..8),
+    ) {
+        let vocabulary = with_words();
+        let template = template(&vocabulary);
+        let of = |tokens| vocabulary.show(&template.tokens(&answered(&content, tokens)).expect("tokens"));
+        prop_assert_eq!(of(tokens), of(Vec::new()));
     }
 }

@@ -277,6 +277,7 @@ fn prompt_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError
                 .map(|m| ChatMessage {
                     role: m.role.clone(),
                     content: m.content.clone(),
+                    tokens: m.tokens.clone(),
                 })
                 .collect();
             template

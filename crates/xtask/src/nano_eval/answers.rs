@@ -32,10 +32,7 @@ pub fn prompt_tokens(
         ("system", prompt.system),
         ("user", format!("{}{}", prompt.shared, prompt.submission)),
     ];
-    let messages = messages.map(|(role, content)| ChatMessage {
-        role: role.to_owned(),
-        content,
-    });
+    let messages = messages.map(|(role, content)| ChatMessage::new(role, content));
     Ok(template.tokens(&messages)?)
 }
 
