@@ -48,6 +48,7 @@ pub async fn run(
     let _stop_on_drop = stop.clone().drop_guard();
     start_polling(&config, &calls, &cluster, &mut tasks).await;
     let (limit, head) = (config.limits.shutdown, config.limits.head);
+    let unread = config.limits.client_stall;
     let service = Arc::new(Service {
         config,
         calls,
@@ -67,6 +68,7 @@ pub async fn run(
         connections: MAX_CONNECTIONS,
         silent: MAX_SILENT,
         head,
+        unread,
         bodies: MAX_BODIES_BYTES,
     };
     let entrance = Entrance::Anyone(listener);

@@ -17,6 +17,9 @@ pub const MAX_SILENT: usize = 256;
 /// Bytes of bodies that a server of HTTP holds, over all requests that have not been answered.
 pub const MAX_BODIES_BYTES: usize = 512 << 20;
 
+/// Pause after half bodies have given way to one that waits for room, until others give way to it, too.
+pub const MAKE_ROOM: Duration = Duration::from_secs(1);
+
 /// Bytes that a server of HTTP buffers for a connection in each direction, and the longest head of a
 /// request.
 pub const HTTP_BUFFER: usize = 64 << 10;

@@ -22,10 +22,12 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::AbortHandle;
+use tokio::time::{Sleep, sleep};
+use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::PollSemaphore;
 
 use crate::gate::Gate;
-use crate::limits::{ACCEPT_RETRY, HTTP_BUFFER};
+use crate::limits::{ACCEPT_RETRY, HTTP_BUFFER, MAKE_ROOM};
 use crate::link::Link;
 
 /// Where connections come from.
@@ -60,13 +62,15 @@ impl Entrance {
 pub struct Bounds {
     /// Connections at once. When all of them are being answered, new ones wait.
     pub connections: usize,
-    /// Silent ones among them. When one more comes, the longest silent gives way, first of those that
-    /// have never asked for anything.
+    /// Silent ones among them. When one more comes, the longest silent gives way: of those that have
+    /// never asked for anything, or of those that have if these are more than half.
     pub silent: usize,
     /// How long a connection may be silent outside a body, for which the service has a limit.
     pub head: Duration,
+    /// How long a peer may take nothing of an answer; then its connection ends.
+    pub unread: Duration,
     /// Bytes of bodies of all requests that have not been answered. A body for which there is no room
-    /// waits, and the longest silent connections that sent a part of one give way to it.
+    /// waits, and the silent connections that sent most of one give way to it.
     pub bodies: usize,
 }
 
@@ -115,7 +119,7 @@ pub async fn serve<S, B>(
             place: Arc::new(place),
         };
         let open = open.clone();
-        let answering = answer(link, service, bounds.head, stop.clone());
+        let answering = answer(link, service, bounds, stop.clone());
         let task = tokio::spawn(async move {
             answering.await;
             drop(open);
@@ -127,15 +131,20 @@ pub async fn serve<S, B>(
 }
 
 /// Answers the requests of one connection, one after the other.
-async fn answer<S, B>(link: Link, service: Asked<S>, head: Duration, mut stop: watch::Receiver<()>)
+async fn answer<S, B>(link: Link, service: Asked<S>, bounds: Bounds, mut stop: watch::Receiver<()>)
 where
     Asked<S>: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     B: Body + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(head);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(bounds.head);
     builder.max_buf_size(HTTP_BUFFER);
+    // Whoever reads nothing would keep its place and the room of its body for as long as it likes.
+    let mut link = Box::pin(TimeoutStream::new(link));
+    link.as_mut().set_write_timeout_pinned(Some(bounds.unread));
     let mut connection = pin!(builder.serve_connection(TokioIo::new(link), service));
     let result = tokio::select! {
         result = connection.as_mut() => result,
@@ -184,9 +193,13 @@ impl Rows {
     /// A place for one more, if there is or can be one.
     fn admit(&mut self, bounds: Bounds) -> Option<u64> {
         let silent = self.by_id.values().filter(|r| r.silent_since.is_some());
-        let is_full = self.by_id.len() >= bounds.connections;
-        if is_full || silent.count() >= bounds.silent {
-            self.give_way(|_, _| true)?;
+        let (all, asked) = silent.fold((0, 0), |(all, asked), row| {
+            (all + 1, asked + usize::from(row.has_asked))
+        });
+        if self.by_id.len() >= bounds.connections || all >= bounds.silent {
+            // While many idle, one that has just come is not the one to go.
+            let idle_first = asked > all / 2;
+            self.give_way(|_, row, since| Some((row.has_asked != idle_first, since)))?;
         }
         let id = self.next_moment();
         let row = Row {
@@ -199,11 +212,13 @@ impl Rows {
         Some(id)
     }
 
-    /// Ends the longest silent connection among these, first of those that have never asked. Tells
+    /// Ends the silent connection that comes first in this order, of those that have a place in it. Tells
     /// how many bytes of a body become free; `None` if there is none.
-    fn give_way(&mut self, among: impl Fn(u64, &Row) -> bool) -> Option<usize> {
-        let rows = self.by_id.iter().filter(|(id, row)| among(**id, row));
-        let silent = rows.filter_map(|(id, r)| Some(((r.has_asked, r.silent_since?), *id)));
+    fn give_way<O: Ord>(&mut self, order: impl Fn(u64, &Row, u64) -> Option<O>) -> Option<usize> {
+        let silent = self.by_id.iter().filter_map(|(id, row)| {
+            let place = order(*id, row, row.silent_since?)?;
+            Some((place, *id))
+        });
         let (_, id) = silent.min()?;
         let row = self.by_id.remove(&id)?;
         if let Some(task) = row.task {
@@ -213,13 +228,16 @@ impl Rows {
     }
 
     /// Ends silent connections other than this one until so many bytes of bodies become free, or
-    /// there are no more.
+    /// there are no more: those with most of a body first, so that they are few.
     fn make_room(&mut self, own: u64, bytes: usize) {
         let mut free = 0;
+        let order = |id, row: &Row, since| {
+            (id != own && row.body > 0).then_some((std::cmp::Reverse(row.body), since))
+        };
         // One that has given way itself wants none.
         while free < bytes
             && self.by_id.contains_key(&own)
-            && let Some(more) = self.give_way(|id, row| id != own && row.body > 0)
+            && let Some(more) = self.give_way(order)
         {
             free += more;
         }
@@ -244,9 +262,10 @@ impl Table {
     }
 
     fn started(&self, id: u64, task: AbortHandle) {
-        // If it is not there, it has ended.
-        if let Some(row) = self.rows().by_id.get_mut(&id) {
-            row.task = Some(task);
+        match self.rows().by_id.get_mut(&id) {
+            Some(row) => row.task = Some(task),
+            // It has ended, or has given way already.
+            None => task.abort(),
         }
     }
 }
@@ -283,9 +302,13 @@ impl Asking {
     /// So many more bytes of its body have come.
     fn holds(&self, permit: OwnedSemaphorePermit) {
         let bytes = permit.num_permits();
-        if let Some(row) = self.place.table.rows().by_id.get_mut(&self.place.id) {
+        let mut rows = self.place.table.rows();
+        let now = rows.next_moment();
+        if let Some(row) = rows.by_id.get_mut(&self.place.id) {
             row.body += bytes;
+            row.silent_since = row.silent_since.map(|_| now);
         }
+        drop(rows);
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         match room.as_mut() {
             Some(room) => room.merge(permit),
@@ -314,8 +337,8 @@ pub struct RequestBody {
     bodies: PollSemaphore,
     /// For this there was no room yet.
     waiting: Option<Bytes>,
-    /// True if others have given way to it: their room becomes free a moment later.
-    has_made_room: bool,
+    /// Until when no others give way to it again: the room of those that have becomes free a moment later.
+    has_made_room: Option<Pin<Box<Sleep>>>,
 }
 
 impl fmt::Debug for RequestBody {
@@ -349,14 +372,19 @@ impl Body for RequestBody {
         // A frame is at most `HTTP_BUFFER`.
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         let Poll::Ready(permit) = self.bodies.poll_acquire_many(cx, permits) else {
-            // Whatever else comes on this connection asks again.
-            if !std::mem::replace(&mut self.has_made_room, true) {
+            // Whatever else comes on this connection asks again. What has become free may be others' by now.
+            while self
+                .has_made_room
+                .as_mut()
+                .is_none_or(|made| made.as_mut().poll(cx).is_ready())
+            {
                 let place = &self.asking.place;
                 place.table.rows().make_room(place.id, bytes);
+                self.has_made_room = Some(Box::pin(sleep(MAKE_ROOM)));
             }
             return Poll::Pending;
         };
-        self.has_made_room = false;
+        self.has_made_room = None;
         if let Some(permit) = permit {
             self.asking.holds(permit);
         }
@@ -400,7 +428,7 @@ where
             asking: Arc::clone(&asking),
             bodies: PollSemaphore::new(Arc::clone(&self.place.table.bodies)),
             waiting: None,
-            has_made_room: false,
+            has_made_room: None,
         });
         let answering = self.service.call(request);
         Box::pin(async move {

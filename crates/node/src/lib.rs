@@ -164,6 +164,7 @@ const fn bounds(limits: Limits) -> Bounds {
         connections: limits::MAX_CONNECTIONS,
         silent: tandem_identity::limits::MAX_SILENT,
         head: limits.head,
+        unread: limits.event_stall,
         bodies: tandem_identity::limits::MAX_BODIES_BYTES,
     }
 }

@@ -3,7 +3,7 @@
 use tandem_proto::{ModelStatus, Role};
 
 use crate::event::{Plan, Rejection, Route};
-use crate::limits::{BLOCKS_PER_REQUEST, PREFIX_BLOCK};
+use crate::limits::{BLOCKS_PER_REQUEST, MAX_SEEN_REQUESTS, PREFIX_BLOCK};
 use crate::scheduler::{NodeState, Scheduler, Waiting};
 
 /// What can be done about a waiting request now.
@@ -52,8 +52,8 @@ enum Fitness {
 impl Scheduler {
     /// Chooses nodes: among those that can decode the one with the fewest sequences of the model,
     /// for it the prefill node with the fewest prefills, one with an equal contract first. Who has seen
-    /// [`BLOCKS_PER_REQUEST`] of the prompt before counts as if it had one request less; configured order
-    /// decides ties.
+    /// [`BLOCKS_PER_REQUEST`] of the prompt before counts as if it had one request less, up to
+    /// [`MAX_SEEN_REQUESTS`]; configured order decides ties.
     pub(crate) fn choose(&self, model: usize, waiting: &Waiting) -> Choice {
         let mut able = Vec::new();
         let mut reasons = Vec::new();
@@ -347,7 +347,8 @@ impl Scheduler {
 /// What it costs to give a node one more request when so many run there and it has seen so many blocks of the prompt.
 fn cost(running: usize, seen: usize) -> isize {
     let blocks = running.saturating_mul(BLOCKS_PER_REQUEST);
-    blocks.cast_signed().saturating_sub_unsigned(seen)
+    let counts = seen.min(MAX_SEEN_REQUESTS * BLOCKS_PER_REQUEST);
+    blocks.cast_signed().saturating_sub_unsigned(counts)
 }
 
 fn or_none_configured(mut reasons: Vec<String>) -> Vec<String> {

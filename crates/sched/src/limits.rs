@@ -11,6 +11,9 @@ pub const MAX_PREFIXES: NonZeroUsize = NonZeroUsize::new(1 << 17).unwrap();
 /// Blocks of its prompt that a node must have seen for a request to go there rather than to one on which one request
 /// less runs: 8 KiB, about 2000 tokens.
 pub const BLOCKS_PER_REQUEST: usize = 16;
+/// Requests that count for as much at most, however much of a prompt a node has seen: else all that share a beginning
+/// would go to the first node that had it, and others would have nothing to do.
+pub const MAX_SEEN_REQUESTS: usize = 2;
 
 /// Requests that may wait for one model. One that starts over after a failure is not counted.
 pub const MAX_QUEUED: usize = 256;

@@ -33,6 +33,7 @@ const fn bounds(connections: usize, silent: usize) -> Bounds {
         connections,
         silent,
         head: LONG,
+        unread: LONG,
         bodies: BODIES,
     }
 }
@@ -301,6 +302,107 @@ async fn no_more_half_bodies_give_way_than_room_is_needed() {
     until(&mut next, END).await;
     closed(&mut halves[0]).await;
     assert!(is_open(&halves[2]), "more than enough gave way");
+}
+
+#[tokio::test]
+async fn those_with_most_of_a_body_give_way_first() {
+    let server = Server::start(bounds(8, 8)).await;
+    // Whoever has asked before is no better.
+    let mut hog = server.connect().await;
+    ask(&mut hog).await;
+    let mut small = server.connect().await;
+    send(&mut small, BODIES / 8, BODIES / 16).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    send(&mut hog, BODIES, BODIES * 7 / 8).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut next = server.connect().await;
+    send(&mut next, BODIES / 4, BODIES / 4).await;
+    until(&mut next, END).await;
+    closed(&mut hog).await;
+    small.write_all(&vec![b'x'; BODIES / 16]).await.unwrap();
+    until(&mut small, END).await;
+}
+
+/// Room that became free went to others, who then stop.
+#[tokio::test]
+async fn who_waits_for_room_asks_again() {
+    let server = Server::start(bounds(24, 24)).await;
+    let pieces = server.answers.next();
+    let mut whole = server.connect().await;
+    send(&mut whole, BODIES, BODIES).await;
+    pieces.send(Bytes::from("one")).await.unwrap();
+    until(&mut whole, "one").await;
+    // Before the one that sends all of it, and so first when there is room.
+    let mut halves = Vec::new();
+    for _ in 0..16 {
+        let mut half = server.connect().await;
+        // At once, so that none of them waits again.
+        send(&mut half, BODIES, BODIES / 16).await;
+        halves.push(half);
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut next = server.connect().await;
+    send(&mut next, BODIES / 4, BODIES / 4).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(pieces);
+    until(&mut whole, END).await;
+    until(&mut next, END).await;
+}
+
+#[tokio::test]
+async fn whoever_reads_nothing_of_its_answer_is_given_up() {
+    let bounds = Bounds {
+        unread: Duration::from_millis(300),
+        ..bounds(1, 1)
+    };
+    let server = Server::start(bounds).await;
+    let (unread, pieces) = ask_for(&server, "one").await;
+    let big = Bytes::from(vec![b'x'; 1 << 20]);
+    let filling = async { while pieces.send(big.clone()).await.is_ok() {} };
+    // It ends when nobody takes pieces any more.
+    timeout(PATIENCE, filling).await.expect("it is waited for");
+    // There is only one place.
+    let mut next = server.connect().await;
+    ask(&mut next).await;
+    drop(unread);
+    // Whoever reads slowly is not.
+    drop(next);
+    let (mut slow, pieces) = ask_for(&server, "one").await;
+    let sending = tokio::spawn(async move {
+        for _ in 0..8 {
+            pieces.send(Bytes::from(vec![b'x'; 1 << 20])).await.unwrap();
+        }
+    });
+    let mut all = 0;
+    let mut buffer = vec![0; 1 << 20];
+    while all < 8 << 20 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        all += timeout(PATIENCE, slow.read(&mut buffer))
+            .await
+            .unwrap()
+            .unwrap();
+    }
+    sending.await.unwrap();
+}
+
+#[tokio::test]
+async fn while_many_idle_the_one_that_has_just_come_stays() {
+    let server = Server::start(bounds(8, 4)).await;
+    let mut idle = Vec::new();
+    for _ in 0..3 {
+        let mut one = server.connect().await;
+        ask(&mut one).await;
+        idle.push(one);
+    }
+    // It is about to ask.
+    let mut slow = server.connect().await;
+    slow.write_all(&ASK[..20]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut other = server.connect().await;
+    ask(&mut other).await;
+    closed(&mut idle[0]).await;
+    slow.write_all(&ASK[20..]).await.unwrap();
+    until(&mut slow, END).await;
 }
 
 #[tokio::test]

@@ -131,6 +131,22 @@ fn who_has_seen_a_prompt_is_preferred_up_to_a_number_of_requests() {
         let next = about(submit("n", "m", Route::Auto), &begins(1, 99));
         check(&mut s, next, &[expected]);
     }
+    // However long it is: what all share is soon where nobody else would have anything to do.
+    let mut s = pairs(8);
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+    check(&mut s, about(finished("a"), &begins(1, 999)), &[]);
+    for (id, expected) in [
+        ("b", "b@d0<p0"),
+        ("c", "c@d0<p0"),
+        ("d", "d@d0<p0"),
+        ("e", "e@d1<p1"),
+    ] {
+        check(
+            &mut s,
+            about(submit(id, "m", Route::Auto), &begins(1, 999)),
+            &[expected],
+        );
+    }
     // Where there is no room it does not wait.
     let mut s = pairs(1);
     check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
