@@ -32,6 +32,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use self::generate::{generate, prefill_failed};
 use self::prefill::prefill;
 use crate::NodeConfig;
+use crate::coming::{Coming, Going};
 use crate::handoffs::Handoffs;
 use crate::job::Command;
 use crate::limits::{MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
@@ -58,6 +59,10 @@ pub struct Node {
     pub tickets: Tickets,
     /// Handoffs that are being received.
     pub handoffs: Arc<Handoffs>,
+    /// The pages that they bring.
+    pub coming: Arc<Coming>,
+    /// Prefills that are being sent.
+    pub going: Arc<Going>,
     /// Places for handoffs that are being received.
     pub receiving: Arc<Semaphore>,
     /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].

@@ -126,7 +126,9 @@ impl Keep {
         self.chain(tokens).last().map(ToString::to_string)
     }
 
-    const fn wanted(&self) -> Option<Wanted> {
+    /// Which pages a request can use that gets rows of a handoff; `None` if none.
+    #[must_use]
+    pub const fn wanted(&self) -> Option<Wanted> {
         match self.reuse {
             Reuse::Off => None,
             Reuse::Exact => Some(Wanted::Prefilled),
@@ -158,6 +160,24 @@ impl Keep {
 
     fn allowed(&self) -> &[Namespace] {
         self.lossy.get(..self.allowed).unwrap_or_default()
+    }
+
+    /// How many pages of the prompt others find as soon as they have come, and what they are; `None` if none,
+    /// or if others find nothing before it has been compared.
+    #[must_use]
+    pub fn found(&self) -> Option<(usize, Provenance)> {
+        let (end, provenance) = match self.reuse {
+            Reuse::Off => return None,
+            Reuse::Exact => (self.exact, Provenance::Prefilled),
+            Reuse::All => (self.batches.kv_end, Provenance::Decoded),
+        };
+        (!self.store.is_in_doubt()).then_some(((end / PAGE_TOKENS) as usize, provenance))
+    }
+
+    /// How many lossy codecs rows may come in, from the least lossy on.
+    #[must_use]
+    pub const fn lossy_allowed(&self) -> usize {
+        self.allowed
     }
 
     /// True if anything is kept.
@@ -339,14 +359,14 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Pages for the full layers of a sequence up to `end`.
+    /// Pages for the full layers of a sequence from `start`, a page boundary, up to the end of this range.
     #[must_use]
-    pub fn pages(pinned: Pinned, end: u32, limit: Duration) -> Self {
+    pub fn pages(pinned: Pinned, tokens: Range<u32>, limit: Duration) -> Self {
         Self {
-            end: pinned.held().tokens.min(page_start(end)),
+            end: pinned.held().tokens.min(page_start(tokens.end)),
             pinned: Arc::new(pinned),
             limit,
-            next: 0,
+            next: tokens.start,
             snapshot: false,
             exact: false,
         }

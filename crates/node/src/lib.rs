@@ -14,6 +14,7 @@
 
 pub mod api;
 pub mod batches;
+pub mod coming;
 pub mod conversation;
 pub mod handoffs;
 pub mod held;
@@ -112,6 +113,8 @@ pub async fn run(
         models: served,
         tickets: tickets::Tickets::default(),
         handoffs: Arc::default(),
+        coming: Arc::default(),
+        going: Arc::default(),
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
         spare: Mutex::default(),

@@ -116,6 +116,8 @@ pub struct Limits {
     pub body: Duration,
     /// Longest wait for pages from disk, a block at a time.
     pub page_read: Duration,
+    /// How long a handoff waits at most for pages that another machine is bringing.
+    pub shared_wait: Duration,
     /// How long a handoff whose connection broke waits for a new one.
     pub resume: Duration,
     /// How long an answer that is complete waits for the prefill node's receipt.
@@ -147,6 +149,7 @@ impl Default for Limits {
             head: tandem_proto::limits::HEAD,
             body: Duration::from_secs(30),
             page_read: Duration::from_secs(10),
+            shared_wait: Duration::from_secs(5),
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),
             return_ticket: Duration::from_secs(30 * 60),

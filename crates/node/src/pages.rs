@@ -433,6 +433,12 @@ impl PageStore {
         }
     }
 
+    /// True if rows that are put in here are not found before they are [trusted](Self::trust).
+    #[must_use]
+    pub const fn is_in_doubt(&self) -> bool {
+        self.doubted.is_some()
+    }
+
     /// The same store for rows that are good.
     #[must_use]
     pub fn without_doubt(&self) -> Self {

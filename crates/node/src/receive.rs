@@ -298,6 +298,24 @@ fn staging_units(contract: &Contract, kv_end: u32, credit: u64) -> u32 {
     u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX)
 }
 
+/// A place for one more handoff, credit and memory, and for an answer that comes back a place among those.
+fn room(
+    node: &Node,
+    contract: &Contract,
+    kv_end: u32,
+    hello: &Hello,
+    is_back: bool,
+) -> Option<(
+    OwnedSemaphorePermit,
+    (u64, OwnedSemaphorePermit),
+    Option<OwnedSemaphorePermit>,
+)> {
+    let place = Arc::clone(&node.receiving).try_acquire_owned();
+    let memory = credit(&node.staging, contract, kv_end, hello, is_back);
+    let back = is_back.then(|| Arc::clone(&node.taking_back).try_acquire_owned());
+    Some((place.ok()?, memory?, back.transpose().ok()?))
+}
+
 /// Serves a handoff that its ticket permits.
 async fn serve(
     node: &Arc<Node>,
@@ -316,11 +334,9 @@ async fn serve(
     };
     let names_pages = agree(&mut permitted.expectation, hello);
     let contract = &permitted.expectation.contract;
-    let place = Arc::clone(&node.receiving).try_acquire_owned();
     let is_back = permitted.target.is_pages();
-    let memory = credit(&node.staging, contract, kv_end, hello, is_back);
-    let back = is_back.then(|| Arc::clone(&node.taking_back).try_acquire_owned());
-    let (Ok(place), Some((credit_bytes, staging)), Ok(_back)) = (place, memory, back.transpose())
+    let Some((place, (credit_bytes, staging), _back)) =
+        room(node, contract, kv_end, hello, is_back)
     else {
         let reason = "this node has no memory for a further handoff now";
         refuse(&mut first.write, handoff, RefusalCode::Busy, reason).await;
@@ -358,6 +374,8 @@ async fn serve(
         tokens: tokens.into(),
         kv_end,
         names_pages,
+        coming: Arc::clone(&node.coming),
+        claim: None,
         tail: Tail::default(),
         keepers: Arc::new(Semaphore::new(MAX_KEEPERS)),
         spare: std::mem::take(&mut *spare(node)),

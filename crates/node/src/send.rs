@@ -22,7 +22,7 @@ use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::{Offer, Sender, SenderError};
 use tandem_kv::{KvBlock, PerSection};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -203,6 +203,8 @@ pub struct Sending {
     pub model: Arc<Model>,
     /// Its pages.
     pub kept: Kept,
+    /// Who waits for the answer of the receiver, to begin with the prefill then.
+    pub accepted: Option<oneshot::Sender<()>>,
 }
 
 /// Sends a prefill as it is computed, and tells the coordinator about it. True if the decode node

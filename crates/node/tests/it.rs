@@ -34,6 +34,7 @@ mod it {
     mod reuse;
     mod rig;
     mod security;
+    mod sharing;
     mod slices;
     mod streams;
     mod wire;

@@ -13,15 +13,15 @@ use tandem_kv::receiver::Expectation;
 use tandem_kv::segment::step_bytes;
 use tandem_kv::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::seed;
 use crate::held::Keep;
-use crate::job::{Command, JobId, PrefillJob};
+use crate::job::{Admission, Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
-use crate::send::{Kept, Sending, send_kv};
+use crate::send::{Input, Kept, Sending, send_kv};
 use crate::tickets::{Permitted, Target, Until, handoff_id};
 
 pub(super) async fn prefill(
@@ -39,7 +39,6 @@ pub(super) async fn prefill(
         &terms,
         model.batches(kv_end, request.chunk),
     );
-    let pieces = keep.pieces(&tokens, node.config.limits.page_read);
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;
@@ -49,34 +48,46 @@ pub(super) async fn prefill(
         false => None,
     };
     let back = hand_back.as_ref().map(|b| b.ticket.clone());
+    let beginning = Beginning {
+        model: Arc::clone(&model),
+        keep: keep.clone(),
+        tokens: Arc::clone(&tokens),
+        page_read: node.config.limits.page_read,
+        chunks,
+    };
     let job = PrefillJob {
         request: request.request.clone(),
         tokens: request.tokens.clone(),
         chunk: request.chunk,
-        seeded: pieces.is_some(),
+        seeded: false,
         receipt: true,
         hand_back,
-        chunks: chunks.clone(),
+        chunks: beginning.chunks.clone(),
     };
-    if let Err(error) = model.command(Command::Prefill(admission, Box::new(job))) {
-        // Nobody will hear of the permission.
-        back.inspect(|secret| drop(node.tickets.revoke(secret)));
-        return Err(error.into());
-    }
-    if let Some(pieces) = pieces {
-        tokio::spawn(seed(Arc::clone(&model), id, pieces, Some(chunks)));
-    }
     let beat = node.config.limits.beat;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let offer = offer(&model, &request, &keep, &tokens);
+    let first = offer.pages.first().filter(|_| keep.keeps());
+    let gone = first.map(|first| node.going.enter(&request.target, *first));
+    let is_alone = gone.as_ref().is_none_or(|(_, is_alone)| *is_alone);
+    let accepted = match beginning.begin_or_wait(is_alone, admission, job) {
+        Ok(accepted) => accepted,
+        Err(error) => {
+            // Nobody will hear of the permission.
+            back.inspect(|secret| drop(node.tickets.revoke(secret)));
+            return Err(error.into());
+        }
+    };
     let route = node.route(request.target.clone(), peer, &terms);
     let sending = Sending {
         request: request.request.clone(),
         model: Arc::clone(&model),
         kept: Kept::new(keep, tokens),
+        accepted,
     };
     tokio::spawn(async move {
         let is_done = send_kv(sending, offer, route, computed, events).await;
+        drop(gone);
         // Without a handoff nobody has heard of the permission.
         if let Some(secret) = back.filter(|_| !is_done) {
             node.tickets.revoke(&secret);
@@ -84,6 +95,51 @@ pub(super) async fn prefill(
     });
     let guard = PumpGuard { model, job: id };
     Ok(answer(receiver, guard, beat))
+}
+
+/// What it takes to begin a prefill.
+struct Beginning {
+    model: Arc<Model>,
+    keep: Keep,
+    tokens: Arc<[Token]>,
+    page_read: Duration,
+    chunks: mpsc::Sender<Input>,
+}
+
+impl Beginning {
+    /// Begins at once, or when what is given is told so: a prefill that another one precedes, which may compute what
+    /// they share, and would until then be in that one's way.
+    fn begin_or_wait(
+        self,
+        at_once: bool,
+        admission: Admission,
+        job: PrefillJob,
+    ) -> Result<Option<oneshot::Sender<()>>, NodeError> {
+        if at_once {
+            return self.begin(admission, job).map(|()| None);
+        }
+        let (tell, told) = oneshot::channel();
+        tokio::spawn(async move {
+            if told.await.is_ok()
+                && let Err(error) = self.begin(admission, job)
+            {
+                tracing::warn!(%error, "a prefill cannot begin");
+            }
+        });
+        Ok(Some(tell))
+    }
+
+    /// Begins with the pages that are here now.
+    fn begin(self, admission: Admission, mut job: PrefillJob) -> Result<(), NodeError> {
+        let (model, id) = (self.model, admission.job);
+        let pieces = self.keep.pieces(&self.tokens, self.page_read);
+        job.seeded = pieces.is_some();
+        model.command(Command::Prefill(admission, Box::new(job)))?;
+        if let Some(pieces) = pieces {
+            tokio::spawn(seed(model, id, pieces, Some(self.chunks)));
+        }
+        Ok(())
+    }
 }
 
 /// What is sent: the KV of `tokens`, all of the request's but the last.

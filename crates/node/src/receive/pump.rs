@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{ReadHalf, WriteHalf};
-use tandem_kv::KvBlock;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
 use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
+use tandem_kv::{KvBlock, Section};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::stream::{self, Reader, StepOf};
 use super::{Decoding, last_words, lock, say, tokens_of};
+use crate::coming::{Bringing, Claim, Coming};
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
@@ -69,6 +70,9 @@ pub(super) struct Pump {
     pub(super) from: SocketAddr,
     /// True if pages have names that both ends agree on.
     pub(super) names_pages: bool,
+    /// What other handoffs bring, and that this one brings pages.
+    pub(super) coming: Arc<Coming>,
+    pub(super) claim: Option<Claim>,
     /// The blocks since the last page boundary.
     pub(super) tail: Tail,
     /// Those who make pages of blocks at once: all blocks of a step come at nearly the same time.
@@ -78,27 +82,22 @@ pub(super) struct Pump {
     pub(super) decoding: Arc<Decoding>,
 }
 
-/// Works before the answer to a hello, and shows the sender meanwhile that this end is alive.
+/// Works before the answer to a hello, and shows the sender meanwhile that this end is alive. Fails when it has gone;
+/// then the work is dropped.
 async fn beating<T>(
     write: &mut WriteHalf,
     handoff: u64,
     limits: Limits,
     work: impl Future<Output = T>,
-) -> T {
+) -> Result<T, WireError> {
     let mut work = pin!(work);
     loop {
         tokio::select! {
-            done = &mut work => return done,
+            done = &mut work => return Ok(done),
             () = sleep(limits.handoff_beat) => {}
         }
         let beat = encode_frame(Header::control(Kind::Beat, handoff, 0), &[]);
-        if write_frame(write, &beat, limits.handoff_silence)
-            .await
-            .is_err()
-        {
-            // Whoever writes the answer notices.
-            return work.await;
-        }
+        write_frame(write, &beat, limits.handoff_silence).await?;
     }
 }
 
@@ -201,7 +200,9 @@ impl Pump {
             Target::Pages => self.permitted.keep.held(&self.tokens).tokens,
             Target::Sequence { .. } => {
                 let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
-                beating(&mut first.write, handoff, limits, self.seed()).await?
+                let beginning = beating(&mut first.write, handoff, limits, self.begin()).await;
+                // Who has not been answered cannot come again.
+                beginning.map_err(|e| Fault::Over(e.to_string()))??
             }
         };
         let terms = self.terms(have, None);
@@ -213,23 +214,52 @@ impl Pump {
         self.open(first, accept).await
     }
 
-    /// Puts pages of this node into the sequence; gives the end of the tokens that are there then.
-    async fn seed(&mut self) -> Result<u32, Fault> {
-        let mut have = 0;
-        let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
-            return Ok(0);
+    /// Puts pages of this node into the sequence, and what other handoffs are bringing of it; gives the end of
+    /// the tokens that are there then. The rest is for this one to bring.
+    async fn begin(&mut self) -> Result<u32, Fault> {
+        let (mut have, mut can_read) = self.seed(0).await?;
+        let keep = &self.permitted.keep;
+        let from = (self.permitted.peer.clone(), self.from.ip());
+        let bringing = Bringing::new(keep, &self.tokens, from).filter(|_| self.names_pages);
+        let Some(bringing) = bringing else {
+            return Ok(have);
         };
-        let mut pieces = Pieces::pages(pinned, self.kv_end, self.limits.page_read);
+        let until = tokio::time::Instant::now() + self.limits.shared_wait;
+        let mut is_late = false;
+        while can_read {
+            let claimed = self.coming.claim(&bringing, have, is_late);
+            let is_first = claimed.is_ok();
+            match claimed {
+                Ok(claim) => self.claim = Some(claim),
+                Err(mut other) if other.is_same_machine => other.more(have).await,
+                Err(mut other) => is_late = timeout_at(until, other.more(have)).await.is_err(),
+            }
+            // Also what has come between the two looks.
+            (have, can_read) = self.seed(have).await?;
+            if is_first {
+                break;
+            }
+        }
+        Ok(have)
+    }
+
+    /// Puts pages of this node into the sequence, behind the first `have` tokens; gives the end of those that are there
+    /// then, and whether pages can be read.
+    async fn seed(&mut self, mut have: u32) -> Result<(u32, bool), Fault> {
+        let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
+            return Ok((have, true));
+        };
+        let mut pieces = Pieces::pages(pinned, have..self.kv_end, self.limits.page_read);
         loop {
             let blocks = match pieces.next().await {
                 Ok(blocks) => blocks,
                 Err(reason) => {
                     tracing::warn!(%reason, "pages cannot be read; they are sent again");
-                    return Ok(have);
+                    return Ok((have, false));
                 }
             };
             if blocks.is_empty() {
-                return Ok(have);
+                return Ok((have, true));
             }
             for block in blocks {
                 let (end, codec) = (block.tokens.end, pieces.codec(&block));
@@ -384,6 +414,9 @@ impl Pump {
         let Some(receiver) = self.receiver.clone() else {
             return Ok(());
         };
+        if let (Some(claim), Section::Full) = (&self.claim, block.section) {
+            claim.kept(block.tokens.end);
+        }
         let ack = {
             let mut receiver = lock(&receiver);
             let ack = receiver.applied();
@@ -526,7 +559,8 @@ impl Pump {
         }
         // What was given out is applied first: it will not be sent again.
         let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
-        beating(&mut greeted.write, handoff, limits, self.apply_all()).await?;
+        let applying = beating(&mut greeted.write, handoff, limits, self.apply_all()).await;
+        applying.map_err(|e| Fault::Broken(e.to_string()))??;
         let Some(receiver) = self.receiver.clone() else {
             return Err(Fault::Over("not started".into()));
         };
@@ -591,6 +625,7 @@ impl Pump {
 
     /// Tells the job that there will be no receipt if none has come, and the sender how it ended.
     pub(super) async fn end(&mut self, result: &Result<(), Lost>) {
+        self.claim = None;
         if !self.receipt {
             let receiver = self.receiver.as_ref().map(|r| lock(r));
             let why = receiver.and_then(|r| r.discredited().map(str::to_owned));

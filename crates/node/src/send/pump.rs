@@ -168,6 +168,8 @@ impl Pump {
             Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
         }
         self.report.have_tokens = self.sender.accepted().have_tokens;
+        let accepted = self.sending.as_mut().and_then(|s| s.accepted.take());
+        accepted.map(|waiting| waiting.send(()));
         self.tell(PrefillEvent::Accepted).await;
         loop {
             match self.step(&mut input).await {

@@ -58,6 +58,7 @@ pub fn endless() -> Limits {
         head: long,
         body: long,
         page_read: long,
+        shared_wait: long,
         resume: long,
         receipt: long,
         return_ticket: long,

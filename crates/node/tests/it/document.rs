@@ -87,6 +87,8 @@ fn waits() -> Vec<(&'static str, String)> {
         ("head", seconds(own.head)),
         ("body", seconds(own.body)),
         ("page_read", seconds(own.page_read)),
+        ("shared_wait", seconds(own.shared_wait)),
+        ("MAKE_ROOM", seconds(identity::MAKE_ROOM)),
         ("CLOSE", seconds(pages::CLOSE)),
         ("DELETE_PAUSE", seconds(pages::DELETE_PAUSE)),
         ("handoff_silence", seconds(own.handoff_silence)),

@@ -1,0 +1,271 @@
+//! Requests that begin at once and alike: what they share is computed and sent by one of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tandem_engine::fake::{Call, FakeConfig};
+use tandem_identity::{Authority, Security};
+use tandem_kv::adaptive::Quality;
+use tandem_node::Limits;
+use tandem_proto::{ParityAction, Reuse, Role};
+use tokio::task::JoinHandle;
+
+use super::cluster::{Calls, Deal, Outcome, SHORT, Setup, TestNode, eventually, finish, limits};
+use super::reuse::{CHUNK, SHARED, ending, token_bytes, window_bytes};
+
+/// Holds the chunks of an engine from this token on, until the test lets them go.
+struct Held {
+    released: Arc<AtomicBool>,
+    reached: Arc<AtomicBool>,
+}
+
+impl Held {
+    fn of(config: &mut FakeConfig, from: u32) -> Self {
+        let held = Self {
+            released: Arc::default(),
+            reached: Arc::default(),
+        };
+        let (released, reached) = (Arc::clone(&held.released), Arc::clone(&held.reached));
+        config.gate = Some(Arc::new(move |call| {
+            if matches!(call, Call::Prefill { tokens, .. } if tokens.start >= from) {
+                reached.store(true, Ordering::Relaxed);
+                while !released.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }));
+        held
+    }
+
+    async fn reached(&self) {
+        eventually("the chunk", || self.reached.load(Ordering::Relaxed)).await;
+    }
+
+    fn release(&self) {
+        self.released.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Held {
+    /// A test that fails must not hang.
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+fn deal(seed: u32, count: u32) -> Deal {
+    let mut deal = Deal::new(&ending(seed, count), CHUNK);
+    deal.id = format!("req-{seed}");
+    deal
+}
+
+/// Plays the coordinator meanwhile.
+fn going(deal: &Deal, prefill: &Arc<TestNode>, decode: &Arc<TestNode>) -> JoinHandle<Outcome> {
+    let (deal, prefill, decode) = (deal.clone(), Arc::clone(prefill), Arc::clone(decode));
+    tokio::spawn(async move { deal.run(&prefill, &decode).await })
+}
+
+async fn start(role: Role, config: &FakeConfig) -> Arc<TestNode> {
+    Arc::new(Setup::new(role, config).start().await)
+}
+
+/// Runs these at once, each from one of the nodes, and looks that all are answered rightly and what is shared
+/// was sent once.
+async fn shared_once(
+    config: &FakeConfig,
+    deals: &[Deal],
+    held: &[Held],
+    prefills: &[Arc<TestNode>],
+    decode: &Arc<TestNode>,
+) {
+    let nodes = prefills.iter().cycle();
+    let all: Vec<_> = (deals.iter().zip(nodes))
+        .map(|(deal, prefill)| going(deal, prefill, decode))
+        .collect();
+    let count = deals.len() as u64;
+    decode
+        .until("all have said hello", |s| s.receiving == count)
+        .await;
+    held.iter().for_each(Held::release);
+    let mut cached = Vec::new();
+    for (deal, outcome) in deals.iter().zip(all) {
+        let outcome = outcome.await.unwrap();
+        outcome.whole(&deal.expected(config).await, "tokens");
+        let (raw, _, have, _) = outcome.done();
+        let own = deal.tokens.len() as u32 - 1 - have;
+        assert_eq!(
+            raw,
+            u64::from(own) * token_bytes(config) + window_bytes(config)
+        );
+        cached.push(have);
+    }
+    cached.sort_unstable();
+    let mut once = vec![SHARED; deals.len()];
+    once[0] = 0;
+    assert_eq!(cached, once);
+    for node in prefills.iter().chain([decode]) {
+        node.clean().await;
+    }
+}
+
+#[tokio::test]
+async fn what_requests_share_that_begin_at_once_crosses_the_wire_once() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let deals = [deal(1, 20), deal(2, 33), deal(3, 70)];
+        let decode = start(Role::Decode, &config).await;
+        // From one node, which computes it once where it can go on from it.
+        let mut sending = config.clone();
+        let held = Held::of(&mut sending, 0);
+        let computed = Calls::of(&mut sending);
+        let prefill = start(Role::Prefill, &sending).await;
+        shared_once(&config, &deals, &[held], &[prefill], &decode).await;
+        let own: u32 = deals
+            .iter()
+            .map(|d| d.tokens.len() as u32 - 1 - SHARED)
+            .sum();
+        let all = SHARED * deals.len() as u32 + own;
+        let prefilled = computed.prefilled();
+        if config.window == 0 {
+            assert!(
+                (SHARED + own..all).contains(&prefilled),
+                "{prefilled} of {all}"
+            );
+        } else {
+            assert_eq!(prefilled, all);
+        }
+        // From two, to a node that has seen nothing of it.
+        let decode = start(Role::Decode, &config).await;
+        let mut configs = [config.clone(), config.clone()];
+        let held = configs.each_mut().map(|config| Held::of(config, 0));
+        let prefills = [
+            start(Role::Prefill, &configs[0]).await,
+            start(Role::Prefill, &configs[1]).await,
+        ];
+        shared_once(&config, &deals[..2], &held, &prefills, &decode).await;
+    }
+}
+
+#[tokio::test]
+async fn who_waited_for_another_that_ends_early_goes_on_from_what_came() {
+    let config = FakeConfig::default();
+    for cancel_request in [true, false] {
+        let decode = start(Role::Decode, &config).await;
+        let mut sending = config.clone();
+        // After the first page.
+        let held = Held::of(&mut sending, 64);
+        let prefill = start(Role::Prefill, &sending).await;
+        let (first, second) = (deal(1, 20), deal(2, 33));
+        let (mut events, ticket) = first.open(&decode).await;
+        let leaving = prefill.prefill(&first.prefill(&ticket)).await.unwrap();
+        held.reached().await;
+        let other = going(&second, &prefill, &decode);
+        decode
+            .until("both have said hello", |s| s.receiving == 2)
+            .await;
+        if cancel_request {
+            drop((events, leaving));
+        } else {
+            // The client stays.
+            drop(leaving);
+            decode
+                .prefill_failed(&first.id, "the coordinator left it")
+                .await;
+            tokio::spawn(async move { finish(&mut events).await });
+        }
+        held.release();
+        let outcome = other.await.unwrap();
+        outcome.whole(&second.expected(&config).await, "tokens");
+        assert_eq!(outcome.done().2, 64, "{outcome:?}");
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+/// While the first is held in the middle of what both begin with, the second one does without it.
+#[tokio::test]
+async fn who_cannot_use_what_comes_does_not_wait_for_it() {
+    let config = FakeConfig::default();
+    type Change = fn(&mut Deal, &mut Deal);
+    let changes: [(&str, Change); 5] = [
+        ("a tenant", |_, second| second.terms.salt = "two".into()),
+        ("no reuse", |_, second| second.terms.reuse = Reuse::Off),
+        ("nothing is kept", |first, _| first.terms.reuse = Reuse::Off),
+        ("rows that may be lossy", |first, _| {
+            first.terms.quality = Quality::Q8;
+        }),
+        ("rows that are in doubt", |first, second| {
+            for deal in [first, second] {
+                deal.terms.action = ParityAction::Redo;
+            }
+        }),
+    ];
+    for (what, change) in changes {
+        let decode = start(Role::Decode, &config).await;
+        let mut slow = config.clone();
+        let held = Held::of(&mut slow, 32);
+        let slow = start(Role::Prefill, &slow).await;
+        let quick = start(Role::Prefill, &config).await;
+        let (mut first, mut second) = (deal(1, 20), deal(2, 33));
+        change(&mut first, &mut second);
+        let one = going(&first, &slow, &decode);
+        held.reached().await;
+        decode
+            .until("it has said hello", |s| s.receiving == 1)
+            .await;
+        let outcome = going(&second, &quick, &decode).await.unwrap();
+        outcome.whole(&second.expected(&config).await, what);
+        assert_eq!(outcome.done().2, 0, "{what}");
+        held.release();
+        let outcome = one.await.unwrap();
+        outcome.whole(&first.expected(&config).await, what);
+        decode.clean().await;
+    }
+}
+
+/// A machine that is much slower, or stands still, holds another one up for a limited time.
+#[tokio::test]
+async fn what_another_machine_brings_is_waited_for_for_a_limited_time() {
+    let config = FakeConfig::default();
+    let authority = Authority::create().unwrap();
+    let [decoding, slow, quick] =
+        [(); 3].map(|()| Security::Tls(Arc::new(authority.issue().unwrap())));
+    let id = |security: &Security| security.own_id().unwrap().to_string();
+    let ids = [&decoding, &slow, &quick].map(id);
+    let limits = Limits {
+        shared_wait: SHORT,
+        ..limits()
+    };
+    let node = |role, config: &FakeConfig, security| {
+        let setup = Setup {
+            security,
+            limits,
+            ..Setup::new(role, config)
+        };
+        async { Arc::new(setup.start().await) }
+    };
+    let decode = node(Role::Decode, &config, decoding).await;
+    let mut held_config = config.clone();
+    let held = Held::of(&mut held_config, 64);
+    let slow = node(Role::Prefill, &held_config, slow).await;
+    let quick = node(Role::Prefill, &config, quick).await;
+    let mut deals = [deal(1, 20), deal(2, 33), deal(3, 40)];
+    for (deal, prefill) in deals.iter_mut().zip([1, 2, 1]) {
+        deal.peers = Some((ids[prefill].clone(), ids[0].clone()));
+    }
+    let first = going(&deals[0], &slow, &decode);
+    held.reached().await;
+    let begun = std::time::Instant::now();
+    let outcome = going(&deals[1], &quick, &decode).await.unwrap();
+    assert!(begun.elapsed() >= SHORT, "it has not waited");
+    outcome.whole(&deals[1].expected(&config).await, "from another machine");
+    assert_eq!(outcome.done().2, 64, "what had come meanwhile");
+    // One from the same machine would have to wait for its engine anyway. By now, what they share is there.
+    let third = going(&deals[2], &slow, &decode);
+    held.release();
+    for (deal, going) in [(&deals[0], first), (&deals[2], third)] {
+        let outcome = going.await.unwrap();
+        outcome.whole(&deal.expected(&config).await, "from the slow one");
+    }
+    decode.clean().await;
+}
