@@ -14,6 +14,7 @@ use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::held::Keep;
+use crate::limits::Limits;
 use crate::send::Input;
 
 /// Number of a job; never used twice by a worker, so that a late message for a job that has
@@ -106,7 +107,13 @@ pub struct Parity {
 impl Parity {
     /// By the terms of a request.
     #[must_use]
-    pub const fn of(terms: &HandoffTerms, expected: bool, patience: Duration) -> Self {
+    pub const fn of(terms: &HandoffTerms, expected: bool, limits: &Limits) -> Self {
+        // To compute a prompt again takes longer than to wait for a node that works; one that is silent is given up
+        // before.
+        let patience = match terms.action {
+            ParityAction::Report => limits.receipt,
+            ParityAction::Redo => limits.engine_step,
+        };
         Self {
             expected,
             bound: terms.bound,

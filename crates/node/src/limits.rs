@@ -120,7 +120,8 @@ pub struct Limits {
     pub shared_wait: Duration,
     /// How long a handoff whose connection broke waits for a new one.
     pub resume: Duration,
-    /// How long an answer that is complete waits for the prefill node's receipt.
+    /// How long an answer that is complete waits for the prefill node's receipt. One that must be compared before its
+    /// first token waits as long as the prefill node is alive.
     pub receipt: Duration,
     /// How long the permission to hand an answer back is good for: longer than an answer takes.
     pub return_ticket: Duration,

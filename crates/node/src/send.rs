@@ -33,7 +33,7 @@ use self::pump::{Pump, ReceiptState, TransferClock};
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
 use crate::job::{Begun, Computed};
-use crate::limits::Limits;
+use crate::limits::{Limits, RECONNECT_PAUSE};
 use crate::model::Model;
 use crate::wire::WireError;
 
@@ -262,6 +262,8 @@ pub async fn transmit(
         streams,
         further_broke: false,
         connection: None,
+        pause: RECONNECT_PAUSE,
+        had: PerSection::default(),
         queued_bytes: 0,
         queue: VecDeque::new(),
         chunks: 0,

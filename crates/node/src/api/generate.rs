@@ -82,7 +82,7 @@ pub(super) async fn generate(
         chunk,
         source,
         generation,
-        parity: Parity::of(&terms, remote, node.config.limits.receipt),
+        parity: Parity::of(&terms, remote, &node.config.limits),
         keep: of_others,
         retire,
         events,

@@ -180,7 +180,6 @@ impl Pump {
     /// Goes on over a new connection, which has to be there within [`Limits::resume`].
     pub(super) async fn reconnect(&mut self, reason: &str) -> Result<(), NodeError> {
         let give_up = Instant::now() + self.route.limits.resume;
-        let mut pause = RECONNECT_PAUSE;
         let mut reason = reason.to_owned();
         // A further connection that breaks takes all with it; do without.
         if self.further_broke {
@@ -191,11 +190,11 @@ impl Pump {
             self.connection = None;
             self.report.reconnects += 1;
             tracing::warn!(%reason, "the connection of a handoff broke");
-            if self.report.reconnects > MAX_RECONNECTS || Instant::now() + pause > give_up {
+            if self.report.reconnects > MAX_RECONNECTS || Instant::now() + self.pause > give_up {
                 return Err(self.lost(&reason));
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(RECONNECT_PAUSE * RECONNECT_GROWTH);
+            sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(RECONNECT_PAUSE * RECONNECT_GROWTH);
             let hello = match self.sender.reconnect() {
                 Ok(hello) => hello,
                 Err(_) => return Err(self.lost(&reason)),

@@ -21,7 +21,7 @@ use super::links::{Carried, Trip};
 use super::stream::{Order, What, Written};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
 use crate::job::{Begun, Command, Computed, Growing};
-use crate::limits::GOODBYE;
+use crate::limits::{GOODBYE, RECONNECT_PAUSE};
 use crate::wire::WireError;
 
 /// Why a handoff is over whose engine gives no more.
@@ -128,6 +128,10 @@ pub(super) struct Pump {
     /// True if a connection that is not the main one broke.
     pub(super) further_broke: bool,
     pub(super) connection: Option<Connection>,
+    /// Before the next attempt at a new connection.
+    pub(super) pause: Duration,
+    /// What the receiver had when a connection was opened the last time.
+    pub(super) had: PerSection<u32>,
     /// Blocks that have not been opened.
     pub(super) queue: VecDeque<Queued>,
     /// Chunks that have been begun.
@@ -231,6 +235,10 @@ impl Pump {
         let sent = std::mem::take(&mut self.sent);
         let queued = std::mem::take(&mut self.queue);
         self.queued_to = self.sender.next();
+        // A connection that is taken and has brought nothing is no better than none.
+        if std::mem::replace(&mut self.had, self.queued_to) != self.queued_to {
+            self.pause = RECONNECT_PAUSE;
+        }
         let sent = sent.into_iter().filter_map(|s| s.block);
         for block in sent.map(Queued::Whole).chain(queued) {
             match block {

@@ -452,6 +452,7 @@ async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
         let setup = Setup {
             limits: Limits {
                 receipt,
+                resume: receipt,
                 ..endless()
             },
             ..Setup::new(Role::Decode, &config)

@@ -667,6 +667,17 @@ fn not_compared(rig: &Rig, answer: &Answer) {
 
 const ACTIONS: [ParityAction; 2] = [ParityAction::Report, ParityAction::Redo];
 
+/// What ends the wait for a receipt: of a complete answer its own limit, else that nobody is there.
+fn without_receipt(action: ParityAction) -> Limits {
+    match action {
+        ParityAction::Report => only(|l| l.receipt = SHORT),
+        ParityAction::Redo => Limits {
+            resume: SHORT,
+            ..silence()
+        },
+    }
+}
+
 /// A handoff whose commit is confirmed, and whose prefill node stands still before its receipt.
 async fn before_the_receipt(
     config: &FakeConfig,
@@ -695,8 +706,8 @@ async fn receipt_that_does_not_come() {
             Fault::Hold(receipt.start + 8),
         ] {
             for action in ACTIONS {
-                let limits = only(|l| l.receipt = SHORT);
-                let (rig, brake, going) = before_the_receipt(&config, limits, action, fault).await;
+                let (rig, brake, going) =
+                    before_the_receipt(&config, without_receipt(action), action, fault).await;
                 let begun = going.begun;
                 brake.release();
                 let (end, answer) = going.end().await;
@@ -711,13 +722,47 @@ async fn receipt_that_does_not_come() {
     }
 }
 
+/// A prefill node that is alive is waited for before a whole prompt is computed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn receipt_that_takes_long() {
+    for config in models() {
+        let limits = Limits {
+            receipt: Duration::ZERO,
+            ..silence()
+        };
+        let redo = ParityAction::Redo;
+        let (rig, brake, going) = before_the_receipt(&config, limits, redo, Fault::None).await;
+        tokio::time::sleep(limits.handoff_silence * 2).await;
+        brake.release();
+        let answer = going.answer().await.unwrap();
+        whole(&rig, &answer);
+        assert!(answer.parity.expect("a comparison").holds);
+        rig.decode.released().await;
+    }
+    // One that only says that it is alive has a limit all the same.
+    let config = FakeConfig::default();
+    let setup = Setup {
+        limits: only(|l| l.engine_step = SHORT),
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = setup.start().await;
+    let mut deal = Deal::new(&prompt(100), 32);
+    deal.terms.action = ParityAction::Redo;
+    let (mut events, ticket) = deal.open(&decode).await;
+    let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+    handoff.blocks(32).await;
+    handoff.commit().await;
+    let answer = finish(&mut events).await;
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    assert!(answer.summary.fallback.is_some(), "{answer:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn receipt_the_prefill_node_dies_or_is_cancelled() {
     for config in models() {
         for action in ACTIONS {
-            let limits = only(|l| l.receipt = SHORT);
             let (mut rig, brake, going) =
-                before_the_receipt(&config, limits, action, Fault::None).await;
+                before_the_receipt(&config, without_receipt(action), action, Fault::None).await;
             let begun = going.begun;
             let answer = lose(&mut rig, going, Loss::Death, false).await;
             not_compared(&rig, &answer.await.unwrap());

@@ -81,8 +81,11 @@ async fn what_was_acknowledged_is_not_sent_again() {
         .run(&rig.prefill, &rig.decode)
         .await
         .whole(&rig.expected, "cut in the commit");
-    // What the answer to the new hello counts as there does not come again.
+    // What has been acknowledged is there, and what the answer to the new hello counts as there does not come again.
     let accept: Accept = serde_json::from_slice(&rig.proxy.answer(1, Kind::Accept)).unwrap();
+    let [_, heard] = rig.proxy.frames(0);
+    let acks = heard.iter().filter(|(k, _)| *k == Kind::Ack).count() as u32;
+    assert!(acks > 0 && accept.have_tokens >= (acks * rig.deal.chunk).min(rig.kv_end()));
     let count = |frames: &[(Kind, std::ops::Range<u64>)]| {
         frames.iter().filter(|(k, _)| *k == Kind::Segment).count()
     };
@@ -127,6 +130,28 @@ async fn attempts_at_a_new_connection_become_rarer() {
     assert_eq!(outcome.answer.summary.reconnects, 1);
     let pauses = RECONNECT_PAUSE * (1 + 2 + 4 + 8 + 16 + 32);
     assert!(start.elapsed() >= pauses, "{:?}", start.elapsed());
+    rig.clean().await;
+}
+
+/// A connection that is taken, and breaks before anything more has come over it, is no better than none.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_bring_nothing_become_rarer_too() {
+    let rig = Rig::new(&FakeConfig::default()).await;
+    let [sent, _] = rig.record().await;
+    let cut = Fault::Cut(sent[1].1.start + 10);
+    let start = Instant::now();
+    let outcome = rig.run(&[cut; 6]).await;
+    outcome.whole(&rig.expected, "six cuts");
+    assert_eq!(outcome.answer.summary.reconnects, 6);
+    let pauses = RECONNECT_PAUSE * (1 + 2 + 4 + 8 + 16 + 32);
+    assert!(start.elapsed() >= pauses, "{:?}", start.elapsed());
+    // Where each brings something, each is as good as the first.
+    let cut = Fault::Cut(sent[2].1.start + 10);
+    let start = Instant::now();
+    let outcome = rig.run(&[cut; 3]).await;
+    outcome.whole(&rig.expected, "three cuts");
+    assert_eq!(outcome.answer.summary.reconnects, 3);
+    assert!(start.elapsed() >= RECONNECT_PAUSE * 3);
     rig.clean().await;
 }
 

@@ -199,6 +199,55 @@ async fn a_prefill_gets_its_turn_though_kv_goes_on_coming() {
     decode.clean().await;
 }
 
+/// Somebody may wait for it with the first token.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receipt_does_not_wait_for_the_chunk_of_another_prompt() {
+    for by_layer in [false, true] {
+        let config = FakeConfig {
+            by_layer,
+            prefill_tokens: CHUNK,
+            ..FakeConfig::default()
+        };
+        let mut gated = config.clone();
+        let brake = Brake::on(&mut gated, CallKind::Prefill, 0);
+        let calls = Calls::of(&mut gated);
+        let prefill = Setup::new(Role::Prefill, &gated).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let deals = [2, 9].map(|chunks| {
+            let mut deal = Deal::new(&prompt(chunks * CHUNK + 1), CHUNK);
+            deal.id = format!("req-{chunks}");
+            deal.terms.reuse = Reuse::Off;
+            deal
+        });
+        let mut going = Vec::new();
+        for deal in &deals {
+            let (mut answers, ticket) = deal.open(&decode).await;
+            let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+            going.push(tokio::spawn(async move {
+                let answer = finish(&mut answers).await;
+                (answer, super::cluster::prefill_end(&mut sending).await)
+            }));
+            brake.reached().await;
+        }
+        brake.release();
+        for (deal, going) in deals.iter().zip(going) {
+            let (answer, end) = going.await.unwrap();
+            assert_eq!(answer.tokens, deal.expected(&config).await, "{end:?}");
+        }
+        let calls = calls.take();
+        let last =
+            |call: &Call| matches!(call, Call::Prefill { tokens, .. } if tokens.end == 2 * CHUNK);
+        // Of the short prompt, which came first.
+        let at = calls.iter().position(last).unwrap();
+        let computed = calls[at + 1..]
+            .iter()
+            .find(|call| matches!(call.kind(), CallKind::Prefill | CallKind::Decode));
+        assert_eq!(computed.unwrap().kind(), CallKind::Decode, "{calls:?}");
+        prefill.clean().await;
+        decode.clean().await;
+    }
+}
+
 /// A model with a window of 20 MiB.
 fn windowed() -> FakeConfig {
     FakeConfig {
