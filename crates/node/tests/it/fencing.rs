@@ -360,7 +360,7 @@ async fn a_late_reader_gets_nothing_of_the_request_that_has_its_place_now() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_a_committed_handoff_decodes() {
+async fn before_its_commit_or_its_end_a_handoff_decodes_nothing() {
     let config = FakeConfig::default();
     let mut receiving = config.clone();
     let calls = Calls::of(&mut receiving);

@@ -85,7 +85,7 @@ async fn what_was_acknowledged_is_not_sent_again() {
     let accept: Accept = serde_json::from_slice(&rig.proxy.answer(1, Kind::Accept)).unwrap();
     let [_, heard] = rig.proxy.frames(0);
     let acks = heard.iter().filter(|(k, _)| *k == Kind::Ack).count() as u32;
-    assert!(acks > 0 && accept.have_tokens >= (acks * rig.deal.chunk).min(rig.kv_end()));
+    assert!(accept.have_tokens >= (acks * rig.deal.chunk).min(rig.kv_end()));
     let count = |frames: &[(Kind, std::ops::Range<u64>)]| {
         frames.iter().filter(|(k, _)| *k == Kind::Segment).count()
     };
