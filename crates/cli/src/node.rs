@@ -9,7 +9,8 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tandem_engine::{Capacity, KvEngine};
 use tandem_identity::Security;
-use tandem_llama::{LlamaEngine, LlamaOptions};
+use tandem_kv::limits::MAX_TOKENS;
+use tandem_llama::{LlamaEngine, LlamaOptions, MAX_SEQUENCES};
 use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 
@@ -36,17 +37,17 @@ pub struct Arguments {
     #[arg(long, value_name = "IP:PORT")]
     handoff: Option<SocketAddr>,
     /// Tokens of one sequence, prompt and answer together.
-    #[arg(long, default_value_t = 8192)]
+    #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_TOKENS)))]
     context: u32,
     /// Sequences at once, of each model.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SEQUENCES)))]
     slots: u32,
     /// Largest chunk of a prefill, in tokens; at least the coordinator's `chunk`.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
     /// Tokens computed at once; must divide the chunk, and be equal on nodes that exchange KV
     /// [default: 512, or the chunk if that is smaller].
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     ubatch: Option<u32>,
     #[command(flatten)]
     security: security::Arguments,
@@ -54,7 +55,7 @@ pub struct Arguments {
     #[arg(long, value_name = "TOKEN", conflicts_with = "plaintext")]
     join: Option<String>,
     /// CPU threads [default: all].
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Layers on the GPU, where the build has one.
     #[arg(long, default_value_t = 999)]
@@ -118,6 +119,7 @@ pub fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
 pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let input = arguments.stop_with_stdin.then(StdinWatch::start);
     check_names(&arguments.model)?;
+    check_chunk(&arguments)?;
     let security = security(&arguments, environment)?;
     let listener = bind("--listen", arguments.listen, &security)?;
     let handoff = arguments.handoff;
@@ -155,8 +157,11 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
                 () = ended(input) => {}
             }
         };
-        output::print(&ready)?;
-        tandem_node::run(listener, handoff, config, models, stop).await?;
+        let tell = || {
+            // If nobody reads it, the node serves all the same.
+            let _ = output::print(&ready);
+        };
+        tandem_node::run(listener, handoff, config, models, tell, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -196,6 +201,22 @@ async fn ended(input: Option<StdinWatch>) {
     }
 }
 
+impl Arguments {
+    /// Tokens computed at once.
+    fn ubatch(&self) -> u32 {
+        self.ubatch
+            .unwrap_or_else(|| self.chunk.min(DEFAULT_UBATCH))
+    }
+}
+
+fn check_chunk(arguments: &Arguments) -> anyhow::Result<()> {
+    let (chunk, ubatch) = (arguments.chunk, arguments.ubatch());
+    if !chunk.is_multiple_of(ubatch) {
+        bail!("--chunk is {chunk} and --ubatch is {ubatch}: the chunk must be a multiple of it");
+    }
+    Ok(())
+}
+
 fn check_names(models: &[(String, PathBuf)]) -> anyhow::Result<()> {
     for (i, (name, _)) in models.iter().enumerate() {
         if models[..i].iter().any(|(n, _)| n == name) {
@@ -222,9 +243,7 @@ fn load(arguments: &Arguments) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)
             sequences: arguments.slots,
             tokens_per_sequence: arguments.context,
             prefill_tokens: arguments.chunk,
-            microbatch_tokens: arguments
-                .ubatch
-                .unwrap_or_else(|| arguments.chunk.min(DEFAULT_UBATCH)),
+            microbatch_tokens: arguments.ubatch(),
         },
         threads: arguments.threads.unwrap_or_else(cores),
         gpu_layers: arguments.gpu_layers,

@@ -1,6 +1,6 @@
 //! What is wrong with the configured nodes, and the mend.
 
-use tandem_coordinator::{Config, ModelConfig, NodeList, NodeReport};
+use tandem_coordinator::{Config, ModelConfig, ModelReport, NodeList, NodeReport};
 use tandem_proto::Role;
 
 /// One sentence per fault: nodes that cannot be reached, that lack a model, or have another role than
@@ -30,6 +30,7 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
             let (Some(p), Some(d)) = (held_by(prefill), held_by(decode)) else {
                 continue;
             };
+            found.extend(unequal_models(model, (prefill, p), (decode, d)));
             let (a, b) = (p.capacity, d.capacity);
             // Where a model has windows, the number of sequences decides on the size of their cache.
             let has_window = p.contract.window > 0;
@@ -49,6 +50,40 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
         }
     }
     found
+}
+
+/// Two nodes between which no KV of a model can pass, so that nothing would ever be handed over.
+fn unequal_models(
+    model: &ModelConfig,
+    (prefill, p): (&str, &ModelReport),
+    (decode, d): (&str, &ModelReport),
+) -> Option<String> {
+    let may_differ = model.mixed_quantisation && p.contract.quantisation != d.contract.quantisation;
+    let is_quantisation = |field: &str| ["quantisation", "weights"].contains(&field);
+    let fields = p.contract.fields().into_iter().zip(d.contract.fields());
+    let (field, ours, theirs) = fields
+        .map(|((field, ours), (_, theirs))| (field, ours, theirs))
+        .find(|(field, ours, theirs)| ours != theirs && !(may_differ && is_quantisation(field)))?;
+    Some(format!(
+        "nodes `{prefill}` and `{decode}` hold different models as `{}`, so that `{prefill}` cannot prefill for \
+         `{decode}`: contract field `{field}` is {ours} on `{prefill}` and {theirs} on `{decode}`; give both the \
+         same file",
+        model.name
+    ))
+}
+
+/// A node that could not compute a chunk of the configured size.
+fn unfit_chunk(config: &Config, node: &NodeReport, model: &ModelReport) -> Option<String> {
+    let (chunk, c) = (config.chunk, model.capacity);
+    if chunk <= c.prefill_tokens && chunk.is_multiple_of(c.microbatch_tokens.max(1)) {
+        return None;
+    }
+    Some(format!(
+        "node `{}` at {} computes chunks of `{}` of at most {} tokens, in multiples of {}, and `chunk` of the \
+         configuration is {chunk}: every request would be refused; start it with --chunk {chunk} and an --ubatch \
+         that divides it, or change `chunk`",
+        node.name, node.address, model.name, c.prefill_tokens, c.microbatch_tokens
+    ))
 }
 
 fn unreachable(config: &Config, node: &NodeReport, reason: &str, tls: bool) -> String {
@@ -110,7 +145,12 @@ fn mismatches(config: &Config, node: &NodeReport) -> Vec<String> {
             }
         }
         let used = listed(&model.prefill) || listed(&model.decode);
-        if used && !node.models.iter().any(|m| m.name == model.name) {
+        let held = node.models.iter().find(|m| m.name == model.name);
+        found.extend(
+            held.filter(|_| used)
+                .and_then(|m| unfit_chunk(config, node, m)),
+        );
+        if used && held.is_none() {
             found.push(format!(
                 "node `{}` at {} does not hold model `{name}`: start it with --model {name}=PATH, or take it \
                  out of the lists of `{name}`",
@@ -125,7 +165,7 @@ fn mismatches(config: &Config, node: &NodeReport) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tandem_coordinator::{ModelReport, NodeConfig};
+    use tandem_coordinator::NodeConfig;
     use tandem_proto::Capacity;
 
     use super::*;
@@ -229,6 +269,47 @@ mod tests {
             ("studio.local:7001", "IP:7001"),
         ] {
             assert_eq!(listen(address), expected);
+        }
+    }
+
+    #[test]
+    fn different_models_under_one_name_are_told() {
+        let mut nodes = list(vec![
+            report("p", Role::Prefill, held(0, 512, 4)),
+            report("d", Role::Decode, held(0, 512, 4)),
+        ]);
+        nodes.data[0].models[0].contract.quantisation = "q8_0".into();
+        nodes.data[1].models[0].contract.quantisation = "f16".into();
+        let mut config = config(&["p"], &["d"]);
+        let found = problems(&config, &nodes, true);
+        assert_eq!(found.len(), 1, "{found:?}");
+        for part in [
+            "`p` and `d` hold different models as `code`",
+            "`quantisation` is q8_0 on `p` and f16 on `d`",
+        ] {
+            assert!(found[0].contains(part), "{found:?}");
+        }
+        config.models[0].mixed_quantisation = true;
+        assert_eq!(problems(&config, &nodes, true), Vec::<String>::new());
+        nodes.data[0].models[0].contract.tokenizer = "other".into();
+        assert!(problems(&config, &nodes, true)[0].contains("`tokenizer`"));
+    }
+
+    #[test]
+    fn chunks_that_a_node_cannot_compute_are_told() {
+        let nodes = list(vec![report("b", Role::Both, held(0, 256, 4))]);
+        let mut config = config(&[], &["b"]);
+        for (chunk, fits) in [(256, true), (512, true), (1024, false), (300, false)] {
+            config.chunk = chunk;
+            let found = problems(&config, &nodes, true);
+            assert_eq!(found.is_empty(), fits, "{chunk}: {found:?}");
+            if let Some(told) = found.first() {
+                let wanted = format!("--chunk {chunk}");
+                assert!(
+                    told.contains(&wanted) && told.contains("at most 512 tokens"),
+                    "{told}"
+                );
+            }
         }
     }
 

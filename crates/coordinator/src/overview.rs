@@ -109,6 +109,27 @@ pub struct ContractSummary {
     pub layers: usize,
 }
 
+impl ContractSummary {
+    /// Names and values, those first that tell most of why two models differ.
+    #[must_use]
+    pub fn fields(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("architecture", self.architecture.clone()),
+            ("layers", self.layers.to_string()),
+            ("window", self.window.to_string()),
+            ("tokenizer", self.tokenizer.clone()),
+            ("rope", self.rope.clone()),
+            ("rotation", self.rotation.clone()),
+            ("engine", self.engine.clone()),
+            ("layout_version", self.layout_version.to_string()),
+            ("key_type", format!("{:?}", self.key_type)),
+            ("value_type", format!("{:?}", self.value_type)),
+            ("quantisation", self.quantisation.clone()),
+            ("weights", self.weights.clone()),
+        ]
+    }
+}
+
 impl From<&Contract> for ContractSummary {
     fn from(c: &Contract) -> Self {
         Self {

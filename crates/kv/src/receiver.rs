@@ -105,6 +105,8 @@ pub struct Arrived {
     pub block: KvBlock,
     /// The codec it came with; the lossiest one if there were several.
     pub codec: Codec,
+    /// Bytes of its segments on the wire, with headers.
+    pub wire_bytes: u64,
 }
 
 /// What a frame led to.
@@ -583,13 +585,19 @@ impl Receiver {
     /// Rows of the window wait for the rest of it outside of the credit. A block is small enough to be copied
     /// while others wait for this handoff.
     fn keep_window(&mut self, part: Arrived) {
-        let Arrived { block, codec } = part;
+        let Arrived {
+            block,
+            codec,
+            wire_bytes,
+        } = part;
         let whole = self.contract.window_start(self.kv_end)..self.kv_end;
         let window = self.window.get_or_insert_with(|| Arrived {
             block: KvBlock::with_room(&self.contract, Section::Window, &whole),
             codec,
+            wire_bytes: 0,
         });
         window.block.append(&block);
+        window.wire_bytes += wire_bytes;
         if codec.wire() > window.codec.wire() {
             window.codec = codec;
         }

@@ -18,4 +18,4 @@ pub mod layout;
 mod tap;
 pub mod vocabulary;
 
-pub use engine::{LlamaEngine, LlamaError, LlamaOptions};
+pub use engine::{LlamaEngine, LlamaError, LlamaOptions, MAX_SEQUENCES};

@@ -31,12 +31,21 @@ pub struct Admission {
     pub place: OwnedSemaphorePermit,
 }
 
+/// How a block came.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// The codec; `None` for exact rows of this node.
+    pub codec: Option<Codec>,
+    /// Bytes on the wire; none for rows of this node.
+    pub wire_bytes: u64,
+}
+
 /// Who brings a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// A handoff: blocks of the sender in this codec, and pages of this node that come before them, exact ones or
     /// such as came in a lossy codec.
-    Handoff(Option<Codec>),
+    Handoff(Carried),
     /// Pages of this node alone.
     Pages,
 }

@@ -83,7 +83,8 @@ pub enum RunError {
 
 /// Runs a node until `shutdown` completes.
 ///
-/// `listener` takes the control API, `handoff` takes KV in (used by nodes that decode).
+/// `listener` takes the control API, `handoff` takes KV in (used by nodes that decode). `ready` is called once
+/// nothing more can keep it from serving.
 ///
 /// # Errors
 /// If a model cannot be served or a listener fails.
@@ -92,6 +93,7 @@ pub async fn run(
     handoff: TcpListener,
     config: NodeConfig,
     models: Vec<(String, Box<dyn KvEngine>)>,
+    ready: impl FnOnce() + Send,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), RunError> {
     let handoff_address = handoff.local_addr()?;
@@ -139,6 +141,7 @@ pub async fn run(
         }
     });
     let (told, asked) = oneshot::channel();
+    ready();
     let serving = tandem_identity::serve(
         Entrance::Cluster(control),
         api::router(Arc::clone(&node)),

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 use tandem_identity::PeerId;
-use tandem_kv::codec::Codec;
 use tandem_kv::receiver::Expectation;
 use tandem_kv::{KvBlock, permit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
@@ -15,7 +14,7 @@ use tokio::time::sleep_until;
 use crate::conversation::HandBack;
 use crate::handoffs::secret;
 use crate::held::Keep;
-use crate::job::{Command, HandedOver, JobId, Lost, Origin, Told};
+use crate::job::{Carried, Command, HandedOver, JobId, Lost, Origin, Told};
 use crate::model::{Model, Turn};
 
 /// Where KV goes.
@@ -48,12 +47,12 @@ impl Target {
         &self,
         turn: &Turn,
         block: Arc<KvBlock>,
-        codec: Option<Codec>,
+        carried: Carried,
     ) -> Result<(), String> {
         let Self::Sequence { model, job } = self else {
             return Ok(());
         };
-        let origin = Origin::Handoff(codec);
+        let origin = Origin::Handoff(carried);
         model.apply_in_turn(turn, *job, origin, block).await
     }
 }

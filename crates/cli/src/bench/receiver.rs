@@ -106,7 +106,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let engine: Box<dyn KvEngine> = Box::new(engine);
     let models = vec![(MODEL.to_owned(), engine)];
     let stopped = stop.clone().cancelled_owned();
-    let node = tandem_node::run(listener, handoff, config(security), models, stopped);
+    let node = tandem_node::run(listener, handoff, config(security), models, || {}, stopped);
     let node = tokio::spawn(node);
     let sink = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let ready = Ready {

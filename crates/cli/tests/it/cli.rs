@@ -82,9 +82,10 @@ fn bad_arguments_are_refused_with_the_mend() {
         ),
         (
             with(&["--chunk", "100", "--ubatch", "64"]),
-            vec!["chunk", "multiple"],
+            vec!["--chunk is 100", "--ubatch is 64", "multiple"],
         ),
-        (with(&["--slots", "0"]), vec!["sequences"]),
+        (with(&["--slots", "0"]), vec!["--slots", "1..="]),
+        (with(&["--threads", "0"]), vec!["--threads", "1..=512"]),
         (
             with(&["--handoff", "192.0.2.1:1"]),
             vec!["--handoff", "192.0.2.1:1"],

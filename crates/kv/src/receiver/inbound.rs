@@ -23,6 +23,7 @@ struct Staged {
     /// Next token of that layer.
     token_at: u32,
     codec: Codec,
+    wire_bytes: u64,
     digest: BlockDigest,
 }
 
@@ -287,7 +288,9 @@ impl Inbound {
         };
         staged.digest.add(header);
         receiver.raw_bytes += u64::from(header.raw_len);
-        receiver.wire_bytes += u64::from(header.payload_len) + crate::frame::HEADER_BYTES as u64;
+        let wire_bytes = u64::from(header.payload_len) + crate::frame::HEADER_BYTES as u64;
+        receiver.wire_bytes += wire_bytes;
+        staged.wire_bytes += wire_bytes;
         if pending.codec.wire() > staged.codec.wire() {
             staged.codec = pending.codec;
         }
@@ -306,6 +309,7 @@ impl Inbound {
         let arrived = Arrived {
             block: staged.block,
             codec: staged.codec,
+            wire_bytes: staged.wire_bytes,
         };
         receiver.whole(arrived, staged.digest)
     }
@@ -336,6 +340,7 @@ impl Receiver {
             layer_at: 0,
             token_at: header.block_start,
             codec: Codec::Raw,
+            wire_bytes: 0,
             digest: BlockDigest::default(),
         })
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use tandem_identity::{ReadHalf, WriteHalf};
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
 use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
@@ -22,7 +23,7 @@ use crate::coming::{Bringing, Claim, Coming};
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
-use crate::job::{HandedOver, Lost, Told};
+use crate::job::{Carried, HandedOver, Lost, Told};
 use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, STREAMS};
 use crate::model::Turn;
 use crate::tickets::{Permitted, Target};
@@ -98,6 +99,14 @@ async fn beating<T>(
         }
         let beat = encode_frame(Header::control(Kind::Beat, handoff, 0), &[]);
         write_frame(write, &beat, limits.handoff_silence).await?;
+    }
+}
+
+/// A page of this node, whose rows may have come in a lossy codec.
+const fn of_page(codec: Option<Codec>) -> Carried {
+    Carried {
+        codec,
+        wire_bytes: 0,
     }
 }
 
@@ -268,7 +277,7 @@ impl Pump {
                 let applied = self
                     .permitted
                     .target
-                    .apply(&self.turn, Arc::new(block), codec)
+                    .apply(&self.turn, Arc::new(block), of_page(codec))
                     .await;
                 applied.map_err(Fault::Over)?;
                 have = end;
@@ -480,8 +489,17 @@ impl Pump {
         };
         loop {
             let next = lock(&receiver).next_block();
-            let Some(Arrived { block, codec }) = next else {
+            let Some(arrived) = next else {
                 return;
+            };
+            let Arrived {
+                block,
+                codec,
+                wire_bytes,
+            } = arrived;
+            let carried = Carried {
+                codec: Some(codec),
+                wire_bytes,
             };
             let block = Arc::new(block);
             let permitted = self.permitted.clone();
@@ -494,9 +512,7 @@ impl Pump {
             };
             let (turn, keepers) = (Arc::clone(&self.turn), Arc::clone(&self.keepers));
             self.applying.push_back(Box::pin(async move {
-                let applying = permitted
-                    .target
-                    .apply(&turn, Arc::clone(&block), Some(codec));
+                let applying = permitted.target.apply(&turn, Arc::clone(&block), carried);
                 let keeping = async {
                     // It is never closed.
                     let _one = keepers.acquire().await;

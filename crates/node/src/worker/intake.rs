@@ -4,14 +4,13 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use tandem_kv::Section;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_proto::{GenerateEvent, ParityAction, ParityReport};
 
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};
-use crate::job::{HandedOver, JobId, Lost, Origin, Told};
+use crate::job::{Carried, HandedOver, JobId, Lost, Origin, Told};
 use crate::limits::MAX_SLICE_BYTES;
 
 impl Worker {
@@ -63,14 +62,16 @@ impl Worker {
         let result = self.engine.import_part(job.sequence, block, part.clone());
         if let Work::Generate(g) = &mut job.work {
             g.summary.apply_ms += milliseconds(start);
-            if let (Origin::Handoff(codec), Ok(())) = (apply.origin, &result) {
-                g.summary.codec = g.summary.codec.max(codec);
-            }
-            let whole = part.end == block.tokens.end;
-            let is_page =
-                block.section == Section::Full && block.tokens.end <= g.summary.cached_tokens;
-            if result.is_ok() && whole && !is_page && matches!(g.stage, Stage::Receiving) {
+            let carried = match apply.origin {
+                Origin::Handoff(carried) if result.is_ok() => carried,
+                _ => Carried::default(),
+            };
+            g.summary.codec = g.summary.codec.max(carried.codec);
+            // Pages have none on the wire.
+            let is_whole = part.end == block.tokens.end && carried.wire_bytes > 0;
+            if is_whole && matches!(g.stage, Stage::Receiving) {
                 g.summary.handoff_bytes += block.bytes();
+                g.summary.wire_bytes += carried.wire_bytes;
             }
         }
         result.map_err(|e| e.to_string())

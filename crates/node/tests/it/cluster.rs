@@ -152,7 +152,8 @@ impl Setup {
             let shutdown = async move {
                 let _ = stopped.await;
             };
-            let ended = tandem_node::run(control, handoff, node_config, models, shutdown).await;
+            let ended =
+                tandem_node::run(control, handoff, node_config, models, || {}, shutdown).await;
             // One that is mortal may end with an error, which `fault` tells.
             assert!(self.mortal || ended.is_ok(), "{ended:?}");
             ended

@@ -185,6 +185,7 @@ async fn an_engine_thread_that_panics_ends_the_node_with_an_error() {
         handoff,
         node_config,
         models,
+        || {},
         std::future::pending(),
     ));
     let body = request(&prompt(5), PrefillMode::Local, chunk);

@@ -13,7 +13,7 @@ use tandem_kv::receipt::ParityBound;
 use tandem_kv::{KvBlock, Section};
 use tandem_node::held::Keep;
 use tandem_node::job::{
-    Command, GenerateJob, HandedOver, JobId, Origin, Parity, PrefillJob, Source,
+    Carried, Command, GenerateJob, HandedOver, JobId, Origin, Parity, PrefillJob, Source,
 };
 use tandem_node::limits::{
     MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS, STREAMS,
@@ -171,7 +171,7 @@ async fn seeding(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<G
 
 async fn apply(model: &Model, id: JobId, block: &Arc<KvBlock>) -> Result<(), String> {
     model
-        .apply(id, Origin::Handoff(None), Arc::clone(block))
+        .apply(id, Origin::Handoff(Carried::default()), Arc::clone(block))
         .await
 }
 

@@ -202,6 +202,12 @@ async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
         // What came is kept; a model with windows starts over.
         let kept = if config.window == 0 { chunk * 2 } else { 0 };
         assert_eq!(answer.summary.remote_tokens, kept);
+        // What came is told, whatever was made of it: rows, and headers of the two blocks' segments.
+        let (rows, wire) = (answer.summary.handoff_bytes, answer.summary.wire_bytes);
+        assert!(
+            rows > 0 && wire > rows && wire < rows + 8 * 64,
+            "{rows} {wire}"
+        );
         // After 50, 100 and 200 ms at most.
         assert!(proxy.refused() <= 3, "{}", proxy.refused());
         decode.clean().await;

@@ -34,7 +34,15 @@ async fn start(security: Security) -> Node {
         let shutdown = async move {
             let _ = stopped.await;
         };
-        tandem_node::run(listener, handoff, config(security), models(), shutdown).await
+        tandem_node::run(
+            listener,
+            handoff,
+            config(security),
+            models(),
+            || {},
+            shutdown,
+        )
+        .await
     });
     Node {
         address,
@@ -215,7 +223,7 @@ async fn without_tls_a_node_that_others_reach_does_not_start() {
         let handoff = TcpListener::bind(handoff).await.unwrap();
         let shutdown = std::future::pending();
         let config = config(Security::Plaintext);
-        let running = tandem_node::run(control, handoff, config, models(), shutdown);
+        let running = tandem_node::run(control, handoff, config, models(), || {}, shutdown);
         let ended = tokio::time::timeout(PATIENCE, running).await.unwrap();
         assert!(matches!(ended, Err(RunError::Security(_))), "{ended:?}");
     }
