@@ -1,11 +1,11 @@
 //! A coordinator inside this process.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList};
-use tandem_identity::Security;
+use tandem_identity::{Public, Security};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,9 @@ const END: Duration = Duration::from_secs(10);
 /// A running coordinator. Dropping it tells it to stop.
 pub struct Coordinator {
     address: SocketAddr,
+    /// Where this process asks it.
+    own: SocketAddr,
+    public: Public,
     tls: bool,
     http: reqwest::Client,
     stop: CancellationToken,
@@ -27,43 +30,62 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts a coordinator on `address`; port 0 takes any free one. It speaks to the nodes with
-    /// `security`.
+    /// Starts a coordinator on `address`, where clients come as `public` says; port 0 takes any free one. It speaks
+    /// to the nodes with `security`.
     ///
     /// # Errors
-    /// If the address cannot be used, or a node's address needs TLS and there is none.
+    /// If the address cannot be used, or it or a node's address needs TLS and there is none.
     pub async fn start(
         address: SocketAddr,
+        public: Public,
         config: Config,
         security: Security,
     ) -> anyhow::Result<Self> {
         config
             .check_security(&security)
             .map_err(|e| config::in_file_words(&e))?;
+        public.check_listen(address).context("`listen`")?;
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("`listen`: cannot listen on {address}; choose an address of this machine and a free port")
         })?;
         let address = listener.local_addr()?;
+        let mut listeners = vec![(listener, public.clone())];
+        let mut own = address;
+        if public.is_tls() {
+            // Its certificate is for the names that clients use.
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            own = listener.local_addr()?;
+            listeners.push((listener, Public::plaintext()));
+        }
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         Ok(Self {
             address,
+            own,
+            public,
             tls: security.is_tls(),
             // Prompts stay on the way that the configuration names: no proxy.
             http: reqwest::Client::builder().no_proxy().build()?,
-            task: tokio::spawn(tandem_coordinator::run(listener, config, security, stopped)),
+            task: tokio::spawn(tandem_coordinator::run(
+                listeners, config, security, stopped,
+            )),
             stop,
         })
     }
 
-    /// `http://…/v1`, where clients of the OpenAI API go.
+    /// `http://…/v1`, where this process asks it.
     pub fn base_url(&self) -> String {
-        format!("http://{}/v1", self.address)
+        format!("http://{}/v1", self.own)
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Where clients go.
+    pub fn url(&self) -> String {
+        let scheme = if self.public.is_tls() {
+            "https"
+        } else {
+            "http"
+        };
+        format!("{scheme}://{}", self.address)
     }
 
     /// True if it speaks to the nodes with TLS.
@@ -96,7 +118,7 @@ impl Coordinator {
     /// # Errors
     /// If the coordinator does not answer.
     pub async fn unavailable(&self) -> anyhow::Result<Vec<String>> {
-        let request = self.http.get(format!("http://{}/health", self.address));
+        let request = self.http.get(format!("http://{}/health", self.own));
         let report: HealthReport = answer(request).await?.1;
         Ok(report.reasons)
     }

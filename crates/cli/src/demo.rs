@@ -21,7 +21,7 @@ use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_grading::{
     Graded, GradingConfig, JobConfig, Rubric, Submission, grade, load_submissions, write_results,
 };
-use tandem_identity::Security;
+use tandem_identity::{Public, Security};
 use tandem_openai::RouteChoice;
 use tandem_proto::Role;
 
@@ -127,7 +127,13 @@ async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodePro
 async fn run(nodes: &[NodeProcess], task: &Task) -> anyhow::Result<Outcome> {
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let config = config(nodes);
-    let mut coordinator = Coordinator::start(any_port, config.clone(), Security::Plaintext).await?;
+    let mut coordinator = Coordinator::start(
+        any_port,
+        Public::plaintext(),
+        config.clone(),
+        Security::Plaintext,
+    )
+    .await?;
     let mut faults = nodes::problems(&config, &coordinator.nodes().await?, false);
     faults.extend(coordinator.unavailable().await?);
     if !faults.is_empty() {

@@ -11,6 +11,7 @@ use tandem_grading::{
     Graded, GradingConfig, Progress, Rubric, Status, Submission, grade, load_submissions,
     write_results,
 };
+use tandem_identity::Public;
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
@@ -53,8 +54,13 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let rubric = Rubric::load(&arguments.rubric)?;
     let submissions = load_submissions(&arguments.submissions)?;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let mut coordinator =
-        Coordinator::start(any_port, config.coordinator.clone(), security).await?;
+    let mut coordinator = Coordinator::start(
+        any_port,
+        Public::plaintext(),
+        config.coordinator.clone(),
+        security,
+    )
+    .await?;
     let mut settings = GradingConfig::new(
         coordinator.base_url(),
         jobs.code_analysis.clone(),

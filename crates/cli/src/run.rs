@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use eventsource_stream::Eventsource;
 use futures_util::StreamExt;
+use tandem_identity::Public;
 use tandem_openai::{
     ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, Message, ResponseFormat, Role,
     RouteChoice, Sampling, StreamOptions, TandemInfo, TandemOptions,
@@ -92,8 +93,13 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let prompt = read_prompt(&arguments)?;
     let request = request(&arguments, model, prompt);
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let mut coordinator =
-        Coordinator::start(any_port, config.coordinator.clone(), security).await?;
+    let mut coordinator = Coordinator::start(
+        any_port,
+        Public::plaintext(),
+        config.coordinator.clone(),
+        security,
+    )
+    .await?;
     tokio::select! {
         result = answer(&mut coordinator, &config, &request) => result?,
         () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),

@@ -1,9 +1,11 @@
 //! `tandem serve`: the coordinator.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use tandem_identity::Public;
 
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
@@ -20,6 +22,12 @@ pub struct Arguments {
     /// Where to listen instead of the configuration's `listen`; port 0 takes any free one.
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
+    /// Certificate that clients are shown, and its chain after it, PEM. Needed where other machines reach `listen`.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
 }
 
 /// Serves until told to stop. Nodes that are not there yet are named and may come later.
@@ -30,7 +38,12 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let config = arguments.config.load()?;
     let security = arguments.security.security(environment)?;
     let listen = arguments.listen.unwrap_or(config.listen);
-    let mut coordinator = Coordinator::start(listen, config.coordinator.clone(), security).await?;
+    let public = match (&arguments.tls_cert, &arguments.tls_key) {
+        (Some(certificate), Some(key)) => Public::tls(certificate, key)?,
+        _ => Public::plaintext(),
+    };
+    let nodes = config.coordinator.clone();
+    let mut coordinator = Coordinator::start(listen, public, nodes, security).await?;
     tokio::select! {
         result = serve(&mut coordinator, &config) => result?,
         () = shutdown::signal() => coordinator.stop().await?,
@@ -47,6 +60,6 @@ async fn serve(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result
     for warning in config.warnings.iter().chain(&found) {
         eprintln!("tandem: warning: {warning}");
     }
-    output::print(&format!("ready http://{}", coordinator.address()))?;
+    output::print(&format!("ready {}", coordinator.url()))?;
     coordinator.failed().await
 }

@@ -1,5 +1,7 @@
 //! Why the coordinator does not run.
 
+use tandem_identity::LinkError;
+
 /// A key of the configuration that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{key}` {problem}")]
@@ -16,4 +18,7 @@ pub enum CoordinatorError {
     /// The configuration cannot be used.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
+    /// A listener cannot be used as it is meant to be.
+    #[error("the listener cannot be used: {0}")]
+    Listener(#[from] LinkError),
 }

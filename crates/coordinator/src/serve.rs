@@ -3,9 +3,11 @@
 use std::future::Future;
 use std::hash::RandomState;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
-use tandem_identity::{Bounds, Entrance, Security};
+use tandem_identity::{Bounds, Gate, Public, Security};
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -23,21 +25,22 @@ use crate::limits::MAX_CONNECTIONS;
 use crate::pairs::Pairs;
 use crate::poll::poll;
 
-/// Serves the public API on `listener` until `shutdown` completes, and speaks to the nodes with
+/// Serves the public API on each of `listeners` until `shutdown` completes, and speaks to the nodes with
 /// `security`. Connections are accepted as
 /// soon as every node has told its status or failed to. After `shutdown` open answers may go on
 /// for [`crate::Limits::shutdown`], then they end with an error.
 ///
 /// # Errors
-/// If the configuration cannot be used.
+/// If the configuration cannot be used, or a listener needs TLS and has none.
 pub async fn run(
-    listener: TcpListener,
+    listeners: Vec<(TcpListener, Public)>,
     config: Config,
     security: Security,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), CoordinatorError> {
     config.validate()?;
     config.check_security(&security)?;
+    let gates = gates(listeners, config.limits.connect)?;
     let calls = Calls::new(security, config.identities(), config.limits);
     let models = config.models.iter().map(|m| m.name.clone()).collect();
     let (cluster, owner) = cluster(Scheduler::new(config.topology()), models);
@@ -59,10 +62,9 @@ pub async fn run(
         stop: stop.clone(),
     });
     let told = CancellationToken::new();
-    let tell = told.clone();
-    let graceful = async move {
+    let telling = async {
         shutdown.await;
-        tell.cancel();
+        told.cancel();
     };
     let bounds = Bounds {
         connections: MAX_CONNECTIONS,
@@ -71,8 +73,12 @@ pub async fn run(
         unread,
         bodies: MAX_BODIES_BYTES,
     };
-    let entrance = Entrance::Anyone(listener);
-    let serving = tandem_identity::serve(entrance, router(service), bounds, graceful);
+    let app = router(service);
+    let serving = join_all(gates.into_iter().map(|gate| {
+        let stop = told.clone().cancelled_owned();
+        tandem_identity::serve(gate, app.clone(), bounds, stop)
+    }));
+    let serving = async { tokio::join!(serving, telling) };
     let ending = async {
         told.cancelled().await;
         tokio::time::sleep(limit).await;
@@ -81,10 +87,19 @@ pub async fn run(
         tokio::time::sleep(limit).await;
     };
     tokio::select! {
-        () = serving => {}
+        _ = serving => {}
         () = ending => {}
     }
     Ok(())
+}
+
+fn gates(
+    listeners: Vec<(TcpListener, Public)>,
+    limit: Duration,
+) -> Result<Vec<Gate>, CoordinatorError> {
+    let open = |(listener, public)| Gate::public(listener, public, limit);
+    let gates: Result<Vec<Gate>, _> = listeners.into_iter().map(open).collect();
+    Ok(gates?)
 }
 
 /// Starts the pollers and waits for the first result of each.

@@ -10,6 +10,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::limits::{ACCEPT_RETRY, MAX_HANDSHAKES, MAX_LINKS_WAITING};
 use crate::link::Link;
+use crate::public::Public;
 use crate::security::{LinkError, Security};
 
 /// Takes connections and shakes hands with each in a task of its own, so that a peer that says
@@ -32,10 +33,28 @@ impl Gate {
         security: Security,
         limit: Duration,
     ) -> Result<Self, LinkError> {
+        security.check_listen(listener.local_addr()?)?;
+        Self::taking(listener, Hands::Cluster(security), limit)
+    }
+
+    /// The same for whoever comes.
+    ///
+    /// # Errors
+    /// [`LinkError::PublicPlaintext`] if there is no certificate where TLS is needed, or if the listener has no
+    /// address.
+    pub fn public(
+        listener: TcpListener,
+        public: Public,
+        limit: Duration,
+    ) -> Result<Self, LinkError> {
+        public.check_listen(listener.local_addr()?)?;
+        Self::taking(listener, Hands::Public(public), limit)
+    }
+
+    fn taking(listener: TcpListener, hands: Hands, limit: Duration) -> Result<Self, LinkError> {
         let address = listener.local_addr()?;
-        security.check_listen(address)?;
         let (taken, links) = mpsc::channel(MAX_LINKS_WAITING);
-        let accepting = tokio::spawn(accept(listener, security, limit, taken));
+        let accepting = tokio::spawn(accept(listener, hands, limit, taken));
         Ok(Self {
             links,
             address,
@@ -91,9 +110,16 @@ impl Drop for Shaking {
     }
 }
 
+/// Who may connect, and how.
+#[derive(Debug, Clone)]
+enum Hands {
+    Cluster(Security),
+    Public(Public),
+}
+
 async fn accept(
     listener: TcpListener,
-    security: Security,
+    hands: Hands,
     limit: Duration,
     taken: mpsc::Sender<(Link, SocketAddr)>,
 ) {
@@ -101,8 +127,8 @@ async fn accept(
     loop {
         match listener.accept().await {
             Ok((tcp, from)) => {
-                let (security, taken) = (security.clone(), taken.clone());
-                let task = tokio::spawn(shake(tcp, from, security, limit, taken));
+                let (hands, taken) = (hands.clone(), taken.clone());
+                let task = tokio::spawn(shake(tcp, from, hands, limit, taken));
                 shaking.add(task.abort_handle());
             }
             Err(error) => {
@@ -116,11 +142,15 @@ async fn accept(
 async fn shake(
     tcp: TcpStream,
     from: SocketAddr,
-    security: Security,
+    hands: Hands,
     limit: Duration,
     taken: mpsc::Sender<(Link, SocketAddr)>,
 ) {
-    match security.accept(tcp, limit).await {
+    let shaken = match hands {
+        Hands::Cluster(security) => security.accept(tcp, limit).await,
+        Hands::Public(public) => public.accept(tcp, limit).await,
+    };
+    match shaken {
         // If nobody takes it any more, it is closed.
         Ok(link) => drop(taken.send((link, from)).await),
         Err(reason) => tracing::warn!(%from, %reason, "connection refused"),

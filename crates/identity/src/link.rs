@@ -55,6 +55,14 @@ impl Link {
         }
     }
 
+    /// With TLS, and a peer that shows no certificate.
+    pub(crate) fn anonymous(stream: Tls) -> Self {
+        Self {
+            stream: Stream::Tls(Box::new(stream)),
+            peer: None,
+        }
+    }
+
     pub(crate) fn tls(stream: Tls, peer: PeerId) -> Self {
         Self {
             stream: Stream::Tls(Box::new(stream)),

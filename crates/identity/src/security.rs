@@ -35,6 +35,12 @@ pub enum LinkError {
          --plaintext out"
     )]
     PlaintextElsewhere(String),
+    /// No TLS for clients, and not on one machine.
+    #[error(
+        "{0} is reached from other machines, and without TLS prompts and answers would be read on the way: give \
+         --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy that speaks TLS"
+    )]
+    PublicPlaintext(SocketAddr),
     /// The name has no address.
     #[error("the address of {address} cannot be found: {source}")]
     Resolve {
@@ -192,11 +198,11 @@ impl Security {
 }
 
 /// True for addresses that only this machine reaches, also if they are IPv4 written as IPv6.
-fn is_loopback(ip: IpAddr) -> bool {
+pub(crate) fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-fn handshake(error: &io::Error) -> LinkError {
+pub(crate) fn handshake(error: &io::Error) -> LinkError {
     LinkError::Handshake(explain(error).unwrap_or_else(|| match error.kind() {
         io::ErrorKind::UnexpectedEof => "it closed the connection during the handshake".to_owned(),
         _ => error.to_string(),

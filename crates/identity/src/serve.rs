@@ -19,7 +19,6 @@ use hyper::service::Service;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Sleep, sleep};
@@ -27,35 +26,8 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::PollSemaphore;
 
 use crate::gate::Gate;
-use crate::limits::{ACCEPT_RETRY, HTTP_BUFFER, MAKE_ROOM};
+use crate::limits::{HTTP_BUFFER, MAKE_ROOM};
 use crate::link::Link;
-
-/// Where connections come from.
-#[derive(Debug)]
-pub enum Entrance {
-    /// Machines of the cluster.
-    Cluster(Gate),
-    /// Whoever reaches the address, without TLS.
-    Anyone(TcpListener),
-}
-
-impl Entrance {
-    /// Safe to drop and call again.
-    async fn next(&mut self) -> Link {
-        match self {
-            Self::Cluster(gate) => gate.next().await.0,
-            Self::Anyone(listener) => loop {
-                match listener.accept().await {
-                    Ok((tcp, _)) => return Link::plain(tcp),
-                    Err(error) => {
-                        tracing::error!(%error, "cannot take a connection");
-                        tokio::time::sleep(ACCEPT_RETRY).await;
-                    }
-                }
-            },
-        }
-    }
-}
 
 /// What the connections of one server may take up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +50,7 @@ pub struct Bounds {
 /// have been; silent connections are closed at once. Dropping it takes no more connections; answers
 /// that have begun go on.
 pub async fn serve<S, B>(
-    mut entrance: Entrance,
+    mut gate: Gate,
     service: S,
     bounds: Bounds,
     shutdown: impl Future<Output = ()>,
@@ -103,7 +75,7 @@ pub async fn serve<S, B>(
     let mut shutdown = pin!(shutdown);
     loop {
         let admitted = async {
-            let link = entrance.next().await;
+            let (link, _) = gate.next().await;
             (link, table.admit(bounds).await)
         };
         let (link, id) = tokio::select! {
@@ -126,7 +98,7 @@ pub async fn serve<S, B>(
         });
         table.started(id, task.abort_handle());
     }
-    drop((entrance, running, open));
+    drop((gate, running, open));
     ended.recv().await;
 }
 

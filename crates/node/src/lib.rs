@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
-use tandem_identity::{Bounds, Entrance, Gate, LinkError, Security};
+use tandem_identity::{Bounds, Gate, LinkError, Security};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -143,7 +143,7 @@ pub async fn run(
     let (told, asked) = oneshot::channel();
     ready();
     let serving = tandem_identity::serve(
-        Entrance::Cluster(control),
+        control,
         api::router(Arc::clone(&node)),
         bounds(node.config.limits),
         stop(shutdown, Arc::clone(&node), told),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use serde_json::{Value, json};
 use tandem_coordinator::{Config, CoordinatorError, ModelConfig, NodeConfig, run};
-use tandem_identity::Security;
+use tandem_identity::{Public, Security};
 use tandem_openai::{ChatCompletion, ErrorBody, TandemInfo};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -52,9 +52,14 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
         let (shutdown, told) = oneshot::channel();
-        let task = tokio::spawn(run(listener, config, security, async {
-            let _ = told.await;
-        }));
+        let task = tokio::spawn(run(
+            vec![(listener, Public::plaintext())],
+            config,
+            security,
+            async {
+                let _ = told.await;
+            },
+        ));
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self {
             base,

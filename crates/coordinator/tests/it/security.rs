@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use tandem_coordinator::{Config, CoordinatorError, run};
 use tandem_identity::limits::MAX_SILENT;
-use tandem_identity::{Authority, PeerId, Security};
+use tandem_identity::{Authority, PeerId, Public, Security};
 use tandem_proto::{PrefillEvent, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -105,12 +105,32 @@ async fn a_node_that_is_not_who_it_should_be_is_not_used() {
 }
 
 #[tokio::test]
+async fn without_tls_only_clients_on_this_machine_are_listened_to() {
+    let d = FakeNode::decode("d", 1).await;
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let listeners = vec![(listener, Public::plaintext())];
+    let security = Security::Plaintext;
+    let running = run(
+        listeners,
+        config(&[], &[&d]),
+        security,
+        std::future::pending(),
+    );
+    match running.await {
+        Err(CoordinatorError::Listener(error)) => {
+            assert!(error.to_string().contains("--tls-cert"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
 async fn without_tls_only_nodes_on_this_machine_are_spoken_to() {
     let d = FakeNode::decode("d", 1).await;
     let start = |config: Config| async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let running = run(
-            listener,
+            vec![(listener, Public::plaintext())],
             config,
             Security::Plaintext,
             std::future::pending(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Frame};
 use hyper::{Request, Response};
-use tandem_identity::{Bounds, Entrance, RequestBody, serve};
+use tandem_identity::{Bounds, Gate, Public, RequestBody, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -105,7 +105,8 @@ impl Server {
         let stopped = async {
             let _ = stopped.await;
         };
-        let serving = serve(Entrance::Anyone(listener), answers.clone(), bounds, stopped);
+        let gate = Gate::public(listener, Public::plaintext(), PATIENCE).unwrap();
+        let serving = serve(gate, answers.clone(), bounds, stopped);
         Self {
             address,
             answers,
