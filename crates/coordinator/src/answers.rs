@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use lru::LruCache;
 use tandem_proto::Prompt;
 
-use crate::limits::{MAX_ANSWER_TOKENS, MAX_RECALLED_TOKENS};
+use crate::limits::{ANSWER_OVERHEAD, MAX_ANSWER_TOKENS, MAX_RECALLED_TOKENS};
 
 /// Answers of chats by tenant, model and text. No text is kept. What was used least recently is forgotten first;
 /// a node looks whether tokens give the text, so that neither a collision nor anything else does harm here.
@@ -43,16 +43,16 @@ impl Answers {
         if text.trim_end().is_empty() || tokens.len() > MAX_ANSWER_TOKENS {
             return;
         }
+        let key = self.key(tenant, model, text);
         let mut guard = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let known = &mut *guard;
-        let key = self.key(tenant, model, text);
-        known.tokens += tokens.len();
+        known.tokens += cost(tokens);
         let before = known.answers.put(key, tokens.to_vec());
-        known.tokens -= before.map_or(0, |tokens| tokens.len());
+        known.tokens -= before.map_or(0, |tokens| cost(&tokens));
         while known.tokens > MAX_ANSWER_TOKENS
             && let Some((_, oldest)) = known.answers.pop_lru()
         {
-            known.tokens -= oldest.len();
+            known.tokens -= cost(&oldest);
         }
     }
 
@@ -62,12 +62,11 @@ impl Answers {
             return;
         };
         let mut left = MAX_RECALLED_TOKENS;
+        let answers = messages.iter_mut().rev().filter(|m| m.role == "assistant");
+        let keyed = answers.map(|m| (self.key(tenant, model, &m.content), m));
+        let keyed: Vec<_> = keyed.collect();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        for message in messages.iter_mut().rev() {
-            if message.role != "assistant" {
-                continue;
-            }
-            let key = self.key(tenant, model, &message.content);
+        for (key, message) in keyed {
             let tokens = known.answers.get(&key);
             if let Some(tokens) = tokens.filter(|tokens| tokens.len() <= left) {
                 left -= tokens.len();
@@ -75,6 +74,11 @@ impl Answers {
             }
         }
     }
+}
+
+/// What remembering an answer takes, in tokens: short ones need more for their place than for themselves.
+const fn cost(tokens: &[u32]) -> usize {
+    tokens.len() + ANSWER_OVERHEAD
 }
 
 #[cfg(test)]
@@ -111,18 +115,19 @@ mod tests {
         // The same text may be generated otherwise; the last time counts.
         answers.learn("a", "m", "because", &[4]);
         assert_eq!(recalled(&answers, "a", "m", "because"), [4]);
-        assert_eq!(answers.known.lock().unwrap().tokens, 1);
+        assert_eq!(answers.known.lock().unwrap().tokens, cost(&[4]));
     }
 
     #[test]
     fn what_is_remembered_and_what_a_request_carries_is_bounded() {
         let answers = Answers::new();
         let part = vec![7; MAX_RECALLED_TOKENS / 2];
-        let all = MAX_ANSWER_TOKENS / part.len() + 2;
+        let all = MAX_ANSWER_TOKENS / cost(&part) + 2;
         for i in 0..all {
             answers.learn("", "m", &i.to_string(), &part);
         }
-        assert_eq!(answers.known.lock().unwrap().tokens, MAX_ANSWER_TOKENS);
+        let kept = answers.known.lock().unwrap().tokens;
+        assert_eq!(kept, MAX_ANSWER_TOKENS / cost(&part) * cost(&part));
         assert!(recalled(&answers, "", "m", "1").is_empty());
         assert_eq!(recalled(&answers, "", "m", "2"), part);
         let turns = (2..all).map(|i| Message::new("assistant", i.to_string()));

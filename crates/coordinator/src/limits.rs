@@ -23,6 +23,8 @@ pub const MAX_PIECES: usize = 64;
 pub const MAX_DROPPED_BYTES: usize = 64 << 20;
 /// Tokens of answers that are remembered, so that they are the same tokens in the next turn.
 pub const MAX_ANSWER_TOKENS: usize = 4 << 20;
+/// What the place of one of these answers takes, in tokens of four bytes.
+pub const ANSWER_OVERHEAD: usize = 32;
 /// Such tokens in one request, which has to fit a node's limit.
 pub const MAX_RECALLED_TOKENS: usize = 1 << 20;
 /// Longest refusal of a node, in bytes.

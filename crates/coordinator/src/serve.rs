@@ -5,9 +5,8 @@ use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
-use tandem_identity::{Bounds, Gate, Public, Security};
+use tandem_identity::{Bounds, Gate, LinkError, Public, Security};
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -40,7 +39,9 @@ pub async fn run(
 ) -> Result<(), CoordinatorError> {
     config.validate()?;
     config.check_security(&security)?;
-    let gates = gates(listeners, config.limits.connect)?;
+    for (listener, public) in &listeners {
+        public.check_listen(listener.local_addr().map_err(LinkError::from)?)?;
+    }
     let calls = Calls::new(security, config.identities(), config.limits);
     let models = config.models.iter().map(|m| m.name.clone()).collect();
     let (cluster, owner) = cluster(Scheduler::new(config.topology()), models);
@@ -50,6 +51,7 @@ pub async fn run(
     let stop = CancellationToken::new();
     let _stop_on_drop = stop.clone().drop_guard();
     start_polling(&config, &calls, &cluster, &mut tasks).await;
+    let gates = gates(listeners, config.limits.connect)?;
     let (limit, head) = (config.limits.shutdown, config.limits.head);
     let unread = config.limits.client_stall;
     let service = Arc::new(Service {
@@ -73,11 +75,8 @@ pub async fn run(
         unread,
         bodies: MAX_BODIES_BYTES,
     };
-    let app = router(service);
-    let serving = join_all(gates.into_iter().map(|gate| {
-        let stop = told.clone().cancelled_owned();
-        tandem_identity::serve(gate, app.clone(), bounds, stop)
-    }));
+    let stop_serving = told.clone().cancelled_owned();
+    let serving = tandem_identity::serve(gates, router(service), bounds, stop_serving);
     let serving = async { tokio::join!(serving, telling) };
     let ending = async {
         told.cancelled().await;

@@ -49,6 +49,11 @@ impl Arrived {
         Arc::clone(&self.known)
     }
 
+    /// What the socket has taken.
+    pub const fn written(&self) -> u64 {
+        self.written
+    }
+
     /// The socket has taken so many bytes.
     pub const fn wrote(&mut self, bytes: usize) {
         self.written += bytes as u64;

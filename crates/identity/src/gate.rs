@@ -117,6 +117,15 @@ enum Hands {
     Public(Public),
 }
 
+impl Hands {
+    const fn is_plain(&self) -> bool {
+        match self {
+            Self::Cluster(security) => !security.is_tls(),
+            Self::Public(public) => !public.is_tls(),
+        }
+    }
+}
+
 async fn accept(
     listener: TcpListener,
     hands: Hands,
@@ -125,6 +134,10 @@ async fn accept(
 ) {
     let mut shaking = Shaking::default();
     loop {
+        // Without a handshake nothing is gained by taking one before there is room for it.
+        if hands.is_plain() && taken.reserve().await.is_err() {
+            return;
+        }
         match listener.accept().await {
             Ok((tcp, from)) => {
                 let (hands, taken) = (hands.clone(), taken.clone());

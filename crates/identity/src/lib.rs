@@ -31,6 +31,7 @@ mod security;
 mod serve;
 mod tls;
 mod token;
+mod unread;
 
 pub use arrived::Progress;
 pub use authority::{Authority, AuthorityError, JOIN_NAME, NODE_NAME, Validity};

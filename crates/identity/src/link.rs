@@ -82,6 +82,22 @@ impl Link {
         matches!(self.stream, Stream::Tls(_))
     }
 
+    /// Bytes that the socket has taken of what waits in this process; 0 where nothing waits here.
+    pub(crate) fn given(&self) -> u64 {
+        match &self.stream {
+            Stream::Plain(_) => 0,
+            Stream::Tls(tls) => tls.given(),
+        }
+    }
+
+    /// True if something waits in this process to be sent.
+    pub(crate) fn is_behind(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(_) => false,
+            Stream::Tls(tls) => tls.is_behind(),
+        }
+    }
+
     /// The TCP socket below.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {

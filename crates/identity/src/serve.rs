@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::Service;
@@ -22,12 +24,12 @@ use hyper_util::service::TowerToHyperService;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Sleep, sleep};
-use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::PollSemaphore;
 
 use crate::gate::Gate;
 use crate::limits::{HTTP_BUFFER, MAKE_ROOM};
 use crate::link::Link;
+use crate::unread::Unread;
 
 /// What the connections of one server may take up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +52,7 @@ pub struct Bounds {
 /// have been; silent connections are closed at once. Dropping it takes no more connections; answers
 /// that have begun go on.
 pub async fn serve<S, B>(
-    mut gate: Gate,
+    mut gates: Vec<Gate>,
     service: S,
     bounds: Bounds,
     shutdown: impl Future<Output = ()>,
@@ -75,7 +77,7 @@ pub async fn serve<S, B>(
     let mut shutdown = pin!(shutdown);
     loop {
         let admitted = async {
-            let (link, _) = gate.next().await;
+            let link = next(&mut gates).await;
             (link, table.admit(bounds).await)
         };
         let (link, id) = tokio::select! {
@@ -98,8 +100,17 @@ pub async fn serve<S, B>(
         });
         table.started(id, task.abort_handle());
     }
-    drop((gate, running, open));
+    drop((gates, running, open));
     ended.recv().await;
+}
+
+/// The next connection, on any of the gates. Safe to drop and call again.
+async fn next(gates: &mut [Gate]) -> Link {
+    let mut all: FuturesUnordered<_> = gates.iter_mut().map(Gate::next).collect();
+    match all.next().await {
+        Some((link, _)) => link,
+        None => std::future::pending().await,
+    }
 }
 
 /// Answers the requests of one connection, one after the other.
@@ -115,8 +126,7 @@ where
         .header_read_timeout(bounds.head);
     builder.max_buf_size(HTTP_BUFFER);
     // Whoever reads nothing would keep its place and the room of its body for as long as it likes.
-    let mut link = Box::pin(TimeoutStream::new(link));
-    link.as_mut().set_write_timeout_pinned(Some(bounds.unread));
+    let link = Unread::new(link, bounds.unread);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(link), service));
     let result = tokio::select! {
         result = connection.as_mut() => result,

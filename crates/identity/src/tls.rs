@@ -160,6 +160,16 @@ impl Tls {
     }
 
     /// Where a reader says how many bytes of text are known to come.
+    pub(crate) const fn given(&self) -> u64 {
+        self.outgoing.arrived.written()
+    }
+
+    /// True if the socket has not taken all that was encrypted.
+    pub(crate) const fn is_behind(&self) -> bool {
+        self.outgoing.start < self.outgoing.end
+    }
+
+    /// Where a reader says how much it knows to come.
     pub(crate) fn expected(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.expected)
     }

@@ -11,6 +11,7 @@ mod it {
     mod damage;
     mod document;
     mod driver;
+    mod findings;
     mod fuzz;
     mod golden;
     mod headers;

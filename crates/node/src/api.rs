@@ -6,8 +6,8 @@ mod prefill;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -38,7 +38,7 @@ use crate::job::Command;
 use crate::limits::{MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
 use crate::model::Model;
 use crate::pages::PageStore;
-use crate::receive::Decoding;
+use crate::receive::{Decoding, Spare};
 use crate::send::{Choice, Links, Route};
 use crate::tickets::Tickets;
 
@@ -67,8 +67,8 @@ pub struct Node {
     pub receiving: Arc<Semaphore>,
     /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].
     pub staging: Arc<Semaphore>,
-    /// Buffers of the last handoff that was received, for the next one: at most [`tandem_kv::limits::CREDIT_BYTES`].
-    pub spare: Mutex<Vec<Vec<u8>>>,
+    /// Buffers of the last handoff that was received.
+    pub spare: Arc<Spare>,
     /// How fast this node decodes.
     pub decoding: Arc<Decoding>,
     /// Places for complete handoffs that can be confirmed again.
@@ -234,6 +234,7 @@ async fn handoffs(State(node): State<Arc<Node>>) -> Json<HandoffStatus> {
         sending: node.links.going() as u64,
         secrets: node.handoffs.count() as u64,
         staging_bytes: taken(STAGING_UNITS, &node.staging) * STAGING_UNIT,
+        spare_bytes: node.spare.bytes(),
         returns: taken(MAX_RETURNS, &node.returns),
         pages: pages.pages,
         snapshots: pages.snapshots,

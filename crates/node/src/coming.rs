@@ -1,7 +1,6 @@
 //! What is on its way already: requests that begin at the same time and alike wait for the first of them, so
 //! that the beginning which they share is computed once and crosses the wire once.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_identity::PeerId;
@@ -10,9 +9,6 @@ use tokio::sync::watch;
 
 use crate::held::Keep;
 use crate::pages::{Provenance, Wanted};
-
-/// The machine that a handoff comes from.
-pub type Origin = (Option<PeerId>, IpAddr);
 
 /// What a handoff brings and could begin with.
 #[derive(Debug, Clone)]
@@ -25,13 +21,14 @@ pub struct Bringing {
     wanted: Wanted,
     /// Lossy codecs that it allows, from the least lossy on.
     lossy: usize,
-    from: Origin,
+    /// The machine that it comes from, if that is known.
+    from: Option<PeerId>,
 }
 
 impl Bringing {
     /// A handoff of these tokens; `None` if it shares nothing.
     #[must_use]
-    pub fn new(keep: &Keep, tokens: &[u32], from: Origin) -> Option<Self> {
+    pub fn new(keep: &Keep, tokens: &[u32], from: Option<PeerId>) -> Option<Self> {
         let chain = keep.chain(tokens);
         let wanted = keep.wanted().filter(|_| !chain.is_empty())?;
         Some(Self {
@@ -74,7 +71,7 @@ pub struct Coming {
 #[derive(Debug)]
 pub struct Other {
     kept: watch::Receiver<u32>,
-    /// True if it comes from the same machine, which computes it only once anyway.
+    /// True if it is known to come from the same machine, which computes it only once anyway.
     pub is_same_machine: bool,
 }
 
@@ -107,7 +104,7 @@ impl Coming {
         if !anyway && let Some(entry) = all.1.iter().find(brings) {
             return Err(Other {
                 kept: entry.kept.subscribe(),
-                is_same_machine: entry.bringing.from == bringing.from,
+                is_same_machine: bringing.from.is_some() && entry.bringing.from == bringing.from,
             });
         }
         all.0 += 1;
@@ -144,6 +141,29 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.coming.all().1.retain(|e| e.id != self.id);
+    }
+}
+
+/// What a handoff shares with others.
+#[derive(Debug)]
+pub struct Shared {
+    /// What all of them bring.
+    pub coming: Arc<Coming>,
+    /// What this one does; `None` if it shares nothing, or has not begun.
+    pub bringing: Option<Bringing>,
+    /// That it does now.
+    pub claim: Option<Claim>,
+}
+
+impl Shared {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(coming: &Arc<Coming>) -> Self {
+        Self {
+            coming: Arc::clone(coming),
+            bringing: None,
+            claim: None,
+        }
     }
 }
 

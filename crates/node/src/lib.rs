@@ -31,8 +31,8 @@ pub mod wire;
 pub mod worker;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
@@ -119,7 +119,7 @@ pub async fn run(
         going: Arc::default(),
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
-        spare: Mutex::default(),
+        spare: Arc::default(),
         decoding: Arc::default(),
         confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
@@ -143,7 +143,7 @@ pub async fn run(
     let (told, asked) = oneshot::channel();
     ready();
     let serving = tandem_identity::serve(
-        control,
+        vec![control],
         api::router(Arc::clone(&node)),
         bounds(node.config.limits),
         stop(shutdown, Arc::clone(&node), told),

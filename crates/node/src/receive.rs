@@ -6,6 +6,7 @@
 
 mod decoding;
 mod pump;
+mod spare;
 mod stream;
 
 use std::collections::VecDeque;
@@ -28,9 +29,11 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 pub use decoding::Decoding;
+pub use spare::Spare;
 
 use self::pump::Pump;
 use crate::api::Node;
+use crate::coming::Shared;
 use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
 use crate::held::Tail;
 use crate::job::{HandedOver, Lost};
@@ -374,16 +377,16 @@ async fn serve(
         tokens: tokens.into(),
         kv_end,
         names_pages,
-        coming: Arc::clone(&node.coming),
-        claim: None,
+        shared: Shared::new(&node.coming),
         tail: Tail::default(),
         keepers: Arc::new(Semaphore::new(MAX_KEEPERS)),
-        spare: std::mem::take(&mut *spare(node)),
+        spare: node.spare.take(),
         decoding: Arc::clone(&node.decoding),
     };
     let result = pump.run(first).await;
     if let Some(receiver) = &pump.receiver {
-        *spare(node) = lock(receiver).give_back();
+        node.spare
+            .put(lock(receiver).give_back(), node.config.limits.resume);
     }
     pump.end(&result).await;
     // Whether the sender has read the confirmation cannot be known here.
@@ -393,10 +396,6 @@ async fn serve(
         tokio::spawn(pump.confirm(place));
     }
     result
-}
-
-fn spare(node: &Node) -> MutexGuard<'_, Vec<Vec<u8>>> {
-    node.spare.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {

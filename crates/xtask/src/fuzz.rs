@@ -2,7 +2,7 @@
 //!
 //! They are tests of `crates/kv/tests/it/fuzz.rs` and run on stable: `bolero` makes the input.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 
@@ -33,7 +33,12 @@ pub struct FuzzArguments {
 /// # Errors
 /// If there is no such target, or one has found something; its output says what, and the seed.
 pub fn run(root: &Path, arguments: &FuzzArguments) -> anyhow::Result<()> {
-    let targets = targets(root)?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    run_with(&cargo, root, arguments)
+}
+
+fn run_with(cargo: &OsStr, root: &Path, arguments: &FuzzArguments) -> anyhow::Result<()> {
+    let targets = targets(cargo, root)?;
     let chosen: Vec<&String> = match arguments.target.as_deref() {
         None => targets.iter().collect(),
         Some("list") => {
@@ -48,6 +53,7 @@ pub fn run(root: &Path, arguments: &FuzzArguments) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for target in chosen {
         let mut command = tests(
+            cargo,
             root,
             &["--exact", "--nocapture", &format!("{PREFIX}{target}")],
         );
@@ -72,8 +78,7 @@ pub fn run(root: &Path, arguments: &FuzzArguments) -> anyhow::Result<()> {
 }
 
 /// The test program with these arguments.
-fn tests(root: &Path, arguments: &[&str]) -> Command {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+fn tests(cargo: &OsStr, root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo);
     command
         .current_dir(root)
@@ -84,8 +89,8 @@ fn tests(root: &Path, arguments: &[&str]) -> Command {
 }
 
 /// Names of all targets.
-fn targets(root: &Path) -> anyhow::Result<Vec<String>> {
-    let output = tests(root, &["--list", "--format", "terse", PREFIX])
+fn targets(cargo: &OsStr, root: &Path) -> anyhow::Result<Vec<String>> {
+    let output = tests(cargo, root, &["--list", "--format", "terse", PREFIX])
         .output()
         .context("cannot start cargo")?;
     if !output.status.success() {
@@ -101,4 +106,39 @@ fn targets(root: &Path) -> anyhow::Result<Vec<String>> {
         bail!("there are no targets under {PREFIX}");
     }
     Ok(targets)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// In the place of cargo: two targets, of which one finds something.
+    const CARGO: &str = r#"#!/bin/sh
+case "$*" in
+*--list*) echo "it::fuzz::sound: test"; echo "it::fuzz::faulty: test" ;;
+*it::fuzz::faulty) exit 101 ;;
+esac
+"#;
+
+    #[test]
+    fn a_finding_fails_the_command_and_names_the_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let cargo = dir.path().join("cargo");
+        std::fs::write(&cargo, CARGO).unwrap();
+        std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o700)).unwrap();
+        let run = |target: Option<&str>| {
+            let arguments = FuzzArguments {
+                target: target.map(str::to_owned),
+                seconds: 1,
+                seed: None,
+            };
+            run_with(cargo.as_os_str(), dir.path(), &arguments).map_err(|e| e.to_string())
+        };
+        assert_eq!(run(None), Err("findings in faulty".into()));
+        assert_eq!(run(Some("faulty")), Err("findings in faulty".into()));
+        assert_eq!(run(Some("sound")), Ok(()));
+        let unknown = run(Some("other")).unwrap_err();
+        assert!(unknown.contains("sound, faulty"), "{unknown}");
+    }
 }

@@ -10,12 +10,14 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Frame};
 use hyper::{Request, Response};
+use rustls::{ClientConfig, RootCertStore};
 use tandem_identity::{Bounds, Gate, Public, RequestBody, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 /// Fails a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -98,6 +100,10 @@ struct Server {
 
 impl Server {
     async fn start(bounds: Bounds) -> Self {
+        Self::start_as(Public::plaintext(), bounds).await
+    }
+
+    async fn start_as(public: Public, bounds: Bounds) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (stop, stopped) = oneshot::channel();
@@ -105,8 +111,8 @@ impl Server {
         let stopped = async {
             let _ = stopped.await;
         };
-        let gate = Gate::public(listener, Public::plaintext(), PATIENCE).unwrap();
-        let serving = serve(gate, answers.clone(), bounds, stopped);
+        let gate = Gate::public(listener, public, PATIENCE).unwrap();
+        let serving = serve(vec![gate], answers.clone(), bounds, stopped);
         Self {
             address,
             answers,
@@ -384,6 +390,59 @@ async fn whoever_reads_nothing_of_its_answer_is_given_up() {
             .unwrap();
     }
     sending.await.unwrap();
+}
+
+/// Over TLS what is written waits in this process, where the socket's own buffer is full.
+#[tokio::test]
+async fn over_tls_whoever_reads_nothing_of_its_answer_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let [certificate, key] = ["cert.pem", "key.pem"].map(|name| dir.path().join(name));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let public = Public::tls(&certificate, &key).unwrap();
+    assert!(Public::tls(&key, &certificate).is_err());
+    let bounds = Bounds {
+        unread: Duration::from_millis(300),
+        ..bounds(1, 1)
+    };
+    let server = Server::start_as(public, bounds).await;
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider);
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots);
+    let connector = TlsConnector::from(Arc::new(config.with_no_client_auth()));
+    let connect = async || {
+        let tcp = server.connect().await;
+        let name = "localhost".try_into().unwrap();
+        connector.connect(name, tcp).await.unwrap()
+    };
+    let pieces = server.answers.next();
+    let mut unread = connect().await;
+    unread.write_all(ASK).await.unwrap();
+    let telling = async {
+        // More than the systems of both ends hold; then a little now and then, as an answer comes.
+        let mut piece = Bytes::from(vec![b'x'; 1 << 20]);
+        let mut count = 0;
+        while pieces.send(piece.clone()).await.is_ok() {
+            count += 1;
+            if count >= 5 {
+                piece = Bytes::from("token");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    };
+    timeout(PATIENCE, telling).await.expect("it is waited for");
+    let mut next = connect().await;
+    next.write_all(ASK).await.unwrap();
+    let mut seen = vec![0; 1 << 10];
+    let bytes = timeout(PATIENCE, next.read(&mut seen))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(seen[..bytes].starts_with(b"HTTP/1.1 200"));
 }
 
 #[tokio::test]

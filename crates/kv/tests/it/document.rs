@@ -50,6 +50,8 @@ fn golden_bytes_are_in_it() {
         golden::ENCODED_HEX,
         golden::JOIN_HEX,
         golden::JOINED_HEX,
+        golden::REFUSE_HEX,
+        golden::ABORT_HEX,
         golden::TOKEN_DIGEST,
         golden::ACCEPT_JSON,
         golden::COMMIT_JSON,

@@ -5,9 +5,10 @@
 //! written from that document gives the same constants.
 
 use tandem_kv::codec::{Codec, Encoder};
+use tandem_kv::contract::Difference;
 use tandem_kv::digest::token_digest;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, WIRE_VERSION};
-use tandem_kv::message::parse;
+use tandem_kv::message::{Abort, RefusalCode, Refuse, abort_frame, control_frame, parse};
 use tandem_kv::receipt::{Receipt, ReturnTicket, TokenScore};
 use tandem_kv::receiver::Receiver;
 use tandem_kv::sender::Sender;
@@ -39,6 +40,11 @@ pub const ACCEPT_JSON: &str = r#"{"session":"0102030405060708090a0b0c0d0e0f10","
 pub const COMMIT_JSON: &str = r#"{"segments":4,"raw_bytes":92,"manifest":"039f4dc35136168a60f1662a42ddee00e4380477878aa6fe20e83824120bba6f"}"#;
 /// Payload of a receipt.
 pub const RECEIPT_JSON: &str = r#"{"top":[{"token":1,"logprob":-0.5},{"token":3,"logprob":-1.25}],"hand_back":{"ticket":"ffeeddccbbaa99887766554433221100","handoff":72623859790382856,"port":7700}}"#;
+
+/// The frame that refuses [`small`] for its contract.
+pub const REFUSE_HEX: &str = "544e444d07000300efcdab8967452301000000008c0000000000000000000000000000000000000000000000000000008c626688eb6f75b400000000213681cf7b22636f6465223a22636f6e7472616374222c226d657373616765223a22636f6e7472616374206669656c64206077696e646f776020646966666572733a206f75727320342c207468656972732035222c22646966666572656e636573223a5b7b226669656c64223a2277696e646f77222c226f757273223a2234222c22746865697273223a2235227d5d7d";
+/// The frame with which a sender ends [`small`] as its frame 3.
+pub const ABORT_HEX: &str = "544e444d07000800efcdab89674523010300000022000000000000000000000000000000000000000000000000000000615f65a4428c318d00000000db47c4787b22726561736f6e223a2274686520726571756573742068617320656e646564227d";
 
 pub fn header() -> Header {
     Header {
@@ -153,6 +159,27 @@ fn join_bytes() {
     let answer = receiver.joined();
     assert_eq!(hex(&answer), JOINED_HEX);
     assert_eq!(sender.joined(&split(&answer).0), Ok(()));
+}
+
+#[test]
+fn last_words_bytes() {
+    let refuse = Refuse {
+        code: RefusalCode::Contract,
+        message: "contract field `window` differs: ours 4, theirs 5".into(),
+        differences: vec![Difference {
+            field: "window".into(),
+            ours: "4".into(),
+            theirs: "5".into(),
+        }],
+    };
+    let handoff = super::driver::HANDOFF;
+    let frame = control_frame(Kind::Refuse, handoff, 0, &refuse).unwrap();
+    assert_eq!(hex(&frame), REFUSE_HEX);
+    assert_eq!(parse(Kind::Refuse, split(&frame).1), Ok(refuse));
+    let frame = abort_frame(handoff, 3, "the request has ended");
+    assert_eq!(hex(&frame), ABORT_HEX);
+    let abort: Abort = parse(Kind::Abort, split(&frame).1).unwrap();
+    assert_eq!(abort.reason, "the request has ended");
 }
 
 #[test]

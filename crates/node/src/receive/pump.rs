@@ -19,7 +19,7 @@ use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::stream::{self, Reader, StepOf};
 use super::{Decoding, last_words, lock, say, tokens_of};
-use crate::coming::{Bringing, Claim, Coming};
+use crate::coming::{Bringing, Shared};
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
@@ -72,8 +72,7 @@ pub(super) struct Pump {
     /// True if pages have names that both ends agree on.
     pub(super) names_pages: bool,
     /// What other handoffs bring, and that this one brings pages.
-    pub(super) coming: Arc<Coming>,
-    pub(super) claim: Option<Claim>,
+    pub(super) shared: Shared,
     /// The blocks since the last page boundary.
     pub(super) tail: Tail,
     /// Those who make pages of blocks at once: all blocks of a step come at nearly the same time.
@@ -227,27 +226,26 @@ impl Pump {
     /// the tokens that are there then. The rest is for this one to bring.
     async fn begin(&mut self) -> Result<u32, Fault> {
         let (mut have, mut can_read) = self.seed(0).await?;
-        let keep = &self.permitted.keep;
-        let from = (self.permitted.peer.clone(), self.from.ip());
-        let bringing = Bringing::new(keep, &self.tokens, from).filter(|_| self.names_pages);
-        let Some(bringing) = bringing else {
+        let (keep, peer) = (&self.permitted.keep, self.permitted.peer.clone());
+        self.shared.bringing = Bringing::new(keep, &self.tokens, peer).filter(|_| self.names_pages);
+        let Some(bringing) = self.shared.bringing.clone() else {
             return Ok(have);
         };
         let until = tokio::time::Instant::now() + self.limits.shared_wait;
         let mut is_late = false;
         while can_read {
-            let claimed = self.coming.claim(&bringing, have, is_late);
-            let is_first = claimed.is_ok();
-            match claimed {
-                Ok(claim) => self.claim = Some(claim),
+            let had = have;
+            match self.shared.coming.claim(&bringing, have, is_late) {
+                Ok(claim) => self.shared.claim = Some(claim),
                 Err(mut other) if other.is_same_machine => other.more(have).await,
                 Err(mut other) => is_late = timeout_at(until, other.more(have)).await.is_err(),
             }
-            // Also what has come between the two looks.
+            // Also what has come between the two looks; then the other one may bring what follows, too.
             (have, can_read) = self.seed(have).await?;
-            if is_first {
+            if self.shared.claim.is_some() && (have == had || is_late) {
                 break;
             }
+            self.shared.claim = None;
         }
         Ok(have)
     }
@@ -423,7 +421,7 @@ impl Pump {
         let Some(receiver) = self.receiver.clone() else {
             return Ok(());
         };
-        if let (Some(claim), Section::Full) = (&self.claim, block.section) {
+        if let (Some(claim), Section::Full) = (&self.shared.claim, block.section) {
             claim.kept(block.tokens.end);
         }
         let ack = {
@@ -585,6 +583,9 @@ impl Pump {
         let resumed = lock(&receiver).resume(&terms);
         let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;
         self.handed.reconnects += 1;
+        if let Some(bringing) = self.shared.bringing.as_ref().filter(|_| !self.committed) {
+            self.shared.claim = self.shared.coming.claim(bringing, have, true).ok();
+        }
         // It will be sent again.
         self.receipt = self.permitted.target.is_pages();
         self.open(greeted, accept).await
@@ -634,6 +635,8 @@ impl Pump {
             return Err(reason.into());
         }
         tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
+        // Whether it goes on is not known; others need not wait for that.
+        self.shared.claim = None;
         self.apply_blocks();
         self.broken = Some((Instant::now(), reason));
         Ok(())
@@ -641,7 +644,7 @@ impl Pump {
 
     /// Tells the job that there will be no receipt if none has come, and the sender how it ended.
     pub(super) async fn end(&mut self, result: &Result<(), Lost>) {
-        self.claim = None;
+        self.shared.claim = None;
         if !self.receipt {
             let receiver = self.receiver.as_ref().map(|r| lock(r));
             let why = receiver.and_then(|r| r.discredited().map(str::to_owned));

@@ -358,7 +358,13 @@ impl TestNode {
     /// Waits until nothing is going on; secrets of complete handoffs may be left.
     pub async fn settled(&self) {
         self.idle().await;
-        let but_secrets = |s: &HandoffStatus| is_clean(&HandoffStatus { secrets: 0, ..*s });
+        let but_secrets = |s: &HandoffStatus| {
+            is_clean(&HandoffStatus {
+                secrets: 0,
+                spare_bytes: 0,
+                ..*s
+            })
+        };
         self.until("settled", but_secrets).await;
     }
 
@@ -533,9 +539,10 @@ pub fn is_clean(status: &HandoffStatus) -> bool {
         status.sending,
         status.secrets,
         status.staging_bytes,
+        status.spare_bytes,
         status.pins,
     ];
-    counts == [0; 6]
+    counts == [0; 7]
 }
 
 /// A request that one node prefills and another one answers.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tandem_engine::fake::FakeConfig;
+use tandem_engine::fake::{CallKind, FakeConfig};
 use tandem_kv::adaptive::{DecodeRates, Quality};
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::Kind;
@@ -16,8 +16,10 @@ use tandem_node::send::{Choice, Learnt, Links, Measured, Memory, Waited};
 use tandem_node::wire::Drained;
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, Setup, prompt};
+use super::cluster::{Deal, PATIENCE, Setup, heavy, prompt};
+use super::kills::Brake;
 use super::proxy::Proxy;
+use super::raw::Handoff;
 
 /// Head sizes that all codecs take.
 pub fn config(windowed: bool) -> FakeConfig {
@@ -626,4 +628,48 @@ fn a_link_is_remembered_from_one_handoff_to_the_next() {
     }
     assert_eq!(rate("0:1"), None);
     assert!(rate("1:1").is_some());
+}
+
+/// While the engine stands still in its first import, what has come is checked and decoded all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_decoded_while_the_engine_is_busy() {
+    let config = FakeConfig {
+        sequences: 200,
+        ..heavy()
+    };
+    let mut receiving = config.clone();
+    let brake = Brake::on(&mut receiving, CallKind::Import, 0);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &receiving).start().await;
+    let mut deal = Deal::new(&prompt(32 * 3 + 1), 32);
+    deal.terms.reuse = Reuse::Off;
+    deal.terms.codec = CodecChoice::Plane;
+    let (prefill, decode) = (Arc::new(prefill), Arc::new(decode));
+    let running = tokio::spawn({
+        let (deal, prefill, decode) = (deal.clone(), Arc::clone(&prefill), Arc::clone(&decode));
+        async move { deal.run(&prefill, &decode).await }
+    });
+    brake.reached().await;
+    // Somebody else is told how fast this node decodes, as soon as it has.
+    let mut other = deal.clone();
+    other.id = "other".into();
+    let told = async {
+        loop {
+            let (_events, ticket) = other.open(&decode).await;
+            let handoff = Handoff::dial(&config, &other, &ticket).await.unwrap();
+            if handoff.sender.accepted().decode_rates.plane.is_some() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, told)
+        .await
+        .expect("nothing is decoded");
+    assert!(!running.is_finished());
+    brake.release();
+    let outcome = running.await.unwrap();
+    outcome.whole(&deal.expected(&config).await, "after the brake");
+    prefill.clean().await;
+    decode.settled().await;
 }

@@ -34,6 +34,8 @@ fn tests() -> BTreeSet<String> {
     let mut found = tests_of(&format!("{here}/tests/it"), &format!("{here}/tests/it.rs"));
     let processes = format!("{here}/../cli/tests/it");
     found.extend(tests_of(&processes, &format!("{processes}/main.rs")));
+    let connections = format!("{here}/../identity/tests/it");
+    found.extend(tests_of(&connections, &format!("{connections}/main.rs")));
     found
 }
 

@@ -376,6 +376,27 @@ async fn pages_a_cut_and_a_prefill_node_that_dies_or_is_cancelled() {
     }
 }
 
+/// Nobody tells the decode node, whose engine stands still: its beats find out that there is no sender any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_a_sender_that_has_gone_is_noticed_by_beats() {
+    for config in models() {
+        for loss in [Loss::Cut, Loss::Death, Loss::Cancel] {
+            let limits = only(|l| l.handoff_beat = Duration::from_millis(50));
+            let (mut rig, brake) = with_pages(&config, limits).await;
+            let going = rig.begin(&[]).await;
+            brake.reached().await;
+            let answer = lose(&mut rig, going, loss, false).await;
+            let is_free = |s: &HandoffStatus| [s.receiving, s.staging_bytes, s.pins] == [0; 3];
+            rig.decode.until("free", is_free).await;
+            brake.release();
+            let answer = answer.await.unwrap();
+            made_good(&rig, &answer, "connection", 0);
+            assert_eq!(answer.summary.handoff_bytes, 0);
+            rig.decode.settled().await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_the_answer_is_damaged_or_comes_twice() {
     for config in models() {

@@ -11,8 +11,13 @@ use tandem_node::Limits;
 use tandem_proto::{ParityAction, Reuse, Role};
 use tokio::task::JoinHandle;
 
-use super::cluster::{Calls, Deal, Outcome, SHORT, Setup, TestNode, eventually, finish, limits};
-use super::reuse::{CHUNK, SHARED, ending, token_bytes, window_bytes};
+use super::cluster::{
+    Calls, Deal, Outcome, SHORT, Setup, TestNode, endless, eventually, finish, limits, prompt,
+};
+use super::reuse::{CHUNK, token_bytes, window_bytes};
+
+/// Tokens that all prompts here begin with: eight pages, which come in many blocks.
+const SHARED: u32 = 512;
 
 /// Holds the chunks of an engine from this token on, until the test lets them go.
 struct Held {
@@ -54,8 +59,24 @@ impl Drop for Held {
     }
 }
 
+fn config() -> FakeConfig {
+    FakeConfig {
+        tokens_per_sequence: 1024,
+        ..FakeConfig::default()
+    }
+}
+
+fn windowed() -> FakeConfig {
+    FakeConfig {
+        tokens_per_sequence: 1024,
+        ..FakeConfig::windowed()
+    }
+}
+
 fn deal(seed: u32, count: u32) -> Deal {
-    let mut deal = Deal::new(&ending(seed, count), CHUNK);
+    let mut tokens = prompt(SHARED);
+    tokens.extend((0..count).map(|i| 33 + (i * 13 + seed * 17) % 80));
+    let mut deal = Deal::new(&tokens, CHUNK);
     deal.id = format!("req-{seed}");
     deal
 }
@@ -111,7 +132,7 @@ async fn shared_once(
 
 #[tokio::test]
 async fn what_requests_share_that_begin_at_once_crosses_the_wire_once() {
-    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+    for config in [config(), windowed()] {
         let deals = [deal(1, 20), deal(2, 33), deal(3, 70)];
         let decode = start(Role::Decode, &config).await;
         // From one node, which computes it once where it can go on from it.
@@ -148,7 +169,7 @@ async fn what_requests_share_that_begin_at_once_crosses_the_wire_once() {
 
 #[tokio::test]
 async fn who_waited_for_another_that_ends_early_goes_on_from_what_came() {
-    let config = FakeConfig::default();
+    let config = config();
     for cancel_request in [true, false] {
         let decode = start(Role::Decode, &config).await;
         let mut sending = config.clone();
@@ -182,10 +203,41 @@ async fn who_waited_for_another_that_ends_early_goes_on_from_what_came() {
     }
 }
 
+/// Its machine is gone: nobody says goodbye, and nobody waits for it to come again.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waited_for_a_machine_that_dies_goes_on_at_once() {
+    let config = config();
+    let decode = Setup {
+        limits: endless(),
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = Arc::new(decode.start().await);
+    let mut sending = config.clone();
+    let held = Held::of(&mut sending, 64);
+    let dying = Setup {
+        mortal: true,
+        ..Setup::new(Role::Prefill, &sending)
+    };
+    let mut dying = dying.start().await;
+    let quick = start(Role::Prefill, &config).await;
+    let (first, second) = (deal(1, 20), deal(2, 33));
+    let (_events, ticket) = first.open(&decode).await;
+    let _leaving = dying.prefill(&first.prefill(&ticket)).await.unwrap();
+    held.reached().await;
+    let other = going(&second, &quick, &decode);
+    decode
+        .until("both have said hello", |s| s.receiving == 2)
+        .await;
+    dying.kill();
+    let outcome = other.await.unwrap();
+    outcome.whole(&second.expected(&config).await, "tokens");
+    assert_eq!(outcome.done().2, 64, "{outcome:?}");
+}
+
 /// While the first is held in the middle of what both begin with, the second one does without it.
 #[tokio::test]
 async fn who_cannot_use_what_comes_does_not_wait_for_it() {
-    let config = FakeConfig::default();
+    let config = config();
     type Change = fn(&mut Deal, &mut Deal);
     let changes: [(&str, Change); 5] = [
         ("a tenant", |_, second| second.terms.salt = "two".into()),
@@ -226,7 +278,7 @@ async fn who_cannot_use_what_comes_does_not_wait_for_it() {
 /// A machine that is much slower, or stands still, holds another one up for a limited time.
 #[tokio::test]
 async fn what_another_machine_brings_is_waited_for_for_a_limited_time() {
-    let config = FakeConfig::default();
+    let config = config();
     let authority = Authority::create().unwrap();
     let [decoding, slow, quick] =
         [(); 3].map(|()| Security::Tls(Arc::new(authority.issue().unwrap())));
