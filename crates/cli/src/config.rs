@@ -86,7 +86,8 @@ pub struct Arguments {
     /// The configuration; examples/tandem.toml is one.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4.
+    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4; the last two only if
+    /// `quality` under `[handoff]` of the configuration allows them.
     #[arg(long, value_name = "NAME")]
     codec: Option<CodecChoice>,
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -14,7 +14,7 @@ use axum::{Json, Router};
 use bytes::BytesMut;
 use futures_util::StreamExt;
 use tandem_openai::limits::MAX_BODY_BYTES;
-use tandem_openai::{ApiError, ModelList, TandemOptions, parse_chat, parse_completion};
+use tandem_openai::{ApiError, Model, ModelList, TandemOptions, parse_chat, parse_completion};
 use tandem_proto::{Format, Generation, Prompt};
 
 use crate::answer::{self, Api, Frame, Refusal};
@@ -45,6 +45,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
         .route("/v1/models", get(models))
+        .route("/v1/models/{name}", get(model))
         .route("/v1/nodes", get(nodes))
         .route("/metrics", get(metrics))
         .route("/health", get(health))
@@ -210,6 +211,17 @@ async fn models(State(server): State<Arc<Server>>) -> Json<ModelList> {
     let models = &server.service.config.models;
     let names = models.iter().map(|m| m.name.as_str());
     Json(ModelList::new(names, server.started))
+}
+
+async fn model(
+    State(server): State<Arc<Server>>,
+    Path(name): Path<String>,
+) -> Result<Json<Model>, Refusal> {
+    let Json(all) = models(State(server)).await;
+    let found = all.data.into_iter().find(|m| m.id == name);
+    found
+        .map(Json)
+        .ok_or_else(|| ApiError::model_not_found(&name).into())
 }
 
 async fn nodes(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {

@@ -384,7 +384,8 @@ async fn serve(
         decoding: Arc::clone(&node.decoding),
     };
     let result = pump.run(first).await;
-    if let Some(receiver) = &pump.receiver {
+    // One that has failed keeps nothing.
+    if let Some(receiver) = pump.receiver.as_ref().filter(|_| result.is_ok()) {
         node.spare
             .put(lock(receiver).give_back(), node.config.limits.resume);
     }

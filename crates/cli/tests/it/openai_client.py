@@ -15,6 +15,12 @@ request = dict(model=model, messages=messages, max_tokens=24, temperature=0)
 request["extra_body"] = {"tandem": {"keep": False}}
 
 assert [m.id for m in client.models.list()] == [model]
+assert client.models.retrieve(model).id == model
+try:
+    client.models.retrieve("unheard-of")
+    raise SystemExit("an unknown model was found")
+except openai.NotFoundError as error:
+    assert error.code == "model_not_found", error
 
 whole = client.chat.completions.create(**request)
 choice = whole.choices[0]

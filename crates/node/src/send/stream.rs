@@ -575,6 +575,7 @@ mod tests {
     use tandem_kv::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
 
     use super::*;
+    use crate::job::Growing;
 
     /// Records writes, or takes none until it is opened.
     #[derive(Clone, Default)]
@@ -793,6 +794,59 @@ mod tests {
                     "{codec}, {tokens}: {writes:?}"
                 );
             }
+        }
+    }
+
+    /// A block that grows leaves as it comes. Where the link is slower, what waits for it leaves in large writes.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_has_grown_meanwhile_leaves_in_large_writes() {
+        const TOKENS: u32 = 64;
+        for codec in Codec::ALL {
+            let mut sender = sender(TOKENS);
+            let block = block(0, TOKENS);
+            let (orders, taken) = mpsc::channel(1);
+            let (report, mut reported) = mpsc::channel(4);
+            let (place, cutter) = sender.open_growing(Section::Full, 0..TOKENS).unwrap();
+            let (planes, incoming) = mpsc::channel(block.planes.len());
+            let growing = Growing {
+                section: Section::Full,
+                tokens: 0..TOKENS,
+                planes: incoming,
+            };
+            let grown = Grown {
+                growing,
+                place,
+                cutter: Box::new(cutter),
+                codec,
+                raw_bytes: block.bytes(),
+                planes: block.planes.len(),
+            };
+            assert!(orders.try_send(Order::Grow(Box::new(grown))).is_ok());
+            for plane in &block.planes {
+                planes.try_send(plane.clone()).unwrap();
+            }
+            let recorder = Recorder::default();
+            let writing = tokio::spawn(writer(recorder.clone(), &sender, taken, report).run());
+            let wire_bytes = loop {
+                match reported.recv().await {
+                    Some(Ok(Written {
+                        what: What::Block(done),
+                        ..
+                    })) => break done.wire_bytes,
+                    Some(Ok(_)) => {}
+                    _ => panic!("the block is not reported"),
+                }
+            };
+            drop(orders);
+            writing.await.unwrap();
+            let writes = recorder.writes();
+            assert_eq!(writes.iter().sum::<u64>(), wire_bytes, "{codec}");
+            let (_, but_last) = writes.split_last().unwrap();
+            let is_large = |bytes: &u64| *bytes >= WRITE_BYTES;
+            assert!(
+                !but_last.is_empty() && but_last.iter().all(is_large),
+                "{codec}: {writes:?}"
+            );
         }
     }
 
