@@ -170,22 +170,45 @@ impl Shared {
 /// The prefills that are being sent, by where they go and the first page of their tokens.
 #[derive(Debug, Default)]
 pub struct Going {
-    all: Mutex<Vec<(String, PageId)>>,
+    all: Mutex<Vec<Sent>>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    target: String,
+    first: PageId,
+    is_accepted: Arc<watch::Sender<bool>>,
+}
+
+/// A prefill that another one precedes, which begins alike and goes to the same place.
+#[derive(Debug)]
+pub struct Preceded(watch::Receiver<bool>);
+
+impl Preceded {
+    /// Waits until that one has been accepted, or is over.
+    pub async fn accepted(mut self) {
+        let _ = self.0.wait_for(|is_accepted| *is_accepted).await;
+    }
 }
 
 impl Going {
-    fn all(&self) -> MutexGuard<'_, Vec<(String, PageId)>> {
+    fn all(&self) -> MutexGuard<'_, Vec<Sent>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more, and whether it is the only one that begins like this.
-    pub fn enter(self: &Arc<Self>, target: &str, first: PageId) -> (Gone, bool) {
-        let own = (target.to_owned(), first);
+    /// One more.
+    pub fn enter(self: &Arc<Self>, target: &str, first: PageId) -> (Gone, Option<Preceded>) {
+        let is_accepted = Arc::new(watch::Sender::new(false));
         let mut all = self.all();
-        let is_alone = !all.contains(&own);
-        all.push(own.clone());
+        let before = all.iter().find(|s| s.target == target && s.first == first);
+        let preceded = before.map(|s| Preceded(s.is_accepted.subscribe()));
+        all.push(Sent {
+            target: target.to_owned(),
+            first,
+            is_accepted: Arc::clone(&is_accepted),
+        });
         let going = Arc::clone(self);
-        (Gone { going, own }, is_alone)
+        (Gone { going, is_accepted }, preceded)
     }
 }
 
@@ -193,14 +216,19 @@ impl Going {
 #[derive(Debug)]
 pub struct Gone {
     going: Arc<Going>,
-    own: (String, PageId),
+    is_accepted: Arc<watch::Sender<bool>>,
+}
+
+impl Gone {
+    /// The receiver has answered it.
+    pub fn accepted(&self) {
+        self.is_accepted.send_replace(true);
+    }
 }
 
 impl Drop for Gone {
     fn drop(&mut self) {
         let mut all = self.going.all();
-        if let Some(at) = all.iter().position(|one| *one == self.own) {
-            all.swap_remove(at);
-        }
+        all.retain(|sent| !Arc::ptr_eq(&sent.is_accepted, &self.is_accepted));
     }
 }

@@ -30,6 +30,7 @@ pub use choice::{Choice, Measured};
 pub use links::{Carried, Learnt, Links, Memory, Trip, Waited};
 
 use self::pump::{Pump, ReceiptState, TransferClock};
+use crate::coming::Gone;
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
 use crate::job::{Begun, Computed};
@@ -205,6 +206,8 @@ pub struct Sending {
     pub kept: Kept,
     /// Who waits for the answer of the receiver, to begin with the prefill then.
     pub accepted: Option<oneshot::Sender<()>>,
+    /// That it is being sent, for others that begin alike.
+    pub gone: Option<Gone>,
 }
 
 /// Sends a prefill as it is computed, and tells the coordinator about it. True if the decode node

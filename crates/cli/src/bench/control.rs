@@ -1,11 +1,16 @@
 //! A node of a measurement, called as a coordinator calls it: over connections that are kept.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::anyhow;
 use tandem_coordinator::{CallError, Calls, Limits, Lines};
 use tandem_identity::{PeerId, Security};
 use tandem_proto::{GenerateEvent, GenerateRequest, PrefillEvent, PrefillRequest};
+
+/// How often, and after which pause, a node is asked whether it is idle.
+const IDLE_LOOKS: u32 = 500;
+const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
 /// A node.
 #[derive(Clone)]
@@ -39,6 +44,22 @@ impl Control {
         };
         node.told(node.calls.status(&address.to_string()).await)?;
         Ok(node)
+    }
+
+    /// Waits until nothing runs there: the places of requests are free a little after their ends.
+    ///
+    /// # Errors
+    /// If the node cannot be reached, or something runs on.
+    pub async fn idle(&self) -> anyhow::Result<()> {
+        let address = self.address.to_string();
+        for _ in 0..IDLE_LOOKS {
+            let status = self.told(self.calls.status(&address).await)?;
+            if status.models.iter().all(|m| m.sequences.is_empty()) {
+                return Ok(());
+            }
+            tokio::time::sleep(IDLE_PAUSE).await;
+        }
+        Err(anyhow!("the node at {address} is busy"))
     }
 
     /// `POST /node/v1/generate`.

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use futures_util::future::try_join_all;
 use serde::Serialize;
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
 use tandem_proto::{HandoffTerms, Prompt, Reuse};
 
-use super::ask::{Pair, Prompts};
+use super::ask::{Asked, Pair, Prompts, Sent};
 use super::figures::{Machine, median, right, table, told};
-use super::nodes::{Cluster, Nodes, Place};
+use super::nodes::{Cluster, Nodes, Place, SLOTS};
 
 /// Tokens that all submissions begin with.
 const SHARED_TOKENS: u32 = 2000;
@@ -27,6 +28,9 @@ pub struct Arguments {
     /// Submissions.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=1000))]
     submissions: u32,
+    /// Submissions that begin at once; those after the first of the first few are told of.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SLOTS)))]
+    at_once: u32,
     /// The codec: `raw`, `plane`, `q8` or `k8v4`. A lossy one is what all of these requests allow.
     #[arg(long, default_value_t = Codec::Raw)]
     codec: Codec,
@@ -47,11 +51,13 @@ struct Figures {
     shared_tokens: u32,
     own_tokens: u32,
     submissions: u32,
+    at_once: u32,
     /// Medians of all submissions but the first.
     wire_bytes_per_submission: Compared,
     /// Medians of the same, in milliseconds.
     first_token_ms: Compared,
-    /// Bytes on the wire of the first submission, which nobody has anything of.
+    /// Bytes on the wire of the first submission, which nobody has anything of: of those that begin at once, of the one
+    /// that sends most.
     first: Compared,
 }
 
@@ -90,8 +96,8 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         let own = prompts.tokens(OWN_TOKENS);
         submissions.push(Prompt::Tokens([rubric.as_slice(), &own].concat()));
     }
-    let without = run(&pair, &submissions, arguments.codec, Reuse::Off).await?;
-    let with = run(&pair, &submissions, arguments.codec, Reuse::Exact).await?;
+    let without = run(&pair, &submissions, arguments, Reuse::Off).await?;
+    let with = run(&pair, &submissions, arguments, Reuse::Exact).await?;
     nodes.stop().await;
     let compared = |figure: &dyn Fn(&Run) -> f64| Compared {
         without: figure(&without),
@@ -104,6 +110,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         shared_tokens: SHARED_TOKENS,
         own_tokens: OWN_TOKENS,
         submissions: arguments.submissions,
+        at_once: arguments.at_once,
         wire_bytes_per_submission: compared(&|run| run.rest(|s| s.0)),
         first_token_ms: compared(&|run| run.rest(|s| s.1)),
         first: compared(&|run| run.0[0].0),
@@ -113,9 +120,10 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
 async fn run(
     pair: &Pair,
     submissions: &[Prompt],
-    codec: Codec,
+    arguments: &Arguments,
     reuse: Reuse,
 ) -> anyhow::Result<Run> {
+    let codec = arguments.codec;
     let quality = Quality::ALL.into_iter().find(|q| q.allows(codec));
     let terms = HandoffTerms {
         codec: codec.into(),
@@ -126,13 +134,22 @@ async fn run(
         ..HandoffTerms::default()
     };
     let mut out = Vec::new();
-    for submission in submissions {
-        let (asked, sent) = pair.remote(submission, 1, &terms).await?;
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let bytes = sent.wire_bytes as f64;
-        out.push((bytes, asked.first_token_ms));
+    for together in submissions.chunks(arguments.at_once as usize) {
+        pair.decode.idle().await?;
+        pair.prefill.idle().await?;
+        let asking = together.iter().map(|s| pair.remote(s, 1, &terms));
+        let answers = try_join_all(asking).await?;
+        let mut figures: Vec<(f64, f64)> = answers.iter().map(figures_of).collect();
+        // The one that sends most is the first.
+        figures.sort_by(|a, b| b.0.total_cmp(&a.0));
+        out.extend(figures);
     }
     Ok(Run(out))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn figures_of((asked, sent): &(Asked, Sent)) -> (f64, f64) {
+    (sent.wire_bytes as f64, asked.first_token_ms)
 }
 
 fn shown(figures: &Figures) -> String {
@@ -158,10 +175,11 @@ fn shown(figures: &Figures) -> String {
         ms(token.with),
     ]);
     format!(
-        "{}\n{} submissions of {} tokens, of which the first {} are shared; {}, codec {}\n{out}",
+        "{}\n{} submissions of {} tokens, {} at once, of which the first {} are shared; {}, codec {}\n{out}",
         figures.machine,
         figures.submissions,
         figures.shared_tokens + figures.own_tokens,
+        figures.at_once,
         figures.shared_tokens,
         figures.model,
         figures.codec,

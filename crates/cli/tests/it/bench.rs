@@ -319,7 +319,7 @@ fn connections_find_out_together_that_their_link_is_slower_than_the_prefill() {
 
 #[test]
 fn a_shared_rubric_crosses_the_wire_once() {
-    for codec in ["raw", "q8"] {
+    for (codec, at_once) in [("raw", "1"), ("q8", "1"), ("raw", "3")] {
         let told = bench(&[
             "prefix",
             "--model",
@@ -328,6 +328,8 @@ fn a_shared_rubric_crosses_the_wire_once() {
             "3",
             "--codec",
             codec,
+            "--at-once",
+            at_once,
         ]);
         assert_eq!(told["codec"], codec);
         let (per, first) = (&told["wire_bytes_per_submission"], &told["first"]);

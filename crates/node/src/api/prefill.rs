@@ -14,8 +14,10 @@ use tandem_kv::segment::step_bytes;
 use tandem_kv::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
+use crate::coming::Preceded;
 use crate::conversation::seed;
 use crate::held::Keep;
 use crate::job::{Admission, Command, JobId, PrefillJob};
@@ -68,9 +70,10 @@ pub(super) async fn prefill(
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let offer = offer(&model, &request, &keep, &tokens);
     let first = offer.pages.first().filter(|_| keep.keeps());
-    let gone = first.map(|first| node.going.enter(&request.target, *first));
-    let is_alone = gone.as_ref().is_none_or(|(_, is_alone)| *is_alone);
-    let accepted = match beginning.begin_or_wait(is_alone, admission, job) {
+    let entered = first.map(|first| node.going.enter(&request.target, *first));
+    let (gone, preceded) = entered.unzip();
+    let preceded = preceded.flatten();
+    let accepted = match beginning.begin_or_wait(preceded.is_none(), admission, job) {
         Ok(accepted) => accepted,
         Err(error) => {
             // Nobody will hear of the permission.
@@ -84,10 +87,13 @@ pub(super) async fn prefill(
         model: Arc::clone(&model),
         kept: Kept::new(keep, tokens),
         accepted,
+        gone,
     };
     tokio::spawn(async move {
+        if let Some(preceded) = preceded {
+            in_turn(preceded, &events, node.config.limits.connect).await;
+        }
         let is_done = send_kv(sending, offer, route, computed, events).await;
-        drop(gone);
         // Without a handoff nobody has heard of the permission.
         if let Some(secret) = back.filter(|_| !is_done) {
             node.tickets.revoke(&secret);
@@ -95,6 +101,15 @@ pub(super) async fn prefill(
     });
     let guard = PumpGuard { model, job: id };
     Ok(answer(receiver, guard, beat))
+}
+
+/// The receiver hears of those that begin alike in the order in which they are computed; no later than their tickets
+/// are good for.
+async fn in_turn(preceded: Preceded, events: &mpsc::Sender<PrefillEvent>, patience: Duration) {
+    tokio::select! {
+        _ = timeout(patience, preceded.accepted()) => {}
+        () = events.closed() => {}
+    }
 }
 
 /// What it takes to begin a prefill.

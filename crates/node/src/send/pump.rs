@@ -20,6 +20,7 @@ use super::growth::Grown;
 use super::links::{Carried, Trip};
 use super::stream::{Order, What, Written};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
+use crate::coming::Gone;
 use crate::job::{Begun, Command, Computed, Growing};
 use crate::limits::{GOODBYE, RECONNECT_PAUSE};
 use crate::wire::WireError;
@@ -172,8 +173,10 @@ impl Pump {
             Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
         }
         self.report.have_tokens = self.sender.accepted().have_tokens;
-        let accepted = self.sending.as_mut().and_then(|s| s.accepted.take());
-        accepted.map(|waiting| waiting.send(()));
+        if let Some(sending) = &mut self.sending {
+            sending.gone.iter().for_each(Gone::accepted);
+            sending.accepted.take().map(|waiting| waiting.send(()));
+        }
         self.tell(PrefillEvent::Accepted).await;
         loop {
             match self.step(&mut input).await {
