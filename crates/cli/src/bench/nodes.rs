@@ -25,7 +25,7 @@ const END: Duration = Duration::from_secs(10);
 pub const CONTEXT: u32 = 8192;
 /// Tokens per chunk, computed at once.
 pub const CHUNK: u32 = 512;
-/// Sequences at once: one, and two that are being closed (the first was only opened, to tokenise).
+/// Sequences at once: one, and two that are being closed (the first was only opened, to tokenise); or as many as begin at once.
 pub(super) const SLOTS: u32 = 3;
 /// Threads of each node: both compute on this machine.
 const THREADS: u32 = 1;

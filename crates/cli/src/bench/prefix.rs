@@ -28,7 +28,7 @@ pub struct Arguments {
     /// Submissions.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=1000))]
     submissions: u32,
-    /// Submissions that begin at once; those after the first of the first few are told of.
+    /// Submissions that begin at once.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SLOTS)))]
     at_once: u32,
     /// The codec: `raw`, `plane`, `q8` or `k8v4`. A lossy one is what all of these requests allow.
