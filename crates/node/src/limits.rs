@@ -46,8 +46,10 @@ pub const MAX_STEPS_WAITING: usize = 16;
 /// New connections of a handoff that may wait for its owner.
 pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations, and bytes that are copied out of
-/// it, or of a window back.
+/// it, or of a window back; less where that takes longer than [`Limits::slice`].
 pub const MAX_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
+/// As many may always be moved at once, and one row.
+pub const MIN_SLICE_BYTES: u64 = 1 << 20;
 /// Bytes per second below which a connection is of no use: what somebody sends a byte at a time would hold a
 /// handoff up without being silent.
 pub const MIN_LINK_RATE: u64 = 64 << 10;
@@ -137,6 +139,8 @@ pub struct Limits {
     /// Longest step of an engine: a chunk of a prefill on the slowest machine takes less. A node whose
     /// engine takes longer ends.
     pub engine_step: Duration,
+    /// How long KV is moved between two steps of running generations, by how long it took before.
+    pub slice: Duration,
     /// A node that shuts down waits this long for the step that an engine is computing, and this
     /// long again for its connections.
     pub stop: Duration,
@@ -159,6 +163,7 @@ impl Default for Limits {
             event_stall: Duration::from_secs(60),
             handoff_beat: Duration::from_secs(5),
             engine_step: Duration::from_secs(30 * 60),
+            slice: Duration::from_millis(10),
             stop: Duration::from_secs(10),
         }
     }

@@ -7,6 +7,7 @@
 //! anybody else can find them.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
+//! - `slice`: how much KV is moved at once;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;
 //! - `steps`: computing;
 //! - `filling`: handing KV out while it is computed, where the engine gives it layer by layer;
@@ -16,6 +17,7 @@ mod copying;
 mod filling;
 mod intake;
 mod jobs;
+mod slice;
 mod steps;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +31,7 @@ use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, Sequence
 
 use self::copying::CopyOut;
 use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
+use self::slice::SliceSize;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
 
@@ -42,6 +45,10 @@ pub struct Worker {
     applies: VecDeque<Apply>,
     /// How many of them are taken in before something else is done, where nobody waits for a token.
     applies_first: usize,
+    /// Of KV that is taken in, and put back.
+    slice_in: SliceSize,
+    /// Of KV that is copied out.
+    slice_out: SliceSize,
     /// The job that computed the last chunk, for taking turns.
     last_prefill: JobId,
     stopping: bool,
@@ -65,6 +72,8 @@ impl Worker {
             jobs: BTreeMap::new(),
             applies: VecDeque::new(),
             applies_first: 0,
+            slice_in: SliceSize::new(limits.slice),
+            slice_out: SliceSize::new(limits.slice),
             last_prefill: JobId(0),
             stopping: false,
             steps,

@@ -15,10 +15,10 @@ use tandem_kv::segment::next_block;
 use tandem_kv::{Contract, KvBlock, Section};
 
 use super::filling::Filling;
-use super::jobs::{After, Copying, Export, ExportStage, Job, Stage, Taking, Work};
+use super::jobs::{After, Copying, Export, ExportStage, Job, Stage, Taking, Work, slice};
+use super::slice::SliceSize;
 use super::{Worker, milliseconds};
 use crate::job::{Computed, Growing, JobId};
-use crate::limits::MAX_SLICE_BYTES;
 use crate::send::Input;
 
 /// A window that is copied out.
@@ -54,34 +54,37 @@ impl CopyOut {
         copied.filter(|block| block.tokens == self.whole)
     }
 
-    /// Copies the next slice of a sequence that holds `[0, to)`; `None` if nothing is left to copy.
+    /// Copies the next slice of a sequence that holds `[0, to)`, of so many bytes at most; `None` if nothing is left
+    /// to copy.
     fn step(
         &mut self,
         engine: &mut dyn KvEngine,
         sequence: Sequence,
         to: u32,
+        most: u64,
     ) -> Result<Option<Arc<KvBlock>>, EngineError> {
         if !self.lags(to) {
             return Ok(None);
         }
-        let slice = self.slice_at(engine.contract(), self.next(), to);
+        let block = self.block_at(engine.contract(), self.next(), to);
+        let slice = slice(block, engine.export_bytes(Section::Window), most);
         let rows = engine.export(sequence, Section::Window, slice)?;
         self.join(engine.contract(), &rows);
         Ok(Some(Arc::new(rows)))
     }
 
-    /// The slice that starts there, of a sequence that holds `[0, to)`.
-    fn slice_at(&self, contract: &Contract, start: u32, to: u32) -> Range<u32> {
+    /// The block that starts there, of a sequence that holds `[0, to)`.
+    fn block_at(&self, contract: &Contract, start: u32, to: u32) -> Range<u32> {
         next_block(contract, Section::Window, start..to.min(self.whole.end))
     }
 
-    /// The slices that are left, of a sequence that holds `[0, to)`.
-    fn slices(&self, contract: &Contract, to: u32) -> impl Iterator<Item = Range<u32>> {
+    /// The blocks that are left, of a sequence that holds `[0, to)`.
+    fn blocks(&self, contract: &Contract, to: u32) -> impl Iterator<Item = Range<u32>> {
         let mut next = self.next();
         std::iter::from_fn(move || {
-            let slice = self.slice_at(contract, next, to);
-            next = slice.end;
-            (!slice.is_empty()).then_some(slice)
+            let block = self.block_at(contract, next, to);
+            next = block.end;
+            (!block.is_empty()).then_some(block)
         })
     }
 
@@ -104,17 +107,24 @@ pub(super) enum Window {
 }
 
 impl Window {
-    /// Copies the next slice; true if the window is back.
-    fn step(&mut self, engine: &mut dyn KvEngine, sequence: Sequence) -> Result<bool, EngineError> {
+    /// Moves the next slice, of a size for each direction; true if the window is back.
+    fn step(
+        &mut self,
+        engine: &mut dyn KvEngine,
+        sequence: Sequence,
+        [size_in, size_out]: [&mut SliceSize; 2],
+    ) -> Result<bool, EngineError> {
         match self {
             Self::Out(out) => {
-                out.step(engine, sequence, out.whole.end)?;
+                let begun = Instant::now();
+                let rows = out.step(engine, sequence, out.whole.end, size_out.most())?;
+                size_out.took(rows.map_or(0, |r| r.bytes()), begun.elapsed());
                 if let Some(whole) = out.whole() {
                     *self = Self::Back(Taking::new(Arc::clone(whole)));
                 }
                 Ok(false)
             }
-            Self::Back(taking) => put_back(engine, sequence, taking),
+            Self::Back(taking) => put_back(engine, sequence, taking, size_in),
         }
     }
 }
@@ -124,9 +134,12 @@ fn put_back(
     engine: &mut dyn KvEngine,
     sequence: Sequence,
     taking: &mut Taking,
+    size: &mut SliceSize,
 ) -> Result<bool, EngineError> {
-    let part = taking.part();
+    let (begun, part) = (Instant::now(), taking.part(size.most()));
+    let bytes = taking.part_bytes(size.most());
     engine.import_part(sequence, &taking.block, part.clone())?;
+    size.took(bytes, begun.elapsed());
     Ok(taking.taken(&part))
 }
 
@@ -177,12 +190,13 @@ impl FullOut {
         self.rest.is_empty()
     }
 
-    /// Copies the next block, or as much of it as a slice has that has copied so many bytes; `None` until a block is
-    /// complete, if the slice has no room for it, and in the end.
+    /// Copies the next block, or as much of it as a slice of `most` bytes has that has copied so many; `None` until a
+    /// block is complete, if the slice has no room for it, and in the end.
     pub(super) fn step(
         &mut self,
         engine: &mut dyn KvEngine,
         sequence: Sequence,
+        most: u64,
         copied: &mut u64,
     ) -> Result<Option<Arc<KvBlock>>, EngineError> {
         if self.is_over() {
@@ -195,7 +209,7 @@ impl FullOut {
         let block = next_block(engine.contract(), Section::Full, start..self.rest.end);
         let left = self.rest.start..block.end;
         let each = engine.export_bytes(Section::Full);
-        let room = MAX_SLICE_BYTES.saturating_sub(*copied) / each.max(1);
+        let room = most.saturating_sub(*copied) / each.max(1);
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         let take = match u32::try_from(left.len()).unwrap_or(u32::MAX) {
             all if all <= room => all,
@@ -231,23 +245,26 @@ pub(super) fn hand_out(
     engine: &mut dyn KvEngine,
     job: &mut Job,
     mut copying: Copying,
+    size: &mut SliceSize,
 ) -> Result<After, EngineError> {
     let to = copying.full.rest.end;
     let Work::Export(e) = &mut job.work else {
         return Ok(After::Keep);
     };
-    let mut copied = 0;
-    while let Some(block) = copying.full.step(engine, job.sequence, &mut copied)? {
+    let (begun, most, mut copied) = (Instant::now(), size.most(), 0);
+    while let Some(block) = copying.full.step(engine, job.sequence, most, &mut copied)? {
         copying.blocks.push(block);
     }
     let mut is_whole = copying.full.is_over();
     if let Some(window) = &mut e.window {
-        if is_whole && copied + TARGET_BLOCK_BYTES <= MAX_SLICE_BYTES {
-            let slice = window.step(engine, job.sequence, to)?;
+        if is_whole && copied + TARGET_BLOCK_BYTES.min(most) <= most {
+            let slice = window.step(engine, job.sequence, to, most)?;
+            copied += slice.as_ref().map_or(0, |rows| rows.bytes());
             copying.blocks.extend(slice);
         }
         is_whole &= !window.lags(to);
     }
+    size.took(copied, begun.elapsed());
     if !is_whole {
         e.stage = ExportStage::Copying(copying);
         return Ok(After::Keep);
@@ -269,7 +286,7 @@ pub(super) fn begin(
     let full = full.map(|tokens| (Section::Full, tokens));
     // Rows before this chunk are copied out first, behind it.
     let window = export.window.iter().filter(|w| w.next() >= start);
-    let window = window.flat_map(|window| window.slices(contract, to));
+    let window = window.flat_map(|window| window.blocks(contract, to));
     let window = window.map(|tokens| (Section::Window, tokens));
     Filling::of(contract, full.chain(window))
 }
@@ -281,6 +298,7 @@ pub(super) fn hand_out_filled(
     job: &mut Job,
     filling: Filling,
     to: u32,
+    size: &mut SliceSize,
 ) -> Result<After, EngineError> {
     let computed = Instant::now();
     let blocks = filling.finish()?;
@@ -296,7 +314,7 @@ pub(super) fn hand_out_filled(
         full: FullOut::of(engine.contract(), to..to),
         computed,
     };
-    hand_out(engine, job, copying)
+    hand_out(engine, job, copying, size)
 }
 
 /// Gives the blocks of the chunk up to `to` to be sent.
@@ -358,10 +376,10 @@ impl Worker {
                         full: copying.full.take(),
                         computed: copying.computed,
                     };
-                    return hand_out(engine, job, copying);
+                    return hand_out(engine, job, copying, &mut self.slice_out);
                 }
                 ExportStage::PuttingBack(taking) => {
-                    let is_back = put_back(engine, sequence, taking)?;
+                    let is_back = put_back(engine, sequence, taking, &mut self.slice_in)?;
                     if is_back {
                         e.stage = ExportStage::Evaluating;
                     }
@@ -372,7 +390,8 @@ impl Worker {
                 let Stage::Settling(window) = &mut g.stage else {
                     return Ok(After::Keep);
                 };
-                let is_back = window.step(engine, sequence)?;
+                let sizes = [&mut self.slice_in, &mut self.slice_out];
+                let is_back = window.step(engine, sequence, sizes)?;
                 job.prefill_ms += milliseconds(begun);
                 g.summary.local_prefill_ms = job.prefill_ms;
                 if is_back {
@@ -385,7 +404,10 @@ impl Worker {
                 window: Some((out, blocks)),
                 ..
             } => {
-                blocks.extend(out.step(engine, sequence, *end)?);
+                let rows = out.step(engine, sequence, *end, self.slice_out.most())?;
+                let bytes = rows.as_ref().map_or(0, |rows| rows.bytes());
+                self.slice_out.took(bytes, begun.elapsed());
+                blocks.extend(rows);
                 if let Some(whole) = out.whole() {
                     let chunk = Computed {
                         blocks: std::mem::take(blocks),

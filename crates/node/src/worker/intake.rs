@@ -11,15 +11,15 @@ use tandem_proto::{GenerateEvent, ParityAction, ParityReport};
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};
 use crate::job::{Carried, HandedOver, JobId, Lost, Origin, Told};
-use crate::limits::MAX_SLICE_BYTES;
 
 impl Worker {
     /// Takes a slice of KV in; tells how many blocks that ended.
     pub(super) fn apply_step(&mut self) -> usize {
         let (mut taken, mut ended) = (0, 0);
+        let (begun, most) = (Instant::now(), self.slice_in.most());
         while let Some(mut apply) = self.applies.pop_front() {
-            let part = apply.taking.part();
-            taken += apply.taking.part_bytes();
+            let part = apply.taking.part(most);
+            taken += apply.taking.part_bytes(most);
             let result = self.apply(&apply, &part);
             if result.is_ok() && !apply.taking.taken(&part) {
                 self.applies.push_front(apply);
@@ -31,11 +31,15 @@ impl Worker {
                 // It may have given up meanwhile; then nobody needs the answer.
                 let _ = reply.send(result);
             }
-            let next = self.applies.front().map_or(0, |a| a.taking.part_bytes());
-            if taken.saturating_add(next) > MAX_SLICE_BYTES {
+            let next = self
+                .applies
+                .front()
+                .map_or(0, |a| a.taking.part_bytes(most));
+            if taken.saturating_add(next) > most {
                 break;
             }
         }
+        self.slice_in.took(taken, begun.elapsed());
         ended
     }
 

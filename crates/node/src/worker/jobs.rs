@@ -16,7 +16,6 @@ use super::copying::{CopyOut, FullOut, Window};
 use crate::batches::Batches;
 use crate::held::Keep;
 use crate::job::{Admission, Computed, JobId, Origin, Parity, Retired, Told};
-use crate::limits::MAX_SLICE_BYTES;
 use crate::send::Input;
 
 /// A block to take in, and who waits for that.
@@ -40,10 +39,10 @@ impl Taking {
         Self { block, next }
     }
 
-    /// What to take in next: the rest of the block, or as much of it as a slice has. A window may have
-    /// more, and a page of a model with large rows.
-    pub(super) fn part(&self) -> Range<u32> {
-        slice(self.next..self.block.tokens.end, self.row_bytes())
+    /// What to take in next: the rest of the block, or as much of it as a slice of `most` bytes has. A window may
+    /// have more, and a page of a model with large rows.
+    pub(super) fn part(&self, most: u64) -> Range<u32> {
+        slice(self.next..self.block.tokens.end, self.row_bytes(), most)
     }
 
     /// This part has been taken in; true if it was the last.
@@ -56,14 +55,14 @@ impl Taking {
         self.block.bytes() / u64::from(self.block.len().max(1))
     }
 
-    pub(super) fn part_bytes(&self) -> u64 {
-        self.row_bytes() * self.part().len() as u64
+    pub(super) fn part_bytes(&self, most: u64) -> u64 {
+        self.row_bytes() * self.part(most).len() as u64
     }
 }
 
-/// As many of these tokens as a slice has, and at least one.
-fn slice(tokens: Range<u32>, row_bytes: u64) -> Range<u32> {
-    let most = u32::try_from(MAX_SLICE_BYTES / row_bytes.max(1)).unwrap_or(u32::MAX);
+/// As many of these tokens as a slice of so many bytes has, and at least one.
+pub(super) fn slice(tokens: Range<u32>, row_bytes: u64, most: u64) -> Range<u32> {
+    let most = u32::try_from(most / row_bytes.max(1)).unwrap_or(u32::MAX);
     let end = tokens.start.saturating_add(most.max(1));
     tokens.start..end.min(tokens.end)
 }

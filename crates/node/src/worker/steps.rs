@@ -78,7 +78,8 @@ impl Worker {
             self.engine
                 .prefill_by_layer(job.sequence, range.start, tokens, &mut give)?;
             job.prefill_ms += milliseconds(start);
-            return hand_out_filled(self.engine.as_mut(), job, filling, range.end);
+            let engine = self.engine.as_mut();
+            return hand_out_filled(engine, job, filling, range.end, &mut self.slice_out);
         }
         if !tokens.is_empty() {
             self.engine.prefill(job.sequence, range.start, tokens)?;
@@ -92,7 +93,7 @@ impl Worker {
                     full: FullOut::of(self.engine.contract(), range),
                     computed: Instant::now(),
                 };
-                hand_out(self.engine.as_mut(), job, copying)
+                hand_out(self.engine.as_mut(), job, copying, &mut self.slice_out)
             }
             Work::Retire { .. } => Ok(After::Keep),
             Work::Generate(g) => {
@@ -317,7 +318,9 @@ impl Worker {
         else {
             return Ok(After::Keep);
         };
-        let block = full.step(self.engine.as_mut(), job.sequence, &mut 0)?;
+        let (begun, most, mut copied) = (Instant::now(), self.slice_out.most(), 0);
+        let block = full.step(self.engine.as_mut(), job.sequence, most, &mut copied)?;
+        self.slice_out.took(copied, begun.elapsed());
         if block.is_none() && !full.is_over() {
             return Ok(After::Keep);
         }

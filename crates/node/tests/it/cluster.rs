@@ -65,6 +65,7 @@ pub fn endless() -> Limits {
         hand_back: long,
         beat: Duration::from_millis(200),
         event_stall: long,
+        slice: long,
         ..Limits::default()
     }
 }

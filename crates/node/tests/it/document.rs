@@ -106,6 +106,7 @@ fn waits() -> Vec<(&'static str, String)> {
         ("beat", seconds(own.beat)),
         ("event_stall", seconds(own.event_stall)),
         ("engine_step", seconds(own.engine_step)),
+        ("slice", seconds(own.slice)),
         ("stop", seconds(own.stop)),
         ("GOODBYE", seconds(limits::GOODBYE)),
         ("IDLE_TICK", seconds(limits::IDLE_TICK)),
@@ -147,6 +148,7 @@ fn counts() -> Vec<(&'static str, String)> {
         ("AHEAD_BYTES", mebibytes(tandem_kv::limits::AHEAD_BYTES)),
         ("MAX_KEEPERS", limits::MAX_KEEPERS.to_string()),
         ("MAX_SLICE_BYTES", mebibytes(limits::MAX_SLICE_BYTES)),
+        ("MIN_SLICE_BYTES", mebibytes(limits::MIN_SLICE_BYTES)),
     ]
 }
 

@@ -30,8 +30,11 @@ impl Brake {
             is_released: AtomicBool::new(false),
             is_reached: AtomicBool::new(false),
         }));
-        let held = Arc::clone(&brake.0);
+        let (held, before) = (Arc::clone(&brake.0), config.gate.take());
         config.gate = Some(Arc::new(move |call: &Call| {
+            if let Some(before) = &before {
+                before(call);
+            }
             let pass = |left: u32| left.checked_sub(1);
             let order = Ordering::Relaxed;
             if call.kind() != kind || held.pass.fetch_update(order, order, pass).is_ok() {

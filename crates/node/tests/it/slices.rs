@@ -8,11 +8,12 @@ use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::TARGET_BLOCK_BYTES;
 use tandem_kv::{LayerKind, LayerSpec, Section};
+use tandem_node::Limits;
 use tandem_node::limits::MAX_SLICE_BYTES;
 use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Reuse, Role};
 
 use super::cluster::{
-    Calls, Deal, Events, PATIENCE, Setup, TestNode, eventually, finish, opened, prompt,
+    Calls, Deal, Events, PATIENCE, Setup, TestNode, eventually, finish, limits, opened, prompt,
 };
 use super::kills::Brake;
 use super::proxy::Proxy;
@@ -281,10 +282,18 @@ struct Busy {
 }
 
 async fn busy(role: Role, config: &FakeConfig) -> Busy {
+    busy_within(role, config, limits()).await
+}
+
+async fn busy_within(role: Role, config: &FakeConfig, limits: Limits) -> Busy {
     let mut gated = config.clone();
     let brake = Brake::on(&mut gated, CallKind::Decode, 0);
     let calls = Calls::of(&mut gated);
-    let node = Setup::new(role, &gated).start().await;
+    let setup = Setup {
+        limits,
+        ..Setup::new(role, &gated)
+    };
+    let node = setup.start().await;
     // It goes on for as long as it is needed.
     let mut running = Deal::new(&prompt(8), config.microbatch_tokens);
     running.id = "running".into();
@@ -342,17 +351,80 @@ async fn a_running_generation_gets_its_turn_while_a_chunk_goes_out() {
         ..FakeConfig::default()
     };
     let calls = go_out(&config).await;
+    let slices = slices_of(&calls.take(), CallKind::Export, 512 << 10);
+    assert_eq!(slices, [MAX_SLICE_BYTES; 2]);
+}
+
+/// Bytes that are moved between two decode steps, by calls of this kind, of rows of so many bytes.
+fn slices_of(calls: &[Call], kind: CallKind, row_bytes: u64) -> Vec<u64> {
     let (mut slice, mut slices) = (0, Vec::new());
-    for call in calls.take() {
+    for call in calls {
         match call {
-            Call::Export { tokens, .. } => {
-                slice += u64::from(tokens.end - tokens.start) * (512 << 10);
+            Call::Export { tokens, .. } | Call::Import { tokens, .. } if call.kind() == kind => {
+                slice += u64::from(tokens.end - tokens.start) * row_bytes;
             }
             Call::Decode { .. } if slice > 0 => slices.push(std::mem::take(&mut slice)),
             _ => {}
         }
     }
-    assert_eq!(slices, [MAX_SLICE_BYTES; 2]);
+    slices
+}
+
+/// A machine that moves 256 KiB in a millisecond at most, rows of so many bytes.
+fn slow(config: &FakeConfig, row_bytes: u64) -> FakeConfig {
+    FakeConfig {
+        gate: Some(Arc::new(move |call| {
+            if let Call::Export { tokens, .. } | Call::Import { tokens, .. } = call {
+                let bytes = u64::from(tokens.end - tokens.start) * row_bytes;
+                std::thread::sleep(Duration::from_micros(bytes * 1000 / (256 << 10)));
+            }
+        })),
+        ..config.clone()
+    }
+}
+
+/// What these slices take there is soon within 10 ms: the first ones are halves of each other.
+fn soon_within_10_ms(slices: &[u64]) {
+    let fits = 10 * (256 << 10);
+    for (at, slice) in slices.iter().enumerate() {
+        assert!(*slice <= (MAX_SLICE_BYTES >> at).max(fits), "{slices:?}");
+    }
+    assert!(slices.len() > 4, "{slices:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_in_on_a_slow_machine_comes_in_small_slices() {
+    let config = FakeConfig {
+        layers: vec![layer(LayerKind::Full, 64)],
+        prefill_tokens: CHUNK,
+        ..FakeConfig::default()
+    };
+    let incoming = Incoming {
+        section: Section::Full,
+        row_bytes: 64 << 10,
+        // 48 MiB.
+        rows: 12 * CHUNK,
+    };
+    let limits = Limits {
+        slice: Duration::from_millis(10),
+        ..limits()
+    };
+    soon_within_10_ms(&come_in(&slow(&config, incoming.row_bytes), &incoming, limits).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_out_on_a_slow_machine_goes_out_in_small_slices() {
+    let config = FakeConfig {
+        layers: vec![layer(LayerKind::Full, 512)],
+        prefill_tokens: CHUNK,
+        ..FakeConfig::default()
+    };
+    let limits = Limits {
+        slice: Duration::from_millis(10),
+        ..limits()
+    };
+    let calls = go_out_of(&slow(&config, 512 << 10), CHUNK + 1, limits).await;
+    soon_within_10_ms(&slices_of(&calls.take(), CallKind::Export, 512 << 10));
 }
 
 /// Rows that are given while a chunk is computed go out with it; a token comes behind each chunk, and between the slices
@@ -363,7 +435,7 @@ async fn a_running_generation_gets_its_turn_behind_a_chunk_whose_layers_are_give
         by_layer: true,
         ..windowed()
     };
-    let calls = go_out_of(&config, 3 * CHUNK + 1).await.take();
+    let calls = go_out_of(&config, 3 * CHUNK + 1, limits()).await.take();
     assert!(!calls.iter().any(|c| matches!(c, Call::Export { .. })));
     // As long as it runs.
     let is_running = |call: &Call| match call {
@@ -385,12 +457,12 @@ async fn a_running_generation_gets_its_turn_behind_a_chunk_whose_layers_are_give
 }
 
 async fn go_out(config: &FakeConfig) -> Calls {
-    go_out_of(config, CHUNK + 1).await
+    go_out_of(config, CHUNK + 1, limits()).await
 }
 
 /// What an engine is asked for that generates, and prefills a prompt of so many tokens for another node.
-async fn go_out_of(config: &FakeConfig, tokens: u32) -> Calls {
-    let mut busy = busy(Role::Both, config).await;
+async fn go_out_of(config: &FakeConfig, tokens: u32, limits: Limits) -> Calls {
+    let mut busy = busy_within(Role::Both, config, limits).await;
     let decode = Setup::new(Role::Decode, config).start().await;
     let deal = Deal::new(&prompt(tokens), CHUNK);
     let (mut answers, ticket) = deal.open(&decode).await;
@@ -496,15 +568,22 @@ fn window_slices(calls: &Calls) -> (u32, u32) {
     (out, back)
 }
 
-/// What comes in that is more than one slice, and less than two.
+/// What comes in.
 struct Incoming {
     section: Section,
     row_bytes: u64,
     rows: u32,
 }
 
-/// That tokens of a running generation come between slices.
+/// That tokens of a running generation come between slices, of which there are two or more.
 async fn check(config: &FakeConfig, incoming: &Incoming) {
+    let slices = come_in(config, incoming, limits()).await;
+    assert!(slices.iter().all(|s| *s <= MAX_SLICE_BYTES), "{slices:?}");
+    assert!(slices.len() >= 2, "{slices:?}");
+}
+
+/// The slices in which it comes in beside a running generation.
+async fn come_in(config: &FakeConfig, incoming: &Incoming, limits: Limits) -> Vec<u64> {
     let prefill = Setup::new(Role::Prefill, config).start().await;
     let Busy {
         node: decode,
@@ -512,7 +591,7 @@ async fn check(config: &FakeConfig, incoming: &Incoming) {
         brake,
         mut events,
         expected,
-    } = busy(Role::Decode, config).await;
+    } = busy_within(Role::Decode, config, limits).await;
     let proxy = Proxy::to(decode.port).await;
 
     let mut deal = Deal::new(&prompt(incoming.rows.next_multiple_of(CHUNK) + 1), CHUNK);
@@ -522,8 +601,8 @@ async fn check(config: &FakeConfig, incoming: &Incoming) {
     deal.via = Some(proxy.port);
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
-    // All of it is on this side, and waits for the engine.
-    let whole = u64::from(incoming.rows) * incoming.row_bytes;
+    // All of it is on this side, or as much as may be, and waits for the engine.
+    let whole = (u64::from(incoming.rows) * incoming.row_bytes).min(28 << 20);
     let start = Instant::now();
     while proxy.forwarded() < whole {
         assert!(start.elapsed() < PATIENCE, "{}", proxy.forwarded());
@@ -540,25 +619,12 @@ async fn check(config: &FakeConfig, incoming: &Incoming) {
     assert_eq!(answer.summary.fallback, None);
     assert_eq!(answer.tokens, deal.expected(config).await);
     assert_eq!(first.tokens, expected);
-
-    let (mut slice, mut slices, mut largest) = (0, 0, 0);
-    for call in calls.take() {
-        match call {
-            Call::Import {
-                section, tokens, ..
-            } if section == incoming.section => {
-                slice += u64::from(tokens.end - tokens.start) * incoming.row_bytes;
-            }
-            Call::Decode { .. } if slice > 0 => {
-                largest = largest.max(slice);
-                slices += 1;
-                slice = 0;
-            }
-            _ => {}
-        }
-    }
-    assert!(largest <= MAX_SLICE_BYTES, "{largest}");
-    assert!(slices >= 2, "{slices}");
+    let mut calls = calls.take();
+    calls.retain(|call| match call {
+        Call::Import { section, .. } => *section == incoming.section,
+        _ => true,
+    });
     prefill.clean().await;
     decode.clean().await;
+    slices_of(&calls, CallKind::Import, incoming.row_bytes)
 }
