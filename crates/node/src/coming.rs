@@ -21,6 +21,8 @@ pub struct Bringing {
     wanted: Wanted,
     /// Lossy codecs that it allows, from the least lossy on.
     lossy: usize,
+    /// True if it finds, and others like it find, what has not been compared.
+    is_compared: bool,
     /// The machine that it comes from, if that is known.
     from: Option<PeerId>,
 }
@@ -35,6 +37,7 @@ impl Bringing {
             found: keep.found(),
             wanted,
             lossy: keep.lossy_allowed(),
+            is_compared: keep.is_compared(),
             chain,
             from,
         })
@@ -47,6 +50,7 @@ impl Bringing {
             page < pages
                 && self.wanted.accepts(provenance)
                 && other.lossy <= self.lossy
+                && (self.is_compared || !other.is_compared)
                 && self.chain.get(page).is_some()
                 && self.chain.get(page) == other.chain.get(page)
         })

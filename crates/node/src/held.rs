@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::batches::Batches;
-use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wanted};
+use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Readers, Snapshot, Wanted};
 
 /// Keeps KV of a request as pages, and finds pages for it.
 #[derive(Debug, Clone)]
@@ -83,6 +83,16 @@ impl Keep {
     pub fn in_doubt(&self) -> Self {
         Self {
             store: self.store.in_doubt(),
+            ..self.clone()
+        }
+    }
+
+    /// For a request that is compared before its first token: what is kept is found by such requests only, until it has
+    /// been compared, and this one finds what they keep.
+    #[must_use]
+    pub fn compared(&self) -> Self {
+        Self {
+            store: self.store.compared(),
             ..self.clone()
         }
     }
@@ -162,8 +172,7 @@ impl Keep {
         self.lossy.get(..self.allowed).unwrap_or_default()
     }
 
-    /// How many pages of the prompt others find as soon as they have come, and what they are; `None` if none,
-    /// or if others find nothing before it has been compared.
+    /// How many pages of the prompt others find as soon as they have come, and what they are; `None` if none.
     #[must_use]
     pub fn found(&self) -> Option<(usize, Provenance)> {
         let (end, provenance) = match self.reuse {
@@ -171,7 +180,14 @@ impl Keep {
             Reuse::Exact => (self.exact, Provenance::Prefilled),
             Reuse::All => (self.batches.kv_end, Provenance::Decoded),
         };
-        (!self.store.is_in_doubt()).then_some(((end / PAGE_TOKENS) as usize, provenance))
+        let is_found = self.store.readers() != Some(Readers::Nobody);
+        is_found.then_some(((end / PAGE_TOKENS) as usize, provenance))
+    }
+
+    /// True if what is kept is found by requests only that are compared, as this one is.
+    #[must_use]
+    pub fn is_compared(&self) -> bool {
+        self.store.readers() == Some(Readers::Compared)
     }
 
     /// How many lossy codecs rows may come in, from the least lossy on.

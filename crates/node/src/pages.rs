@@ -30,10 +30,11 @@ use tandem_kv::plane::InvalidBlock;
 use tandem_kv::{KvBlock, Section};
 
 use self::disk::{Disk, FileName, Unread};
+pub use self::doubt::Readers;
 use self::doubt::{Doubt, Doubted};
 use self::index::{Index, Rows};
 use self::limits::{LOAD_ATTEMPTS, MAX_OBJECT_BYTES, MAX_PINS};
-use self::named::{Named, Place};
+use self::named::{Looking, Named, Place};
 use self::object::Meta;
 use self::rows::Shape;
 use self::spill::{Shared, Writer};
@@ -426,17 +427,28 @@ impl PageStore {
     /// The same store for rows that are put in before they are compared: nobody finds them until then.
     #[must_use]
     pub fn in_doubt(&self) -> Self {
-        let doubted = Doubted::new(Arc::clone(&self.shared));
+        self.doubting(Readers::Nobody)
+    }
+
+    /// The same for a request that is compared before its first token, with all that it began with: it finds what
+    /// others like it put in before that has been compared, and they find its rows.
+    #[must_use]
+    pub fn compared(&self) -> Self {
+        self.doubting(Readers::Compared)
+    }
+
+    fn doubting(&self, readers: Readers) -> Self {
+        let doubted = Doubted::new(Arc::clone(&self.shared), readers);
         Self {
             doubted: Some(Arc::new(doubted)),
             ..self.clone()
         }
     }
 
-    /// True if rows that are put in here are not found before they are [trusted](Self::trust).
+    /// Who finds rows that are put in here before they are [trusted](Self::trust); `None` if all do.
     #[must_use]
-    pub const fn is_in_doubt(&self) -> bool {
-        self.doubted.is_some()
+    pub fn readers(&self) -> Option<Readers> {
+        self.doubt().map(Doubt::readers)
     }
 
     /// The same store for rows that are good.
@@ -454,6 +466,11 @@ impl PageStore {
         if let Some(doubted) = &self.doubted {
             doubted.trust();
         }
+    }
+
+    fn looking(&self, wanted: Wanted) -> Looking {
+        let readers = self.readers().unwrap_or(Readers::Nobody);
+        Looking { wanted, readers }
     }
 
     fn doubt(&self) -> Option<Doubt> {
@@ -477,7 +494,7 @@ impl PageStore {
     pub fn held(&self, namespace: &Namespace, tokens: &[u32], wanted: Wanted) -> Held {
         let named = [Named::new(namespace, tokens)];
         self.shared
-            .look(|index| Named::held(&named, index, wanted).0)
+            .look(|index| Named::held(&named, index, self.looking(wanted)).0)
     }
 
     /// The same, and keeps it from being evicted for as long as the guard lives, so that it can be
@@ -501,7 +518,7 @@ impl PageStore {
                 return None;
             }
             index.stats.pins += 1;
-            let (held, used) = Named::held(&named, index, wanted);
+            let (held, used) = Named::held(&named, index, self.looking(wanted));
             if let Some(begun) = self.begun.as_ref().filter(|_| held != Held::default()) {
                 begun.get_or_init(|| index.forgotten());
             }
@@ -641,7 +658,7 @@ impl PageStore {
         for _ in 0..LOAD_ATTEMPTS {
             let at = self.shared.look(|index| {
                 index.touch(&place.id);
-                let entry = place.find(index, wanted)?;
+                let entry = place.find(index, self.looking(wanted))?;
                 match (&entry.rows, &entry.file) {
                     (Some(rows), _) => Some(At::Memory(Arc::clone(rows))),
                     (None, Some(file)) => {

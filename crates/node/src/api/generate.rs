@@ -51,7 +51,7 @@ pub(super) async fn generate(
     let pieces = (!remote).then(|| keep.pieces(prompt, page_read)).flatten();
     let source = source(remote, pieces.is_some());
     let of_others = match terms.action {
-        ParityAction::Redo => keep.in_doubt(),
+        ParityAction::Redo => keep.compared(),
         ParityAction::Report => keep.clone(),
     };
     let (events, receiver) = mpsc::channel(MAX_EVENTS);

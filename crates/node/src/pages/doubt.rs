@@ -9,7 +9,34 @@ use super::spill::Shared;
 
 /// Marks such rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Doubt(u64);
+pub struct Doubt {
+    serial: u64,
+    readers: Readers,
+}
+
+/// Who may use rows before they have been compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readers {
+    /// Nobody.
+    Nobody,
+    /// Requests that are compared themselves before their first token, and so all that they began with.
+    Compared,
+}
+
+impl Doubt {
+    /// Who may use the rows.
+    pub const fn readers(self) -> Readers {
+        self.readers
+    }
+
+    /// True if such readers may use the rows.
+    pub const fn is_open_to(self, readers: Readers) -> bool {
+        matches!(
+            (self.readers, readers),
+            (Readers::Compared, Readers::Compared)
+        )
+    }
+}
 
 /// What was put in under one mark. It leaves the store with this, unless it has been trusted.
 #[derive(Debug)]
@@ -21,9 +48,10 @@ pub struct Doubted {
 
 impl Doubted {
     /// Nothing yet, under a mark of its own.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub fn new(shared: Arc<Shared>, readers: Readers) -> Self {
+        let serial = shared.with(Index::next_serial);
         Self {
-            doubt: Doubt(shared.with(Index::next_serial)),
+            doubt: Doubt { serial, readers },
             ids: Mutex::default(),
             shared,
         }

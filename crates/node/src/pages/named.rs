@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use tandem_kv::page::{Namespace, PAGE_TOKENS, PageId};
 
+use super::doubt::Readers;
 use super::index::{Entry, Index};
 use super::object::Kind;
 use super::{Held, Wanted};
@@ -16,6 +17,13 @@ pub struct Named<'a> {
     pub namespace: &'a Namespace,
     tokens: &'a [u32],
     ids: Vec<PageId>,
+}
+
+/// What will do, and for whom.
+#[derive(Debug, Clone, Copy)]
+pub struct Looking {
+    pub wanted: Wanted,
+    pub readers: Readers,
 }
 
 /// Where an object of a sequence is looked for, and what it must be.
@@ -42,10 +50,11 @@ pub struct Used<'a> {
 
 impl Place<'_> {
     /// The object, if it is there and wanted.
-    pub fn find<'i>(&self, index: &'i Index, wanted: Wanted) -> Option<&'i Entry> {
+    pub fn find<'i>(&self, index: &'i Index, looking: Looking) -> Option<&'i Entry> {
         let entry = index.get(&self.id)?;
         let is_it = entry.meta.is(self.kind, self.end, self.tokens);
-        let is_good = entry.doubt.is_none() && wanted.accepts(entry.meta.provenance);
+        let is_open = entry.doubt.is_none_or(|d| d.is_open_to(looking.readers));
+        let is_good = is_open && looking.wanted.accepts(entry.meta.provenance);
         (is_it && is_good).then_some(entry)
     }
 }
@@ -110,13 +119,13 @@ impl<'a> Named<'a> {
 
     /// What is held of a sequence, which has a name in each of several namespaces: of each page the
     /// first one that is there, and a snapshot of the first namespace behind pages of it.
-    pub fn held(names: &[Self], index: &mut Index, wanted: Wanted) -> (Held, Used<'a>) {
+    pub fn held(names: &[Self], index: &mut Index, looking: Looking) -> (Held, Used<'a>) {
         let mut used = Used::default();
         let pages = names.first().map_or(0, |first| first.ids.len());
         for number in 0..pages {
             let found = names.iter().find_map(|named| {
                 let page = named.page(number)?;
-                let entry = page.find(index, wanted)?;
+                let entry = page.find(index, looking)?;
                 debug_assert_eq!(entry.meta.parent, page.parent);
                 Some((named.namespace, page))
             });
@@ -143,7 +152,7 @@ impl<'a> Named<'a> {
                 .first()
                 .filter(|(space, _)| std::ptr::eq(*space, first.namespace));
             let own = own.map_or(0, |(_, run)| run.end as usize / PAGE_LEN);
-            if let Some(snapshot) = first.last_snapshot(index, own, wanted) {
+            if let Some(snapshot) = first.last_snapshot(index, own, looking) {
                 held.snapshot = Some(snapshot.end);
                 used.objects.push(snapshot.id);
             }
@@ -156,7 +165,7 @@ impl<'a> Named<'a> {
     }
 
     /// The longest snapshot that can be used with this many pages.
-    fn last_snapshot(&self, index: &Index, pages: usize, wanted: Wanted) -> Option<Place<'a>> {
+    fn last_snapshot(&self, index: &Index, pages: usize, looking: Looking) -> Option<Place<'a>> {
         let contract = self.namespace.contract();
         // A model with windows only needs no pages to continue from one.
         let needs_pages = contract.layers.iter().any(is_full);
@@ -166,7 +175,7 @@ impl<'a> Named<'a> {
             let mut tails = index.tails(&parent);
             tails.find_map(|tail| {
                 let place = self.snapshot(pages, tail)?;
-                place.find(index, wanted).map(|_| place)
+                place.find(index, looking).map(|_| place)
             })
         })
     }

@@ -1,4 +1,5 @@
-//! Parts of tests that need a process of their own.
+//! Folders in which nothing can be written: by a limit of a process, which then is one of its own, and by a file system
+//! that is full.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,4 +31,44 @@ pub fn full_folder() -> PathBuf {
     assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
     std::fs::remove_file(probe).unwrap();
     dir.into()
+}
+
+/// A file system of its own in a folder. Only root can mount one; elsewhere [`without_room_on_disk`] stands for it.
+#[cfg(target_os = "linux")]
+pub struct SmallDisk(PathBuf);
+
+#[cfg(target_os = "linux")]
+impl SmallDisk {
+    /// `None` for those who are not root.
+    pub fn mount(dir: &Path, kib: u32) -> Option<Self> {
+        let options = format!("size={kib}k,mode=700");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(dir)
+            .output();
+        if !mount.is_ok_and(|m| m.status.success()) {
+            eprintln!("SKIPPED: mounting a small file system takes root");
+            return None;
+        }
+        Some(Self(dir.into()))
+    }
+
+    /// Somebody else fills it.
+    pub fn fill(&self) {
+        let mut filler = std::fs::File::create(self.0.join("filler")).unwrap();
+        let error = loop {
+            if let Err(error) = std::io::Write::write_all(&mut filler, &[1; 4096]) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Somebody may still have a file open.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
 }

@@ -20,7 +20,7 @@ use super::rig::{Plan, Rig};
 const CHUNK: u32 = 32;
 
 /// The same contract, and other numbers.
-fn different(config: &FakeConfig) -> FakeConfig {
+pub fn different(config: &FakeConfig) -> FakeConfig {
     FakeConfig {
         seed: config.seed + 1,
         ..config.clone()

@@ -15,6 +15,8 @@ use tandem_proto::{PrefillEvent, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+#[cfg(target_os = "linux")]
+use super::child::SmallDisk;
 use super::child::{full_folder, without_room_on_disk};
 use super::cluster::{
     Calls, Deal, Outcome, Setup, TestNode, bind, eventually, heavy, limits, prompt,
@@ -501,7 +503,26 @@ fn kept(tokens: &[u32]) -> Deal {
 #[tokio::test]
 async fn a_disk_that_is_full_costs_no_token() {
     let dir = tempfile::tempdir().unwrap();
-    for (config, dir) in models_on_disk(dir.path()) {
+    keep_one(dir.path()).await;
+    without_room_on_disk("reuse::child_whose_files_may_not_grow", dir.path());
+}
+
+/// The same with a real file system that is full; elsewhere `a_disk_that_is_full_costs_no_token` stands for it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_file_system_that_is_full_costs_no_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(dir.path(), 4 << 10) else {
+        return;
+    };
+    keep_one(dir.path()).await;
+    disk.fill();
+    answer_with_full_disks(dir.path()).await;
+}
+
+/// One request for each model, whose KV is kept on disk.
+async fn keep_one(dir: &Path) {
+    for (config, dir) in models_on_disk(dir) {
         let nodes = pair_on_disk(&config, &dir).await;
         let deal = kept(&ending(1, 20));
         check(&deal.run(&nodes[0], &nodes[1]).await, &deal, &config, 0).await;
@@ -518,15 +539,19 @@ async fn a_disk_that_is_full_costs_no_token() {
             }
         }
     }
-    without_room_on_disk("reuse::child_whose_files_may_not_grow", dir.path());
 }
 
 #[tokio::test]
 #[ignore = "a part of a_disk_that_is_full_costs_no_token, which starts it in a process of its own"]
 async fn child_whose_files_may_not_grow() {
+    answer_with_full_disks(&full_folder()).await;
+}
+
+/// Goes on where [`keep_one`] ended, and can write nothing.
+async fn answer_with_full_disks(dir: &Path) {
     /// Snapshots that the memory of a node has room for.
     const IN_MEMORY: u64 = 5;
-    for (mut config, dir) in models_on_disk(&full_folder()) {
+    for (mut config, dir) in models_on_disk(dir) {
         let calls = Calls::of(&mut config);
         let nodes = pair_on_disk(&config, &dir).await;
         let [prefill, decode] = &nodes;

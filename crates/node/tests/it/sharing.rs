@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use super::cluster::{
     Calls, Deal, Outcome, SHORT, Setup, TestNode, endless, eventually, finish, limits, prompt,
 };
+use super::parity::different;
 use super::reuse::{CHUNK, token_bytes, window_bytes};
 
 /// Tokens that all prompts here begin with: eight pages, which come in many blocks.
@@ -203,6 +204,53 @@ async fn who_waited_for_another_that_ends_early_goes_on_from_what_came() {
     }
 }
 
+/// Who is compared itself shares what has not been compared: it is compared with all that it began with.
+#[tokio::test]
+async fn what_must_be_compared_crosses_the_wire_once() {
+    for config in [config(), windowed()] {
+        let deals = [deal(1, 20), deal(2, 33), deal(3, 70)].map(|mut deal| {
+            deal.terms.action = ParityAction::Redo;
+            deal
+        });
+        let decode = start(Role::Decode, &config).await;
+        let mut sending = config.clone();
+        let held = Held::of(&mut sending, 0);
+        let prefill = start(Role::Prefill, &sending).await;
+        shared_once(&config, &deals, &[held], &[prefill], &decode).await;
+    }
+}
+
+/// It came from a node that computes something else: whoever began with it finds that out, and both are computed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_shared_and_does_not_fit_is_computed_again_by_all() {
+    let config = config();
+    let decode = start(Role::Decode, &config).await;
+    let mut wrong = different(&config);
+    let held = Held::of(&mut wrong, SHARED);
+    let wrong = start(Role::Prefill, &wrong).await;
+    let right = start(Role::Prefill, &config).await;
+    let [first, second, third] = [deal(1, 20), deal(2, 33), deal(3, 70)].map(|mut deal| {
+        deal.terms.action = ParityAction::Redo;
+        deal
+    });
+    let one = going(&first, &wrong, &decode);
+    held.reached().await;
+    decode.until("what they share", |s| s.pages == 8).await;
+    let outcome = going(&second, &right, &decode).await.unwrap();
+    assert_eq!(outcome.answer.tokens, second.expected(&config).await);
+    let reason = outcome.answer.summary.fallback.unwrap();
+    assert!(reason.contains("do not compute the same"), "{reason}");
+    // Nobody begins with it any more.
+    let outcome = going(&third, &right, &decode).await.unwrap();
+    outcome.whole(&third.expected(&config).await, "behind it");
+    assert_eq!(outcome.done().2, 0);
+    held.release();
+    let outcome = one.await.unwrap();
+    assert_eq!(outcome.answer.tokens, first.expected(&config).await);
+    assert!(outcome.answer.summary.fallback.is_some());
+    decode.clean().await;
+}
+
 /// Its machine is gone: nobody says goodbye, and nobody waits for it to come again.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waited_for_a_machine_that_dies_goes_on_at_once() {
@@ -246,10 +294,8 @@ async fn who_cannot_use_what_comes_does_not_wait_for_it() {
         ("rows that may be lossy", |first, _| {
             first.terms.quality = Quality::Q8;
         }),
-        ("rows that are in doubt", |first, second| {
-            for deal in [first, second] {
-                deal.terms.action = ParityAction::Redo;
-            }
+        ("rows that have not been compared", |first, _| {
+            first.terms.action = ParityAction::Redo;
         }),
     ];
     for (what, change) in changes {

@@ -1,11 +1,11 @@
 //! A disk that takes no more: pages are not kept, everything else goes on.
 
 use std::path::Path;
-#[cfg(target_os = "linux")]
-use std::process::Command;
 
 use tandem_node::pages::{PageStore, Provenance, Wanted};
 
+#[cfg(target_os = "linux")]
+use super::super::child::SmallDisk;
 use super::super::child::{full_folder, without_room_on_disk};
 use super::rig::{
     PAGE_COST, PATIENCE, PLENTY, exact, files, full_block, full_only, private_dir, with_disk,
@@ -100,39 +100,17 @@ fn the_directory_vanishes() {
     assert!(get(&store, 29), "it is in memory");
 }
 
-/// The same with a real file system that is full. Only root can mount one, elsewhere
-/// `no_file_may_grow` stands for it.
+/// The same with a real file system that is full; elsewhere `no_file_may_grow` stands for it.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_file_system_is_full() {
-    struct Mounted<'a>(&'a Path);
-    impl Drop for Mounted<'_> {
-        fn drop(&mut self) {
-            let _ = Command::new("umount").arg(self.0).status();
-        }
-    }
     let outer = private_dir();
     let dir = outer.path();
-    let options = "size=64k,mode=700";
-    let mount = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", options, "tmpfs"])
-        .arg(dir)
-        .output();
-    if !mount.is_ok_and(|m| m.status.success()) {
-        eprintln!("SKIPPED: mounting a small file system takes root");
+    let Some(disk) = SmallDisk::mount(dir, 64) else {
         return;
-    }
-    let _mounted = Mounted(dir);
-    write_three(dir);
-    // Somebody else fills the disk.
-    let mut filler = std::fs::File::create(dir.join("filler")).unwrap();
-    let error = loop {
-        if let Err(error) = std::io::Write::write_all(&mut filler, &[1; 4096]) {
-            break error;
-        }
     };
-    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-    drop(filler);
+    write_three(dir);
+    disk.fill();
     let store = with_disk(2 * PAGE_COST, dir, PLENTY);
     for i in 1000..1050 {
         put(&store, i);

@@ -147,6 +147,41 @@ fn nobody_finds_rows_in_doubt_before_they_are_trusted() {
 }
 
 #[test]
+fn who_is_compared_finds_what_others_like_it_keep() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let tokens = prompt(100);
+    let page = full_block(&full_only(), 0..64, 1);
+    let tail = full_block(&full_only(), 64..100, 1);
+    let held = |store: &PageStore| {
+        let pinned = store.pin(&space, &[], &tokens, Wanted::Any);
+        let held = pinned.held();
+        let loaded = store.load(&space, &tokens, 0..64, Wanted::Any).is_ok();
+        assert_eq!(loaded, held.tokens == 64);
+        assert_eq!(held, store.held(&space, &tokens, Wanted::Any));
+        (held.tokens, held.snapshot)
+    };
+    let (first, second, other) = (store.compared(), store.compared(), store.in_doubt());
+    // What nobody may use before it is trusted, these do not find either.
+    assert_eq!(other.put(&space, &tokens, &page, PREFILLED), Ok(1));
+    assert_eq!([&store, &first, &second].map(held), [(0, None); 3]);
+    drop(other);
+    assert_eq!(first.put(&space, &tokens, &page, PREFILLED), Ok(1));
+    let snapshot = first.put_snapshot(&space, &tokens, Some(&tail), None, Provenance::Decoded);
+    assert_eq!(snapshot, Ok(true));
+    let whole = (64, Some(100));
+    let found = [&store, &store.in_doubt(), &second, &first].map(held);
+    assert_eq!(found, [(0, None), (0, None), whole, whole]);
+    assert_eq!(held(&second.without_doubt()), (0, None));
+    // They are its own to trust.
+    second.trust();
+    assert_eq!(held(&store), (0, None));
+    let pinned = second.pin(&space, &[], &tokens, Wanted::Any);
+    drop(first);
+    assert_eq!(pinned.held().tokens, 64);
+    assert_eq!([&store, &second].map(held), [(0, None); 2]);
+}
+
+#[test]
 fn rows_in_doubt_leave_with_whoever_would_trust_them() {
     let (space, store) = (exact(full_only()), in_memory(PLENTY));
     let tokens = prompt(64);
