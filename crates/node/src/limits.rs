@@ -8,6 +8,8 @@ pub const MAX_COMMANDS: usize = 1024;
 pub const MAX_EVENTS: usize = 256;
 /// Chunks of a prefill that may wait to be sent; beyond that the prefill pauses.
 pub const MAX_CHUNKS_WAITING: usize = 2;
+/// Bytes of rows that a prefill computes before the receiver has answered: from then on it pauses.
+pub const MAX_EARLY_BYTES: u64 = 256 << 20;
 /// Handoffs that are being received at once.
 pub const MAX_HANDOFFS: usize = 64;
 /// Connections to the control API at once. Those that say nothing give way, also to each other:

@@ -2,11 +2,12 @@
 //!
 //! Each handoff has one owner (`pump`), which has the state machine and keeps every block until it is
 //! acknowledged, and connections (`connection`), each with a writer of its own (`stream`; `growth`: blocks that are
-//! written while they are computed). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
+//! written while they are computed). What comes before the receiver has answered waits (`input`). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
 
 mod choice;
 mod connection;
 mod growth;
+mod input;
 mod links;
 mod pump;
 mod stream;
@@ -29,6 +30,7 @@ use tokio::time::timeout;
 pub use choice::{Choice, Measured};
 pub use links::{Carried, Learnt, Links, Memory, Trip, Waited};
 
+use self::input::Inputs;
 use self::pump::{Pump, ReceiptState, TransferClock};
 use crate::coming::Gone;
 use crate::conversation::keep_block;
@@ -285,6 +287,8 @@ pub async fn transmit(
     };
     let listener = pump.events.clone();
     let is_watched = pump.sending.is_some();
+    let model = pump.sending.as_ref().map(|s| Arc::clone(&s.model));
+    let input = Inputs::new(input, model);
     let result = tokio::select! {
         result = pump.run(&hello, input) => result,
         // Nobody wants the prefill any more. The receiver is told, so that it need not wait for

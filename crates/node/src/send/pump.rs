@@ -17,29 +17,17 @@ use tokio::time::{sleep, sleep_until, timeout};
 use super::choice::Measured;
 use super::connection::Connection;
 use super::growth::Grown;
+use super::input::Inputs;
 use super::links::{Carried, Trip};
 use super::stream::{Order, What, Written};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
 use crate::coming::Gone;
-use crate::job::{Begun, Command, Computed, Growing};
+use crate::job::{Begun, Computed, Growing};
 use crate::limits::{GOODBYE, RECONNECT_PAUSE};
 use crate::wire::WireError;
 
 /// Why a handoff is over whose engine gives no more.
 pub(super) const ENDED_EARLY: &str = "the prefill ended early";
-
-/// What the engine gives next; `None` if nothing more comes.
-async fn next_input(
-    begun: &mut Option<oneshot::Receiver<Computed>>,
-    input: &mut mpsc::Receiver<Input>,
-) -> Option<Input> {
-    let Some(chunk) = begun else {
-        return input.recv().await;
-    };
-    let chunk = chunk.await.ok();
-    *begun = None;
-    chunk.map(Input::Chunk)
-}
 
 /// Keeps the next block.
 async fn keep_next(sending: &mut Option<Sending>) {
@@ -161,9 +149,9 @@ impl Pump {
     pub(super) async fn run(
         &mut self,
         hello: &[u8],
-        mut input: mpsc::Receiver<Input>,
+        mut input: Inputs,
     ) -> Result<Report, NodeError> {
-        match self.connect(hello, None).await {
+        match input.meanwhile(self.connect(hello, None)).await {
             Ok(()) => {}
             Err(Fault::Over(e)) => return Err(e),
             // Without an answer to the first hello there is nothing to go on with.
@@ -303,7 +291,7 @@ impl Pump {
     }
 
     /// Does what can be done now, then waits for one thing to happen.
-    async fn step(&mut self, input: &mut mpsc::Receiver<Input>) -> Result<Option<Report>, Fault> {
+    async fn step(&mut self, input: &mut Inputs) -> Result<Option<Report>, Fault> {
         self.open_blocks()?;
         self.commit()?;
         if self.sender.state() == SenderState::Committed {
@@ -358,7 +346,7 @@ impl Pump {
                     }
                 }
             }
-            given = next_input(&mut self.begun, input), if wants_input => self.take(given)?,
+            given = input.next(&mut self.begun), if wants_input => self.take(given)?,
             () = keep_next(&mut self.sending), if is_behind => {}
             () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat(),
             // The receiver beats also while it has nothing to acknowledge.
@@ -540,10 +528,6 @@ impl Pump {
 
     /// Takes what the engine gives.
     fn take(&mut self, given: Option<Input>) -> Result<(), Fault> {
-        if let Some(sending) = &self.sending {
-            // The engine may have paused for want of room; a full queue wakes it anyway.
-            let _ = sending.model.command(Command::Wake);
-        }
         match given {
             Some(Input::Begun(Begun { blocks, chunk })) => {
                 self.begun = Some(chunk);

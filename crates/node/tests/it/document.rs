@@ -138,6 +138,7 @@ fn counts() -> Vec<(&'static str, String)> {
         ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
         ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
+        ("MAX_EARLY_BYTES", mebibytes(limits::MAX_EARLY_BYTES)),
         ("STREAMS", limits::STREAMS.to_string()),
         ("STAGING_UNITS", mebibytes(staging)),
         ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),

@@ -321,6 +321,48 @@ async fn who_cannot_use_what_comes_does_not_wait_for_it() {
     }
 }
 
+/// Waiting costs a machine nothing that it needs to compute anyway.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_another_machine_computes_on() {
+    for by_layer in [false, true] {
+        let config = FakeConfig {
+            by_layer,
+            ..config()
+        };
+        let decode = start(Role::Decode, &config).await;
+        let mut slow = config.clone();
+        let held = Held::of(&mut slow, 64);
+        let slow = start(Role::Prefill, &slow).await;
+        let mut quick = config.clone();
+        let calls = Calls::of(&mut quick);
+        let quick = start(Role::Prefill, &quick).await;
+        let (first, second) = (deal(1, 20), deal(2, 33));
+        let one = going(&first, &slow, &decode);
+        held.reached().await;
+        let two = going(&second, &quick, &decode);
+        decode
+            .until("both have said hello", |s| s.receiving == 2)
+            .await;
+        let computed = std::cell::Cell::new(0);
+        let all = second.tokens.len() as u32 - 1;
+        eventually("all of the second one", || {
+            computed.set(computed.get() + calls.prefilled());
+            computed.get() == all
+        })
+        .await;
+        assert!(!two.is_finished());
+        held.release();
+        for (deal, going, have) in [(&first, one, 0), (&second, two, SHARED)] {
+            let outcome = going.await.unwrap();
+            outcome.whole(&deal.expected(&config).await, "tokens");
+            assert_eq!(outcome.done().2, have);
+        }
+        for node in [slow, quick, decode] {
+            node.clean().await;
+        }
+    }
+}
+
 /// A machine that is much slower, or stands still, holds another one up for a limited time.
 #[tokio::test]
 async fn what_another_machine_brings_is_waited_for_for_a_limited_time() {
