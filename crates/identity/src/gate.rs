@@ -1,8 +1,9 @@
 //! A listener that shakes hands with many peers at once.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -11,6 +12,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use crate::limits::{ACCEPT_RETRY, MAX_HANDSHAKES, MAX_LINKS_WAITING};
 use crate::link::Link;
 use crate::public::Public;
+use crate::said::Said;
 use crate::security::{LinkError, Security};
 
 /// Takes connections and shakes hands with each in a task of its own, so that a peer that says
@@ -90,13 +92,16 @@ struct Shaking(VecDeque<AbortHandle>);
 
 impl Shaking {
     /// Adds a handshake; the oldest gives way if there are too many.
-    fn add(&mut self, task: AbortHandle) {
+    fn add(&mut self, task: AbortHandle, from: IpAddr, said: &Said) {
         self.0.retain(|t| !t.is_finished());
         if self.0.len() >= MAX_HANDSHAKES
             && let Some(oldest) = self.0.pop_front()
         {
-            tracing::warn!("too many peers connect and say nothing; the oldest is dropped");
             oldest.abort();
+            let reason = "too many peers connect and say nothing; the oldest is dropped";
+            if let Some(unsaid) = said.says(Instant::now(), from, reason) {
+                tracing::warn!(%from, unsaid, "{reason}");
+            }
         }
         self.0.push_back(task);
     }
@@ -133,6 +138,7 @@ async fn accept(
     taken: mpsc::Sender<(Link, SocketAddr)>,
 ) {
     let mut shaking = Shaking::default();
+    let said = Arc::new(Said::default());
     loop {
         // Without a handshake nothing is gained by taking one before there is room for it.
         if hands.is_plain() && taken.reserve().await.is_err() {
@@ -140,9 +146,16 @@ async fn accept(
         }
         match listener.accept().await {
             Ok((tcp, from)) => {
-                let (hands, taken) = (hands.clone(), taken.clone());
-                let task = tokio::spawn(shake(tcp, from, hands, limit, taken));
-                shaking.add(task.abort_handle());
+                let (hands, taken, heard) = (hands.clone(), taken.clone(), Arc::clone(&said));
+                let task = tokio::spawn(async move {
+                    if let Err(reason) = shake(tcp, from, hands, limit, taken).await
+                        && let Some(unsaid) =
+                            heard.says(Instant::now(), from.ip(), &reason.to_string())
+                    {
+                        tracing::warn!(%from, %reason, unsaid, "connection refused");
+                    }
+                });
+                shaking.add(task.abort_handle(), from.ip(), &said);
             }
             Err(error) => {
                 tracing::error!(%error, "cannot take a connection");
@@ -158,14 +171,12 @@ async fn shake(
     hands: Hands,
     limit: Duration,
     taken: mpsc::Sender<(Link, SocketAddr)>,
-) {
-    let shaken = match hands {
+) -> Result<(), LinkError> {
+    let link = match hands {
         Hands::Cluster(security) => security.accept(tcp, limit).await,
         Hands::Public(public) => public.accept(tcp, limit).await,
-    };
-    match shaken {
-        // If nobody takes it any more, it is closed.
-        Ok(link) => drop(taken.send((link, from)).await),
-        Err(reason) => tracing::warn!(%from, %reason, "connection refused"),
-    }
+    }?;
+    // If nobody takes it any more, it is closed.
+    let _ = taken.send((link, from)).await;
+    Ok(())
 }

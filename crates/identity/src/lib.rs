@@ -27,6 +27,7 @@ mod link;
 mod low_water;
 mod peer;
 mod public;
+mod said;
 mod security;
 mod serve;
 mod tls;

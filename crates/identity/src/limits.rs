@@ -5,6 +5,10 @@ use std::time::Duration;
 /// Handshakes that may be going on at one listener. When one more peer connects, the oldest gives
 /// way: a handshake takes milliseconds, so the oldest is of a peer that says nothing.
 pub const MAX_HANDSHAKES: usize = 256;
+/// How long the same trouble with the same machine is not logged again.
+pub const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Troubles that are logged within [`SAY_AGAIN`]; others are counted.
+pub const MAX_SAID: usize = 64;
 /// Connections that have shaken hands and wait to be taken.
 pub const MAX_LINKS_WAITING: usize = 64;
 /// Pause after a connection that could not be taken, such as for want of file descriptors.
