@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -63,6 +63,8 @@ pub struct Node {
     pub coming: Arc<Coming>,
     /// Prefills that are being sent.
     pub going: Arc<Going>,
+    /// Bytes of rows that they have computed before their receivers have answered.
+    pub early: Arc<AtomicU64>,
     /// Places for handoffs that are being received.
     pub receiving: Arc<Semaphore>,
     /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].

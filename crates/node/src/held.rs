@@ -245,7 +245,7 @@ impl Keep {
     }
 
     /// Forgets what is there of a sequence and of all that begin with a page of it, because it may be
-    /// wrong: all lossy rows, and the exact ones behind a position.
+    /// wrong: all lossy rows, and the exact ones behind a position, or that have not been compared.
     pub fn forget(&self, tokens: &[u32], exact: u32) -> u64 {
         if !self.keeps() {
             return 0;
@@ -259,6 +259,18 @@ impl Keep {
     #[must_use]
     pub fn is_discredited(&self) -> bool {
         self.store.is_discredited()
+    }
+
+    /// True if it began with pages of others that had not been compared.
+    #[must_use]
+    pub fn has_begun_in_doubt(&self) -> bool {
+        self.store.has_loaded_doubted()
+    }
+
+    /// True if some of those have turned out to be wrong since.
+    #[must_use]
+    pub fn has_begun_wrong(&self) -> bool {
+        self.store.has_loaded_wrong()
     }
 
     /// True if the model has windows, without which there is no snapshot.

@@ -232,6 +232,20 @@ pub struct Begun {
     pub chunk: oneshot::Receiver<Computed>,
 }
 
+impl Begun {
+    /// One that has been computed already.
+    #[must_use]
+    pub fn computed(chunk: Computed) -> Self {
+        let (whole, waiting) = oneshot::channel();
+        // Its other half is here.
+        let _ = whole.send(chunk);
+        Self {
+            blocks: Vec::new(),
+            chunk: waiting,
+        }
+    }
+}
+
 /// A chunk that has been computed and copied out.
 #[derive(Debug)]
 pub struct Computed {

@@ -117,6 +117,7 @@ pub async fn run(
         handoffs: Arc::default(),
         coming: Arc::default(),
         going: Arc::default(),
+        early: Arc::default(),
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
         spare: Arc::default(),

@@ -10,6 +10,8 @@ pub const MAX_EVENTS: usize = 256;
 pub const MAX_CHUNKS_WAITING: usize = 2;
 /// Bytes of rows that a prefill computes before the receiver has answered: from then on it pauses.
 pub const MAX_EARLY_BYTES: u64 = 256 << 20;
+/// The same over all prefills of a node; the chunk that each of them is computing comes on top.
+pub const MAX_ALL_EARLY_BYTES: u64 = 4 * MAX_EARLY_BYTES;
 /// Handoffs that are being received at once.
 pub const MAX_HANDOFFS: usize = 64;
 /// Connections to the control API at once. Those that say nothing give way, also to each other:
@@ -50,8 +52,8 @@ pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations, and bytes that are copied out of
 /// it, or of a window back; less where that takes longer than [`Limits::slice`].
 pub const MAX_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
-/// As many may always be moved at once, and one row.
-pub const MIN_SLICE_BYTES: u64 = 1 << 20;
+/// As many may always be moved at once, and one row: an engine takes some time for each slice, however small it is.
+pub const MIN_SLICE_BYTES: u64 = 4 << 20;
 /// Bytes per second below which a connection is of no use: what somebody sends a byte at a time would hold a
 /// handoff up without being silent.
 pub const MIN_LINK_RATE: u64 = 64 << 10;
@@ -141,7 +143,7 @@ pub struct Limits {
     /// Longest step of an engine: a chunk of a prefill on the slowest machine takes less. A node whose
     /// engine takes longer ends.
     pub engine_step: Duration,
-    /// How long KV is moved between two steps of running generations, by how long it took before.
+    /// How long KV is moved between two steps of running generations at most, by how long it took before.
     pub slice: Duration,
     /// A node that shuts down waits this long for the step that an engine is computing, and this
     /// long again for its connections.

@@ -19,9 +19,10 @@ mod object;
 mod rows;
 mod spill;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tandem_kv::contract::InvalidContract;
@@ -223,6 +224,21 @@ pub enum LoadError {
     },
 }
 
+/// What a request began with.
+#[derive(Debug, Default)]
+struct Begun {
+    /// How often pages had been forgotten then; empty if it began with none.
+    forgotten: OnceLock<u64>,
+    /// Versions of what it loaded that had not been compared.
+    doubted: Mutex<HashMap<PageId, (u64, Doubt)>>,
+}
+
+impl Begun {
+    fn doubted(&self) -> MutexGuard<'_, HashMap<PageId, (u64, Doubt)>> {
+        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A bounded cache of KV. Clones share it; it closes with the last of them.
 ///
 /// All methods may be called from any thread. [`PageStore::put`], [`PageStore::held`] and
@@ -236,8 +252,8 @@ pub struct PageStore {
     _writer: Arc<Writer>,
     /// What is put in here, if it must be compared.
     doubted: Option<Arc<Doubted>>,
-    /// Of the store of one request: how often pages had been forgotten when it began with some, if it did.
-    begun: Option<Arc<OnceLock<u64>>>,
+    /// Of the store of one request.
+    begun: Option<Arc<Begun>>,
 }
 
 impl PageStore {
@@ -286,7 +302,7 @@ impl PageStore {
     }
 
     fn has_begun_before(&self, index: &Index) -> bool {
-        let begun = self.begun.as_ref().and_then(|begun| begun.get());
+        let begun = self.begun.as_ref().and_then(|begun| begun.forgotten.get());
         begun.is_some_and(|forgotten| *forgotten != index.forgotten())
     }
 
@@ -416,9 +432,12 @@ impl PageStore {
             .map(|(space, from)| (Named::new(space, tokens), (from / PAGE_TOKENS) as usize))
             .collect();
         self.shared.with(|index| {
-            let all = named
-                .iter()
-                .flat_map(|(named, from)| named.all(index, *from));
+            let all = named.iter().flat_map(|(named, from)| {
+                // What comes before may be as good as it was, but nobody has compared it.
+                let before = named.all(index, 0).into_iter();
+                let doubted = before.filter(|id| index.get(id).is_some_and(|e| e.doubt.is_some()));
+                doubted.chain(named.all(index, *from)).collect::<Vec<_>>()
+            });
             let all = all.collect();
             index.forget_all(all)
         })
@@ -431,7 +450,8 @@ impl PageStore {
     }
 
     /// The same for a request that is compared before its first token, with all that it began with: it finds what
-    /// others like it put in before that has been compared, and they find its rows.
+    /// others like it put in before that has been compared, and they find its rows. What it has loaded of theirs is
+    /// [trusted](Self::trust) with its own.
     #[must_use]
     pub fn compared(&self) -> Self {
         self.doubting(Readers::Compared)
@@ -466,6 +486,35 @@ impl PageStore {
         if let Some(doubted) = &self.doubted {
             doubted.trust();
         }
+        let used = self
+            .begun
+            .as_ref()
+            .map(|begun| std::mem::take(&mut *begun.doubted()));
+        if let Some(used) = used.filter(|used| !used.is_empty()) {
+            self.shared.with(|index| {
+                let used = used.into_iter();
+                used.for_each(|(id, (version, _))| index.trust_rows(&id, version));
+            });
+        }
+    }
+
+    /// True if it has loaded what others put in and had not been compared.
+    #[must_use]
+    pub fn has_loaded_doubted(&self) -> bool {
+        self.begun
+            .as_ref()
+            .is_some_and(|begun| !begun.doubted().is_empty())
+    }
+
+    /// True if some of that has been forgotten since because it may be wrong.
+    #[must_use]
+    pub fn has_loaded_wrong(&self) -> bool {
+        let Some(begun) = &self.begun else {
+            return false;
+        };
+        let doubted = begun.doubted();
+        self.shared
+            .look(|index| doubted.values().any(|(_, doubt)| index.is_wrong(*doubt)))
     }
 
     fn looking(&self, wanted: Wanted) -> Looking {
@@ -520,7 +569,7 @@ impl PageStore {
             index.stats.pins += 1;
             let (held, used) = Named::held(&named, index, self.looking(wanted));
             if let Some(begun) = self.begun.as_ref().filter(|_| held != Held::default()) {
-                begun.get_or_init(|| index.forgotten());
+                begun.forgotten.get_or_init(|| index.forgotten());
             }
             let pins: Vec<_> = used
                 .objects
@@ -659,6 +708,9 @@ impl PageStore {
             let at = self.shared.look(|index| {
                 index.touch(&place.id);
                 let entry = place.find(index, self.looking(wanted))?;
+                if let (Some(doubt), Some(begun)) = (entry.doubt, &self.begun) {
+                    begun.doubted().insert(place.id, (entry.version, doubt));
+                }
                 match (&entry.rows, &entry.file) {
                     (Some(rows), _) => Some(At::Memory(Arc::clone(rows))),
                     (None, Some(file)) => {

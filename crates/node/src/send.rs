@@ -15,6 +15,7 @@ mod stream;
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use tandem_identity::{PeerId, Security};
 use tandem_kv::codec::Codec;
@@ -79,7 +80,7 @@ pub struct Report {
     pub prefill_ms: f64,
     /// Time during which KV was written but not acknowledged, in milliseconds.
     pub transfer_ms: f64,
-    /// The part of that after the last prompt token was computed.
+    /// Time from the last prompt token computed, or the receiver's answer if that came later, to everything confirmed.
     pub exposed_transfer_ms: f64,
     /// Tokens that the receiver had.
     pub have_tokens: u32,
@@ -210,6 +211,8 @@ pub struct Sending {
     pub accepted: Option<oneshot::Sender<()>>,
     /// That it is being sent, for others that begin alike.
     pub gone: Option<Gone>,
+    /// Bytes of rows that all prefills of the node have computed before their receivers have answered.
+    pub early: Arc<AtomicU64>,
 }
 
 /// Sends a prefill as it is computed, and tells the coordinator about it. True if the decode node
@@ -276,6 +279,7 @@ pub async fn transmit(
         queued_to: PerSection::default(),
         sent: VecDeque::new(),
         last: None,
+        accepted: None,
         receipt: ReceiptState::Open,
         in_doubt: false,
         clock: TransferClock::default(),
@@ -287,8 +291,10 @@ pub async fn transmit(
     };
     let listener = pump.events.clone();
     let is_watched = pump.sending.is_some();
-    let model = pump.sending.as_ref().map(|s| Arc::clone(&s.model));
-    let input = Inputs::new(input, model);
+    let prefill = pump.sending.as_ref();
+    let prefill = prefill.map(|s| (Arc::clone(&s.model), Arc::clone(&s.early)));
+    let (model, early) = prefill.unzip();
+    let input = Inputs::new(input, model, early);
     let result = tokio::select! {
         result = pump.run(&hello, input) => result,
         // Nobody wants the prefill any more. The receiver is told, so that it need not wait for

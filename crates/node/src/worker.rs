@@ -4,7 +4,7 @@
 //! most one chunk of one prefill, decode one token of every generating sequence. So running generations
 //! wait for at most one slice of KV that comes in, and one that goes out or one chunk with its rows, or the first slice
 //! of them; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
-//! anybody else can find them.
+//! anybody else can find them that is not compared itself.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
 //! - `slice`: how much KV is moved at once;
@@ -85,6 +85,9 @@ impl Worker {
         while !self.stopping {
             self.take_commands();
             self.end_abandoned();
+            let is_waited_for = self.jobs.values().any(Job::can_decode);
+            self.slice_in.is_waited_for = is_waited_for;
+            self.slice_out.is_waited_for = is_waited_for;
             let applied = self.apply_step();
             // Where nobody waits for a token, what has come goes first; but not what comes meanwhile.
             self.applies_first = self.applies_first.saturating_sub(applied);

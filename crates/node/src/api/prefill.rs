@@ -35,12 +35,8 @@ pub(super) async fn prefill(
     let terms = request.terms.clone();
     let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
     let tokens: Arc<[u32]> = request.tokens[..kv_end as usize].into();
-    let keep = Keep::new(
-        &node.pages,
-        &model.contract,
-        &terms,
-        model.batches(kv_end, request.chunk),
-    );
+    let batches = model.batches(kv_end, request.chunk);
+    let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit()?;
@@ -88,6 +84,7 @@ pub(super) async fn prefill(
         kept: Kept::new(keep, tokens),
         accepted,
         gone,
+        early: Arc::clone(&node.early),
     };
     tokio::spawn(async move {
         if let Some(preceded) = preceded {

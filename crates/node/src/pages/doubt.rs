@@ -1,4 +1,4 @@
-//! Rows that must be compared before anybody may use them.
+//! Rows that must be compared before anybody may use them, or anybody who is not compared with them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

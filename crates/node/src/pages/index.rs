@@ -9,7 +9,7 @@ use tandem_kv::page::PageId;
 
 use super::disk::{FileName, Found, Unread};
 use super::doubt::Doubt;
-use super::limits::{MAX_ENTRIES, MAX_SPILL_BYTES, MAX_SPILLS_WAITING};
+use super::limits::{MAX_DOUBTS, MAX_ENTRIES, MAX_SPILL_BYTES, MAX_SPILLS_WAITING};
 use super::object::{Kind, Meta};
 use super::{PageStats, Provenance};
 
@@ -32,7 +32,7 @@ pub struct Entry {
     queued: bool,
     /// Where it is on disk.
     pub file: Option<FileName>,
-    /// Its rows have not been compared: nobody finds it, and it does not go to disk.
+    /// Its rows have not been compared: nobody finds it that is not compared itself, and it does not go to disk.
     pub doubt: Option<Doubt>,
     pins: u32,
 }
@@ -68,6 +68,8 @@ pub struct Index {
     removing: usize,
     /// How often objects have been forgotten because they may be wrong.
     forgotten: u64,
+    /// Under which doubts some of them were, the last ones.
+    wrong: VecDeque<Doubt>,
     /// Counters and sizes.
     pub stats: PageStats,
 }
@@ -93,6 +95,7 @@ impl Index {
             unused: Vec::new(),
             removing: 0,
             forgotten: 0,
+            wrong: VecDeque::new(),
             stats: PageStats::default(),
         }
     }
@@ -241,6 +244,20 @@ impl Index {
         }
     }
 
+    /// The rows of this version are as good as others from now on.
+    pub fn trust_rows(&mut self, id: &PageId, version: u64) {
+        if let Some(entry) = self.entries.get_mut(id)
+            && entry.version == version
+        {
+            entry.doubt = None;
+        }
+    }
+
+    /// True if rows that were put in with this doubt have been forgotten because they may be wrong.
+    pub fn is_wrong(&self, doubt: Doubt) -> bool {
+        self.wrong.contains(&doubt)
+    }
+
     /// What was put in with this doubt will not be compared any more.
     pub fn drop_doubted(&mut self, ids: &[PageId], doubt: Doubt) {
         for id in ids {
@@ -315,9 +332,20 @@ impl Index {
         open.extend(gaps.copied());
         while let Some(id) = open.pop() {
             open.extend(children.remove(&id).unwrap_or_default());
+            self.note_wrong(&id);
             self.forget(&id);
         }
         (before - self.entries.len()) as u64
+    }
+
+    fn note_wrong(&mut self, id: &PageId) {
+        let doubt = self.entries.get(id).and_then(|entry| entry.doubt);
+        if let Some(doubt) = doubt.filter(|doubt| !self.wrong.contains(doubt)) {
+            if self.wrong.len() == MAX_DOUBTS {
+                self.wrong.pop_front();
+            }
+            self.wrong.push_back(doubt);
+        }
     }
 
     /// Changes with [`Index::forget_all`].

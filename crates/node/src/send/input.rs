@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use tandem_kv::KvBlock;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Input;
 use crate::job::{Begun, Command, Computed};
-use crate::limits::MAX_EARLY_BYTES;
+use crate::limits::{MAX_ALL_EARLY_BYTES, MAX_EARLY_BYTES};
 use crate::model::Model;
 
 /// The chunks of a prefill.
@@ -17,10 +17,10 @@ pub(super) struct Inputs {
     computed: mpsc::Receiver<Input>,
     /// The model, whose engine may have paused for want of room.
     model: Option<Arc<Model>>,
+    /// Of a prefill.
+    weight: Option<Weight>,
     /// What came before the receiver answered.
     early: VecDeque<Input>,
-    /// What it weighs.
-    early_bytes: u64,
     /// The chunk behind that, which is being computed.
     begun: Option<Begun>,
     /// True if nothing more comes.
@@ -28,19 +28,24 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    pub(super) fn new(computed: mpsc::Receiver<Input>, model: Option<Arc<Model>>) -> Self {
+    pub(super) fn new(
+        computed: mpsc::Receiver<Input>,
+        model: Option<Arc<Model>>,
+        early: Option<Arc<AtomicU64>>,
+    ) -> Self {
+        let weight = |all| Weight { all, own: 0 };
         Self {
             computed,
             model,
+            weight: early.map(weight),
             early: VecDeque::new(),
-            early_bytes: 0,
             begun: None,
             is_over: false,
         }
     }
 
     /// Does what has to be done before anything can be sent, and takes meanwhile what the engine gives, so that it
-    /// computes on: chunks until they weigh [`MAX_EARLY_BYTES`].
+    /// computes on: chunks as long as there is room for them. What is no prefill, an answer that is handed back, waits.
     pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
@@ -51,29 +56,37 @@ impl Inputs {
         }
     }
 
-    const fn has_room(&self) -> bool {
-        !self.is_over && self.early_bytes < MAX_EARLY_BYTES
+    fn has_room(&self) -> bool {
+        !self.is_over && self.weight.as_ref().is_some_and(Weight::has_room)
     }
 
     async fn take_early(&mut self) {
         let given = match &mut self.begun {
             Some(Begun { chunk, .. }) => {
-                let chunk = chunk.await;
-                // Its blocks come whole with it.
+                let chunk = chunk.await.ok();
                 self.begun = None;
-                chunk.ok().map(Input::Chunk)
+                // Its blocks come whole with it.
+                chunk.map(|chunk| {
+                    self.weigh(&chunk);
+                    Input::Begun(Begun::computed(chunk))
+                })
             }
-            None => self.computed.recv().await,
+            None => match self.computed.recv().await {
+                Some(Input::Begun(begun)) => {
+                    self.begun = Some(begun);
+                    return self.wake();
+                }
+                other => {
+                    if let Some(Input::Chunk(chunk)) = &other {
+                        self.weigh(chunk);
+                    }
+                    other
+                }
+            },
         };
         self.wake();
-        match given {
-            Some(Input::Begun(begun)) => self.begun = Some(begun),
-            Some(input) => {
-                self.early_bytes += bytes(&input);
-                self.early.push_back(input);
-            }
-            None => self.is_over = true,
-        }
+        self.is_over = given.is_none();
+        self.early.extend(given);
     }
 
     /// What the engine gives next, of the chunk that has been begun first; `None` if nothing more comes.
@@ -88,7 +101,12 @@ impl Inputs {
                 chunk.map(Input::Chunk)
             }
             None => match self.early.pop_front() {
-                Some(input) => Some(input),
+                Some(input) => {
+                    if let Some(weight) = self.weight.as_mut().filter(|_| self.early.is_empty()) {
+                        weight.clear();
+                    }
+                    Some(input)
+                }
                 None => match self.begun.take() {
                     Some(begun) => Some(Input::Begun(begun)),
                     None => self.computed.recv().await,
@@ -99,6 +117,12 @@ impl Inputs {
         given
     }
 
+    fn weigh(&mut self, chunk: &Computed) {
+        if let Some(weight) = &mut self.weight {
+            weight.add(chunk);
+        }
+    }
+
     /// A full queue wakes the engine anyway.
     fn wake(&self) {
         if let Some(model) = &self.model {
@@ -107,11 +131,34 @@ impl Inputs {
     }
 }
 
-/// Rows of a chunk. The window is made of blocks that have been counted.
-fn bytes(input: &Input) -> u64 {
-    match input {
-        Input::Chunk(chunk) => chunk.blocks.iter().map(|b: &Arc<KvBlock>| b.bytes()).sum(),
-        Input::Begun(_) | Input::Receipt(_) => 0,
+/// What came early, of one prefill and of all of a node.
+struct Weight {
+    all: Arc<AtomicU64>,
+    own: u64,
+}
+
+impl Weight {
+    fn has_room(&self) -> bool {
+        self.own < MAX_EARLY_BYTES && self.all.load(Ordering::Relaxed) < MAX_ALL_EARLY_BYTES
+    }
+
+    /// Its rows; the window is there twice, in blocks and as a whole.
+    fn add(&mut self, chunk: &Computed) {
+        let blocks = chunk.blocks.iter().chain(&chunk.window);
+        let bytes: u64 = blocks.map(|block| block.bytes()).sum();
+        self.own += bytes;
+        self.all.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn clear(&mut self) {
+        self.all
+            .fetch_sub(std::mem::take(&mut self.own), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Weight {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -119,7 +166,7 @@ fn bytes(input: &Input) -> u64 {
 mod tests {
     use std::time::Instant;
 
-    use tandem_kv::{Plane, PlaneKind, Section};
+    use tandem_kv::{KvBlock, Plane, PlaneKind, Section};
     use tokio::task::yield_now;
 
     use super::*;
@@ -154,30 +201,39 @@ mod tests {
         }
     }
 
+    /// Gives chunks one after the other, to each the other half's turn; tells how many there was room for.
+    async fn given_early(inputs: &mut Inputs, give: &mpsc::Sender<Input>, ends: &[u32]) -> usize {
+        let mut given = 0;
+        let giving = async {
+            for _ in 0..100 {
+                if given < ends.len()
+                    && let Ok(room) = give.try_reserve()
+                {
+                    room.send(Input::Chunk(chunk(ends[given])));
+                    given += 1;
+                }
+                yield_now().await;
+            }
+        };
+        inputs.meanwhile(giving).await;
+        given
+    }
+
+    fn ends() -> Vec<u32> {
+        (1..=8).map(|i| i * 128).collect()
+    }
+
     #[tokio::test]
     async fn chunks_are_taken_before_the_answer_as_far_as_there_is_room() {
+        let all = Arc::new(AtomicU64::new(0));
         let (give, computed) = mpsc::channel(1);
-        let mut inputs = Inputs::new(computed, None);
-        let ends: Vec<u32> = (1..=8).map(|i| i * 128).collect();
-        let mut left = ends.iter();
-        let mut given = Vec::new();
-        // As long as room comes, and the other half has its turn.
-        inputs
-            .meanwhile(async {
-                for _ in 0..100 {
-                    if let Ok(room) = give.try_reserve() {
-                        let end = *left.next().unwrap();
-                        room.send(Input::Chunk(chunk(end)));
-                        given.push(end);
-                    }
-                    yield_now().await;
-                }
-            })
-            .await;
+        let mut inputs = Inputs::new(computed, None, Some(Arc::clone(&all)));
+        let ends = ends();
         // Four weigh as much as may be, and one waits in the channel.
-        assert_eq!(given, ends[..5]);
+        let given = given_early(&mut inputs, &give, &ends).await;
+        assert_eq!((given, all.load(Ordering::Relaxed)), (5, MAX_EARLY_BYTES));
         let giving = async {
-            for end in left {
+            for end in &ends[given..] {
                 give.send(Input::Chunk(chunk(*end))).await.unwrap();
             }
             drop(give);
@@ -191,50 +247,76 @@ mod tests {
         };
         let ((), taken) = tokio::join!(giving, taking);
         assert_eq!(taken, ends);
+        assert_eq!(all.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn there_is_room_for_all_prefills_together_and_none_for_answers() {
+        let all = Arc::new(AtomicU64::new(MAX_ALL_EARLY_BYTES - 1));
+        for (early, room) in [(Some(&all), 1), (Some(&all), 0), (None, 0)] {
+            let (give, computed) = mpsc::channel(1);
+            let mut inputs = Inputs::new(computed, None, early.cloned());
+            let given = given_early(&mut inputs, &give, &ends()).await;
+            assert_eq!(given, room + 1);
+            if room > 0 {
+                // Until it has been sent, or given up.
+                let (_, full) = mpsc::channel(1);
+                let mut other = Inputs::new(full, None, Some(Arc::clone(&all)));
+                assert!(!other.has_room());
+                other.meanwhile(std::future::ready(())).await;
+                drop(inputs);
+                assert_eq!(all.load(Ordering::Relaxed), MAX_ALL_EARLY_BYTES - 1);
+                all.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     #[tokio::test]
     async fn a_chunk_that_is_being_computed_goes_on_growing_behind_the_others() {
+        let all = Arc::new(AtomicU64::new(0));
         let (give, computed) = mpsc::channel(4);
-        let mut inputs = Inputs::new(computed, None);
+        let mut inputs = Inputs::new(computed, None, Some(all));
         let begin = || {
             let (whole, chunk) = oneshot::channel();
             let blocks = Vec::new();
             (whole, Input::Begun(Begun { blocks, chunk }))
         };
+        let pause = async || {
+            for _ in 0..10 {
+                yield_now().await;
+            }
+        };
         let ((first, first_begun), (second, second_begun)) = (begin(), begin());
         inputs
             .meanwhile(async {
                 give.send(first_begun).await.unwrap();
-                yield_now().await;
+                pause().await;
                 first.send(chunk(128)).unwrap();
-                for _ in 0..10 {
-                    yield_now().await;
-                }
+                pause().await;
                 give.send(second_begun).await.unwrap();
-                for _ in 0..10 {
-                    yield_now().await;
-                }
+                pause().await;
             })
             .await;
-        let mut begun = None;
-        assert_eq!(end(inputs.next(&mut begun).await), Some(128));
-        let Some(Input::Begun(given)) = inputs.next(&mut begun).await else {
-            panic!("it has been begun");
-        };
-        begun = Some(given.chunk);
-        second.send(chunk(256)).unwrap();
-        assert_eq!(end(inputs.next(&mut begun).await), Some(256));
-        assert!(begun.is_none());
+        // Whoever takes them counts those that have been begun.
+        let mut second = Some(second);
+        for whole in [128, 256] {
+            let Some(Input::Begun(given)) = inputs.next(&mut None).await else {
+                panic!("it has been begun");
+            };
+            if whole == 256 {
+                second.take().unwrap().send(chunk(256)).unwrap();
+            }
+            let mut begun = Some(given.chunk);
+            assert_eq!(end(inputs.next(&mut begun).await), Some(whole));
+            assert!(begun.is_none());
+        }
         // An engine that ends in the middle of a chunk.
         let (ended, begun_again) = begin();
         let ends = async {
             give.send(begun_again).await.unwrap();
-            yield_now().await;
+            pause().await;
             drop((ended, give));
-            for _ in 0..10 {
-                yield_now().await;
-            }
+            pause().await;
         };
         inputs.meanwhile(ends).await;
         assert!(inputs.next(&mut None).await.is_none());

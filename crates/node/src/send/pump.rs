@@ -132,6 +132,8 @@ pub(super) struct Pump {
     /// Blocks that have been opened and not acknowledged.
     pub(super) sent: VecDeque<Sent>,
     pub(super) last: Option<Last>,
+    /// When the receiver answered the first hello.
+    pub(super) accepted: Option<Instant>,
     pub(super) receipt: ReceiptState,
     /// True if the receiver may have everything and have said so, without being heard.
     pub(super) in_doubt: bool,
@@ -161,6 +163,7 @@ impl Pump {
             Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
         }
         self.report.have_tokens = self.sender.accepted().have_tokens;
+        self.accepted = Some(Instant::now());
         if let Some(sending) = &mut self.sending {
             sending.gone.iter().for_each(Gone::accepted);
             sending.accepted.take().map(|waiting| waiting.send(()));
@@ -298,7 +301,10 @@ impl Pump {
             if let Some(last) = &self.last
                 && self.report.exposed_transfer_ms == 0.0
             {
-                self.report.exposed_transfer_ms = last.computed.elapsed().as_secs_f64() * 1e3;
+                let since = self
+                    .accepted
+                    .map_or(last.computed, |at| at.max(last.computed));
+                self.report.exposed_transfer_ms = since.elapsed().as_secs_f64() * 1e3;
             }
             let is_told = matches!(self.receipt, ReceiptState::Sent(_) | ReceiptState::None);
             // Nobody listens for a receipt any more once the main connection has ended.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
-use tandem_proto::{GenerateEvent, ParityAction, ParityReport};
+use tandem_proto::{GenerateEvent, ParityAction};
 
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};
@@ -15,12 +15,15 @@ use crate::job::{Carried, HandedOver, JobId, Lost, Origin, Told};
 impl Worker {
     /// Takes a slice of KV in; tells how many blocks that ended.
     pub(super) fn apply_step(&mut self) -> usize {
-        let (mut taken, mut ended) = (0, 0);
+        let (mut taken, mut moved, mut ended) = (0, 0, 0);
         let (begun, most) = (Instant::now(), self.slice_in.most());
         while let Some(mut apply) = self.applies.pop_front() {
             let part = apply.taking.part(most);
-            taken += apply.taking.part_bytes(most);
+            let bytes = apply.taking.part_bytes(most);
+            taken += bytes;
             let result = self.apply(&apply, &part);
+            // What is refused takes no time.
+            moved += if result.is_ok() { bytes } else { 0 };
             if result.is_ok() && !apply.taking.taken(&part) {
                 self.applies.push_front(apply);
             } else {
@@ -39,7 +42,7 @@ impl Worker {
                 break;
             }
         }
-        self.slice_in.took(taken, begun.elapsed());
+        self.slice_in.took(moved, begun.elapsed());
         ended
     }
 
@@ -192,26 +195,24 @@ impl Worker {
             )),
             _ => Err("the prefill node did not tell what it computed".to_owned()),
         };
-        let fault = match compared {
-            Ok(parity) => {
-                let holds = g.parity.bound.holds(&parity);
-                g.compared = Some(ParityReport { parity, holds });
-                (!holds).then(|| {
-                    format!(
-                        "the nodes do not compute the same: KL {:.4}, largest difference {:.3}, likeliest token {}",
-                        parity.kl,
-                        parity.max_difference,
-                        if parity.same_top { "equal" } else { "another" }
-                    )
-                })
-            }
-            Err(reason) => Some(reason),
-        };
+        let fault = compared.map_or_else(Some, |parity| g.judged(parity));
+        let is_redone = matches!(g.stage, Stage::Checking { .. });
+        // Its own comparison need not find what another one has found.
+        let has_begun_wrong = fault.is_none() && is_redone && g.keep.has_begun_wrong();
+        let wrong =
+            has_begun_wrong.then(|| "it began with pages that turned out to be wrong".to_owned());
+        let fault = fault.or(wrong);
         if let Some(reason) = &fault {
-            let is_redone = matches!(g.stage, Stage::Checking { .. });
             let mut forgotten = 0;
-            // What one request does not trust, no other one gets.
-            if !matches!(told, Told::Nothing) || is_redone {
+            if g.keep.has_begun_in_doubt() {
+                // Whose rows do not fit is not known.
+                g.compared = None;
+            }
+            if has_begun_wrong {
+                // They have been forgotten.
+                g.retire = None;
+            } else if !matches!(told, Told::Nothing) || is_redone {
+                // What one request does not trust, no other one gets.
                 g.retire = None;
                 // Lossy rows say nothing about exact ones that had been there.
                 let exact = match g.summary.codec.is_none_or(Codec::is_lossless) {

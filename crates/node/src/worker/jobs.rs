@@ -275,6 +275,20 @@ impl Generating {
         }
     }
 
+    /// Notes how far the ends compute the same; why they do not, if that is beyond the bound.
+    pub(super) fn judged(&mut self, parity: tandem_kv::receipt::Parity) -> Option<String> {
+        let holds = self.parity.bound.holds(&parity);
+        self.compared = Some(ParityReport { parity, holds });
+        (!holds).then(|| {
+            format!(
+                "the nodes do not compute the same: KL {:.4}, largest difference {:.3}, likeliest token {}",
+                parity.kl,
+                parity.max_difference,
+                if parity.same_top { "equal" } else { "another" }
+            )
+        })
+    }
+
     /// True if nothing may be sampled before the ends have been compared.
     pub(super) fn must_check(&self) -> bool {
         self.parity.action == ParityAction::Redo && !matches!(self.receipt, ReceiptState::Settled)

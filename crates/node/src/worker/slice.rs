@@ -10,6 +10,8 @@ use crate::limits::{MAX_SLICE_BYTES, MIN_SLICE_BYTES};
 pub(super) struct SliceSize {
     limit: Duration,
     most: u64,
+    /// False: nobody waits for the next token, and there is no limit of time.
+    pub(super) is_waited_for: bool,
 }
 
 impl SliceSize {
@@ -18,19 +20,24 @@ impl SliceSize {
         Self {
             limit,
             most: MAX_SLICE_BYTES,
+            is_waited_for: true,
         }
     }
 
     /// Bytes that the next slice has at most.
     pub(super) const fn most(&self) -> u64 {
-        self.most
+        if self.is_waited_for {
+            self.most
+        } else {
+            MAX_SLICE_BYTES
+        }
     }
 
     /// A slice of so many bytes has taken so long. One that took too long makes the next one shorter, by half at most,
     /// because the system may have held up this one alone; one that took less than half of the limit makes it longer
     /// by a quarter, if it was as large as it could be. What is smaller than any limit says nothing.
     pub(super) fn took(&mut self, bytes: u64, time: Duration) {
-        if bytes < MIN_SLICE_BYTES / 2 {
+        if !self.is_waited_for || bytes < MIN_SLICE_BYTES / 2 {
             return;
         }
         if time > self.limit {
@@ -87,6 +94,10 @@ mod tests {
         size.took(1, Duration::from_nanos(1));
         size.took(1, Duration::from_secs(60));
         assert_eq!(size.most(), MAX_SLICE_BYTES / 2);
+        size.is_waited_for = false;
+        assert_eq!(size.most(), MAX_SLICE_BYTES);
+        size.took(MAX_SLICE_BYTES, Duration::from_secs(60));
+        size.is_waited_for = true;
         size.took(MAX_SLICE_BYTES / 2, LIMIT / 4);
         assert_eq!(size.most(), MAX_SLICE_BYTES / 2 / 4 * 5);
     }

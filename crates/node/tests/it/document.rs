@@ -139,6 +139,10 @@ fn counts() -> Vec<(&'static str, String)> {
         ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
         ("MAX_EARLY_BYTES", mebibytes(limits::MAX_EARLY_BYTES)),
+        (
+            "MAX_ALL_EARLY_BYTES",
+            mebibytes(limits::MAX_ALL_EARLY_BYTES),
+        ),
         ("STREAMS", limits::STREAMS.to_string()),
         ("STAGING_UNITS", mebibytes(staging)),
         ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),

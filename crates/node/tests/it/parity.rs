@@ -233,7 +233,7 @@ async fn rows_that_must_be_compared_are_not_used_when_the_prefill_node_is_lost()
     }
 }
 
-/// Where rows must be compared, other requests do not find them before they have been.
+/// Where rows must be compared, requests that are not compared do not find them before they have been.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_must_be_compared_serve_nobody_else_before() {
     let config = FakeConfig::default();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tandem_engine::fake::{Call, FakeConfig};
+use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_identity::{Authority, Security};
 use tandem_kv::adaptive::Quality;
 use tandem_node::Limits;
@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use super::cluster::{
     Calls, Deal, Outcome, SHORT, Setup, TestNode, endless, eventually, finish, limits, prompt,
 };
+use super::kills::Brake;
 use super::parity::different;
 use super::reuse::{CHUNK, token_bytes, window_bytes};
 
@@ -237,6 +238,8 @@ async fn what_is_shared_and_does_not_fit_is_computed_again_by_all() {
     held.reached().await;
     decode.until("what they share", |s| s.pages == 8).await;
     let outcome = going(&second, &right, &decode).await.unwrap();
+    // Nor are these two machines to blame.
+    assert!(outcome.answer.parity.is_none());
     assert_eq!(outcome.answer.tokens, second.expected(&config).await);
     let reason = outcome.answer.summary.fallback.unwrap();
     assert!(reason.contains("do not compute the same"), "{reason}");
@@ -248,6 +251,74 @@ async fn what_is_shared_and_does_not_fit_is_computed_again_by_all() {
     let outcome = one.await.unwrap();
     assert_eq!(outcome.answer.tokens, first.expected(&config).await);
     assert!(outcome.answer.summary.fallback.is_some());
+    decode.clean().await;
+}
+
+/// What is not compared is better, too, and takes the place of what has not been yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_compared_does_not_find_what_has_not_been() {
+    let config = config();
+    let decode = start(Role::Decode, &config).await;
+    let mut wrong = different(&config);
+    let held = Held::of(&mut wrong, SHARED);
+    let wrong = start(Role::Prefill, &wrong).await;
+    let right = start(Role::Prefill, &config).await;
+    let [first, second, third] = [deal(1, 20), deal(2, 33), deal(3, 70)].map(|mut deal| {
+        deal.terms.reuse = Reuse::All;
+        deal.terms.action = match deal.id.as_str() {
+            "req-2" => ParityAction::Report,
+            _ => ParityAction::Redo,
+        };
+        deal
+    });
+    let one = going(&first, &wrong, &decode);
+    held.reached().await;
+    decode.until("what they share", |s| s.pages == 8).await;
+    for (deal, have) in [(&second, 0), (&third, SHARED)] {
+        let outcome = going(deal, &right, &decode).await.unwrap();
+        outcome.whole(&deal.expected(&config).await, &deal.id);
+        assert_eq!(outcome.done().2, have);
+    }
+    held.release();
+    let outcome = one.await.unwrap();
+    assert_eq!(outcome.answer.tokens, first.expected(&config).await);
+    assert!(outcome.answer.summary.fallback.is_some());
+    decode.clean().await;
+}
+
+/// Its own comparison might not find what that of the one who brought them has found.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_began_with_pages_that_turn_out_to_be_wrong_is_computed_again() {
+    let config = config();
+    let decode = start(Role::Decode, &config).await;
+    let [mut first_config, mut second_config] = [config.clone(), config.clone()];
+    let brakes = [&mut first_config, &mut second_config].map(|c| Brake::on(c, CallKind::Decode, 0));
+    let dying = Setup {
+        mortal: true,
+        ..Setup::new(Role::Prefill, &first_config)
+    };
+    let mut dying = dying.start().await;
+    let right = start(Role::Prefill, &second_config).await;
+    let [first, second] = [deal(1, 20), deal(2, 33)].map(|mut deal| {
+        deal.terms.action = ParityAction::Redo;
+        deal
+    });
+    let (mut events, ticket) = first.open(&decode).await;
+    let _leaving = dying.prefill(&first.prefill(&ticket)).await.unwrap();
+    // Both have all of their rows, and no receipt.
+    brakes[0].reached().await;
+    decode.until("what they share", |s| s.pages == 8).await;
+    let two = going(&second, &right, &decode);
+    brakes[1].reached().await;
+    // What the first one brought cannot be compared any more.
+    dying.kill();
+    let answer = finish(&mut events).await;
+    assert_eq!(answer.tokens, first.expected(&config).await);
+    brakes[1].release();
+    let outcome = two.await.unwrap();
+    assert_eq!(outcome.answer.tokens, second.expected(&config).await);
+    let reason = outcome.answer.summary.fallback.unwrap();
+    assert!(reason.contains("turned out to be wrong"), "{reason}");
     decode.clean().await;
 }
 

@@ -370,13 +370,13 @@ fn slices_of(calls: &[Call], kind: CallKind, row_bytes: u64) -> Vec<u64> {
     slices
 }
 
-/// A machine that moves 256 KiB in a millisecond at most, rows of so many bytes.
+/// A machine that moves 512 KiB in a millisecond at most, rows of so many bytes.
 fn slow(config: &FakeConfig, row_bytes: u64) -> FakeConfig {
     FakeConfig {
         gate: Some(Arc::new(move |call| {
             if let Call::Export { tokens, .. } | Call::Import { tokens, .. } = call {
                 let bytes = u64::from(tokens.end - tokens.start) * row_bytes;
-                std::thread::sleep(Duration::from_micros(bytes * 1000 / (256 << 10)));
+                std::thread::sleep(Duration::from_micros(bytes * 1000 / (512 << 10)));
             }
         })),
         ..config.clone()
@@ -385,11 +385,11 @@ fn slow(config: &FakeConfig, row_bytes: u64) -> FakeConfig {
 
 /// What these slices take there is soon within 10 ms: the first ones are halves of each other.
 fn soon_within_10_ms(slices: &[u64]) {
-    let fits = 10 * (256 << 10);
+    let fits = 10 * (512 << 10);
     for (at, slice) in slices.iter().enumerate() {
         assert!(*slice <= (MAX_SLICE_BYTES >> at).max(fits), "{slices:?}");
     }
-    assert!(slices.len() > 4, "{slices:?}");
+    assert!(slices.len() > 3, "{slices:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

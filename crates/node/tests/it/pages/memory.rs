@@ -172,13 +172,63 @@ fn who_is_compared_finds_what_others_like_it_keep() {
     let found = [&store, &store.in_doubt(), &second, &first].map(held);
     assert_eq!(found, [(0, None), (0, None), whole, whole]);
     assert_eq!(held(&second.without_doubt()), (0, None));
-    // They are its own to trust.
-    second.trust();
-    assert_eq!(held(&store), (0, None));
+    // They leave with whoever put them in.
     let pinned = second.pin(&space, &[], &tokens, Wanted::Any);
     drop(first);
     assert_eq!(pinned.held().tokens, 64);
     assert_eq!([&store, &second].map(held), [(0, None); 2]);
+}
+
+#[test]
+fn who_is_compared_vouches_for_what_it_has_loaded() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let tokens = prompt(128);
+    let rows = |copy| full_block(&full_only(), 0..128, copy);
+    let held = |store: &PageStore| store.held(&space, &tokens, Wanted::Any).tokens;
+    let request = || store.of_request().compared();
+    let (first, second) = (request(), request());
+    assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(2));
+    let loads = |store: &PageStore, range| {
+        let loaded = store.load(&space, &tokens, range, Wanted::Any);
+        assert!(loaded.is_ok());
+    };
+    // What it has only looked at does not count.
+    let pinned = second.pin(&space, &[], &tokens, Wanted::Any);
+    assert_eq!(
+        (pinned.held().tokens, second.has_loaded_doubted()),
+        (128, false)
+    );
+    loads(&second, 0..64);
+    assert!(second.has_loaded_doubted());
+    second.trust();
+    assert_eq!((held(&store), held(&second)), (64, 128));
+    drop((pinned, first));
+    assert_eq!((held(&store), held(&second)), (64, 64));
+
+    // Other rows in the place of those are not those.
+    let (first, second) = (request(), request());
+    assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(1));
+    loads(&second, 0..128);
+    drop(first);
+    let first = request();
+    assert_eq!(first.put(&space, &tokens, &rows(2), PREFILLED), Ok(1));
+    second.trust();
+    assert_eq!(held(&store), 64);
+
+    // What turns out to be wrong is known to those that have loaded it, and to no others.
+    let [second, other] = [request(), request()];
+    loads(&second, 0..128);
+    loads(&other, 0..64);
+    assert!(!second.has_loaded_wrong());
+    store.forget([(&space, 64)], &tokens);
+    assert!(second.has_loaded_wrong());
+    assert!(!other.has_loaded_wrong());
+    // Those before a position are spared if they have been compared.
+    let doubted = request();
+    store.forget([(&space, 0)], &tokens);
+    assert_eq!(doubted.put(&space, &tokens, &rows(3), PREFILLED), Ok(2));
+    store.forget([(&space, 128)], &tokens);
+    assert_eq!(store.stats().pages, 0);
 }
 
 #[test]
