@@ -512,9 +512,11 @@ impl PageStore {
         let Some(begun) = &self.begun else {
             return false;
         };
-        let doubted = begun.doubted();
-        self.shared
-            .look(|index| doubted.values().any(|(_, doubt)| index.is_wrong(*doubt)))
+        // What is loaded is noted under the lock of the index, so that one comes first.
+        self.shared.look(|index| {
+            let doubted = begun.doubted();
+            doubted.values().any(|(_, doubt)| index.is_wrong(*doubt))
+        })
     }
 
     fn looking(&self, wanted: Wanted) -> Looking {

@@ -83,6 +83,13 @@ fn deal(seed: u32, count: u32) -> Deal {
     deal
 }
 
+/// The same, to be compared before its first token.
+fn compared(seed: u32, count: u32) -> Deal {
+    let mut deal = deal(seed, count);
+    deal.terms.action = ParityAction::Redo;
+    deal
+}
+
 /// Plays the coordinator meanwhile.
 fn going(deal: &Deal, prefill: &Arc<TestNode>, decode: &Arc<TestNode>) -> JoinHandle<Outcome> {
     let (deal, prefill, decode) = (deal.clone(), Arc::clone(prefill), Arc::clone(decode));
@@ -209,10 +216,7 @@ async fn who_waited_for_another_that_ends_early_goes_on_from_what_came() {
 #[tokio::test]
 async fn what_must_be_compared_crosses_the_wire_once() {
     for config in [config(), windowed()] {
-        let deals = [deal(1, 20), deal(2, 33), deal(3, 70)].map(|mut deal| {
-            deal.terms.action = ParityAction::Redo;
-            deal
-        });
+        let deals = [compared(1, 20), compared(2, 33), compared(3, 70)];
         let decode = start(Role::Decode, &config).await;
         let mut sending = config.clone();
         let held = Held::of(&mut sending, 0);
@@ -221,69 +225,82 @@ async fn what_must_be_compared_crosses_the_wire_once() {
     }
 }
 
+/// Two nodes that compute the same, and what a third one that does not has brought: all that it shares.
+struct Wrong {
+    decode: Arc<TestNode>,
+    right: Arc<TestNode>,
+    held: Held,
+    deal: Deal,
+    going: JoinHandle<Outcome>,
+}
+
+impl Wrong {
+    async fn brings(deal: Deal) -> Self {
+        let config = config();
+        let decode = start(Role::Decode, &config).await;
+        let mut wrong = different(&config);
+        let held = Held::of(&mut wrong, SHARED);
+        let wrong = start(Role::Prefill, &wrong).await;
+        let going = going(&deal, &wrong, &decode);
+        held.reached().await;
+        decode.until("what they share", |s| s.pages == 8).await;
+        Self {
+            right: start(Role::Prefill, &config).await,
+            decode,
+            held,
+            deal,
+            going,
+        }
+    }
+
+    async fn beside(&self, deal: &Deal) -> Outcome {
+        going(deal, &self.right, &self.decode).await.unwrap()
+    }
+
+    /// The rest comes, and is computed again.
+    async fn ends(self) {
+        self.held.release();
+        let outcome = self.going.await.unwrap();
+        let expected = self.deal.expected(&config()).await;
+        assert_eq!(outcome.answer.tokens, expected);
+        assert!(outcome.answer.summary.fallback.is_some());
+        self.decode.clean().await;
+    }
+}
+
 /// It came from a node that computes something else: whoever began with it finds that out, and both are computed again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_shared_and_does_not_fit_is_computed_again_by_all() {
-    let config = config();
-    let decode = start(Role::Decode, &config).await;
-    let mut wrong = different(&config);
-    let held = Held::of(&mut wrong, SHARED);
-    let wrong = start(Role::Prefill, &wrong).await;
-    let right = start(Role::Prefill, &config).await;
-    let [first, second, third] = [deal(1, 20), deal(2, 33), deal(3, 70)].map(|mut deal| {
-        deal.terms.action = ParityAction::Redo;
-        deal
-    });
-    let one = going(&first, &wrong, &decode);
-    held.reached().await;
-    decode.until("what they share", |s| s.pages == 8).await;
-    let outcome = going(&second, &right, &decode).await.unwrap();
-    // Nor are these two machines to blame.
+    let wrong = Wrong::brings(compared(1, 20)).await;
+    let (second, third) = (compared(2, 33), compared(3, 70));
+    let outcome = wrong.beside(&second).await;
+    // These two machines are not to blame.
     assert!(outcome.answer.parity.is_none());
-    assert_eq!(outcome.answer.tokens, second.expected(&config).await);
+    assert_eq!(outcome.answer.tokens, second.expected(&config()).await);
     let reason = outcome.answer.summary.fallback.unwrap();
     assert!(reason.contains("do not compute the same"), "{reason}");
     // Nobody begins with it any more.
-    let outcome = going(&third, &right, &decode).await.unwrap();
-    outcome.whole(&third.expected(&config).await, "behind it");
+    let outcome = wrong.beside(&third).await;
+    outcome.whole(&third.expected(&config()).await, "behind it");
     assert_eq!(outcome.done().2, 0);
-    held.release();
-    let outcome = one.await.unwrap();
-    assert_eq!(outcome.answer.tokens, first.expected(&config).await);
-    assert!(outcome.answer.summary.fallback.is_some());
-    decode.clean().await;
+    wrong.ends().await;
 }
 
 /// What is not compared is better, too, and takes the place of what has not been yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_not_compared_does_not_find_what_has_not_been() {
-    let config = config();
-    let decode = start(Role::Decode, &config).await;
-    let mut wrong = different(&config);
-    let held = Held::of(&mut wrong, SHARED);
-    let wrong = start(Role::Prefill, &wrong).await;
-    let right = start(Role::Prefill, &config).await;
-    let [first, second, third] = [deal(1, 20), deal(2, 33), deal(3, 70)].map(|mut deal| {
+    let reusing = |mut deal: Deal| {
         deal.terms.reuse = Reuse::All;
-        deal.terms.action = match deal.id.as_str() {
-            "req-2" => ParityAction::Report,
-            _ => ParityAction::Redo,
-        };
         deal
-    });
-    let one = going(&first, &wrong, &decode);
-    held.reached().await;
-    decode.until("what they share", |s| s.pages == 8).await;
-    for (deal, have) in [(&second, 0), (&third, SHARED)] {
-        let outcome = going(deal, &right, &decode).await.unwrap();
-        outcome.whole(&deal.expected(&config).await, &deal.id);
+    };
+    let wrong = Wrong::brings(reusing(compared(1, 20))).await;
+    for (deal, have) in [(deal(2, 33), 0), (compared(3, 70), SHARED)] {
+        let deal = reusing(deal);
+        let outcome = wrong.beside(&deal).await;
+        outcome.whole(&deal.expected(&config()).await, &deal.id);
         assert_eq!(outcome.done().2, have);
     }
-    held.release();
-    let outcome = one.await.unwrap();
-    assert_eq!(outcome.answer.tokens, first.expected(&config).await);
-    assert!(outcome.answer.summary.fallback.is_some());
-    decode.clean().await;
+    wrong.ends().await;
 }
 
 /// Its own comparison might not find what that of the one who brought them has found.
@@ -299,10 +316,7 @@ async fn who_began_with_pages_that_turn_out_to_be_wrong_is_computed_again() {
     };
     let mut dying = dying.start().await;
     let right = start(Role::Prefill, &second_config).await;
-    let [first, second] = [deal(1, 20), deal(2, 33)].map(|mut deal| {
-        deal.terms.action = ParityAction::Redo;
-        deal
-    });
+    let (first, second) = (compared(1, 20), compared(2, 33));
     let (mut events, ticket) = first.open(&decode).await;
     let _leaving = dying.prefill(&first.prefill(&ticket)).await.unwrap();
     // Both have all of their rows, and no receipt.
