@@ -35,6 +35,13 @@ impl Batches {
         }
     }
 
+    /// The end of the last complete chunk or step: what comes before is computed in the same batches, or by the same
+    /// kernels, in every prompt that begins with it.
+    #[must_use]
+    pub fn complete(&self) -> u32 {
+        self.kv_end - self.kv_end % self.size(self.kv_end)
+    }
+
     /// The batch that starts at `next`. It ends where one of an undisturbed prefill ends, wherever this one started.
     #[must_use]
     pub fn at(&self, next: u32) -> Range<u32> {
@@ -122,6 +129,32 @@ mod tests {
                     there.all(|&it| it == (start, end) || alike(it)),
                     "{batches:?}, {held}, {begin}, {page}: {start}..{end}"
                 );
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_complete_is_computed_alike_in_every_prompt_that_begins_with_it(
+            micro in prop_oneof![Just(16u32), Just(64), Just(96), Just(100), Just(128), Just(256), Just(512), 1u32..700],
+            in_chunk in 1u32..5,
+            kv_end in 1u32..4000,
+            longer in 0u32..4000,
+        ) {
+            let tail = if micro.is_multiple_of(64) { 64 } else { micro };
+            let batches = |kv_end| Batches { kv_end, chunk: micro * in_chunk, tail };
+            let complete = batches(kv_end).complete();
+            prop_assert!(complete <= kv_end && kv_end - complete < tail);
+            let of = |kv_end| {
+                let mut parts = parts(batches(kv_end), 0, micro);
+                parts.retain(|(start, _)| *start < complete);
+                parts
+            };
+            let (first, other) = (of(kv_end), of(kv_end + longer));
+            for &(start, end) in &first {
+                let alike = |(s, e): (u32, u32)| e - s >= ALIKE_TOKENS && end - start >= ALIKE_TOKENS;
+                let mut there = other.iter().filter(|(s, e)| *s < end && start < *e);
+                prop_assert!(there.all(|&it| it == (start, end) || alike(it)), "{start}..{end}");
             }
         }
     }

@@ -57,7 +57,7 @@ impl Keep {
             // After rows that were decoded nothing is exact, and what the other node began with is
             // not known here.
             exact: match terms.reuse {
-                Reuse::Exact => batches.kv_end - batches.kv_end % batches.chunk,
+                Reuse::Exact => batches.complete(),
                 Reuse::Off | Reuse::All => 0,
             },
             inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
@@ -264,13 +264,13 @@ impl Keep {
     /// True if it began with pages of others that had not been compared.
     #[must_use]
     pub fn has_begun_in_doubt(&self) -> bool {
-        self.store.has_loaded_doubted()
+        self.store.has_used_doubted()
     }
 
     /// True if some of those have turned out to be wrong since.
     #[must_use]
     pub fn has_begun_wrong(&self) -> bool {
-        self.store.has_loaded_wrong()
+        self.store.has_used_wrong()
     }
 
     /// True if the model has windows, without which there is no snapshot.
@@ -436,6 +436,11 @@ impl Pieces {
     #[must_use]
     pub fn codec(&self, block: &KvBlock) -> Option<Codec> {
         self.pinned.origin(&block.tokens).codec()
+    }
+
+    /// All blocks so far are in the sequence of the request.
+    pub fn used(&self) {
+        self.pinned.used();
     }
 
     /// The next blocks; empty at the end.

@@ -19,7 +19,6 @@ mod object;
 mod rows;
 mod spill;
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -63,7 +62,7 @@ pub struct DiskConfig {
 /// How rows came to be. Of two copies of the same page the better one is kept, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Provenance {
-    /// Computed by a prefill inside a complete chunk.
+    /// Computed by a prefill inside a complete chunk or step.
     Prefilled,
     /// Computed token by token while an answer was decoded: not equal to the bit.
     Decoded,
@@ -229,14 +228,26 @@ pub enum LoadError {
 struct Begun {
     /// How often pages had been forgotten then; empty if it began with none.
     forgotten: OnceLock<u64>,
-    /// Versions of what it loaded that had not been compared.
-    doubted: Mutex<HashMap<PageId, (u64, Doubt)>>,
+    /// What it used that had not been compared.
+    doubted: Mutex<Vec<Loaded>>,
 }
 
 impl Begun {
-    fn doubted(&self) -> MutexGuard<'_, HashMap<PageId, (u64, Doubt)>> {
-        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn doubted(&self) -> MutexGuard<'_, Vec<Loaded>> {
+        lock(&self.doubted)
     }
+}
+
+/// Rows in doubt that have been loaded.
+#[derive(Debug, Clone, Copy)]
+struct Loaded {
+    id: PageId,
+    version: u64,
+    doubt: Doubt,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A bounded cache of KV. Clones share it; it closes with the last of them.
@@ -419,8 +430,8 @@ impl PageStore {
         }))
     }
 
-    /// Forgets the pages and snapshots of a sequence that end behind a position, one for each namespace, and
-    /// those of longer ones that begin with such a page; tells how many there were. They are wrong, or may be:
+    /// Forgets the pages and snapshots of a sequence that end behind a position, one for each namespace, or have not been
+    /// compared, and those of longer ones that begin with such a page; tells how many there were. They are wrong, or may be:
     /// pins do not hold them back.
     pub fn forget<'n>(
         &self,
@@ -433,13 +444,11 @@ impl PageStore {
             .collect();
         self.shared.with(|index| {
             let all = named.iter().flat_map(|(named, from)| {
-                // What comes before may be as good as it was, but nobody has compared it.
-                let before = named.all(index, 0).into_iter();
-                let doubted = before.filter(|id| index.get(id).is_some_and(|e| e.doubt.is_some()));
-                doubted.chain(named.all(index, *from)).collect::<Vec<_>>()
+                let doubted = named.in_doubt(index, *from);
+                doubted.into_iter().chain(named.all(index, *from))
             });
             let all = all.collect();
-            index.forget_all(all)
+            index.forget_all(all, self.doubt())
         })
     }
 
@@ -450,7 +459,7 @@ impl PageStore {
     }
 
     /// The same for a request that is compared before its first token, with all that it began with: it finds what
-    /// others like it put in before that has been compared, and they find its rows. What it has loaded of theirs is
+    /// others like it put in before that has been compared, and they find its rows. What it has [used](Pinned::used) of theirs is
     /// [trusted](Self::trust) with its own.
     #[must_use]
     pub fn compared(&self) -> Self {
@@ -493,14 +502,14 @@ impl PageStore {
         if let Some(used) = used.filter(|used| !used.is_empty()) {
             self.shared.with(|index| {
                 let used = used.into_iter();
-                used.for_each(|(id, (version, _))| index.trust_rows(&id, version));
+                used.for_each(|l| index.trust_rows(&l.id, l.version));
             });
         }
     }
 
-    /// True if it has loaded what others put in and had not been compared.
+    /// True if it has used what others put in and had not been compared.
     #[must_use]
-    pub fn has_loaded_doubted(&self) -> bool {
+    pub fn has_used_doubted(&self) -> bool {
         self.begun
             .as_ref()
             .is_some_and(|begun| !begun.doubted().is_empty())
@@ -508,15 +517,13 @@ impl PageStore {
 
     /// True if some of that has been forgotten since because it may be wrong.
     #[must_use]
-    pub fn has_loaded_wrong(&self) -> bool {
+    pub fn has_used_wrong(&self) -> bool {
         let Some(begun) = &self.begun else {
             return false;
         };
-        // What is loaded is noted under the lock of the index, so that one comes first.
-        self.shared.look(|index| {
-            let doubted = begun.doubted();
-            doubted.values().any(|(_, doubt)| index.is_wrong(*doubt))
-        })
+        let doubts: Vec<Doubt> = begun.doubted().iter().map(|l| l.doubt).collect();
+        self.shared
+            .look(|index| doubts.iter().any(|doubt| index.is_wrong(*doubt)))
     }
 
     fn looking(&self, wanted: Wanted) -> Looking {
@@ -593,6 +600,7 @@ impl PageStore {
             held,
             objects,
             is_counted,
+            doubted: Mutex::default(),
         }
     }
 
@@ -608,6 +616,17 @@ impl PageStore {
         range: Range<u32>,
         wanted: Wanted,
     ) -> Result<Vec<KvBlock>, LoadError> {
+        self.read(namespace, tokens, range, wanted, &mut Vec::new())
+    }
+
+    fn read(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        range: Range<u32>,
+        wanted: Wanted,
+        doubted: &mut Vec<Loaded>,
+    ) -> Result<Vec<KvBlock>, LoadError> {
         let Range { start, end } = range;
         let is_aligned = start.is_multiple_of(PAGE_TOKENS) && end.is_multiple_of(PAGE_TOKENS);
         if !is_aligned || start > end || tokens.len() < end as usize {
@@ -622,7 +641,8 @@ impl PageStore {
         let mut at = start;
         for numbers in numbers.chunks(shape.pages_per_block()) {
             let places = numbers.iter().filter_map(|n| named.page(*n));
-            let objects: Result<Vec<Rows>, _> = places.map(|p| self.object(&p, wanted)).collect();
+            let objects = places.map(|p| self.object(&p, wanted, doubted));
+            let objects: Result<Vec<Rows>, _> = objects.collect();
             let objects = objects?;
             let rows: Vec<&[u8]> = objects.iter().map(|r| r.as_slice()).collect();
             let block = shape.join(at, PAGE_TOKENS, &rows).ok_or(missing)?;
@@ -644,13 +664,24 @@ impl PageStore {
         position: u32,
         wanted: Wanted,
     ) -> Result<Snapshot, LoadError> {
+        self.read_snapshot(namespace, tokens, position, wanted, &mut Vec::new())
+    }
+
+    fn read_snapshot(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        position: u32,
+        wanted: Wanted,
+        doubted: &mut Vec<Loaded>,
+    ) -> Result<Snapshot, LoadError> {
         let missing = LoadError::Missing { end: position };
         let tokens = tokens.get(..position as usize).ok_or(missing)?;
         let contract = namespace.contract();
         let named = Named::new(namespace, tokens);
         let length = position % PAGE_TOKENS;
         let place = named.snapshot((position / PAGE_TOKENS) as usize, length as usize);
-        let rows = self.object(&place.ok_or(missing)?, wanted)?;
+        let rows = self.object(&place.ok_or(missing)?, wanted, doubted)?;
         let shape = |section| Shape::new(contract, section).map_err(|_| missing);
         let full = shape(Section::Full)?;
         let tail_bytes = usize::try_from(full.bytes(length)).map_err(|_| missing)?;
@@ -700,9 +731,15 @@ impl PageStore {
     }
 
     /// The rows of one object, from memory or from disk.
-    fn object(&self, place: &Place, wanted: Wanted) -> Result<Rows, LoadError> {
+    /// The rows of an object, which is noted if it has not been compared.
+    fn object(
+        &self,
+        place: &Place,
+        wanted: Wanted,
+        doubted: &mut Vec<Loaded>,
+    ) -> Result<Rows, LoadError> {
         enum At {
-            Memory(Rows),
+            Memory(Rows, Option<Loaded>),
             File(FileName, Arc<Meta>, u64),
         }
         let missing = LoadError::Missing { end: place.end };
@@ -710,11 +747,16 @@ impl PageStore {
             let at = self.shared.look(|index| {
                 index.touch(&place.id);
                 let entry = place.find(index, self.looking(wanted))?;
-                if let (Some(doubt), Some(begun)) = (entry.doubt, &self.begun) {
-                    begun.doubted().insert(place.id, (entry.version, doubt));
-                }
                 match (&entry.rows, &entry.file) {
-                    (Some(rows), _) => Some(At::Memory(Arc::clone(rows))),
+                    (Some(rows), _) => {
+                        let loaded = entry.doubt.map(|doubt| Loaded {
+                            id: place.id,
+                            version: entry.version,
+                            doubt,
+                        });
+                        Some(At::Memory(Arc::clone(rows), loaded))
+                    }
+                    // What is in doubt does not go to disk.
                     (None, Some(file)) => {
                         Some(At::File(*file, Arc::clone(&entry.meta), entry.version))
                     }
@@ -722,7 +764,10 @@ impl PageStore {
                 }
             });
             let (file, meta, version) = match at.ok_or(missing)? {
-                At::Memory(rows) => return Ok(rows),
+                At::Memory(rows, loaded) => {
+                    doubted.extend(loaded);
+                    return Ok(rows);
+                }
                 At::File(file, meta, version) => (file, meta, version),
             };
             let Some(disk) = &self.shared.disk else { break };
@@ -765,6 +810,8 @@ pub struct Pinned {
     held: Held,
     objects: Vec<(PageId, u64)>,
     is_counted: bool,
+    /// What has been loaded that has not been compared, and not been used yet.
+    doubted: Mutex<Vec<Loaded>>,
 }
 
 impl Pinned {
@@ -798,20 +845,28 @@ impl Pinned {
     /// # Errors
     /// If the range is not, or the disk failed.
     pub fn load(&self, range: Range<u32>) -> Result<Vec<KvBlock>, LoadError> {
-        let mut blocks = Vec::new();
+        let (mut blocks, mut doubted) = (Vec::new(), Vec::new());
         let mut at = range.start;
         for (space, run) in &self.runs {
             let part = at..range.end.min(run.end);
             if run.contains(&at) && !part.is_empty() {
                 at = part.end;
-                let part = self.store.load(space, &self.tokens, part, self.wanted)?;
-                blocks.extend(part);
+                let (store, tokens) = (&self.store, &self.tokens);
+                blocks.extend(store.read(space, tokens, part, self.wanted, &mut doubted)?);
             }
         }
         if at < range.end {
             return Err(LoadError::Missing { end: range.end });
         }
+        lock(&self.doubted).append(&mut doubted);
         Ok(blocks)
+    }
+
+    /// All that has been loaded is in the sequence of the request.
+    pub fn used(&self) {
+        if let Some(begun) = &self.store.begun {
+            begun.doubted().append(&mut lock(&self.doubted));
+        }
     }
 
     /// [`PageStore::load_snapshot`] of the snapshot that is pinned.
@@ -820,8 +875,12 @@ impl Pinned {
     /// If there is none, or the disk failed.
     pub fn load_snapshot(&self) -> Result<Snapshot, LoadError> {
         let position = self.held.snapshot.unwrap_or(0);
-        self.store
-            .load_snapshot(&self.namespace, &self.tokens, position, self.wanted)
+        let (space, tokens, mut doubted) = (&self.namespace, &self.tokens, Vec::new());
+        let snapshot =
+            self.store
+                .read_snapshot(space, tokens, position, self.wanted, &mut doubted)?;
+        lock(&self.doubted).append(&mut doubted);
+        Ok(snapshot)
     }
 }
 

@@ -71,13 +71,13 @@ impl FromStr for CodecChoice {
 pub enum Reuse {
     /// None.
     Off,
-    /// Pages inside the complete chunks of a prefill. On backends whose rows do not depend on the size of the
+    /// Pages inside the complete chunks and steps of a prefill. On backends whose rows do not depend on the size of the
     /// batch from 64 tokens on, such as the CPU's, every prefill that begins with these tokens computes them again to
     /// the bit. On others one does that covers the chunk; one that goes on from a page inside a chunk, or ends there,
     /// may round otherwise.
     #[default]
     Exact,
-    /// Also KV of decoded tokens and of incomplete chunks: the same up to rounding, as in a sequence
+    /// Also KV of decoded tokens and of incomplete steps: the same up to rounding, as in a sequence
     /// that goes on.
     All,
 }

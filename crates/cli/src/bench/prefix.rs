@@ -13,12 +13,12 @@ use tandem_proto::{HandoffTerms, Prompt, Reuse};
 
 use super::ask::{Asked, Pair, Prompts, Sent};
 use super::figures::{Machine, median, right, table, told};
-use super::nodes::{Cluster, Nodes, Place, SLOTS};
+use super::nodes::{CONTEXT, Cluster, Nodes, Place, SLOTS};
 
 /// Tokens that all submissions begin with.
 const SHARED_TOKENS: u32 = 2000;
-/// Tokens of each that are its own.
-const OWN_TOKENS: u32 = 600;
+/// Tokens of the context that are left for the answer.
+const SPARE_TOKENS: u32 = 400;
 /// Of the prompts.
 const SEED: u64 = 2;
 
@@ -28,6 +28,9 @@ pub struct Arguments {
     /// Submissions.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=1000))]
     submissions: u32,
+    /// Tokens of each that are its own.
+    #[arg(long, value_name = "TOKENS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=i64::from(CONTEXT - SHARED_TOKENS - SPARE_TOKENS)))]
+    own: u32,
     /// Submissions that begin at once.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SLOTS)))]
     at_once: u32,
@@ -93,7 +96,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let rubric = prompts.tokens(SHARED_TOKENS);
     let mut submissions = Vec::new();
     for _ in 0..arguments.submissions {
-        let own = prompts.tokens(OWN_TOKENS);
+        let own = prompts.tokens(arguments.own);
         submissions.push(Prompt::Tokens([rubric.as_slice(), &own].concat()));
     }
     let without = run(&pair, &submissions, arguments, Reuse::Off).await?;
@@ -108,7 +111,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         model: arguments.model.display().to_string(),
         codec: arguments.codec,
         shared_tokens: SHARED_TOKENS,
-        own_tokens: OWN_TOKENS,
+        own_tokens: arguments.own,
         submissions: arguments.submissions,
         at_once: arguments.at_once,
         wire_bytes_per_submission: compared(&|run| run.rest(|s| s.0)),

@@ -316,8 +316,9 @@ impl Index {
     }
 
     /// Forgets objects and all that follows from them; tells how many there were. What is pinned goes
-    /// too: whoever was promised it does without.
-    pub fn forget_all(&mut self, first: Vec<PageId>) -> u64 {
+    /// too: whoever was promised it does without. `doubt` is that of the request that has found them wrong, whose rows
+    /// may have left before.
+    pub fn forget_all(&mut self, first: Vec<PageId>, doubt: Option<Doubt>) -> u64 {
         // Also if none are here any more: somebody may have begun with them.
         self.forgotten += 1;
         let mut children: HashMap<PageId, Vec<PageId>> = HashMap::new();
@@ -329,17 +330,21 @@ impl Index {
         // Behind a gap it cannot be seen from what an object follows; nor is it of use.
         let is_held = |id: &PageId| *id == PageId::ROOT || self.entries.contains_key(id);
         let gaps = children.keys().filter(|parent| !is_held(parent));
-        open.extend(gaps.copied());
+        let mut behind_gaps: Vec<PageId> = gaps.copied().collect();
+        self.note_wrong(doubt);
         while let Some(id) = open.pop() {
             open.extend(children.remove(&id).unwrap_or_default());
-            self.note_wrong(&id);
+            self.note_wrong(self.entries.get(&id).and_then(|entry| entry.doubt));
+            self.forget(&id);
+        }
+        while let Some(id) = behind_gaps.pop() {
+            behind_gaps.extend(children.remove(&id).unwrap_or_default());
             self.forget(&id);
         }
         (before - self.entries.len()) as u64
     }
 
-    fn note_wrong(&mut self, id: &PageId) {
-        let doubt = self.entries.get(id).and_then(|entry| entry.doubt);
+    fn note_wrong(&mut self, doubt: Option<Doubt>) {
         if let Some(doubt) = doubt.filter(|doubt| !self.wrong.contains(doubt)) {
             if self.wrong.len() == MAX_DOUBTS {
                 self.wrong.pop_front();

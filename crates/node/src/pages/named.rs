@@ -117,6 +117,19 @@ impl<'a> Named<'a> {
         all
     }
 
+    /// The objects behind no more than so many pages that have not been compared.
+    pub fn in_doubt(&self, index: &Index, to: usize) -> Vec<PageId> {
+        let to = to.min(self.ids.len());
+        let mut all = self.ids[..to].to_vec();
+        for pages in 0..=to {
+            let parent = self.parent(pages);
+            let tails = index.tails(&parent);
+            all.extend(tails.filter_map(|tail| Some(self.snapshot(pages, tail)?.id)));
+        }
+        all.retain(|id| index.get(id).is_some_and(|entry| entry.doubt.is_some()));
+        all
+    }
+
     /// What is held of a sequence, which has a name in each of several namespaces: of each page the
     /// first one that is there, and a snapshot of the first namespace behind pages of it.
     pub fn held(names: &[Self], index: &mut Index, looking: Looking) -> (Held, Used<'a>) {

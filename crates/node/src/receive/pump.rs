@@ -280,6 +280,7 @@ impl Pump {
                 applied.map_err(Fault::Over)?;
                 have = end;
             }
+            pieces.used();
         }
     }
 

@@ -19,8 +19,8 @@ pub(super) struct Inputs {
     model: Option<Arc<Model>>,
     /// Of a prefill.
     weight: Option<Weight>,
-    /// What came before the receiver answered.
-    early: VecDeque<Input>,
+    /// What came before the receiver answered, and what it weighs.
+    early: VecDeque<(Input, u64)>,
     /// The chunk behind that, which is being computed.
     begun: Option<Begun>,
     /// True if nothing more comes.
@@ -45,7 +45,7 @@ impl Inputs {
     }
 
     /// Does what has to be done before anything can be sent, and takes meanwhile what the engine gives, so that it
-    /// computes on: chunks as long as there is room for them. What is no prefill, an answer that is handed back, waits.
+    /// computes on: chunks as long as there is room for them; once there is none, no more. What is no prefill, an answer that is handed back, waits.
     pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
@@ -67,8 +67,8 @@ impl Inputs {
                 self.begun = None;
                 // Its blocks come whole with it.
                 chunk.map(|chunk| {
-                    self.weigh(&chunk);
-                    Input::Begun(Begun::computed(chunk))
+                    let bytes = self.weigh(&chunk);
+                    (Input::Begun(Begun::computed(chunk)), bytes)
                 })
             }
             None => match self.computed.recv().await {
@@ -76,12 +76,11 @@ impl Inputs {
                     self.begun = Some(begun);
                     return self.wake();
                 }
-                other => {
-                    if let Some(Input::Chunk(chunk)) = &other {
-                        self.weigh(chunk);
-                    }
-                    other
+                Some(Input::Chunk(chunk)) => {
+                    let bytes = self.weigh(&chunk);
+                    Some((Input::Chunk(chunk), bytes))
                 }
+                other => other.map(|input| (input, 0)),
             },
         };
         self.wake();
@@ -101,9 +100,9 @@ impl Inputs {
                 chunk.map(Input::Chunk)
             }
             None => match self.early.pop_front() {
-                Some(input) => {
-                    if let Some(weight) = self.weight.as_mut().filter(|_| self.early.is_empty()) {
-                        weight.clear();
+                Some((input, bytes)) => {
+                    if let Some(weight) = &mut self.weight {
+                        weight.less(bytes);
                     }
                     Some(input)
                 }
@@ -117,10 +116,8 @@ impl Inputs {
         given
     }
 
-    fn weigh(&mut self, chunk: &Computed) {
-        if let Some(weight) = &mut self.weight {
-            weight.add(chunk);
-        }
+    fn weigh(&mut self, chunk: &Computed) -> u64 {
+        self.weight.as_mut().map_or(0, |weight| weight.add(chunk))
     }
 
     /// A full queue wakes the engine anyway.
@@ -143,22 +140,23 @@ impl Weight {
     }
 
     /// Its rows; the window is there twice, in blocks and as a whole.
-    fn add(&mut self, chunk: &Computed) {
+    fn add(&mut self, chunk: &Computed) -> u64 {
         let blocks = chunk.blocks.iter().chain(&chunk.window);
-        let bytes: u64 = blocks.map(|block| block.bytes()).sum();
+        let bytes = blocks.map(|block| block.bytes()).sum();
         self.own += bytes;
         self.all.fetch_add(bytes, Ordering::Relaxed);
+        bytes
     }
 
-    fn clear(&mut self) {
-        self.all
-            .fetch_sub(std::mem::take(&mut self.own), Ordering::Relaxed);
+    fn less(&mut self, bytes: u64) {
+        self.own -= bytes;
+        self.all.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 impl Drop for Weight {
     fn drop(&mut self) {
-        self.clear();
+        self.less(self.own);
     }
 }
 
@@ -261,9 +259,8 @@ mod tests {
             if room > 0 {
                 // Until it has been sent, or given up.
                 let (_, full) = mpsc::channel(1);
-                let mut other = Inputs::new(full, None, Some(Arc::clone(&all)));
+                let other = Inputs::new(full, None, Some(Arc::clone(&all)));
                 assert!(!other.has_room());
-                other.meanwhile(std::future::ready(())).await;
                 drop(inputs);
                 assert_eq!(all.load(Ordering::Relaxed), MAX_ALL_EARLY_BYTES - 1);
                 all.fetch_add(1, Ordering::Relaxed);

@@ -125,7 +125,7 @@ async fn another_tenant_and_a_request_without_reuse_share_nothing() {
 }
 
 #[tokio::test]
-async fn tokens_of_an_incomplete_chunk_are_shared_only_on_demand() {
+async fn tokens_of_an_incomplete_chunk_are_shared_in_complete_steps_and_else_only_on_demand() {
     let config = FakeConfig::default();
     let (prefill, decode) = pair(&config).await;
     // The second page ends inside the third chunk of 48, which the first prompt does not complete.
@@ -133,6 +133,20 @@ async fn tokens_of_an_incomplete_chunk_are_shared_only_on_demand() {
     deal.run(&prefill, &decode).await;
     deal.tokens = ending(2, 40);
     check(&deal.run(&prefill, &decode).await, &deal, &config, 64).await;
+    // It is the eighth of its steps.
+    let in_steps = FakeConfig {
+        tail_tokens: 16,
+        ..config.clone()
+    };
+    for (own, have) in [(10, SHARED), (0, 64)] {
+        let (prefill, decode) = pair(&in_steps).await;
+        let mut deal = Deal::new(&ending(1, own), 48);
+        deal.run(&prefill, &decode).await;
+        deal.tokens = ending(2, 40);
+        check(&deal.run(&prefill, &decode).await, &deal, &in_steps, have).await;
+        prefill.clean().await;
+        decode.clean().await;
+    }
     let mut deal = Deal::new(&ending(3, 10), 48);
     deal.terms.salt = "all".into();
     deal.terms.reuse = Reuse::All;

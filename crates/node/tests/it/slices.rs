@@ -412,6 +412,37 @@ async fn what_comes_in_on_a_slow_machine_comes_in_small_slices() {
     soon_within_10_ms(&come_in(&slow(&config, incoming.row_bytes), &incoming, limits).await);
 }
 
+/// Blocks are taken in whole, however long that takes, where nobody waits for a token.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_in_while_nothing_is_generated_comes_in_large_slices() {
+    let config = FakeConfig {
+        layers: vec![layer(LayerKind::Full, 512)],
+        prefill_tokens: CHUNK,
+        ..FakeConfig::default()
+    };
+    let mut gated = slow(&config, 512 << 10);
+    let calls = Calls::of(&mut gated);
+    let slice = Duration::from_millis(10);
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup {
+        limits: Limits { slice, ..limits() },
+        ..Setup::new(Role::Decode, &gated)
+    };
+    let decode = decode.start().await;
+    let mut deal = Deal::new(&prompt(2 * CHUNK + 1), CHUNK);
+    deal.terms.reuse = Reuse::Off;
+    let outcome = deal.run(&prefill, &decode).await;
+    outcome.whole(&deal.expected(&config).await, "tokens");
+    let rows = calls.take().into_iter().filter_map(|call| match call {
+        Call::Import { tokens, .. } => Some(tokens.end - tokens.start),
+        _ => None,
+    });
+    // Each takes 16 ms at least.
+    assert_eq!(rows.collect::<Vec<_>>(), [16; 8]);
+    prefill.clean().await;
+    decode.clean().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_goes_out_on_a_slow_machine_goes_out_in_small_slices() {
     let config = FakeConfig {

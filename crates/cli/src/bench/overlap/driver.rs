@@ -100,7 +100,8 @@ pub struct Case {
     pub codec_used: Option<Codec>,
     /// Time to the first token.
     pub ttft_ms: Ttft,
-    /// Time from the last prompt token computed to everything applied, over that of the prefill.
+    /// Time from the last prompt token computed, or the receiver's answer if that came later, to everything applied, over
+    /// that of the prefill.
     pub exposed_fraction: f64,
     /// Time to the first token with overlap over the bound.
     pub ttft_over_bound: f64,

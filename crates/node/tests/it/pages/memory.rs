@@ -180,26 +180,27 @@ fn who_is_compared_finds_what_others_like_it_keep() {
 }
 
 #[test]
-fn who_is_compared_vouches_for_what_it_has_loaded() {
+fn who_is_compared_vouches_for_what_it_has_used() {
     let (space, store) = (exact(full_only()), in_memory(PLENTY));
     let tokens = prompt(128);
     let rows = |copy| full_block(&full_only(), 0..128, copy);
     let held = |store: &PageStore| store.held(&space, &tokens, Wanted::Any).tokens;
     let request = || store.of_request().compared();
+    let pin = |store: &PageStore| store.pin(&space, &[], &tokens, Wanted::Any);
+    let uses = |store: &PageStore, range: std::ops::Range<u32>| {
+        let pinned = pin(store);
+        pinned.load(range).unwrap();
+        pinned.used();
+    };
     let (first, second) = (request(), request());
     assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(2));
-    let loads = |store: &PageStore, range| {
-        let loaded = store.load(&space, &tokens, range, Wanted::Any);
-        assert!(loaded.is_ok());
-    };
-    // What it has only looked at does not count.
-    let pinned = second.pin(&space, &[], &tokens, Wanted::Any);
-    assert_eq!(
-        (pinned.held().tokens, second.has_loaded_doubted()),
-        (128, false)
-    );
-    loads(&second, 0..64);
-    assert!(second.has_loaded_doubted());
+    // What it has only looked at, or loaded for nothing, does not count.
+    let pinned = pin(&second);
+    pinned.load(0..128).unwrap();
+    second.trust();
+    assert_eq!((held(&store), second.has_used_doubted()), (0, false));
+    uses(&second, 0..64);
+    assert!(second.has_used_doubted());
     second.trust();
     assert_eq!((held(&store), held(&second)), (64, 128));
     drop((pinned, first));
@@ -208,27 +209,76 @@ fn who_is_compared_vouches_for_what_it_has_loaded() {
     // Other rows in the place of those are not those.
     let (first, second) = (request(), request());
     assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(1));
-    loads(&second, 0..128);
+    uses(&second, 0..128);
     drop(first);
     let first = request();
     assert_eq!(first.put(&space, &tokens, &rows(2), PREFILLED), Ok(1));
     second.trust();
     assert_eq!(held(&store), 64);
+}
 
-    // What turns out to be wrong is known to those that have loaded it, and to no others.
-    let [second, other] = [request(), request()];
-    loads(&second, 0..128);
-    loads(&other, 0..64);
-    assert!(!second.has_loaded_wrong());
-    store.forget([(&space, 64)], &tokens);
-    assert!(second.has_loaded_wrong());
-    assert!(!other.has_loaded_wrong());
+#[test]
+fn what_turns_out_to_be_wrong_is_known_to_those_that_have_used_it() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let tokens = prompt(128);
+    let rows = |range, copy| full_block(&full_only(), range, copy);
+    let request = || store.of_request().compared();
+    let uses = |store: &PageStore, range: std::ops::Range<u32>| {
+        let pinned = store.pin(&space, &[], &tokens, Wanted::Any);
+        pinned.load(range).unwrap();
+        pinned.used();
+    };
+    let forget = |store: &PageStore, from| store.forget([(&space, from)], &tokens);
+    let [first, then, both, one] = [request(), request(), request(), request()];
+    assert_eq!(
+        first.put(&space, &tokens, &rows(0..64, 1), PREFILLED),
+        Ok(1)
+    );
+    assert_eq!(
+        then.put(&space, &tokens, &rows(64..128, 1), PREFILLED),
+        Ok(1)
+    );
+    uses(&both, 0..128);
+    uses(&one, 0..64);
+    // The second page is found wrong, and what came before it has not been compared by whoever found it.
+    assert_eq!(
+        store.put(&space, &tokens, &rows(0..64, 2), PREFILLED),
+        Ok(1)
+    );
+    forget(&store, 64);
+    assert!(both.has_used_wrong());
+    assert!(!one.has_used_wrong());
+    // Good rows have taken the place of the first, and whoever brought it finds that it was wrong.
+    forget(&first, 64);
+    assert!(one.has_used_wrong());
+    assert_eq!(store.stats().pages, 1);
     // Those before a position are spared if they have been compared.
+    forget(&store, 0);
     let doubted = request();
-    store.forget([(&space, 0)], &tokens);
-    assert_eq!(doubted.put(&space, &tokens, &rows(3), PREFILLED), Ok(2));
-    store.forget([(&space, 128)], &tokens);
+    assert_eq!(
+        doubted.put(&space, &tokens, &rows(0..128, 3), PREFILLED),
+        Ok(2)
+    );
+    forget(&store, 128);
     assert_eq!(store.stats().pages, 0);
+}
+
+#[test]
+fn what_is_behind_a_gap_goes_and_is_not_wrong() {
+    let (space, store) = (exact(full_only()), in_memory(PLENTY));
+    let tokens = prompt(128);
+    let rows = |range| full_block(&full_only(), range, 1);
+    let [first, then, both] = [(); 3].map(|()| store.of_request().compared());
+    assert_eq!(first.put(&space, &tokens, &rows(0..64), PREFILLED), Ok(1));
+    assert_eq!(then.put(&space, &tokens, &rows(64..128), PREFILLED), Ok(1));
+    let pinned = both.pin(&space, &[], &tokens, Wanted::Any);
+    pinned.load(0..128).unwrap();
+    pinned.used();
+    drop(first);
+    // Of another prompt.
+    assert_eq!(store.forget([(&space, 0)], &[7; 64]), 1);
+    assert_eq!(store.stats().pages, 0);
+    assert!(!both.has_used_wrong());
 }
 
 #[test]
