@@ -730,8 +730,7 @@ impl PageStore {
         self.shared.look(|index| index.stats())
     }
 
-    /// The rows of one object, from memory or from disk.
-    /// The rows of an object, which is noted if it has not been compared.
+    /// The rows of one object, from memory or from disk; it is noted if it has not been compared.
     fn object(
         &self,
         place: &Place,

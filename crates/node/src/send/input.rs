@@ -45,7 +45,8 @@ impl Inputs {
     }
 
     /// Does what has to be done before anything can be sent, and takes meanwhile what the engine gives, so that it
-    /// computes on: chunks as long as there is room for them; once there is none, no more. What is no prefill, an answer that is handed back, waits.
+    /// computes on: chunks as long as there is room for them; once there is none, no more. What is no prefill, an answer
+    /// that is handed back, waits.
     pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
