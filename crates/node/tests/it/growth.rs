@@ -386,6 +386,9 @@ async fn without_overlap_nothing_grows() {
         let rig = plan.start().await;
         let going = rig.begin(&[]).await;
         brake.reached().await;
+        // An engine does not wait for the answer.
+        let is_answered = || rig.proxy.written(0) > 0 && !rig.proxy.frames(0)[1].is_empty();
+        eventually("the answer", is_answered).await;
         assert!(rig.proxy.segments(0).is_empty());
         brake.release();
         let answer = going.answer().await.unwrap();
