@@ -184,10 +184,13 @@ impl Proxy {
         seen.get(connection).map_or(0, |ways| ways[0].len() as u64)
     }
 
-    /// Kinds and places of the frames of a connection: to the receiver, and to the sender.
+    /// Kinds and places of the frames of a connection: to the receiver, and to the sender; none before there is one.
     pub fn frames(&self, connection: usize) -> [Vec<(Kind, Range<u64>)>; 2] {
         let seen = self.shared.seen.lock().unwrap();
-        [0, 1].map(|way| frames(&seen[connection][way]))
+        [0, 1].map(|way| {
+            seen.get(connection)
+                .map_or_else(Vec::new, |ways| frames(&ways[way]))
+        })
     }
 
     /// The first segment to the receiver of the block that begins with this token: its number among the frames,
