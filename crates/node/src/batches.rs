@@ -104,16 +104,39 @@ mod tests {
         parts
     }
 
+    /// True if the tokens of a part are computed in the same one there, or by the same kernels.
+    fn is_computed_alike((start, end): (u32, u32), there: &[(u32, u32)]) -> bool {
+        let alike = |(s, e): (u32, u32)| e - s >= ALIKE_TOKENS && end - start >= ALIKE_TOKENS;
+        let mut touching = there.iter().filter(|(s, e)| *s < end && start < *e);
+        touching.all(|&it| it == (start, end) || alike(it))
+    }
+
+    /// How large parts are, how many of them a chunk has, and how many tokens a step.
+    fn shapes() -> impl Strategy<Value = (u32, u32, u32)> {
+        let micro = prop_oneof![
+            Just(16u32),
+            Just(64),
+            Just(96),
+            Just(100),
+            Just(128),
+            Just(256),
+            Just(512),
+            1u32..700
+        ];
+        (micro, 1u32..5).prop_map(|(micro, in_chunk)| {
+            let tail = if micro.is_multiple_of(64) { 64 } else { micro };
+            (micro, micro * in_chunk, tail)
+        })
+    }
+
     proptest! {
         #[test]
         fn a_token_never_gets_into_a_batch_of_other_kernels(
-            micro in prop_oneof![Just(16u32), Just(64), Just(96), Just(100), Just(128), Just(256), Just(512), 1u32..700],
-            in_chunk in 1u32..5,
+            (micro, chunk, tail) in shapes(),
             kv_end in 1u32..4000,
             held in 0u32..4000,
         ) {
-            let tail = if micro.is_multiple_of(64) { 64 } else { micro };
-            let batches = Batches { kv_end, chunk: micro * in_chunk, tail };
+            let batches = Batches { kv_end, chunk, tail };
             let held = held.min(kv_end);
             let (begin, page) = (batches.goes_on_at(held), batches.goes_on_at_page(held));
             // Not much is computed twice.
@@ -123,10 +146,8 @@ mod tests {
             let undisturbed = parts(batches, 0, micro);
             let continued = [begin, page].map(|from| parts(batches, from, micro));
             for (start, end) in continued.concat() {
-                let alike = |(s, e): (u32, u32)| e - s >= ALIKE_TOKENS && end - start >= ALIKE_TOKENS;
-                let mut there = undisturbed.iter().filter(|(s, e)| *s < end && start < *e);
                 prop_assert!(
-                    there.all(|&it| it == (start, end) || alike(it)),
+                    is_computed_alike((start, end), &undisturbed),
                     "{batches:?}, {held}, {begin}, {page}: {start}..{end}"
                 );
             }
@@ -136,13 +157,11 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_complete_is_computed_alike_in_every_prompt_that_begins_with_it(
-            micro in prop_oneof![Just(16u32), Just(64), Just(96), Just(100), Just(128), Just(256), Just(512), 1u32..700],
-            in_chunk in 1u32..5,
+            (micro, chunk, tail) in shapes(),
             kv_end in 1u32..4000,
             longer in 0u32..4000,
         ) {
-            let tail = if micro.is_multiple_of(64) { 64 } else { micro };
-            let batches = |kv_end| Batches { kv_end, chunk: micro * in_chunk, tail };
+            let batches = |kv_end| Batches { kv_end, chunk, tail };
             let complete = batches(kv_end).complete();
             prop_assert!(complete <= kv_end && kv_end - complete < tail);
             let of = |kv_end| {
@@ -152,9 +171,7 @@ mod tests {
             };
             let (first, other) = (of(kv_end), of(kv_end + longer));
             for &(start, end) in &first {
-                let alike = |(s, e): (u32, u32)| e - s >= ALIKE_TOKENS && end - start >= ALIKE_TOKENS;
-                let mut there = other.iter().filter(|(s, e)| *s < end && start < *e);
-                prop_assert!(there.all(|&it| it == (start, end) || alike(it)), "{start}..{end}");
+                prop_assert!(is_computed_alike((start, end), &other), "{start}..{end}");
             }
         }
     }

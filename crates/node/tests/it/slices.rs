@@ -30,13 +30,18 @@ const fn layer(kind: LayerKind, kib: u32) -> LayerSpec {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_running_generation_gets_its_turn_between_slices() {
-    let config = FakeConfig {
-        layers: vec![layer(LayerKind::Full, 64)],
+/// A model with one layer, which has rows of `kib` KiB a token.
+fn full(kib: u32) -> FakeConfig {
+    FakeConfig {
+        layers: vec![layer(LayerKind::Full, kib)],
         prefill_tokens: CHUNK,
         ..FakeConfig::default()
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_generation_gets_its_turn_between_slices() {
+    let config = full(64);
     // 28 MiB; a chunk is a quarter of a slice.
     let incoming = Incoming {
         section: Section::Full,
@@ -78,10 +83,8 @@ async fn a_request_does_not_wait_for_all_that_has_come() {
     // 28 MiB, as many as a sender keeps in flight.
     let rows = 7 * CHUNK;
     let config = FakeConfig {
-        layers: vec![layer(LayerKind::Full, 64)],
-        prefill_tokens: CHUNK,
         sequences: 4,
-        ..FakeConfig::default()
+        ..full(64)
     };
     let mut gated = config.clone();
     let (rows_brake, token_brake) = brakes(&mut gated);
@@ -150,10 +153,8 @@ async fn a_request_does_not_wait_for_all_that_has_come() {
 async fn a_prefill_gets_its_turn_though_kv_goes_on_coming() {
     let rows = 30 * CHUNK;
     let config = FakeConfig {
-        layers: vec![layer(LayerKind::Full, 64)],
-        prefill_tokens: CHUNK,
         tokens_per_sequence: rows + 64,
-        ..FakeConfig::default()
+        ..full(64)
     };
     let mut gated = config.clone();
     let brake = Brake::on(&mut gated, CallKind::Import, 0);
@@ -345,11 +346,7 @@ async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
 /// A chunk of a model with large rows is copied out in several slices.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_generation_gets_its_turn_while_a_chunk_goes_out() {
-    let config = FakeConfig {
-        layers: vec![layer(LayerKind::Full, 512)],
-        prefill_tokens: CHUNK,
-        ..FakeConfig::default()
-    };
+    let config = full(512);
     let calls = go_out(&config).await;
     let slices = slices_of(&calls.take(), CallKind::Export, 512 << 10);
     assert_eq!(slices, [MAX_SLICE_BYTES; 2]);
@@ -394,11 +391,7 @@ fn soon_within_10_ms(slices: &[u64]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_in_on_a_slow_machine_comes_in_small_slices() {
-    let config = FakeConfig {
-        layers: vec![layer(LayerKind::Full, 64)],
-        prefill_tokens: CHUNK,
-        ..FakeConfig::default()
-    };
+    let config = full(64);
     let incoming = Incoming {
         section: Section::Full,
         row_bytes: 64 << 10,
@@ -415,11 +408,7 @@ async fn what_comes_in_on_a_slow_machine_comes_in_small_slices() {
 /// Blocks are taken in whole, however long that takes, where nobody waits for a token.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_in_while_nothing_is_generated_comes_in_large_slices() {
-    let config = FakeConfig {
-        layers: vec![layer(LayerKind::Full, 512)],
-        prefill_tokens: CHUNK,
-        ..FakeConfig::default()
-    };
+    let config = full(512);
     let mut gated = slow(&config, 512 << 10);
     let calls = Calls::of(&mut gated);
     let slice = Duration::from_millis(10);
@@ -445,11 +434,7 @@ async fn what_comes_in_while_nothing_is_generated_comes_in_large_slices() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_goes_out_on_a_slow_machine_goes_out_in_small_slices() {
-    let config = FakeConfig {
-        layers: vec![layer(LayerKind::Full, 512)],
-        prefill_tokens: CHUNK,
-        ..FakeConfig::default()
-    };
+    let config = full(512);
     let limits = Limits {
         slice: Duration::from_millis(10),
         ..limits()
