@@ -16,6 +16,7 @@ mod index;
 pub mod limits;
 mod named;
 mod object;
+mod pinned;
 mod rows;
 mod spill;
 
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tandem_kv::contract::InvalidContract;
-use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId, page_start};
+use tandem_kv::page::{Namespace, PAGE_TOKENS, PageId, page_start};
 use tandem_kv::plane::InvalidBlock;
 use tandem_kv::{KvBlock, Section};
 
@@ -36,6 +37,7 @@ use self::index::{Index, Rows};
 use self::limits::{LOAD_ATTEMPTS, MAX_OBJECT_BYTES, MAX_PINS};
 use self::named::{Looking, Named, Place};
 use self::object::Meta;
+pub use self::pinned::{Overdue, Pinned};
 use self::rows::Shape;
 use self::spill::{Shared, Writer};
 
@@ -793,132 +795,6 @@ impl PageStore {
             }
         }
         Err(missing)
-    }
-}
-
-/// Pages and a snapshot that are not evicted while this lives.
-#[derive(Debug)]
-pub struct Pinned {
-    store: PageStore,
-    /// Of the snapshot.
-    namespace: Namespace,
-    /// Where the pages are.
-    runs: Vec<(Namespace, Range<u32>)>,
-    tokens: Box<[u32]>,
-    wanted: Wanted,
-    held: Held,
-    objects: Vec<(PageId, u64)>,
-    is_counted: bool,
-    /// What has been loaded that has not been compared, and not been used yet.
-    doubted: Mutex<Vec<Loaded>>,
-}
-
-impl Pinned {
-    /// What is pinned.
-    #[must_use]
-    pub fn held(&self) -> Held {
-        self.held
-    }
-
-    /// What the pages of these tokens have been through: of several the most lossy.
-    #[must_use]
-    pub fn origin(&self, tokens: &Range<u32>) -> Origin {
-        let touches = |run: &Range<u32>| run.start < tokens.end && tokens.start < run.end;
-        let runs = self.runs.iter().filter(|(_, run)| touches(run));
-        let origins = runs.map(|(space, _)| space.origin());
-        origins.max().unwrap_or(Origin::Exact)
-    }
-
-    /// Tokens of the largest block that a load returns, in whole pages.
-    #[must_use]
-    pub fn block_tokens(&self) -> u32 {
-        let shape = Shape::new(self.namespace.contract(), Section::Full);
-        let pages = shape.map_or(1, |shape| shape.pages_per_block());
-        u32::try_from(pages)
-            .unwrap_or(u32::MAX)
-            .saturating_mul(PAGE_TOKENS)
-    }
-
-    /// [`PageStore::load`] of pages that are pinned.
-    ///
-    /// # Errors
-    /// If the range is not, or the disk failed.
-    pub fn load(&self, range: Range<u32>) -> Result<Vec<KvBlock>, LoadError> {
-        let (mut blocks, mut doubted) = (Vec::new(), Vec::new());
-        let mut at = range.start;
-        for (space, run) in &self.runs {
-            let part = at..range.end.min(run.end);
-            if run.contains(&at) && !part.is_empty() {
-                at = part.end;
-                let (store, tokens) = (&self.store, &self.tokens);
-                blocks.extend(store.read(space, tokens, part, self.wanted, &mut doubted)?);
-            }
-        }
-        if at < range.end {
-            return Err(LoadError::Missing { end: range.end });
-        }
-        lock(&self.doubted).append(&mut doubted);
-        Ok(blocks)
-    }
-
-    /// All that has been loaded is in the sequence of the request.
-    pub fn used(&self) {
-        if let Some(begun) = &self.store.begun {
-            begun.doubted().append(&mut lock(&self.doubted));
-        }
-    }
-
-    /// [`PageStore::load_snapshot`] of the snapshot that is pinned.
-    ///
-    /// # Errors
-    /// If there is none, or the disk failed.
-    pub fn load_snapshot(&self) -> Result<Snapshot, LoadError> {
-        let position = self.held.snapshot.unwrap_or(0);
-        let (space, tokens, mut doubted) = (&self.namespace, &self.tokens, Vec::new());
-        let snapshot =
-            self.store
-                .read_snapshot(space, tokens, position, self.wanted, &mut doubted)?;
-        lock(&self.doubted).append(&mut doubted);
-        Ok(snapshot)
-    }
-}
-
-/// While this lives, the disk counts as one that does not answer: nothing is read from it.
-#[derive(Debug)]
-pub struct Overdue(PageStore);
-
-impl Pinned {
-    /// A read from this has been given up and is still going on; it is overdue while the guard lives.
-    #[must_use]
-    pub fn overdue(&self) -> Overdue {
-        let store = self.store.clone();
-        store
-            .shared
-            .disk
-            .as_ref()
-            .inspect(|disk| disk.overdue(true));
-        Overdue(store)
-    }
-}
-
-impl Drop for Overdue {
-    fn drop(&mut self) {
-        self.0
-            .shared
-            .disk
-            .as_ref()
-            .inspect(|disk| disk.overdue(false));
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        self.store.shared.look(|index| {
-            index.stats.pins -= u64::from(self.is_counted);
-            for (id, birth) in &self.objects {
-                index.unpin(id, *birth);
-            }
-        });
     }
 }
 

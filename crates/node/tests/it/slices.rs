@@ -9,7 +9,7 @@ use tandem_kv::frame::Kind;
 use tandem_kv::limits::TARGET_BLOCK_BYTES;
 use tandem_kv::{LayerKind, LayerSpec, Section};
 use tandem_node::Limits;
-use tandem_node::limits::MAX_SLICE_BYTES;
+use tandem_node::limits::{MAX_SLICE_BYTES, MIN_SLICE_BYTES};
 use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Reuse, Role};
 
 use super::cluster::{
@@ -331,7 +331,8 @@ async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept()
     assert_eq!(answer.tokens, deal.expected(&config).await);
     assert_eq!(first.tokens, busy.expected);
     busy.node.until("kept", |s| s.snapshots == 1).await;
-    assert_eq!(window_slices(&busy.calls), (6, 2));
+    // 20 MiB twice out, by blocks of 8 MiB at most, the first one by halves; and once back, beginning with 4 MiB.
+    assert_eq!(window_slices(&busy.calls), (7, 4));
     busy.node.clean().await;
 }
 
@@ -340,16 +341,24 @@ async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept()
 async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
     let config = windowed();
     let calls = go_out(&config).await;
-    assert_eq!(window_slices(&calls), (3, 2));
+    // 20 MiB out, by the blocks of 8 MiB, and back, beginning with 4 MiB.
+    assert_eq!(window_slices(&calls), (3, 4));
 }
 
-/// A chunk of a model with large rows is copied out in several slices.
+/// A chunk of a model with large rows is copied out in several slices, which grow as they turn out to be quick.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_generation_gets_its_turn_while_a_chunk_goes_out() {
     let config = full(512);
     let calls = go_out(&config).await;
     let slices = slices_of(&calls.take(), CallKind::Export, 512 << 10);
-    assert_eq!(slices, [MAX_SLICE_BYTES; 2]);
+    assert_eq!(slices.iter().sum::<u64>(), 64 * (512 << 10));
+    assert_eq!(slices[0], MIN_SLICE_BYTES);
+    let mut most = MIN_SLICE_BYTES;
+    for slice in &slices {
+        assert!(*slice <= most, "{slices:?}");
+        most = (most / 4 * 5).min(MAX_SLICE_BYTES);
+    }
+    assert!(slices.iter().any(|s| *s > MIN_SLICE_BYTES), "{slices:?}");
 }
 
 /// Bytes that are moved between two decode steps, by calls of this kind, of rows of so many bytes.
@@ -380,12 +389,10 @@ fn slow(config: &FakeConfig, row_bytes: u64) -> FakeConfig {
     }
 }
 
-/// What these slices take there is soon within 10 ms: the first ones are halves of each other.
-fn soon_within_10_ms(slices: &[u64]) {
+/// What these slices take there is within 10 ms, from the first one on.
+fn within_10_ms(slices: &[u64]) {
     let fits = 10 * (512 << 10);
-    for (at, slice) in slices.iter().enumerate() {
-        assert!(*slice <= (MAX_SLICE_BYTES >> at).max(fits), "{slices:?}");
-    }
+    assert!(slices.iter().all(|slice| *slice <= fits), "{slices:?}");
     assert!(slices.len() > 3, "{slices:?}");
 }
 
@@ -402,7 +409,7 @@ async fn what_comes_in_on_a_slow_machine_comes_in_small_slices() {
         slice: Duration::from_millis(10),
         ..limits()
     };
-    soon_within_10_ms(&come_in(&slow(&config, incoming.row_bytes), &incoming, limits).await);
+    within_10_ms(&come_in(&slow(&config, incoming.row_bytes), &incoming, limits).await);
 }
 
 /// Blocks are taken in whole, however long that takes, where nobody waits for a token.
@@ -440,7 +447,7 @@ async fn what_goes_out_on_a_slow_machine_goes_out_in_small_slices() {
         ..limits()
     };
     let calls = go_out_of(&slow(&config, 512 << 10), CHUNK + 1, limits).await;
-    soon_within_10_ms(&slices_of(&calls.take(), CallKind::Export, 512 << 10));
+    within_10_ms(&slices_of(&calls.take(), CallKind::Export, 512 << 10));
 }
 
 /// Rows that are given while a chunk is computed go out with it; a token comes behind each chunk, and between the slices
