@@ -26,6 +26,7 @@ mod rate;
 pub mod receive;
 pub mod running;
 pub mod send;
+pub mod slice;
 pub mod tickets;
 pub mod wire;
 pub mod worker;

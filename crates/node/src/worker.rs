@@ -7,7 +7,6 @@
 //! anybody else can find them that is not compared itself.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
-//! - `slice`: how much KV is moved at once;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;
 //! - `steps`: computing;
 //! - `filling`: handing KV out while it is computed, where the engine gives it layer by layer;
@@ -17,7 +16,6 @@ mod copying;
 mod filling;
 mod intake;
 mod jobs;
-mod slice;
 mod steps;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -31,9 +29,9 @@ use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, Sequence
 
 use self::copying::CopyOut;
 use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
-use self::slice::SliceSize;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
+use crate::slice::SliceSize;
 
 /// Owns the engine and every sequence of one model.
 pub struct Worker {

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::Cell;
@@ -14,13 +14,18 @@ use tandem_engine::{Capacity, DecodeStep, KvEngine, LayerRows, Sequence, Token};
 use tandem_kv::segment::block_tokens;
 use tandem_kv::{KvBlock, Section};
 use tandem_llama::{LlamaEngine, LlamaOptions};
+use tandem_node::Limits;
 use tandem_node::limits::MAX_SLICE_BYTES;
+use tandem_node::slice::SliceSize;
 
 use super::figures::{Machine, gigabytes, median, right, table, told};
 use crate::node::cores;
 
 /// Tokens per chunk, as nodes have by default.
 const CHUNK: u32 = 512;
+
+/// First slices of a node that are shown.
+const FIRST: usize = 8;
 
 /// Arguments of `tandem bench slices`.
 #[derive(Args)]
@@ -55,6 +60,9 @@ struct Figures {
     out: Slices,
     #[serde(rename = "in")]
     back: Slices,
+    /// The first slices of a node beside running generations, in the order in which they are moved.
+    first_out: Vec<Slice>,
+    first_in: Vec<Slice>,
     by_layer: ByLayer,
 }
 
@@ -67,6 +75,13 @@ struct ByLayer {
     steps_ms: [f64; 2],
     /// One token of one sequence that holds a chunk; no rows are given.
     decode_ms: [f64; 2],
+}
+
+/// One slice.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Slice {
+    bytes: u64,
+    ms: f64,
 }
 
 /// The slices of one direction.
@@ -122,6 +137,11 @@ fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             chunks.push(milliseconds(begun));
         }
     }
+    let [mut first_out, mut first_in] = [(); 2].map(|()| Timed::of_a_node());
+    let blocks = copy_out(&mut engine, source, arguments.tokens, &mut first_out)?;
+    let target = engine.open()?;
+    take_in(&mut engine, target, &blocks, &mut first_in)?;
+    engine.release(target);
     let (mut out, mut back, mut steps) = (Timed::default(), Timed::default(), Vec::new());
     for _ in 0..arguments.rounds {
         let blocks = copy_out(&mut engine, source, arguments.tokens, &mut out)?;
@@ -146,6 +166,8 @@ fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         chunk_ms: median(&chunks),
         out: out.slices(),
         back: back.slices(),
+        first_out: first_out.all,
+        first_in: first_in.all,
         by_layer,
     })
 }
@@ -217,33 +239,60 @@ fn tokens(engine: &LlamaEngine, count: u32) -> Vec<Token> {
 /// Slices of one direction, and what a slice has so far.
 #[derive(Default)]
 struct Timed {
+    /// How large slices are; `None`: as large as they may be.
+    size: Option<SliceSize>,
     bytes: u64,
-    ms: f64,
-    all: Vec<(u64, f64)>,
+    time: Duration,
+    all: Vec<Slice>,
 }
 
 impl Timed {
+    /// Of a size that a node finds out while somebody waits for tokens.
+    fn of_a_node() -> Self {
+        Self {
+            size: Some(SliceSize::new(Limits::default().slice)),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes that the next slice has at most.
+    fn most(&self) -> u64 {
+        self.size.as_ref().map_or(MAX_SLICE_BYTES, SliceSize::most)
+    }
+
+    /// How many rows of so many bytes the next slice has room for, and at least one.
+    fn rows(&self, row_bytes: u64) -> u32 {
+        let rows = u32::try_from(self.most() / row_bytes.max(1));
+        rows.unwrap_or(u32::MAX).max(1)
+    }
+
     /// So many bytes have been copied since `begun`, as many as an engine takes at once.
     fn add(&mut self, bytes: u64, begun: Instant) {
-        let ms = milliseconds(begun);
-        if self.bytes + bytes > MAX_SLICE_BYTES {
+        let time = begun.elapsed();
+        if self.bytes + bytes > self.most() {
             self.end();
         }
         self.bytes += bytes;
-        self.ms += ms;
+        self.time += time;
     }
 
     fn end(&mut self) {
         if self.bytes > 0 {
-            self.all.push((self.bytes, self.ms));
+            if let Some(size) = &mut self.size {
+                size.took(self.bytes, self.time);
+            }
+            self.all.push(Slice {
+                bytes: self.bytes,
+                ms: self.time.as_secs_f64() * 1e3,
+            });
         }
-        (self.bytes, self.ms) = (0, 0.0);
+        (self.bytes, self.time) = (0, Duration::ZERO);
     }
 
     fn slices(self) -> Slices {
-        let bytes = self.all.iter().map(|slice| slice.0).max().unwrap_or(0);
-        let whole = self.all.iter().filter(|slice| slice.0 > bytes / 10 * 9);
-        let ms: Vec<f64> = whole.map(|slice| slice.1).collect();
+        let bytes = self.all.iter().map(|slice| slice.bytes).max().unwrap_or(0);
+        let whole = self.all.iter().filter(|slice| slice.bytes > bytes / 10 * 9);
+        let ms: Vec<f64> = whole.map(|slice| slice.ms).collect();
         let median_ms = median(&ms);
         Slices {
             slices: self.all.len(),
@@ -270,10 +319,13 @@ fn copy_out(
         let contract = engine.contract();
         let window = contract.window_start(end)..end;
         let window_row = contract.token_bytes(&contract.section_layers(Section::Window));
-        let step =
-            block_tokens(contract, section).min(rows_of_a_slice(engine.export_bytes(section)));
+        let (most, row_bytes) = (
+            block_tokens(contract, section),
+            engine.export_bytes(section),
+        );
         let mut start = contract.section_start(section, end);
         while start < end {
+            let step = most.min(timed.rows(row_bytes));
             let range = start..end.min(start.saturating_add(step));
             start = range.end;
             // An engine copies them along.
@@ -300,46 +352,48 @@ fn take_in(
 ) -> anyhow::Result<()> {
     let is_full = |block: &&KvBlock| block.section == Section::Full;
     for block in blocks.iter().filter(is_full) {
-        let begun = Instant::now();
-        engine.import(target, block)?;
-        timed.add(block.bytes(), begun);
+        take_in_block(engine, target, block, timed)?;
     }
     let mut parts = blocks.iter().filter(|block| !is_full(block));
     if let Some(first) = parts.next() {
         let mut window = first.clone();
         parts.for_each(|part| window.append(part));
-        for part in slices(&window) {
-            let begun = Instant::now();
-            engine.import_part(target, &window, part.clone())?;
-            timed.add(window.part(part).bytes(), begun);
-        }
+        take_in_block(engine, target, &window, timed)?;
     }
     timed.end();
     Ok(())
 }
 
 /// A block in parts that a slice has room for.
-fn slices(block: &KvBlock) -> impl Iterator<Item = Range<u32>> {
-    let most = rows_of_a_slice(block.bytes() / u64::from(block.len().max(1)));
-    let end = block.tokens.end;
-    let starts = block.tokens.clone().step_by(most as usize);
-    starts.map(move |start| start..end.min(start.saturating_add(most)))
-}
-
-/// How many rows of so many bytes a slice has room for, and at least one.
-fn rows_of_a_slice(row_bytes: u64) -> u32 {
-    let most = u32::try_from(MAX_SLICE_BYTES / row_bytes.max(1));
-    most.unwrap_or(u32::MAX).max(1)
+fn take_in_block(
+    engine: &mut LlamaEngine,
+    target: Sequence,
+    block: &KvBlock,
+    timed: &mut Timed,
+) -> anyhow::Result<()> {
+    let row_bytes = block.bytes() / u64::from(block.len().max(1));
+    let Range { mut start, end } = block.tokens;
+    while start < end {
+        let part = start..end.min(start.saturating_add(timed.rows(row_bytes)));
+        start = part.end;
+        let begun = Instant::now();
+        engine.import_part(target, block, part.clone())?;
+        timed.add(row_bytes * u64::from(part.end - part.start), begun);
+    }
+    Ok(())
 }
 
 fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
+#[expect(clippy::cast_precision_loss, reason = "few bytes")]
+fn mb(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}
+
 fn shown(figures: &Figures) -> String {
     let mut rows = table(&["", "slices", "MB", "median ms", "longest ms", "GB/s"]);
-    #[expect(clippy::cast_precision_loss, reason = "few bytes")]
-    let mb = |bytes: u64| bytes as f64 / 1e6;
     for (name, slices) in [("out", &figures.out), ("in", &figures.back)] {
         rows.add_row(vec![
             Cell::new(name),
@@ -348,6 +402,22 @@ fn shown(figures: &Figures) -> String {
             right(format!("{:.2}", slices.median_ms)),
             right(format!("{:.2}", slices.max_ms)),
             right(format!("{:.2}", slices.gb_per_s)),
+        ]);
+    }
+    let mut firsts = table(&["first slices", "MB", "ms", "longest ms"]);
+    for (name, slices) in [("out", &figures.first_out), ("in", &figures.first_in)] {
+        let list = |each: fn(&Slice) -> f64| {
+            let each = slices.iter().take(FIRST).map(each);
+            each.map(|x| format!("{x:.1}"))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let longest = slices.iter().map(|slice| slice.ms).fold(0.0, f64::max);
+        firsts.add_row(vec![
+            Cell::new(name),
+            Cell::new(list(|slice| mb(slice.bytes))),
+            Cell::new(list(|slice| slice.ms)),
+            right(format!("{longest:.2}")),
         ]);
     }
     let mut layers = table(&["ms, medians", "computed", "given by layer"]);
@@ -364,7 +434,7 @@ fn shown(figures: &Figures) -> String {
         ]);
     }
     format!(
-        "{}, {} tokens, {} rounds\n{rows}\n{layers}\nA slice has at most {:.1} MB. A token takes {:.1} ms, a chunk of {CHUNK} tokens {:.0} ms.\n{}",
+        "{}, {} tokens, {} rounds\n{rows}\n{firsts}\n{layers}\nA slice has at most {:.1} MB. A token takes {:.1} ms, a chunk of {CHUNK} tokens {:.0} ms.\n{}",
         figures.model,
         figures.tokens,
         figures.rounds,

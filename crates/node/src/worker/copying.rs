@@ -16,10 +16,10 @@ use tandem_kv::{Contract, KvBlock, Section};
 
 use super::filling::Filling;
 use super::jobs::{After, Copying, Export, ExportStage, Job, Stage, Taking, Work, slice};
-use super::slice::SliceSize;
 use super::{Worker, milliseconds};
 use crate::job::{Computed, Growing, JobId};
 use crate::send::Input;
+use crate::slice::SliceSize;
 
 /// A window that is copied out.
 pub(super) struct CopyOut {

@@ -7,17 +7,18 @@ use crate::limits::{MAX_SLICE_BYTES, MIN_SLICE_BYTES};
 
 /// The size of the next slice in one direction.
 #[derive(Debug)]
-pub(super) struct SliceSize {
+pub struct SliceSize {
     limit: Duration,
     most: u64,
     /// False: nobody waits for the next token, and there is no limit of time.
-    pub(super) is_waited_for: bool,
+    pub is_waited_for: bool,
 }
 
 impl SliceSize {
     /// Of slices that are to take so long at most. How long they take on this machine is not known yet: the first one
     /// is small.
-    pub(super) const fn new(limit: Duration) -> Self {
+    #[must_use]
+    pub const fn new(limit: Duration) -> Self {
         Self {
             limit,
             most: MIN_SLICE_BYTES,
@@ -26,7 +27,8 @@ impl SliceSize {
     }
 
     /// Bytes that the next slice has at most.
-    pub(super) const fn most(&self) -> u64 {
+    #[must_use]
+    pub const fn most(&self) -> u64 {
         if self.is_waited_for {
             self.most
         } else {
@@ -37,7 +39,7 @@ impl SliceSize {
     /// A slice of so many bytes has taken so long. One that took too long makes the next one shorter, by half at most,
     /// because the system may have held up this one alone; one that took less than half of the limit makes it longer
     /// by a quarter, if it was as large as it could be. What is smaller than any limit says nothing.
-    pub(super) fn took(&mut self, bytes: u64, time: Duration) {
+    pub fn took(&mut self, bytes: u64, time: Duration) {
         if !self.is_waited_for || bytes < MIN_SLICE_BYTES / 2 {
             return;
         }
