@@ -260,20 +260,25 @@ impl Timed {
         self.size.as_ref().map_or(MAX_SLICE_BYTES, SliceSize::most)
     }
 
-    /// How many rows of so many bytes the next slice has room for, and at least one.
-    fn rows(&self, row_bytes: u64) -> u32 {
-        let rows = u32::try_from(self.most() / row_bytes.max(1));
-        rows.unwrap_or(u32::MAX).max(1)
+    /// How many of the rows that are left of a block are moved next: those that the slice has room for, if that is
+    /// all of them or as many as any slice has; otherwise it ends, and they begin the next one.
+    fn next(&mut self, left: u32, row_bytes: u64) -> u32 {
+        let fit = |most: u64| {
+            let rows = u32::try_from(most / row_bytes.max(1));
+            left.min(rows.unwrap_or(u32::MAX).max(1))
+        };
+        let rows = fit(self.most());
+        if self.bytes + row_bytes * u64::from(rows) <= self.most() {
+            return rows;
+        }
+        self.end();
+        fit(self.most())
     }
 
-    /// So many bytes have been copied since `begun`, as many as an engine takes at once.
+    /// So many bytes have been moved since `begun`.
     fn add(&mut self, bytes: u64, begun: Instant) {
-        let time = begun.elapsed();
-        if self.bytes + bytes > self.most() {
-            self.end();
-        }
         self.bytes += bytes;
-        self.time += time;
+        self.time += begun.elapsed();
     }
 
     fn end(&mut self) {
@@ -324,9 +329,12 @@ fn copy_out(
             engine.export_bytes(section),
         );
         let mut start = contract.section_start(section, end);
+        let mut block_end = start;
         while start < end {
-            let step = most.min(timed.rows(row_bytes));
-            let range = start..end.min(start.saturating_add(step));
+            if start == block_end {
+                block_end = end.min(start.saturating_add(most));
+            }
+            let range = start..start + timed.next(block_end - start, row_bytes);
             start = range.end;
             // An engine copies them along.
             let along = match section {
@@ -374,7 +382,7 @@ fn take_in_block(
     let row_bytes = block.bytes() / u64::from(block.len().max(1));
     let Range { mut start, end } = block.tokens;
     while start < end {
-        let part = start..end.min(start.saturating_add(timed.rows(row_bytes)));
+        let part = start..start + timed.next(end - start, row_bytes);
         start = part.end;
         let begun = Instant::now();
         engine.import_part(target, block, part.clone())?;

@@ -331,7 +331,7 @@ async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept()
     assert_eq!(answer.tokens, deal.expected(&config).await);
     assert_eq!(first.tokens, busy.expected);
     busy.node.until("kept", |s| s.snapshots == 1).await;
-    // 20 MiB twice out, by blocks of 8 MiB at most, the first one by halves; and once back, beginning with 4 MiB.
+    // 20 MiB out and back by slices that begin with 4 MiB, 4 each; and out again, by the blocks of 8 MiB at most.
     assert_eq!(window_slices(&busy.calls), (7, 4));
     busy.node.clean().await;
 }
@@ -341,7 +341,8 @@ async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept()
 async fn a_running_generation_gets_its_turn_while_a_window_goes_out() {
     let config = windowed();
     let calls = go_out(&config).await;
-    // 20 MiB out, by the blocks of 8 MiB, and back, beginning with 4 MiB.
+    // 20 MiB out behind a chunk, with which slices have grown, by the blocks of 8 MiB at most; and back by slices that
+    // begin with 4 MiB.
     assert_eq!(window_slices(&calls), (3, 4));
 }
 
