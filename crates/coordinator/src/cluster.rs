@@ -76,10 +76,6 @@ pub(crate) fn cluster(scheduler: Scheduler, models: Vec<String>) -> (Cluster, Ow
     (Cluster { messages, open }, owner)
 }
 
-fn stopping() -> ApiError {
-    ApiError::unavailable("the coordinator is stopping")
-}
-
 impl Cluster {
     /// Tells the scheduler about a node.
     pub(crate) async fn tell(&self, event: Event) {
@@ -91,8 +87,8 @@ impl Cluster {
     pub(crate) async fn look(&self) -> Result<Look, ApiError> {
         let (reply, answer) = oneshot::channel();
         let sent = self.messages.send(Message::Look(reply)).await;
-        sent.map_err(|_| stopping())?;
-        answer.await.map_err(|_| stopping())
+        sent.map_err(|_| ApiError::stopping())?;
+        answer.await.map_err(|_| ApiError::stopping())
     }
 
     /// Submits a request.
@@ -109,7 +105,7 @@ impl Cluster {
             ))
         })?;
         let end = self.messages.clone().reserve_owned().await;
-        let end = end.map_err(|_| stopping())?;
+        let end = end.map_err(|_| ApiError::stopping())?;
         let (decisions, receiver) = mpsc::channel(MAX_DECISIONS);
         let submit = Message::Submit {
             request: request.clone(),
@@ -119,7 +115,7 @@ impl Cluster {
             decisions,
         };
         let sent = self.messages.send(submit).await;
-        sent.map_err(|_| stopping())?;
+        sent.map_err(|_| ApiError::stopping())?;
         Ok(Slot {
             request,
             decisions: receiver,
@@ -134,7 +130,7 @@ impl Cluster {
 impl Slot {
     /// Waits for the next decision about the request.
     pub(crate) async fn decision(&mut self) -> Result<Decision, ApiError> {
-        self.decisions.recv().await.ok_or_else(stopping)
+        self.decisions.recv().await.ok_or_else(ApiError::stopping)
     }
 
     /// The prefill node is done with the request.

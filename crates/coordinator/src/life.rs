@@ -155,7 +155,7 @@ pub(crate) async fn answer(
 ) -> Result<Outcome, ApiError> {
     let result = tokio::select! {
         result = live(service, job, sink) => result,
-        () = service.stop.cancelled() => Err(ApiError::unavailable("the coordinator is stopping")),
+        () = service.stop.cancelled() => Err(ApiError::stopping()),
     };
     match &result {
         Ok(outcome) => {

@@ -119,6 +119,12 @@ impl ApiError {
         Self::new(503, SERVER, None, Some("no_node"), message)
     }
 
+    /// 503: this server is stopping; the same request may be sent again later, to another one or when it is back.
+    pub fn stopping() -> Self {
+        let message = "the coordinator is stopping";
+        Self::new(503, SERVER, None, Some("stopping"), message)
+    }
+
     /// Whether the same request may succeed when it is sent again.
     pub fn is_retryable(&self) -> bool {
         self.status == 429 || self.status >= 500

@@ -142,7 +142,8 @@ async fn a_coordinator_that_stops_ends_open_answers_with_an_error() {
             .unwrap()
             .contains("stopping")
     );
-    assert_eq!(error_of(whole.await.unwrap()).await.0, 503);
+    let (status, error) = error_of(whole.await.unwrap()).await;
+    assert_eq!((status, error.code.as_deref()), (503, Some("stopping")));
     decode.closed().await;
     other.closed().await;
     rig.task.await.unwrap().unwrap();
