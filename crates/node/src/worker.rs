@@ -1,10 +1,10 @@
 //! The engine thread of one model.
 //!
-//! One loop: take commands, take in a slice of KV, copy a bounded amount out or compute at
-//! most one chunk of one prefill, decode one token of every generating sequence. So running generations
-//! wait for at most one slice of KV that comes in, and one that goes out or one chunk with its rows, or the first slice
-//! of them; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten in between, before
-//! anybody else can find them that is not compared itself.
+//! One loop: take commands, take in a slice of KV, copy a slice out or compute at most one chunk of one prefill, decode
+//! one token of every generating sequence. What comes in and what else there is take turns where somebody waits for a
+//! token, so running generations wait for at most one slice of KV, or one chunk with its rows or the first slice of
+//! them; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten
+//! in between, before anybody else can find them that is not compared itself.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;
@@ -41,6 +41,9 @@ pub struct Worker {
     jobs: BTreeMap<JobId, Job>,
     /// Blocks to take in, in order; bounded by the credit of each handoff.
     applies: VecDeque<Apply>,
+    /// True if a slice that comes in has had its turn, and what else there is comes next, where both is there and somebody
+    /// waits for a token.
+    in_has_had_its_turn: bool,
     /// How many of them are taken in before something else is done, where nobody waits for a token.
     applies_first: usize,
     /// Of KV that is taken in, and put back.
@@ -69,6 +72,7 @@ impl Worker {
             limits,
             jobs: BTreeMap::new(),
             applies: VecDeque::new(),
+            in_has_had_its_turn: false,
             applies_first: 0,
             slice_in: SliceSize::new(limits.slice),
             slice_out: SliceSize::new(limits.slice),
@@ -86,12 +90,18 @@ impl Worker {
             let is_waited_for = self.jobs.values().any(Job::can_decode);
             self.slice_in.is_waited_for = is_waited_for;
             self.slice_out.is_waited_for = is_waited_for;
-            let applied = self.apply_step();
+            // One or the other comes between two tokens.
+            let takes_turns = is_waited_for
+                && !self.applies.is_empty()
+                && self.jobs.values().any(|j| j.can_copy() || j.can_prefill());
+            let others_turn = takes_turns && self.in_has_had_its_turn;
+            self.in_has_had_its_turn = takes_turns && !others_turn;
+            let applied = if others_turn { 0 } else { self.apply_step() };
             // Where nobody waits for a token, what has come goes first; but not what comes meanwhile.
             self.applies_first = self.applies_first.saturating_sub(applied);
             if self.applies_first == 0 || self.jobs.values().any(Job::can_decode) {
                 // KV is soon copied, and somebody waits for it to go on.
-                if !self.copy_step() {
+                if (!takes_turns || others_turn) && !self.copy_step() {
                     self.prefill_step();
                 }
                 self.decode_step();

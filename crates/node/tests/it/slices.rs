@@ -413,6 +413,78 @@ async fn what_comes_in_on_a_slow_machine_comes_in_small_slices() {
     within_10_ms(&come_in(&slow(&config, incoming.row_bytes), &incoming, limits).await);
 }
 
+/// A token waits for a slice that comes in, or for a chunk with a slice of its rows, but not for both.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_in_and_what_goes_out_take_turns() {
+    let config = FakeConfig {
+        sequences: 4,
+        ..full(64)
+    };
+    // 28 MiB each way.
+    let rows = 7 * CHUNK;
+    let mut busy = busy(Role::Both, &config).await;
+    let other = Setup::new(Role::Prefill, &config).start().await;
+    let decode = Setup::new(Role::Decode, &config).start().await;
+    let proxy = Proxy::to(busy.node.port).await;
+    let handoff = |id: &str| {
+        let mut deal = Deal::new(&prompt(rows + 1), CHUNK);
+        deal.id = id.into();
+        deal.terms.reuse = Reuse::Off;
+        deal.terms.codec = CodecChoice::Raw;
+        deal
+    };
+    let (mut incoming, outgoing) = (handoff("in"), handoff("out"));
+    incoming.via = Some(proxy.port);
+    let mut pairs = Vec::new();
+    for (deal, from, to) in [
+        (&incoming, &other, &busy.node),
+        (&outgoing, &busy.node, &decode),
+    ] {
+        let (answers, ticket) = deal.open(to).await;
+        let sending = from.prefill(&deal.prefill(&ticket)).await.unwrap();
+        pairs.push((answers, sending));
+    }
+    let whole = u64::from(rows) * (64 << 10);
+    eventually("all rows", || proxy.forwarded() >= whole).await;
+    // Time for the engine's queue to get them.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    busy.calls.take();
+    busy.brake.release();
+    let first = finish(&mut busy.events).await;
+    assert_eq!(first.tokens, busy.expected);
+    for (deal, (mut answers, mut sending)) in [&incoming, &outgoing].into_iter().zip(pairs) {
+        let (answer, _) = tokio::join!(
+            finish(&mut answers),
+            super::cluster::prefill_end(&mut sending)
+        );
+        assert_eq!(answer.summary.fallback, None);
+        assert_eq!(answer.tokens, deal.expected(&config).await);
+    }
+    let calls = busy.calls.take();
+    let (mut ins, mut outs, mut turns) = (0, 0, String::new());
+    for call in &calls {
+        match call.kind() {
+            CallKind::Import => ins += 1,
+            CallKind::Export | CallKind::Prefill => outs += 1,
+            CallKind::Decode => {
+                assert!(ins == 0 || outs == 0, "{calls:?}");
+                turns.push_str(if ins > 0 { "i" } else { "" });
+                turns.push_str(if outs > 0 { "o" } else { "" });
+                (ins, outs) = (0, 0);
+            }
+            _ => {}
+        }
+    }
+    // As long as there are both.
+    assert!(
+        turns.contains("ioioioio") || turns.contains("oioioioi"),
+        "{turns}"
+    );
+    busy.node.clean().await;
+    other.clean().await;
+    decode.clean().await;
+}
+
 /// Blocks are taken in whole, however long that takes, where nobody waits for a token.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_in_while_nothing_is_generated_comes_in_large_slices() {
