@@ -332,9 +332,14 @@ impl Pump {
         let has_committed = over || self.sender.state() == SenderState::Committing;
         let patience = silence.saturating_sub(connection.activity.idle());
         tokio::select! {
-            frame = connection.incoming.recv(), if !over => {
-                let (header, payload) = frame.ok_or(WireError::Closed)??;
-                self.received(&header, &payload)?;
+            frame = connection.incoming.recv() => {
+                if over {
+                    // The receiver waits for the receipt and says nothing more; if it does, or leaves, nobody needs it.
+                    connection.main_ended = true;
+                } else {
+                    let (header, payload) = frame.ok_or(WireError::Closed)??;
+                    self.received(&header, &payload)?;
+                }
             }
             written = connection.written.recv() => {
                 match written.ok_or(WireError::Closed)? {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{CallKind, FakeConfig};
 use tandem_kv::LayerKind;
-use tandem_kv::frame::Kind;
+use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_node::Limits;
 use tandem_node::limits::GOODBYE;
 use tandem_proto::{HandoffStatus, ParityAction, PrefillEvent, Reuse, Role};
@@ -237,7 +237,12 @@ async fn connect_peers_that_say_nothing_or_half_a_hello() {
     let limits = only(|l| l.connect = SILENCE);
     let rig = Plan::new(&FakeConfig::default(), limits).start().await;
     let (mut events, ticket) = rig.deal.open(&rig.decode).await;
-    let silent = [&b""[..], b"TNDM", &[0; 63]].map(|said| async move {
+    let mut hello = encode_frame(
+        Header::control(Kind::Hello, ticket.handoff, 0),
+        &[b' '; 200],
+    );
+    hello.truncate(hello.len() - 1);
+    let silent = [&b""[..], b"TNDM", &[0; 63], &hello].map(|said| async move {
         let start = Instant::now();
         let mut stream = TcpStream::connect(("127.0.0.1", ticket.port))
             .await
@@ -810,10 +815,11 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     let start = Instant::now();
     let end = going.cancel_request().await;
     rig.decode.settled().await;
-    assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
-    brake.release();
+    // Though its engine is still busy with the receipt.
     let end = end.await.unwrap();
+    assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
     assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+    brake.release();
     rig.prefill.clean().await;
 
     let (mut rig, brake, going) = before_the_receipt(&config, endless(), report, Fault::None).await;
