@@ -11,7 +11,7 @@ use crate::limits::{MAX_CONTROL_PAYLOAD, MAX_SEGMENT_PAYLOAD, MAX_TOKENS};
 /// First four bytes of every frame: `TNDM`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TNDM");
 /// Version of the wire format.
-pub const WIRE_VERSION: u16 = 7;
+pub const WIRE_VERSION: u16 = 8;
 /// Size of a header in bytes.
 pub const HEADER_BYTES: usize = 64;
 

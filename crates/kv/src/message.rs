@@ -27,6 +27,9 @@ pub struct Hello {
     /// 0 if all of its blocks are whole when it opens them. The receiver gives [credit for
     /// them](crate::receiver::credit_for) if it has the memory.
     pub step_bytes: u64,
+    /// Tokens before this were computed in batches that every prompt has which begins with them, at most `kv_end`: the
+    /// receiver keeps no more as the rows of such a prompt.
+    pub exact_end: u32,
 }
 
 impl std::fmt::Debug for Hello {

@@ -164,7 +164,8 @@ pub struct Receiver {
     all_sent: bool,
     receipt: bool,
     confirmed: bool,
-    over: bool,
+    /// Why it is over, if it is: the first reason.
+    over: Option<String>,
     /// Why what came is not to be believed.
     discredited: Option<String>,
     manifest: Manifest,
@@ -219,7 +220,7 @@ impl Receiver {
             all_sent: false,
             receipt: false,
             confirmed: false,
-            over: false,
+            over: None,
             discredited: None,
             manifest: Manifest::default(),
             raw_bytes: 0,
@@ -237,7 +238,7 @@ impl Receiver {
     /// # Errors
     /// [`ReceiverError::Over`] after a rule was broken or the sender aborted.
     pub fn resume(&mut self, terms: &Terms) -> Result<Vec<u8>, ReceiverError> {
-        if self.over || !self.unapplied.is_empty() || !self.ready.is_empty() {
+        if self.over.is_some() || !self.unapplied.is_empty() || !self.ready.is_empty() {
             return Err(ReceiverError::Over);
         }
         self.known.clear();
@@ -281,14 +282,15 @@ impl Receiver {
     }
 
     /// Ends the handoff: no frame is accepted any more.
-    pub fn close(&mut self) {
-        self.over = true;
+    pub fn close(&mut self, reason: &str) {
+        self.over.get_or_insert_with(|| reason.to_owned());
     }
 
-    /// True after [`Self::close`], a broken rule or an abort.
+    /// Why the handoff is over, after [`Self::close`], a broken rule or an abort: the first reason, whichever connection
+    /// is heard of first.
     #[must_use]
-    pub const fn is_over(&self) -> bool {
-        self.over
+    pub fn over(&self) -> Option<&str> {
+        self.over.as_deref()
     }
 
     /// True if no block of a section is missing.
@@ -378,7 +380,7 @@ impl Receiver {
     #[must_use]
     pub fn finish(&mut self) -> Option<Vec<u8>> {
         let open = !self.unapplied.is_empty() || !self.ready.is_empty() || !self.kept.is_empty();
-        if !self.all_sent || self.confirmed || open || self.over {
+        if !self.all_sent || self.confirmed || open || self.over.is_some() {
             return None;
         }
         self.confirmed = true;
@@ -390,14 +392,14 @@ impl Receiver {
     /// An abort frame with a reason. The handoff is over.
     #[must_use]
     pub fn abort(&mut self, reason: &str) -> Vec<u8> {
-        self.over = true;
+        self.close(reason);
         abort_frame(self.handoff, self.sequence_out, reason)
     }
 
     /// A sign of life, until [`Self::finish`] has confirmed.
     #[must_use]
     pub fn beat(&mut self) -> Option<Vec<u8>> {
-        if self.confirmed || self.over {
+        if self.confirmed || self.over.is_some() {
             return None;
         }
         let header = Header::control(Kind::Beat, self.handoff, self.sequence_out);
@@ -447,7 +449,7 @@ impl Receiver {
     /// # Errors
     /// If it may not have another one.
     pub fn join(&mut self, limit: u32) -> Result<Inbound, ReceiverError> {
-        if self.over || self.all_sent {
+        if self.over.is_some() || self.all_sent {
             return Err(ReceiverError::Over);
         }
         let limit = limit.min(self.max_streams);

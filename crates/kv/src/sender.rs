@@ -106,6 +106,8 @@ pub struct Offer {
     pub pages: Vec<PageId>,
     /// [`crate::segment::step_bytes`] of a sender that opens blocks before they are computed, otherwise 0.
     pub step_bytes: u64,
+    /// Tokens before this were computed in batches that every prompt has which begins with them.
+    pub exact_end: u32,
 }
 
 impl std::fmt::Debug for Offer {
@@ -215,6 +217,7 @@ impl Sender {
             continuation: self.offer.tokens[prompt..].to_vec(),
             token_digest: self.digest.clone(),
             step_bytes: self.offer.step_bytes,
+            exact_end: self.offer.exact_end,
         };
         Ok(control_frame(Kind::Hello, self.offer.handoff, 0, &hello)?)
     }

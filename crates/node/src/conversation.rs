@@ -107,6 +107,7 @@ impl Keeping {
             kv_end: all,
             pages: self.keep.chain(tokens),
             step_bytes: 0,
+            exact_end: 0,
         };
         let target = std::net::SocketAddr::new(back.from, back.ticket.port).to_string();
         let route = self.node.route(target, back.peer, &self.terms);

@@ -65,6 +65,11 @@ impl Keep {
         }
     }
 
+    /// Another node computes the rows, as far as here in batches that other prompts have, too.
+    pub fn compute_alike_to(&mut self, end: u32) {
+        self.exact = self.exact.min(end);
+    }
+
     /// What a prefill of these tokens can begin with on this node: exact rows.
     #[must_use]
     pub fn pieces(&self, tokens: &[u32], limit: Duration) -> Option<Pieces> {

@@ -239,9 +239,11 @@ async fn last_words(write: &mut WriteHalf, frame: &[u8]) {
     let _ = timeout(GOODBYE, leave).await;
 }
 
-/// Whoever comes again must bring the same quantisation as this hello. True if pages have names that both
-/// ends agree on, which they have not where quantisations may differ.
-fn agree(expected: &mut Expectation, hello: &Hello) -> bool {
+/// Whoever comes again must bring the same quantisation as this hello, and no more is kept as exact than it says. True
+/// if pages have names that both ends agree on, which they have not where quantisations may differ.
+fn agree(permitted: &mut Permitted, hello: &Hello) -> bool {
+    permitted.keep.compute_alike_to(hello.exact_end);
+    let expected = &mut permitted.expectation;
     if std::mem::take(&mut expected.mixed_quantisation) {
         expected.contract = Arc::new(hello.contract.clone());
         return false;
@@ -335,7 +337,7 @@ async fn serve(
             return Err(refusal.message.into());
         }
     };
-    let names_pages = agree(&mut permitted.expectation, hello);
+    let names_pages = agree(&mut permitted, hello);
     let contract = &permitted.expectation.contract;
     let is_back = permitted.target.is_pages();
     let Some((place, (credit_bytes, staging), _back)) =
@@ -426,6 +428,7 @@ mod tests {
             continuation: Vec::new(),
             token_digest: String::new(),
             step_bytes: said,
+            exact_end: 0,
         };
         let units = usize::try_from(left / STAGING_UNIT).unwrap();
         let staging = Arc::new(Semaphore::new(units));

@@ -415,6 +415,7 @@ impl Bench {
             kv_end,
             pages: Vec::new(),
             step_bytes: 0,
+            exact_end: kv_end,
         };
         // As many as an engine may be ahead by.
         let (chunks, input) = mpsc::channel(MAX_CHUNKS_WAITING);

@@ -76,6 +76,31 @@ pub(super) fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<
             differences,
         }));
     }
+    covers(hello, expected)?;
+    let theirs = hello.kv_end;
+    let window = window_bytes(&hello.contract, theirs);
+    if window > MAX_WINDOW_BYTES {
+        let message =
+            format!("hello field `kv_end`: a window of {window} bytes, limit {MAX_WINDOW_BYTES}");
+        return Err(refuse(RefusalCode::Contract, message));
+    }
+    let all: Vec<u32> = expected
+        .tokens
+        .iter()
+        .chain(&hello.continuation)
+        .copied()
+        .collect();
+    let digest = blake3::Hash::from(token_digest(&all)).to_hex();
+    if hello.token_digest != digest.as_str() {
+        let theirs = &hello.token_digest;
+        let message = format!("hello field `token_digest` differs: ours {digest}, theirs {theirs}");
+        return Err(refuse(RefusalCode::Tokens, message));
+    }
+    Ok(theirs)
+}
+
+/// Compares which tokens a hello is for with what its ticket permits.
+fn covers(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
     let count = hello.continuation.len();
     let limit = if expected.continued {
         MAX_CONTINUATION
@@ -97,25 +122,14 @@ pub(super) fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<
         let message = format!("hello field `kv_end` differs: ours {ours}, theirs {theirs}");
         return Err(refuse(RefusalCode::Tokens, message));
     }
-    let window = window_bytes(&hello.contract, theirs);
-    if window > MAX_WINDOW_BYTES {
-        let message =
-            format!("hello field `kv_end`: a window of {window} bytes, limit {MAX_WINDOW_BYTES}");
-        return Err(refuse(RefusalCode::Contract, message));
+    if hello.exact_end > theirs {
+        let message = format!(
+            "hello field `exact_end` is {}, at most `kv_end`: {theirs}",
+            hello.exact_end
+        );
+        return Err(refuse(RefusalCode::Hello, message));
     }
-    let all: Vec<u32> = expected
-        .tokens
-        .iter()
-        .chain(&hello.continuation)
-        .copied()
-        .collect();
-    let digest = blake3::Hash::from(token_digest(&all)).to_hex();
-    if hello.token_digest != digest.as_str() {
-        let theirs = &hello.token_digest;
-        let message = format!("hello field `token_digest` differs: ours {digest}, theirs {theirs}");
-        return Err(refuse(RefusalCode::Tokens, message));
-    }
-    Ok(theirs)
+    Ok(())
 }
 
 fn refuse(code: RefusalCode, message: String) -> Box<Refuse> {

@@ -75,12 +75,14 @@ impl Inbound {
         receiver: &mut Receiver,
         step: impl FnOnce(&mut Self, &mut Receiver) -> Result<T, ReceiverError>,
     ) -> Result<T, ReceiverError> {
-        if receiver.over || receiver.generation != self.generation {
+        if receiver.over.is_some() || receiver.generation != self.generation {
             return Err(ReceiverError::Over);
         }
         let result = step(self, receiver);
         if let Err(error) = &result {
-            receiver.over |= !error.is_damage();
+            if !error.is_damage() {
+                receiver.close(&error.to_string());
+            }
             if error.discredits_rows() {
                 receiver.discredited = Some(error.to_string());
             }

@@ -371,7 +371,7 @@ fn read(value: &Value) -> Result<Hello, String> {
 
 #[test]
 fn fields_of_the_wrong_type_are_named() {
-    let table: [(&str, &str, Value); 21] = [
+    let table: [(&str, &str, Value); 22] = [
         ("/continuation", "continuation: ", json!(null)),
         ("/continuation", "continuation[1]: ", json!([1, -1])),
         (
@@ -386,6 +386,7 @@ fn fields_of_the_wrong_type_are_named() {
         ("/ticket", "ticket: ", json!(1)),
         ("/token_digest", "token_digest: ", json!(null)),
         ("/step_bytes", "step_bytes: ", json!(-1)),
+        ("/exact_end", "exact_end: ", json!(-1)),
         ("/contract", "contract: ", json!(true)),
         ("/contract/window", "contract.window: ", json!(1e300)),
         ("/contract/engine", "contract.engine: ", json!(["x"])),
@@ -585,6 +586,30 @@ fn a_million_layers_do_not_fit_a_hello() {
     assert!(json.to_string().len() <= MAX_CONTROL_PAYLOAD as usize);
     let refuse = refusal(&read(&json).unwrap());
     assert!(refuse.message.contains("17000 layers, allowed 1..=1024"));
+}
+
+#[test]
+fn no_more_is_exact_than_there_is() {
+    let offered = |exact_end| {
+        let offer = Offer {
+            exact_end,
+            ..offer(&mixed(), 5)
+        };
+        let (_, frame) = Sender::new(offer).unwrap();
+        parse::<Hello>(Kind::Hello, split(&frame).1).unwrap()
+    };
+    for exact_end in [0, 3, 5] {
+        let hello = offered(exact_end);
+        assert_eq!(hello.exact_end, exact_end);
+        let result = Receiver::check_hello(&hello, &expectation(&mixed(), 5));
+        assert_eq!(result, Ok(5));
+    }
+    let refuse = refusal(&offered(6));
+    assert_eq!(refuse.code, RefusalCode::Hello);
+    assert_eq!(
+        refuse.message,
+        "hello field `exact_end` is 6, at most `kv_end`: 5"
+    );
 }
 
 #[test]

@@ -232,13 +232,13 @@ fn damage_is_told_from_broken_rules() {
         taker.check(&header).unwrap();
         let error = taker.frame(&header, &damaged).unwrap_err();
         assert!(error.is_damage(), "{error}");
-        assert!(!taker.receiver.is_over());
+        assert!(taker.receiver.over().is_none());
         taker.apply();
         taker.receiver.resume(&sent.terms).unwrap();
     }
     let mut taker = taker();
     let error = taker.take(&sent.forward[2]).unwrap_err();
     assert!(!error.is_damage(), "{error}");
-    assert!(taker.receiver.is_over());
+    assert!(taker.receiver.over().is_some());
     assert!(taker.receiver.resume(&sent.terms).is_err());
 }

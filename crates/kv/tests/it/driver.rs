@@ -162,6 +162,7 @@ pub fn offer(contract: &Contract, kv_end: u32) -> Offer {
         kv_end,
         pages: pages(contract, kv_end),
         step_bytes: 0,
+        exact_end: kv_end,
     }
 }
 

@@ -254,7 +254,7 @@ fn read(
         given.take(&mut taker.receiver);
         *committed |= taker.receiver.finish().is_some();
         if let Err(e) = step {
-            assert!(taker.receiver.is_over() || e.is_damage());
+            assert!(taker.receiver.over().is_some() || e.is_damage());
             return Err(text(&e));
         }
     }
@@ -322,7 +322,7 @@ impl World<'_> {
         match turn.event % 64 {
             0 => {
                 self.given.take(&mut self.receiver);
-                let over = self.receiver.is_over();
+                let over = self.receiver.over().is_some();
                 let resumed = self.receiver.resume(&self.terms);
                 assert_eq!(resumed.is_err(), over);
                 let main = (self.receiver.main(), 1);
@@ -349,7 +349,7 @@ impl World<'_> {
         }
         if self.receiver.finish().is_some() {
             self.given.take(&mut self.receiver);
-            assert!(self.given.complete() && !self.receiver.is_over());
+            assert!(self.given.complete() && self.receiver.over().is_none());
         }
     }
 
@@ -371,9 +371,9 @@ impl World<'_> {
             assert_eq!(error, Err(ReceiverError::Over));
         }
         let receiver = &mut self.receiver;
-        let was_over = receiver.is_over();
+        let was_over = receiver.over().is_some();
         if let Err(e) = inbound.check(receiver, &header) {
-            assert!(receiver.is_over(), "{e}");
+            assert!(receiver.over().is_some(), "{e}");
             return;
         }
         assert!(!was_over, "a frame after the end");
@@ -384,7 +384,7 @@ impl World<'_> {
             Ok(Step::Receipt(receipt)) => receipt.check_lengths().unwrap(),
             Ok(_) => {}
             Err(e) => {
-                assert!(receiver.is_over() || e.is_damage(), "{e}");
+                assert!(receiver.over().is_some() || e.is_damage(), "{e}");
                 return;
             }
         }

@@ -34,7 +34,7 @@ fn fixed_fields_are_checked_in_order() {
         (with_bytes(|b| b[4] = 1), FrameError::Version(1)),
         (with_bytes(|b| b[4] = 2), FrameError::Version(2)),
         (with_bytes(|b| b[4] = 3), FrameError::Version(3)),
-        (with_bytes(|b| b[5] = 1), FrameError::Version(263)),
+        (with_bytes(|b| b[5] = 1), FrameError::Version(264)),
         (with_bytes(|b| b[59] = 1), FrameError::Reserved),
         (with_bytes(|b| b[6] = 0), FrameError::Kind(0)),
         (with_bytes(|b| b[6] = 12), FrameError::Kind(12)),

@@ -325,7 +325,7 @@ impl<'a> World<'a> {
                 self.most_staged = self.most_staged.max(receiver.staged_bytes());
             }
             if let Some(reason) = self.refused.take() {
-                let over = self.receiver.as_ref().is_some_and(Receiver::is_over);
+                let over = self.receiver.as_ref().is_some_and(|r| r.over().is_some());
                 assert!(over || self.sender.state() == SenderState::Failed);
                 return End::Refused(reason);
             }
@@ -823,7 +823,7 @@ impl<'a> World<'a> {
                 assert_eq!(inbound.complete(receiver), Err(ReceiverError::Over));
                 self.stale_frames += 1;
             }
-            assert!(!receiver.is_over());
+            assert!(receiver.over().is_none());
             c.forward.read = c.forward.arrived.len();
             c.forward_header = None;
         }

@@ -183,7 +183,7 @@ fn no_more_streams_than_agreed() {
     let _ = three.join();
     let error = three.taker.receiver.join(9).unwrap_err();
     assert!(error.to_string().contains("at most 3"), "{error}");
-    assert!(!three.taker.receiver.is_over(), "the others go on");
+    assert!(three.taker.receiver.over().is_none(), "the others go on");
     assert!(three.sender.join().is_err());
 }
 
@@ -204,11 +204,14 @@ fn a_block_stays_on_its_stream() {
     // Its other half over the main connection, with the number that is next there.
     let other = forged(&first[1], |h| h.sequence = 1);
     named(three.taker.take(&other), "block_start");
-    assert!(three.taker.receiver.is_over());
     assert_eq!(
         three.take(&mut inbound, &first[1]),
         Err(ReceiverError::Over)
     );
+    // Whichever connection is heard of, what the first one told is known.
+    let _ = three.taker.receiver.abort("another reason");
+    let why = three.taker.receiver.over().unwrap();
+    assert!(why.contains("`block_start`"), "{why}");
 }
 
 #[test]
@@ -407,7 +410,7 @@ fn streams_of_before_a_resume() {
     assert_eq!(old.complete(receiver), Err(ReceiverError::Over));
     assert_eq!(old.check(receiver, &header), Err(ReceiverError::Over));
     assert_eq!(three.taker.check(&header), Err(ReceiverError::Over));
-    assert!(!three.taker.receiver.is_over());
+    assert!(three.taker.receiver.over().is_none());
     assert_eq!(three.taker.receiver.staged_bytes(), 0);
     // Nothing was whole, so everything comes again.
     three.sender.reconnect().unwrap();
@@ -438,7 +441,7 @@ fn no_resume_over_blocks_that_are_not_applied() {
     assert!(three.taker.receiver.resume(&terms()).is_err());
     let _ = three.taker.receiver.applied();
     three.taker.receiver.resume(&terms()).unwrap();
-    three.taker.receiver.close();
+    three.taker.receiver.close("closed");
     assert!(three.taker.receiver.resume(&terms()).is_err());
     assert!(three.taker.receiver.join(3).is_err());
 }

@@ -173,6 +173,7 @@ fn offer(model: &Model, request: &PrefillRequest, keep: &Keep, tokens: &[Token])
             true => step_bytes(&model.contract, kv_end, request.chunk),
             false => 0,
         },
+        exact_end: model.batches(kv_end, request.chunk).complete(),
     }
 }
 

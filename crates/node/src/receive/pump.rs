@@ -194,7 +194,16 @@ impl Pump {
     }
 
     fn is_over(&self) -> bool {
-        self.receiver.as_ref().is_none_or(|r| lock(r).is_over())
+        self.receiver
+            .as_ref()
+            .is_none_or(|r| lock(r).over().is_some())
+    }
+
+    /// Why the handoff is over, of which one connection may tell less than another.
+    fn why(&self, told: String) -> String {
+        let receiver = self.receiver.as_ref().map(|r| lock(r));
+        let first = receiver.and_then(|r| r.over().map(str::to_owned));
+        first.unwrap_or(told)
     }
 
     /// True if the request has all of its KV, and no rule was broken behind the commit.
@@ -477,7 +486,7 @@ impl Pump {
             Err(stream::Fault::Wire(WireError::Closed)) if self.committed => {
                 Err(Fault::Broken("the sender left".into()))
             }
-            Err(fault) if fault.is_lasting() => Err(Fault::Over(fault.to_string())),
+            Err(fault) if fault.is_lasting() => Err(Fault::Over(self.why(fault.to_string()))),
             Err(fault) => Err(Fault::Broken(fault.to_string())),
         }
     }
@@ -633,7 +642,8 @@ impl Pump {
     async fn break_off(&mut self, reason: String) -> Result<(), Lost> {
         self.close().await;
         if self.is_over() {
-            return Err(reason.into());
+            let reason = self.why(reason);
+            return Err(self.over(reason).await);
         }
         tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
         // Whether it goes on is not known; others need not wait for that.

@@ -142,7 +142,7 @@ impl Reader {
         if let Err(error) = self.inbound.decode(decoder, &self.scratch) {
             // Whichever end is heard of first, the handoff is over.
             if !error.is_damage() {
-                lock(&self.receiver).close();
+                lock(&self.receiver).close(&error.to_string());
             }
             return Err(error.into());
         }

@@ -678,6 +678,7 @@ mod tests {
             kv_end: tokens,
             pages: Vec::new(),
             step_bytes: 0,
+            exact_end: 0,
         };
         let expected = Expectation {
             contract,

@@ -675,6 +675,7 @@ fn handing_back(config: &FakeConfig, deal: &Deal, all: &[u32], ticket: &ReturnTi
         continuation: (all.len() - deal.tokens.len()) as u32,
         kv_end: all.len() as u32,
         step_bytes: 0,
+        exact_end: 0,
     }
 }
 

@@ -37,6 +37,7 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
         kv_end,
         pages: Vec::new(),
         step_bytes: 0,
+        exact_end: kv_end,
     };
     let (mut sender, hello) = Sender::new(offer).unwrap();
     let mut frames = vec![hello];

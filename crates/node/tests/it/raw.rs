@@ -59,6 +59,7 @@ impl Handoff {
             kv_end,
             pages: namespace.chain(&deal.tokens[..kv_end as usize]),
             step_bytes: 0,
+            exact_end: kv_end,
         };
         Self::offer(engine, offer, deal.via.unwrap_or(ticket.port)).await
     }

@@ -147,6 +147,17 @@ async fn tokens_of_an_incomplete_chunk_are_shared_in_complete_steps_and_else_onl
         prefill.clean().await;
         decode.clean().await;
     }
+    // What is shared is complete in the steps of both ends.
+    for configs in [[&config, &in_steps], [&in_steps, &config]] {
+        let prefill = Setup::new(Role::Prefill, configs[0]).start().await;
+        let decode = Setup::new(Role::Decode, configs[1]).start().await;
+        let mut deal = Deal::new(&ending(1, 10), 48);
+        deal.run(&prefill, &decode).await;
+        deal.tokens = ending(2, 40);
+        check(&deal.run(&prefill, &decode).await, &deal, &config, 64).await;
+        prefill.clean().await;
+        decode.clean().await;
+    }
     let mut deal = Deal::new(&ending(3, 10), 48);
     deal.terms.salt = "all".into();
     deal.terms.reuse = Reuse::All;
