@@ -72,7 +72,11 @@ impl Keeping {
         let sending =
             hand_back.map(|back| tokio::spawn(self.hand(back, &tokens, retired.generated, input)));
         let forward = sending.is_some().then_some(forward);
-        store(&self.model, retired.chunks, &self.keep, &tokens, forward).await;
+        let keep = match retired.is_own {
+            true => self.keep,
+            false => self.keep.behind_all(),
+        };
+        store(&self.model, retired.chunks, &keep, &tokens, forward).await;
         match sending {
             None => {}
             Some(sending) => match sending.await {

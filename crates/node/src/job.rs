@@ -180,6 +180,9 @@ pub struct Retired {
     pub tokens: Vec<Token>,
     /// How many of them are the answer.
     pub generated: u32,
+    /// True if no other node has computed any of it: what was computed behind the rows of another one is not what this
+    /// one computes from the beginning.
+    pub is_own: bool,
     /// Blocks of their KV, to the last one.
     pub chunks: mpsc::Receiver<Input>,
 }

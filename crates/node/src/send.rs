@@ -94,6 +94,8 @@ pub struct Report {
     pub encode_ms: f64,
     /// Connections that broke and were opened again.
     pub reconnects: u32,
+    /// True if the receiver was sent what was computed for the last token.
+    pub has_told: bool,
 }
 
 /// Why a step failed.
@@ -215,8 +217,8 @@ pub struct Sending {
     pub early: Arc<AtomicU64>,
 }
 
-/// Sends a prefill as it is computed, and tells the coordinator about it. True if the decode node
-/// has confirmed all of it.
+/// Sends a prefill as it is computed, and tells the coordinator about it. True if the decode node was sent the receipt,
+/// with the permission to hand the answer back.
 pub async fn send_kv(
     sending: Sending,
     offer: Offer,
@@ -226,6 +228,7 @@ pub async fn send_kv(
 ) -> bool {
     let (request, stall) = (sending.request.clone(), route.limits.event_stall);
     let result = transmit(offer, route, computed, events.clone(), Some(sending)).await;
+    let has_told = result.as_ref().is_ok_and(|report| report.has_told);
     let last = match result {
         Ok(report) => PrefillEvent::Done {
             prefill_ms: report.prefill_ms,
@@ -241,10 +244,9 @@ pub async fn send_kv(
             PrefillEvent::Failed(error)
         }
     };
-    let is_done = matches!(last, PrefillEvent::Done { .. });
     // The coordinator may have gone, or take nothing any more; then nobody needs the event.
     let _ = timeout(stall, events.send(last)).await;
-    is_done
+    has_told
 }
 
 /// Sends what `input` gives and ends when the receiver has confirmed it. `events` hears of progress;

@@ -95,17 +95,21 @@ impl Worker {
                 && !self.applies.is_empty()
                 && self.jobs.values().any(|j| j.can_copy() || j.can_prefill());
             let others_turn = takes_turns && self.in_has_had_its_turn;
-            self.in_has_had_its_turn = takes_turns && !others_turn;
+            if takes_turns {
+                self.in_has_had_its_turn = !others_turn;
+            }
             let applied = if others_turn { 0 } else { self.apply_step() };
             // Where nobody waits for a token, what has come goes first; but not what comes meanwhile.
             self.applies_first = self.applies_first.saturating_sub(applied);
             if self.applies_first == 0 || self.jobs.values().any(Job::can_decode) {
                 // KV is soon copied, and somebody waits for it to go on.
-                if (!takes_turns || others_turn) && !self.copy_step() {
-                    self.prefill_step();
+                if !takes_turns || others_turn {
+                    if !self.copy_step() {
+                        self.prefill_step();
+                    }
+                    self.applies_first = self.applies.len();
                 }
                 self.decode_step();
-                self.applies_first = self.applies.len();
             }
             self.check_waits();
             self.steps.fetch_add(1, Ordering::Relaxed);

@@ -90,9 +90,9 @@ pub(super) async fn prefill(
         if let Some(preceded) = preceded {
             in_turn(preceded, &events, node.config.limits.connect).await;
         }
-        let is_done = send_kv(sending, offer, route, computed, events).await;
-        // Without a handoff nobody has heard of the permission.
-        if let Some(secret) = back.filter(|_| !is_done) {
+        let has_told = send_kv(sending, offer, route, computed, events).await;
+        // Without a receipt nobody has heard of the permission.
+        if let Some(secret) = back.filter(|_| !has_told) {
             node.tickets.revoke(&secret);
         }
     });

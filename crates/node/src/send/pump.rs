@@ -628,6 +628,7 @@ impl Pump {
     fn reported(&mut self) -> Report {
         self.report.transfer_ms = self.clock.total_ms;
         self.report.raw_bytes = self.sender.raw_bytes();
+        self.report.has_told = matches!(self.receipt, ReceiptState::Sent(_));
         self.report.clone()
     }
 

@@ -288,6 +288,7 @@ impl Worker {
         let retired = Retired {
             tokens,
             generated,
+            is_own: g.summary.remote_tokens == 0,
             chunks: receiver,
         };
         // What came from pages or from another node has been kept as pages already.

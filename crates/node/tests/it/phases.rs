@@ -713,6 +713,10 @@ async fn before_the_receipt(
 ) -> (Rig, Brake, Going) {
     let mut plan = Plan::new(config, limits);
     plan.deal.terms.action = action;
+    braked_before_the_receipt(plan, fault).await
+}
+
+async fn braked_before_the_receipt(mut plan: Plan, fault: Fault) -> (Rig, Brake, Going) {
     let brake = Brake::on(&mut plan.sending, CallKind::Decode, 0);
     let rig = plan.start().await;
     let going = rig.begin(&[fault]).await;
@@ -811,7 +815,10 @@ async fn receipt_the_prefill_node_dies_or_is_cancelled() {
 async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     let config = FakeConfig::default();
     let report = ParityAction::Report;
-    let (rig, brake, going) = before_the_receipt(&config, endless(), report, Fault::None).await;
+    let mut plan = Plan::new(&config, endless());
+    // Nobody hears of the permission to hand the answer back, which is gone then.
+    plan.deal.terms.keep = true;
+    let (rig, brake, going) = braked_before_the_receipt(plan, Fault::None).await;
     let start = Instant::now();
     let end = going.cancel_request().await;
     rig.decode.settled().await;
