@@ -41,8 +41,7 @@ pub struct Worker {
     jobs: BTreeMap<JobId, Job>,
     /// Blocks to take in, in order; bounded by the credit of each handoff.
     applies: VecDeque<Apply>,
-    /// True if a slice that comes in has had its turn, and what else there is comes next, where both is there and somebody
-    /// waits for a token.
+    /// True if what comes in has had the last turn: where somebody waits for a token, what else there is comes next.
     in_has_had_its_turn: bool,
     /// How many of them are taken in before something else is done, where nobody waits for a token.
     applies_first: usize,

@@ -71,10 +71,10 @@ impl FromStr for CodecChoice {
 pub enum Reuse {
     /// None.
     Off,
-    /// Pages inside the complete chunks, and steps of both ends, of a prefill. On backends whose rows do not depend on the size of the
-    /// batch from 64 tokens on, such as the CPU's, every prefill that begins with these tokens computes them again to
-    /// the bit. On others one does that covers the chunk; one that goes on from a page inside a chunk, or ends there,
-    /// may round otherwise.
+    /// Pages inside the complete chunks of a prefill, and inside its steps where they are complete at both ends. On
+    /// backends whose rows do not depend on the size of the batch from 64 tokens on, such as the CPU's, every prefill
+    /// that begins with these tokens computes them again to the bit. On others one does that covers the chunk; one that
+    /// goes on from a page inside a chunk, or ends there, may round otherwise.
     #[default]
     Exact,
     /// Also KV of decoded tokens and of incomplete steps: the same up to rounding, as in a sequence

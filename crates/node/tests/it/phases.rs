@@ -816,9 +816,10 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     let config = FakeConfig::default();
     let report = ParityAction::Report;
     let mut plan = Plan::new(&config, endless());
-    // Nobody hears of the permission to hand the answer back, which is gone then.
     plan.deal.terms.keep = true;
+    plan.deal.terms.reuse = Reuse::Exact;
     let (rig, brake, going) = braked_before_the_receipt(plan, Fault::None).await;
+    rig.prefill.until("a permission", |s| s.returns == 1).await;
     let start = Instant::now();
     let end = going.cancel_request().await;
     rig.decode.settled().await;
@@ -826,6 +827,8 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     let end = end.await.unwrap();
     assert!(start.elapsed() < CANCEL, "{:?}", start.elapsed());
     assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+    // Nobody has heard of it.
+    rig.prefill.until("no permission", |s| s.returns == 0).await;
     brake.release();
     rig.prefill.clean().await;
 
