@@ -1,16 +1,49 @@
 //! `cargo xtask fixtures`
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use tandem_fixtures::{Architecture, Spec};
+use anyhow::Context;
+use clap::Args;
+use tandem_fixtures::{Architecture, Size, Spec, WeightType};
 
-/// Writes one model per architecture into `out` and says where.
+/// Arguments of the task.
+#[derive(Args)]
+pub struct FixturesArguments {
+    /// Folder to write to.
+    #[arg(long, default_value = "out/fixtures")]
+    out: PathBuf,
+    /// Only this one, as large as one that people use, with 8-bit weights, to measure with: llama, qwen2, qwen3, qwen3moe,
+    /// gemma3 or gpt-oss; 8 to 32 GB.
+    #[arg(long, value_name = "ARCHITECTURE", value_parser = architecture)]
+    real: Option<Architecture>,
+}
+
+fn architecture(name: &str) -> anyhow::Result<Architecture> {
+    let mut all = Architecture::ALL.into_iter();
+    all.find(|one| one.name() == name).with_context(|| {
+        format!(
+            "choose one of {}",
+            Architecture::ALL.map(Architecture::name).join(", ")
+        )
+    })
+}
+
+/// Writes models into a folder, by default one of each architecture, and says where.
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn write(out: &Path) -> anyhow::Result<()> {
-    for architecture in Architecture::ALL {
-        let path = tandem_fixtures::ensure(out, &Spec::new(architecture))?;
+pub fn write(arguments: &FixturesArguments) -> anyhow::Result<()> {
+    let specs = match arguments.real {
+        None => Architecture::ALL.map(Spec::new).to_vec(),
+        Some(architecture) => vec![Spec {
+            weights: WeightType::Q8_0,
+            size: Size::Real,
+            ..Spec::new(architecture)
+        }],
+    };
+    for spec in specs {
+        let architecture = spec.architecture;
+        let path = tandem_fixtures::ensure(&arguments.out, &spec)?;
         eprintln!("{architecture:<10} {}", path.display());
     }
     Ok(())

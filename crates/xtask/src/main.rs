@@ -9,7 +9,7 @@ mod limits;
 mod nano_eval;
 mod tidy;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
@@ -23,11 +23,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Writes a small model with random weights for every supported architecture.
-    Fixtures {
-        /// Folder to write to.
-        #[arg(long, default_value = "out/fixtures")]
-        out: PathBuf,
-    },
+    Fixtures(fixtures::FixturesArguments),
     /// Writes training data of the nano models.
     Corpus(corpus::CorpusArguments),
     /// Measures the nano models on submissions to tasks that they were not trained on.
@@ -46,7 +42,7 @@ enum Task {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
-        Task::Fixtures { out } => fixtures::write(&out),
+        Task::Fixtures(arguments) => fixtures::write(&arguments),
         Task::Corpus(arguments) => corpus::write(&arguments),
         Task::NanoEval(arguments) => nano_eval::run(&arguments),
         Task::Codecs(arguments) => codecs::run(&arguments),
