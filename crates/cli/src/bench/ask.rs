@@ -29,6 +29,8 @@ pub struct Pair {
     pub decode: Control,
     /// Where the prefill node sends KV to.
     pub target: SocketAddr,
+    /// Tokens of the largest chunk.
+    pub chunk: u32,
 }
 
 /// What a request took.
@@ -95,6 +97,7 @@ impl Pair {
             prefill,
             decode,
             target,
+            chunk: CHUNK,
         })
     }
 
@@ -134,7 +137,7 @@ impl Pair {
             request: request.request,
             model: MODEL.to_owned(),
             tokens: opened.tokens.take().context("no tokens")?,
-            chunk: CHUNK,
+            chunk: self.chunk,
             target: self.target.to_string(),
             target_peer: self.decode.peer.as_ref().map(ToString::to_string),
             ticket: ticket.secret,
@@ -202,7 +205,7 @@ impl Pair {
             generation: greedy(answer),
             prefill,
             prefill_peer: peer.map(ToString::to_string),
-            chunk: CHUNK,
+            chunk: self.chunk,
             terms: terms.clone(),
         }
     }

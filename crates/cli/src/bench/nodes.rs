@@ -23,12 +23,12 @@ const READY: Duration = Duration::from_secs(120);
 const END: Duration = Duration::from_secs(10);
 /// Tokens of one sequence.
 pub const CONTEXT: u32 = 8192;
-/// Tokens per chunk, computed at once.
+/// Tokens per chunk, computed at once, unless a place says otherwise.
 pub const CHUNK: u32 = 512;
 /// Sequences at once: one, and two that are being closed (the first was only opened, to tokenise); or as many as begin at once.
 pub(super) const SLOTS: u32 = 3;
-/// Threads of each node: both compute on this machine.
-const THREADS: u32 = 1;
+/// Threads of each node, unless a place says otherwise: both compute on this machine.
+pub const THREADS: u32 = 1;
 
 /// Where keys, certificates and logs of both nodes are. Removed when it is dropped.
 pub struct Cluster {
@@ -92,6 +92,10 @@ pub struct Place {
     pub ip: IpAddr,
     /// Another build of this program, if the node is not of this one.
     pub program: Option<PathBuf>,
+    /// Its CPU threads.
+    pub threads: u32,
+    /// Tokens of its largest chunk.
+    pub chunk: u32,
 }
 
 impl Place {
@@ -101,6 +105,8 @@ impl Place {
             namespace: None,
             ip: Ipv4Addr::LOCALHOST.into(),
             program: None,
+            threads: THREADS,
+            chunk: CHUNK,
         }
     }
 }
@@ -157,8 +163,8 @@ impl Node {
             .arg(spec)
             .args(["--context", &CONTEXT.to_string()])
             .args(["--slots", &SLOTS.to_string()])
-            .args(["--chunk", &CHUNK.to_string()])
-            .args(["--threads", &THREADS.to_string()])
+            .args(["--chunk", &place.chunk.to_string()])
+            .args(["--threads", &place.threads.to_string()])
             .arg("--cluster-dir")
             .arg(folder.join(role))
             .arg("--stop-with-stdin")

@@ -20,7 +20,7 @@ use tandem_node::limits::STREAMS;
 use super::cores;
 use super::figures::{Machine, right, table, told};
 use super::link::Link;
-use super::nodes::{CONTEXT, Cluster, Nodes, Place, program};
+use super::nodes::{CHUNK, CONTEXT, Cluster, Nodes, Place, THREADS, program};
 use driver::{Case, Course};
 use namespaces::Namespaces;
 use relay::Relay;
@@ -47,6 +47,15 @@ pub struct Arguments {
     /// The model of both nodes.
     #[arg(long, value_name = "PATH", default_value = super::DEFAULT_MODEL)]
     model: PathBuf,
+    /// Another build of this program, which prefills, such as one for a GPU [default: this one].
+    #[arg(long, value_name = "PATH")]
+    prefill_program: Option<PathBuf>,
+    /// CPU threads of each node.
+    #[arg(long, default_value_t = THREADS, value_parser = clap::value_parser!(u32).range(1..=512))]
+    threads: u32,
+    /// Tokens of a chunk.
+    #[arg(long, default_value_t = CHUNK, value_parser = clap::value_parser!(u32).range(64..=i64::from(CONTEXT)))]
+    chunk: u32,
     /// Tokens of each prompt.
     #[arg(long, default_value_t = 3500, value_parser = clap::value_parser!(u32).range(64..=i64::from(CONTEXT - SPARE_TOKENS)))]
     tokens: u32,
@@ -59,6 +68,9 @@ pub struct Arguments {
     /// The lossiest codec that `auto` may take: lossless, q8 or k8v4.
     #[arg(long, default_value = "k8v4")]
     quality: Quality,
+    /// Leaves out what the decode node takes alone, which is long with a large model on a CPU.
+    #[arg(long)]
+    skip_local: bool,
     /// Uses the link inside this process even if namespaces can be had.
     #[arg(long)]
     without_namespaces: bool,
@@ -78,7 +90,29 @@ impl Arguments {
             rounds: self.rounds,
             streams: self.streams,
             quality: self.quality,
+            chunk: self.chunk,
+            skip_local: self.skip_local,
         }
+    }
+
+    fn links(&self) -> anyhow::Result<Vec<Link>> {
+        if !self.link.is_empty() {
+            return Ok(self.link.clone());
+        }
+        let parsed: Result<Vec<Link>, String> = LINKS.iter().map(|l| l.parse()).collect();
+        parsed.map_err(anyhow::Error::msg)
+    }
+
+    /// Where the nodes run, with what.
+    fn places(&self, namespaces: Option<&Namespaces>) -> [Place; 2] {
+        let bare = namespaces.map_or_else(|| [Place::here(), Place::here()], Namespaces::places);
+        let mut places = bare.map(|place| Place {
+            threads: self.threads,
+            chunk: self.chunk,
+            ..place
+        });
+        places[0].program.clone_from(&self.prefill_program);
+        places
     }
 }
 
@@ -92,6 +126,10 @@ struct Figures {
     /// True if the engine that prefills had cores of its own.
     cores_apart: bool,
     model: String,
+    /// What prefilled, if it was another build.
+    prefill_program: Option<String>,
+    threads: u32,
+    chunk: u32,
     tokens: u32,
     rounds: u32,
     streams: u32,
@@ -127,11 +165,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     // As long as this process may use all of its cores.
     let machine = Machine::this();
-    let mut links = arguments.link.clone();
-    if links.is_empty() {
-        let parsed: Result<Vec<Link>, String> = LINKS.iter().map(|l| l.parse()).collect();
-        links = parsed.map_err(anyhow::Error::msg)?;
-    }
+    let links = arguments.links()?;
     // Removed last: the nodes run in them.
     let namespaces = match arguments.without_namespaces {
         true => None,
@@ -150,10 +184,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             "this system cannot delay packets (no netem): only connections for KV are delayed"
         );
     }
-    let places = match &namespaces {
-        Some(namespaces) => namespaces.places(),
-        None => [Place::here(), Place::here()],
-    };
+    let places = arguments.places(namespaces.as_ref());
     let cluster = Cluster::create().await?;
     let nodes = Nodes::start(&cluster, [&arguments.model; 2], &places).await?;
     let others: Vec<u32> = nodes.decode.process().into_iter().collect();
@@ -172,7 +203,8 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             }
             None => {
                 let relay = Relay::start(&link, nodes.decode.handoff).await?;
-                let pair = cluster.pair(&nodes, relay.address()).await?;
+                let mut pair = cluster.pair(&nodes, relay.address()).await?;
+                pair.chunk = arguments.chunk;
                 driver::measure(&pair, &arguments.course()).await
             }
         };
@@ -189,6 +221,12 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         delay,
         cores_apart,
         model: arguments.model.display().to_string(),
+        prefill_program: arguments
+            .prefill_program
+            .as_ref()
+            .map(|program| program.display().to_string()),
+        threads: arguments.threads,
+        chunk: arguments.chunk,
         tokens: arguments.tokens,
         rounds: arguments.rounds,
         streams: arguments.streams,
@@ -254,7 +292,7 @@ fn shown(figures: &Figures) -> String {
             comfy_table::Cell::new(link),
             comfy_table::Cell::new(&case.codec),
             comfy_table::Cell::new(case.codec_used.map_or("–", |c| c.name())),
-            ms(t.local),
+            t.local.map_or_else(|| right("–"), ms),
             ms(t.remote_serial),
             ms(t.remote_overlapped),
             ms(t.bound),
@@ -274,10 +312,16 @@ fn shown(figures: &Figures) -> String {
         (false, _) => "a link inside the process, for KV only",
     };
     format!(
-        "{}\n{}, prompts of {} tokens, means of {} rounds, {link}, connections: {}, quality: {}, {}\n{out}",
+        "{}\n{}{}, prompts of {} tokens in chunks of {}, threads of each node: {}, means of {} rounds, {link}, connections: {}, quality: {}, {}\n{out}",
         figures.machine,
         figures.model,
+        figures
+            .prefill_program
+            .as_ref()
+            .map_or(String::new(), |program| format!(", prefill by {program}")),
         figures.tokens,
+        figures.chunk,
+        figures.threads,
         figures.rounds,
         match figures.streams {
             0 => "as found out".to_owned(),

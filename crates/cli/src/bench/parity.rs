@@ -14,7 +14,7 @@ use tandem_proto::{HandoffTerms, ParityReport, Prompt, Reuse};
 
 use super::ask::{Answer, Pair, Prompts};
 use super::figures::{Machine, median, right, table, told};
-use super::nodes::{Cluster, Nodes, Place};
+use super::nodes::{Cluster, Nodes, Place, THREADS};
 
 /// Of the prompts.
 const SEED: u64 = 3;
@@ -34,6 +34,9 @@ pub struct Arguments {
     /// Another build of this program, which prefills, such as one for a GPU [default: this one].
     #[arg(long, value_name = "PATH")]
     prefill_program: Option<PathBuf>,
+    /// CPU threads of each node.
+    #[arg(long, default_value_t = THREADS, value_parser = clap::value_parser!(u32).range(1..=512))]
+    threads: u32,
     /// How many programs are made up.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000), conflicts_with = "texts")]
     prompts: u32,
@@ -104,11 +107,15 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     let cluster = Cluster::create().await?;
-    let prefill = Place {
-        program: arguments.prefill_program.clone(),
+    let decode = Place {
+        threads: arguments.threads,
         ..Place::here()
     };
-    let places = [prefill, Place::here()];
+    let prefill = Place {
+        program: arguments.prefill_program.clone(),
+        ..decode.clone()
+    };
+    let places = [prefill, decode];
     let models = [&arguments.model, arguments.decode_model()].map(PathBuf::as_path);
     let nodes = Nodes::start(&cluster, models, &places).await?;
     let pair = cluster.pair(&nodes, nodes.decode.handoff).await?;

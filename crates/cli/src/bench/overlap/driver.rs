@@ -71,6 +71,12 @@ pub struct Course {
     /// What `auto` may lose.
     #[arg(long)]
     pub quality: Quality,
+    /// Tokens of a chunk.
+    #[arg(long)]
+    pub chunk: u32,
+    /// Does not have the decode node prefill.
+    #[arg(long)]
+    pub skip_local: bool,
 }
 
 impl Course {
@@ -81,13 +87,18 @@ impl Course {
             rounds,
             streams,
             quality,
+            chunk,
+            skip_local,
         } = self;
-        vec![
+        let mut arguments = vec![
             format!("--tokens={tokens}"),
             format!("--rounds={rounds}"),
             format!("--streams={streams}"),
             format!("--quality={}", quality.name()),
-        ]
+            format!("--chunk={chunk}"),
+        ];
+        arguments.extend(skip_local.then(|| "--skip-local".to_owned()));
+        arguments
     }
 }
 
@@ -131,8 +142,8 @@ pub struct Case {
 /// From the call of the decode node to its first token, in milliseconds.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ttft {
-    /// The decode node prefills.
-    pub local: f64,
+    /// The decode node prefills, if that was measured.
+    pub local: Option<f64>,
     /// The prefill node does, and sends when all is computed.
     pub remote_serial: f64,
     /// The prefill node sends while it computes.
@@ -150,6 +161,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let addresses = [arguments.prefill, arguments.decode];
     let members = [&arguments.prefill_id, &arguments.decode_id];
     let mut pair = Pair::connect(&identity, addresses, members, arguments.target).await?;
+    pair.chunk = arguments.course.chunk;
     let relay = match &arguments.late {
         Some(link) => Some(Relay::start(&link.delay_only(), arguments.target).await?),
         None => None,
@@ -164,7 +176,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// One round of one codec.
 struct Round {
-    local: f64,
+    local: Option<f64>,
     step: f64,
     /// Right before and after the one with overlap.
     serial: [(f64, Sent); 2],
@@ -221,11 +233,15 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
         salt: format!("{:016x}", rand::rng().next_u64()),
         ..HandoffTerms::default()
     };
-    let local = pair.local(&prompt, ANSWER, &fresh()).await?;
+    let answered = match course.skip_local {
+        true => pair.remote(&prompt, ANSWER, &fresh()).await?.0,
+        false => pair.local(&prompt, ANSWER, &fresh()).await?,
+    };
     ensure!(
-        local.answer.tokens.len() > 1,
+        answered.answer.tokens.len() > 1,
         "the answer ended at its first token, so no step was timed"
     );
+    let local = (!course.skip_local).then_some(answered.first_token_ms);
     let mut out = Vec::new();
     for (_, codec) in CODECS {
         let terms = |overlap| HandoffTerms {
@@ -243,8 +259,8 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
         let overlapped = ask(true).await?;
         let after = ask(false).await?;
         out.push(Round {
-            local: local.first_token_ms,
-            step: local.step_ms,
+            local,
+            step: answered.step_ms,
             serial: [before, after].map(|(asked, sent)| (asked.first_token_ms, sent)),
             codec_used: overlapped.0.summary.codec,
             overlapped: (overlapped.0.first_token_ms, overlapped.1),
@@ -261,7 +277,11 @@ fn case(codec: &str, rounds: &[Round]) -> Case {
         codec: codec.to_owned(),
         codec_used: rounds.iter().map(|r| r.codec_used).max().flatten(),
         ttft_ms: Ttft {
-            local: of(&|r| r.local),
+            local: rounds
+                .iter()
+                .map(|r| r.local)
+                .collect::<Option<Vec<f64>>>()
+                .map(|all| mean(&all)),
             remote_serial: of(&|r| f64::midpoint(r.serial[0].0, r.serial[1].0)),
             remote_overlapped: of(&|r| r.overlapped.0),
             bound: of(&Round::bound),

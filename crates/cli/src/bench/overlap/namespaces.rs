@@ -88,7 +88,7 @@ impl Namespaces {
         let place = |i: usize| Place {
             namespace: Some(self.names[i].clone()),
             ip: ADDRESSES[i].into(),
-            program: None,
+            ..Place::here()
         };
         [place(0), place(1)]
     }
