@@ -17,7 +17,9 @@ use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind,
 pub use self::tokenizer::{FAKE_BOS, FAKE_EOS, FAKE_IM_START, FakeTokenizer};
 
 use self::cache::Cache;
-use crate::kv_engine::{Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence};
+use crate::kv_engine::{
+    Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence,
+};
 use crate::tokenizer::{Token, Tokenizer};
 
 /// A call of the engine, as the gate sees it before it happens.
@@ -354,7 +356,7 @@ impl FakeEngine {
         sequence: Sequence,
         start: u32,
         tokens: &[Token],
-        give: &mut dyn FnMut(&LayerRows<'_>),
+        give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
         let cache = self.cache_mut(sequence)?;
         let rows: Vec<Vec<Vec<u8>>> = tokens.iter().map(|token| cache.push(*token)).collect();
@@ -462,7 +464,7 @@ impl KvEngine for FakeEngine {
         sequence: Sequence,
         start: u32,
         tokens: &[Token],
-        give: &mut dyn FnMut(&LayerRows<'_>),
+        give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
         if !self.config.by_layer {
             return self.prefill(sequence, start, tokens);

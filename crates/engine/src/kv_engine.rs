@@ -48,6 +48,9 @@ pub struct LayerRows<'a> {
     pub read: &'a dyn Fn(Range<u32>, &mut Vec<u8>),
 }
 
+/// Takes rows as they come, perhaps on another thread than the engine's.
+pub type GiveRows<'a> = dyn FnMut(&LayerRows<'_>) + Send + 'a;
+
 /// Why an engine could not do something.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
@@ -107,7 +110,7 @@ pub trait KvEngine: Send {
 
     /// As [`KvEngine::prefill`]. An engine that [gives layers](KvEngine::gives_layers) gives K and V of each of them
     /// while the next ones are computed: those of a layer for the tokens in order, perhaps in several parts, and
-    /// the same rows that [`KvEngine::export`] would. `give` must not panic.
+    /// the same rows that [`KvEngine::export`] would. `give` must not panic. It is not called any more when this returns.
     ///
     /// # Errors
     /// As [`KvEngine::prefill`], and if rows could not be given; what has been given is of no use then.
@@ -116,7 +119,7 @@ pub trait KvEngine: Send {
         sequence: Sequence,
         start: u32,
         tokens: &[Token],
-        give: &mut dyn FnMut(&LayerRows<'_>),
+        give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
         let _ = give;
         self.prefill(sequence, start, tokens)

@@ -20,5 +20,5 @@ pub mod sampling;
 pub mod stop;
 pub mod tokenizer;
 
-pub use kv_engine::{Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence};
+pub use kv_engine::{Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence};
 pub use tokenizer::{SpecialTokens, Token, Tokenizer};

@@ -12,14 +12,14 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use tandem_engine::{
-    Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence, Token, Tokenizer,
+    Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence, Token, Tokenizer,
 };
 use tandem_kv::{Contract, KvBlock, Plane, Section};
 
 use crate::blob::{self, BlobError};
 use crate::gguf::{Gguf, GgufError, Value};
 use crate::layout::{self, LayoutError};
-use crate::tap;
+use crate::tap::{self, Side, Staging};
 use crate::vocabulary::{Vocabulary, native};
 
 /// Largest number of sequences: llama.cpp aborts the process beyond `LLAMA_MAX_SEQ` = 256 ids,
@@ -36,7 +36,7 @@ pub struct LlamaOptions {
     /// Layers on the GPU, where the build has one; all by default.
     pub gpu_layers: u32,
     /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits
-    /// for each layer to be read, and behind each part of a graph also where nothing is read, as in decoding.
+    /// behind each part of a graph, also where nothing is read, as in decoding, but not for what is read.
     pub by_layer: bool,
 }
 
@@ -146,6 +146,9 @@ pub struct LlamaEngine {
     capacity: Capacity,
     tail_tokens: u32,
     by_layer: bool,
+    rows_are_read: Side,
+    /// Where rows of a GPU come to, from the first time on that they are read.
+    staging: Option<Staging>,
     vocabulary: Arc<Vocabulary>,
     slots: Vec<Slot>,
     /// For a state, one after the other: the system takes as long to give memory of that size as a copy takes.
@@ -224,6 +227,8 @@ impl LlamaEngine {
             capacity: options.capacity,
             tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
             by_layer: options.by_layer,
+            rows_are_read: if on_gpu { Side::Beside } else { Side::Here },
+            staging: None,
             vocabulary,
             slots: vec![Slot::default(); options.capacity.sequences as usize],
             state: Vec::new(),
@@ -286,6 +291,12 @@ impl LlamaEngine {
         let architecture = &self.contract.architecture;
         tracing::warn!(%architecture, %reason, "layers cannot be read while they are computed: chunks are sent as a whole");
         self.by_layer = false;
+    }
+
+    /// Has rows read on this side, whatever computes.
+    #[cfg(test)]
+    pub(crate) fn read_rows_on(&mut self, side: Side) {
+        self.rows_are_read = side;
     }
 
     fn scratch(&self) -> i32 {
@@ -365,7 +376,7 @@ impl LlamaEngine {
         sequence: Sequence,
         start: u32,
         tokens: &[Token],
-        give: Option<&mut dyn FnMut(&LayerRows<'_>)>,
+        give: Option<&mut GiveRows<'_>>,
     ) -> Result<(), EngineError> {
         let held = self.continue_from(sequence)?;
         if start != held {
@@ -399,7 +410,10 @@ impl LlamaEngine {
             )?;
         }
         let result = match give {
-            None => self.run(&mut batch),
+            // A GPU has only begun then.
+            None => self
+                .run(&mut batch)
+                .map(|()| self.context(|c| c.synchronize())),
             Some(give) => self.run_watched(&mut batch, start..end, give),
         };
         if result.is_err() {
@@ -415,10 +429,14 @@ impl LlamaEngine {
         &mut self,
         batch: &mut LlamaBatch<'_>,
         tokens: Range<u32>,
-        give: &mut dyn FnMut(&LayerRows<'_>),
+        give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
         let layers = self.contract.layers.len();
-        let (result, seen) = tap::watch(layers, tokens.start, give, || self.run(batch));
+        let (side, mut staging) = (self.rows_are_read, self.staging.take());
+        let (result, seen) = tap::watch(layers, tokens.start, (side, &mut staging), give, || {
+            self.run(batch)
+        });
+        self.staging = staging;
         result?;
         let reason = match seen {
             Ok(end) if end == tokens.end => return Ok(()),
@@ -651,7 +669,7 @@ impl KvEngine for LlamaEngine {
         sequence: Sequence,
         start: u32,
         tokens: &[Token],
-        give: &mut dyn FnMut(&LayerRows<'_>),
+        give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
         let give = self.by_layer.then_some(give);
         self.evaluate(sequence, start, tokens, give)

@@ -195,6 +195,8 @@ pub struct PrefillJob {
     pub tokens: Vec<Token>,
     /// Tokens per chunk.
     pub chunk: u32,
+    /// True if layers are sent while the next ones are computed, where the engine gives them.
+    pub by_layer: bool,
     /// True if pages of this node come first.
     pub seeded: bool,
     /// True if the last token is evaluated too, for the decode node to compare with.

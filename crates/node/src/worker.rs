@@ -253,6 +253,7 @@ impl Worker {
             window: CopyOut::of(self.engine.contract(), kv_end),
             chunks: job.chunks,
             begun: None,
+            by_layer: job.by_layer && self.engine.gives_layers(),
             receipt: job.receipt,
             hand_back: job.hand_back,
         }));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tandem_engine::conformance::{self, F32_ROUNDING, Measured};
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig, FakeEngine};
 use tandem_engine::{
-    Capacity, DecodeStep, EngineError, KvEngine, LayerRows, Sequence, Token, Tokenizer,
+    Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence, Token, Tokenizer,
 };
 use tandem_kv::plane::plane_bytes;
 use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
@@ -355,7 +355,7 @@ impl KvEngine for Broken {
         sequence: Sequence,
         start: u32,
         tokens: &[Token],
-        give: &mut dyn FnMut(&LayerRows<'_>),
+        give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
         let fault = self.fault;
         let last = self.inner.contract().layers.len() as u32 - 1;

@@ -57,6 +57,7 @@ pub(super) async fn prefill(
         request: request.request.clone(),
         tokens: request.tokens.clone(),
         chunk: request.chunk,
+        by_layer: request.terms.overlap,
         seeded: false,
         receipt: true,
         hand_back,

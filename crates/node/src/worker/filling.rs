@@ -51,7 +51,7 @@ impl Filling {
                     layer,
                     kind,
                     bytes,
-                    rows: Vec::with_capacity(bytes),
+                    rows: Vec::new(),
                 }
             });
             let left: VecDeque<_> = left.collect();
@@ -80,6 +80,9 @@ impl Filling {
         for block in &mut self.blocks {
             let is_it = |u: &&mut Unfilled| (u.layer, u.kind) == (given.layer, given.kind);
             if let Some(plane) = block.left.iter_mut().find(is_it) {
+                // Not before: all of them at once would keep a GPU waiting.
+                let left = plane.bytes.saturating_sub(plane.rows.len());
+                plane.rows.reserve_exact(left);
                 (given.read)(block.tokens.clone(), &mut plane.rows);
             }
             block.hand_on();

@@ -101,6 +101,8 @@ pub(super) struct Export {
     pub(super) chunks: mpsc::Sender<Input>,
     /// Who waits for the chunk that has been begun.
     pub(super) begun: Option<oneshot::Sender<Computed>>,
+    /// Layers are given while the next ones are computed.
+    pub(super) by_layer: bool,
     pub(super) receipt: bool,
     pub(super) hand_back: Option<ReturnTicket>,
 }

@@ -64,7 +64,7 @@ impl Worker {
         let start = Instant::now();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
         if let Work::Export(e) = &mut job.work
-            && self.engine.gives_layers()
+            && e.by_layer
             && !tokens.is_empty()
         {
             let (mut filling, blocks) = begin(self.engine.contract(), e, range.clone());

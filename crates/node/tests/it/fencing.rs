@@ -295,6 +295,7 @@ fn reading(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Input>)
         tokens: tokens.to_vec(),
         chunk: 16,
         seeded: false,
+        by_layer: true,
         receipt: false,
         hand_back: None,
         chunks,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use tandem_engine::fake::{CallKind, Failure, FakeConfig};
+use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::{LayerKind, LayerSpec};
@@ -11,7 +11,7 @@ use tandem_node::Limits;
 use tandem_node::limits::{STAGING_UNIT, STAGING_UNITS};
 use tandem_proto::{CodecChoice, GenerateEvent, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Deal, Events, SHORT, Setup, TestNode, endless, eventually, prompt};
+use super::cluster::{Calls, Deal, Events, SHORT, Setup, TestNode, endless, eventually, prompt};
 use super::kills::{Brake, held};
 use super::proxy::Fault;
 use super::raw::Handoff;
@@ -378,11 +378,8 @@ async fn without_overlap_nothing_grows() {
     for config in models() {
         let mut plan = Plan::new(&config, endless());
         plan.deal.terms.overlap = false;
-        let brake = Brake::on(
-            &mut plan.sending,
-            CallKind::Give,
-            CHUNKS * config.layers.len() as u32 - 1,
-        );
+        let brake = Brake::on(&mut plan.sending, CallKind::Prefill, CHUNKS - 1);
+        let calls = Calls::of(&mut plan.sending);
         let rig = plan.start().await;
         let going = rig.begin(&[]).await;
         brake.reached().await;
@@ -391,6 +388,9 @@ async fn without_overlap_nothing_grows() {
         assert!(rig.proxy.segments(0).is_empty());
         brake.release();
         let answer = going.answer().await.unwrap();
+        // Nor does it stop at a layer that nobody would send.
+        let given = |call: &Call| call.kind() == CallKind::Give;
+        assert!(!calls.take().iter().any(given));
         assert_eq!(answer.tokens, rig.expected);
         assert_eq!(answer.summary.fallback, None);
         rig.once("without overlap");
