@@ -113,6 +113,7 @@ impl Attempt<'_> {
             generation: self.job.generation.clone(),
             prefill,
             prefill_peer: self.plan.prefill.as_deref().and_then(|n| self.peer(n)),
+            alone_percent: self.plan.alone_percent,
             chunk: self.config.chunk,
             terms: self.terms(),
         }
@@ -163,11 +164,15 @@ impl Attempt<'_> {
                 progress.timeline.prompt_tokens = prompt_tokens;
                 progress.timeline.tokenize_ms = tokenize_ms;
                 progress.prefill = self.start_prefill(tokens, ticket).await;
+                progress.timeline.alone = progress.prefill.is_none();
                 self.sink.opened().await.map_err(AttemptError::Final)?;
             }
             GenerateEvent::Prefilled(summary) => {
                 progress.prefilled = true;
                 self.note_fallback(&summary);
+                if progress.timeline.alone && progress.timeline.prompt_tokens > 1 {
+                    self.note_alone(&summary);
+                }
                 progress.timeline.summary = summary;
             }
             GenerateEvent::Token { id, text } => {
@@ -202,8 +207,8 @@ impl Attempt<'_> {
     ) -> Option<Running<PrefillEnd>> {
         let node = self.plan.prefill.as_ref()?;
         let (Some(tokens), Some(ticket)) = (tokens, ticket) else {
-            // A prompt of one token leaves nothing to prefill.
-            self.slot.prefill_ended().await;
+            // A prompt of one token leaves nothing to prefill, or the decode node has nearly all of it.
+            self.slot.prefill_ended(false).await;
             return None;
         };
         let target = handoff_target(self.config.address(&self.plan.decode), &ticket);
@@ -230,7 +235,7 @@ impl Attempt<'_> {
         prefilled: bool,
         timeline: &mut Timeline,
     ) -> Option<Running<()>> {
-        self.slot.prefill_ended().await;
+        self.slot.prefill_ended(end.is_ok()).await;
         let node = self.plan.prefill.as_deref().unwrap_or_default();
         let reason = match end {
             Ok(times) => {
@@ -273,6 +278,16 @@ impl Attempt<'_> {
                 "decode node `{node}` prefilled {tokens} tokens itself: {reason}"
             ));
         }
+    }
+
+    fn note_alone(&mut self, summary: &PrefillSummary) {
+        let (Some(node), decode) = (&self.plan.prefill, &self.plan.decode) else {
+            return;
+        };
+        let (cached, local) = (summary.cached_tokens, summary.local_tokens);
+        self.note(format!(
+            "decode node `{decode}` has {cached} tokens of the prompt and prefilled {local} itself: `{node}` has fewer"
+        ));
     }
 
     fn note_parity(&mut self, report: Option<ParityReport>) {

@@ -133,10 +133,10 @@ impl Slot {
         self.decisions.recv().await.ok_or_else(ApiError::stopping)
     }
 
-    /// The prefill node is done with the request.
-    pub(crate) async fn prefill_ended(&self) {
+    /// The prefill node is done with the request, and has computed the prompt or not.
+    pub(crate) async fn prefill_ended(&self, computed: bool) {
         let request = self.request.clone();
-        self.tell(Event::PrefillEnded { request }).await;
+        self.tell(Event::PrefillEnded { request, computed }).await;
     }
 
     /// The decode node failed; with `retry` a further decision follows.

@@ -66,7 +66,9 @@ impl Pairs {
 
     /// A request has been answered.
     pub(crate) fn answered(&self, plan: &Plan, timeline: &Timeline) {
-        let Some(prefill) = &plan.prefill else { return };
+        let Some(prefill) = plan.prefill.as_ref().filter(|_| !timeline.alone) else {
+            return;
+        };
         let key = (prefill.clone(), plan.decode.clone());
         let mut by_nodes = self.by_nodes();
         let pair = by_nodes.entry(key).or_insert_with(|| PairReport {

@@ -19,6 +19,8 @@ pub(crate) struct PrefillTimes {
 pub(crate) struct Timeline {
     pub(crate) prompt_tokens: u32,
     pub(crate) tokenize_ms: f64,
+    /// True if no other node was asked for KV.
+    pub(crate) alone: bool,
     pub(crate) prefill: PrefillTimes,
     pub(crate) summary: PrefillSummary,
     pub(crate) generated_tokens: u32,
@@ -33,7 +35,7 @@ impl Timeline {
     fn is_remote(&self, plan: &Plan) -> bool {
         let summary = &self.summary;
         let is_elsewhere = summary.remote_tokens > 0 || summary.cached_tokens > 0;
-        plan.prefill.is_some() && is_elsewhere && summary.local_tokens == 0
+        plan.prefill.is_some() && !self.alone && is_elsewhere && summary.local_tokens == 0
     }
 
     /// The extension of the answer.
@@ -87,19 +89,24 @@ mod tests {
 
     #[test]
     fn the_mode_says_who_computed_the_prompt() {
-        // (planned prefill node, tokens from there, tokens computed here, mode, prefill node told)
+        // (planned prefill node, asked for nothing, tokens from there, tokens computed here, tokens that were here, mode,
+        // prefill node told)
         let table = [
-            (Some("p"), 9, 0, "remote", "p"),
-            (Some("p"), 5, 4, "local", "d"),
-            (Some("p"), 0, 9, "local", "d"),
-            (Some("p"), 0, 0, "local", "d"),
-            (None, 0, 9, "local", "d"),
-            (None, 0, 0, "local", "d"),
+            (Some("p"), false, 9, 0, 0, "remote", "p"),
+            (Some("p"), false, 5, 4, 0, "local", "d"),
+            (Some("p"), false, 0, 9, 0, "local", "d"),
+            (Some("p"), false, 0, 0, 0, "local", "d"),
+            (Some("p"), false, 0, 0, 9, "remote", "p"),
+            (Some("p"), true, 0, 0, 9, "local", "d"),
+            (Some("p"), true, 0, 2, 7, "local", "d"),
+            (None, true, 0, 9, 0, "local", "d"),
+            (None, true, 0, 0, 0, "local", "d"),
         ];
-        for (prefill, remote_tokens, local_tokens, mode, node) in table {
+        for (prefill, alone, remote_tokens, local_tokens, cached_tokens, mode, node) in table {
             let plan = Plan {
                 decode: "d".into(),
                 prefill: prefill.map(str::to_owned),
+                alone_percent: 0,
                 mixed_quantisation: false,
                 reason: String::new(),
                 notes: Vec::new(),
@@ -107,10 +114,12 @@ mod tests {
             let summary = PrefillSummary {
                 remote_tokens,
                 local_tokens,
+                cached_tokens,
                 ..PrefillSummary::default()
             };
             let timeline = Timeline {
                 summary,
+                alone,
                 ..Timeline::default()
             };
             let info = timeline.info("r", &plan, Duration::ZERO, Vec::new());

@@ -437,6 +437,13 @@ impl Pieces {
         self.exact
     }
 
+    /// Tokens up to which they reach.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        let snapshot = self.pinned.held().snapshot.filter(|_| self.snapshot);
+        snapshot.unwrap_or(self.end)
+    }
+
     /// The most lossy codec that rows of a block came in; `None` if they are exact.
     #[must_use]
     pub fn codec(&self, block: &KvBlock) -> Option<Codec> {

@@ -127,6 +127,10 @@ pub struct GenerateRequest {
     /// nodes have identities and another node prefills.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_peer: Option<String>,
+    /// Where another node is to prefill: if no more than this part of the prompt's tokens, in percent, is missing here,
+    /// this node computes it itself and gives no ticket. 0: it always gives one.
+    #[serde(default)]
+    pub alone_percent: u8,
     /// Tokens per chunk of the prefill, also of a local one, so that batch shapes are equal.
     pub chunk: u32,
     /// How a handoff is made, and which KV of earlier requests may be used.
@@ -298,6 +302,12 @@ impl GenerateRequest {
         }
         if !(0.0..=1.0).contains(&g.min_p) {
             return fail(format!("`min_p` is {}, allowed 0..=1", g.min_p));
+        }
+        if self.alone_percent > 100 {
+            return fail(format!(
+                "`alone_percent` is {}, allowed 0..=100",
+                self.alone_percent
+            ));
         }
         if self.chunk == 0 || self.chunk > tandem_kv::limits::MAX_CHUNK_TOKENS {
             return fail(format!(

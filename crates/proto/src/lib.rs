@@ -31,4 +31,4 @@ pub use status::{
 pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;

@@ -208,6 +208,7 @@ impl Scheduler {
         let plan = Plan {
             decode: name(decode),
             prefill: prefill.map(name),
+            alone_percent: prefill.map_or(0, |node| waiting.alone_percent(decode, node)),
             mixed_quantisation: mixed.is_some(),
             reason,
             notes,

@@ -61,10 +61,12 @@ pub enum Event {
         /// Its id.
         request: String,
     },
-    /// The prefill node is done with the request, or has failed.
+    /// The prefill node is done with the request, has failed, or was not needed.
     PrefillEnded {
         /// Its id.
         request: String,
+        /// True if it has computed the prompt.
+        computed: bool,
     },
     /// The request is answered.
     Finished {
@@ -93,6 +95,9 @@ pub struct Plan {
     pub decode: String,
     /// Node that prefills; `None` if the decode node does.
     pub prefill: Option<String>,
+    /// The decode node prefills all the same if no more than this part of the prompt, in percent, is missing there:
+    /// it has seen more of the prompt than the prefill node. 0 if it has not.
+    pub alone_percent: u8,
     /// True if it holds another quantisation of the weights than the node that generates.
     pub mixed_quantisation: bool,
     /// Why these nodes, in one line.

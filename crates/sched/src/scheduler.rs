@@ -6,7 +6,7 @@ use tandem_proto::{ModelStatus, NodeStatus};
 
 use crate::choice::Choice;
 use crate::event::{Action, Event, Failure, Rejection, Route};
-use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED};
+use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, PREFILL_ADVANTAGE};
 use crate::prefix::{Prefixes, Seen};
 
 /// Which nodes may serve a model. The order decides between nodes that are equally loaded.
@@ -77,6 +77,8 @@ pub(crate) struct Waiting {
     pub(crate) tried: Vec<usize>,
     /// What nodes had seen of its prompt when it came.
     pub(crate) seen: Seen,
+    /// Blocks of its prompt.
+    blocks: usize,
     busy_retries: u32,
 }
 
@@ -96,6 +98,16 @@ impl Waiting {
     pub(crate) fn seen_by(&self, node: usize) -> usize {
         let seen = self.seen.iter().find(|(known, _)| *known == node);
         seen.map_or(0, |(_, blocks)| *blocks)
+    }
+
+    /// [`Plan::alone_percent`](crate::Plan::alone_percent) of two nodes.
+    pub(crate) fn alone_percent(&self, decode: usize, prefill: usize) -> u8 {
+        let seen = self.seen_by(prefill);
+        if self.route != Route::Auto || self.seen_by(decode) <= seen {
+            return 0;
+        }
+        let percent = 100 * (self.blocks - seen) / (PREFILL_ADVANTAGE * self.blocks);
+        u8::try_from(percent).unwrap_or(100)
     }
 }
 
@@ -166,7 +178,7 @@ impl Scheduler {
                 }
                 self.end(&request);
             }
-            Event::PrefillEnded { request } => self.end_prefill(&request),
+            Event::PrefillEnded { request, computed } => self.end_prefill(&request, computed),
             Event::DecodeFailed {
                 request,
                 node,
@@ -217,6 +229,7 @@ impl Scheduler {
             route,
             tried: Vec::new(),
             seen: self.prefixes.seen(index, prefix),
+            blocks: prefix.len(),
             busy_retries: 0,
         });
         self.arrivals += 1;
@@ -240,11 +253,14 @@ impl Scheduler {
         }
     }
 
-    fn end_prefill(&mut self, request: &str) {
+    fn end_prefill(&mut self, request: &str, computed: bool) {
         if let Some(running) = self.running.get_mut(request)
             && let Some(node) = running.prefill.take()
         {
             self.nodes[node].busy.remove(&running.model);
+            if !computed {
+                running.seeing.retain(|seeing| *seeing == running.decode);
+            }
         }
     }
 

@@ -205,6 +205,7 @@ impl Pair {
             generation: greedy(answer),
             prefill,
             prefill_peer: peer.map(ToString::to_string),
+            alone_percent: 0,
             chunk: self.chunk,
             terms: terms.clone(),
         }

@@ -494,6 +494,7 @@ impl Bench {
             generation: greedy(1),
             prefill: PrefillMode::Remote,
             prefill_peer: tls.then(|| self.identity.id().to_string()),
+            alone_percent: 0,
             chunk: CHUNK,
             terms: HandoffTerms {
                 quality: Quality::K8v4,

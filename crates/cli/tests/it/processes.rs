@@ -673,6 +673,96 @@ async fn the_next_turn_goes_to_the_pair_that_had_the_one_before() {
     }
 }
 
+/// What a coordinator tells of its nodes.
+async fn nodes_of(coordinator: SocketAddr) -> Value {
+    let url = format!("http://{coordinator}/v1/nodes");
+    let answer = http().get(url).send().await.expect("an answer");
+    answer.json().await.expect("JSON")
+}
+
+/// Waits until the coordinator knows that a node is gone.
+async fn until_down(coordinator: SocketAddr, name: &str) {
+    let limit = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        assert!(tokio::time::Instant::now() < limit, "`{name}` is up");
+        let nodes = nodes_of(coordinator).await;
+        let nodes = nodes["data"].as_array().expect("nodes");
+        if nodes
+            .iter()
+            .any(|n| n["name"] == name && n["up"] == json!(false))
+        {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A prefill node that has not heard of the conversation would compute all of it. The decode node computes what is new
+/// instead, turn after turn, unless it is told otherwise.
+#[tokio::test]
+async fn with_another_prefill_node_the_next_turn_still_computes_only_the_new_text() {
+    let model = Architecture::Llama;
+    let mut prefills = [(); 2].map(|()| Some(Daemon::node("prefill", &[model], &NODE)));
+    let decode = Daemon::node("decode", &[model], &NODE);
+    let dir = tempfile::tempdir().expect("dir");
+    let address = |node: &Option<Daemon>| node.as_ref().expect("it runs").address;
+    let nodes = [
+        ("p0", address(&prefills[0])),
+        ("p1", address(&prefills[1])),
+        ("d", decode.address),
+    ];
+    let config = write_config(dir.path(), CHUNK, &nodes, &[(model, &["p0", "p1"], &["d"])]);
+    let coordinator = Daemon::serve(&config);
+    let keep = |mut body: Value, route: &str| {
+        body["tandem"]["keep"] = json!(true);
+        body["tandem"]["route"] = json!(route);
+        body
+    };
+    let opening = keep(chat(model.name(), &text(1500), 60, "auto"), "auto");
+    let mut answer = ask(coordinator.address, &opening).await;
+    assert_eq!(answer["tandem"]["prefill_node"], "p0", "{answer}");
+    settled(prefills[0].as_ref().expect("it runs")).await;
+    settled(&decode).await;
+    prefills[0] = None;
+    until_down(coordinator.address, "p0").await;
+    let mut body = opening.clone();
+    for new in ["and now?", "why?"] {
+        let known = answer["tandem"]["prompt_tokens"].as_u64().expect("a count")
+            + tokens(&answer).len() as u64
+            - 1;
+        let said = answer["choices"][0]["message"]["content"].clone();
+        let messages = body["messages"].as_array_mut().expect("messages");
+        messages.push(json!({"role": "assistant", "content": said}));
+        messages.push(json!({"role": "user", "content": new}));
+        let alone = ask(coordinator.address, &keep(body.clone(), "auto")).await;
+        let told = &alone["tandem"];
+        assert_eq!(
+            (&told["mode"], &told["prefill_node"]),
+            (&json!("local"), &json!("d")),
+            "{alone}"
+        );
+        assert_eq!(told["cached_tokens"], known, "{alone}");
+        let events = told["events"].to_string();
+        assert!(events.contains("itself: `p1` has fewer"), "{events}");
+        settled(&decode).await;
+        let local = ask(coordinator.address, &keep(body.clone(), "local")).await;
+        assert_eq!(tokens(&alone), tokens(&local));
+        settled(&decode).await;
+        answer = alone;
+    }
+    // Nothing has passed between these two.
+    let between = |nodes: &Value| {
+        let pairs = nodes["pairs"].as_array().expect("pairs").clone();
+        pairs.iter().any(|pair| pair["prefill"] == "p1")
+    };
+    assert!(!between(&nodes_of(coordinator.address).await));
+    // Whoever wants the other node gets it.
+    let remote = ask(coordinator.address, &keep(body, "remote")).await;
+    assert_eq!(remote["tandem"]["prefill_node"], "p1", "{remote}");
+    assert!(between(&nodes_of(coordinator.address).await));
+    assert_eq!(remote["tandem"]["parity"]["holds"], true, "{remote}");
+}
+
 #[tokio::test]
 async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how_well_it_fits() {
     let model = Architecture::Llama;

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
 use crate::conversation::{HandBack, Keeping, seed};
-use crate::held::Keep;
+use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
 use crate::limits::MAX_EVENTS;
 use crate::model::Model;
@@ -33,22 +33,24 @@ pub(super) async fn generate(
 ) -> Result<Response, Refusal> {
     let request: GenerateRequest = parse(&body)?;
     let (model, peer) = checked(&node, &request)?;
-    let (id, wants_remote, chunk, terms) = (
+    let (id, prefill, alone_percent, chunk, terms) = (
         request.request.clone(),
-        request.prefill == PrefillMode::Remote,
+        request.prefill,
+        request.alone_percent,
         request.chunk,
         request.terms.at_decode(),
     );
     let start = Instant::now();
     let (tokens, generation) = prepared(&model, request).await?;
     let tokenize_ms = start.elapsed().as_secs_f64() * 1e3;
-    let remote = wants_remote && tokens.len() > 1;
     let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
     let batches = model.batches(kv_end, chunk);
     let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
-    // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
     let (prompt, page_read) = (&tokens[..kv_end as usize], node.config.limits.page_read);
-    let pieces = (!remote).then(|| keep.pieces(prompt, page_read)).flatten();
+    let missing = missing_at_most(prefill, alone_percent);
+    let pieces = missing.and_then(|m| pages_of(&keep, prompt, m, page_read));
+    // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
+    let remote = prefill == PrefillMode::Remote && pieces.is_none() && kv_end > 0;
     let source = source(remote, pieces.is_some());
     let of_others = match terms.action {
         ParityAction::Redo => keep.compared(),
@@ -98,6 +100,21 @@ pub(super) async fn generate(
         tokenize_ms,
     };
     Ok(answer(opened, receiver, guard, node.config.limits.beat))
+}
+
+/// The part of a prompt in percent that may be missing where it begins with pages of this node; `None` if it does not.
+fn missing_at_most(prefill: PrefillMode, alone_percent: u8) -> Option<u8> {
+    match prefill {
+        PrefillMode::Local => Some(100),
+        PrefillMode::Remote => (alone_percent > 0).then_some(alone_percent),
+    }
+}
+
+/// The pages of a prompt, if no more than this part of it is missing.
+fn pages_of(keep: &Keep, prompt: &[Token], percent: u8, limit: Duration) -> Option<Pieces> {
+    let pieces = keep.pieces(prompt, limit)?;
+    let missing = prompt.len().saturating_sub(pieces.tokens() as usize);
+    (missing * 100 <= prompt.len() * usize::from(percent)).then_some(pieces)
 }
 
 /// Where the KV of a prompt comes from at first.

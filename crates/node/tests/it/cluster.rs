@@ -423,6 +423,7 @@ pub fn request(tokens: &[u32], prefill: PrefillMode, chunk: u32) -> GenerateRequ
         },
         prefill,
         prefill_peer: None,
+        alone_percent: 0,
         chunk,
         terms: HandoffTerms::default(),
     }

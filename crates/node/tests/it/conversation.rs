@@ -16,12 +16,15 @@ use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::sender::Offer;
 use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS, MAX_TAKEN_BACK};
 use tandem_node::{Limits, PagesConfig};
-use tandem_proto::{CodecChoice, HandoffStatus, HandoffTerms, ParityAction, Reuse, Role, Ticket};
+use tandem_proto::{
+    CodecChoice, HandoffStatus, HandoffTerms, ParityAction, PrefillMode, Reuse, Role, Ticket,
+};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpSocket;
 
 use super::cluster::{
-    Answer, Calls, Deal, PATIENCE, SHORT, Setup, TestNode, bridge, heavy, is_clean, limits, prompt,
+    Answer, Calls, Deal, PATIENCE, SHORT, Setup, TestNode, bridge, finish, heavy, is_clean, limits,
+    opened, prompt,
 };
 use super::codecs;
 use super::kills::Brake;
@@ -363,6 +366,68 @@ async fn without_a_prefill_node_the_next_turn_computes_only_what_is_new() {
         assert_eq!((summary.cached_tokens, summary.local_tokens), (known, new));
         decode.clean().await;
         prefill.clean().await;
+    }
+}
+
+/// A decode node that has nearly all of a prompt needs no other node, and one that has less gives a ticket.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_of_which_nearly_all_is_here_is_prefilled_here() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut receiving = config.clone();
+        let decoded = Calls::of(&mut receiving);
+        let decode = Setup::new(Role::Decode, &receiving).start().await;
+        let mut first = first_turn();
+        // Nothing is here yet, however much may be missing.
+        let mut request = first.generate(PrefillMode::Remote);
+        request.alone_percent = 100;
+        let mut events = decode.generate(&request).await.unwrap();
+        assert!(opened(&mut events).await.is_some(), "a ticket");
+        drop(events);
+        decode.idle().await;
+        first.id = "req-0".into();
+        let answer = first.local(&decode).await.tokens;
+        let known = (first.tokens.len() + answer.len() - 1) as u32;
+        decode
+            .until("kept", |s| {
+                s.pages == u64::from(known / 64) && s.snapshots == 1
+            })
+            .await;
+        let mut second = next_turn(&first, &answer);
+        second.terms.keep = false;
+        let expected = second.expected(&config).await;
+        let kv_end = second.tokens.len() as u32 - 1;
+        let new = kv_end - known;
+        let enough = (new * 100).div_ceil(kv_end) as u8;
+        for (alone_percent, alone) in [(enough, true), (enough - 1, false), (0, false), (100, true)]
+        {
+            decode.idle().await;
+            decoded.take();
+            let mut request = second.generate(PrefillMode::Remote);
+            request.alone_percent = alone_percent;
+            let mut events = decode.generate(&request).await.unwrap();
+            let ticket = opened(&mut events).await;
+            assert_eq!(ticket.is_none(), alone, "{alone_percent} %");
+            if alone {
+                let answer = finish(&mut events).await;
+                assert_eq!(answer.tokens, expected);
+                let summary = &answer.summary;
+                let counts = (
+                    summary.cached_tokens,
+                    summary.local_tokens,
+                    decoded.prefilled(),
+                );
+                assert_eq!(counts, (known, new, new));
+                assert_eq!(summary.fallback, None);
+            }
+        }
+        let mut wrong = second.generate(PrefillMode::Remote);
+        wrong.alone_percent = 101;
+        let refused = decode.generate(&wrong).await.err().expect("refused");
+        assert!(
+            refused.message.contains("`alone_percent` is 101"),
+            "{refused}"
+        );
+        decode.clean().await;
     }
 }
 

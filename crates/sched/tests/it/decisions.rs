@@ -66,6 +66,7 @@ fn load_is_balanced_and_order_decides_ties() {
     check(&mut s, submit("c", "m", Route::Remote), &["c@d0<p0"]);
     let prefill_ended = Event::PrefillEnded {
         request: "b".into(),
+        computed: true,
     };
     check(&mut s, prefill_ended, &[]);
     check(&mut s, submit("d", "m", Route::Auto), &["d@d0<p1"]);
@@ -87,6 +88,7 @@ fn the_next_turn_goes_where_the_one_before_has_been() {
     // Its prefill has ended before it has.
     let prefill_ended = Event::PrefillEnded {
         request: "b".into(),
+        computed: true,
     };
     check(&mut s, prefill_ended, &[]);
     // Of one that is cancelled nobody knows how much is there.
@@ -156,6 +158,65 @@ fn who_has_seen_a_prompt_is_preferred_up_to_a_number_of_requests() {
     check(&mut s, next("c"), &["c@d1<p1"]);
 }
 
+/// The part of a prompt in percent that the decode node may compute itself, for each way of having seen its blocks.
+#[test]
+fn who_has_seen_more_than_the_prefill_node_may_compute_what_is_left() {
+    // (blocks the decode node has seen, blocks the prefill node has seen, blocks of the prompt, route, percent)
+    let table = [
+        (0, 0, 100, Route::Auto, 0),
+        (90, 90, 100, Route::Auto, 0),
+        (90, 95, 100, Route::Auto, 0),
+        (90, 0, 100, Route::Auto, 25),
+        (90, 0, 100, Route::Remote, 0),
+        (90, 0, 100, Route::Local, 0),
+        (1, 0, 100, Route::Auto, 25),
+        (90, 60, 100, Route::Auto, 10),
+        (100, 99, 100, Route::Auto, 0),
+        (3, 0, 3, Route::Auto, 25),
+        (1, 0, 1, Route::Auto, 25),
+    ];
+    for (by_decode, by_prefill, blocks, route, percent) in table {
+        let mut s = Scheduler::new(Topology {
+            nodes: strings(&["p", "d"]),
+            models: vec![routes("m", &["p"], &["d"])],
+        });
+        for (node, role) in [("p", Role::Prefill), ("d", Role::Decode)] {
+            tell(&mut s, up(node, status(role, vec![held("m", 9, "t")])));
+        }
+        let parts = [(by_decode, Route::Local), (by_prefill, Route::Auto)];
+        for (seen, route) in parts {
+            tell(&mut s, submit("before", "m", route));
+            tell(&mut s, about(finished("before"), &begins(1, seen)));
+        }
+        let next = about(submit("next", "m", route), &begins(1, blocks));
+        let found = match tell(&mut s, next).remove(0) {
+            Action::Start { plan, .. } => plan,
+            other => panic!("{other:?}"),
+        };
+        let case = (by_decode, by_prefill, blocks, route);
+        assert_eq!(found.alone_percent, percent, "{case:?}");
+    }
+}
+
+#[test]
+fn a_prefill_node_that_was_not_needed_has_seen_nothing() {
+    for computed in [false, true] {
+        let mut s = pairs(2);
+        check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p0"]);
+        let ended = Event::PrefillEnded {
+            request: "a".into(),
+            computed,
+        };
+        check(&mut s, ended, &[]);
+        check(&mut s, about(finished("a"), &begins(1, 40)), &[]);
+        // Another prompt begins at the same time.
+        check(&mut s, submit("b", "m", Route::Auto), &["b@d0<p0"]);
+        let next = about(submit("c", "m", Route::Auto), &begins(1, 40));
+        let expected = if computed { "c@d0<p0" } else { "c@d0<p1" };
+        check(&mut s, next, &[expected]);
+    }
+}
+
 #[test]
 fn beginnings_are_forgotten_when_there_are_too_many() {
     let mut s = pairs(2);
@@ -207,6 +268,7 @@ fn a_full_prefill_node_is_waited_for_and_freed_when_its_prefill_ends() {
     check(&mut s, submit("c", "m", Route::Local), &["c@d<-"]);
     let prefill_ended = Event::PrefillEnded {
         request: "a".into(),
+        computed: true,
     };
     check(&mut s, prefill_ended, &["b@d<p"]);
 }

@@ -26,7 +26,7 @@ enum Step {
     Submit(usize, Route),
     /// The nth running request ends (or its prefill does).
     Finish(usize),
-    PrefillEnded(usize),
+    PrefillEnded(usize, bool),
     Fail(usize, Failure, bool),
     /// The nth request ever submitted is cancelled.
     Cancel(usize),
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..4usize).prop_map(Step::Down),
         8 => (0..2usize, route).prop_map(|(m, r)| Step::Submit(m, r)),
         4 => any::<usize>().prop_map(Step::Finish),
-        3 => any::<usize>().prop_map(Step::PrefillEnded),
+        3 => (any::<usize>(), any::<bool>()).prop_map(|(n, computed)| Step::PrefillEnded(n, computed)),
         2 => (any::<usize>(), failure, any::<bool>()).prop_map(|(n, f, r)| Step::Fail(n, f, r)),
         1 => any::<usize>().prop_map(Step::Cancel),
     ]
@@ -179,10 +179,13 @@ fn event(step: &Step, account: &mut Account) -> Option<Event> {
             account.end(&request);
             about(finished(&request), &begins(&request))
         }
-        Step::PrefillEnded(n) => {
+        Step::PrefillEnded(n, computed) => {
             let request = nth(*n, account)?;
             account.plans.get_mut(&request)?.1.prefill = None;
-            Event::PrefillEnded { request }
+            Event::PrefillEnded {
+                request,
+                computed: *computed,
+            }
         }
         Step::Fail(n, failure, retry) => {
             let request = nth(*n, account)?;
