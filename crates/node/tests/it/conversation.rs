@@ -27,7 +27,7 @@ use super::cluster::{
     opened, prompt,
 };
 use super::codecs;
-use super::kills::Brake;
+use super::kills::{Brake, held};
 use super::peers::answer;
 use super::proxy::Proxy;
 use super::raw::Handoff;
@@ -364,6 +364,52 @@ async fn without_a_prefill_node_the_next_turn_computes_only_what_is_new() {
         assert_eq!(decoded.prefilled(), new);
         let summary = &outcome.answer.summary;
         assert_eq!((summary.cached_tokens, summary.local_tokens), (known, new));
+        decode.clean().await;
+        prefill.clean().await;
+    }
+}
+
+/// What a node computes behind rows of another one is not what a prefill computes alone, to the bit, where the two have
+/// other steps: those who want that do not get it, though its tokens are of the prompt.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_computed_behind_the_rows_of_others_is_not_exact() {
+    for is_own in [false, true] {
+        let config = FakeConfig::default();
+        let mut sending = config.clone();
+        let brake = Brake::on(&mut sending, CallKind::Prefill, 4);
+        let prefill = Setup::new(Role::Prefill, &sending).start().await;
+        let decode = Setup::new(Role::Decode, &config).start().await;
+        let mut first = Deal::new(&prompt(CHUNK * 10 + 4), CHUNK);
+        first.terms.keep = true;
+        let expected = first.expected(&config).await;
+        let answer = if is_own {
+            first.local(&decode).await
+        } else {
+            let (mut events, ticket) = first.open(&decode).await;
+            let _sending = prefill.prefill(&first.prefill(&ticket)).await.unwrap();
+            held(&decode, CHUNK * 4).await;
+            decode.prefill_failed(&first.id, "the test says so").await;
+            finish(&mut events).await
+        };
+        brake.release();
+        assert_eq!(answer.tokens, expected);
+        let brought = if is_own { 0 } else { CHUNK * 4 };
+        assert_eq!(answer.summary.remote_tokens, brought, "{answer:?}");
+        let known = (first.tokens.len() + answer.tokens.len() - 1) as u64;
+        decode.until("kept", |s| s.pages == known / 64).await;
+        decode.idle().await;
+        let mut second = first.clone();
+        second.id = "req-2".into();
+        second.terms.keep = false;
+        for (reuse, cached) in [
+            (Reuse::Exact, if is_own { CHUNK * 10 } else { brought }),
+            (Reuse::All, CHUNK * 10),
+        ] {
+            second.terms.reuse = reuse;
+            let answer = second.local(&decode).await;
+            assert_eq!(answer.tokens, expected);
+            assert_eq!(answer.summary.cached_tokens, cached, "{reuse:?} {is_own}");
+        }
         decode.clean().await;
         prefill.clean().await;
     }

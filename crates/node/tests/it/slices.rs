@@ -413,6 +413,56 @@ async fn what_comes_in_on_a_slow_machine_comes_in_small_slices() {
     within_10_ms(&come_in(&slow(&config, incoming.row_bytes), &incoming, limits).await);
 }
 
+/// Blocks of a request that has ended are refused, which takes no time: what comes after them comes in slices that are as
+/// small as without them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_says_nothing_of_how_long_slices_take() {
+    let row_bytes = 64 << 10;
+    let config = FakeConfig {
+        sequences: 4,
+        ..full(64)
+    };
+    let limits = Limits {
+        slice: Duration::from_millis(10),
+        ..limits()
+    };
+    let mut busy = busy_within(Role::Decode, &slow(&config, row_bytes), limits).await;
+    let prefill = Setup::new(Role::Prefill, &config).start().await;
+    let mut answers = Vec::new();
+    for id in ["gone", "in"] {
+        // 28 MiB, as many as a sender keeps in flight.
+        let rows = 7 * CHUNK;
+        let proxy = Proxy::to(busy.node.port).await;
+        let mut deal = Deal::new(&prompt(rows + 1), CHUNK);
+        deal.id = id.into();
+        deal.terms.reuse = Reuse::Off;
+        deal.terms.codec = CodecChoice::Raw;
+        deal.via = Some(proxy.port);
+        let (events, ticket) = deal.open(&busy.node).await;
+        let sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
+        let whole = u64::from(rows) * row_bytes;
+        eventually("all rows", || proxy.forwarded() >= whole).await;
+        // Time for the engine's queue to get them.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        // The client of the first one leaves.
+        answers = vec![(deal, events, sending, proxy)];
+    }
+    busy.calls.take();
+    busy.brake.release();
+    let (deal, mut events, mut sending, _proxy) = answers.remove(0);
+    let (first, answer, _) = tokio::join!(
+        finish(&mut busy.events),
+        finish(&mut events),
+        super::cluster::prefill_end(&mut sending)
+    );
+    assert_eq!(first.tokens, busy.expected);
+    assert_eq!(answer.tokens, deal.expected(&config).await);
+    let calls = busy.calls.take();
+    within_10_ms(&slices_of(&calls, CallKind::Import, row_bytes));
+    busy.node.clean().await;
+    prefill.clean().await;
+}
+
 /// A token waits for a slice that comes in, or for a chunk with a slice of its rows, but not for both.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_in_and_what_goes_out_take_turns() {
