@@ -10,13 +10,15 @@
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;
 //! - `steps`: computing;
 //! - `filling`: handing KV out while it is computed, where the engine gives it layer by layer;
-//! - `copying`: handing KV out otherwise, and windows back.
+//! - `copying`: handing KV out otherwise, and windows back;
+//! - `turns`: who comes next between two tokens.
 
 mod copying;
 mod filling;
 mod intake;
 mod jobs;
 mod steps;
+mod turns;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -29,6 +31,7 @@ use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, Sequence
 
 use self::copying::CopyOut;
 use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
+use self::turns::{Turn, Turns};
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
 use crate::slice::SliceSize;
@@ -41,10 +44,7 @@ pub struct Worker {
     jobs: BTreeMap<JobId, Job>,
     /// Blocks to take in, in order; bounded by the credit of each handoff.
     applies: VecDeque<Apply>,
-    /// True if what comes in has had the last turn: where somebody waits for a token, what else there is comes next.
-    in_has_had_its_turn: bool,
-    /// How many of them are taken in before something else is done, where nobody waits for a token.
-    applies_first: usize,
+    turns: Turns,
     /// Of KV that is taken in, and put back.
     slice_in: SliceSize,
     /// Of KV that is copied out.
@@ -71,8 +71,7 @@ impl Worker {
             limits,
             jobs: BTreeMap::new(),
             applies: VecDeque::new(),
-            in_has_had_its_turn: false,
-            applies_first: 0,
+            turns: Turns::default(),
             slice_in: SliceSize::new(limits.slice),
             slice_out: SliceSize::new(limits.slice),
             last_prefill: JobId(0),
@@ -89,27 +88,19 @@ impl Worker {
             let is_waited_for = self.jobs.values().any(Job::can_decode);
             self.slice_in.is_waited_for = is_waited_for;
             self.slice_out.is_waited_for = is_waited_for;
-            // One or the other comes between two tokens.
-            let takes_turns = is_waited_for
-                && !self.applies.is_empty()
-                && self.jobs.values().any(|j| j.can_copy() || j.can_prefill());
-            let others_turn = takes_turns && self.in_has_had_its_turn;
-            if takes_turns {
-                self.in_has_had_its_turn = !others_turn;
+            let has_others = self.jobs.values().any(|j| j.can_copy() || j.can_prefill());
+            let has_blocks = !self.applies.is_empty();
+            let turn = self.turns.next(is_waited_for, has_blocks, has_others);
+            let come = match turn {
+                Turn::Others => 0,
+                Turn::In | Turn::Both => self.apply_step(),
+            };
+            let waiting = self.applies.len();
+            // KV is soon copied, and somebody waits for it to go on.
+            if self.turns.others(turn, is_waited_for, come, waiting) && !self.copy_step() {
+                self.prefill_step();
             }
-            let applied = if others_turn { 0 } else { self.apply_step() };
-            // Where nobody waits for a token, what has come goes first; but not what comes meanwhile.
-            self.applies_first = self.applies_first.saturating_sub(applied);
-            if self.applies_first == 0 || self.jobs.values().any(Job::can_decode) {
-                // KV is soon copied, and somebody waits for it to go on.
-                if !takes_turns || others_turn {
-                    if !self.copy_step() {
-                        self.prefill_step();
-                    }
-                    self.applies_first = self.applies.len();
-                }
-                self.decode_step();
-            }
+            self.decode_step();
             self.check_waits();
             self.steps.fetch_add(1, Ordering::Relaxed);
         }
