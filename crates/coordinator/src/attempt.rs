@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tandem_openai::{ApiError, FinishReason};
 use tandem_proto::{
     ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityReport, PrefillEvent,
-    PrefillMode, PrefillRequest, PrefillSummary, Ticket,
+    PrefillMode, PrefillRequest, PrefillSummary, Reuse, Ticket,
 };
 use tandem_sched::{Failure, Plan};
 
@@ -106,6 +106,7 @@ impl Attempt<'_> {
             Some(_) => PrefillMode::Remote,
             None => PrefillMode::Local,
         };
+        let terms = self.terms();
         GenerateRequest {
             request: self.job.id.clone(),
             model: self.job.model.clone(),
@@ -113,9 +114,13 @@ impl Attempt<'_> {
             generation: self.job.generation.clone(),
             prefill,
             prefill_peer: self.plan.prefill.as_deref().and_then(|n| self.peer(n)),
-            alone_percent: self.plan.alone_percent,
+            alone_percent: match terms.reuse {
+                Reuse::All => self.plan.alone_percent,
+                // What many prompts begin with is soon on each prefill node.
+                Reuse::Off | Reuse::Exact => 0,
+            },
             chunk: self.config.chunk,
-            terms: self.terms(),
+            terms,
         }
     }
 
@@ -235,7 +240,9 @@ impl Attempt<'_> {
         prefilled: bool,
         timeline: &mut Timeline,
     ) -> Option<Running<()>> {
-        self.slot.prefill_ended(end.is_ok()).await;
+        // Whose report is late, or whose receipt fails, has computed it all the same.
+        let computed = end.is_ok() || timeline.summary.remote_tokens > 0;
+        self.slot.prefill_ended(computed).await;
         let node = self.plan.prefill.as_deref().unwrap_or_default();
         let reason = match end {
             Ok(times) => {
@@ -286,7 +293,7 @@ impl Attempt<'_> {
         };
         let (cached, local) = (summary.cached_tokens, summary.local_tokens);
         self.note(format!(
-            "decode node `{decode}` has {cached} tokens of the prompt and prefilled {local} itself: `{node}` has fewer"
+            "decode node `{decode}` had {cached} tokens of the prompt and prefilled {local} itself; `{node}` was not asked"
         ));
     }
 

@@ -7,8 +7,9 @@
 //! the cache holds when it loads a model.
 //!
 //! A GPU does not compute while the callback runs. So the rows of a GPU are read on a thread of their own while it
-//! computes the next layers: they lie in the cache, which nothing else writes to before the call is over. They are read
-//! into memory that the GPU writes to by itself (pinned): into other memory a driver copies, and holds up who computes.
+//! computes the next layers: they lie in the cache, where nothing else is written to before the call is over. The only
+//! exception are cells of a window that later tokens of a call no longer see, and whoever hands a prompt over wants no
+//! such rows. They are read into memory that the GPU writes to by itself (pinned): into other memory a driver copies, and holds up who computes.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::{CStr, c_void};
@@ -174,11 +175,15 @@ pub(crate) fn watch<R>(
         Side::Beside => thread::scope(|scope| {
             let (to, written) = mpsc::channel::<Written>();
             // Ends when `watch_to` has dropped the sender; the scope waits for that.
-            scope.spawn(move || {
+            let reads = move || {
                 for one in written {
                     one.give_staged(staging, give);
                 }
-            });
+            };
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, reads) {
+                // Nobody receives what is sent then, which is a fault.
+                tracing::error!(%error, "no thread to read rows on");
+            }
             watch_to(To::Beside(to), layers, start, compute)
         }),
     }
@@ -356,8 +361,10 @@ impl Watch {
         match &self.to {
             // SAFETY: what `give` points to outlives the watch, which has the only reference to it.
             To::Here(give) => written.give(unsafe { &mut **give }),
-            // The thread that takes them ends behind this sender only, unless it panics, which its scope tells.
-            To::Beside(to) => drop(to.send(written)),
+            To::Beside(to) => {
+                let sent = to.send(written);
+                sent.map_err(|_| "no thread reads them".to_owned())?;
+            }
         }
         Ok(())
     }

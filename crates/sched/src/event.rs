@@ -95,8 +95,8 @@ pub struct Plan {
     pub decode: String,
     /// Node that prefills; `None` if the decode node does.
     pub prefill: Option<String>,
-    /// The decode node prefills all the same if no more than this part of the prompt, in percent, is missing there:
-    /// it has seen more of the prompt than the prefill node. 0 if it has not.
+    /// In a conversation, the decode node prefills all the same if no more than this part of the prompt, in percent, is
+    /// missing there: it has seen more of the prompt than the prefill node. 0 if it has not.
     pub alone_percent: u8,
     /// True if it holds another quantisation of the weights than the node that generates.
     pub mixed_quantisation: bool,

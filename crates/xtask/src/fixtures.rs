@@ -13,7 +13,7 @@ pub struct FixturesArguments {
     #[arg(long, default_value = "out/fixtures")]
     out: PathBuf,
     /// Only this one, as large as one that people use, with 8-bit weights, to measure with: llama, qwen2, qwen3, qwen3moe,
-    /// gemma3 or gpt-oss; 8 to 32 GB.
+    /// gemma3 or gpt-oss; some 7 GB and more.
     #[arg(long, value_name = "ARCHITECTURE", value_parser = architecture)]
     real: Option<Architecture>,
 }

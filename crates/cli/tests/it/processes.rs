@@ -743,7 +743,7 @@ async fn with_another_prefill_node_the_next_turn_still_computes_only_the_new_tex
         );
         assert_eq!(told["cached_tokens"], known, "{alone}");
         let events = told["events"].to_string();
-        assert!(events.contains("itself: `p1` has fewer"), "{events}");
+        assert!(events.contains("itself; `p1` was not asked"), "{events}");
         settled(&decode).await;
         let local = ask(coordinator.address, &keep(body.clone(), "local")).await;
         assert_eq!(tokens(&alone), tokens(&local));

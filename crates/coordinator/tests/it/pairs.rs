@@ -198,6 +198,41 @@ async fn every_chat_keeps_its_answers_and_goes_on_from_them() {
     assert_eq!(told, HandoffTerms::default());
 }
 
+/// Only a turn that goes on from an answer: what prompts of others begin with a prefill node is to have, too.
+#[tokio::test]
+async fn only_the_next_turn_may_be_computed_by_its_decode_node() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let rig = Rig::start(config(&[&p], &[&d])).await;
+    // The decode node alone has seen it.
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let long = "word ".repeat(600);
+    let request = json!({"messages": [user(&long)], "tandem": {"route": "local"}});
+    let answer = rig.chat(request);
+    let (asked, decode) = d.generate().await.accept();
+    assert_eq!(asked.alone_percent, 0);
+    decode.open(700, false).await;
+    decode.prefilled(0, 699, None).await;
+    decode.say_hello().await;
+    answer.await.unwrap();
+    let said = json!({"role": "assistant", "content": "Hello"});
+    for (messages, percent) in [
+        (json!([user(&long), said, user("c")]), 25),
+        (json!([user(&format!("{long} c"))]), 0),
+    ] {
+        let answer = rig.chat(json!({"messages": messages}));
+        let (asked, decode) = d.generate().await.accept();
+        assert_eq!(asked.alone_percent, percent, "{messages}");
+        // It needs nobody.
+        decode.open(710, false).await;
+        decode.prefilled(0, 9, None).await;
+        decode.say_hello().await;
+        let (_, told) = whole_of(answer.await.unwrap()).await;
+        let last = told.events.last().expect("a note");
+        assert!(last.ends_with("`p` was not asked"), "{last}");
+    }
+    assert!(pairs(&rig).await.is_empty());
+}
+
 #[tokio::test]
 async fn whose_answers_are_kept_is_configured() {
     let turns = json!([
