@@ -3,9 +3,10 @@
 //! - [`handoff`]: goodput of the whole path between two processes, with the [`receiver`] in the other;
 //! - [`overlap`]: how much of a handoff hides behind the prefill, on a [`link`] of some speed;
 //! - [`prefix`]: what the have-list saves;
+//! - [`turn`]: the next turn of a conversation, wherever it is prefilled;
 //! - [`parity`]: how well two models fit together;
 //! - [`slices`]: how long an engine is busy with a slice of KV;
-//! - [`nodes`]: the nodes of `overlap`, `prefix` and `parity`, and [`ask`] what they are asked;
+//! - [`nodes`]: the nodes of `overlap`, `prefix`, `turn` and `parity`, and [`ask`] what they are asked;
 //! - [`control`]: calls of a node's control API;
 //! - [`engine`], [`rows`]: an engine that only takes KV in, and rows to give it;
 //! - [`copy`]: copies without tandem, to compare with;
@@ -28,6 +29,7 @@ mod prefix;
 mod receiver;
 mod rows;
 mod slices;
+mod turn;
 mod usage;
 
 use std::process::ExitCode;
@@ -54,6 +56,9 @@ enum Bench {
     Overlap(overlap::Arguments),
     /// Bytes on the wire where submissions share a rubric, with the have-list and without.
     Prefix(prefix::Arguments),
+    /// The next turn of a conversation: on the nodes that had the one before, and on another prefill node, with a loan
+    /// and without.
+    Turn(turn::Arguments),
     /// How well two model files fit together, such as two quantisations, with each codec: both ends'
     /// distributions after each prompt, and the answers, compared with those of the decode node alone.
     Parity(parity::Arguments),
@@ -76,6 +81,7 @@ pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Bench::Handoff(arguments) => crate::on_runtime(handoff::main(arguments)),
         Bench::Overlap(arguments) => crate::on_runtime(overlap::main(arguments)),
         Bench::Prefix(arguments) => crate::on_runtime(prefix::main(arguments)),
+        Bench::Turn(arguments) => crate::on_runtime(turn::main(arguments)),
         Bench::Parity(arguments) => crate::on_runtime(parity::main(arguments)),
         Bench::Slices(arguments) => crate::on_runtime(slices::main(arguments)),
         Bench::OverlapDriver(arguments) => crate::on_runtime(overlap::driver::main(arguments)),

@@ -7,20 +7,23 @@ use std::time::{Duration, Instant};
 
 use tandem_openai::{ApiError, FinishReason};
 use tandem_proto::{
-    ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityReport, PrefillEvent,
-    PrefillMode, PrefillRequest, PrefillSummary, Reuse, Ticket,
+    ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, Lender, NodeError, ParityAction,
+    ParityReport, PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary, Reuse, Ticket,
 };
 use tandem_sched::{Failure, Plan};
 
-use crate::calls::{CallError, Calls};
+use crate::calls::{Awaited, CallError, Calls};
 use crate::cluster::Slot;
 use crate::config::{Config, split_address};
+use crate::lending::Lending;
 use crate::life::{Job, Sink};
 use crate::timeline::{PrefillTimes, Timeline};
 use crate::translate;
 
 /// The end of a prefill: its times, or why there are none.
 type PrefillEnd = Result<PrefillTimes, String>;
+/// The end of a prefill, and what is to be told of what was lent for it.
+type LentPrefillEnd = (PrefillEnd, Option<String>);
 type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Why an attempt has no answer.
@@ -61,7 +64,9 @@ struct Progress {
     text: String,
     tokens: Vec<u32>,
     timeline: Timeline,
-    prefill: Option<Running<PrefillEnd>>,
+    prefill: Option<Running<LentPrefillEnd>>,
+    /// Another node lends the decode node, which prefills, what it has.
+    lending: Option<Running<Option<String>>>,
     /// The decode node is being told that the prefill has failed.
     telling: Option<Running<()>>,
 }
@@ -81,7 +86,12 @@ impl Attempt<'_> {
         loop {
             let event = tokio::select! {
                 event = lines.next() => event.map_err(|e| self.failed(e))?,
-                end = ended(&mut progress.prefill) => {
+                note = ended(&mut progress.lending) => {
+                    self.events.extend(note);
+                    continue;
+                }
+                (end, note) = ended(&mut progress.prefill) => {
+                    self.events.extend(note);
                     let prefilled = progress.prefilled;
                     progress.telling =
                         self.prefill_ended(end, prefilled, &mut progress.timeline).await;
@@ -119,9 +129,48 @@ impl Attempt<'_> {
                 // What many prompts begin with is soon on each prefill node.
                 Reuse::Off | Reuse::Exact => 0,
             },
+            lender: match prefill {
+                PrefillMode::Local => self.lender(),
+                PrefillMode::Remote => None,
+            },
             chunk: self.config.chunk,
             terms,
         }
+    }
+
+    /// Who lends what it has of the prompt: of a conversation, and nothing that has to be compared.
+    fn lender(&self) -> Option<Lender> {
+        let terms = self.terms();
+        let may_lend = terms.reuse == Reuse::All && terms.action == ParityAction::Report;
+        let node = self.plan.lender.as_deref().filter(|_| may_lend)?;
+        let peer = self.peer(node);
+        Some(Lender { peer })
+    }
+
+    /// How it is asked to.
+    fn lending(&self, tokens: &[u32]) -> Option<Lending> {
+        self.lender()?;
+        let lender = self.plan.lender.clone()?;
+        let to = self.plan.prefill.as_ref().unwrap_or(&self.plan.decode);
+        Some(Lending {
+            calls: self.calls.clone(),
+            address: self.config.address(&lender).to_owned(),
+            borrower: self.config.address(to).to_owned(),
+            request: PrefillRequest {
+                request: self.job.id.clone(),
+                model: self.job.model.clone(),
+                tokens: tokens.to_vec(),
+                chunk: self.config.chunk,
+                target: String::new(),
+                target_peer: self.peer(to),
+                ticket: String::new(),
+                handoff: 0,
+                terms: self.terms(),
+                lender: None,
+            },
+            lender,
+            to: to.clone(),
+        })
     }
 
     fn terms(&self) -> HandoffTerms {
@@ -168,7 +217,12 @@ impl Attempt<'_> {
                 progress.opened = true;
                 progress.timeline.prompt_tokens = prompt_tokens;
                 progress.timeline.tokenize_ms = tokenize_ms;
-                progress.prefill = self.start_prefill(tokens, ticket).await;
+                if self.plan.prefill.is_some() {
+                    progress.prefill = self.start_prefill(tokens, ticket).await;
+                } else if let (Some(tokens), Some(ticket)) = (tokens, ticket) {
+                    let lending = self.lending(&tokens);
+                    progress.lending = lending.map(|l| Box::pin(l.run(ticket)) as _);
+                }
                 progress.timeline.alone = progress.prefill.is_none();
                 self.sink.opened().await.map_err(AttemptError::Final)?;
             }
@@ -209,7 +263,7 @@ impl Attempt<'_> {
         &mut self,
         tokens: Option<Vec<u32>>,
         ticket: Option<Ticket>,
-    ) -> Option<Running<PrefillEnd>> {
+    ) -> Option<Running<LentPrefillEnd>> {
         let node = self.plan.prefill.as_ref()?;
         let (Some(tokens), Some(ticket)) = (tokens, ticket) else {
             // A prompt of one token leaves nothing to prefill, or the decode node has nearly all of it.
@@ -217,6 +271,7 @@ impl Attempt<'_> {
             return None;
         };
         let target = handoff_target(self.config.address(&self.plan.decode), &ticket);
+        let lending = self.lending(&tokens);
         let request = PrefillRequest {
             request: self.job.id.clone(),
             model: self.job.model.clone(),
@@ -227,9 +282,11 @@ impl Attempt<'_> {
             ticket: ticket.secret,
             handoff: ticket.handoff,
             terms: self.terms(),
+            lender: self.lender(),
         };
         let address = self.config.address(node).to_owned();
-        Some(Box::pin(prefill(self.calls.clone(), address, request)))
+        let prefill = prefill(self.calls.clone(), address, request, lending);
+        Some(Box::pin(prefill))
     }
 
     /// Notes how the prefill ended. If it failed, the decode node is to be told, so that it computes
@@ -241,7 +298,10 @@ impl Attempt<'_> {
         timeline: &mut Timeline,
     ) -> Option<Running<()>> {
         // Whose report is late, or whose receipt fails, has computed it all the same.
-        let computed = end.is_ok() || timeline.summary.remote_tokens > 0;
+        let summary = &timeline.summary;
+        let has_come = summary.remote_tokens > 0
+            || (prefilled && summary.fallback.is_none() && summary.cached_tokens > 0);
+        let computed = end.is_ok() || has_come;
         self.slot.prefill_ended(computed).await;
         let node = self.plan.prefill.as_deref().unwrap_or_default();
         let reason = match end {
@@ -259,7 +319,9 @@ impl Attempt<'_> {
         let (calls, request) = (self.calls.clone(), self.job.id.clone());
         let address = self.config.address(&self.plan.decode).to_owned();
         Some(Box::pin(async move {
-            let told = calls.prefill_failed(&address, &request, &reason).await;
+            let told = calls
+                .failed(&address, &request, Awaited::Prefill, &reason)
+                .await;
             if let Err(error) = told {
                 // The decode node finds out by itself; if it is gone, its stream says so.
                 tracing::warn!(request, %error, "decode node not told");
@@ -274,7 +336,8 @@ impl Attempt<'_> {
             return;
         };
         let end = tokio::time::timeout(limit, prefill).await;
-        let end = end.unwrap_or_else(|_| Err(late(limit)));
+        let (end, note) = end.unwrap_or_else(|_| (Err(late(limit)), None));
+        self.events.extend(note);
         let _ = self.prefill_ended(end, true, &mut progress.timeline).await;
     }
 
@@ -336,7 +399,7 @@ impl Attempt<'_> {
 
 /// Where a decode node takes KV in, as `host:port`. A node that does so on one address of several knows
 /// better which one than the configuration, whose address is the one for requests.
-fn handoff_target(configured: &str, ticket: &Ticket) -> String {
+pub(crate) fn handoff_target(configured: &str, ticket: &Ticket) -> String {
     match ticket.ip {
         Some(ip) => SocketAddr::new(ip, ticket.port).to_string(),
         None => {
@@ -365,29 +428,51 @@ async fn ended<T>(of: &mut Option<Running<T>>) -> T {
     }
 }
 
-/// Runs a prefill to its end. The error reads as the end of a sentence that begins with the node.
-async fn prefill(calls: Calls, address: String, request: PrefillRequest) -> PrefillEnd {
+/// Runs a prefill to its end, and what is lent for it. The error reads as the end of a sentence that begins with the node.
+async fn prefill(
+    calls: Calls,
+    address: String,
+    request: PrefillRequest,
+    mut lending: Option<Lending>,
+) -> LentPrefillEnd {
     let started = calls.prefill(&address, &request).await;
     drop(request);
-    let mut lines = started.map_err(|e| e.to_string())?;
-    loop {
-        match lines.next().await.map_err(|e| e.to_string())? {
-            PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat => {}
-            PrefillEvent::Failed(error) => return Err(format!("failed: {error}")),
-            PrefillEvent::Done {
+    let mut lines = match started {
+        Ok(lines) => lines,
+        Err(error) => return (Err(error.to_string()), None),
+    };
+    let (mut lends, mut note) = (None, None);
+    let end = loop {
+        let event = tokio::select! {
+            event = lines.next() => event,
+            told = ended(&mut lends) => {
+                note = told;
+                continue;
+            }
+        };
+        match event {
+            Ok(PrefillEvent::Lend(ticket)) => {
+                let lending = lending.take();
+                lends = lending.map(|l| Box::pin(l.run(ticket)) as Running<Option<String>>);
+            }
+            Ok(PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat) => {}
+            Ok(PrefillEvent::Failed(error)) => break Err(format!("failed: {error}")),
+            Ok(PrefillEvent::Done {
                 prefill_ms,
                 transfer_ms,
                 exposed_transfer_ms,
                 ..
-            } => {
-                return Ok(PrefillTimes {
+            }) => {
+                break Ok(PrefillTimes {
                     prefill_ms,
                     transfer_ms,
                     exposed_transfer_ms,
                 });
             }
+            Err(error) => break Err(error.to_string()),
         }
-    }
+    };
+    (end, note)
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tandem_identity::{PeerId, Security};
 use tandem_proto::limits::MAX_LINE_BYTES;
 use tandem_proto::{
-    GenerateEvent, GenerateRequest, NodeError, NodeStatus, PROTOCOL_VERSION, PrefillEvent,
-    PrefillFailed, PrefillRequest,
+    GenerateEvent, GenerateRequest, HandoffFailed, NodeError, NodeStatus, PROTOCOL_VERSION,
+    PrefillEvent, PrefillRequest,
 };
 
 use crate::connect::Connector;
@@ -80,6 +80,15 @@ fn innermost(error: &(dyn Error + 'static)) -> String {
         cause = inner;
     }
     cause.to_string()
+}
+
+/// What a node waits for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Awaited {
+    /// A prefill.
+    Prefill,
+    /// What another node has of a prompt.
+    Loan,
 }
 
 /// The part of a status that all versions have.
@@ -200,17 +209,34 @@ impl Calls {
         self.stream(address, "prefill", request).await
     }
 
-    /// `POST /node/v1/requests/{id}/prefill-failed`.
-    pub(crate) async fn prefill_failed(
+    /// `POST /node/v1/lend`.
+    ///
+    /// # Errors
+    /// If the node does not answer or refuses.
+    pub async fn lend(
+        &self,
+        address: &str,
+        request: &PrefillRequest,
+    ) -> Result<Lines<PrefillEvent>, CallError> {
+        self.stream(address, "lend", request).await
+    }
+
+    /// `POST /node/v1/requests/{id}/prefill-failed`, or `lend-failed`.
+    pub(crate) async fn failed(
         &self,
         address: &str,
         request: &str,
+        what: Awaited,
         reason: &str,
     ) -> Result<(), CallError> {
-        let body = PrefillFailed {
+        let body = HandoffFailed {
             reason: reason.to_owned(),
         };
-        let path = format!("requests/{request}/prefill-failed");
+        let what = match what {
+            Awaited::Prefill => "prefill",
+            Awaited::Loan => "lend",
+        };
+        let path = format!("requests/{request}/{what}-failed");
         self.post(address, &path, &body).await.map(|_| ())
     }
 

@@ -13,6 +13,7 @@ mod cluster;
 mod config;
 mod connect;
 mod error;
+mod lending;
 mod life;
 pub mod limits;
 mod lines;

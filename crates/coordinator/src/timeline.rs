@@ -107,6 +107,7 @@ mod tests {
                 decode: "d".into(),
                 prefill: prefill.map(str::to_owned),
                 alone_percent: 0,
+                lender: None,
                 mixed_quantisation: false,
                 reason: String::new(),
                 notes: Vec::new(),

@@ -26,7 +26,7 @@ use crate::receipt::{InvalidReceipt, Receipt};
 mod hello;
 mod inbound;
 
-pub use self::hello::{Expectation, credit_for};
+pub use self::hello::{Covers, Expectation, credit_for};
 pub use self::inbound::Inbound;
 
 /// Why a handoff failed at the receiving end.

@@ -1,6 +1,7 @@
 //! The control API that the coordinator calls.
 
 mod generate;
+mod lend;
 mod prefill;
 
 use std::convert::Infallible;
@@ -24,17 +25,19 @@ use tandem_identity::PeerId;
 use tandem_kv::Contract;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
-    Capacity, ErrorCode, HandoffStatus, HandoffTerms, ModelStatus, NodeError, NodeStatus,
-    PROTOCOL_VERSION,
+    Capacity, ErrorCode, HandoffStatus, HandoffTerms, Lender, ModelStatus, NodeError, NodeStatus,
+    PROTOCOL_VERSION, Reuse,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::generate::{generate, prefill_failed};
+use self::lend::{lend, lend_failed};
 use self::prefill::prefill;
 use crate::NodeConfig;
 use crate::coming::{Coming, Going};
 use crate::handoffs::Handoffs;
 use crate::job::Command;
+use crate::lend::Borrowers;
 use crate::limits::{MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
 use crate::model::Model;
 use crate::pages::PageStore;
@@ -87,6 +90,8 @@ pub struct Node {
     pub links: Arc<Links>,
     /// Requests that generate here, by id.
     pub running: crate::running::Running,
+    /// Requests that wait for what other nodes have of their prompts.
+    pub borrowers: Borrowers,
     /// Set when the node shuts down, so that the end of an engine thread is no fault.
     pub stopping: AtomicBool,
 }
@@ -152,6 +157,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/node/v1/handoffs", get(handoffs))
         .route("/node/v1/generate", post(generate))
         .route("/node/v1/prefill", post(prefill))
+        .route("/node/v1/lend", post(lend))
+        .route("/node/v1/requests/{id}/lend-failed", post(lend_failed))
         .route(
             "/node/v1/requests/{id}/prefill-failed",
             post(prefill_failed),
@@ -203,6 +210,46 @@ impl IntoResponse for Refusal {
             .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         (status, Json(self.0)).into_response()
     }
+}
+
+/// The only machine that may be at the other end, as a field of a request names it; `None` without TLS, where nobody is
+/// known. `why` it must be named, as the end of a sentence.
+fn named_peer(
+    node: &Node,
+    field: &str,
+    named: Option<&str>,
+    why: &str,
+) -> Result<Option<PeerId>, NodeError> {
+    match (named, node.config.security.is_tls()) {
+        (None, true) => Err(invalid(format!("`{field}` is missing: this node {why}"))),
+        (Some(_), false) => Err(invalid(format!(
+            "`{field}` cannot be checked: this node was started with --plaintext"
+        ))),
+        (None, false) => Ok(None),
+        (Some(id), true) => {
+            let id = id.parse();
+            id.map(Some).map_err(|e| invalid(format!("`{field}`: {e}")))
+        }
+    }
+}
+
+/// Who may lend to a request, if anybody may.
+fn checked_lender(
+    node: &Node,
+    lender: Option<&Lender>,
+    terms: &HandoffTerms,
+) -> Result<Option<crate::lend::Lender>, NodeError> {
+    let Some(lender) = lender else {
+        return Ok(None);
+    };
+    if terms.reuse != Reuse::All || terms.mixed_quantisation {
+        return Err(invalid(
+            "`lender` is for prompts whose `terms.reuse` is `all`, and of one quantisation",
+        ));
+    }
+    let why = "takes loans only from a machine that it is told";
+    let peer = named_peer(node, "lender.peer", lender.peer.as_deref(), why)?;
+    Ok(Some(crate::lend::Lender(peer)))
 }
 
 fn invalid(message: impl Into<String>) -> NodeError {

@@ -122,7 +122,8 @@ impl Keeping {
         async move {
             let place = place.transpose();
             let _place = place.map_err(|_| not_handed_back("too many others are"))?;
-            let (events, _) = mpsc::channel(1);
+            // It has no coordinator that could go.
+            let (events, _listens) = mpsc::channel(1);
             let sending = timeout(limit, transmit(offer, route, input, events, None)).await;
             sending.unwrap_or_else(|_| Err(not_handed_back("it takes too long")))
         }

@@ -10,7 +10,7 @@
 //! - [`receive`] and [`send`]: the two ends of a handoff on real connections;
 //! - [`wire`]: frames to and from a connection;
 //! - [`pages`]: KV that is kept; [`held`]: what of it a request shares; [`conversation`]: the KV of
-//!   answers.
+//!   answers; [`lend`]: what other nodes have of a prompt.
 
 pub mod api;
 pub mod batches;
@@ -19,6 +19,7 @@ pub mod conversation;
 pub mod handoffs;
 pub mod held;
 pub mod job;
+pub mod lend;
 pub mod limits;
 pub mod model;
 pub mod pages;
@@ -130,6 +131,7 @@ pub async fn run(
         taking_back: Arc::new(Semaphore::new(limits::MAX_TAKEN_BACK)),
         handing_back: Arc::new(Semaphore::new(limits::MAX_HAND_BACKS)),
         running: running::Running::default(),
+        borrowers: lend::Borrowers::default(),
         stopping: AtomicBool::new(false),
         config,
     });

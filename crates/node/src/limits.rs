@@ -122,7 +122,7 @@ pub struct Limits {
     pub body: Duration,
     /// Longest wait for pages from disk, a block at a time.
     pub page_read: Duration,
-    /// How long a handoff waits at most for pages that another machine is bringing.
+    /// How long a handoff waits at most for each further page that another machine is bringing.
     pub shared_wait: Duration,
     /// How long a handoff whose connection broke waits for a new one.
     pub resume: Duration,
@@ -131,6 +131,8 @@ pub struct Limits {
     pub receipt: Duration,
     /// How long the permission to hand an answer back is good for: longer than an answer takes.
     pub return_ticket: Duration,
+    /// How long a prefill waits at most for what another node has of the prompt, and a tenth of it at least.
+    pub loan: Duration,
     /// How long handing an answer back may take: a node that shows that it is alive and takes nothing
     /// would hold on to memory.
     pub hand_back: Duration,
@@ -162,6 +164,7 @@ impl Default for Limits {
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),
             return_ticket: Duration::from_secs(30 * 60),
+            loan: Duration::from_secs(10),
             hand_back: Duration::from_secs(10 * 60),
             beat: tandem_proto::limits::BEAT,
             event_stall: Duration::from_secs(60),

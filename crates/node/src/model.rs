@@ -18,6 +18,7 @@ use crate::RunError;
 use crate::batches::Batches;
 use crate::job::{Admission, Command, JobId, Origin};
 use crate::limits::{COMMAND_RETRY, HANG_LOOKS, Limits, MAX_COMMANDS};
+use crate::rate::Rate;
 use crate::worker::Worker;
 
 /// Whose turn it is of several blocks of one handoff.
@@ -47,6 +48,7 @@ pub struct Model {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<bool>,
     steps: Arc<AtomicU64>,
+    prefilled: Arc<Mutex<Rate>>,
 }
 
 impl std::fmt::Debug for Model {
@@ -82,13 +84,14 @@ impl Model {
         let (commands, receiver) = sync_channel(MAX_COMMANDS);
         let (running, ended) = watch::channel(false);
         let steps = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&steps);
+        let prefilled = Arc::new(Mutex::new(Rate::default()));
+        let (counted, measured) = (Arc::clone(&steps), Arc::clone(&prefilled));
         let thread = std::thread::Builder::new()
             .name(format!("engine {name}"))
             .spawn(move || {
                 // Dropped also by a panic, which tells those who wait.
                 let _running = running;
-                Worker::new(engine, receiver, limits, counted).run();
+                Worker::new(engine, receiver, limits, counted, measured).run();
             })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {
@@ -106,7 +109,22 @@ impl Model {
             thread: Mutex::new(Some(thread)),
             ended,
             steps,
+            prefilled,
         })
+    }
+
+    /// How long the engine would need to compute so many tokens of a prompt, by how long it took before; `None` if it has
+    /// not computed any.
+    #[must_use]
+    pub fn prefill_time(&self, tokens: usize) -> Option<Duration> {
+        let rate = self
+            .prefilled
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .per_second();
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let seconds = tokens as f64 / rate;
+        Duration::try_from_secs_f64(seconds).ok()
     }
 
     /// How a prompt is computed whose KV ends there, in chunks of so many tokens.

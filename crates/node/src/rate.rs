@@ -5,27 +5,27 @@ use std::time::{Duration, Instant};
 
 use crate::limits::MAX_SPANS;
 
-/// A sum of bytes over a sum of seconds; older ones count less and less.
+/// A sum of something, bytes or tokens, over a sum of seconds; older ones count less and less.
 #[derive(Debug, Default)]
 pub struct Rate {
-    bytes: f64,
+    amount: f64,
     seconds: f64,
 }
 
 impl Rate {
     /// What came before counts half of what it did.
-    pub fn add(&mut self, bytes: u64, time: Duration) {
+    pub fn add(&mut self, amount: u64, time: Duration) {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let bytes = bytes as f64;
-        self.bytes = self.bytes / 2.0 + bytes;
+        let amount = amount as f64;
+        self.amount = self.amount / 2.0 + amount;
         self.seconds = self.seconds / 2.0 + time.as_secs_f64();
     }
 
-    /// Bytes per second; 0 if nothing has been measured.
+    /// How much in a second; 0 if nothing has been measured.
     #[must_use]
     pub fn per_second(&self) -> f64 {
         if self.seconds > 0.0 {
-            self.bytes / self.seconds
+            self.amount / self.seconds
         } else {
             0.0
         }

@@ -253,9 +253,9 @@ fn agree(permitted: &mut Permitted, hello: &Hello) -> bool {
 
 /// Until when a handoff that begins now may go on: what no request ends has a limit of its own.
 fn until(permitted: &Permitted, limits: Limits) -> Until {
-    match permitted.target.is_pages() {
-        true => Until::Time(Instant::now() + limits.hand_back),
-        false => permitted.until.clone(),
+    match &permitted.until {
+        Until::Time(_) => Until::Time(Instant::now() + limits.hand_back),
+        over @ Until::Request(_) => over.clone(),
     }
 }
 

@@ -98,6 +98,20 @@ pub struct Report {
     pub has_told: bool,
 }
 
+impl From<Report> for PrefillEvent {
+    fn from(report: Report) -> Self {
+        Self::Done {
+            prefill_ms: report.prefill_ms,
+            transfer_ms: report.transfer_ms,
+            exposed_transfer_ms: report.exposed_transfer_ms,
+            handoff_bytes: report.raw_bytes,
+            wire_bytes: report.wire_bytes,
+            have_tokens: report.have_tokens,
+            reconnects: report.reconnects,
+        }
+    }
+}
+
 /// Why a step failed.
 enum Fault {
     /// The connection is of no use; another one may be.
@@ -230,15 +244,7 @@ pub async fn send_kv(
     let result = transmit(offer, route, computed, events.clone(), Some(sending)).await;
     let has_told = result.as_ref().is_ok_and(|report| report.has_told);
     let last = match result {
-        Ok(report) => PrefillEvent::Done {
-            prefill_ms: report.prefill_ms,
-            transfer_ms: report.transfer_ms,
-            exposed_transfer_ms: report.exposed_transfer_ms,
-            handoff_bytes: report.raw_bytes,
-            wire_bytes: report.wire_bytes,
-            have_tokens: report.have_tokens,
-            reconnects: report.reconnects,
-        },
+        Ok(report) => PrefillEvent::from(report),
         Err(error) => {
             tracing::warn!(%request, %error, "handoff failed");
             PrefillEvent::Failed(error)
@@ -249,8 +255,8 @@ pub async fn send_kv(
     has_told
 }
 
-/// Sends what `input` gives and ends when the receiver has confirmed it. `events` hears of progress;
-/// it may be closed.
+/// Sends what `input` gives and ends when the receiver has confirmed it, or when `events`, which hears of progress, is
+/// closed.
 ///
 /// # Errors
 /// If the receiver refuses, a rule is broken, the engine fails, or the receiver cannot be reached
@@ -292,16 +298,14 @@ pub async fn transmit(
         sending,
     };
     let listener = pump.events.clone();
-    let is_watched = pump.sending.is_some();
     let prefill = pump.sending.as_ref();
     let prefill = prefill.map(|s| (Arc::clone(&s.model), Arc::clone(&s.early)));
     let (model, early) = prefill.unzip();
     let input = Inputs::new(input, model, early);
     let result = tokio::select! {
         result = pump.run(&hello, input) => result,
-        // Nobody wants the prefill any more. The receiver is told, so that it need not wait for
-        // another connection.
-        () = listener.closed(), if is_watched => Err(broken("the coordinator has gone")),
+        // Nobody wants it any more. The receiver is told, so that it need not wait for another connection.
+        () = listener.closed() => Err(broken("the coordinator has gone")),
     };
     if let Err(error) = &result {
         pump.goodbye(error).await;

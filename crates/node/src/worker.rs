@@ -21,9 +21,9 @@ mod steps;
 mod turns;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
@@ -34,6 +34,7 @@ use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stag
 use self::turns::{Turn, Turns};
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
+use crate::rate::Rate;
 use crate::slice::SliceSize;
 
 /// Owns the engine and every sequence of one model.
@@ -54,16 +55,19 @@ pub struct Worker {
     stopping: bool,
     /// Counts, for [`crate::model::Model::hangs`].
     steps: Arc<AtomicU64>,
+    /// Tokens of prompts, for [`crate::model::Model::prefill_time`].
+    prefilled: Arc<Mutex<Rate>>,
 }
 
 impl Worker {
-    /// A worker for `engine` that takes `commands` and counts its steps.
+    /// A worker for `engine` that takes `commands`, counts its steps, and measures how fast it prefills.
     #[must_use]
     pub fn new(
         engine: Box<dyn KvEngine>,
         commands: Receiver<Command>,
         limits: Limits,
         steps: Arc<AtomicU64>,
+        prefilled: Arc<Mutex<Rate>>,
     ) -> Self {
         Self {
             engine,
@@ -77,6 +81,7 @@ impl Worker {
             last_prefill: JobId(0),
             stopping: false,
             steps,
+            prefilled,
         }
     }
 

@@ -22,6 +22,7 @@ mod it {
     mod handoff;
     mod hostile;
     mod kills;
+    mod lend;
     mod lossy;
     mod pages;
     mod parity;

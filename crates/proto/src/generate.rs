@@ -7,6 +7,7 @@ use tandem_kv::codec::Codec;
 use tandem_kv::receipt::Parity;
 
 use crate::limits::{MAX_GENERATED_TOKENS, MAX_REQUEST_ID};
+use crate::prefill::Lender;
 use crate::status::{ErrorCode, NodeError};
 use crate::terms::HandoffTerms;
 
@@ -131,6 +132,9 @@ pub struct GenerateRequest {
     /// this node computes it itself and gives no ticket. 0: it always gives one.
     #[serde(default)]
     pub alone_percent: u8,
+    /// Where this node is to prefill: who lends it what it lacks of the prompt, where [`HandoffTerms::reuse`] is `all`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lender: Option<Lender>,
     /// Tokens per chunk of the prefill, also of a local one, so that batch shapes are equal.
     pub chunk: u32,
     /// How a handoff is made, and which KV of earlier requests may be used.
@@ -138,7 +142,7 @@ pub struct GenerateRequest {
     pub terms: HandoffTerms,
 }
 
-/// Permission for one handoff. Single use; expires with the request, or when the decode node has
+/// Permission for one handoff. Single use; expires with the request, or when the node that it is from has
 /// waited for [`crate::limits::HANDOFF_SILENCE`].
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -147,7 +151,7 @@ pub struct Ticket {
     pub secret: String,
     /// Id of the handoff.
     pub handoff: u64,
-    /// Where the decode node takes KV in; `None`: on the address in the coordinator's configuration, because it does
+    /// Where that node takes KV in; `None`: on the address in the coordinator's configuration, because it does
     /// so on each of its own, or on one that only means something on a link.
     pub ip: Option<IpAddr>,
     /// TCP port for it.
@@ -219,9 +223,9 @@ pub enum GenerateEvent {
     Opened {
         /// Number of tokens of the prompt.
         prompt_tokens: u32,
-        /// The tokens, if another node is to prefill them.
+        /// The tokens, if another node is to prefill them or to lend what it has of them.
         tokens: Option<Vec<u32>>,
-        /// The permission for that node; `None` if there is nothing to prefill.
+        /// The permission for that node; `None` if there is nothing to prefill or to lend.
         ticket: Option<Ticket>,
         /// Time spent on template and tokenizer, in milliseconds.
         tokenize_ms: f64,

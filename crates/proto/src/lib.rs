@@ -6,7 +6,9 @@
 //! | `GET /node/v1/handoffs` | – | [`HandoffStatus`] |
 //! | `POST /node/v1/generate` | [`GenerateRequest`] | a stream of [`GenerateEvent`], one JSON object per line |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`] | a stream of [`PrefillEvent`], one JSON object per line |
-//! | `POST /node/v1/requests/{id}/prefill-failed` | [`PrefillFailed`] | 204 |
+//! | `POST /node/v1/lend` | [`PrefillRequest`] | the same |
+//! | `POST /node/v1/requests/{id}/prefill-failed` | [`HandoffFailed`] | 204 |
+//! | `POST /node/v1/requests/{id}/lend-failed` | [`HandoffFailed`] | 204 |
 //!
 //! A request that cannot be started is answered with [`NodeError`] and a status from
 //! [`ErrorCode::http_status`]. A stream that is closed by the coordinator cancels the work; a
@@ -23,7 +25,7 @@ pub use generate::{
     FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, ParityReport,
     PrefillMode, PrefillSummary, Prompt, Ticket,
 };
-pub use prefill::{PrefillEvent, PrefillFailed, PrefillRequest};
+pub use prefill::{HandoffFailed, Lender, PrefillEvent, PrefillRequest};
 pub use status::{
     Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, Phase, Role,
     SequenceStatus,
@@ -31,4 +33,4 @@ pub use status::{
 pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;

@@ -2,10 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::generate::Ticket;
 use crate::status::NodeError;
 use crate::terms::HandoffTerms;
 
-/// Body of `POST /node/v1/prefill`.
+/// A node that has more of a prompt than the one that prefills it, and lends that to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lender {
+    /// The only machine that may bring KV: its [`crate::NodeStatus::identity`]. Needed where nodes have identities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+}
+
+/// Body of `POST /node/v1/prefill`, and of `POST /node/v1/lend`, which sends what is there of the prompt and computes
+/// nothing.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefillRequest {
@@ -17,7 +28,7 @@ pub struct PrefillRequest {
     pub tokens: Vec<u32>,
     /// Tokens per chunk.
     pub chunk: u32,
-    /// Where the decode node takes KV in, `host:port`.
+    /// Where the node that the ticket is from takes KV in, `host:port`.
     pub target: String,
     /// The only machine that KV may be sent to: its [`crate::NodeStatus::identity`]. Needed where
     /// nodes have identities.
@@ -27,9 +38,13 @@ pub struct PrefillRequest {
     pub ticket: String,
     /// Id of the handoff.
     pub handoff: u64,
-    /// How it is made; the decode node is told the same.
+    /// How it is made; the other node is told the same.
     #[serde(default)]
     pub terms: HandoffTerms,
+    /// Who lends this node what it lacks of the prompt, where [`HandoffTerms::reuse`] is `all`; nobody does for a node
+    /// that lends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lender: Option<Lender>,
 }
 
 impl std::fmt::Debug for PrefillRequest {
@@ -49,7 +64,9 @@ impl std::fmt::Debug for PrefillRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 pub enum PrefillEvent {
-    /// The decode node has accepted contract and ticket.
+    /// First, if there is a lender and something to lend: the permission for it. The prefill waits.
+    Lend(Ticket),
+    /// The other node has accepted contract and ticket.
     Accepted,
     /// KV up to here has been computed.
     Progress {
@@ -58,7 +75,7 @@ pub enum PrefillEvent {
         /// Bytes of KV rows written to the connection.
         sent_bytes: u64,
     },
-    /// Last: the decode node has confirmed that it applied everything.
+    /// Last: the other node has confirmed that it applied everything.
     Done {
         /// Time spent computing, in milliseconds.
         prefill_ms: f64,
@@ -70,7 +87,7 @@ pub enum PrefillEvent {
         handoff_bytes: u64,
         /// Bytes written for them, with headers.
         wire_bytes: u64,
-        /// Tokens that the decode node had already.
+        /// Tokens that the other node had already.
         have_tokens: u32,
         /// Connections that broke and were replaced.
         reconnects: u32,
@@ -81,11 +98,12 @@ pub enum PrefillEvent {
     Beat,
 }
 
-/// Body of `POST /node/v1/requests/{id}/prefill-failed`: the coordinator tells a decode node that
-/// no KV will come (any more), so that it computes what is missing at once.
+/// Body of `POST /node/v1/requests/{id}/prefill-failed` and of `POST /node/v1/requests/{id}/lend-failed`: the coordinator
+/// tells a node that no KV will come (any more) from a prefill node or a lender, so that it computes what is missing at
+/// once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PrefillFailed {
+pub struct HandoffFailed {
     /// Why, for the timeline.
     pub reason: String,
 }

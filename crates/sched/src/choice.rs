@@ -1,9 +1,11 @@
 //! How nodes are chosen for a request.
 
+use core::cmp::Reverse;
+
 use tandem_proto::{ModelStatus, Role};
 
 use crate::event::{Plan, Rejection, Route};
-use crate::limits::{BLOCKS_PER_REQUEST, MAX_SEEN_REQUESTS, PREFIX_BLOCK};
+use crate::limits::{BLOCKS_PER_REQUEST, LEND_BLOCKS, MAX_SEEN_REQUESTS, PREFIX_BLOCK};
 use crate::scheduler::{NodeState, Scheduler, Waiting};
 
 /// What can be done about a waiting request now.
@@ -204,11 +206,13 @@ impl Scheduler {
                 seen(node)
             ));
         }
+        let lender = self.lender(prefill.unwrap_or(decode), model, waiting);
         let name = |node: usize| self.nodes[node].name.clone();
         let plan = Plan {
             decode: name(decode),
             prefill: prefill.map(name),
             alone_percent: prefill.map_or(0, |node| waiting.alone_percent(decode, node)),
+            lender: lender.filter(|_| mixed.is_none()).map(name),
             mixed_quantisation: mixed.is_some(),
             reason,
             notes,
@@ -218,6 +222,23 @@ impl Scheduler {
             prefill,
             plan,
         }
+    }
+
+    /// The node that has seen most of a prompt, if it can lend it to the one that prefills; of several the one that
+    /// generates least.
+    fn lender(&self, prefill: usize, model: usize, waiting: &Waiting) -> Option<usize> {
+        let name = &self.models[model].name;
+        let own = &self.nodes[prefill].model(name)?.contract;
+        let least = waiting.seen_by(prefill) + LEND_BLOCKS;
+        let can_lend = |node: &usize| {
+            let status = self.nodes[*node].model(name);
+            *node != prefill
+                && !self.nodes[*node].suspect
+                && waiting.seen_by(*node) >= least
+                && status.is_some_and(|status| status.contract == *own)
+        };
+        let able = (0..self.nodes.len()).filter(can_lend);
+        able.min_by_key(|node| (Reverse(waiting.seen_by(*node)), self.decodes(*node, model)))
     }
 
     /// That two nodes hold different quantisations of a model, in words.

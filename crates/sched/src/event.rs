@@ -98,7 +98,10 @@ pub struct Plan {
     /// In a conversation, the decode node prefills all the same if no more than this part of the prompt, in percent, is
     /// missing there: it has seen more of the prompt than the prefill node. 0 if it has not.
     pub alone_percent: u8,
-    /// True if it holds another quantisation of the weights than the node that generates.
+    /// In a conversation, a node that lends the one that prefills what it has of the prompt, because it has seen more of it
+    /// ([`crate::limits::LEND_BLOCKS`]); `None` if there is none.
+    pub lender: Option<String>,
+    /// True if the prefill node holds another quantisation of the weights than the node that generates.
     pub mixed_quantisation: bool,
     /// Why these nodes, in one line.
     pub reason: String,

@@ -85,6 +85,14 @@ impl Control {
         self.told(self.calls.prefill(&self.address.to_string(), request).await)
     }
 
+    /// `POST /node/v1/lend`.
+    ///
+    /// # Errors
+    /// If the node cannot be reached or refuses.
+    pub async fn lend(&self, request: &PrefillRequest) -> anyhow::Result<Lines<PrefillEvent>> {
+        self.told(self.calls.lend(&self.address.to_string(), request).await)
+    }
+
     fn told<T>(&self, result: Result<T, CallError>) -> anyhow::Result<T> {
         result.map_err(|e| anyhow!("the node at {} {e}", self.address))
     }

@@ -420,7 +420,8 @@ impl Bench {
         // As many as an engine may be ahead by.
         let (chunks, input) = mpsc::channel(MAX_CHUNKS_WAITING);
         let feeding = tokio::spawn(feed(self.blocks.clone(), kv_end, chunks));
-        let (events, _) = mpsc::channel(1);
+        // It has no coordinator that could go.
+        let (events, _listens) = mpsc::channel(1);
         let report = transmit(offer, route, input, events, None).await?;
         feeding.await?;
         Ok(report)
@@ -495,6 +496,7 @@ impl Bench {
             prefill: PrefillMode::Remote,
             prefill_peer: tls.then(|| self.identity.id().to_string()),
             alone_percent: 0,
+            lender: None,
             chunk: CHUNK,
             terms: HandoffTerms {
                 quality: Quality::K8v4,

@@ -11,11 +11,12 @@ use anyhow::{Context, bail};
 use tandem_identity::invite::Invitation;
 use tandem_identity::join::join;
 use tandem_identity::limits::JOIN;
-use tandem_identity::{ClusterDir, Identity, PeerId};
+use tandem_identity::{ClusterDir, Identity, PeerId, Security};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 use super::ask::{MODEL, Pair};
+use super::control::Control;
 
 /// Longest wait for a node to load its model.
 const READY: Duration = Duration::from_secs(120);
@@ -71,6 +72,15 @@ impl Cluster {
     /// Who prefills and who decodes.
     pub fn members(&self) -> [&PeerId; 2] {
         [self.prefill.id(), self.decode.id()]
+    }
+
+    /// Another node on the machine that prefills, as seen from the machine of the decode node.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn prefill_at(&self, address: SocketAddr) -> anyhow::Result<Control> {
+        let security = Security::Tls(Arc::clone(&self.decode));
+        Control::connect(address, security, Some(self.prefill.id().clone())).await
     }
 
     /// Both nodes, as seen from the machine of the decode node.
@@ -151,8 +161,14 @@ pub struct Node {
 }
 
 impl Node {
-    async fn start(role: &str, model: &Path, place: &Place, folder: &Path) -> anyhow::Result<Self> {
-        let log = folder.join(format!("{role}.log"));
+    async fn start(
+        role: &str,
+        name: &str,
+        model: &Path,
+        place: &Place,
+        folder: &Path,
+    ) -> anyhow::Result<Self> {
+        let log = folder.join(format!("{name}.log"));
         let mut spec = std::ffi::OsString::from(format!("{MODEL}="));
         spec.push(model);
         let mut command = program(place)?;
@@ -200,7 +216,8 @@ impl Node {
         self.child.id()
     }
 
-    async fn stop(mut self) {
+    /// Stops it and waits for its end.
+    pub async fn stop(mut self) {
         drop(self.child.stdin.take());
         if tokio::time::timeout(END, self.child.wait()).await.is_err() {
             // It is killed anyway when the handle is dropped; this waits for it too.
@@ -243,10 +260,23 @@ impl Nodes {
         }
         let folder = cluster.folder.path();
         let (prefill, decode) = tokio::try_join!(
-            Node::start("prefill", models[0], &places[0], folder),
-            Node::start("decode", models[1], &places[1], folder),
+            Node::start("prefill", "prefill", models[0], &places[0], folder),
+            Node::start("decode", "decode", models[1], &places[1], folder),
         )?;
         Ok(Self { prefill, decode })
+    }
+
+    /// Starts one more node that prefills, on the machine of the first one.
+    ///
+    /// # Errors
+    /// If it does not get ready.
+    pub async fn another(
+        &self,
+        cluster: &Cluster,
+        model: &Path,
+        place: &Place,
+    ) -> anyhow::Result<Node> {
+        Node::start("prefill", "other", model, place, cluster.folder.path()).await
     }
 
     /// Stops both and waits for their end.

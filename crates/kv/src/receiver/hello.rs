@@ -21,14 +21,25 @@ pub struct Expectation {
     pub handoff: u64,
     /// The prompt.
     pub tokens: Vec<u32>,
-    /// KV must cover `[0, kv_end)`; with `continued` at least that.
+    /// KV must cover `[0, kv_end)`, as `covers` says.
     pub kv_end: u32,
-    /// True if the sender may name tokens that follow the prompt.
-    pub continued: bool,
+    /// How much of it.
+    pub covers: Covers,
     /// How far rows may differ from what was computed.
     pub quality: Quality,
     /// True if the rows may be those of another quantisation of the weights.
     pub mixed_quantisation: bool,
+}
+
+/// How much KV a handoff must bring, measured by [`Expectation::kv_end`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Covers {
+    /// That of a prompt: all of it and no more.
+    All,
+    /// That of a prompt and its answer: at least all of it. The sender may name tokens that follow.
+    Beyond,
+    /// That of the beginning of a prompt which the sender has: at most all of it.
+    Beginning,
 }
 
 impl std::fmt::Debug for Expectation {
@@ -102,10 +113,9 @@ pub(super) fn compare(hello: &Hello, expected: &Expectation) -> Result<u32, Box<
 /// Compares which tokens a hello is for with what its ticket permits.
 fn covers(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
     let count = hello.continuation.len();
-    let limit = if expected.continued {
-        MAX_CONTINUATION
-    } else {
-        0
+    let limit = match expected.covers {
+        Covers::Beyond => MAX_CONTINUATION,
+        Covers::All | Covers::Beginning => 0,
     };
     if count > limit {
         let message = format!("hello field `continuation` has {count} tokens, limit {limit}");
@@ -113,10 +123,10 @@ fn covers(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
     }
     let most = expected.tokens.len().saturating_add(count);
     let (ours, theirs) = (expected.kv_end, hello.kv_end);
-    let fits = if expected.continued {
-        theirs >= ours && theirs as usize <= most
-    } else {
-        ours == theirs
+    let fits = match expected.covers {
+        Covers::All => ours == theirs,
+        Covers::Beyond => theirs >= ours && theirs as usize <= most,
+        Covers::Beginning => theirs <= ours,
     };
     if !fits {
         let message = format!("hello field `kv_end` differs: ours {ours}, theirs {theirs}");

@@ -13,7 +13,7 @@ use tandem_kv::message::{
     Abort, Accept, Commit, Hello, Join, RefusalCode, Refuse, control_frame, parse,
 };
 use tandem_kv::receipt::{Receipt, TokenScore};
-use tandem_kv::receiver::{Expectation, Receiver, credit_for};
+use tandem_kv::receiver::{Covers, Expectation, Receiver, credit_for};
 use tandem_kv::segment::{step_bytes, window_bytes};
 use tandem_kv::sender::{Offer, Sender, SenderError};
 use tandem_kv::{Contract, LayerKind, LayerSpec, Section};
@@ -215,22 +215,24 @@ fn a_continuation_only_where_it_is_expected() {
         .unwrap();
         parse::<Hello>(Kind::Hello, split(&frame).1).unwrap()
     };
-    let expected = |continued| Expectation {
-        continued,
+    let expected = |covers| Expectation {
+        covers,
         // The first six tokens, of which KV of five exists.
         ..expectation(&mixed(), 5)
     };
     for (continuation, kv_end) in [(4, 5), (4, 6), (4, 9), (4, 10)] {
-        let kv = Receiver::check_hello(&back(continuation, kv_end), &expected(true));
+        let kv = Receiver::check_hello(&back(continuation, kv_end), &expected(Covers::Beyond));
         assert_eq!(kv, Ok(kv_end));
-        let refuse = Receiver::check_hello(&back(continuation, kv_end), &expected(false));
-        let refuse = refuse.unwrap_err();
-        assert_eq!(refuse.code, RefusalCode::Tokens);
-        assert!(
-            refuse
-                .message
-                .contains("`continuation` has 4 tokens, limit 0")
-        );
+        for covers in [Covers::All, Covers::Beginning] {
+            let hello = back(continuation, kv_end);
+            let refuse = Receiver::check_hello(&hello, &expected(covers)).unwrap_err();
+            assert_eq!(refuse.code, RefusalCode::Tokens);
+            assert!(
+                refuse
+                    .message
+                    .contains("`continuation` has 4 tokens, limit 0")
+            );
+        }
     }
     for (continuation, kv_end, field) in [
         (4, 4, "`kv_end` differs: ours 5, theirs 4"),
@@ -238,24 +240,55 @@ fn a_continuation_only_where_it_is_expected() {
         (5, 9, "`token_digest` differs"),
     ] {
         let hello = back(continuation, kv_end);
-        let refuse = Receiver::check_hello(&hello, &expected(true)).unwrap_err();
+        let refuse = Receiver::check_hello(&hello, &expected(Covers::Beyond)).unwrap_err();
         assert!(refuse.message.contains(field), "{}", refuse.message);
     }
     let mut beyond = back(4, 10);
     beyond.kv_end = 11;
-    let refuse = Receiver::check_hello(&beyond, &expected(true)).unwrap_err();
+    let refuse = Receiver::check_hello(&beyond, &expected(Covers::Beyond)).unwrap_err();
     assert!(refuse.message.contains("theirs 11"), "{}", refuse.message);
     let mut other = back(4, 9);
     other.continuation[0] ^= 1;
-    let refuse = Receiver::check_hello(&other, &expected(true)).unwrap_err();
+    let refuse = Receiver::check_hello(&other, &expected(Covers::Beyond)).unwrap_err();
     assert!(refuse.message.contains("`token_digest`"));
     other.continuation = vec![0; MAX_CONTINUATION + 1];
-    let refuse = Receiver::check_hello(&other, &expected(true)).unwrap_err();
+    let refuse = Receiver::check_hello(&other, &expected(Covers::Beyond)).unwrap_err();
     assert!(
         refuse.message.contains("65537 tokens, limit 65536"),
         "{}",
         refuse.message
     );
+}
+
+/// For each end that a hello may name of a prompt of six tokens, of which there can be KV of five.
+#[test]
+fn how_much_of_a_prompt_may_come() {
+    let hello = |kv_end: u32| {
+        let tokens = prompt(5);
+        let offer = offer(&mixed(), kv_end);
+        let (_, frame) = Sender::new(Offer { tokens, ..offer }).unwrap();
+        parse::<Hello>(Kind::Hello, split(&frame).1).unwrap()
+    };
+    for (covers, allowed) in [
+        (Covers::All, 5..=5),
+        (Covers::Beyond, 5..=6),
+        (Covers::Beginning, 0..=5),
+    ] {
+        let expected = Expectation {
+            covers,
+            ..expectation(&mixed(), 5)
+        };
+        for kv_end in 0..=6 {
+            let found = Receiver::check_hello(&hello(kv_end), &expected);
+            if allowed.contains(&kv_end) {
+                assert_eq!(found, Ok(kv_end), "{covers:?}");
+                continue;
+            }
+            let refuse = found.unwrap_err();
+            let told = format!("`kv_end` differs: ours 5, theirs {kv_end}");
+            assert!(refuse.message.contains(&told), "{}", refuse.message);
+        }
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tandem_kv::message::{Hello, Refuse, parse};
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::plane::plane_bytes;
 use tandem_kv::receipt::Receipt;
-use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
+use tandem_kv::receiver::{Covers, Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::Segment;
 use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderState};
 use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section};
@@ -172,7 +172,7 @@ pub fn expectation(contract: &Contract, kv_end: u32) -> Expectation {
         handoff: HANDOFF,
         tokens: prompt(kv_end),
         kv_end,
-        continued: false,
+        covers: Covers::All,
         quality: Quality::K8v4,
         mixed_quantisation: false,
     }

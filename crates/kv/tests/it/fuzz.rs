@@ -17,7 +17,7 @@ use tandem_kv::message::{
     Abort, Accept, Commit, Hello, Join, Manifest, MessageError, Refuse, parse,
 };
 use tandem_kv::receipt::Receipt;
-use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
+use tandem_kv::receiver::{Covers, Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::{block_tokens, window_bytes};
 use tandem_kv::sender::{Offer, Outbound, Sender, SenderState};
 use tandem_kv::{Contract, KvBlock, PlaneKind, Section};
@@ -406,8 +406,10 @@ fn hello() {
                 Ok(hello) => hello,
                 Err(e) => return short(&e),
             };
+            let covers = [Covers::All, Covers::Beyond, Covers::Beginning];
+            let covers = covers[usize::from(edits.seed) % 3];
             let expected = Expectation {
-                continued: edits.seed > 127,
+                covers,
                 mixed_quantisation: edits.seed % 2 == 1,
                 ..recording.expectation()
             };
@@ -422,8 +424,12 @@ fn hello() {
                     let is_other = ours.quantisation != theirs.quantisation;
                     assert!(differences.is_empty() || (expected.mixed_quantisation && is_other));
                     assert_eq!(kv_end, hello.kv_end);
-                    assert!(kv_end == expected.kv_end || expected.continued);
-                    assert!(hello.continuation.is_empty() || expected.continued);
+                    assert!(match covers {
+                        Covers::All => kv_end == expected.kv_end,
+                        Covers::Beyond => kv_end >= expected.kv_end,
+                        Covers::Beginning => kv_end <= expected.kv_end,
+                    });
+                    assert!(hello.continuation.is_empty() || covers == Covers::Beyond);
                     assert!(hello.ticket.len() <= MAX_STRING);
                 }
                 Err(refuse) => assert!(!refuse.message.is_empty()),

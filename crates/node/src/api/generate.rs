@@ -12,17 +12,18 @@ use tandem_engine::chat::{ChatMessage, completion_tokens};
 use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
 use tandem_identity::PeerId;
-use tandem_kv::receiver::Expectation;
+use tandem_kv::receiver::{Covers, Expectation};
 use tandem_proto::{
-    ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityAction,
-    PrefillFailed, PrefillMode, Prompt, Ticket,
+    ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError,
+    ParityAction, PrefillMode, Prompt, Ticket,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
+use super::{Node, Refusal, check_chunk, checked_lender, event_stream, invalid, named_peer, parse};
 use crate::conversation::{HandBack, Keeping, seed};
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
+use crate::lend::{Borrower, Lender, Loan};
 use crate::limits::MAX_EVENTS;
 use crate::model::Model;
 use crate::tickets::{Permitted, Target, Until, handoff_id};
@@ -32,7 +33,11 @@ pub(super) async fn generate(
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let request: GenerateRequest = parse(&body)?;
-    let (model, peer) = checked(&node, &request)?;
+    let Checked {
+        model,
+        peer,
+        lender,
+    } = checked(&node, &request)?;
     let (id, prefill, alone_percent, chunk, terms) = (
         request.request.clone(),
         request.prefill,
@@ -47,15 +52,18 @@ pub(super) async fn generate(
     let batches = model.batches(kv_end, chunk);
     let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
     let (prompt, page_read) = (&tokens[..kv_end as usize], node.config.limits.page_read);
-    let missing = missing_at_most(prefill, alone_percent);
+    let borrower = Borrower {
+        request: &id,
+        tokens: &tokens,
+        terms: &terms,
+    };
+    let (loan, lend) = Loan::ask(&node, &model, &keep, lender, borrower).unzip();
+    let missing = missing_at_most(prefill, alone_percent).filter(|_| loan.is_none());
     let pieces = missing.and_then(|m| pages_of(&keep, prompt, m, page_read));
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
     let remote = prefill == PrefillMode::Remote && pieces.is_none() && kv_end > 0;
-    let source = source(remote, pieces.is_some());
-    let of_others = match terms.action {
-        ParityAction::Redo => keep.compared(),
-        ParityAction::Report => keep.clone(),
-    };
+    let source = source(remote, pieces.is_some() || loan.is_some());
+    let of_others = of_others(&keep, terms.action);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let admission = model.admit()?;
     let job_id = admission.job;
@@ -90,16 +98,26 @@ pub(super) async fn generate(
         events,
     };
     model.command(Command::Generate(admission, Box::new(job)))?;
-    if let Some(pieces) = pieces {
-        tokio::spawn(seed(Arc::clone(&model), job_id, pieces, None));
-    }
-    let opened = GenerateEvent::Opened {
-        prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
-        tokens: remote.then_some(tokens),
-        ticket: guard.ticket.clone(),
-        tokenize_ms,
-    };
+    guard.put_pages(pieces, loan);
+    let opened = opened(tokens, guard.ticket.clone().or(lend), tokenize_ms);
     Ok(answer(opened, receiver, guard, node.config.limits.beat))
+}
+
+fn opened(tokens: Vec<Token>, ticket: Option<Ticket>, tokenize_ms: f64) -> GenerateEvent {
+    GenerateEvent::Opened {
+        prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        tokens: ticket.is_some().then_some(tokens),
+        ticket,
+        tokenize_ms,
+    }
+}
+
+/// The pages of what another node computes.
+fn of_others(keep: &Keep, action: ParityAction) -> Keep {
+    match action {
+        ParityAction::Redo => keep.compared(),
+        ParityAction::Report => keep.clone(),
+    }
 }
 
 /// The part of a prompt in percent that may be missing where it begins with pages of this node; `None` if it does not.
@@ -148,11 +166,16 @@ fn pages_on_demand(
     ask
 }
 
-/// The model that a request is for, and the machine that may bring its KV.
-fn checked(
-    node: &Node,
-    request: &GenerateRequest,
-) -> Result<(Arc<Model>, Option<PeerId>), NodeError> {
+/// What a request is about.
+struct Checked {
+    model: Arc<Model>,
+    /// The machine that may bring its KV.
+    peer: Option<PeerId>,
+    /// Who may lend.
+    lender: Option<Lender>,
+}
+
+fn checked(node: &Node, request: &GenerateRequest) -> Result<Checked, NodeError> {
     request.validate()?;
     if !node.config.role.decodes() {
         return Err(NodeError::new(
@@ -163,7 +186,15 @@ fn checked(
     let model = Arc::clone(node.model(&request.model)?);
     check_chunk(&model, request.chunk)?;
     let peer = prefill_peer(node, request)?;
-    Ok((model, peer))
+    if request.lender.is_some() && request.prefill == PrefillMode::Remote {
+        return Err(invalid("`lender` is for the node that prefills"));
+    }
+    let lender = checked_lender(node, request.lender.as_ref(), &request.terms)?;
+    Ok(Checked {
+        model,
+        peer,
+        lender,
+    })
 }
 
 fn answer(
@@ -210,21 +241,11 @@ fn keep_answer(
 /// The only machine that may use the request's ticket; `None` if there is no ticket, or no TLS and
 /// so nobody is known.
 fn prefill_peer(node: &Node, request: &GenerateRequest) -> Result<Option<PeerId>, NodeError> {
-    let remote = request.prefill == PrefillMode::Remote;
-    match (&request.prefill_peer, node.config.security.is_tls()) {
-        (None, true) if remote => Err(invalid(
-            "`prefill_peer` is missing: this node gives tickets only to a machine that it is told",
-        )),
-        (Some(_), false) => Err(invalid(
-            "`prefill_peer` cannot be checked: this node was started with --plaintext",
-        )),
-        (None, _) => Ok(None),
-        (Some(id), true) => {
-            let id = id.parse();
-            id.map(Some)
-                .map_err(|e| invalid(format!("`prefill_peer`: {e}")))
-        }
+    if request.prefill == PrefillMode::Local && request.prefill_peer.is_none() {
+        return Ok(None);
     }
+    let why = "gives tickets only to a machine that it is told";
+    named_peer(node, "prefill_peer", request.prefill_peer.as_deref(), why)
 }
 
 /// Tokenises and checks a request off the async threads.
@@ -343,7 +364,7 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
                 handoff,
                 tokens: tokens.to_vec(),
                 kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1,
-                continued: false,
+                covers: Covers::All,
                 quality: terms.quality,
                 mixed_quantisation: terms.mixed_quantisation,
             },
@@ -352,6 +373,7 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
             until: Until::Request(over),
             hand_back: Arc::new(Mutex::new(Some(hand_back))),
             place: None,
+            loan: None,
         };
         Ticket {
             secret: node
@@ -369,7 +391,7 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
         request,
         job,
         ticket,
-        _alive: alive,
+        alive,
     }
 }
 
@@ -381,7 +403,24 @@ struct Guard {
     job: JobId,
     ticket: Option<Ticket>,
     /// Dropped with the guard: whoever takes KV in for the request ends.
-    _alive: watch::Sender<()>,
+    alive: watch::Sender<()>,
+}
+
+impl Guard {
+    /// Has pages put into the sequence of the request: of this node, or lent ones when they have come.
+    fn put_pages(&self, pieces: Option<Pieces>, loan: Option<Loan>) {
+        if let Some(loan) = loan {
+            tokio::spawn(loan.seed(self.job, None, self.ended()));
+        } else if let Some(pieces) = pieces {
+            tokio::spawn(seed(Arc::clone(&self.model), self.job, pieces, None));
+        }
+    }
+
+    /// Completes when the request has ended.
+    fn ended(&self) -> impl Future<Output = ()> + use<> {
+        let mut over = self.alive.subscribe();
+        async move { while over.changed().await.is_ok() {} }
+    }
 }
 
 impl Drop for Guard {
@@ -400,7 +439,7 @@ pub(super) async fn prefill_failed(
     Path(id): Path<String>,
     body: Bytes,
 ) -> Result<StatusCode, Refusal> {
-    let failed: PrefillFailed = parse(&body)?;
+    let failed: HandoffFailed = parse(&body)?;
     let Some((model, job)) = node.running.get(&id) else {
         return Err(invalid(format!("no request `{id}` is running here")).into());
     };

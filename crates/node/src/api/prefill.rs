@@ -9,18 +9,19 @@ use axum::response::Response;
 use tandem_engine::Token;
 use tandem_identity::PeerId;
 use tandem_kv::receipt::ReturnTicket;
-use tandem_kv::receiver::Expectation;
+use tandem_kv::receiver::{Covers, Expectation};
 use tandem_kv::segment::step_bytes;
 use tandem_kv::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::{Node, Refusal, check_chunk, event_stream, invalid, parse};
+use super::{Node, Refusal, check_chunk, checked_lender, event_stream, invalid, named_peer, parse};
 use crate::coming::Preceded;
 use crate::conversation::seed;
 use crate::held::Keep;
 use crate::job::{Admission, Command, JobId, PrefillJob};
+use crate::lend::{Borrower, Loan};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
 use crate::send::{Input, Kept, Sending, send_kv};
@@ -31,8 +32,12 @@ pub(super) async fn prefill(
     body: Bytes,
 ) -> Result<Response, Refusal> {
     let request: PrefillRequest = parse(&body)?;
+    if !node.config.role.prefills() {
+        return Err(NodeError::new(ErrorCode::WrongRole, "this node only decodes").into());
+    }
     let (model, peer) = checked(&node, &request)?;
     let terms = request.terms.clone();
+    let lender = checked_lender(&node, request.lender.as_ref(), &terms)?;
     let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
     let tokens: Arc<[u32]> = request.tokens[..kv_end as usize].into();
     let batches = model.batches(kv_end, request.chunk);
@@ -46,23 +51,21 @@ pub(super) async fn prefill(
         false => None,
     };
     let back = hand_back.as_ref().map(|b| b.ticket.clone());
+    let borrower = Borrower {
+        request: &request.request,
+        tokens: &request.tokens,
+        terms: &terms,
+    };
+    let (loan, lend) = Loan::ask(&node, &model, &keep, lender, borrower).unzip();
     let beginning = Beginning {
         model: Arc::clone(&model),
         keep: keep.clone(),
         tokens: Arc::clone(&tokens),
         page_read: node.config.limits.page_read,
         chunks,
+        loan,
     };
-    let job = PrefillJob {
-        request: request.request.clone(),
-        tokens: request.tokens.clone(),
-        chunk: request.chunk,
-        by_layer: request.terms.overlap,
-        seeded: false,
-        receipt: true,
-        hand_back,
-        chunks: beginning.chunks.clone(),
-    };
+    let job = prefill_job(&request, hand_back, beginning.chunks.clone());
     let beat = node.config.limits.beat;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let offer = offer(&model, &request, &keep, &tokens);
@@ -98,7 +101,25 @@ pub(super) async fn prefill(
         }
     });
     let guard = PumpGuard { model, job: id };
-    Ok(answer(receiver, guard, beat))
+    Ok(answer(lend.map(PrefillEvent::Lend), receiver, guard, beat))
+}
+
+/// The job of a request that has no pages yet.
+fn prefill_job(
+    request: &PrefillRequest,
+    hand_back: Option<ReturnTicket>,
+    chunks: mpsc::Sender<Input>,
+) -> PrefillJob {
+    PrefillJob {
+        request: request.request.clone(),
+        tokens: request.tokens.clone(),
+        chunk: request.chunk,
+        by_layer: request.terms.overlap,
+        seeded: false,
+        receipt: true,
+        hand_back,
+        chunks,
+    }
 }
 
 /// The receiver hears of those that begin alike in the order in which they are computed; no later than their tickets
@@ -117,6 +138,8 @@ struct Beginning {
     tokens: Arc<[Token]>,
     page_read: Duration,
     chunks: mpsc::Sender<Input>,
+    /// What another node has, and sends before.
+    loan: Option<Loan>,
 }
 
 impl Beginning {
@@ -142,14 +165,23 @@ impl Beginning {
         Ok(Some(tell))
     }
 
-    /// Begins with the pages that are here now.
+    /// Begins with the pages that are here now, or when those have come that another node lends.
     fn begin(self, admission: Admission, mut job: PrefillJob) -> Result<(), NodeError> {
-        let (model, id) = (self.model, admission.job);
+        let (model, id, chunks) = (self.model, admission.job, self.chunks);
+        let begin = |job| model.command(Command::Prefill(admission, Box::new(job)));
+        if let Some(loan) = self.loan {
+            job.seeded = true;
+            begin(job)?;
+            let sending = chunks.clone();
+            let gone = async move { sending.closed().await };
+            tokio::spawn(loan.seed(id, Some(chunks), gone));
+            return Ok(());
+        }
         let pieces = self.keep.pieces(&self.tokens, self.page_read);
         job.seeded = pieces.is_some();
-        model.command(Command::Prefill(admission, Box::new(job)))?;
+        begin(job)?;
         if let Some(pieces) = pieces {
-            tokio::spawn(seed(model, id, pieces, Some(self.chunks)));
+            tokio::spawn(seed(model, id, pieces, Some(chunks)));
         }
         Ok(())
     }
@@ -178,50 +210,32 @@ fn offer(model: &Model, request: &PrefillRequest, keep: &Keep, tokens: &[Token])
     }
 }
 
-fn answer(events: mpsc::Receiver<PrefillEvent>, guard: PumpGuard, beat: Duration) -> Response {
+pub(super) fn answer<G: Send + 'static>(
+    first: Option<PrefillEvent>,
+    events: mpsc::Receiver<PrefillEvent>,
+    guard: G,
+    beat: Duration,
+) -> Response {
     let is_last =
         |e: &PrefillEvent| matches!(e, PrefillEvent::Done { .. } | PrefillEvent::Failed(_));
-    event_stream(None, events, guard, beat, PrefillEvent::Beat, is_last)
+    event_stream(first, events, guard, beat, PrefillEvent::Beat, is_last)
 }
 
 /// The model that a request is for, and the machine that KV may be sent to.
-fn checked(
+pub(super) fn checked(
     node: &Node,
     request: &PrefillRequest,
 ) -> Result<(Arc<Model>, Option<PeerId>), NodeError> {
     tandem_proto::generate::check_request_id(&request.request)?;
-    if !node.config.role.prefills() {
-        return Err(NodeError::new(
-            ErrorCode::WrongRole,
-            "this node only decodes",
-        ));
-    }
     let model = Arc::clone(node.model(&request.model)?);
     if request.chunk == 0 {
         return Err(invalid("`chunk` is 0"));
     }
     check_chunk(&model, request.chunk)?;
     check_prefill_tokens(&model, &request.tokens)?;
-    let peer = target_peer(node, request)?;
+    let why = "sends KV only to a machine that it is told";
+    let peer = named_peer(node, "target_peer", request.target_peer.as_deref(), why)?;
     Ok((model, peer))
-}
-
-/// The only machine that KV may be sent to; `None` without TLS, where nobody is known.
-fn target_peer(node: &Node, request: &PrefillRequest) -> Result<Option<PeerId>, NodeError> {
-    match (&request.target_peer, node.config.security.is_tls()) {
-        (None, true) => Err(invalid(
-            "`target_peer` is missing: this node sends KV only to a machine that it is told",
-        )),
-        (Some(_), false) => Err(invalid(
-            "`target_peer` cannot be checked: this node was started with --plaintext",
-        )),
-        (None, false) => Ok(None),
-        (Some(id), true) => {
-            let id = id.parse();
-            id.map(Some)
-                .map_err(|e| invalid(format!("`target_peer`: {e}")))
-        }
-    }
 }
 
 /// The permission for the decode node to hand the KV of its answer back; `None` if there are too many.
@@ -243,7 +257,7 @@ fn return_ticket(
             handoff,
             tokens: request.tokens.clone(),
             kv_end: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1,
-            continued: true,
+            covers: Covers::Beyond,
             quality: request.terms.handing_back().quality,
             mixed_quantisation: false,
         },
@@ -253,6 +267,7 @@ fn return_ticket(
         until: Until::Time(Instant::now() + good_for),
         hand_back: Arc::default(),
         place: Some(Arc::new(place)),
+        loan: None,
     };
     let ticket = node.tickets.issue(permitted, good_for);
     let port = node.return_port;

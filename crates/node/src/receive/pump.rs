@@ -240,14 +240,14 @@ impl Pump {
         let Some(bringing) = self.shared.bringing.clone() else {
             return Ok(have);
         };
-        let until = tokio::time::Instant::now() + self.limits.shared_wait;
+        let patience = self.limits.shared_wait;
         let mut is_late = false;
         while can_read {
             let had = have;
             match self.shared.coming.claim(&bringing, have, is_late) {
                 Ok(claim) => self.shared.claim = Some(claim),
                 Err(mut other) if other.is_same_machine => other.more(have).await,
-                Err(mut other) => is_late = timeout_at(until, other.more(have)).await.is_err(),
+                Err(mut other) => is_late = timeout(patience, other.more(have)).await.is_err(),
             }
             // Also what has come between the two looks; then the other one may bring what follows, too.
             (have, can_read) = self.seed(have).await?;
@@ -674,6 +674,7 @@ impl Pump {
         self.tail = Tail::default();
         self.permitted.keep = self.permitted.keep.without_doubt();
         self.permitted.place = None;
+        self.permitted.loan = None;
         // The answer is not handed back to a node that comes late.
         self.permitted.hand_back = Arc::default();
         let silence = self.limits.handoff_silence;

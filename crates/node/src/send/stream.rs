@@ -570,7 +570,7 @@ mod tests {
     use tandem_engine::fake::{FakeConfig, FakeEngine};
     use tandem_kv::adaptive::{DecodeRates, Quality};
     use tandem_kv::frame::Header;
-    use tandem_kv::receiver::{Expectation, Receiver, Terms};
+    use tandem_kv::receiver::{Covers, Expectation, Receiver, Terms};
     use tandem_kv::sender::{Offer, Sender};
     use tandem_kv::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
 
@@ -685,7 +685,7 @@ mod tests {
             handoff: 1,
             tokens: prompt,
             kv_end: tokens,
-            continued: false,
+            covers: Covers::All,
             quality: Quality::K8v4,
             mixed_quantisation: false,
         };

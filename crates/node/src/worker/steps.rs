@@ -1,9 +1,10 @@
 //! Computing: one chunk of a prefill, one token of every sequence that generates.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use tandem_engine::generation::FinishReason as EngineFinish;
-use tandem_engine::{DecodeStep, EngineError, LayerRows};
+use tandem_engine::{DecodeStep, EngineError, LayerRows, Token};
 use tandem_kv::page::page_start;
 use tandem_kv::receipt::Receipt;
 use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
@@ -14,7 +15,14 @@ use super::jobs::{After, Copying, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, engine_error, milliseconds};
 use crate::job::{Begun, Computed, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
+use crate::rate::Rate;
 use crate::send::Input;
+
+/// These tokens of a prompt have been computed since.
+fn measure(prefilled: &Mutex<Rate>, tokens: &[Token], since: Instant) {
+    let mut rate = prefilled.lock().unwrap_or_else(PoisonError::into_inner);
+    rate.add(tokens.len() as u64, since.elapsed());
+}
 
 impl Worker {
     /// Computes one chunk of the next prefill in turn.
@@ -78,12 +86,14 @@ impl Worker {
             self.engine
                 .prefill_by_layer(job.sequence, range.start, tokens, &mut give)?;
             job.prefill_ms += milliseconds(start);
+            measure(&self.prefilled, tokens, start);
             let engine = self.engine.as_mut();
             return hand_out_filled(engine, job, filling, range.end, &mut self.slice_out);
         }
         if !tokens.is_empty() {
             self.engine.prefill(job.sequence, range.start, tokens)?;
             job.prefill_ms += milliseconds(start);
+            measure(&self.prefilled, tokens, start);
         }
         let kv_end = job.kv_end();
         match &mut job.work {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use tandem_engine::fake::{CallKind, FakeConfig};
-use tandem_proto::{PrefillEvent, PrefillFailed, PrefillMode, Role};
+use tandem_proto::{HandoffFailed, PrefillEvent, PrefillMode, Role};
 
 use super::cluster::{
     PATIENCE, TestNode, endless, finish, hand_over, node, opened, prompt, request,
@@ -34,7 +34,7 @@ fn gate(
 /// Waits until a node no longer knows a request: it has seen the closed connection.
 async fn forgotten(node: &TestNode, request: &str) {
     let url = format!("{}/node/v1/requests/{request}/prefill-failed", node.url);
-    let body = PrefillFailed {
+    let body = HandoffFailed {
         reason: "asking".into(),
     };
     let http = reqwest::Client::new();

@@ -12,9 +12,9 @@ use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_identity::Security;
 use tandem_node::{Limits, NodeConfig, RunError};
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffStatus, HandoffTerms, NodeError,
-    NodeStatus, ParityReport, PrefillEvent, PrefillFailed, PrefillMode, PrefillRequest,
-    PrefillSummary, Prompt, Role, Ticket,
+    Format, GenerateEvent, GenerateRequest, Generation, HandoffFailed, HandoffStatus, HandoffTerms,
+    NodeError, NodeStatus, ParityReport, PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary,
+    Prompt, Role, Ticket,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -63,6 +63,7 @@ pub fn endless() -> Limits {
         receipt: long,
         return_ticket: long,
         hand_back: long,
+        loan: long,
         beat: Duration::from_millis(200),
         event_stall: long,
         slice: long,
@@ -297,6 +298,10 @@ impl TestNode {
         self.post("/node/v1/prefill", request).await
     }
 
+    pub async fn lend(&self, request: &PrefillRequest) -> Result<Events<PrefillEvent>, NodeError> {
+        self.post("/node/v1/lend", request).await
+    }
+
     /// Shuts the node down and waits until it has ended.
     pub async fn end(mut self) {
         drop(self.stop.take());
@@ -382,9 +387,18 @@ impl TestNode {
 
     /// Tells a decode node that no KV will come, as a coordinator does.
     pub async fn prefill_failed(&self, request: &str, reason: &str) {
-        let url = format!("{}/node/v1/requests/{request}/prefill-failed", self.url);
+        self.failed(request, "prefill", reason).await;
+    }
+
+    /// Tells a node that nothing is lent.
+    pub async fn lend_failed(&self, request: &str, reason: &str) {
+        self.failed(request, "lend", reason).await;
+    }
+
+    async fn failed(&self, request: &str, what: &str, reason: &str) {
+        let url = format!("{}/node/v1/requests/{request}/{what}-failed", self.url);
         let reason = reason.to_owned();
-        let body = PrefillFailed { reason };
+        let body = HandoffFailed { reason };
         // A request that has ended meanwhile is not known any more.
         let _ = reqwest::Client::new().post(url).json(&body).send().await;
     }
@@ -424,6 +438,7 @@ pub fn request(tokens: &[u32], prefill: PrefillMode, chunk: u32) -> GenerateRequ
         prefill,
         prefill_peer: None,
         alone_percent: 0,
+        lender: None,
         chunk,
         terms: HandoffTerms::default(),
     }
@@ -481,6 +496,7 @@ pub fn prefill_request(tokens: &[u32], ticket: &Ticket, chunk: u32) -> PrefillRe
         ticket: ticket.secret.clone(),
         handoff: ticket.handoff,
         terms: HandoffTerms::default(),
+        lender: None,
     }
 }
 

@@ -7,7 +7,7 @@ use tandem_kv::frame::Kind;
 use tandem_node::Limits;
 use tandem_node::limits::MAX_RECONNECTS;
 use tandem_proto::limits::MAX_GENERATED_TOKENS;
-use tandem_proto::{ErrorCode, PrefillEvent, PrefillFailed, PrefillMode, Reuse, Role};
+use tandem_proto::{ErrorCode, HandoffFailed, PrefillEvent, PrefillMode, Reuse, Role};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -84,7 +84,7 @@ async fn the_coordinator_can_say_that_no_kv_will_come() {
     let mut events = decode.generate(&request).await.unwrap();
     opened(&mut events).await.expect("ticket");
     let url = format!("{}/node/v1/requests/req-1/prefill-failed", decode.url);
-    let body = PrefillFailed {
+    let body = HandoffFailed {
         reason: "the prefill node is gone".into(),
     };
     let response = reqwest::Client::new()

@@ -29,21 +29,21 @@ use super::rig::{Frames, Going, Plan, Rig};
 /// What a coordinator says whose prefill node has gone.
 const GONE: &str = "the prefill node has gone";
 /// Silence that is noticed, where a slow machine must not look silent.
-const SILENCE: Duration = Duration::from_secs(1);
+pub const SILENCE: Duration = Duration::from_secs(1);
 
 fn models() -> [FakeConfig; 2] {
     [FakeConfig::default(), FakeConfig::windowed()]
 }
 
 /// One limit is short.
-fn only(shorten: impl FnOnce(&mut Limits)) -> Limits {
+pub fn only(shorten: impl FnOnce(&mut Limits)) -> Limits {
     let mut limits = endless();
     shorten(&mut limits);
     limits
 }
 
 /// Only silence is noticed soon.
-fn silence() -> Limits {
+pub fn silence() -> Limits {
     only(|l| {
         l.handoff_silence = SILENCE;
         l.handoff_beat = Duration::from_millis(50);
@@ -910,7 +910,7 @@ async fn decoding_needs_nobody_and_no_frame() {
 }
 
 /// Models whose blocks are one page each, and that have much to say.
-fn paged() -> [FakeConfig; 2] {
+pub fn paged() -> [FakeConfig; 2] {
     models().map(|mut config| {
         config.seed = 3;
         let mut layers = config.layers.iter_mut();

@@ -1,8 +1,8 @@
 //! Requests that begin at once and alike: what they share is computed and sent by one of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_identity::{Authority, Security};
@@ -23,23 +23,25 @@ const SHARED: u32 = 512;
 
 /// Holds the chunks of an engine from this token on, until the test lets them go.
 struct Held {
-    released: Arc<AtomicBool>,
+    /// The token.
+    from: Arc<AtomicU32>,
     reached: Arc<AtomicBool>,
 }
 
 impl Held {
     fn of(config: &mut FakeConfig, from: u32) -> Self {
         let held = Self {
-            released: Arc::default(),
+            from: Arc::new(AtomicU32::new(from)),
             reached: Arc::default(),
         };
-        let (released, reached) = (Arc::clone(&held.released), Arc::clone(&held.reached));
+        let (from, reached) = (Arc::clone(&held.from), Arc::clone(&held.reached));
         config.gate = Some(Arc::new(move |call| {
-            if matches!(call, Call::Prefill { tokens, .. } if tokens.start >= from) {
+            let Call::Prefill { tokens, .. } = call else {
+                return;
+            };
+            while tokens.start >= from.load(Ordering::Relaxed) {
                 reached.store(true, Ordering::Relaxed);
-                while !released.load(Ordering::Relaxed) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                std::thread::sleep(Duration::from_millis(1));
             }
         }));
         held
@@ -49,8 +51,13 @@ impl Held {
         eventually("the chunk", || self.reached.load(Ordering::Relaxed)).await;
     }
 
+    /// Holds them from another token on.
+    fn from(&self, token: u32) {
+        self.from.store(token, Ordering::Relaxed);
+    }
+
     fn release(&self) {
-        self.released.store(true, Ordering::Relaxed);
+        self.from(u32::MAX);
     }
 }
 
@@ -448,7 +455,51 @@ async fn who_waits_for_another_machine_computes_on() {
     }
 }
 
-/// A machine that is much slower, or stands still, holds another one up for a limited time.
+/// A machine that goes on bringing pages is waited for until all that is shared has come, however long that takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_machine_goes_on_bringing_crosses_the_wire_once() {
+    let config = config();
+    let wait = Duration::from_secs(4);
+    let decode = Setup {
+        limits: Limits {
+            shared_wait: wait,
+            ..limits()
+        },
+        ..Setup::new(Role::Decode, &config)
+    };
+    let decode = Arc::new(decode.start().await);
+    let mut slow = config.clone();
+    let held = Held::of(&mut slow, 64);
+    let slow = start(Role::Prefill, &slow).await;
+    let quick = start(Role::Prefill, &config).await;
+    let (first, second) = (deal(1, 20), deal(2, 33));
+    let one = going(&first, &slow, &decode);
+    held.reached().await;
+    let begun = Instant::now();
+    let two = going(&second, &quick, &decode);
+    decode
+        .until("both have said hello", |s| s.receiving == 2)
+        .await;
+    for page in 2..4 {
+        tokio::time::sleep(wait * 5 / 8).await;
+        held.from(page * 64);
+        decode
+            .until("a page more", |s| s.pages == u64::from(page))
+            .await;
+    }
+    held.release();
+    for (deal, going, have) in [(&first, one, 0), (&second, two, SHARED)] {
+        let outcome = going.await.unwrap();
+        outcome.whole(&deal.expected(&config).await, "tokens");
+        assert_eq!(outcome.done().2, have);
+    }
+    assert!(begun.elapsed() > wait);
+    for node in [slow, quick, decode] {
+        node.clean().await;
+    }
+}
+
+/// A machine that stands still holds another one up for a limited time.
 #[tokio::test]
 async fn what_another_machine_brings_is_waited_for_for_a_limited_time() {
     let config = config();
@@ -480,7 +531,7 @@ async fn what_another_machine_brings_is_waited_for_for_a_limited_time() {
     }
     let first = going(&deals[0], &slow, &decode);
     held.reached().await;
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     let outcome = going(&deals[1], &quick, &decode).await.unwrap();
     assert!(begun.elapsed() >= SHORT, "it has not waited");
     outcome.whole(&deals[1].expected(&config).await, "from another machine");

@@ -1,7 +1,7 @@
 //! One situation, one decision.
 
 use super::*;
-use tandem_sched::limits::{BLOCKS_PER_REQUEST, MAX_PREFIXES};
+use tandem_sched::limits::{BLOCKS_PER_REQUEST, LEND_BLOCKS, MAX_PREFIXES};
 
 const PAIR: &[&str] = &["p0", "p1", "d0", "d1"];
 
@@ -195,6 +195,59 @@ fn who_has_seen_more_than_the_prefill_node_may_compute_what_is_left() {
         };
         let case = (by_decode, by_prefill, blocks, route);
         assert_eq!(found.alone_percent, percent, "{case:?}");
+    }
+}
+
+/// Who lends to the node that prefills, after a conversation of 40 blocks on `d0` and `p0`.
+#[test]
+fn who_has_seen_more_than_the_node_that_prefills_lends_it() {
+    let blocks = u64::try_from(LEND_BLOCKS).unwrap();
+    // (blocks of the turn before, nodes that are down, whether `d0` is full, route, plan, lender)
+    let none: &[&str] = &[];
+    let table = [
+        (40, none, false, Route::Auto, "d0<p0", ""),
+        (40, &["p0"], false, Route::Auto, "d0<p1", "d0"),
+        (40, &["p0"], false, Route::Remote, "d0<p1", "d0"),
+        (40, &["d0"], false, Route::Auto, "d1<p0", ""),
+        // Nobody of those who had it takes part.
+        (40, &["p0"], true, Route::Auto, "d1<p1", "d0"),
+        (40, &["p0", "d0"], false, Route::Auto, "d1<p1", ""),
+        // One that prefills by itself.
+        (40, &[], true, Route::Local, "d1<-", "p0"),
+        (40, &["p0", "p1"], false, Route::Auto, "d0<-", ""),
+        (blocks, &["p0"], false, Route::Auto, "d0<p1", "d0"),
+        (blocks - 1, &["p0"], false, Route::Auto, "d0<p1", ""),
+    ];
+    for (seen, down, full, route, expected, lender) in table {
+        let mut s = pairs(2);
+        check(
+            &mut s,
+            submit("before", "m", Route::Auto),
+            &["before@d0<p0"],
+        );
+        check(&mut s, about(finished("before"), &begins(1, seen)), &[]);
+        if full {
+            for id in ["w", "x", "y", "z"] {
+                tell(&mut s, submit(id, "m", Route::Local));
+            }
+            // Those on `d1`.
+            tell(&mut s, finished("x"));
+            tell(&mut s, finished("z"));
+        }
+        for node in down {
+            let reason = "gone".into();
+            let node = (*node).into();
+            tell(&mut s, Event::NodeDown { node, reason });
+        }
+        let next = about(submit("next", "m", route), &begins(1, 99));
+        let found = match tell(&mut s, next).remove(0) {
+            Action::Start { plan, .. } => plan,
+            other => panic!("{other:?}"),
+        };
+        let prefill = found.prefill.as_deref().unwrap_or("-");
+        let case = format!("{seen} {down:?} {full} {route:?}");
+        assert_eq!(format!("{}<{prefill}", found.decode), expected, "{case}");
+        assert_eq!(found.lender.as_deref().unwrap_or(""), lender, "{case}");
     }
 }
 

@@ -1,0 +1,68 @@
+//! One node lends another one what it has of a prompt.
+
+use tandem_proto::{PrefillEvent, PrefillRequest, Ticket};
+
+use crate::attempt::handoff_target;
+use crate::calls::{Awaited, Calls};
+
+/// What it takes to have a node lend what it has of a prompt to the one that prefills it.
+pub(crate) struct Lending {
+    pub(crate) calls: Calls,
+    /// Name of the node.
+    pub(crate) lender: String,
+    /// Where it is asked.
+    pub(crate) address: String,
+    /// Name of the one that prefills.
+    pub(crate) to: String,
+    /// Where that one is asked.
+    pub(crate) borrower: String,
+    /// What the lender is asked for, without the ticket.
+    pub(crate) request: PrefillRequest,
+}
+
+impl Lending {
+    /// Has it lent. Tells what is to be noted.
+    pub(crate) async fn run(self, ticket: Ticket) -> Option<String> {
+        let Self {
+            calls,
+            lender,
+            address,
+            to,
+            borrower,
+            mut request,
+        } = self;
+        request.target = handoff_target(&borrower, &ticket);
+        request.handoff = ticket.handoff;
+        request.ticket = ticket.secret;
+        let reason = match lent(&calls, &address, &request).await {
+            Ok(0) => return None,
+            Ok(bytes) => {
+                return Some(format!(
+                    "node `{lender}` lent `{to}` what it had of the prompt: {bytes} bytes of KV"
+                ));
+            }
+            Err(reason) => format!("node `{lender}` {reason}"),
+        };
+        let id = &request.request;
+        tracing::warn!(request = id, reason, "nothing lent");
+        let told = calls.failed(&borrower, id, Awaited::Loan, &reason).await;
+        if let Err(error) = told {
+            // It does not wait for ever.
+            tracing::debug!(request = id, %error, "the node that prefills was not told");
+        }
+        Some(format!("nothing was lent to `{to}`: {reason}"))
+    }
+}
+
+/// Has a node lend; gives the bytes of rows. The error reads as the end of a sentence that begins with the node.
+async fn lent(calls: &Calls, address: &str, request: &PrefillRequest) -> Result<u64, String> {
+    let started = calls.lend(address, request).await;
+    let mut lines = started.map_err(|e| e.to_string())?;
+    loop {
+        match lines.next().await.map_err(|e| e.to_string())? {
+            PrefillEvent::Failed(error) => return Err(format!("failed: {error}")),
+            PrefillEvent::Done { handoff_bytes, .. } => return Ok(handoff_bytes),
+            _ => {}
+        }
+    }
+}
