@@ -101,6 +101,11 @@ impl Attempt<'_> {
             };
             if let Some(finish) = self.take(event, &mut progress).await? {
                 self.await_prefill(&mut progress).await;
+                if progress.lending.is_some() {
+                    let limit = self.config.limits.prefill_report;
+                    let note = report_of(&mut progress.lending, limit).await;
+                    self.events.extend(note);
+                }
                 return Ok(Answer {
                     text: progress.text,
                     tokens: progress.tokens,
@@ -285,7 +290,8 @@ impl Attempt<'_> {
             lender: self.lender(),
         };
         let address = self.config.address(node).to_owned();
-        let prefill = prefill(self.calls.clone(), address, request, lending);
+        let limit = self.config.limits.prefill_report;
+        let prefill = prefill(self.calls.clone(), address, request, lending, limit);
         Some(Box::pin(prefill))
     }
 
@@ -434,6 +440,7 @@ async fn prefill(
     address: String,
     request: PrefillRequest,
     mut lending: Option<Lending>,
+    limit: Duration,
 ) -> LentPrefillEnd {
     let started = calls.prefill(&address, &request).await;
     drop(request);
@@ -472,7 +479,16 @@ async fn prefill(
             Err(error) => break Err(error.to_string()),
         }
     };
+    if lends.is_some() {
+        note = report_of(&mut lends, limit).await;
+    }
     (end, note)
+}
+
+/// What was lent has come, or will not be used any more; the account of it may still be on its way.
+async fn report_of(lends: &mut Option<Running<Option<String>>>, limit: Duration) -> Option<String> {
+    let told = tokio::time::timeout(limit, ended(lends)).await;
+    told.ok().flatten()
 }
 
 #[cfg(test)]

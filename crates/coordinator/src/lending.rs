@@ -50,7 +50,9 @@ impl Lending {
             // It does not wait for ever.
             tracing::debug!(request = id, %error, "the node that prefills was not told");
         }
-        Some(format!("nothing was lent to `{to}`: {reason}"))
+        Some(format!(
+            "`{to}` was not lent all that `{lender}` had of the prompt: {reason}"
+        ))
     }
 }
 

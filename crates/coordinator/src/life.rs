@@ -219,7 +219,13 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
         };
         match attempt.run().await {
             Ok(answer) => {
-                slot.finish(service.prefix(job, Some(&answer)));
+                // Whose rows do not fit is not known: nobody is to lend them, or be preferred for them.
+                let fits = answer.timeline.parity.is_none_or(|parity| parity.holds);
+                slot.finish(if fits {
+                    service.prefix(job, Some(&answer))
+                } else {
+                    Vec::new()
+                });
                 service.learn(job, &answer);
                 events.extend(busy_note(busy));
                 events.append(&mut attempt_events);

@@ -26,7 +26,7 @@ use tandem_kv::Contract;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
     Capacity, ErrorCode, HandoffStatus, HandoffTerms, Lender, ModelStatus, NodeError, NodeStatus,
-    PROTOCOL_VERSION, Reuse,
+    PROTOCOL_VERSION, ParityAction, Reuse,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -233,6 +233,17 @@ fn named_peer(
     }
 }
 
+/// Conversations are lent, and nothing that must be compared before it is used.
+fn can_be_lent(terms: &HandoffTerms) -> Result<(), NodeError> {
+    let is_exact = terms.action == ParityAction::Report && !terms.mixed_quantisation;
+    if terms.reuse == Reuse::All && is_exact {
+        return Ok(());
+    }
+    Err(invalid(
+        "nothing is lent unless `terms.reuse` is `all`, `terms.action` is `report` and there is one quantisation",
+    ))
+}
+
 /// Who may lend to a request, if anybody may.
 fn checked_lender(
     node: &Node,
@@ -242,11 +253,7 @@ fn checked_lender(
     let Some(lender) = lender else {
         return Ok(None);
     };
-    if terms.reuse != Reuse::All || terms.mixed_quantisation {
-        return Err(invalid(
-            "`lender` is for prompts whose `terms.reuse` is `all`, and of one quantisation",
-        ));
-    }
+    can_be_lent(terms)?;
     let why = "takes loans only from a machine that it is told";
     let peer = named_peer(node, "lender.peer", lender.peer.as_deref(), why)?;
     Ok(Some(crate::lend::Lender(peer)))
@@ -285,6 +292,7 @@ async fn handoffs(State(node): State<Arc<Node>>) -> Json<HandoffStatus> {
         staging_bytes: taken(STAGING_UNITS, &node.staging) * STAGING_UNIT,
         spare_bytes: node.spare.bytes(),
         returns: taken(MAX_RETURNS, &node.returns),
+        borrowers: node.borrowers.count() as u64,
         pages: pages.pages,
         snapshots: pages.snapshots,
         pins: pages.pins,

@@ -27,6 +27,11 @@ use crate::tickets::{Permitted, Target, Until, handoff_id};
 pub struct Borrowers(Mutex<HashMap<String, Arc<Notify>>>);
 
 impl Borrowers {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.all().len()
+    }
+
     fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<Notify>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,7 +92,7 @@ impl Loan {
         } = borrower;
         let prompt = &tokens[..tokens.len().saturating_sub(1)];
         let kv_end = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if keep.held(prompt).tokens >= page_start(kv_end) {
+        if keep.usable(prompt) >= page_start(kv_end) {
             return None;
         }
         let (wanted, unwanted) = watch::channel(());
@@ -166,11 +171,12 @@ impl Loan {
         }
     }
 
-    /// No longer than this node would need to compute what it lacks, so that it takes at most twice as long as alone; but
-    /// long enough to open connections.
+    /// No longer than this node would need to compute what it lacks, as far as that is known, so that it takes at most twice
+    /// as long as alone; but long enough to open connections.
     fn patience(&self) -> Duration {
         let most = self.node.config.limits.loan;
-        let lacks = self.prompt.len() - self.keep.held(&self.prompt).tokens as usize;
+        let usable = self.keep.usable(&self.prompt) as usize;
+        let lacks = self.prompt.len().saturating_sub(usable);
         let alone = self.model.prefill_time(lacks);
         alone.map_or(most, |time| time.clamp(most / 10, most))
     }

@@ -36,6 +36,8 @@ pub const MAX_TAKEN_BACK: usize = MAX_HANDOFFS / 2;
 /// An answer whose KV the other node does not take for this long is not handed back: it keeps its
 /// place in the engine until then.
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
+/// How many times [`Limits::shared_wait`] a handoff waits in all for pages that other machines go on bringing.
+pub const SHARED_WAITS: u32 = 4;
 /// Complete handoffs that can be confirmed again, because the sender may not have heard of it.
 pub const MAX_CONFIRMED: usize = 256;
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`]: for [`MAX_HANDOFFS`] without windows

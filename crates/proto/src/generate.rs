@@ -143,7 +143,7 @@ pub struct GenerateRequest {
 }
 
 /// Permission for one handoff. Single use; expires with the request, or when the node that it is from has
-/// waited for [`crate::limits::HANDOFF_SILENCE`].
+/// waited for [`crate::limits::HANDOFF_SILENCE`], or as long as it waits for a loan.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ticket {

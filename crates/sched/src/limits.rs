@@ -19,7 +19,7 @@ pub const MAX_SEEN_REQUESTS: usize = 2;
 /// <https://blog.exolabs.net/nvidia-dgx-spark/>).
 pub const PREFILL_ADVANTAGE: usize = 4;
 /// Blocks by which a node must have seen more of a prompt than the one that prefills it, to lend it what it has: about 256
-/// tokens, which no machine computes faster than it asks another one.
+/// tokens.
 pub const LEND_BLOCKS: usize = 2;
 
 /// Requests that may wait for one model. One that starts over after a failure is not counted.

@@ -298,15 +298,13 @@ async fn who_has_had_a_conversation_lends_it() {
 /// Also to a decode node that prefills by itself, which is told if nothing comes.
 #[tokio::test]
 async fn who_prefills_by_itself_is_lent_a_conversation() {
-    let (d, other) = (
-        FakeNode::decode("d", 1).await,
-        FakeNode::decode("e", 1).await,
-    );
-    let rig = Rig::start(config(&[], &[&d, &other])).await;
-    had(&rig, &d).await;
-    let busy = rig.chat(json!({}));
-    let decoding = d.generate().await;
     for lends in [true, false] {
+        let d = FakeNode::decode("d", 1).await;
+        let other = FakeNode::decode("e", 1).await;
+        let rig = Rig::start(config(&[], &[&d, &other])).await;
+        had(&rig, &d).await;
+        let busy = rig.chat(json!({}));
+        let _decoding = d.generate().await;
         let answer = rig.chat(json!({"messages": next_turn()}));
         let (asked, decode) = other.generate().await.accept();
         let lender = Some(Lender { peer: None });
@@ -321,21 +319,14 @@ async fn who_prefills_by_itself_is_lent_a_conversation() {
         let note = if lends {
             let (_, lending) = call.accept();
             lending.prefill_done().await;
-            lending.closed().await;
             "node `d` lent `e` what it had of the prompt: 576 bytes of KV"
         } else {
             call.refuse(ErrorCode::Refused, "nothing here");
             let (id, reason) = other.failure().await;
             assert_eq!(id, asked.request);
             assert_eq!(reason, "node `d` refused: nothing here");
-            "nothing was lent to `e`: node `d` refused: nothing here"
+            "`e` was not lent all that `d` had of the prompt: node `d` refused: nothing here"
         };
-        if lends {
-            // Once it has answered a turn, it has seen it.
-            drop(decode);
-            answer.abort();
-            continue;
-        }
         decode.prefilled(0, 709, None).await;
         decode.say_hello().await;
         let (_, told) = whole_of(answer.await.unwrap()).await;
@@ -345,9 +336,34 @@ async fn who_prefills_by_itself_is_lent_a_conversation() {
             "{:?}",
             told.events
         );
+        busy.abort();
     }
-    drop(decoding);
-    busy.abort();
+}
+
+/// What does not fit is lent by nobody, and the next turn is not given to those who have it.
+#[tokio::test]
+async fn rows_that_do_not_fit_are_not_lent() {
+    for holds in [true, false] {
+        let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+        let other = FakeNode::decode("e", 1).await;
+        let rig = Rig::start(config(&[&p], &[&d, &other])).await;
+        let answer = rig.chat(json!({"messages": [user(&long())]}));
+        let (_, decode) = d.generate().await.accept();
+        decode.open(700, true).await;
+        let (_, prefill) = p.prefill_call().await.accept();
+        prefill.prefill_done().await;
+        decode.prefilled(699, 0, None).await;
+        decode.token(7, "Hel").await;
+        decode.token(8, "lo").await;
+        decode.done_with(2, Some(parity(0.4, holds))).await;
+        answer.await.unwrap();
+        let _busy = rig.chat(json!({"tandem": {"route": "local"}}));
+        let _decoding = d.generate().await;
+        let local = json!({"messages": next_turn(), "tandem": {"route": "local"}});
+        let _answer = rig.chat(local);
+        let asked = other.generate().await.request;
+        assert_eq!(asked.lender.is_some(), holds);
+    }
 }
 
 /// What has to be compared before it is used is not lent.

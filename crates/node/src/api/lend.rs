@@ -7,12 +7,12 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use tandem_kv::sender::Offer;
-use tandem_proto::{ErrorCode, HandoffFailed, NodeError, PrefillEvent, PrefillRequest, Reuse};
+use tandem_proto::{ErrorCode, HandoffFailed, NodeError, PrefillEvent, PrefillRequest};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::prefill::{answer, checked};
-use super::{Node, Refusal, invalid, parse};
+use super::{Node, Refusal, can_be_lent, invalid, parse};
 use crate::held::{Keep, Pieces};
 use crate::lend::read;
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
@@ -22,9 +22,7 @@ use crate::send::transmit;
 pub(super) async fn lend(State(node): State<Arc<Node>>, body: Bytes) -> Result<Response, Refusal> {
     let request: PrefillRequest = parse(&body)?;
     let (model, peer) = checked(&node, &request)?;
-    if request.terms.reuse != Reuse::All {
-        return Err(invalid("`terms.reuse` must be `all`: nothing else is lent").into());
-    }
+    can_be_lent(&request.terms)?;
     let terms = request.terms.handing_back();
     let prompt = &request.tokens[..request.tokens.len() - 1];
     let kv_end = u32::try_from(prompt.len()).unwrap_or(u32::MAX);

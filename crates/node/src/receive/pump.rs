@@ -24,7 +24,7 @@ use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
 use crate::job::{Carried, HandedOver, Lost, Told};
-use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, STREAMS};
+use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, SHARED_WAITS, STREAMS};
 use crate::model::Turn;
 use crate::tickets::{Permitted, Target};
 use crate::wire::{WireError, write_frame};
@@ -241,13 +241,17 @@ impl Pump {
             return Ok(have);
         };
         let patience = self.limits.shared_wait;
+        let until = Instant::now() + patience * SHARED_WAITS;
         let mut is_late = false;
         while can_read {
             let had = have;
             match self.shared.coming.claim(&bringing, have, is_late) {
                 Ok(claim) => self.shared.claim = Some(claim),
                 Err(mut other) if other.is_same_machine => other.more(have).await,
-                Err(mut other) => is_late = timeout(patience, other.more(have)).await.is_err(),
+                Err(mut other) => {
+                    let patience = patience.min(until.saturating_duration_since(Instant::now()));
+                    is_late = timeout(patience, other.more(have)).await.is_err();
+                }
             }
             // Also what has come between the two looks; then the other one may bring what follows, too.
             (have, can_read) = self.seed(have).await?;

@@ -559,8 +559,9 @@ pub fn is_clean(status: &HandoffStatus) -> bool {
         status.staging_bytes,
         status.spare_bytes,
         status.pins,
+        status.borrowers,
     ];
-    counts == [0; 7]
+    counts == [0; 8]
 }
 
 /// A request that one node prefills and another one answers.

@@ -120,6 +120,7 @@ fn counts() -> Vec<(&'static str, String)> {
     let staging = limits::STAGING_UNITS as u64 * limits::STAGING_UNIT;
     vec![
         ("MAX_RECONNECTS", limits::MAX_RECONNECTS.to_string()),
+        ("SHARED_WAITS", limits::SHARED_WAITS.to_string()),
         ("MAX_RETURNS", limits::MAX_RETURNS.to_string()),
         ("MAX_HAND_BACKS", limits::MAX_HAND_BACKS.to_string()),
         ("MAX_TAKEN_BACK", limits::MAX_TAKEN_BACK.to_string()),

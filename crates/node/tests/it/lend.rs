@@ -12,8 +12,8 @@ use tandem_kv::sender::Offer;
 use tandem_node::Limits;
 use tandem_node::limits::MAX_HAND_BACKS;
 use tandem_proto::{
-    ErrorCode, GenerateEvent, Lender, PrefillEvent, PrefillMode, PrefillRequest, Reuse, Role,
-    Ticket,
+    ErrorCode, GenerateEvent, Lender, ParityAction, PrefillEvent, PrefillMode, PrefillRequest,
+    Reuse, Role, Ticket,
 };
 
 use super::cluster::{
@@ -376,6 +376,12 @@ async fn what_is_lent_to_whom_is_checked() {
     let told = refused(&request).await;
     assert!(told.contains("`lender.peer` cannot be checked"), "{told}");
     request.lender = Some(Lender { peer: None });
+    request.terms.action = ParityAction::Redo;
+    let told = refused(&request).await;
+    assert!(told.contains("`terms.action`"), "{told}");
+    let told = prefill.lend(&request).await.err().expect("refused").message;
+    assert!(told.contains("`terms.action`"), "{told}");
+    request.terms.action = ParityAction::Report;
     request.terms.reuse = Reuse::Exact;
     let told = refused(&request).await;
     assert!(told.contains("`terms.reuse`"), "{told}");

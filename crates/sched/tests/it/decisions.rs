@@ -251,6 +251,55 @@ fn who_has_seen_more_than_the_node_that_prefills_lends_it() {
     }
 }
 
+/// Who has seen a prompt and has another contract, or cannot be reached, lends nothing.
+#[test]
+fn nobody_lends_what_would_not_fit() {
+    type Change = fn(&mut Scheduler);
+    let table: [(Change, Option<&str>); 3] = [
+        (|_| {}, Some("d0")),
+        (
+            |s| {
+                tell(s, up("d0", quantised(Role::Decode, "q8_0")));
+            },
+            None,
+        ),
+        (
+            |s| {
+                tell(s, submit("lost", "m", Route::Local));
+                let lost = Event::DecodeFailed {
+                    request: "lost".into(),
+                    node: "d0".into(),
+                    failure: Failure::Lost,
+                    retry: false,
+                };
+                tell(s, lost);
+            },
+            None,
+        ),
+    ];
+    for (change, lender) in table {
+        let mut s = pairs(1);
+        check(
+            &mut s,
+            submit("before", "m", Route::Local),
+            &["before@d0<-"],
+        );
+        check(&mut s, about(finished("before"), &begins(1, 40)), &[]);
+        change(&mut s);
+        let next = about(submit("next", "m", Route::Remote), &begins(1, 99));
+        let found = match tell(&mut s, next).remove(0) {
+            Action::Start { plan, .. } => plan,
+            other => panic!("{other:?}"),
+        };
+        let decode = if lender.is_some() { "d0" } else { "d1" };
+        assert_eq!(
+            (&*found.decode, found.prefill.as_deref()),
+            (decode, Some("p0"))
+        );
+        assert_eq!(found.lender.as_deref(), lender);
+    }
+}
+
 #[test]
 fn a_prefill_node_that_was_not_needed_has_seen_nothing() {
     for computed in [false, true] {
