@@ -39,8 +39,16 @@ impl Conversation {
     }
 }
 
+/// A prefill node and a decode node that have had the first turn.
+async fn had(config: &FakeConfig) -> (TestNode, TestNode, Conversation) {
+    let [prefill, decode] = [Role::Prefill, Role::Decode].map(|role| node(role, config).start());
+    let (prefill, decode) = tokio::join!(prefill, decode);
+    let turn = had_on(config, &prefill, &decode).await;
+    (prefill, decode, turn)
+}
+
 /// The first turn, on these two nodes.
-async fn had(config: &FakeConfig, prefill: &TestNode, decode: &TestNode) -> Conversation {
+async fn had_on(config: &FakeConfig, prefill: &TestNode, decode: &TestNode) -> Conversation {
     let first = first_turn();
     let outcome = first.run(prefill, decode).await;
     let answer = outcome.answer.tokens.clone();
@@ -112,6 +120,12 @@ fn asked(mut request: PrefillRequest, ticket: &Ticket) -> PrefillRequest {
     request
 }
 
+/// Where the node that borrows takes it in.
+fn port(lend: &PrefillRequest) -> u16 {
+    let (_, port) = lend.target.rsplit_once(':').unwrap();
+    port.parse().unwrap()
+}
+
 impl Waiting {
     async fn end(mut self) -> (Answer, PrefillEvent) {
         tokio::join!(finish(&mut self.answer), prefill_end(&mut self.sending))
@@ -131,9 +145,7 @@ async fn a_node_that_had_nothing_computes_only_what_is_new() {
     for config in [FakeConfig::default(), FakeConfig::windowed()] {
         for (to_itself, by_decode_node) in [(true, true), (false, true), (false, false)] {
             let what = format!("{to_itself} {by_decode_node}");
-            let prefill = node(Role::Prefill, &config).start().await;
-            let decode = node(Role::Decode, &config).start().await;
-            let turn = had(&config, &prefill, &decode).await;
+            let (prefill, decode, turn) = had(&config).await;
             let mut counted = config.clone();
             let computed = Calls::of(&mut counted);
             let other = node(Role::Prefill, &counted).start().await;
@@ -162,9 +174,7 @@ async fn a_node_that_had_nothing_computes_only_what_is_new() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_node_that_had_nothing_computes_only_what_is_new() {
     for config in [FakeConfig::default(), FakeConfig::windowed()] {
-        let prefill = node(Role::Prefill, &config).start().await;
-        let decode = node(Role::Decode, &config).start().await;
-        let turn = had(&config, &prefill, &decode).await;
+        let (prefill, decode, turn) = had(&config).await;
         let mut counted = config.clone();
         let computed = Calls::of(&mut counted);
         let fresh = node(Role::Decode, &counted).start().await;
@@ -204,9 +214,7 @@ async fn a_decode_node_that_had_nothing_computes_only_what_is_new() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_loan_all_is_computed() {
     let config = FakeConfig::default();
-    let prefill = node(Role::Prefill, &config).start().await;
-    let decode = node(Role::Decode, &config).start().await;
-    let turn = had(&config, &prefill, &decode).await;
+    let (prefill, decode, turn) = had(&config).await;
     let empty = node(Role::Decode, &config).start().await;
     let fresh = async |loan: Duration| {
         let setup = Setup {
@@ -264,9 +272,7 @@ fn lent(config: &FakeConfig, turn: &Conversation, lend: &PrefillRequest, kv_end:
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loan_that_breaks_off_is_worth_its_whole_pages() {
     let config = FakeConfig::default();
-    let prefill = node(Role::Prefill, &config).start().await;
-    let decode = node(Role::Decode, &config).start().await;
-    let turn = had(&config, &prefill, &decode).await;
+    let (prefill, decode, turn) = had(&config).await;
     type Commit = fn(&[u8]) -> Vec<u8>;
     let table: [(u32, Option<Commit>, u32); 3] = [
         (1, None, 64),
@@ -287,14 +293,7 @@ async fn a_loan_that_breaks_off_is_worth_its_whole_pages() {
         let waiting = begin(&turn.second, &other, &decode, None).await;
         let offer = lent(&config, &turn, &waiting.lend, 128);
         let engine = FakeEngine::new(config.clone());
-        let port = waiting
-            .lend
-            .target
-            .rsplit(':')
-            .next()
-            .unwrap()
-            .parse()
-            .unwrap();
+        let port = port(&waiting.lend);
         let mut handoff = Handoff::offer(engine, offer, port).await.unwrap();
         for page in 1..=pages {
             let block = handoff.compute(page * 64);
@@ -321,9 +320,7 @@ async fn a_loan_that_breaks_off_is_worth_its_whole_pages() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loan_ends_with_its_prefill() {
     let config = FakeConfig::default();
-    let prefill = node(Role::Prefill, &config).start().await;
-    let decode = node(Role::Decode, &config).start().await;
-    let turn = had(&config, &prefill, &decode).await;
+    let (prefill, decode, turn) = had(&config).await;
     let other = node(Role::Both, &config).start().await;
     // The coordinator goes.
     drop(begin(&turn.second, &other, &decode, None).await);
@@ -360,9 +357,7 @@ async fn a_loan_ends_with_its_prefill() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_lent_to_whom_is_checked() {
     let config = FakeConfig::default();
-    let prefill = node(Role::Prefill, &config).start().await;
-    let decode = node(Role::Decode, &config).start().await;
-    let turn = had(&config, &prefill, &decode).await;
+    let (prefill, decode, turn) = had(&config).await;
     let other = node(Role::Both, &config).start().await;
     let refused = async |request: &PrefillRequest| {
         let answer = other.prefill(request).await;
@@ -487,13 +482,13 @@ impl Rig {
     async fn begin(config: &FakeConfig, limits: Limits, faults: &[Fault]) -> Self {
         let prefill = node(Role::Prefill, config).start().await;
         let decode = mortal(Role::Decode, config, limits).start().await;
-        let turn = had(config, &prefill, &decode).await;
+        let turn = had_on(config, &prefill, &decode).await;
         let mut counted = config.clone();
         let computed = Calls::of(&mut counted);
         let other = mortal(Role::Prefill, &counted, limits).start().await;
         let mut waiting = begin(&turn.second, &other, &decode, None).await;
-        let port = waiting.lend.target.rsplit(':').next().unwrap();
-        let proxy = Proxy::to(port.parse().unwrap()).await;
+        let port = port(&waiting.lend);
+        let proxy = Proxy::to(port).await;
         proxy.next(faults);
         waiting.lend.target = format!("127.0.0.1:{}", proxy.port);
         let lending = decode.lend(&waiting.lend).await.unwrap();
@@ -636,7 +631,7 @@ async fn a_cut_for_good_and_a_node_that_dies() {
         };
         let waiting = begin(&another, other, &fresh, None).await;
         let mut lend = waiting.lend.clone();
-        let port = lend.target.rsplit(':').next().unwrap().parse().unwrap();
+        let port = port(&lend);
         let proxy = Proxy::to(port).await;
         proxy.next(&[Fault::Hold(at)]);
         lend.target = format!("127.0.0.1:{}", proxy.port);
@@ -666,9 +661,7 @@ async fn a_cut_for_good_and_a_node_that_dies() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lender_that_sends_nothing_is_given_up() {
     let config = FakeConfig::default();
-    let prefill = node(Role::Prefill, &config).start().await;
-    let decode = node(Role::Decode, &config).start().await;
-    let turn = had(&config, &prefill, &decode).await;
+    let (prefill, decode, turn) = had(&config).await;
     for has_come in [0, 1] {
         let mut counted = config.clone();
         let computed = Calls::of(&mut counted);
@@ -683,10 +676,8 @@ async fn a_lender_that_sends_nothing_is_given_up() {
         let waiting = begin(&turn.second, &other, &decode, None).await;
         let offer = lent(&config, &turn, &waiting.lend, 128);
         let engine = FakeEngine::new(config.clone());
-        let port = waiting.lend.target.rsplit(':').next().unwrap();
-        let mut handoff = Handoff::offer(engine, offer, port.parse().unwrap())
-            .await
-            .unwrap();
+        let port = port(&waiting.lend);
+        let mut handoff = Handoff::offer(engine, offer, port).await.unwrap();
         for page in 1..=has_come {
             let block = handoff.compute(page * 64);
             handoff.block(&block).await;
@@ -708,9 +699,7 @@ async fn a_lender_that_sends_nothing_is_given_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn loans_at_once_are_bounded() {
     let config = FakeConfig::default();
-    let prefill = node(Role::Prefill, &config).start().await;
-    let decode = node(Role::Decode, &config).start().await;
-    let turn = had(&config, &prefill, &decode).await;
+    let (prefill, decode, turn) = had(&config).await;
     let deaf = bind().await;
     let ticket = Ticket {
         secret: "00".into(),
