@@ -209,16 +209,21 @@ impl Calls {
         self.stream(address, "prefill", request).await
     }
 
-    /// `POST /node/v1/lend`.
+    /// `POST /node/v1/lend`, to its end; gives the bytes of rows that were lent.
     ///
     /// # Errors
-    /// If the node does not answer or refuses.
-    pub async fn lend(
-        &self,
-        address: &str,
-        request: &PrefillRequest,
-    ) -> Result<Lines<PrefillEvent>, CallError> {
-        self.stream(address, "lend", request).await
+    /// If the node does not answer, refuses or fails.
+    pub async fn lend(&self, address: &str, request: &PrefillRequest) -> Result<u64, CallError> {
+        let mut lines: Lines<PrefillEvent> = self.stream(address, "lend", request).await?;
+        loop {
+            match lines.next().await? {
+                PrefillEvent::Failed(error) => {
+                    return Err(CallError::Broken(format!("failed: {error}")));
+                }
+                PrefillEvent::Done { handoff_bytes, .. } => return Ok(handoff_bytes),
+                _ => {}
+            }
+        }
     }
 
     /// `POST /node/v1/requests/{id}/prefill-failed`, or `lend-failed`.

@@ -1,6 +1,6 @@
 //! One node lends another one what it has of a prompt.
 
-use tandem_proto::{PrefillEvent, PrefillRequest, Ticket};
+use tandem_proto::{PrefillRequest, Ticket};
 
 use crate::attempt::handoff_target;
 use crate::calls::{Awaited, Calls};
@@ -34,14 +34,14 @@ impl Lending {
         request.target = handoff_target(&borrower, &ticket);
         request.handoff = ticket.handoff;
         request.ticket = ticket.secret;
-        let reason = match lent(&calls, &address, &request).await {
+        let reason = match calls.lend(&address, &request).await {
             Ok(0) => return None,
             Ok(bytes) => {
                 return Some(format!(
                     "node `{lender}` lent `{to}` what it had of the prompt: {bytes} bytes of KV"
                 ));
             }
-            Err(reason) => format!("node `{lender}` {reason}"),
+            Err(error) => format!("node `{lender}` {error}"),
         };
         let id = &request.request;
         tracing::warn!(request = id, reason, "nothing lent");
@@ -53,18 +53,5 @@ impl Lending {
         Some(format!(
             "`{to}` was not lent all that `{lender}` had of the prompt: {reason}"
         ))
-    }
-}
-
-/// Has a node lend; gives the bytes of rows. The error reads as the end of a sentence that begins with the node.
-async fn lent(calls: &Calls, address: &str, request: &PrefillRequest) -> Result<u64, String> {
-    let started = calls.lend(address, request).await;
-    let mut lines = started.map_err(|e| e.to_string())?;
-    loop {
-        match lines.next().await.map_err(|e| e.to_string())? {
-            PrefillEvent::Failed(error) => return Err(format!("failed: {error}")),
-            PrefillEvent::Done { handoff_bytes, .. } => return Ok(handoff_bytes),
-            _ => {}
-        }
     }
 }

@@ -221,14 +221,7 @@ impl Pair {
             lender: None,
             ..request.clone()
         };
-        let mut events = lender.lend(&lend).await?;
-        loop {
-            match events.next().await? {
-                PrefillEvent::Done { handoff_bytes, .. } => return Ok(handoff_bytes),
-                PrefillEvent::Failed(error) => return Err(error.into()),
-                _ => {}
-            }
-        }
+        lender.lend(&lend).await
     }
 
     fn request(

@@ -85,11 +85,11 @@ impl Control {
         self.told(self.calls.prefill(&self.address.to_string(), request).await)
     }
 
-    /// `POST /node/v1/lend`.
+    /// `POST /node/v1/lend`, to its end; gives the bytes of rows that were lent.
     ///
     /// # Errors
-    /// If the node cannot be reached or refuses.
-    pub async fn lend(&self, request: &PrefillRequest) -> anyhow::Result<Lines<PrefillEvent>> {
+    /// If the node cannot be reached, refuses or fails.
+    pub async fn lend(&self, request: &PrefillRequest) -> anyhow::Result<u64> {
         self.told(self.calls.lend(&self.address.to_string(), request).await)
     }
 

@@ -251,21 +251,34 @@ async fn without_a_loan_all_is_computed() {
     }
 }
 
-/// The end of a loan that sends pages of these tokens and no more, and then whatever this does.
-fn lent(config: &FakeConfig, turn: &Conversation, lend: &PrefillRequest, kv_end: u32) -> Offer {
-    let contract = Arc::new(FakeEngine::new(config.clone()).contract().clone());
+/// A loan of two pages that the test itself sends, of which so many have been acknowledged.
+async fn lent(
+    config: &FakeConfig,
+    turn: &Conversation,
+    lend: &PrefillRequest,
+    pages: u32,
+) -> Handoff {
+    let engine = FakeEngine::new(config.clone());
+    let contract = Arc::new(engine.contract().clone());
     let namespace = Namespace::new(Arc::clone(&contract), b"", Origin::Exact);
-    Offer {
+    let offer = Offer {
         contract,
         handoff: lend.handoff,
         ticket: lend.ticket.clone(),
         tokens: turn.second.tokens.clone(),
         continuation: 0,
-        kv_end,
-        pages: namespace.chain(&turn.second.tokens[..kv_end as usize]),
+        kv_end: 128,
+        pages: namespace.chain(&turn.second.tokens[..128]),
         step_bytes: 0,
         exact_end: 0,
+    };
+    let mut handoff = Handoff::offer(engine, offer, port(lend)).await.unwrap();
+    for page in 1..=pages {
+        let block = handoff.compute(page * 64);
+        handoff.block(&block).await;
+        assert_eq!(handoff.hear().await, Ok(Kind::Ack));
     }
+    handoff
 }
 
 /// What has come of a loan that breaks off is used, and what contradicts itself is not.
@@ -291,15 +304,7 @@ async fn a_loan_that_breaks_off_is_worth_its_whole_pages() {
         };
         let other = other.start().await;
         let waiting = begin(&turn.second, &other, &decode, None).await;
-        let offer = lent(&config, &turn, &waiting.lend, 128);
-        let engine = FakeEngine::new(config.clone());
-        let port = port(&waiting.lend);
-        let mut handoff = Handoff::offer(engine, offer, port).await.unwrap();
-        for page in 1..=pages {
-            let block = handoff.compute(page * 64);
-            handoff.block(&block).await;
-            assert_eq!(handoff.hear().await, Ok(Kind::Ack));
-        }
+        let mut handoff = lent(&config, &turn, &waiting.lend, pages).await;
         if let Some(commit) = commit {
             let sent = handoff.sender.commit().unwrap();
             let bytes = handoff.outbound.control(&sent);
@@ -334,6 +339,8 @@ async fn a_loan_ends_with_its_prefill() {
     } = waiting;
     drop(sending);
     other.clean().await;
+    // The prefill node may not have said hello to it.
+    decode.prefill_failed(&turn.second.id, "given up").await;
     let answer = finish(&mut answer).await;
     assert_eq!(answer.tokens, turn.expected);
     assert!(answer.summary.fallback.is_some());
@@ -674,15 +681,7 @@ async fn a_lender_that_sends_nothing_is_given_up() {
         };
         let other = other.start().await;
         let waiting = begin(&turn.second, &other, &decode, None).await;
-        let offer = lent(&config, &turn, &waiting.lend, 128);
-        let engine = FakeEngine::new(config.clone());
-        let port = port(&waiting.lend);
-        let mut handoff = Handoff::offer(engine, offer, port).await.unwrap();
-        for page in 1..=has_come {
-            let block = handoff.compute(page * 64);
-            handoff.block(&block).await;
-            assert_eq!(handoff.hear().await, Ok(Kind::Ack));
-        }
+        let mut handoff = lent(&config, &turn, &waiting.lend, has_come).await;
         let (answer, _) = waiting.end().await;
         assert_eq!(answer.tokens, turn.expected);
         assert_eq!(computed.prefilled(), turn.kv_end() - has_come * 64);
