@@ -29,8 +29,9 @@ pub(crate) enum Choice {
 enum Prefill {
     /// This node can, after these notes.
     Node(usize, Fit, Vec<String>),
-    /// A node can once something ends there.
-    Wait,
+    /// A node can once something ends there; until then the decode node, if it lacks no more than this part of the
+    /// prompt, in percent ([`Plan::alone_percent`]).
+    Wait(u8),
     /// No node can, for these reasons.
     Nobody(Vec<String>),
 }
@@ -86,6 +87,14 @@ impl Scheduler {
                 Prefill::Nobody(notes) if free => {
                     return self.fits(decode, None, model, waiting, notes);
                 }
+                // It would compute what is left itself, wherever there was room.
+                Prefill::Wait(percent) if free && waiting.lacks_at_most(decode, percent) => {
+                    let name = &self.nodes[decode].name;
+                    let note = format!(
+                        "no prefill node has room, and `{name}` has had nearly all of the prompt before: it prefills the rest by itself"
+                    );
+                    return self.fits(decode, None, model, waiting, vec![note]);
+                }
                 _ => {}
             }
         }
@@ -120,7 +129,7 @@ impl Scheduler {
 
     fn prefill_for(&self, decode: usize, model: usize, waiting: &Waiting) -> Prefill {
         let mut ready = Vec::new();
-        let mut full = false;
+        let mut full = Vec::new();
         let mut notes = Vec::new();
         let mut reasons = Vec::new();
         for &node in &self.models[model].prefill {
@@ -129,7 +138,7 @@ impl Scheduler {
             }
             match self.can_prefill(node, decode, model, waiting.route) {
                 Ok(Fitness::Ready(fit)) => ready.push((fit, node)),
-                Ok(Fitness::Full) => full = true,
+                Ok(Fitness::Full) => full.push(waiting.alone_percent(decode, node)),
                 Ok(Fitness::Unfit(reason)) => reasons.push(reason),
                 Err(difference) => {
                     notes.push(difference.clone());
@@ -140,10 +149,10 @@ impl Scheduler {
         let first = ready
             .into_iter()
             .min_by_key(|&(fit, node)| (fit, cost(self.prefills(node), waiting.seen_by(node))));
-        match first {
-            Some((fit, node)) => Prefill::Node(node, fit, notes),
-            None if full => Prefill::Wait,
-            None => Prefill::Nobody(reasons),
+        match (first, full.into_iter().min()) {
+            (Some((fit, node)), _) => Prefill::Node(node, fit, notes),
+            (None, Some(percent)) => Prefill::Wait(percent),
+            (None, None) => Prefill::Nobody(reasons),
         }
     }
 

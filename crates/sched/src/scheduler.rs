@@ -109,6 +109,12 @@ impl Waiting {
         let percent = 100 * (self.blocks - seen) / (PREFILL_ADVANTAGE * self.blocks);
         u8::try_from(percent).unwrap_or(100)
     }
+
+    /// True if the node lacks no more than this part of the prompt, in percent; false of 0, which stands for none that matters.
+    pub(crate) fn lacks_at_most(&self, node: usize, percent: u8) -> bool {
+        let lacks = self.blocks.saturating_sub(self.seen_by(node));
+        percent > 0 && 100 * lacks <= usize::from(percent) * self.blocks
+    }
 }
 
 impl Node {

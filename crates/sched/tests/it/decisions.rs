@@ -198,6 +198,61 @@ fn who_has_seen_more_than_the_prefill_node_may_compute_what_is_left() {
     }
 }
 
+/// A turn whose prefill node is full waits for it, or is left to its decode node, for each way of having seen its blocks.
+#[test]
+fn a_turn_that_its_decode_node_would_compute_itself_waits_for_nobody() {
+    // (blocks the decode node has seen, blocks the prefill node has seen, blocks of the prompt, route, how it goes on)
+    let table = [
+        (100, 0, 100, Route::Auto, "next@d<-"),
+        (75, 0, 100, Route::Auto, "next@d<-"),
+        (74, 0, 100, Route::Auto, "next?0"),
+        (90, 60, 100, Route::Auto, "next@d<-"),
+        (89, 60, 100, Route::Auto, "next?0"),
+        (100, 100, 100, Route::Auto, "next?0"),
+        (90, 0, 100, Route::Remote, "next?0"),
+        (0, 0, 100, Route::Auto, "next?0"),
+        (0, 0, 0, Route::Auto, "next?0"),
+    ];
+    for (by_decode, by_prefill, blocks, route, expected) in table {
+        // With two prefill nodes the one counts that has seen more.
+        for prefill in [&["p"][..], &["q", "p"], &["p", "q"]] {
+            let mut s = Scheduler::new(Topology {
+                nodes: strings(&["p", "d", "q"]),
+                models: vec![routes("m", prefill, &["d"])],
+            });
+            for (node, role) in [("p", Role::Prefill), ("d", Role::Decode)] {
+                let sequences = if node == "p" { 1 } else { 9 };
+                tell(
+                    &mut s,
+                    up(node, status(role, vec![held("m", sequences, "t")])),
+                );
+            }
+            let parts = [(by_decode, Route::Local), (by_prefill, Route::Auto)];
+            for (seen, route) in parts {
+                tell(&mut s, submit("before", "m", route));
+                tell(&mut s, about(finished("before"), &begins(1, seen)));
+            }
+            tell(
+                &mut s,
+                up("q", status(Role::Prefill, vec![held("m", 1, "t")])),
+            );
+            for id in &["x", "y"][..prefill.len()] {
+                tell(&mut s, submit(id, "m", Route::Auto));
+            }
+            let next = about(submit("next", "m", route), &begins(1, blocks));
+            let case = (by_decode, by_prefill, blocks, route, prefill);
+            let actions = tell(&mut s, next);
+            assert_eq!(shown(&actions), [expected], "{case:?}");
+            if let [Action::Start { plan, .. }] = &actions[..] {
+                assert!(
+                    plan.notes[0].contains("no prefill node has room"),
+                    "{plan:?}"
+                );
+            }
+        }
+    }
+}
+
 /// Who lends to the node that prefills, after a conversation of 40 blocks on `d0` and `p0`.
 #[test]
 fn who_has_seen_more_than_the_node_that_prefills_lends_it() {

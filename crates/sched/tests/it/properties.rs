@@ -83,7 +83,7 @@ impl Account {
             match &action {
                 Action::Start { request, plan } => {
                     assert!(self.waiting.remove(request), "{request} was not waiting");
-                    self.in_order(request);
+                    self.in_order(request, plan);
                     let (_, model, route) = self.model_of(request);
                     self.as_routed(route, plan);
                     self.plans.insert(request.clone(), (model, plan.clone()));
@@ -114,10 +114,12 @@ impl Account {
         assert!(!plan.mixed_quantisation, "nobody has permitted it");
     }
 
-    /// Nobody with the same model and route who came earlier and was never started still waits.
-    fn in_order(&self, request: &str) {
+    /// Nobody with the same model and route who came earlier and was never started still waits, but for those who
+    /// wait for a prefill node that this one does without.
+    fn in_order(&self, request: &str, plan: &Plan) {
         let (index, model, route) = self.model_of(request);
-        if self.retried.contains(request) {
+        let alone = |note: &String| note.contains("no prefill node has room");
+        if self.retried.contains(request) || plan.notes.iter().any(alone) {
             return;
         }
         for (earlier, m, r) in &self.submitted[..index] {
