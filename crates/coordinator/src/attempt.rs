@@ -15,7 +15,7 @@ use tandem_sched::{Failure, Plan};
 use crate::calls::{Awaited, CallError, Calls};
 use crate::cluster::Slot;
 use crate::config::{Config, split_address};
-use crate::lending::Lending;
+use crate::lending::{Lending, Lent};
 use crate::life::{Job, Sink};
 use crate::timeline::{PrefillTimes, Timeline};
 use crate::translate;
@@ -23,7 +23,7 @@ use crate::translate;
 /// The end of a prefill: its times, or why there are none.
 type PrefillEnd = Result<PrefillTimes, String>;
 /// The end of a prefill, and what is to be told of what was lent for it.
-type LentPrefillEnd = (PrefillEnd, Option<String>);
+type LentPrefillEnd = (PrefillEnd, Lent);
 type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Why an attempt has no answer.
@@ -66,7 +66,7 @@ struct Progress {
     timeline: Timeline,
     prefill: Option<Running<LentPrefillEnd>>,
     /// Another node lends the decode node, which prefills, what it has.
-    lending: Option<Running<Option<String>>>,
+    lending: Option<Running<Lent>>,
     /// The decode node is being told that the prefill has failed.
     telling: Option<Running<()>>,
 }
@@ -86,12 +86,12 @@ impl Attempt<'_> {
         loop {
             let event = tokio::select! {
                 event = lines.next() => event.map_err(|e| self.failed(e))?,
-                note = ended(&mut progress.lending) => {
-                    self.events.extend(note);
+                lent = ended(&mut progress.lending) => {
+                    self.lent(lent, &mut progress.timeline);
                     continue;
                 }
-                (end, note) = ended(&mut progress.prefill) => {
-                    self.events.extend(note);
+                (end, lent) = ended(&mut progress.prefill) => {
+                    self.lent(lent, &mut progress.timeline);
                     let prefilled = progress.prefilled;
                     progress.telling =
                         self.prefill_ended(end, prefilled, &mut progress.timeline).await;
@@ -103,8 +103,8 @@ impl Attempt<'_> {
                 self.await_prefill(&mut progress).await;
                 if progress.lending.is_some() {
                     let limit = self.config.limits.prefill_report;
-                    let note = report_of(&mut progress.lending, limit).await;
-                    self.events.extend(note);
+                    let lent = report_of(&mut progress.lending, limit).await;
+                    self.lent(lent, &mut progress.timeline);
                 }
                 return Ok(Answer {
                     text: progress.text,
@@ -342,9 +342,14 @@ impl Attempt<'_> {
             return;
         };
         let end = tokio::time::timeout(limit, prefill).await;
-        let (end, note) = end.unwrap_or_else(|_| (Err(late(limit)), None));
-        self.events.extend(note);
+        let (end, lent) = end.unwrap_or_else(|_| (Err(late(limit)), Lent::default()));
+        self.lent(lent, &mut progress.timeline);
         let _ = self.prefill_ended(end, true, &mut progress.timeline).await;
+    }
+
+    fn lent(&mut self, lent: Lent, timeline: &mut Timeline) {
+        timeline.loan_ms = lent.ms;
+        self.events.extend(lent.note);
     }
 
     fn note_fallback(&mut self, summary: &PrefillSummary) {
@@ -446,21 +451,21 @@ async fn prefill(
     drop(request);
     let mut lines = match started {
         Ok(lines) => lines,
-        Err(error) => return (Err(error.to_string()), None),
+        Err(error) => return (Err(error.to_string()), Lent::default()),
     };
-    let (mut lends, mut note) = (None, None);
+    let (mut lends, mut lent) = (None, Lent::default());
     let end = loop {
         let event = tokio::select! {
             event = lines.next() => event,
             told = ended(&mut lends) => {
-                note = told;
+                lent = told;
                 continue;
             }
         };
         match event {
             Ok(PrefillEvent::Lend(ticket)) => {
                 let lending = lending.take();
-                lends = lending.map(|l| Box::pin(l.run(ticket)) as Running<Option<String>>);
+                lends = lending.map(|l| Box::pin(l.run(ticket)) as Running<Lent>);
             }
             Ok(PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat) => {}
             Ok(PrefillEvent::Failed(error)) => break Err(format!("failed: {error}")),
@@ -480,15 +485,15 @@ async fn prefill(
         }
     };
     if lends.is_some() {
-        note = report_of(&mut lends, limit).await;
+        lent = report_of(&mut lends, limit).await;
     }
-    (end, note)
+    (end, lent)
 }
 
 /// What was lent has come, or will not be used any more; the account of it may still be on its way.
-async fn report_of(lends: &mut Option<Running<Option<String>>>, limit: Duration) -> Option<String> {
+async fn report_of(lends: &mut Option<Running<Lent>>, limit: Duration) -> Lent {
     let told = tokio::time::timeout(limit, ended(lends)).await;
-    told.ok().flatten()
+    told.unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! One node lends another one what it has of a prompt.
 
+use std::time::Instant;
+
 use tandem_proto::{PrefillRequest, Ticket};
 
 use crate::attempt::handoff_target;
@@ -20,9 +22,25 @@ pub(crate) struct Lending {
     pub(crate) request: PrefillRequest,
 }
 
+/// What is to be told of a loan.
+#[derive(Debug, Default)]
+pub(crate) struct Lent {
+    /// For a person.
+    pub(crate) note: Option<String>,
+    /// How long it took.
+    pub(crate) ms: f64,
+}
+
 impl Lending {
-    /// Has it lent. Tells what is to be noted.
-    pub(crate) async fn run(self, ticket: Ticket) -> Option<String> {
+    /// Has it lent.
+    pub(crate) async fn run(self, ticket: Ticket) -> Lent {
+        let start = Instant::now();
+        let note = self.lend(ticket).await;
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        Lent { note, ms }
+    }
+
+    async fn lend(self, ticket: Ticket) -> Option<String> {
         let Self {
             calls,
             lender,

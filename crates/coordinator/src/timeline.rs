@@ -19,6 +19,7 @@ pub(crate) struct PrefillTimes {
 pub(crate) struct Timeline {
     pub(crate) prompt_tokens: u32,
     pub(crate) tokenize_ms: f64,
+    pub(crate) loan_ms: f64,
     /// True if no other node was asked for KV.
     pub(crate) alone: bool,
     pub(crate) prefill: PrefillTimes,
@@ -59,6 +60,7 @@ impl Timeline {
             phases_ms: PhasesMs {
                 queue: queue.as_secs_f64() * 1e3,
                 tokenize: self.tokenize_ms,
+                loan: self.loan_ms,
                 // JSON has no infinity.
                 prefill: (self.prefill.prefill_ms + self.summary.local_prefill_ms).min(f64::MAX),
                 transfer: self.prefill.transfer_ms,

@@ -292,6 +292,7 @@ async fn who_has_had_a_conversation_lends_it() {
         let note = "node `d` lent `p` what it had of the prompt: 576 bytes of KV";
         let noted = told.events.iter().any(|event| event == note);
         assert_eq!(noted, lends, "{:?}", told.events);
+        assert_eq!(told.phases_ms.loan > 0.0, lends);
     }
 }
 
@@ -331,6 +332,7 @@ async fn who_prefills_by_itself_is_lent_a_conversation() {
         decode.say_hello().await;
         let (_, told) = whole_of(answer.await.unwrap()).await;
         assert_eq!(told.mode, "local");
+        assert!(told.phases_ms.loan > 0.0);
         assert!(
             told.events.iter().any(|event| event == note),
             "{:?}",

@@ -213,15 +213,16 @@ impl Pump {
 
     /// Puts held pages into place, and says what must still be sent.
     async fn start(&mut self, mut first: Greeted) -> Result<(), Fault> {
-        let have = match &self.permitted.target {
-            Target::Pages => self.permitted.keep.held(&self.tokens).tokens,
-            Target::Sequence { .. } => {
-                let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
-                let beginning = beating(&mut first.write, handoff, limits, self.begin()).await;
-                // Who has not been answered cannot come again.
-                beginning.map_err(|e| Fault::Over(e.to_string()))??
+        let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
+        let beginning = async {
+            match &self.permitted.target {
+                Target::Pages => Ok(self.kept().await),
+                Target::Sequence { .. } => self.begin().await,
             }
         };
+        let beginning = beating(&mut first.write, handoff, limits, beginning).await;
+        // Who has not been answered cannot come again.
+        let have = beginning.map_err(|e| Fault::Over(e.to_string()))??;
         let terms = self.terms(have, None);
         let (mut receiver, accept) =
             Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
@@ -229,6 +230,30 @@ impl Pump {
         receiver.lend(std::mem::take(&mut self.spare));
         self.receiver = Some(Arc::new(Mutex::new(receiver)));
         self.open(first, accept).await
+    }
+
+    /// The end of the tokens whose pages are kept here. A loan waits for others that bring its next page: as long as whoever
+    /// waits for the loan itself.
+    async fn kept(&mut self) -> u32 {
+        let keep = self.permitted.keep.clone();
+        let bringing = self.permitted.loan.as_ref();
+        let bringing = bringing.and_then(|_| Bringing::lent(&keep, &self.tokens));
+        self.shared.bringing = bringing.clone();
+        loop {
+            let have = keep.held(&self.tokens).tokens;
+            let claimed = bringing
+                .as_ref()
+                .map(|b| self.shared.coming.claim(b, have, false))
+                .transpose();
+            match claimed {
+                Ok(claim) => {
+                    self.shared.claim = claim;
+                    // Also what has come between the two looks.
+                    return keep.held(&self.tokens).tokens;
+                }
+                Err(mut other) => other.more(have).await,
+            }
+        }
     }
 
     /// Puts pages of this node into the sequence, and what other handoffs are bringing of it; gives the end of
@@ -435,7 +460,9 @@ impl Pump {
         let Some(receiver) = self.receiver.clone() else {
             return Ok(());
         };
-        if let (Some(claim), Section::Full) = (&self.shared.claim, block.section) {
+        if let (Some(claim), Section::Full) = (&self.shared.claim, block.section)
+            && !self.permitted.target.is_pages()
+        {
             claim.kept(block.tokens.end);
         }
         let ack = {

@@ -8,6 +8,7 @@ use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_identity::{Authority, Security};
 use tandem_kv::frame::Kind;
 use tandem_kv::page::{Namespace, Origin, page_start};
+use tandem_kv::segment::step_bytes;
 use tandem_kv::sender::Offer;
 use tandem_node::Limits;
 use tandem_node::limits::MAX_HAND_BACKS;
@@ -629,26 +630,28 @@ async fn a_cut_for_good_and_a_node_that_dies() {
         rig.over(&[lent], 1).await;
 
         // A lender that does not decode the request.
-        let mut rig = Rig::held(&config, short, Fault::Hold(at)).await;
+        let mut lender = mortal(Role::Decode, &config, short).start().await;
+        let turn = had_on(
+            &config,
+            &node(Role::Prefill, &config).start().await,
+            &lender,
+        )
+        .await;
+        let other = mortal(Role::Prefill, &config, short).start().await;
         let fresh = node(Role::Decode, &config).start().await;
-        let Rig { other, turn, .. } = &rig;
-        let another = Deal {
-            id: "req-3".into(),
-            ..turn.second.clone()
-        };
-        let waiting = begin(&another, other, &fresh, None).await;
+        let waiting = begin(&turn.second, &other, &fresh, None).await;
         let mut lend = waiting.lend.clone();
-        let port = port(&lend);
-        let proxy = Proxy::to(port).await;
+        let proxy = Proxy::to(port(&lend)).await;
         proxy.next(&[Fault::Hold(at)]);
         lend.target = format!("127.0.0.1:{}", proxy.port);
-        let _lending = rig.decode.lend(&lend).await.unwrap();
+        let _lending = lender.lend(&lend).await.unwrap();
         proxy.held().await;
-        rig.decode.kill();
+        lender.kill();
         proxy.cut();
         let (answer, _) = waiting.end().await;
-        assert_eq!(answer.tokens, rig.turn.expected);
+        assert_eq!(answer.tokens, turn.expected);
         fresh.settled().await;
+        other.settled().await;
 
         // The node that was to prefill.
         let mut rig = Rig::held(&config, short, Fault::Hold(at)).await;
@@ -692,6 +695,114 @@ async fn a_lender_that_sends_nothing_is_given_up() {
     }
     prefill.clean().await;
     decode.clean().await;
+}
+
+/// The same turn, asked for a second time.
+fn again(turn: &Conversation) -> Deal {
+    Deal {
+        id: "req-3".into(),
+        ..turn.second.clone()
+    }
+}
+
+/// What several are lent at once crosses the wire once, also where two nodes lend it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_lent_to_several_at_once_comes_once() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
+        let mut sent = Vec::new();
+        for at_once in [false, true] {
+            let (prefill, decode, turn) = had(&config).await;
+            let mut counted = config.clone();
+            let computed = Calls::of(&mut counted);
+            let other = node(Role::Prefill, &counted).start().await;
+            let first = begin(&turn.second, &other, &decode, None).await;
+            // It asks as long as it has not been lent anything.
+            let second = begin(&again(&turn), &other, &decode, None).await;
+            let lend = async |lender: &TestNode, waiting: &Waiting| {
+                let mut lending = lender.lend(&waiting.lend).await.unwrap();
+                bytes(&prefill_end(&mut lending).await)
+            };
+            let (a, b) = if at_once {
+                tokio::join!(lend(&decode, &first), lend(&prefill, &second))
+            } else {
+                let a = lend(&decode, &first).await;
+                (a, lend(&prefill, &second).await)
+            };
+            sent.push(a + b);
+            let ((one, _), (two, _)) = tokio::join!(first.end(), second.end());
+            for answer in [one, two] {
+                assert_eq!(answer.tokens, turn.expected);
+            }
+            let new = turn.kv_end() - turn.known;
+            // The second prefill may find what the first one has computed.
+            assert!([new, 2 * new].contains(&computed.prefilled()));
+            for node in [&prefill, &decode, &other] {
+                node.clean().await;
+            }
+        }
+        assert_eq!(sent[0], sent[1]);
+    }
+}
+
+/// A loan that another one precedes waits for that one, until it is over, breaks, or nobody waits any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loan_waits_for_another_that_brings_the_same() {
+    let config = FakeConfig::default();
+    let (prefill, decode, turn) = had(&config).await;
+    // (how the first one ends, whether the second one brings all itself)
+    for (commits, cuts, brings_all) in [(true, false, false), (false, true, true)] {
+        let other = Setup {
+            limits: Limits {
+                resume: SHORT,
+                ..limits()
+            },
+            ..node(Role::Prefill, &config)
+        };
+        let other = other.start().await;
+        let first = begin(&turn.second, &other, &decode, None).await;
+        let mut handoff = lent(&config, &turn, &first.lend, 2).await;
+        let second = begin(&again(&turn), &other, &decode, None).await;
+        let mut lending = decode.lend(&second.lend).await.unwrap();
+        {
+            let end = prefill_end(&mut lending);
+            let early = tokio::time::timeout(SHORT, end).await;
+            assert!(early.is_err(), "{early:?}");
+        }
+        if commits {
+            let sent = handoff.sender.commit().unwrap();
+            let commit = handoff.outbound.control(&sent);
+            handoff.write(&commit).await;
+            assert_eq!(handoff.hear().await, Ok(Kind::Committed));
+        }
+        if commits || cuts {
+            handoff.leave().await;
+        }
+        let sent = bytes(&prefill_end(&mut lending).await);
+        let engine = FakeEngine::new(config.clone());
+        let token = step_bytes(engine.contract(), 1, 1);
+        let missing = turn.known - if brings_all { 0 } else { 128 };
+        let rows = u64::from(missing) * token;
+        assert!((rows..=rows * 9 / 8).contains(&sent), "{sent}, not {rows}");
+        for waiting in [first, second] {
+            let (answer, _) = waiting.end().await;
+            assert_eq!(answer.tokens, turn.expected);
+        }
+        other.clean().await;
+    }
+    // Nobody waits any more, and the lender hears it.
+    let other = node(Role::Prefill, &config).start().await;
+    let first = begin(&turn.second, &other, &decode, None).await;
+    let mut handoff = lent(&config, &turn, &first.lend, 1).await;
+    let second = begin(&again(&turn), &other, &decode, None).await;
+    let mut lending = decode.lend(&second.lend).await.unwrap();
+    drop(second);
+    let end = prefill_end(&mut lending).await;
+    assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+    drop(first);
+    while handoff.hear().await.is_ok() {}
+    for node in [&prefill, &decode, &other] {
+        node.clean().await;
+    }
 }
 
 /// One that cannot lend to any more says so, and lends again when others have ended.
