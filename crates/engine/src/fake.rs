@@ -43,6 +43,13 @@ pub enum Call {
         /// Token positions.
         tokens: Range<u32>,
     },
+    /// The last layer has been given by [`KvEngine::prefill_by_layer`], and is not done.
+    Given {
+        /// The sequence.
+        sequence: Sequence,
+        /// Token positions.
+        tokens: Range<u32>,
+    },
     /// [`KvEngine::export`].
     Export {
         /// The sequence.
@@ -86,6 +93,8 @@ pub enum CallKind {
     Prefill,
     /// A layer that is given.
     Give,
+    /// What is left when all layers have been given.
+    Given,
     /// [`KvEngine::export`].
     Export,
     /// [`KvEngine::import_part`].
@@ -106,6 +115,7 @@ impl Call {
             Self::Open => CallKind::Open,
             Self::Prefill { .. } => CallKind::Prefill,
             Self::Give { .. } => CallKind::Give,
+            Self::Given { .. } => CallKind::Given,
             Self::Export { .. } => CallKind::Export,
             Self::Import { .. } => CallKind::Import,
             Self::Decode { .. } => CallKind::Decode,
@@ -384,7 +394,8 @@ impl FakeEngine {
                 read: &read,
             });
         }
-        Ok(())
+        self.enter(&Call::Given { sequence, tokens })
+            .inspect_err(|_| self.clear(sequence))
     }
 
     fn check_steps(&self, steps: &[DecodeStep]) -> Result<(), EngineError> {

@@ -235,6 +235,8 @@ pub struct Begun {
     pub blocks: Vec<Growing>,
     /// The chunk, once it is computed; may have blocks besides.
     pub chunk: oneshot::Receiver<Computed>,
+    /// True if it is the last one.
+    pub last: bool,
 }
 
 impl Begun {
@@ -242,11 +244,13 @@ impl Begun {
     #[must_use]
     pub fn computed(chunk: Computed) -> Self {
         let (whole, waiting) = oneshot::channel();
+        let last = chunk.last;
         // Its other half is here.
         let _ = whole.send(chunk);
         Self {
             blocks: Vec::new(),
             chunk: waiting,
+            last,
         }
     }
 }

@@ -118,7 +118,7 @@ impl Pump {
         self.connection = Some(connection);
         self.requeue();
         // A receiver that lacks something has not confirmed.
-        self.in_doubt &= self.queue.is_empty();
+        self.in_doubt &= self.all_opened();
         Ok(())
     }
 

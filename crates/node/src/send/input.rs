@@ -276,8 +276,12 @@ mod tests {
         let mut inputs = Inputs::new(computed, None, Some(all));
         let begin = || {
             let (whole, chunk) = oneshot::channel();
-            let blocks = Vec::new();
-            (whole, Input::Begun(Begun { blocks, chunk }))
+            let begun = Begun {
+                blocks: Vec::new(),
+                chunk,
+                last: false,
+            };
+            (whole, Input::Begun(begun))
         };
         let pause = async || {
             for _ in 0..10 {

@@ -29,6 +29,14 @@ use crate::wire::WireError;
 /// Why a handoff is over whose engine gives no more.
 pub(super) const ENDED_EARLY: &str = "the prefill ended early";
 
+/// True once the receiver has been told over its last connection that this is all.
+const fn has_committed(sender: &Sender) -> bool {
+    matches!(
+        sender.state(),
+        SenderState::Committing | SenderState::Committed
+    )
+}
+
 /// Keeps the next block.
 async fn keep_next(sending: &mut Option<Sending>) {
     if let Some(Sending { kept, .. }) = sending {
@@ -127,6 +135,8 @@ pub(super) struct Pump {
     pub(super) chunks: u64,
     /// The chunk that is being computed, whose blocks have been queued.
     pub(super) begun: Option<oneshot::Receiver<Computed>>,
+    /// True once the last chunk has been begun.
+    pub(super) last_begun: bool,
     /// End of the blocks of each section that were queued, or that the receiver has.
     pub(super) queued_to: PerSection<u32>,
     /// Blocks that have been opened and not acknowledged.
@@ -134,6 +144,8 @@ pub(super) struct Pump {
     pub(super) last: Option<Last>,
     /// When the receiver answered the first hello.
     pub(super) accepted: Option<Instant>,
+    /// When it said that it has everything.
+    pub(super) committed: Option<Instant>,
     pub(super) receipt: ReceiptState,
     /// True if the receiver may have everything and have said so, without being heard.
     pub(super) in_doubt: bool,
@@ -298,14 +310,7 @@ impl Pump {
         self.open_blocks()?;
         self.commit()?;
         if self.sender.state() == SenderState::Committed {
-            if let Some(last) = &self.last
-                && self.report.exposed_transfer_ms == 0.0
-            {
-                let since = self
-                    .accepted
-                    .map_or(last.computed, |at| at.max(last.computed));
-                self.report.exposed_transfer_ms = since.elapsed().as_secs_f64() * 1e3;
-            }
+            self.committed.get_or_insert_with(Instant::now);
             let is_told = matches!(self.receipt, ReceiptState::Sent(_) | ReceiptState::None);
             // Nobody listens for a receipt any more once the main connection has ended.
             if (is_told && self.idle()) || self.connection.as_ref().is_none_or(|c| c.main_ended) {
@@ -329,7 +334,7 @@ impl Pump {
         let over = self.sender.state() == SenderState::Committed;
         // All blocks have been written. Whether they arrived is told on the main connection; the
         // others may close at any time.
-        let has_committed = over || self.sender.state() == SenderState::Committing;
+        let has_committed = has_committed(&self.sender);
         let patience = silence.saturating_sub(connection.activity.idle());
         tokio::select! {
             frame = connection.incoming.recv() => {
@@ -370,15 +375,22 @@ impl Pump {
         Ok(None)
     }
 
-    /// Commits once everything is written.
+    /// Commits once everything is written, which may be before the engine is done with the last layer of the last chunk: the
+    /// decode node does not wait for that.
     fn commit(&mut self) -> Result<(), Fault> {
-        let all_written = self.queue.is_empty() && self.last.is_some() && self.idle();
+        let is_last = self.last.is_some() || (self.last_begun && self.all_opened());
+        let all_written = self.queue.is_empty() && is_last && self.idle();
         if all_written && self.sender.state() == SenderState::Streaming {
             let commit = self.sender.commit()?;
             self.in_doubt = true;
             self.main(commit)?;
         }
         Ok(())
+    }
+
+    /// True if the receiver has, or gets from blocks that have been opened, all rows.
+    pub(super) fn all_opened(&self) -> bool {
+        Section::ALL.into_iter().all(|s| self.sender.is_sent(s))
     }
 
     /// True if no writer has anything left.
@@ -540,8 +552,13 @@ impl Pump {
     /// Takes what the engine gives.
     fn take(&mut self, given: Option<Input>) -> Result<(), Fault> {
         match given {
-            Some(Input::Begun(Begun { blocks, chunk })) => {
+            Some(Input::Begun(Begun {
+                blocks,
+                chunk,
+                last,
+            })) => {
                 self.begun = Some(chunk);
+                self.last_begun = last;
                 self.chunks += 1;
                 for block in blocks {
                     if self.route.overlap && self.measured.may_grow(block.section) {
@@ -580,7 +597,7 @@ impl Pump {
                 self.receipt = ReceiptState::Here(receipt);
                 Ok(())
             }
-            None if self.last.is_some() => {
+            None if self.last.is_some() || has_committed(&self.sender) => {
                 self.receipt = ReceiptState::None;
                 Ok(())
             }
@@ -589,8 +606,7 @@ impl Pump {
     }
 
     fn send_receipt(&mut self) -> Result<(), Fault> {
-        let state = self.sender.state();
-        if !matches!(state, SenderState::Committing | SenderState::Committed) {
+        if !has_committed(&self.sender) {
             return Ok(());
         }
         match std::mem::replace(&mut self.receipt, ReceiptState::None) {
@@ -627,6 +643,12 @@ impl Pump {
 
     fn reported(&mut self) -> Report {
         self.report.transfer_ms = self.clock.total_ms;
+        let last = self.last.as_ref().map(|last| last.computed);
+        if let Some((last, committed)) = last.zip(self.committed) {
+            let since = self.accepted.map_or(last, |at| at.max(last));
+            let exposed = committed.saturating_duration_since(since);
+            self.report.exposed_transfer_ms = exposed.as_secs_f64() * 1e3;
+        }
         self.report.raw_bytes = self.sender.raw_bytes();
         self.report.has_told = matches!(self.receipt, ReceiptState::Sent(_));
         self.report.clone()

@@ -70,6 +70,7 @@ impl Worker {
         };
         let range = job.batches(self.engine.tail_tokens()).at(next);
         let start = Instant::now();
+        let last = range.end == job.kv_end();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
         if let Work::Export(e) = &mut job.work
             && e.by_layer
@@ -77,7 +78,11 @@ impl Worker {
         {
             let (mut filling, blocks) = begin(self.engine.contract(), e, range.clone());
             let (whole, chunk) = oneshot::channel();
-            let begun = Begun { blocks, chunk };
+            let begun = Begun {
+                blocks,
+                chunk,
+                last,
+            };
             if e.chunks.try_send(Input::Begun(begun)).is_err() {
                 return Ok(After::End);
             }

@@ -9,9 +9,12 @@ use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::{LayerKind, LayerSpec};
 use tandem_node::Limits;
 use tandem_node::limits::{STAGING_UNIT, STAGING_UNITS};
-use tandem_proto::{CodecChoice, GenerateEvent, PrefillEvent, Reuse, Role};
+use tandem_proto::{CodecChoice, GenerateEvent, ParityAction, PrefillEvent, Reuse, Role};
 
-use super::cluster::{Calls, Deal, Events, SHORT, Setup, TestNode, endless, eventually, prompt};
+use super::cluster::{
+    Answer, Calls, Deal, Events, PATIENCE, SHORT, Setup, TestNode, endless, eventually, finish,
+    prefill_end, prompt,
+};
 use super::kills::{Brake, held};
 use super::proxy::Fault;
 use super::raw::Handoff;
@@ -87,6 +90,141 @@ async fn layers_leave_while_the_next_one_is_computed() {
         let all: Vec<u16> = (0..layers).collect();
         assert_eq!(of_the_last_chunk(&rig), all);
         rig.once("layers");
+    }
+}
+
+/// A request whose prefill node stands still when it has given all layers of the last chunk, and is not done.
+struct BehindTheLastLayer {
+    rig: Rig,
+    brake: Brake,
+    answer: Events<GenerateEvent>,
+    sending: Events<PrefillEvent>,
+}
+
+impl BehindTheLastLayer {
+    async fn new(config: &FakeConfig, faults: &[Fault], change: impl FnOnce(&mut Plan)) -> Self {
+        let mut plan = Plan::new(config, endless());
+        let brake = Brake::on(&mut plan.sending, CallKind::Given, CHUNKS - 1);
+        change(&mut plan);
+        let rig = plan.start().await;
+        rig.proxy.next(faults);
+        let (answer, ticket) = rig.deal.open(&rig.decode).await;
+        let request = rig.deal.prefill(&ticket);
+        let sending = rig.prefill.prefill(&request).await.unwrap();
+        brake.reached().await;
+        Self {
+            rig,
+            brake,
+            answer,
+            sending,
+        }
+    }
+
+    async fn first_token(&mut self) -> u32 {
+        let reading = async {
+            loop {
+                match self.answer.next().await.expect("a token") {
+                    GenerateEvent::Token { id, .. } => return id,
+                    GenerateEvent::Prefilled(_) | GenerateEvent::Beat => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        };
+        let first = tokio::time::timeout(PATIENCE, reading).await;
+        first.expect("no token comes")
+    }
+
+    /// Of an answer whose first tokens have been read.
+    async fn end(mut self, read: usize) -> (Answer, PrefillEvent) {
+        let ending = tokio::join!(finish(&mut self.answer), prefill_end(&mut self.sending));
+        assert_eq!(ending.0.tokens, self.rig.expected[read..]);
+        assert_eq!(ending.0.summary.fallback, None);
+        self.rig.decode.settled().await;
+        self.rig.prefill.clean().await;
+        ending
+    }
+}
+
+/// What the prefill node has left to compute when it has given the last layer is nothing that the decode node needs.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_begins_before_the_last_layer_is_done() {
+    for config in models() {
+        let mut held = BehindTheLastLayer::new(&config, &[], |_| {}).await;
+        assert_eq!(held.first_token().await, held.rig.expected[0]);
+        eventually("the confirmation", || {
+            let [_, answers] = held.rig.proxy.frames(0);
+            answers.iter().any(|(kind, _)| *kind == Kind::Committed)
+        })
+        .await;
+        tokio::time::sleep(SHORT).await;
+        held.brake.release();
+        let (answer, end) = held.end(1).await;
+        assert!(answer.parity.is_some_and(|p| p.holds), "{answer:?}");
+        let PrefillEvent::Done {
+            exposed_transfer_ms,
+            ..
+        } = end
+        else {
+            panic!("{end:?}");
+        };
+        assert!(exposed_transfer_ms.abs() < f64::EPSILON);
+        // Where both ends are compared first, it does not.
+        let redo = |plan: &mut Plan| plan.deal.terms.action = ParityAction::Redo;
+        let mut held = BehindTheLastLayer::new(&config, &[], redo).await;
+        let early = tokio::time::timeout(SHORT, held.first_token()).await;
+        assert!(early.is_err(), "{early:?}");
+        held.brake.release();
+        let (answer, _) = held.end(0).await;
+        assert!(answer.parity.is_some_and(|p| p.holds), "{answer:?}");
+    }
+}
+
+/// Of the commit, or of its confirmation.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_before_the_last_layer_is_done() {
+    for config in models() {
+        let undisturbed = Plan::new(&config, endless()).start().await;
+        let [_, answers] = undisturbed.record().await;
+        let confirmed = answers.iter().find(|(kind, _)| *kind == Kind::Committed);
+        let at = confirmed.expect("a confirmation").1.start;
+        for fault in [Fault::HoldBefore(Kind::Commit), Fault::CutReply(at + 1)] {
+            let mut held = BehindTheLastLayer::new(&config, &[fault], |_| {}).await;
+            if matches!(fault, Fault::HoldBefore(_)) {
+                held.rig.proxy.held().await;
+                held.rig.proxy.cut();
+            }
+            held.first_token().await;
+            let goes_on = || held.rig.proxy.connections() > 1 && held.rig.proxy.written(1) > 0;
+            eventually("another connection", goes_on).await;
+            held.brake.release();
+            let (answer, end) = held.end(1).await;
+            assert!(answer.parity.is_some_and(|p| p.holds), "{answer:?}");
+            let PrefillEvent::Done { reconnects, .. } = end else {
+                panic!("{end:?}");
+            };
+            assert_eq!(reconnects, 1);
+        }
+    }
+}
+
+/// All rows have come then; only the receipt is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_fails_behind_the_last_layer_costs_nothing() {
+    for config in models() {
+        let fail = |plan: &mut Plan| {
+            plan.limits.receipt = SHORT;
+            plan.limits.resume = SHORT;
+            plan.sending.fail = Some(Failure {
+                call: CallKind::Given,
+                nth: CHUNKS - 1,
+            });
+        };
+        let mut held = BehindTheLastLayer::new(&config, &[], fail).await;
+        held.first_token().await;
+        held.brake.release();
+        let (answer, end) = held.end(1).await;
+        assert_eq!(answer.parity, None);
+        assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
     }
 }
 
