@@ -204,7 +204,8 @@ async fn an_engine_thread_that_panics_ends_the_node_with_an_error() {
 async fn begin(node: &TestNode, length: usize, body: &str) -> TcpStream {
     let address = node.url.trim_start_matches("http://").parse().unwrap();
     let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4 << 10).unwrap();
+    // With less, packets that find no room are sent again later and later once somebody reads.
+    socket.set_recv_buffer_size(64 << 10).unwrap();
     let mut stream = socket.connect(address).await.unwrap();
     let head = "POST /node/v1/generate HTTP/1.1\r\nhost: x\r\nconnection: close";
     let request = format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}");
