@@ -153,6 +153,8 @@ pub struct FakeConfig {
     /// True if layers are given while a chunk is computed, a micro-batch at a time. What of it is sent meanwhile, and so
     /// which bytes are on the wire, depends on how fast the sender is.
     pub by_layer: bool,
+    /// True if rows that have been given may be used before the call is over.
+    pub final_rows: bool,
     /// Shape of the cache.
     pub layers: Vec<LayerSpec>,
     /// Window of [`LayerKind::Window`] layers in tokens; 0 if there are none.
@@ -202,6 +204,7 @@ impl Default for FakeConfig {
             microbatch_tokens: 16,
             tail_tokens: u32::MAX,
             by_layer: false,
+            final_rows: true,
             layers: vec![
                 layer(LayerKind::Full, 2, 4, 4),
                 layer(LayerKind::Full, 1, 8, 4),
@@ -468,6 +471,10 @@ impl KvEngine for FakeEngine {
 
     fn gives_layers(&self) -> bool {
         self.config.by_layer
+    }
+
+    fn gives_final_rows(&self) -> bool {
+        self.config.final_rows
     }
 
     fn prefill_by_layer(

@@ -108,12 +108,19 @@ pub trait KvEngine: Send {
         false
     }
 
+    /// True if rows that [`KvEngine::prefill_by_layer`] has given are right whether or not it fails after that. Those of
+    /// all layers may be used then before it returns.
+    fn gives_final_rows(&self) -> bool {
+        false
+    }
+
     /// As [`KvEngine::prefill`]. An engine that [gives layers](KvEngine::gives_layers) gives K and V of each of them
     /// while the next ones are computed: those of a layer for the tokens in order, perhaps in several parts, and
     /// the same rows that [`KvEngine::export`] would. `give` must not panic. It is not called any more when this returns.
     ///
     /// # Errors
-    /// As [`KvEngine::prefill`], and if rows could not be given; what has been given is of no use then.
+    /// As [`KvEngine::prefill`], and if rows could not be given; what has been given is of no use then, but for
+    /// [final rows](KvEngine::gives_final_rows).
     fn prefill_by_layer(
         &mut self,
         sequence: Sequence,

@@ -655,6 +655,12 @@ impl KvEngine for LlamaEngine {
         self.by_layer
     }
 
+    /// A processor's are. CUDA and Vulkan end the process where computing fails, Metal tells it only when the next part of
+    /// the graph is to be computed (`ggml_metal_graph_compute`), when a layer that is wrong may have been given.
+    fn gives_final_rows(&self) -> bool {
+        self.rows_are_read == Side::Here || !cfg!(target_vendor = "apple")
+    }
+
     fn prefill(
         &mut self,
         sequence: Sequence,

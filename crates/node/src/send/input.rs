@@ -279,7 +279,7 @@ mod tests {
             let begun = Begun {
                 blocks: Vec::new(),
                 chunk,
-                last: false,
+                may_commit: false,
             };
             (whole, Input::Begun(begun))
         };

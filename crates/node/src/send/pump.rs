@@ -27,7 +27,9 @@ use crate::limits::{GOODBYE, RECONNECT_PAUSE};
 use crate::wire::WireError;
 
 /// Why a handoff is over whose engine gives no more.
-pub(super) const ENDED_EARLY: &str = "the prefill ended early";
+pub(super) fn ended_early() -> NodeError {
+    NodeError::new(ErrorCode::Engine, "the prefill ended early")
+}
 
 /// True once the receiver has been told over its last connection that this is all.
 const fn has_committed(sender: &Sender) -> bool {
@@ -76,8 +78,10 @@ pub(super) enum ReceiptState {
     Here(Box<Receipt>),
     /// Sent over the connection that is open now; a new one needs it again.
     Sent(Box<Receipt>),
-    /// None will come.
+    /// None was to come.
     None,
+    /// None will come: the engine has failed.
+    Lost,
 }
 
 /// A block that has not been opened.
@@ -135,7 +139,7 @@ pub(super) struct Pump {
     pub(super) chunks: u64,
     /// The chunk that is being computed, whose blocks have been queued.
     pub(super) begun: Option<oneshot::Receiver<Computed>>,
-    /// True once the last chunk has been begun.
+    /// True once the last chunk has been begun whose rows may be used before it is computed.
     pub(super) last_begun: bool,
     /// End of the blocks of each section that were queued, or that the receiver has.
     pub(super) queued_to: PerSection<u32>,
@@ -183,15 +187,15 @@ impl Pump {
         self.tell(PrefillEvent::Accepted).await;
         loop {
             match self.step(&mut input).await {
-                Ok(None) => {}
-                Ok(Some(report)) => return Ok(report),
+                Ok(false) => {}
+                Ok(true) => return self.ended().await,
                 Err(Fault::Over(e)) => return Err(e),
                 Err(Fault::Broken(reason)) => {
                     self.hear_out().await?;
                     // The receiver has everything; only the receipt is lost.
                     if self.sender.state() == SenderState::Committed {
                         tracing::info!(%reason, "the receiver left before the receipt");
-                        return Ok(self.reported());
+                        return self.ended().await;
                     }
                     self.reconnect(&reason).await?;
                 }
@@ -305,16 +309,21 @@ impl Pump {
         }
     }
 
-    /// Does what can be done now, then waits for one thing to happen.
-    async fn step(&mut self, input: &mut Inputs) -> Result<Option<Report>, Fault> {
+    /// Does what can be done now, then waits for one thing to happen. True if nothing is left to do.
+    async fn step(&mut self, input: &mut Inputs) -> Result<bool, Fault> {
         self.open_blocks()?;
+        // What is queued was given whole, or its writer will say that it was not. The rest would have come with the chunk.
+        let is_lost = matches!(self.receipt, ReceiptState::Lost);
+        if is_lost && self.last.is_none() && self.queue.is_empty() && !self.all_opened() {
+            return Err(Fault::Over(ended_early()));
+        }
         self.commit()?;
         if self.sender.state() == SenderState::Committed {
             self.committed.get_or_insert_with(Instant::now);
-            let is_told = matches!(self.receipt, ReceiptState::Sent(_) | ReceiptState::None);
+            let is_told = !matches!(self.receipt, ReceiptState::Open | ReceiptState::Here(_));
             // Nobody listens for a receipt any more once the main connection has ended.
             if (is_told && self.idle()) || self.connection.as_ref().is_none_or(|c| c.main_ended) {
-                return Ok(Some(self.reported()));
+                return Ok(true);
             }
         }
         self.send_receipt()?;
@@ -372,7 +381,25 @@ impl Pump {
                 }
             }
         }
-        Ok(None)
+        Ok(false)
+    }
+
+    /// The account of a handoff that the receiver has confirmed. What is still being computed behind the last layer's rows
+    /// is waited for: this node keeps pages of it.
+    ///
+    /// # Errors
+    /// If the engine has failed; then the receiver is told, and waits for no receipt.
+    async fn ended(&mut self) -> Result<Report, NodeError> {
+        if let Some(begun) = self.begun.take() {
+            match begun.await {
+                Ok(chunk) => self.computed(&chunk),
+                Err(_) => self.receipt = ReceiptState::Lost,
+            }
+        }
+        match self.receipt {
+            ReceiptState::Lost => Err(ended_early()),
+            _ => Ok(self.reported()),
+        }
     }
 
     /// Commits once everything is written, which may be before the engine is done with the last layer of the last chunk: the
@@ -555,10 +582,10 @@ impl Pump {
             Some(Input::Begun(Begun {
                 blocks,
                 chunk,
-                last,
+                may_commit,
             })) => {
                 self.begun = Some(chunk);
-                self.last_begun = last;
+                self.last_begun = may_commit;
                 self.chunks += 1;
                 for block in blocks {
                     if self.route.overlap && self.measured.may_grow(block.section) {
@@ -568,25 +595,13 @@ impl Pump {
                 self.open_blocks()
             }
             Some(Input::Chunk(chunk)) => {
-                self.report.prefill_ms = chunk.prefill_ms;
-                self.measured.produced(&chunk);
-                if chunk.last {
-                    self.last = Some(Last {
-                        computed: chunk.computed,
-                    });
-                    if !chunk.receipt_follows {
-                        self.receipt = ReceiptState::None;
-                    }
-                }
+                self.computed(&chunk);
                 let tokens = chunk.tokens;
                 // All of them first: opening one may find the connection broken.
                 for block in &chunk.blocks {
                     self.push(Arc::clone(block));
                 }
                 let opened = self.open_blocks();
-                if let Some(Sending { kept, .. }) = &mut self.sending {
-                    chunk.to_keep().for_each(|block| kept.add(block));
-                }
                 let sent_bytes = self.sender.raw_bytes();
                 // A coordinator that does not listen holds nobody up.
                 let progress = PrefillEvent::Progress { tokens, sent_bytes };
@@ -597,11 +612,28 @@ impl Pump {
                 self.receipt = ReceiptState::Here(receipt);
                 Ok(())
             }
-            None if self.last.is_some() || has_committed(&self.sender) => {
-                self.receipt = ReceiptState::None;
+            None if self.last.is_some() || self.last_begun => {
+                self.receipt = ReceiptState::Lost;
                 Ok(())
             }
-            None => Err(Fault::Over(NodeError::new(ErrorCode::Engine, ENDED_EARLY))),
+            None => Err(Fault::Over(ended_early())),
+        }
+    }
+
+    /// Counts and keeps what has been computed.
+    fn computed(&mut self, chunk: &Computed) {
+        self.report.prefill_ms = chunk.prefill_ms;
+        self.measured.produced(chunk);
+        if chunk.last {
+            self.last = Some(Last {
+                computed: chunk.computed,
+            });
+            if !chunk.receipt_follows {
+                self.receipt = ReceiptState::None;
+            }
+        }
+        if let Some(Sending { kept, .. }) = &mut self.sending {
+            chunk.to_keep().for_each(|block| kept.add(block));
         }
     }
 

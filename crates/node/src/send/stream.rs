@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::Fault;
 use super::connection::Told;
 use super::growth::{Cut, Grown, Growth};
-use super::pump::ENDED_EARLY;
+use super::pump::ended_early;
 use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
@@ -209,8 +209,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 
     /// The prefill has ended in the middle of a block, which nobody can finish: says so, and what is left to write is why.
     async fn last_word<T>(&mut self) -> Result<Option<T>, Fault> {
-        let error = NodeError::new(ErrorCode::Engine, ENDED_EARLY);
-        let told = (self.stream, Fault::Over(error));
+        let told = (self.stream, Fault::Over(ended_early()));
         let _ = self.report.send(Err(told)).await;
         while let Some(order) = self.orders.recv().await {
             if let Order::Last(frame) = order {

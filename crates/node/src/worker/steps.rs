@@ -70,7 +70,7 @@ impl Worker {
         };
         let range = job.batches(self.engine.tail_tokens()).at(next);
         let start = Instant::now();
-        let last = range.end == job.kv_end();
+        let is_last = range.end == job.kv_end();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
         if let Work::Export(e) = &mut job.work
             && e.by_layer
@@ -81,7 +81,7 @@ impl Worker {
             let begun = Begun {
                 blocks,
                 chunk,
-                last,
+                may_commit: is_last && self.engine.gives_final_rows(),
             };
             if e.chunks.try_send(Input::Begun(begun)).is_err() {
                 return Ok(After::End);

@@ -9,7 +9,9 @@ use tandem_kv::limits::CREDIT_BYTES;
 use tandem_kv::{LayerKind, LayerSpec};
 use tandem_node::Limits;
 use tandem_node::limits::{STAGING_UNIT, STAGING_UNITS};
-use tandem_proto::{CodecChoice, GenerateEvent, ParityAction, PrefillEvent, Reuse, Role};
+use tandem_proto::{
+    CodecChoice, GenerateEvent, HandoffStatus, ParityAction, PrefillEvent, Reuse, Role,
+};
 
 use super::cluster::{
     Answer, Calls, Deal, Events, PATIENCE, SHORT, Setup, TestNode, endless, eventually, finish,
@@ -104,8 +106,9 @@ struct BehindTheLastLayer {
 impl BehindTheLastLayer {
     async fn new(config: &FakeConfig, faults: &[Fault], change: impl FnOnce(&mut Plan)) -> Self {
         let mut plan = Plan::new(config, endless());
-        let brake = Brake::on(&mut plan.sending, CallKind::Given, CHUNKS - 1);
         change(&mut plan);
+        let chunks = (plan.deal.tokens.len() as u32 - 1).div_ceil(plan.deal.chunk);
+        let brake = Brake::on(&mut plan.sending, CallKind::Given, chunks - 1);
         let rig = plan.start().await;
         rig.proxy.next(faults);
         let (answer, ticket) = rig.deal.open(&rig.decode).await;
@@ -168,14 +171,42 @@ async fn the_answer_begins_before_the_last_layer_is_done() {
             panic!("{end:?}");
         };
         assert!(exposed_transfer_ms.abs() < f64::EPSILON);
-        // Where both ends are compared first, it does not.
-        let redo = |plan: &mut Plan| plan.deal.terms.action = ParityAction::Redo;
-        let mut held = BehindTheLastLayer::new(&config, &[], redo).await;
-        let early = tokio::time::timeout(SHORT, held.first_token()).await;
-        assert!(early.is_err(), "{early:?}");
+        // Where both ends are compared first, it does not, nor where rows may turn out to be wrong.
+        let redo: fn(&mut Plan) = |plan| plan.deal.terms.action = ParityAction::Redo;
+        let not_final: fn(&mut Plan) = |plan| plan.sending.final_rows = false;
+        for waits in [redo, not_final] {
+            let mut held = BehindTheLastLayer::new(&config, &[], waits).await;
+            let early = tokio::time::timeout(SHORT, held.first_token()).await;
+            assert!(early.is_err(), "{early:?}");
+            held.brake.release();
+            let (answer, _) = held.end(0).await;
+            assert!(answer.parity.is_some_and(|p| p.holds), "{answer:?}");
+        }
+    }
+}
+
+/// The answer is complete, and the decode node waits no longer for the receipt: what the last chunk is for the prefill node, pages
+/// for later prompts, is kept all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_computed_behind_the_commit_is_kept() {
+    for config in models() {
+        let change = |plan: &mut Plan| {
+            plan.limits.receipt = SHORT;
+            plan.deal.tokens = prompt(64 * 2 + 1);
+            plan.deal.terms.reuse = Reuse::All;
+        };
+        let mut held = BehindTheLastLayer::new(&config, &[], change).await;
+        let answer = finish(&mut held.answer).await;
+        assert_eq!(answer.tokens, held.rig.expected);
+        assert_eq!(answer.parity, None);
         held.brake.release();
-        let (answer, _) = held.end(0).await;
-        assert!(answer.parity.is_some_and(|p| p.holds), "{answer:?}");
+        let end = prefill_end(&mut held.sending).await;
+        assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+        let snapshots = u64::from(config.window > 0);
+        let kept = |s: &HandoffStatus| (s.pages, s.snapshots) == (2, snapshots);
+        held.rig.prefill.until("kept", kept).await;
+        held.rig.decode.settled().await;
+        held.rig.prefill.clean().await;
     }
 }
 
@@ -187,10 +218,18 @@ async fn a_cut_before_the_last_layer_is_done() {
         let [_, answers] = undisturbed.record().await;
         let confirmed = answers.iter().find(|(kind, _)| *kind == Kind::Committed);
         let at = confirmed.expect("a confirmation").1.start;
+        let acks = |answers: &[(Kind, _)]| {
+            let acks = answers.iter().filter(|(kind, _)| *kind == Kind::Ack);
+            acks.count()
+        };
+        let all = acks(&answers);
         for fault in [Fault::HoldBefore(Kind::Commit), Fault::CutReply(at + 1)] {
             let mut held = BehindTheLastLayer::new(&config, &[fault], |_| {}).await;
             if matches!(fault, Fault::HoldBefore(_)) {
                 held.rig.proxy.held().await;
+                // What has not arrived comes again with its chunk only.
+                let arrived = || acks(&held.rig.proxy.frames(0)[1]) == all;
+                eventually("acknowledgements", arrived).await;
                 held.rig.proxy.cut();
             }
             held.first_token().await;
@@ -207,24 +246,77 @@ async fn a_cut_before_the_last_layer_is_done() {
     }
 }
 
-/// All rows have come then; only the receipt is missing.
+/// Fails when all layers of the last chunk have been given.
+fn fails_behind_the_last_layer(plan: &mut Plan) {
+    plan.sending.fail = Some(Failure {
+        call: CallKind::Given,
+        nth: CHUNKS - 1,
+    });
+}
+
+fn ended_early(end: &PrefillEvent) -> bool {
+    matches!(end, PrefillEvent::Failed(error) if error.message == "the prefill ended early")
+}
+
+/// All rows have come then; only the receipt is missing, and nobody waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_fails_behind_the_last_layer_costs_nothing() {
     for config in models() {
-        let fail = |plan: &mut Plan| {
-            plan.limits.receipt = SHORT;
-            plan.limits.resume = SHORT;
-            plan.sending.fail = Some(Failure {
-                call: CallKind::Given,
-                nth: CHUNKS - 1,
-            });
-        };
-        let mut held = BehindTheLastLayer::new(&config, &[], fail).await;
+        let mut held = BehindTheLastLayer::new(&config, &[], fails_behind_the_last_layer).await;
         held.first_token().await;
         held.brake.release();
         let (answer, end) = held.end(1).await;
         assert_eq!(answer.parity, None);
-        assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
+        assert!(ended_early(&end), "{end:?}");
+        // Rows that must be compared are of no use.
+        let redo = |plan: &mut Plan| {
+            fails_behind_the_last_layer(plan);
+            plan.deal.terms.action = ParityAction::Redo;
+        };
+        let mut held = BehindTheLastLayer::new(&config, &[], redo).await;
+        held.brake.release();
+        let (answer, end) = tokio::join!(finish(&mut held.answer), prefill_end(&mut held.sending));
+        assert_eq!(answer.tokens, held.rig.expected);
+        assert!(answer.summary.fallback.is_some());
+        assert!(ended_early(&end), "{end:?}");
+        held.rig.clean().await;
+    }
+}
+
+/// Rows that are lost with a connection come again from the chunk, which never comes of an engine that fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_fails_while_the_last_rows_are_on_their_way() {
+    for config in models() {
+        let undisturbed = Plan::new(&config, endless()).start().await;
+        undisturbed.record().await;
+        let (_, first) = undisturbed.proxy.segment(0, 0);
+        for is_cut_first in [false, true] {
+            let hold = Fault::Hold(first.end);
+            let fail = fails_behind_the_last_layer;
+            let mut held = BehindTheLastLayer::new(&config, &[hold], fail).await;
+            held.rig.proxy.held().await;
+            // All that follows is written meanwhile, and the commit behind it.
+            let is_commit = |(kind, _): &(Kind, _)| *kind == Kind::Commit;
+            let commit = || held.rig.proxy.frames(0)[0].iter().any(is_commit);
+            eventually("the commit", commit).await;
+            if is_cut_first {
+                held.rig.proxy.cut();
+                let goes_on = || held.rig.proxy.connections() > 1;
+                eventually("another connection", goes_on).await;
+            }
+            held.brake.release();
+            if !is_cut_first {
+                tokio::time::sleep(SHORT).await;
+                held.rig.proxy.cut();
+            }
+            let (answer, end) =
+                tokio::join!(finish(&mut held.answer), prefill_end(&mut held.sending));
+            assert_eq!(answer.tokens, held.rig.expected);
+            let told = answer.summary.fallback.expect("fallback");
+            assert!(told.contains("the prefill ended early"), "{told}");
+            assert!(ended_early(&end), "{end:?}");
+            held.rig.clean().await;
+        }
     }
 }
 

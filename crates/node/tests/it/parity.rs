@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tandem_engine::fake::{Call, CallKind, FakeConfig};
+use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_node::Limits;
-use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, PrefillMode, Reuse, Role, Ticket};
+use tandem_proto::{
+    GenerateEvent, HandoffTerms, ParityAction, PrefillEvent, PrefillMode, Reuse, Role, Ticket,
+};
 
 use super::cluster::{
     Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, limits, opened, prompt,
@@ -442,6 +444,28 @@ fn receipt(kind: &str) -> Option<Receipt> {
         top,
         hand_back: None,
     })
+}
+
+/// The prefill node evaluates the last token for its receipt.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_fails_at_the_receipt_is_not_waited_for() {
+    for action in [ParityAction::Report, ParityAction::Redo] {
+        let mut plan = Plan::new(&FakeConfig::default(), endless());
+        plan.deal.terms.action = action;
+        plan.sending.fail = Some(Failure {
+            call: CallKind::Decode,
+            nth: 0,
+        });
+        let rig = plan.start().await;
+        let (end, answer) = rig.begin(&[]).await.end().await;
+        assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.tokens, rig.expected);
+        assert_eq!(answer.parity, None);
+        let redone = answer.summary.fallback.is_some();
+        assert_eq!(redone, action == ParityAction::Redo, "{answer:?}");
+        rig.clean().await;
+    }
 }
 
 #[tokio::test]
