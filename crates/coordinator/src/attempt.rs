@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tandem_openai::{ApiError, FinishReason};
 use tandem_proto::{
     ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, Lender, NodeError, ParityAction,
-    ParityReport, PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary, Reuse, Ticket,
+    ParityReport, PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary, Ticket,
 };
 use tandem_sched::{Failure, Plan};
 
@@ -121,7 +121,6 @@ impl Attempt<'_> {
             Some(_) => PrefillMode::Remote,
             None => PrefillMode::Local,
         };
-        let terms = self.terms();
         GenerateRequest {
             request: self.job.id.clone(),
             model: self.job.model.clone(),
@@ -129,24 +128,19 @@ impl Attempt<'_> {
             generation: self.job.generation.clone(),
             prefill,
             prefill_peer: self.plan.prefill.as_deref().and_then(|n| self.peer(n)),
-            alone_percent: match terms.reuse {
-                Reuse::All => self.plan.alone_percent,
-                // What many prompts begin with is soon on each prefill node.
-                Reuse::Off | Reuse::Exact => 0,
-            },
+            alone_percent: self.plan.alone_percent,
             lender: match prefill {
                 PrefillMode::Local => self.lender(),
                 PrefillMode::Remote => None,
             },
             chunk: self.config.chunk,
-            terms,
+            terms: self.terms(),
         }
     }
 
-    /// Who lends what it has of the prompt: of a conversation, and nothing that has to be compared.
+    /// Who lends what it has of the prompt: nothing that has to be compared.
     fn lender(&self) -> Option<Lender> {
-        let terms = self.terms();
-        let may_lend = terms.reuse == Reuse::All && terms.action == ParityAction::Report;
+        let may_lend = self.config.handoff.parity == ParityAction::Report;
         let node = self.plan.lender.as_deref().filter(|_| may_lend)?;
         let peer = self.peer(node);
         Some(Lender { peer })
@@ -395,6 +389,7 @@ impl Attempt<'_> {
                     return AttemptError::Final(self.bad_request(refusal));
                 }
                 ErrorCode::Busy => Failure::Busy,
+                ErrorCode::Lacks => Failure::Lacks,
                 _ => Failure::Refused,
             },
             _ => Failure::Lost,

@@ -17,6 +17,7 @@ enum Message {
         model: String,
         route: Route,
         prefix: Vec<u64>,
+        goes_on: bool,
         decisions: mpsc::Sender<Decision>,
     },
     Look(oneshot::Sender<Look>),
@@ -98,6 +99,7 @@ impl Cluster {
         model: String,
         route: Route,
         prefix: Vec<u64>,
+        goes_on: bool,
     ) -> Result<Slot, ApiError> {
         let open = Arc::clone(&self.open).try_acquire_owned().map_err(|_| {
             ApiError::busy(format!(
@@ -112,6 +114,7 @@ impl Cluster {
             model,
             route,
             prefix,
+            goes_on,
             decisions,
         };
         let sent = self.messages.send(submit).await;
@@ -190,6 +193,7 @@ impl Owner {
                     model,
                     route,
                     prefix,
+                    goes_on,
                     decisions,
                 } => {
                     self.waiting.insert(request.clone(), decisions);
@@ -198,6 +202,7 @@ impl Owner {
                         model,
                         route,
                         prefix,
+                        goes_on,
                     }
                 }
             };

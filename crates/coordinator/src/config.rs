@@ -125,6 +125,19 @@ impl HandoffConfig {
         kept && self.reuse
     }
 
+    /// Which KV of earlier requests a prompt may use.
+    pub(crate) fn reuse_of(&self, prompt: &Prompt) -> Reuse {
+        match (
+            self.reuse,
+            goes_on(prompt) && self.keep != KeepAnswers::Never,
+        ) {
+            (false, _) => Reuse::Off,
+            // There is no answer that it could go on from.
+            (true, false) => Reuse::Exact,
+            (true, true) => Reuse::All,
+        }
+    }
+
     /// The terms of one request, whose answer may be kept or not.
     pub(crate) fn terms(
         &self,
@@ -133,18 +146,12 @@ impl HandoffConfig {
         may_keep: bool,
         plan: &Plan,
     ) -> HandoffTerms {
-        let goes_on = goes_on(prompt);
         HandoffTerms {
             quality: self.quality,
             codec: self.codec,
             streams: self.streams,
             salt: salt.to_owned(),
-            reuse: match (self.reuse, goes_on && self.keep != KeepAnswers::Never) {
-                (false, _) => Reuse::Off,
-                // There is no answer that it could go on from.
-                (true, false) => Reuse::Exact,
-                (true, true) => Reuse::All,
-            },
+            reuse: self.reuse_of(prompt),
             keep: may_keep && self.keeps(prompt),
             bound: ParityBound {
                 kl: self.parity_kl,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_openai::{ApiError, FinishReason, TandemInfo, Usage};
-use tandem_proto::{Generation, Prompt};
+use tandem_proto::{Generation, Prompt, Reuse};
 use tandem_sched::{Failure, Route};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::answers::Answers;
 use crate::attempt::{Answer, Attempt, AttemptError};
 use crate::calls::Calls;
-use crate::cluster::{Cluster, Decision};
+use crate::cluster::{Cluster, Decision, Slot};
 use crate::config::Config;
 use crate::pairs::Pairs;
 use crate::prefix::Beginning;
@@ -35,23 +35,40 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// What the prompt begins with, and behind it its answer, so that nodes that have seen it are found. Nothing
-    /// where nothing is reused.
+    /// What the prompt begins with, and behind it its answer if that is kept, so that nodes that have seen it are found.
+    /// Nothing where nothing is reused.
     fn prefix(&self, job: &Job, answer: Option<&Answer>) -> Vec<u64> {
         if !self.config.handoff.reuse {
             return Vec::new();
         }
         let beginning = Beginning::of(&self.prefix_keys, &job.cache_salt, &job.prompt);
         let beginning = match answer {
-            Some(answer) => beginning.answered(&job.prompt, &answer.text, &answer.tokens),
-            None => beginning,
+            Some(answer) if self.keeps(job) => {
+                beginning.answered(&job.prompt, &answer.text, &answer.tokens)
+            }
+            Some(_) | None => beginning,
         };
         beginning.digests()
     }
 
+    /// Waits in the queue of the job's model.
+    async fn submit(&self, job: &Job) -> Result<Slot, ApiError> {
+        let goes_on = self.config.handoff.reuse_of(&job.prompt) == Reuse::All;
+        let (id, model) = (job.id.clone(), job.model.clone());
+        let prefix = self.prefix(job, None);
+        self.cluster
+            .submit(id, model, job.route, prefix, goes_on)
+            .await
+    }
+
+    /// True if nodes keep the answer's KV.
+    fn keeps(&self, job: &Job) -> bool {
+        job.keep && self.config.handoff.keeps(&job.prompt)
+    }
+
     /// Remembers an answer that a next turn may bring again.
     fn learn(&self, job: &Job, answer: &Answer) {
-        if job.keep && self.config.handoff.keeps(&job.prompt) {
+        if self.keeps(job) {
             let Answer { text, tokens, .. } = answer;
             self.answers
                 .learn(&job.cache_salt, &job.model, text, tokens);
@@ -188,11 +205,7 @@ pub(crate) async fn stream(service: Arc<Service>, job: Job, pieces: mpsc::Sender
 }
 
 async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, ApiError> {
-    let cluster = &service.cluster;
-    let prefix = service.prefix(job, None);
-    let mut slot = cluster
-        .submit(job.id.clone(), job.model.clone(), job.route, prefix)
-        .await?;
+    let mut slot = service.submit(job).await?;
     let mut queue = Duration::ZERO;
     let arrived = Instant::now();
     let mut busy = 0_u32;

@@ -128,8 +128,9 @@ pub struct GenerateRequest {
     /// nodes have identities and another node prefills.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_peer: Option<String>,
-    /// Where another node is to prefill: if no more than this part of the prompt's tokens, in percent, is missing here,
-    /// this node computes it itself and gives no ticket. 0: it always gives one.
+    /// If no more than this part of the prompt's tokens, in percent, is missing here, this node computes it itself. If
+    /// more is, it gives a ticket where another node is to prefill (always with 0), and refuses with
+    /// [`crate::ErrorCode::Lacks`] where it is to prefill itself (never with 100).
     #[serde(default)]
     pub alone_percent: u8,
     /// Where this node is to prefill: who lends it what it lacks of the prompt, where [`HandoffTerms::reuse`] is `all`.

@@ -154,6 +154,8 @@ pub enum ErrorCode {
     WrongRole,
     /// All sequences are in use; try later or elsewhere.
     Busy,
+    /// More of the prompt is missing here than [`crate::GenerateRequest::alone_percent`] allows.
+    Lacks,
     /// The other node refused the handoff, naming the field.
     Refused,
     /// The connection between the nodes failed.
@@ -171,7 +173,7 @@ impl ErrorCode {
         match self {
             Self::InvalidRequest | Self::ContextLength | Self::WrongRole => 400,
             Self::UnknownModel => 404,
-            Self::Refused => 409,
+            Self::Refused | Self::Lacks => 409,
             Self::Busy => 429,
             Self::Engine => 500,
             Self::Handoff => 502,

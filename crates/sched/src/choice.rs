@@ -79,13 +79,14 @@ impl Scheduler {
             let free = self.has_room(decode, model, capacity);
             match self.with_prefill(decode, model, waiting) {
                 Prefill::Node(node, fit, notes) if free => {
-                    return self.fits(decode, Some((node, fit)), model, waiting, notes);
+                    let percent = waiting.alone_percent(decode, node);
+                    return self.fits(decode, Some((node, fit)), percent, (model, waiting), notes);
                 }
                 Prefill::Nobody(notes) if waiting.route == Route::Remote => {
                     alone.push((free, decode, notes));
                 }
                 Prefill::Nobody(notes) if free => {
-                    return self.fits(decode, None, model, waiting, notes);
+                    return self.fits(decode, None, 100, (model, waiting), notes);
                 }
                 // It would compute what is left itself, wherever there was room.
                 Prefill::Wait(percent) if free && waiting.lacks_at_most(decode, percent) => {
@@ -93,7 +94,7 @@ impl Scheduler {
                     let note = format!(
                         "no prefill node has room, and `{name}` has had nearly all of the prompt before: it prefills the rest by itself"
                     );
-                    return self.fits(decode, None, model, waiting, vec![note]);
+                    return self.fits(decode, None, percent, (model, waiting), vec![note]);
                 }
                 _ => {}
             }
@@ -101,7 +102,7 @@ impl Scheduler {
         let others_have_one = alone.len() < able.len();
         match alone.into_iter().find(|(free, ..)| *free) {
             Some((_, decode, notes)) if !others_have_one => {
-                self.fits(decode, None, model, waiting, notes)
+                self.fits(decode, None, 100, (model, waiting), notes)
             }
             _ => Choice::Wait,
         }
@@ -185,8 +186,8 @@ impl Scheduler {
         &self,
         decode: usize,
         prefill: Option<(usize, Fit)>,
-        model: usize,
-        waiting: &Waiting,
+        alone_percent: u8,
+        (model, waiting): (usize, &Waiting),
         mut notes: Vec<String>,
     ) -> Choice {
         let mixed = prefill.filter(|(_, fit)| *fit == Fit::MixedQuantisation);
@@ -215,12 +216,17 @@ impl Scheduler {
                 seen(node)
             ));
         }
-        let lender = self.lender(prefill.unwrap_or(decode), model, waiting);
+        // Who has nearly all of it waits for no loan.
+        let lender = match (prefill, alone_percent) {
+            (Some(node), _) => self.lender(node, model, waiting),
+            (None, 100) => self.lender(decode, model, waiting),
+            (None, _) => None,
+        };
         let name = |node: usize| self.nodes[node].name.clone();
         let plan = Plan {
             decode: name(decode),
             prefill: prefill.map(name),
-            alone_percent: prefill.map_or(0, |node| waiting.alone_percent(decode, node)),
+            alone_percent,
             lender: lender.filter(|_| mixed.is_none()).map(name),
             mixed_quantisation: mixed.is_some(),
             reason,
@@ -238,6 +244,9 @@ impl Scheduler {
     fn lender(&self, prefill: usize, model: usize, waiting: &Waiting) -> Option<usize> {
         let name = &self.models[model].name;
         let own = &self.nodes[prefill].model(name)?.contract;
+        if !waiting.goes_on {
+            return None;
+        }
         let least = waiting.seen_by(prefill) + LEND_BLOCKS;
         let can_lend = |node: &usize| {
             let status = self.nodes[*node].model(name);

@@ -23,6 +23,8 @@ pub enum Failure {
     /// The node has no free sequence: nothing of this model is started there until a sequence
     /// ends or the node's next status.
     Busy,
+    /// The node has less of the prompt than the plan takes it to have: the request waits for a prefill node.
+    Lacks,
     /// The node answered that it cannot, for another reason.
     Refused,
 }
@@ -55,6 +57,9 @@ pub enum Event {
         /// What its prompt begins with: a digest for each [`crate::limits::PREFIX_BLOCK`] bytes and all before
         /// them. Empty if it does not matter who has seen it.
         prefix: Vec<u64>,
+        /// True for a turn of a conversation, which its decode node may prefill by itself, and for which others may lend what
+        /// they have. What many prompts begin with is soon on each prefill node.
+        goes_on: bool,
     },
     /// Nobody waits for the request any more.
     Cancel {
@@ -95,8 +100,9 @@ pub struct Plan {
     pub decode: String,
     /// Node that prefills; `None` if the decode node does.
     pub prefill: Option<String>,
-    /// In a conversation, the decode node prefills all the same if no more than this part of the prompt, in percent, is
-    /// missing there: it has seen more of the prompt than the prefill node. 0 if it has not.
+    /// The decode node prefills by itself if no more than this part of the prompt, in percent, is missing there. With a
+    /// prefill node: in a conversation of which it has seen more than that one, else 0. Without: 100, or less if
+    /// it would wait for a prefill node otherwise.
     pub alone_percent: u8,
     /// In a conversation, a node that lends the one that prefills what it has of the prompt, because it has seen more of it
     /// ([`crate::limits::LEND_BLOCKS`]); `None` if there is none.

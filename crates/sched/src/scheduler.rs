@@ -79,6 +79,10 @@ pub(crate) struct Waiting {
     pub(crate) seen: Seen,
     /// Blocks of its prompt.
     blocks: usize,
+    /// True for a turn of a conversation.
+    pub(crate) goes_on: bool,
+    /// True once a node had less of its prompt than it was taken to have.
+    lacks: bool,
     busy_retries: u32,
 }
 
@@ -103,17 +107,19 @@ impl Waiting {
     /// [`Plan::alone_percent`](crate::Plan::alone_percent) of two nodes.
     pub(crate) fn alone_percent(&self, decode: usize, prefill: usize) -> u8 {
         let seen = self.seen_by(prefill);
-        if self.route != Route::Auto || self.seen_by(decode) <= seen {
+        let is_auto = self.route == Route::Auto;
+        if !is_auto || !self.goes_on || self.seen_by(decode) <= seen {
             return 0;
         }
         let percent = 100 * (self.blocks - seen) / (PREFILL_ADVANTAGE * self.blocks);
         u8::try_from(percent).unwrap_or(100)
     }
 
-    /// True if the node lacks no more than this part of the prompt, in percent; false of 0, which stands for none that matters.
+    /// True if the node is taken to lack no more than this part of the prompt, in percent; false of 0, which stands for none
+    /// that matters, and once a node has lacked more.
     pub(crate) fn lacks_at_most(&self, node: usize, percent: u8) -> bool {
         let lacks = self.blocks.saturating_sub(self.seen_by(node));
-        percent > 0 && 100 * lacks <= usize::from(percent) * self.blocks
+        !self.lacks && percent > 0 && 100 * lacks <= usize::from(percent) * self.blocks
     }
 }
 
@@ -176,7 +182,24 @@ impl Scheduler {
                 model,
                 route,
                 prefix,
-            } => return self.submit(request, &model, route, &prefix, out),
+                goes_on,
+            } => {
+                let Some(index) = self.models.iter().position(|m| m.name == model) else {
+                    return reject(request, Rejection::UnknownModel { model }, out);
+                };
+                let waiting = Waiting {
+                    arrival: self.arrivals,
+                    route,
+                    tried: Vec::new(),
+                    seen: self.prefixes.seen(index, &prefix),
+                    blocks: prefix.len(),
+                    goes_on,
+                    lacks: false,
+                    busy_retries: 0,
+                    request,
+                };
+                return self.submit(index, waiting, out);
+            }
             Event::Cancel { request } => self.end(&request),
             Event::Finished { request, prefix } => {
                 if let Some(running) = self.running.get(&request) {
@@ -203,44 +226,26 @@ impl Scheduler {
         }
     }
 
-    fn submit(
-        &mut self,
-        request: String,
-        model: &str,
-        route: Route,
-        prefix: &[u64],
-        out: &mut Vec<Action>,
-    ) {
-        let Some(index) = self.models.iter().position(|m| m.name == model) else {
-            let model = model.to_owned();
-            return reject(request, Rejection::UnknownModel { model }, out);
-        };
+    fn submit(&mut self, model: usize, waiting: Waiting, out: &mut Vec<Action>) {
+        let request = waiting.request.clone();
         if self.knows(&request) {
             let reason = Rejection::DuplicateRequest {
                 request: request.clone(),
             };
             return reject(request, reason, out);
         }
-        let queue = &mut self.models[index].queue;
+        let Model { name, queue, .. } = &mut self.models[model];
         if queue.len() >= MAX_QUEUED {
             let reason = Rejection::QueueFull {
-                model: model.to_owned(),
+                model: name.clone(),
                 limit: MAX_QUEUED,
             };
             return reject(request, reason, out);
         }
-        queue.push_back(Waiting {
-            request: request.clone(),
-            arrival: self.arrivals,
-            route,
-            tried: Vec::new(),
-            seen: self.prefixes.seen(index, prefix),
-            blocks: prefix.len(),
-            busy_retries: 0,
-        });
+        queue.push_back(waiting);
         self.arrivals += 1;
         self.dispatch(out);
-        let queue = &self.models[index].queue;
+        let queue = &self.models[model].queue;
         if let Some(before) = queue.iter().position(|w| w.request == request) {
             out.push(Action::Queued { request, before });
         }
@@ -307,7 +312,8 @@ impl Scheduler {
                 self.nodes[decode].suspect = true;
                 waiting.tried.push(decode);
             }
-            Failure::Refused => waiting.tried.push(decode),
+            Failure::Lacks if !waiting.lacks => waiting.lacks = true,
+            Failure::Lacks | Failure::Refused => waiting.tried.push(decode),
         }
         if !retry {
             return;

@@ -240,7 +240,7 @@ impl Pair {
             generation: greedy(answer),
             prefill,
             prefill_peer: peer.map(ToString::to_string),
-            alone_percent: 0,
+            alone_percent: if remote { 0 } else { 100 },
             lender: None,
             chunk: self.chunk,
             terms: terms.clone(),

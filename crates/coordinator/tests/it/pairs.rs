@@ -223,6 +223,53 @@ async fn only_the_next_turn_may_be_computed_by_its_decode_node() {
     assert!(pairs(&rig).await.is_empty());
 }
 
+/// While no prefill node has room. Who has less of it than was thought says so, and the turn waits like others.
+#[tokio::test]
+async fn the_next_turn_is_computed_by_its_decode_node_or_waits() {
+    for lacks in [false, true] {
+        let p = FakeNode::start("p", status(Role::Prefill, 1, "t")).await;
+        let d = FakeNode::decode("d", 9).await;
+        let rig = Rig::start(config(&[&p], &[&d])).await;
+        had(&rig, &d).await;
+        let long = rig.chat(json!({}));
+        let (_, other) = d.generate().await.accept();
+        other.open(10, true).await;
+        let (_, prefill) = p.prefill_call().await.accept();
+        let answer = rig.chat(json!({"messages": next_turn()}));
+        let call = d.generate().await;
+        let asked = &call.request;
+        assert_eq!(
+            (asked.prefill, asked.alone_percent),
+            (PrefillMode::Local, 25)
+        );
+        assert_eq!(asked.lender, None);
+        let decode = if lacks {
+            call.refuse(
+                ErrorCode::Lacks,
+                "more than 25 % of the prompt is missing here",
+            );
+            prefill.prefill_done().await;
+            other.prefilled(9, 0, None).await;
+            let (asked, decode) = d.generate().await.accept();
+            assert_eq!(asked.prefill, PrefillMode::Remote);
+            decode
+        } else {
+            call.accept().1
+        };
+        decode.open(710, false).await;
+        decode.prefilled(0, 9, None).await;
+        decode.say_hello().await;
+        let (_, told) = whole_of(answer.await.unwrap()).await;
+        let note = if lacks {
+            "more than 25 % of the prompt is missing here; started over"
+        } else {
+            "no prefill node has room"
+        };
+        assert!(told.events.iter().any(|e| e.contains(note)), "{told:?}");
+        drop((long, other));
+    }
+}
+
 fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }

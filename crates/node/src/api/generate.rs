@@ -58,8 +58,8 @@ pub(super) async fn generate(
         terms: &terms,
     };
     let (loan, lend) = Loan::ask(&node, &model, &keep, lender, borrower).unzip();
-    let missing = missing_at_most(prefill, alone_percent).filter(|_| loan.is_none());
-    let pieces = missing.and_then(|m| pages_of(&keep, prompt, m, page_read));
+    let part = (prefill, alone_percent);
+    let pieces = pages_of(&keep, prompt, part, loan.as_ref(), page_read)?;
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
     let remote = prefill == PrefillMode::Remote && pieces.is_none() && kv_end > 0;
     let source = source(remote, pieces.is_some() || loan.is_some());
@@ -120,19 +120,31 @@ fn of_others(keep: &Keep, action: ParityAction) -> Keep {
     }
 }
 
-/// The part of a prompt in percent that may be missing where it begins with pages of this node; `None` if it does not.
-fn missing_at_most(prefill: PrefillMode, alone_percent: u8) -> Option<u8> {
-    match prefill {
-        PrefillMode::Local => Some(100),
-        PrefillMode::Remote => (alone_percent > 0).then_some(alone_percent),
+/// The pages of a prompt with which this node prefills by itself; `None` if it does without, also because what it is lent is
+/// more, or another node prefills.
+///
+/// # Errors
+/// If this node is to prefill, and more of the prompt is missing than it is to.
+fn pages_of(
+    keep: &Keep,
+    prompt: &[Token],
+    (prefill, percent): (PrefillMode, u8),
+    loan: Option<&Loan>,
+    limit: Duration,
+) -> Result<Option<Pieces>, NodeError> {
+    if loan.is_some() || (prefill == PrefillMode::Remote && percent == 0) {
+        return Ok(None);
     }
-}
-
-/// The pages of a prompt, if no more than this part of it is missing.
-fn pages_of(keep: &Keep, prompt: &[Token], percent: u8, limit: Duration) -> Option<Pieces> {
-    let pieces = keep.pieces(prompt, limit)?;
-    let missing = prompt.len().saturating_sub(pieces.tokens() as usize);
-    (missing * 100 <= prompt.len() * usize::from(percent)).then_some(pieces)
+    let is_enough = |pieces: &Pieces| {
+        let missing = prompt.len().saturating_sub(pieces.tokens() as usize);
+        missing * 100 <= prompt.len() * usize::from(percent)
+    };
+    let pieces = keep.pieces(prompt, limit).filter(is_enough);
+    if prefill == PrefillMode::Local && percent < 100 && pieces.is_none() {
+        let message = format!("more than {percent} % of the prompt is missing here");
+        return Err(NodeError::new(ErrorCode::Lacks, message));
+    }
+    Ok(pieces)
 }
 
 /// Where the KV of a prompt comes from at first.
@@ -188,6 +200,11 @@ fn checked(node: &Node, request: &GenerateRequest) -> Result<Checked, NodeError>
     let peer = prefill_peer(node, request)?;
     if request.lender.is_some() && request.prefill == PrefillMode::Remote {
         return Err(invalid("`lender` is for the node that prefills"));
+    }
+    if request.lender.is_some() && request.alone_percent < 100 {
+        return Err(invalid(
+            "`lender` is for a node that prefills whatever is missing: `alone_percent` must be 100",
+        ));
     }
     let lender = checked_lender(node, request.lender.as_ref(), &request.terms)?;
     Ok(Checked {

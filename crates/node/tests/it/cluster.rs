@@ -437,7 +437,10 @@ pub fn request(tokens: &[u32], prefill: PrefillMode, chunk: u32) -> GenerateRequ
         },
         prefill,
         prefill_peer: None,
-        alone_percent: 0,
+        alone_percent: match prefill {
+            PrefillMode::Local => 100,
+            PrefillMode::Remote => 0,
+        },
         lender: None,
         chunk,
         terms: HandoffTerms::default(),

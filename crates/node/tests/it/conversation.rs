@@ -17,7 +17,8 @@ use tandem_kv::sender::Offer;
 use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS, MAX_TAKEN_BACK};
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{
-    CodecChoice, HandoffStatus, HandoffTerms, ParityAction, PrefillMode, Reuse, Role, Ticket,
+    CodecChoice, ErrorCode, HandoffStatus, HandoffTerms, ParityAction, PrefillMode, Reuse, Role,
+    Ticket,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpSocket;
@@ -466,6 +467,16 @@ async fn a_turn_of_which_nearly_all_is_here_is_prefilled_here() {
                 assert_eq!(summary.fallback, None);
             }
         }
+        // Where no other node is to prefill, there is no ticket.
+        decode.idle().await;
+        let mut request = second.generate(PrefillMode::Local);
+        request.alone_percent = enough - 1;
+        let refused = decode.generate(&request).await.err().expect("refused");
+        assert_eq!(refused.code, ErrorCode::Lacks, "{refused}");
+        request.alone_percent = enough;
+        decoded.take();
+        let answer = finish(&mut decode.generate(&request).await.unwrap()).await;
+        assert_eq!((answer.tokens, decoded.prefilled()), (expected, new));
         let mut wrong = second.generate(PrefillMode::Remote);
         wrong.alone_percent = 101;
         let refused = decode.generate(&wrong).await.err().expect("refused");

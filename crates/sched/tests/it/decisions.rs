@@ -161,14 +161,15 @@ fn who_has_seen_a_prompt_is_preferred_up_to_a_number_of_requests() {
 /// The part of a prompt in percent that the decode node may compute itself, for each way of having seen its blocks.
 #[test]
 fn who_has_seen_more_than_the_prefill_node_may_compute_what_is_left() {
-    // (blocks the decode node has seen, blocks the prefill node has seen, blocks of the prompt, route, percent)
+    // (blocks the decode node has seen, blocks the prefill node has seen, blocks of the prompt, route, percent); of what is no turn
+    // of a conversation 0.
     let table = [
         (0, 0, 100, Route::Auto, 0),
         (90, 90, 100, Route::Auto, 0),
         (90, 95, 100, Route::Auto, 0),
         (90, 0, 100, Route::Auto, 25),
         (90, 0, 100, Route::Remote, 0),
-        (90, 0, 100, Route::Local, 0),
+        (90, 0, 100, Route::Local, 100),
         (1, 0, 100, Route::Auto, 25),
         (90, 60, 100, Route::Auto, 10),
         (100, 99, 100, Route::Auto, 0),
@@ -189,12 +190,19 @@ fn who_has_seen_more_than_the_prefill_node_may_compute_what_is_left() {
             tell(&mut s, about(finished("before"), &begins(1, seen)));
         }
         let next = about(submit("next", "m", route), &begins(1, blocks));
-        let found = match tell(&mut s, next).remove(0) {
-            Action::Start { plan, .. } => plan,
-            other => panic!("{other:?}"),
-        };
-        let case = (by_decode, by_prefill, blocks, route);
-        assert_eq!(found.alone_percent, percent, "{case:?}");
+        for next in [next.clone(), begun_alike(next)] {
+            let expected = match &next {
+                Event::Submit { goes_on: false, .. } if percent < 100 => 0,
+                _ => percent,
+            };
+            let found = match tell(&mut s, next).remove(0) {
+                Action::Start { plan, .. } => plan,
+                other => panic!("{other:?}"),
+            };
+            tell(&mut s, cancel("next"));
+            let case = (by_decode, by_prefill, blocks, route);
+            assert_eq!(found.alone_percent, expected, "{case:?}");
+        }
     }
 }
 
@@ -241,6 +249,9 @@ fn a_turn_that_its_decode_node_would_compute_itself_waits_for_nobody() {
             }
             let next = about(submit("next", "m", route), &begins(1, blocks));
             let case = (by_decode, by_prefill, blocks, route, prefill);
+            // What begins like a prompt that was there before is no turn of a conversation.
+            check(&mut s, begun_alike(next.clone()), &["next?0"]);
+            tell(&mut s, cancel("next"));
             let actions = tell(&mut s, next);
             assert_eq!(shown(&actions), [expected], "{case:?}");
             if let [Action::Start { plan, .. }] = &actions[..] {
@@ -248,9 +259,39 @@ fn a_turn_that_its_decode_node_would_compute_itself_waits_for_nobody() {
                     plan.notes[0].contains("no prefill node has room"),
                     "{plan:?}"
                 );
+                assert!((1..=25).contains(&plan.alone_percent), "{plan:?}");
             }
         }
     }
+}
+
+/// It waits for a prefill node, as it would have if nothing had been taken to be there.
+#[test]
+fn a_turn_of_which_its_decode_node_has_less_than_was_thought_waits() {
+    let mut s = Scheduler::new(Topology {
+        nodes: strings(&["p", "d"]),
+        models: vec![routes("m", &["p"], &["d"])],
+    });
+    for (node, role, sequences) in [("p", Role::Prefill, 1), ("d", Role::Decode, 9)] {
+        let status = status(role, vec![held("m", sequences, "t")]);
+        tell(&mut s, up(node, status));
+    }
+    tell(&mut s, submit("before", "m", Route::Local));
+    tell(&mut s, about(finished("before"), &begins(1, 9)));
+    check(&mut s, submit("x", "m", Route::Auto), &["x@d<p"]);
+    let next = about(submit("next", "m", Route::Auto), &begins(1, 9));
+    check(&mut s, next, &["next@d<-"]);
+    let lacks = || failed("next", "d", Failure::Lacks, true);
+    check(&mut s, lacks(), &[]);
+    // Others are decoded there all the same.
+    check(&mut s, submit("y", "m", Route::Local), &["y@d<-"]);
+    check(&mut s, finished("x"), &["next@d<p"]);
+    // A node that says so again and again is one that cannot.
+    let actions = shown(&tell(&mut s, lacks()));
+    assert!(
+        actions[0].starts_with("next!no node can decode"),
+        "{actions:?}"
+    );
 }
 
 /// Who lends to the node that prefills, after a conversation of 40 blocks on `d0` and `p0`.
@@ -396,9 +437,6 @@ fn the_queue_is_first_in_first_out_and_moves_when_a_request_ends() {
     check(&mut s, submit("c", "m", Route::Auto), &["c?0"]);
     check(&mut s, submit("d", "m", Route::Auto), &["d?1"]);
     check(&mut s, submit("e", "m", Route::Auto), &["e?2"]);
-    let cancel = |request: &str| Event::Cancel {
-        request: request.into(),
-    };
     check(&mut s, cancel("d"), &[]);
     check(&mut s, finished("b"), &["c@d1<p1"]);
     check(&mut s, cancel("a"), &["e@d0<p0"]);

@@ -83,6 +83,7 @@ fn submit(request: &str, model: &str, route: Route) -> Event {
         model: model.into(),
         route,
         prefix: Vec::new(),
+        goes_on: true,
     }
 }
 
@@ -101,15 +102,43 @@ fn about(event: Event, prefix: &[u64]) -> Event {
             request,
             model,
             route,
+            goes_on,
             ..
         } => Event::Submit {
             request,
             model,
             route,
             prefix,
+            goes_on,
         },
         Event::Finished { request, .. } => Event::Finished { request, prefix },
         other => panic!("{other:?} has no prompt"),
+    }
+}
+
+fn cancel(request: &str) -> Event {
+    Event::Cancel {
+        request: request.into(),
+    }
+}
+
+/// The same about a prompt that is no turn of a conversation.
+fn begun_alike(event: Event) -> Event {
+    match event {
+        Event::Submit {
+            request,
+            model,
+            route,
+            prefix,
+            ..
+        } => Event::Submit {
+            request,
+            model,
+            route,
+            prefix,
+            goes_on: false,
+        },
+        other => other,
     }
 }
 

@@ -37,6 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
     let failure = prop_oneof![
         Just(Failure::Lost),
         Just(Failure::Busy),
+        Just(Failure::Lacks),
         Just(Failure::Refused)
     ];
     prop_oneof![
