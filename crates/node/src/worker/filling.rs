@@ -112,19 +112,19 @@ impl Filling {
 }
 
 impl Partial {
-    /// Gives planes that are whole to be sent, in order.
+    /// Gives layers that are whole to be sent, in order, K with V: whoever sends is woken once for both.
     fn hand_on(&mut self) {
-        while let Some(next) = self.left.front_mut()
-            && next.rows.len() == next.bytes
-        {
-            let plane = Plane {
-                layer: next.layer,
-                kind: next.kind,
-                data: std::mem::take(&mut next.rows).into(),
-            };
-            self.left.pop_front();
-            let _ = self.out.try_send(plane.clone());
-            self.whole.push(plane);
+        let is_whole = |next: &Unfilled| next.rows.len() == next.bytes;
+        while self.left.len() >= 2 && self.left.iter().take(2).all(is_whole) {
+            for next in self.left.drain(..2) {
+                let plane = Plane {
+                    layer: next.layer,
+                    kind: next.kind,
+                    data: next.rows.into(),
+                };
+                let _ = self.out.try_send(plane.clone());
+                self.whole.push(plane);
+            }
         }
     }
 }
