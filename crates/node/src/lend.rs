@@ -171,14 +171,10 @@ impl Loan {
         }
     }
 
-    /// No longer than this node would need to compute what it lacks, as far as that is known, so that it takes at most twice
-    /// as long as alone; but long enough to open connections.
     fn patience(&self) -> Duration {
-        let most = self.node.config.limits.loan;
         let usable = self.keep.usable(&self.prompt) as usize;
         let lacks = self.prompt.len().saturating_sub(usable);
-        let alone = self.model.prefill_time(lacks);
-        alone.map_or(most, |time| time.clamp(most / 10, most))
+        patience(self.node.config.limits.loan, self.model.prefill_time(lacks))
     }
 
     /// Nothing more is wanted.
@@ -191,6 +187,12 @@ impl Loan {
             all.remove(&self.request);
         }
     }
+}
+
+/// How long a loan is waited for: no longer than this node would need alone, as far as that is known, so that it takes at
+/// most twice as long; but long enough to open connections.
+fn patience(most: Duration, alone: Option<Duration>) -> Duration {
+    alone.map_or(most, |time| time.clamp(most / 10, most))
 }
 
 impl Drop for Loan {
@@ -223,6 +225,27 @@ pub async fn read(keep: Keep, mut pieces: Pieces, chunks: mpsc::Sender<Input>) {
         let is_taken = !keep.is_discredited() && chunks.send(Input::Chunk(chunk)).await.is_ok();
         if last || !is_taken {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loan_is_waited_for_as_long_as_it_may_save() {
+        let seconds = Duration::from_secs;
+        for (alone, expected) in [
+            (None, 20),
+            (Some(0), 2),
+            (Some(2), 2),
+            (Some(3), 3),
+            (Some(20), 20),
+            (Some(21), 20),
+        ] {
+            let waits = patience(seconds(20), alone.map(seconds));
+            assert_eq!(waits, seconds(expected), "{alone:?}");
         }
     }
 }

@@ -32,6 +32,9 @@ fn section<'a>(text: &'a str, heading: &str) -> &'a str {
 fn tests() -> BTreeSet<String> {
     let here = env!("CARGO_MANIFEST_DIR");
     let mut found = tests_of(&format!("{here}/tests/it"), &format!("{here}/tests/it.rs"));
+    let pages = format!("{here}/tests/it/pages");
+    let pages = tests_of(&pages, &format!("{pages}.rs")).into_iter();
+    found.extend(pages.map(|name| format!("pages::{name}")));
     let processes = format!("{here}/../cli/tests/it");
     found.extend(tests_of(&processes, &format!("{processes}/main.rs")));
     let connections = format!("{here}/../identity/tests/it");
@@ -50,7 +53,9 @@ fn tests_of(folder: &str, root: &str) -> BTreeSet<String> {
             continue;
         }
         let named = format!("mod {module};");
-        let is_built = root.lines().any(|l| l.trim() == named);
+        let is_built = root
+            .lines()
+            .any(|l| l.trim_start_matches("pub ").trim() == named);
         assert!(is_built, "`{module}` is no part of the tests");
         let text = std::fs::read_to_string(&path).unwrap();
         let mut is_test = false;

@@ -409,7 +409,14 @@ async fn what_is_lent_to_whom_is_checked() {
     foreign.terms.salt = "another tenant".into();
     let nothing = prefill.lend(&foreign).await.err().expect("refused");
     assert_eq!(nothing.code, ErrorCode::Refused);
-    // The permission is used up, and the prefill goes on without.
+    // The permission is used up, nobody guesses one, and the prefill goes on without.
+    let mut guessed = waiting.lend.clone();
+    guessed.ticket = "0".repeat(guessed.ticket.len());
+    for request in [&waiting.lend, &guessed] {
+        let mut lending = prefill.lend(request).await.unwrap();
+        let end = prefill_end(&mut lending).await;
+        assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+    }
     let (answer, _) = waiting.end().await;
     assert_eq!(answer.tokens, turn.expected);
     for node in [&prefill, &decode, &other] {
@@ -637,7 +644,9 @@ async fn a_cut_for_good_and_a_node_that_dies() {
             &lender,
         )
         .await;
-        let other = mortal(Role::Prefill, &config, short).start().await;
+        let mut counted = config.clone();
+        let computed = Calls::of(&mut counted);
+        let other = mortal(Role::Prefill, &counted, short).start().await;
         let fresh = node(Role::Decode, &config).start().await;
         let waiting = begin(&turn.second, &other, &fresh, None).await;
         let mut lend = waiting.lend.clone();
@@ -650,6 +659,7 @@ async fn a_cut_for_good_and_a_node_that_dies() {
         proxy.cut();
         let (answer, _) = waiting.end().await;
         assert_eq!(answer.tokens, turn.expected);
+        assert_eq!(computed.prefilled(), turn.kv_end() - lent);
         fresh.settled().await;
         other.settled().await;
 
@@ -741,6 +751,34 @@ async fn what_is_lent_to_several_at_once_comes_once() {
             }
         }
         assert_eq!(sent[0], sent[1]);
+    }
+}
+
+/// However long another one holds what both would bring.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loan_waits_for_another_for_a_limited_time() {
+    let config = FakeConfig::default();
+    let (prefill, decode, turn) = had(&config).await;
+    let other = Setup {
+        limits: Limits {
+            loan: SILENCE,
+            ..endless()
+        },
+        ..node(Role::Prefill, &config)
+    };
+    let other = other.start().await;
+    let first = begin(&turn.second, &other, &decode, None).await;
+    let handoff = lent(&config, &turn, &first.lend, 1).await;
+    let second = begin(&again(&turn), &other, &decode, None).await;
+    let mut lending = decode.lend(&second.lend).await.unwrap();
+    for waiting in [first, second] {
+        let (answer, _) = waiting.end().await;
+        assert_eq!(answer.tokens, turn.expected);
+    }
+    prefill_end(&mut lending).await;
+    handoff.leave().await;
+    for node in [&prefill, &decode, &other] {
+        node.settled().await;
     }
 }
 

@@ -242,7 +242,11 @@ async fn pages_that_have_gone_are_sent_again() {
     let deal = Deal::new(&ending(1, 20), CHUNK);
     check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
     check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
+    // Two other pages, and one of the first two is left.
     let mut other = deal.clone();
+    other.tokens = prompt(200)[50..].to_vec();
+    other.run(&prefill, &decode).await;
+    check(&deal.run(&prefill, &decode).await, &deal, &config, 64).await;
     other.tokens = prompt(300)[50..].to_vec();
     other.run(&prefill, &decode).await;
     check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
@@ -252,14 +256,22 @@ async fn pages_that_have_gone_are_sent_again() {
 
 #[tokio::test]
 async fn pages_outlive_a_restart_on_disk() {
-    let config = FakeConfig::default();
-    for (is_damaged, have) in [(false, SHARED), (true, 0)] {
+    let mut one_of_two = Vec::new();
+    for damaged in [&[][..], &[0, 1], &[0], &[1]] {
+        // Pages that are read one by one; small ones are read at once, and of no use if one of them is damaged.
+        let config = match damaged.len() {
+            1 => super::cluster::heavy(),
+            _ => FakeConfig::default(),
+        };
         let dir = tempfile::tempdir().unwrap();
         let prefill = Setup::new(Role::Prefill, &config).start().await;
         let decode = || Setup {
             pages: PagesConfig {
-                ram_bytes: 1 << 20,
-                ..spilling(dir.path())
+                ram_bytes: 256 << 20,
+                disk: Some(DiskConfig {
+                    dir: dir.path().join("pages"),
+                    bytes: 256 << 20,
+                }),
             },
             mortal: true,
             ..Setup::new(Role::Decode, &config)
@@ -274,16 +286,24 @@ async fn pages_outlive_a_restart_on_disk() {
             assert!(error.to_string().contains("another node"), "{error}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        if is_damaged {
-            damage(&dir.path().join("pages"));
-        }
+        damage(&dir.path().join("pages"), damaged);
         let second = decode().start().await;
         assert_eq!(second.handoffs().await.pages, 2);
         deal.tokens = ending(2, 20);
-        check(&deal.run(&prefill, &second).await, &deal, &config, have).await;
+        let outcome = deal.run(&prefill, &second).await;
+        let (_, _, have, _) = outcome.done();
+        match damaged.len() {
+            0 => assert_eq!(have, SHARED),
+            1 => one_of_two.push(have),
+            _ => assert_eq!(have, 0),
+        }
+        check(&outcome, &deal, &config, have).await;
         prefill.clean().await;
         second.clean().await;
     }
+    // Those before the one that is damaged.
+    one_of_two.sort_unstable();
+    assert_eq!(one_of_two, [0, 64]);
 }
 
 /// The files of pages in a folder.
@@ -292,13 +312,16 @@ fn page_files(dir: &Path) -> impl Iterator<Item = PathBuf> {
     files.filter(|p| p.extension().is_some_and(|e| e == "page"))
 }
 
-/// A bit of the rows of each page changes.
-fn damage(dir: &Path) {
-    for page in page_files(dir) {
-        let mut bytes = std::fs::read(&page).unwrap();
+/// A bit of the rows of these pages changes, in the order of their names.
+fn damage(dir: &Path, which: &[usize]) {
+    let mut pages: Vec<_> = page_files(dir).collect();
+    pages.sort();
+    for at in which {
+        let page = &pages[*at];
+        let mut bytes = std::fs::read(page).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
-        std::fs::write(&page, bytes).unwrap();
+        std::fs::write(page, bytes).unwrap();
     }
 }
 
