@@ -8,7 +8,8 @@ use crate::codec::{Codec, CodecError, Encoder, RunSpec};
 use crate::contract::Contract;
 use crate::frame::{Header, Kind};
 use crate::limits::{
-    MAX_CHUNK_TOKENS, MAX_SEGMENT_PAYLOAD, TARGET_BLOCK_BYTES, TARGET_SEGMENT_BYTES,
+    GROWING_SEGMENTS, LARGEST_SEGMENT, MAX_CHUNK_TOKENS, SMALLEST_SEGMENT, TARGET_BLOCK_BYTES,
+    TARGET_SEGMENT_BYTES,
 };
 use crate::message::BlockDigest;
 use crate::page::PAGE_TOKENS;
@@ -53,15 +54,6 @@ pub enum CutError {
     #[error(transparent)]
     Codec(#[from] CodecError),
 }
-
-/// Largest segment that we cut, before encoding: a codec may add to it.
-const LARGEST_SEGMENT: u64 = (MAX_SEGMENT_PAYLOAD / 2) as u64;
-
-/// Smallest segment that we cut where a block has more, but for what no other layer fits with.
-const SMALLEST_SEGMENT: u64 = 512 << 10;
-
-/// About so many segments leave a growing block, each as soon as its layers are there.
-const GROWING_SEGMENTS: u64 = 8;
 
 /// How large the segments of a block are.
 #[derive(Debug, Clone, Copy)]
