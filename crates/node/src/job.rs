@@ -235,8 +235,8 @@ pub struct Begun {
     pub blocks: Vec<Growing>,
     /// The chunk, once it is computed; may have blocks besides.
     pub chunk: oneshot::Receiver<Computed>,
-    /// True if it is the last one, and a handoff may be committed as soon as all of its rows have been given.
-    pub may_commit: bool,
+    /// True if it is the last one.
+    pub last: bool,
 }
 
 impl Begun {
@@ -244,13 +244,13 @@ impl Begun {
     #[must_use]
     pub fn computed(chunk: Computed) -> Self {
         let (whole, waiting) = oneshot::channel();
-        let may_commit = chunk.last;
+        let last = chunk.last;
         // Its other half is here.
         let _ = whole.send(chunk);
         Self {
             blocks: Vec::new(),
             chunk: waiting,
-            may_commit,
+            last,
         }
     }
 }

@@ -279,7 +279,7 @@ mod tests {
             let begun = Begun {
                 blocks: Vec::new(),
                 chunk,
-                may_commit: false,
+                last: false,
             };
             (whole, Input::Begun(begun))
         };

@@ -139,7 +139,7 @@ pub(super) struct Pump {
     pub(super) chunks: u64,
     /// The chunk that is being computed, whose blocks have been queued.
     pub(super) begun: Option<oneshot::Receiver<Computed>>,
-    /// True once the last chunk has been begun whose rows may be used before it is computed.
+    /// True once the last chunk has been begun.
     pub(super) last_begun: bool,
     /// End of the blocks of each section that were queued, or that the receiver has.
     pub(super) queued_to: PerSection<u32>,
@@ -313,6 +313,7 @@ impl Pump {
     async fn step(&mut self, input: &mut Inputs) -> Result<bool, Fault> {
         self.open_blocks()?;
         // What is queued was given whole, or its writer will say that it was not. The rest would have come with the chunk.
+        // (Without overlap engines are not asked for layers, so nothing is queued here that waits for the last chunk.)
         let is_lost = matches!(self.receipt, ReceiptState::Lost);
         if is_lost && self.last.is_none() && self.queue.is_empty() && !self.all_opened() {
             return Err(Fault::Over(ended_early()));
@@ -582,10 +583,10 @@ impl Pump {
             Some(Input::Begun(Begun {
                 blocks,
                 chunk,
-                may_commit,
+                last,
             })) => {
                 self.begun = Some(chunk);
-                self.last_begun = may_commit;
+                self.last_begun = last;
                 self.chunks += 1;
                 for block in blocks {
                     if self.route.overlap && self.measured.may_grow(block.section) {

@@ -277,18 +277,19 @@ pub(super) fn hand_out(
 
 /// The blocks of the chunk that a prefill for another node computes next, which are filled meanwhile.
 pub(super) fn begin(
-    contract: &Contract,
+    engine: &dyn KvEngine,
     export: &Export,
     tokens: Range<u32>,
 ) -> (Filling, Vec<Growing>) {
     let Range { start, end: to } = tokens;
+    let contract = engine.contract();
     let full = FullOut::of(contract, tokens).blocks(contract);
     let full = full.map(|tokens| (Section::Full, tokens));
     // Rows before this chunk are copied out first, behind it.
     let window = export.window.iter().filter(|w| w.next() >= start);
     let window = window.flat_map(|window| window.blocks(contract, to));
     let window = window.map(|tokens| (Section::Window, tokens));
-    Filling::of(contract, full.chain(window))
+    Filling::of(contract, full.chain(window), engine.gives_final_rows())
 }
 
 /// Hands out the blocks that were filled while the chunk up to `to` was computed, and what else there is of the

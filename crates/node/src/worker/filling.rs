@@ -23,6 +23,8 @@ struct Partial {
     left: VecDeque<Unfilled>,
     /// Those that are whole, with all before them.
     whole: Vec<Plane>,
+    /// True if the last layer waits for the end of the chunk.
+    holds_last: bool,
     /// Who sends them; may have gone, or may not want them yet.
     out: mpsc::Sender<Plane>,
 }
@@ -34,11 +36,19 @@ struct Unfilled {
     rows: Vec<u8>,
 }
 
+impl Unfilled {
+    fn is_whole(&self) -> bool {
+        self.rows.len() == self.bytes
+    }
+}
+
 impl Filling {
-    /// Blocks of these sections and tokens, with what their planes come out of.
+    /// Blocks of these sections and tokens, with what their planes come out of. If rows that have been given may turn out to
+    /// be wrong, the last layer is not sent before the chunk is computed: no block is whole then that may be.
     pub(super) fn of(
         contract: &Contract,
         blocks: impl Iterator<Item = (Section, Range<u32>)>,
+        gives_final_rows: bool,
     ) -> (Self, Vec<Growing>) {
         let begun = blocks.map(|(section, tokens)| {
             let count = tokens.end - tokens.start;
@@ -67,6 +77,7 @@ impl Filling {
                 tokens,
                 left,
                 whole: Vec::new(),
+                holds_last: !gives_final_rows,
                 out,
             };
             (partial, growing)
@@ -94,8 +105,10 @@ impl Filling {
     /// # Errors
     /// If rows of one have not come.
     pub(super) fn finish(self) -> Result<Vec<Arc<KvBlock>>, EngineError> {
-        let blocks = self.blocks.into_iter().map(|block| {
-            if let Some(missing) = block.left.front() {
+        let blocks = self.blocks.into_iter().map(|mut block| {
+            block.holds_last = false;
+            block.hand_on();
+            if let Some(missing) = block.left.iter().find(|next| !next.is_whole()) {
                 return Err(EngineError::Failed(format!(
                     "layer {} {:?} of tokens {:?} was not given as it was computed",
                     missing.layer, missing.kind, block.tokens
@@ -114,8 +127,8 @@ impl Filling {
 impl Partial {
     /// Gives layers that are whole to be sent, in order, K with V: whoever sends is woken once for both.
     fn hand_on(&mut self) {
-        let is_whole = |next: &Unfilled| next.rows.len() == next.bytes;
-        while self.left.len() >= 2 && self.left.iter().take(2).all(is_whole) {
+        let held = if self.holds_last { 2 } else { 0 };
+        while self.left.len() > held && self.left.iter().take(2).all(Unfilled::is_whole) {
             for next in self.left.drain(..2) {
                 let plane = Plane {
                     layer: next.layer,

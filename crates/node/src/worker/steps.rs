@@ -70,18 +70,18 @@ impl Worker {
         };
         let range = job.batches(self.engine.tail_tokens()).at(next);
         let start = Instant::now();
-        let is_last = range.end == job.kv_end();
+        let last = range.end == job.kv_end();
         let tokens = &job.tokens[range.start as usize..range.end as usize];
         if let Work::Export(e) = &mut job.work
             && e.by_layer
             && !tokens.is_empty()
         {
-            let (mut filling, blocks) = begin(self.engine.contract(), e, range.clone());
+            let (mut filling, blocks) = begin(self.engine.as_ref(), e, range.clone());
             let (whole, chunk) = oneshot::channel();
             let begun = Begun {
                 blocks,
                 chunk,
-                may_commit: is_last && self.engine.gives_final_rows(),
+                last,
             };
             if e.chunks.try_send(Input::Begun(begun)).is_err() {
                 return Ok(After::End);

@@ -283,6 +283,41 @@ async fn an_engine_that_fails_behind_the_last_layer_costs_nothing() {
     }
 }
 
+/// Where a failure may be told when a layer that is wrong has been given, the last one is not sent before the chunk is computed.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_may_turn_out_to_be_wrong_are_not_whole_before_their_chunk() {
+    for config in models() {
+        let change = |plan: &mut Plan| {
+            fails_behind_the_last_layer(plan);
+            plan.sending.final_rows = false;
+        };
+        let mut held = BehindTheLastLayer::new(&config, &[], change).await;
+        let layers = config.layers.len() as u16;
+        let passed = || of_the_last_chunk(&held.rig);
+        // Of each section, of which the windowed model has two, one is held back.
+        let full = config
+            .layers
+            .iter()
+            .rposition(|l| l.kind == LayerKind::Full);
+        let window = config
+            .layers
+            .iter()
+            .rposition(|l| l.kind == LayerKind::Window);
+        let last = [full, window].map(|at| at.map(|at| at as u16));
+        let before: Vec<u16> = (0..layers).filter(|l| !last.contains(&Some(*l))).collect();
+        eventually("the layers before", || passed() == before).await;
+        tokio::time::sleep(SHORT).await;
+        assert_eq!(passed(), before);
+        held.brake.release();
+        let (answer, end) = tokio::join!(finish(&mut held.answer), prefill_end(&mut held.sending));
+        assert_eq!(answer.tokens, held.rig.expected);
+        assert!(answer.summary.fallback.is_some());
+        assert!(answer.summary.remote_tokens < held.rig.kv_end());
+        assert!(ended_early(&end), "{end:?}");
+        held.rig.clean().await;
+    }
+}
+
 /// Rows that are lost with a connection come again from the chunk, which never comes of an engine that fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_fails_while_the_last_rows_are_on_their_way() {

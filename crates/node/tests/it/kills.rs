@@ -206,7 +206,8 @@ async fn a_prefill_node_whose_engine_hangs_ends_and_costs_time_and_not_the_answe
         answer.done && answer.summary.fallback.is_some(),
         "{answer:?}"
     );
-    assert_eq!(answer.summary.remote_tokens, 2 * deal.chunk);
+    // As much of the two chunks before as had come.
+    assert!(answer.summary.remote_tokens > 0, "{answer:?}");
     assert_eq!(answer.tokens, deal.expected(&config).await);
     decode.clean().await;
     drop(brake);

@@ -754,34 +754,6 @@ async fn what_is_lent_to_several_at_once_comes_once() {
     }
 }
 
-/// However long another one holds what both would bring.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_loan_waits_for_another_for_a_limited_time() {
-    let config = FakeConfig::default();
-    let (prefill, decode, turn) = had(&config).await;
-    let other = Setup {
-        limits: Limits {
-            loan: SILENCE,
-            ..endless()
-        },
-        ..node(Role::Prefill, &config)
-    };
-    let other = other.start().await;
-    let first = begin(&turn.second, &other, &decode, None).await;
-    let handoff = lent(&config, &turn, &first.lend, 1).await;
-    let second = begin(&again(&turn), &other, &decode, None).await;
-    let mut lending = decode.lend(&second.lend).await.unwrap();
-    for waiting in [first, second] {
-        let (answer, _) = waiting.end().await;
-        assert_eq!(answer.tokens, turn.expected);
-    }
-    prefill_end(&mut lending).await;
-    handoff.leave().await;
-    for node in [&prefill, &decode, &other] {
-        node.settled().await;
-    }
-}
-
 /// A loan that another one precedes waits for that one, until it is over, breaks, or nobody waits any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loan_waits_for_another_that_brings_the_same() {
