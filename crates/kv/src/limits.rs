@@ -8,7 +8,7 @@ pub const MAX_SEGMENT_PAYLOAD: u32 = 8 << 20;
 /// The sender cuts chunks into segments of about this many bytes.
 pub const TARGET_SEGMENT_BYTES: u32 = 2 << 20;
 /// The sender cuts no larger segment, before encoding: a codec may add to it.
-pub const LARGEST_SEGMENT: u64 = 4 << 20;
+pub const LARGEST_SEGMENT: u64 = MAX_SEGMENT_PAYLOAD as u64 / 2;
 /// The sender cuts no smaller segment where a block has more, but for what no other layer fits with.
 pub const SMALLEST_SEGMENT: u64 = 512 << 10;
 /// About so many segments leave a block that is being computed, each as soon as its layers are there.
