@@ -128,13 +128,22 @@ impl Call {
 /// Called on the engine's thread before each call does its work; it may block or count.
 pub type Gate = Arc<dyn Fn(&Call) + Send + Sync>;
 
-/// A failure to inject: the `nth` call (from 0) of one kind fails and changes nothing.
+/// A failure to inject: the `nth` call (from 0) of one kind fails and changes nothing, and so do later ones if they are to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
     /// Which method; [`CallKind::Truncate`] and [`CallKind::Release`] cannot fail.
     pub call: CallKind,
     /// Which call of that method, from 0.
     pub nth: u32,
+    /// How many calls later the next one fails; 0 if none does.
+    pub every: u32,
+}
+
+impl Failure {
+    fn is_of(self, nth: u32) -> bool {
+        let since = nth.checked_sub(self.nth);
+        since.is_some_and(|since| since == 0 || self.every > 0 && since.is_multiple_of(self.every))
+    }
 }
 
 /// What a [`FakeEngine`] is like.
@@ -295,7 +304,7 @@ impl FakeEngine {
             Some(failure) if failure.call == call.kind() => {
                 let nth = self.calls;
                 self.calls += 1;
-                if nth == failure.nth {
+                if failure.is_of(nth) {
                     return Err(EngineError::Failed(format!(
                         "injected failure of {:?} call {nth}",
                         failure.call

@@ -11,6 +11,7 @@
 
 mod it {
     mod cancel;
+    mod chaos;
     mod child;
     mod cluster;
     mod codecs;

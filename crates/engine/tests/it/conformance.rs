@@ -561,7 +561,11 @@ fn an_engine_that_fails_is_found() {
     ] {
         let verdict = verdict(&|| {
             Box::new(FakeEngine::new(FakeConfig {
-                fail: Some(Failure { call, nth: 2 }),
+                fail: Some(Failure {
+                    call,
+                    nth: 2,
+                    every: 0,
+                }),
                 ..FakeConfig::default()
             }))
         });

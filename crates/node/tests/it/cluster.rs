@@ -31,7 +31,7 @@ pub struct TestNode {
     stop: Option<oneshot::Sender<()>>,
     running: Option<tokio::task::JoinHandle<Result<(), RunError>>>,
     /// A runtime of its own, for nodes that are killed.
-    runtime: Option<tokio::runtime::Runtime>,
+    runtime: Mutex<Option<tokio::runtime::Runtime>>,
 }
 
 impl Drop for TestNode {
@@ -39,7 +39,7 @@ impl Drop for TestNode {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
-        if let Some(runtime) = self.runtime.take() {
+        if let Some(runtime) = self.runtime.get_mut().unwrap().take() {
             runtime.shutdown_background();
         }
     }
@@ -173,7 +173,7 @@ impl Setup {
             port,
             stop: Some(stop),
             running: Some(running),
-            runtime,
+            runtime: Mutex::new(runtime),
         }
     }
 }
@@ -266,22 +266,25 @@ impl TestNode {
         path: &str,
         body: &B,
     ) -> Result<Events<E>, NodeError> {
+        self.try_post(path, body).await.expect("the node is there")
+    }
+
+    /// The same of a node that may have been killed.
+    pub async fn try_post<B: Serialize, E: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> reqwest::Result<Result<Events<E>, NodeError>> {
         let url = format!("{}{path}", self.url);
-        let response = reqwest::Client::new()
-            .post(url)
-            .json(body)
-            .send()
-            .await
-            .unwrap();
+        let response = reqwest::Client::new().post(url).json(body).send().await?;
         if !response.status().is_success() {
-            let error: NodeError = response.json().await.unwrap();
-            return Err(error);
+            return Ok(Err(response.json().await?));
         }
-        Ok(Events {
+        Ok(Ok(Events {
             bytes: Box::pin(response.bytes_stream()),
             buffer: Vec::new(),
             kind: std::marker::PhantomData,
-        })
+        }))
     }
 
     pub async fn generate(
@@ -325,11 +328,9 @@ impl TestNode {
     }
 
     /// Ends the node as a crash would: no goodbye, connections just close.
-    pub fn kill(&mut self) {
-        self.runtime
-            .take()
-            .expect("not mortal")
-            .shutdown_background();
+    pub fn kill(&self) {
+        let runtime = self.runtime.lock().unwrap().take();
+        runtime.expect("not mortal").shutdown_background();
     }
 
     /// What its handoffs hold.

@@ -156,7 +156,7 @@ async fn a_prefill_node_that_has_gone_costs_only_its_copy() {
     let config = FakeConfig::default();
     let mut prefill = Setup::new(Role::Prefill, &config);
     prefill.mortal = true;
-    let mut prefill = prefill.start().await;
+    let prefill = prefill.start().await;
     let decode = Setup::new(Role::Decode, &config).start().await;
     let first = first_turn();
     let (mut events, ticket) = first.open(&decode).await;

@@ -28,6 +28,7 @@ async fn a_prefill_that_fails_midway_costs_time_and_not_the_answer() {
         broken.fail = Some(Failure {
             call: CallKind::Prefill,
             nth: 3,
+            every: 0,
         });
         let prefill = node(Role::Prefill, broken, endless()).await;
         let decode = node(Role::Decode, config.clone(), endless()).await;
@@ -59,6 +60,7 @@ async fn an_import_that_fails_is_made_good_by_a_local_prefill() {
     broken.fail = Some(Failure {
         call: CallKind::Import,
         nth: 2,
+        every: 0,
     });
     let prefill = node(Role::Prefill, config.clone(), endless()).await;
     let decode = node(Role::Decode, broken, endless()).await;
@@ -109,6 +111,7 @@ async fn an_engine_that_fails_to_decode_gives_an_error_and_frees_the_slot() {
         fail: Some(Failure {
             call: CallKind::Decode,
             nth: 2,
+            every: 0,
         }),
         ..FakeConfig::default()
     };

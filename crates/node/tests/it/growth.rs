@@ -251,6 +251,7 @@ fn fails_behind_the_last_layer(plan: &mut Plan) {
     plan.sending.fail = Some(Failure {
         call: CallKind::Given,
         nth: CHUNKS - 1,
+        every: 0,
     });
 }
 
@@ -468,6 +469,7 @@ async fn a_step_that_fails_midway_costs_time_and_not_the_answer() {
         plan.sending.fail = Some(Failure {
             call: CallKind::Give,
             nth: 2 * layers + 1,
+            every: 0,
         });
         let rig = plan.start().await;
         // The coordinator tells nobody.
@@ -570,6 +572,7 @@ async fn a_step_beyond_the_credit_that_fails_is_noticed_at_once() {
     plan.sending.fail = Some(Failure {
         call: CallKind::Give,
         nth: 6,
+        every: 0,
     });
     let rig = plan.start().await;
     let before = take_half(&rig.decode, &config).await;
@@ -725,7 +728,7 @@ async fn a_node_that_dies_in_the_middle_of_a_step_costs_time_and_not_the_answer(
         ..endless()
     };
     for config in models() {
-        let (mut rig, brake) = before_the_last_layer(&config, limits).await;
+        let (rig, brake) = before_the_last_layer(&config, limits).await;
         let going = rig.begin(&[]).await;
         brake.reached().await;
         eventually("a layer", || !of_the_last_chunk(&rig).is_empty()).await;

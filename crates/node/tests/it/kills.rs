@@ -101,7 +101,7 @@ async fn a_prefill_node_that_dies_costs_time_and_not_the_answer() {
             mortal: true,
             ..Setup::new(Role::Prefill, &slow)
         };
-        let mut prefill = prefill.start().await;
+        let prefill = prefill.start().await;
         let waits = if is_told { endless() } else { limits() };
         let decode = Setup {
             limits: waits,
@@ -150,7 +150,7 @@ async fn a_decode_node_that_dies_is_noticed_and_another_one_takes_over() {
             mortal: true,
             ..Setup::new(Role::Decode, &slow)
         };
-        let mut decode = decode.start().await;
+        let decode = decode.start().await;
         let mut deal = deal(&config);
         let (mut events, ticket) = deal.open(&decode).await;
         let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();

@@ -113,7 +113,8 @@ async fn begin(
     }
 }
 
-fn asked(mut request: PrefillRequest, ticket: &Ticket) -> PrefillRequest {
+/// What a lender is asked for by whoever got this permission for it.
+pub fn asked(mut request: PrefillRequest, ticket: &Ticket) -> PrefillRequest {
     request.lender = None;
     request.target = format!("127.0.0.1:{}", ticket.port);
     request.ticket = ticket.secret.clone();
@@ -346,7 +347,7 @@ async fn a_loan_ends_with_its_prefill() {
     assert_eq!(answer.tokens, turn.expected);
     assert!(answer.summary.fallback.is_some());
     // The decode node dies.
-    let mut fresh = mortal(Role::Decode, &config, limits()).start().await;
+    let fresh = mortal(Role::Decode, &config, limits()).start().await;
     let mut waiting = begin(&turn.second, &other, &fresh, None).await;
     fresh.kill();
     let end = prefill_end(&mut waiting.sending).await;
@@ -637,7 +638,7 @@ async fn a_cut_for_good_and_a_node_that_dies() {
         rig.over(&[lent], 1).await;
 
         // A lender that does not decode the request.
-        let mut lender = mortal(Role::Decode, &config, short).start().await;
+        let lender = mortal(Role::Decode, &config, short).start().await;
         let turn = had_on(
             &config,
             &node(Role::Prefill, &config).start().await,

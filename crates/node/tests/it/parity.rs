@@ -219,7 +219,7 @@ async fn rows_that_must_be_compared_are_not_used_when_the_prefill_node_is_lost()
         }
         let [sent, _] = Rig::new(&config).await.record().await;
         let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
-        let mut rig = plan.start().await;
+        let rig = plan.start().await;
         let going = rig.held(Fault::Hold(commit.start + 8)).await;
         held(&rig.decode, rig.kv_end()).await;
         rig.prefill.kill();
@@ -262,7 +262,7 @@ async fn rows_that_must_be_compared_serve_nobody_else_before() {
     agreeing.prefill.clean().await;
 
     let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
-    let mut rig = plan(different(&config)).start().await;
+    let rig = plan(different(&config)).start().await;
     let going = rig.held(Fault::Hold(commit.start + 8)).await;
     held(&rig.decode, rig.kv_end()).await;
     rig.decode.until("kept", |s| s.pages == 1).await;
@@ -455,6 +455,7 @@ async fn an_engine_that_fails_at_the_receipt_is_not_waited_for() {
         plan.sending.fail = Some(Failure {
             call: CallKind::Decode,
             nth: 0,
+            every: 0,
         });
         let rig = plan.start().await;
         let (end, answer) = rig.begin(&[]).await.end().await;

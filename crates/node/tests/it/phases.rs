@@ -131,7 +131,7 @@ async fn lose(rig: &mut Rig, going: Going, loss: Loss, told: bool) -> JoinHandle
 
 /// The decode node dies before it can answer. The prefill node says why it ended, and the request can go to
 /// another node.
-async fn decode_dies(mut rig: Rig, going: Going, config: &FakeConfig) -> String {
+async fn decode_dies(rig: Rig, going: Going, config: &FakeConfig) -> String {
     rig.decode.kill();
     rig.proxy.cut();
     let (end, answer) = going.end().await;
@@ -832,7 +832,7 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     brake.release();
     rig.prefill.clean().await;
 
-    let (mut rig, brake, going) = before_the_receipt(&config, endless(), report, Fault::None).await;
+    let (rig, brake, going) = before_the_receipt(&config, endless(), report, Fault::None).await;
     rig.decode.kill();
     brake.release();
     let (end, answer) = going.end().await;
@@ -884,7 +884,7 @@ async fn decoding_needs_nobody_and_no_frame() {
     for config in models() {
         let mut plan = Plan::new(&config, endless());
         let brake = Brake::on(&mut plan.receiving, CallKind::Decode, 2);
-        let mut rig = plan.start().await;
+        let rig = plan.start().await;
         let going = rig.begin(&[]).await;
         brake.reached().await;
         let (end, answer) = going.end().await;
@@ -1067,13 +1067,13 @@ async fn hand_back_a_cut_for_good_and_a_node_that_dies() {
         back.over(|pages| pages == 2).await;
         assert!(start.elapsed() >= SHORT);
 
-        let mut back = Back::held(&config, short, Fault::Hold(at)).await;
+        let back = Back::held(&config, short, Fault::Hold(at)).await;
         back.prefill.kill();
         back.proxy.cut();
         back.decode.settled().await;
         assert_eq!(back.decode.handoffs().await.pages, back.pages);
 
-        let mut back = Back::held(&config, short, Fault::Hold(at)).await;
+        let back = Back::held(&config, short, Fault::Hold(at)).await;
         let start = Instant::now();
         back.decode.kill();
         back.proxy.cut();

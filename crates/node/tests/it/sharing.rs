@@ -321,7 +321,7 @@ async fn who_began_with_pages_that_turn_out_to_be_wrong_is_computed_again() {
         mortal: true,
         ..Setup::new(Role::Prefill, &first_config)
     };
-    let mut dying = dying.start().await;
+    let dying = dying.start().await;
     let right = start(Role::Prefill, &second_config).await;
     let (first, second) = (compared(1, 20), compared(2, 33));
     let (mut events, ticket) = first.open(&decode).await;
@@ -358,7 +358,7 @@ async fn who_waited_for_a_machine_that_dies_goes_on_at_once() {
         mortal: true,
         ..Setup::new(Role::Prefill, &sending)
     };
-    let mut dying = dying.start().await;
+    let dying = dying.start().await;
     let quick = start(Role::Prefill, &config).await;
     let (first, second) = (deal(1, 20), deal(2, 33));
     let (_events, ticket) = first.open(&decode).await;
