@@ -3,6 +3,8 @@
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod bench;
+#[cfg(target_os = "linux")]
+mod chaos;
 mod cli;
 mod client;
 mod cluster;
