@@ -13,6 +13,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
+use tandem_identity::{Authority, Security};
 use tandem_kv::adaptive::Quality;
 use tandem_kv::frame::Kind;
 use tandem_kv::receipt::ParityBound;
@@ -147,6 +148,19 @@ impl Dice {
         })
     }
 
+    /// A place for pages on disk, in some cases.
+    fn disk(&mut self, all: &mut Vec<TempDir>) -> Option<DiskConfig> {
+        self.percent(30).then(|| {
+            let dir = TempDir::new().unwrap();
+            let config = DiskConfig {
+                dir: dir.path().join("pages"),
+                bytes: self.of(&[1 << 20, 1 << 30]),
+            };
+            all.push(dir);
+            config
+        })
+    }
+
     /// How a conversation is served.
     fn terms(&mut self) -> HandoffTerms {
         let mut terms = HandoffTerms {
@@ -207,6 +221,8 @@ struct Member {
     is_wrong: bool,
     /// True if its engine fails again and again.
     is_failing: bool,
+    /// Who it is where TLS is spoken.
+    id: Option<String>,
 }
 
 impl Member {
@@ -273,6 +289,18 @@ struct World<'a> {
     _disks: Vec<TempDir>,
 }
 
+/// In what is encrypted no frames can be seen.
+fn without_frames(fault: Fault) -> Fault {
+    match fault {
+        Fault::HoldBefore(_)
+        | Fault::Repeat(_)
+        | Fault::Swap(_)
+        | Fault::RepeatReply(_)
+        | Fault::SwapReply(_) => Fault::None,
+        other => other,
+    }
+}
+
 /// From so many nodes to each of these, with what will happen to their connections.
 async fn links(dice: &mut Dice, from: usize, to: &[Member]) -> Vec<Vec<Proxy>> {
     let mut links = Vec::new();
@@ -280,7 +308,11 @@ async fn links(dice: &mut Dice, from: usize, to: &[Member]) -> Vec<Vec<Proxy>> {
         let mut all = Vec::new();
         for member in to {
             let link = Proxy::to(member.node.port).await;
-            let faults: Vec<Fault> = (0..CONNECTIONS).map(|_| dice.fault()).collect();
+            let faults = (0..CONNECTIONS).map(|_| dice.fault());
+            let faults: Vec<Fault> = match member.id {
+                Some(_) => faults.map(without_frames).collect(),
+                None => faults.collect(),
+            };
             link.next(&faults);
             all.push(link);
         }
@@ -293,26 +325,23 @@ impl<'a> World<'a> {
     async fn new(seed: u64, tally: &'a Tally) -> Self {
         let mut dice = Dice::new(seed, 0);
         let (config, limits) = (dice.model(), dice.limits());
+        let authority = dice.percent(25).then(|| Authority::create().unwrap());
         let mut disks = Vec::new();
         let mut member = async |dice: &mut Dice, role, config: &FakeConfig| {
-            let disk = dice.percent(30).then(|| {
-                let dir = TempDir::new().unwrap();
-                let config = DiskConfig {
-                    dir: dir.path().join("pages"),
-                    bytes: dice.of(&[1 << 20, 1 << 30]),
-                };
-                disks.push(dir);
-                config
-            });
             let pages = PagesConfig {
                 ram_bytes: dice.of(&[0, 500 << 10, 64 << 20]),
-                disk,
+                disk: dice.disk(&mut disks),
             };
             let own = Dice::new(seed, dice.between(1000..2000));
+            let security = authority.as_ref().map_or(Security::Plaintext, |authority| {
+                Security::Tls(Arc::new(authority.issue().unwrap()))
+            });
+            let id = security.own_id().map(|id| id.to_string());
             let setup = Setup {
                 limits,
                 mortal: true,
                 pages,
+                security,
                 ..Setup::new(role, &unsteady(config, own))
             };
             Member {
@@ -320,6 +349,7 @@ impl<'a> World<'a> {
                 is_dead: AtomicBool::new(false),
                 is_wrong: false,
                 is_failing: config.fail.is_some_and(|fail| fail.every > 0),
+                id,
             }
         };
         let mut prefills = Vec::new();
@@ -341,7 +371,7 @@ impl<'a> World<'a> {
             decodes.push(member(&mut dice, Role::Decode, &config).await);
         }
         let links = links(&mut dice, prefills.len(), &decodes).await;
-        let lengths = [150..250, 300..400].map(|tokens| dice.between(tokens) as u32);
+        let lengths = [dice.between(150..250), dice.between(300..400)];
         Self {
             seed,
             reference: Setup::new(Role::Both, &config).start().await,
@@ -349,22 +379,29 @@ impl<'a> World<'a> {
             prefills,
             decodes,
             links,
-            beginnings: lengths.map(prompt).to_vec(),
+            beginnings: lengths.map(|length| prompt(length as u32)).to_vec(),
             tally,
             _disks: disks,
         }
     }
 
-    fn node(&self, place: Place) -> &TestNode {
+    fn member(&self, place: Place) -> &Member {
         match place {
-            Place::Prefill(number) => &self.prefills[number].node,
-            Place::Decode(number) => &self.decodes[number].node,
+            Place::Prefill(number) => &self.prefills[number],
+            Place::Decode(number) => &self.decodes[number],
         }
+    }
+
+    /// Who the two are for each other, where they speak TLS.
+    fn peers(&self, prefill: usize, decode: usize) -> Option<(String, String)> {
+        let (prefill, decode) = (&self.prefills[prefill], &self.decodes[decode]);
+        prefill.id.clone().zip(decode.id.clone())
     }
 
     /// What an undisturbed node answers that has computed all of it.
     async fn expected(&self, deal: &Deal) -> Vec<u32> {
         let mut alone = deal.clone();
+        alone.peers = None;
         alone.terms = HandoffTerms {
             reuse: Reuse::Off,
             ..HandoffTerms::default()
@@ -469,8 +506,15 @@ impl<'a> World<'a> {
     }
 
     async fn answered(&self, deal: &Deal, way: &Way) -> Option<Answer> {
+        let mut deal = deal.clone();
+        if let Some(prefill) = way.prefill {
+            deal.via = Some(self.links[prefill][way.decode].port);
+            deal.peers = self.peers(prefill, way.decode);
+        }
         let decode = &self.decodes[way.decode].node;
-        let lender = way.lender.map(|_| Lender { peer: None });
+        let lender = way.lender.map(|lender| Lender {
+            peer: self.member(lender).id.clone(),
+        });
         let mut request = match way.prefill {
             Some(_) => deal.generate(PrefillMode::Remote),
             None => deal.generate(PrefillMode::Local),
@@ -486,11 +530,10 @@ impl<'a> World<'a> {
             match (way.prefill, ticket) {
                 (None, None) => {}
                 (None, Some(ticket)) => {
-                    self.lend(deal.prefill(&ticket), &ticket, way, decode).await
+                    let to = Place::Decode(way.decode);
+                    self.lend(deal.prefill(&ticket), &ticket, way, to).await;
                 }
                 (Some(prefill), ticket) => {
-                    let mut deal = deal.clone();
-                    deal.via = Some(self.links[prefill][way.decode].port);
                     let mut request = deal.prefill(&ticket.expect("a ticket"));
                     request.lender = lender;
                     if let Err(why) = self.prefill(request, way, prefill).await {
@@ -522,7 +565,10 @@ impl<'a> World<'a> {
                     return Ok(());
                 }
                 // What comes meanwhile waits in the connection.
-                PrefillEvent::Lend(ticket) => self.lend(request.clone(), &ticket, way, node).await,
+                PrefillEvent::Lend(ticket) => {
+                    let to = Place::Prefill(prefill);
+                    self.lend(request.clone(), &ticket, way, to).await;
+                }
                 PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat => {}
             }
         }
@@ -530,16 +576,21 @@ impl<'a> World<'a> {
     }
 
     /// Asks who may lend, and tells who borrows if nothing comes.
-    async fn lend(&self, request: PrefillRequest, ticket: &Ticket, way: &Way, to: &TestNode) {
+    async fn lend(&self, request: PrefillRequest, ticket: &Ticket, way: &Way, to: Place) {
         let Some(lender) = way.lender else {
             return;
         };
-        let id = request.request.clone();
+        let (id, to) = (request.request.clone(), self.member(to));
         let link = Proxy::to(ticket.port).await;
-        link.next(&[way.loan]);
+        link.next(&[match to.id {
+            Some(_) => without_frames(way.loan),
+            None => way.loan,
+        }]);
         let mut request = asked(request, ticket);
         request.target = format!("127.0.0.1:{}", link.port);
-        let begun = self.node(lender).try_post("/node/v1/lend", &request).await;
+        request.target_peer.clone_from(&to.id);
+        let lender = &self.member(lender).node;
+        let begun = lender.try_post("/node/v1/lend", &request).await;
         let why = match begun_at(begun) {
             Err(why) => why,
             Ok(mut sending) => match prefill_end(&mut sending).await {
@@ -548,7 +599,7 @@ impl<'a> World<'a> {
                 _ => "the lender has gone".into(),
             },
         };
-        to.lend_failed(&id, &why).await;
+        to.node.lend_failed(&id, &why).await;
     }
 
     /// Breaks something now and then, for ever.
@@ -597,14 +648,15 @@ impl<'a> World<'a> {
         for member in all.filter(|member| !member.is_dead()) {
             member.node.clean().await;
         }
-        for (prefill, links) in self.prefills.iter().zip(&self.links) {
-            for (decode, link) in self.decodes.iter().zip(links) {
+        for (from, prefill) in self.prefills.iter().enumerate() {
+            for (to, decode) in self.decodes.iter().enumerate() {
                 let is_unfit = prefill.is_wrong || prefill.is_failing;
                 if prefill.is_dead() || decode.is_dead() || is_unfit {
                     continue;
                 }
                 let mut deal = Deal::new(&self.beginnings[1], self.chunk);
-                deal.via = Some(link.port);
+                deal.via = Some(self.links[from][to].port);
+                deal.peers = self.peers(from, to);
                 let expected = self.expected(&deal).await;
                 let mut outcome = deal.run(&prefill.node, &decode.node).await;
                 // A failure that its engine had left, or a busy machine that was silent for too long.

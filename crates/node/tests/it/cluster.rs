@@ -216,7 +216,10 @@ pub async fn bridge(near: Security, far: Security, to: SocketAddr) -> SocketAddr
             let (near, far) = (near.clone(), far.clone());
             tokio::spawn(async move {
                 let here = near.accept(tcp, PATIENCE).await.unwrap();
-                let there = far.connect(&to.to_string(), PATIENCE).await.unwrap();
+                // A node that has been killed takes none.
+                let Ok(there) = far.connect(&to.to_string(), PATIENCE).await else {
+                    return;
+                };
                 let (mut from, mut back) = here.into_split();
                 let (mut read, mut write) = there.into_split();
                 let out = async {
