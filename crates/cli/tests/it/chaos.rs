@@ -329,7 +329,8 @@ impl Cluster {
     async fn new(seed: u64, breaks: Breaks) -> Self {
         let mut dice = Dice::new(seed, 0);
         let engine = FakeConfig {
-            sequences: 32,
+            // Few of them make requests wait.
+            sequences: [2, 4, 32][dice.index(3)],
             by_layer: dice.percent(70),
             ..match dice.percent(50) {
                 true => FakeConfig::windowed(),
@@ -351,7 +352,13 @@ impl Cluster {
             ..Limits::default()
         };
         let mut nodes = Vec::new();
-        for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
+        let roles: [&[Role]; 4] = [
+            &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode],
+            &[Role::Prefill, Role::Decode],
+            &[Role::Both, Role::Both],
+            &[Role::Both, Role::Prefill, Role::Decode],
+        ];
+        for &role in roles[dice.index(4)] {
             let number = u8::try_from(nodes.len()).unwrap_or(0);
             nodes.push(Node::start(role, &slow(engine.clone()), limits, number).await);
         }
@@ -366,6 +373,10 @@ impl Cluster {
             }
         });
         let coordinator = coordinator.await;
+        let engine = FakeConfig {
+            sequences: 32,
+            ..engine
+        };
         let alone = Node::start(Role::Both, &engine, limits, 9).await;
         let reference = self::coordinator(std::slice::from_ref(&alone), |config| {
             config.handoff.reuse = false;
@@ -414,6 +425,7 @@ impl Cluster {
                     "{what}: {status} {answer}"
                 );
                 self.errors.fetch_add(1, Ordering::Relaxed);
+                dice.pause(50..300).await;
                 messages.pop();
                 continue;
             }
