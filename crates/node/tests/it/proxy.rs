@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
 
 use super::cluster::{PATIENCE, bind};
 
@@ -90,6 +91,14 @@ impl Shared {
 pub struct Proxy {
     pub port: u16,
     shared: Arc<Shared>,
+    accepting: AbortHandle,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut();
+    }
 }
 
 impl Proxy {
@@ -99,7 +108,7 @@ impl Proxy {
         let own = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared::default());
         let state = Arc::clone(&shared);
-        tokio::spawn(async move {
+        let accepting = tokio::spawn(async move {
             while let Ok((from, _)) = listener.accept().await {
                 if state.is_down.load(Ordering::Relaxed) {
                     state.refused.fetch_add(1, Ordering::Relaxed);
@@ -124,7 +133,11 @@ impl Proxy {
                 });
             }
         });
-        Self { port: own, shared }
+        Self {
+            port: own,
+            shared,
+            accepting: accepting.abort_handle(),
+        }
     }
 
     /// What happens to the next connections, in this order.
