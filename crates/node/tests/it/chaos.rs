@@ -141,16 +141,18 @@ impl Dice {
             CallKind::Import,
             CallKind::Decode,
         ];
-        self.percent(50).then(|| {
-            let (call, end) = match self.percent(40) {
-                true => (self.of(&many), 40),
-                false => (self.of(&few), 6),
-            };
-            Failure {
-                call,
-                nth: self.below(end) as u32,
-                every: self.of(&[0, 3, 7, 31]),
-            }
+        match self.percent(40) {
+            true => self.failure_of(&many, 40),
+            false => self.failure_of(&few, 6),
+        }
+    }
+
+    /// Failures of one of these calls, one of the first ones and perhaps later ones, in half of the cases.
+    fn failure_of(&mut self, calls: &[CallKind], first: u64) -> Option<Failure> {
+        self.percent(50).then(|| Failure {
+            call: self.of(calls),
+            nth: self.below(first) as u32,
+            every: self.of(&[0, 3, 7, 31]),
         })
     }
 
@@ -378,7 +380,13 @@ impl<'a> World<'a> {
         }
         let mut decodes = Vec::new();
         for _ in 0..dice.between(1..3) {
-            decodes.push(member(&mut dice, Role::Decode, &config).await);
+            // What it cannot take in it computes; its own window it must be able to put back.
+            let fail = dice.failure_of(&[CallKind::Import], 20);
+            let fails = FakeConfig {
+                fail: fail.filter(|_| config.window == 0),
+                ..config.clone()
+            };
+            decodes.push(member(&mut dice, Role::Decode, &fails).await);
         }
         let links = links(&mut dice, prefills.len(), &decodes).await;
         let lengths = [dice.between(150..250), dice.between(300..400)];
@@ -677,7 +685,7 @@ impl<'a> World<'a> {
         }
         for (from, prefill) in self.prefills.iter().enumerate() {
             for (to, decode) in self.decodes.iter().enumerate() {
-                let is_unfit = prefill.is_wrong || prefill.is_failing;
+                let is_unfit = prefill.is_wrong || prefill.is_failing || decode.is_failing;
                 if prefill.is_dead() || decode.is_dead() || is_unfit {
                     continue;
                 }
