@@ -50,28 +50,13 @@ fn slow(engine: FakeConfig) -> FakeConfig {
     }
 }
 
-struct Dice(ChaCha8Rng);
+/// What decides in a part of a cluster: what others draw changes nothing for it.
+fn dice(cluster: u64, part: u64) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(cluster << 16 | part)
+}
 
-impl Dice {
-    fn new(cluster: u64, part: u64) -> Self {
-        Self(ChaCha8Rng::seed_from_u64(cluster << 16 | part))
-    }
-
-    fn between(&mut self, range: Range<u64>) -> u64 {
-        self.0.random_range(range)
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        self.0.random_range(0..length)
-    }
-
-    fn percent(&mut self, of: u64) -> bool {
-        self.between(0..100) < of
-    }
-
-    async fn pause(&mut self, milliseconds: Range<u64>) {
-        sleep(Duration::from_millis(self.between(milliseconds))).await;
-    }
+async fn pause(dice: &mut ChaCha8Rng, milliseconds: Range<u64>) {
+    sleep(Duration::from_millis(dice.random_range(milliseconds))).await;
 }
 
 /// A task that panics would look like a connection that broke, which costs no token.
@@ -373,12 +358,12 @@ struct Cluster {
 impl Cluster {
     async fn new(seed: u64, breaks: Breaks) -> Self {
         panics_end_the_test();
-        let mut dice = Dice::new(seed, 0);
+        let mut dice = dice(seed, 0);
         let engine = FakeConfig {
             // Few of them make requests wait.
-            sequences: [2, 4, 32][dice.index(3)],
-            by_layer: dice.percent(70),
-            ..match dice.percent(50) {
+            sequences: [2, 4, 32][dice.random_range(0..3)],
+            by_layer: dice.random_bool(0.70),
+            ..match dice.random_bool(0.50) {
                 true => FakeConfig::windowed(),
                 false => FakeConfig::default(),
             }
@@ -404,11 +389,11 @@ impl Cluster {
             &[Role::Both, Role::Both],
             &[Role::Both, Role::Prefill, Role::Decode],
         ];
-        for &role in roles[dice.index(4)] {
+        for &role in roles[dice.random_range(0..4)] {
             let number = u8::try_from(nodes.len()).unwrap_or(0);
             nodes.push(Node::start(role, &slow(engine.clone()), limits, number).await);
         }
-        let redo = dice.percent(30);
+        let redo = dice.random_bool(0.30);
         let coordinator = coordinator(&nodes, |config| {
             if redo {
                 config.handoff.parity = ParityAction::Redo;
@@ -443,23 +428,23 @@ impl Cluster {
     }
 
     async fn conversation(&self, number: u64) {
-        let mut dice = Dice::new(self.seed, 100 + number);
-        dice.pause(0..200).await;
+        let mut dice = dice(self.seed, 100 + number);
+        pause(&mut dice, 0..200).await;
         let rubric = "Is it right? Is it clear? ".repeat(8 + 4 * (number % 2) as usize);
         let mut messages = vec![json!({"role": "system", "content": rubric})];
-        for turn in 0..dice.between(2..6) {
-            let said = format!("{number} {turn} ").repeat(dice.index(12) + 1);
+        for turn in 0..dice.random_range(2..6) {
+            let said = format!("{number} {turn} ").repeat(dice.random_range(0..12) + 1);
             messages.push(json!({"role": "user", "content": said}));
-            let route = ["auto", "auto", "remote", "local"][dice.index(4)];
+            let route = ["auto", "auto", "remote", "local"][dice.random_range(0..4)];
             let body = json!({
                 "model": MODEL,
                 "messages": messages,
-                "max_tokens": dice.between(1..50),
+                "max_tokens": dice.random_range(1..50),
                 "temperature": 0.8,
                 "tandem": {"return_tokens": true, "route": route},
             });
-            if dice.percent(8) {
-                let patience = Duration::from_millis(dice.between(0..100));
+            if dice.random_bool(0.08) {
+                let patience = Duration::from_millis(dice.random_range(0..100));
                 let _ = timeout(patience, ask(self.coordinator, &body)).await;
                 messages.pop();
                 continue;
@@ -473,7 +458,7 @@ impl Cluster {
                     "{what}: {status} {answer}"
                 );
                 self.errors.fetch_add(1, Ordering::Relaxed);
-                dice.pause(50..300).await;
+                pause(&mut dice, 50..300).await;
                 messages.pop();
                 continue;
             }
@@ -494,24 +479,24 @@ impl Cluster {
 
     /// Breaks something now and then, for ever.
     async fn break_things(&self, part: u64) {
-        let mut dice = Dice::new(self.seed, part);
+        let mut dice = dice(self.seed, part);
         loop {
-            dice.pause(2..60).await;
-            let node = &self.nodes[dice.index(self.nodes.len())];
+            pause(&mut dice, 2..60).await;
+            let node = &self.nodes[dice.random_range(0..self.nodes.len())];
             let is_ours = node.role == Role::Prefill || self.breaks == Breaks::All;
-            match dice.between(0..20) {
+            match dice.random_range(0..20) {
                 0..=6 => node.handoff.cut(),
                 7 => node.handoff.hushed.send_modify(|n| *n += 1),
                 8 | 9 => {
                     node.handoff.is_down.store(true, Ordering::Relaxed);
-                    dice.pause(1..400).await;
+                    pause(&mut dice, 1..400).await;
                     node.handoff.is_down.store(false, Ordering::Relaxed);
                 }
                 10 | 11 if is_ours => node.control.cut(),
                 12 if self.breaks == Breaks::All => node.control.hushed.send_modify(|n| *n += 1),
                 13 if is_ours && !node.is_away.swap(true, Ordering::Relaxed) => {
                     node.die();
-                    dice.pause(1..300).await;
+                    pause(&mut dice, 1..300).await;
                     node.live().await;
                     node.is_away.store(false, Ordering::Relaxed);
                 }
@@ -534,9 +519,9 @@ impl Cluster {
             node.rests().await;
         }
         let ready = async {
-            let health = format!("http://{}/v1/nodes", self.coordinator);
+            let nodes = format!("http://{}/v1/nodes", self.coordinator);
             loop {
-                let told = http().get(&health).send().await.expect("an answer");
+                let told = http().get(&nodes).send().await.expect("an answer");
                 let told: Value = told.json().await.expect("JSON");
                 let nodes = told["data"].as_array().expect("nodes").clone();
                 if nodes.iter().all(|node| node["up"] == true) {
@@ -583,9 +568,11 @@ fn clusters() -> Range<u64> {
     let Ok(named) = std::env::var("TANDEM_CHAOS") else {
         return CLUSTERS;
     };
-    let (first, end) = named.split_once("..").unwrap_or((&named, ""));
-    let first = first.parse().expect("TANDEM_CHAOS is a number or a range");
-    first..end.parse().unwrap_or(first + 1)
+    let number = |text: &str| text.parse::<u64>().expect("TANDEM_CHAOS: 17, or 0..1000");
+    match named.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None => number(&named)..number(&named) + 1,
+    }
 }
 
 async fn answers_are_right(breaks: Breaks) {

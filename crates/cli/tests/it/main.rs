@@ -1,4 +1,5 @@
-//! The binary as users run it: real processes, real sockets, the real engine on fixture models.
+//! The binary as users run it: real processes, real sockets, the real engine on fixture models. Only `chaos` has a cluster in its own
+//! process, with engines without models.
 
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 

@@ -174,7 +174,7 @@ impl Dice {
         let mut terms = HandoffTerms {
             salt: self.of(&["", "", "a"]).into(),
             reuse: self.of(&[Reuse::Off, Reuse::Exact, Reuse::All, Reuse::All, Reuse::All]),
-            keep: self.percent(70),
+            keep: self.percent(80),
             streams: self.below(3) as u32,
             overlap: self.percent(90),
             codec: self.of(&[CodecChoice::Auto, CodecChoice::Raw, CodecChoice::Plane]),
@@ -194,7 +194,7 @@ impl Dice {
 
 /// An engine that takes a moment now and then, so that steps meet in other orders, and once in a while longer than silence may last.
 fn unsteady(config: &FakeConfig, mut dice: Dice) -> FakeConfig {
-    let long = dice.percent(20).then(|| dice.below(200));
+    let long = dice.percent(20).then(|| dice.between(1..200));
     let dice = Mutex::new((dice, 0));
     let gate = move |call: &Call| {
         let is_work = matches!(
@@ -494,13 +494,13 @@ impl<'a> World<'a> {
         able.retain(|number| is_compared || !self.prefills[*number].is_wrong);
         let mut alive: Vec<usize> = (0..self.decodes.len()).collect();
         alive.retain(|number| !self.decodes[*number].is_dead());
-        let may_lend = terms.reuse == Reuse::All && !is_compared && dice.percent(60);
+        let may_lend = terms.reuse == Reuse::All && !is_compared && dice.percent(90);
         let lender = may_lend.then(|| {
             let mut all = vec![
                 Place::Prefill(dice.of(&able)),
                 Place::Decode(dice.below(self.decodes.len() as u64) as usize),
             ];
-            if let Some(before) = before.filter(|_| dice.percent(80)) {
+            if let Some(before) = before.filter(|_| dice.percent(90)) {
                 all = vec![Place::Decode(before.decode)];
                 all.extend(before.prefill.map(Place::Prefill));
             }
@@ -719,9 +719,11 @@ fn worlds() -> Range<u64> {
     let Ok(named) = std::env::var("TANDEM_CHAOS") else {
         return WORLDS;
     };
-    let (first, end) = named.split_once("..").unwrap_or((&named, ""));
-    let first = first.parse().expect("TANDEM_CHAOS is a number or a range");
-    first..end.parse().unwrap_or(first + 1)
+    let number = |text: &str| text.parse::<u64>().expect("TANDEM_CHAOS: 17, or 0..1000");
+    match named.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None => number(&named)..number(&named) + 1,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
