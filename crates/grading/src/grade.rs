@@ -124,7 +124,7 @@ impl Run<'_> {
             return self.without_models(submission, Status::Failed, problem.clone());
         }
         if submission.is_untouched(self.rubric) {
-            let reason = "blank, or nothing added to the template".to_owned();
+            let reason = "blank, or equal to the template".to_owned();
             return self.without_models(submission, Status::NotAttempted, reason);
         }
         (self.progress)(Progress::Started {
@@ -147,6 +147,7 @@ impl Run<'_> {
             criteria: Vec::new(),
             feedback: None,
             flags: submission.flags.clone(),
+            notes: submission.notes.clone(),
             jobs: Vec::new(),
         }
     }

@@ -12,7 +12,7 @@ pub enum Status {
     Graded,
     /// There is something a person must look at first; a score may be there.
     NeedsReview,
-    /// Blank, or nothing added to the template; no model was asked.
+    /// Blank, or equal to the template; no model was asked.
     NotAttempted,
     /// No score could be made.
     Failed,
@@ -69,6 +69,8 @@ pub struct Graded {
     pub feedback: Option<String>,
     /// What was found in the submission itself, such as hidden characters.
     pub flags: Vec<String>,
+    /// What is good to know and asks for nothing, such as files that were not read.
+    pub notes: Vec<String>,
     /// The requests that were made; empty if no model was asked.
     pub jobs: Vec<JobRecord>,
 }

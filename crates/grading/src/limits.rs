@@ -22,7 +22,7 @@ pub const MAX_TEMPLATES: usize = 16;
 /// Most submissions in one run.
 pub const MAX_SUBMISSIONS: usize = 10_000;
 /// Most files in one submission.
-pub const MAX_FILES: usize = 64;
+pub const MAX_FILES: usize = 256;
 /// Deepest sub-folder that is searched for the files of one submission.
 pub const MAX_FOLDER_DEPTH: usize = 8;
 /// Most entries that are looked at in one submission's folder.

@@ -25,7 +25,8 @@ pub(crate) fn report(rubric: &Rubric, graded: &Graded) -> String {
     for reason in &graded.reasons {
         let _ = writeln!(out, "- Look at: {}", quiet(reason));
     }
-    for flag in graded.flags.iter().filter(|f| !graded.reasons.contains(f)) {
+    let flags = graded.flags.iter().filter(|f| !graded.reasons.contains(f));
+    for flag in flags.chain(&graded.notes) {
         let _ = writeln!(out, "- Found in the submission: {}", quiet(flag));
     }
     if !graded.criteria.is_empty() {

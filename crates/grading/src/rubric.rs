@@ -1,6 +1,6 @@
 //! The rubric: read from YAML, checked completely before any submission is graded.
 
-use crate::attempt;
+use crate::attempt::{self, Template};
 use crate::error::GradingError;
 use crate::files;
 use crate::limits;
@@ -30,8 +30,8 @@ pub struct Rubric {
     pub max_points: Points,
     /// What a person should look at before using the rubric, such as vague words.
     pub warnings: Vec<String>,
-    /// Significant lines of each template that students started from.
-    pub(crate) templates: Vec<Vec<String>>,
+    /// What students started from; each is an alternative.
+    pub(crate) templates: Vec<Template>,
 }
 
 /// One criterion.
@@ -128,7 +128,7 @@ struct RawLevel {
 }
 
 impl Rubric {
-    /// Reads a rubric and the templates that it names; also any `template.*` beside it.
+    /// Reads a rubric and the templates that it names; also a folder `template` and any `template.*` beside it.
     ///
     /// # Errors
     /// An unreadable file, or a rubric that fails a check; the message names the field.
@@ -146,7 +146,7 @@ impl Rubric {
         let mut templates: Vec<PathBuf> = named.into_iter().map(|p| folder.join(p)).collect();
         templates.extend(attempt::templates_beside(folder));
         for template in templates {
-            rubric.templates.push(attempt::read_template(&template)?);
+            rubric.templates.push(Template::read(&template)?);
         }
         Ok(rubric)
     }

@@ -24,6 +24,8 @@ pub struct Submission {
     pub problem: Option<String>,
     /// What the teacher should look at, such as hidden characters.
     pub flags: Vec<String>,
+    /// What is good to know and asks for nothing, such as files that were not read.
+    pub notes: Vec<String>,
 }
 
 /// One file of a submission, as it is shown to models and quoted in reports.
@@ -35,15 +37,15 @@ pub struct SourceFile {
     pub lines: Vec<String>,
     /// Findings for the teacher.
     pub flags: Vec<String>,
-    /// Lines that show an attempt.
-    pub(crate) significant: Vec<String>,
+    /// Lines that a person wrote: of a notebook no outputs.
+    pub(crate) written: Vec<String>,
 }
 
 /// Kinds of files that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A text file; holds its language.
-    Text(&'static str),
+    /// A text file.
+    Text,
     /// A Jupyter notebook.
     Notebook,
 }
@@ -51,23 +53,25 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) fn max_bytes(self) -> u64 {
         match self {
-            Self::Text(_) => limits::MAX_SOURCE_BYTES,
+            Self::Text => limits::MAX_SOURCE_BYTES,
             Self::Notebook => limits::MAX_NOTEBOOK_BYTES,
         }
     }
 }
 
+/// Extensions of text files that people write.
+const TEXT: &[&str] = &[
+    "bash", "c", "cc", "cpp", "cs", "css", "cxx", "go", "h", "hh", "hpp", "html", "hxx", "java",
+    "jl", "js", "jsx", "kt", "kts", "lua", "m", "md", "mjs", "php", "pl", "py", "qmd", "r", "rb",
+    "rmd", "rs", "scala", "sh", "sql", "swift", "ts", "tsx", "txt",
+];
+
 /// The kind of a file, by its extension; `None` if it is not supported.
 pub(crate) fn kind_of(path: &Path) -> Option<Kind> {
     let extension = path.extension()?.to_str()?.to_lowercase();
     match extension.as_str() {
-        "py" => Some(Kind::Text("py")),
-        "java" => Some(Kind::Text("java")),
-        "r" => Some(Kind::Text("r")),
-        "rmd" => Some(Kind::Text("rmd")),
-        "js" => Some(Kind::Text("js")),
-        "ts" => Some(Kind::Text("ts")),
         "ipynb" => Some(Kind::Notebook),
+        text if TEXT.contains(&text) => Some(Kind::Text),
         _ => None,
     }
 }
@@ -169,24 +173,29 @@ fn is_junk(path: &Path) -> bool {
 /// Folders that tools fill; a student may have one of that name, so what is in them is not read, but named.
 const TOOL_FOLDERS: &[&str] = &["build", "dist", "node_modules", "renv", "target", "venv"];
 
+/// The file by which a folder of any name is known as a Python environment.
+const PYTHON_ENVIRONMENT: &str = "pyvenv.cfg";
+
+/// Text files that say nothing about the work: nbgrader's time of submission, and what a project needs.
+const TOOL_FILES: &[&str] = &["requirements.txt", "timestamp.txt"];
+
 fn lossy(part: Option<&OsStr>) -> String {
     part.map(|p| p.to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
 fn load(path: &Path, name: String) -> Submission {
-    let mut left_out = Vec::new();
-    let (files, problem) = match read_files(path, &mut left_out) {
+    let mut notes = Vec::new();
+    let (files, problem) = match read_files(path, &mut notes) {
         Ok(files) => (files, None),
         Err(problem) => (Vec::new(), Some(problem)),
     };
-    let of_files = files.iter().flat_map(|f| f.flags.iter().cloned());
-    let flags = of_files.chain(left_out).collect();
     let mut submission = Submission {
         name,
+        flags: files.iter().flat_map(|f| f.flags.iter().cloned()).collect(),
         files,
         problem,
-        flags,
+        notes,
     };
     if submission.problem.is_none() && submission.text_bytes() > limits::MAX_PROMPT_TEXT_BYTES {
         let limit = limits::MAX_PROMPT_TEXT_BYTES;
@@ -197,17 +206,24 @@ fn load(path: &Path, name: String) -> Submission {
     submission
 }
 
-/// Reads the files of a submission; `left_out` gets a line for each entry that is not read.
-fn read_files(path: &Path, left_out: &mut Vec<String>) -> Result<Vec<SourceFile>, String> {
+/// Reads the files of a submission; `notes` gets a line for each entry that is not read.
+fn read_files(path: &Path, notes: &mut Vec<String>) -> Result<Vec<SourceFile>, String> {
     let meta = std::fs::symlink_metadata(path).map_err(|e| format!("cannot be read: {e}"))?;
     if meta.file_type().is_symlink() {
         return Err("it is a symbolic link; links are not followed".to_owned());
     }
-    if !meta.is_dir() {
-        let kind = kind_of(path).ok_or("this kind of file is not supported; look at it by hand")?;
-        return Ok(vec![read_file(path, &lossy(path.file_name()), kind)?]);
+    if meta.is_dir() {
+        return read_tree(path, notes);
     }
+    let kind = kind_of(path).ok_or("this kind of file is not supported; look at it by hand")?;
+    Ok(vec![read_file(path, &lossy(path.file_name()), kind)?])
+}
+
+/// Reads the files of a folder, in the order of their names; `notes` gets a line for each entry that is not read. A file
+/// that cannot be read is one of them, unless there is no other.
+pub(crate) fn read_tree(path: &Path, notes: &mut Vec<String>) -> Result<Vec<SourceFile>, String> {
     let mut files = Vec::new();
+    let mut unreadable = Vec::new();
     let walk = WalkDir::new(path)
         .follow_links(false)
         .max_depth(limits::MAX_FOLDER_DEPTH)
@@ -235,7 +251,7 @@ fn read_files(path: &Path, left_out: &mut Vec<String>) -> Result<Vec<SourceFile>
             Ok(Some(kind)) => kind,
             Ok(None) => continue,
             Err(why) => {
-                left_out.push(format!("{name}: not read, {why}"));
+                notes.push(format!("{name}: not read, {why}"));
                 if entry.file_type().is_dir() {
                     entries.skip_current_dir();
                 }
@@ -245,28 +261,45 @@ fn read_files(path: &Path, left_out: &mut Vec<String>) -> Result<Vec<SourceFile>
         if files.len() == limits::MAX_FILES {
             return Err(format!("it has more than {} files", limits::MAX_FILES));
         }
-        files.push(read_file(entry.path(), &name, kind)?);
+        match read_file(entry.path(), &name, kind) {
+            Ok(file) => files.push(file),
+            Err(problem) => unreadable.push(problem),
+        }
     }
     if files.is_empty() {
-        return Err("its folder holds no supported file".to_owned());
+        return Err(match unreadable.as_slice() {
+            [] => "its folder holds no supported file".to_owned(),
+            problems => problems.join("; "),
+        });
     }
+    notes.extend(
+        unreadable
+            .iter()
+            .map(|problem| format!("{problem}; it was left out")),
+    );
     Ok(files)
 }
 
 /// The kind of a file to read; `None` for a folder that is walked; or why an entry is not read.
 fn why_left_out(entry: &walkdir::DirEntry) -> Result<Option<Kind>, &'static str> {
     let kind = entry.file_type();
+    let name = lossy(Some(entry.file_name()));
     if kind.is_dir() {
-        let name = lossy(Some(entry.file_name()));
         return match entry.depth() {
             0 => Ok(None),
             limits::MAX_FOLDER_DEPTH => Err("too deep a folder"),
             _ if TOOL_FOLDERS.contains(&name.as_str()) => Err("tools make folders of this name"),
+            _ if entry.path().join(PYTHON_ENVIRONMENT).is_file() => {
+                Err("it is a Python environment")
+            }
             _ => Ok(None),
         };
     }
     if !kind.is_file() {
         return Err("links are not followed");
+    }
+    if TOOL_FILES.contains(&name.to_lowercase().as_str()) {
+        return Err("it belongs to a tool");
     }
     let kind = kind_of(entry.path()).ok_or("this kind of file is not supported")?;
     Ok(Some(kind))
@@ -281,19 +314,16 @@ fn read_file(path: &Path, name: &str, kind: Kind) -> Result<SourceFile, String> 
 /// Decodes a file and makes its lines ready to be shown.
 pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<SourceFile, String> {
     let (text, fallback) = files::decode(bytes)?;
-    let (raw, significant) = match kind {
-        Kind::Text(language) => {
+    let (raw, written) = match kind {
+        Kind::Text => {
             let lines = files::split_lines(&text);
-            let significant = attempt::significant_lines(language, &lines);
-            (lines, significant)
+            (lines.clone(), lines)
         }
         Kind::Notebook => {
             let (language, cells) = read_notebook(&text)?;
             let language = language.unwrap_or_else(|| "python".to_owned());
-            (
-                notebook_lines(&language, &cells),
-                notebook_significant(&language, &cells),
-            )
+            let sources = cells.iter().flat_map(|cell| cell.source.clone());
+            (notebook_lines(&language, &cells), sources.collect())
         }
     };
     let name = mark_hidden(name).0;
@@ -319,7 +349,7 @@ pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<Source
         name,
         lines,
         flags,
-        significant,
+        written,
     })
 }
 
@@ -345,21 +375,11 @@ fn notebook_lines(language: &str, cells: &[NotebookCell]) -> Vec<String> {
         .collect()
 }
 
-fn notebook_significant(language: &str, cells: &[NotebookCell]) -> Vec<String> {
-    let of = |cell: &NotebookCell| match cell.kind.as_str() {
-        "code" => attempt::significant_lines(language, &cell.source),
-        _ => attempt::significant_lines("markdown", &cell.source),
-    };
-    cells.iter().flat_map(of).collect()
-}
-
 impl Submission {
-    /// Whether it is blank or adds nothing to the rubric's templates; such work reaches no model.
+    /// Whether it is blank or equals one of the rubric's templates; such work reaches no model.
     /// A submission with a `problem` is not judged.
     pub fn is_untouched(&self, rubric: &Rubric) -> bool {
-        let untouched =
-            |file: &SourceFile| attempt::is_untouched(&file.significant, &rubric.templates);
-        self.problem.is_none() && self.files.iter().all(untouched)
+        self.problem.is_none() && attempt::is_untouched(&self.files, &rubric.templates)
     }
 
     /// Lines of the longest file.

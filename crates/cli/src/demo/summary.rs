@@ -201,6 +201,7 @@ mod tests {
             criteria: Vec::new(),
             feedback: None,
             flags: Vec::new(),
+            notes: Vec::new(),
             jobs,
         }
     }

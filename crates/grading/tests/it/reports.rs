@@ -44,6 +44,7 @@ fn graded(name: &str, score: Option<f64>) -> Graded {
             "Look at ![x](http://example.org/a.png) and `List<String>`.\n# Score".to_owned(),
         ),
         flags: vec![],
+        notes: Vec::new(),
         jobs: vec![],
     }
 }

@@ -15,18 +15,18 @@ fn files_and_folders_are_submissions() {
         ("b.py", "x = 1"),
         ("a/Main.java", "class Main {}"),
         ("a/sub/Help.java", "class Help {}"),
-        ("a/notes.txt", "not code"),
+        ("a/notes.txt", "text"),
         ("a/.git/x.py", "junk"),
         ("a/node_modules/x.js", "junk"),
         (".hidden.py", "junk"),
         ("c.pdf", "%PDF"),
-        ("d/readme.md", "nothing"),
+        ("d/data.bin", "nothing"),
         ("e.R", "x <- 1"),
         ("e.js", "let x = 1"),
     ]);
     assert_eq!(names(&list), ["a", "b", "c", "d", "e.R", "e.js"]);
     let files: Vec<&str> = list[0].files.iter().map(|f| f.name.as_str()).collect();
-    assert_eq!(files, ["Main.java", "sub/Help.java"]);
+    assert_eq!(files, ["Main.java", "notes.txt", "sub/Help.java"]);
     assert!(
         list[2]
             .problem
@@ -154,44 +154,88 @@ fn what_was_not_attempted() {
     let template = "\"\"\"Task.\"\"\"\n\ndef mean(xs):\n    # TODO\n    pass\n\nprint(mean([1]))\n";
     write(dir.path(), "template.py", template.as_bytes());
     write(dir.path(), "rubric.yaml", crate::course::RUBRIC.as_bytes());
-    let rubric = Rubric::load(&dir.path().join("rubric.yaml")).unwrap();
+    let other = "class A {\n}\n";
+    write(dir.path(), "template.java", other.as_bytes());
+    let rubric_in =
+        |dir: &tempfile::TempDir| Rubric::load(&dir.path().join("rubric.yaml")).unwrap();
+    let rubric = rubric_in(&dir);
+    let blank_ends = template.replace('\n', "  \r\n\n");
     let table = [
         ("a.py", "", true),
         ("a.py", "\n  \n", true),
+        ("a.py", template, true),
+        ("a.py", blank_ends.as_str(), true),
+        ("a.java", other, true),
+        // Whatever else stands there may be an answer: a comment, a line less, another indentation.
+        ("a.py", "# TODO\n", false),
+        ("a.py", "todo = [1]\n", false),
+        ("a.py", "\"\"\"\nlong\n\"\"\"\n", false),
         (
             "a.py",
-            "# comment\n'''\nlong\n'''\n\"\"\"doc\"\"\"\npass\n",
-            true,
+            "def mean(xs):\n    # TODO\n    pass\n\nprint(mean([1]))\n",
+            false,
         ),
-        ("a.py", template, true),
-        ("a.py", "def mean(xs):\n\tpass  \n# my comment\n", true),
-        ("a.py", "def mean(xs):\n    return sum(xs)\n", false),
-        ("a.py", "print(mean([1]))\ndef mean(xs):\n", false),
-        ("a.py", "\"\"\"x\"\"\"; y = 1", false),
-        ("a.java", "/* a\n b */\n// c\n;\n", true),
+        (
+            "a.py",
+            "\"\"\"Task.\"\"\"\n\ndef mean(xs):\n  # TODO\n  pass\n\nprint(mean([1]))\n",
+            false,
+        ),
         ("a.java", "/* a */ class A {}", false),
-        ("a.java", "class A {}", false),
-        ("a.js", "// x\n/** y */\n", true),
-        ("a.R", "# only\n#' roxygen\n", true),
-        ("a.R", "x <- 1", false),
-        ("a.Rmd", "---\n# Title\n```{r}\n# todo\n```\n", true),
+        ("a.java", "/* a\n*/ class A {}", false),
+        ("a.c", "// by recursion\n", false),
+        ("a.md", "# My answer\n", false),
     ];
     for (name, text, expected) in table {
         let list = submissions(&[(name, text)]);
         assert_eq!(list[0].is_untouched(&rubric), expected, "{name}: {text:?}");
     }
-    let cell = |kind: &str, source: &str| json!({"cell_type": kind, "source": source});
-    let notebooks = [
-        (
-            json!([cell("markdown", "# Title"), cell("code", "# x")]),
-            true,
-        ),
-        (json!([cell("markdown", "My answer.")]), false),
-        (json!([cell("code", "x")]), false),
+    let notebook = |sources: &[(&str, &str)], output: &str| {
+        let cells: Vec<Value> = sources
+            .iter()
+            .map(|(kind, source)| json!({"cell_type": kind, "source": source, "outputs": [{"text": output}]}))
+            .collect();
+        json!({"cells": cells}).to_string()
+    };
+    let given = [("markdown", "# Task"), ("code", "x = 0")];
+    write(
+        dir.path(),
+        "template.ipynb",
+        notebook(&given, "0").as_bytes(),
+    );
+    let rubric = rubric_in(&dir);
+    for (sources, expected) in [
+        (&given, true),
+        (&[("markdown", ""), ("code", "  ")], true),
+        (&[("markdown", "# Task\n# Mine"), ("code", "x = 0")], false),
+        (&[("markdown", "# Task"), ("code", "x = 1")], false),
+    ] {
+        // It was run since, and says something else.
+        let list = submissions(&[("a.ipynb", &notebook(sources, "1"))]);
+        assert_eq!(list[0].is_untouched(&rubric), expected, "{sources:?}");
+    }
+}
+
+#[test]
+fn a_template_may_be_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "rubric.yaml", crate::course::RUBRIC.as_bytes());
+    write(dir.path(), "template/src/Main.java", b"class Main {}\n");
+    write(dir.path(), "template/src/Help.java", b"class Help {}\n");
+    write(dir.path(), "template/gradlew", b"#!/bin/sh\n");
+    let rubric = Rubric::load(&dir.path().join("rubric.yaml")).unwrap();
+    let (main, help) = (
+        ("a/src/Main.java", "class Main {}\n"),
+        ("a/src/Help.java", "class Help {}"),
+    );
+    let cases: [(&[(&str, &str)], bool); 4] = [
+        (&[main, help], true),
+        (&[main, help, ("a/src/More.java", "\n")], true),
+        (&[main], false),
+        (&[main, help, ("a/src/More.java", "class More {}")], false),
     ];
-    for (cells, expected) in notebooks {
-        let list = submissions(&[("a.ipynb", &json!({"cells": cells}).to_string())]);
-        assert_eq!(list[0].is_untouched(&rubric), expected, "{cells}");
+    for (files, expected) in cases {
+        let list = submissions(files);
+        assert_eq!(list[0].is_untouched(&rubric), expected, "{files:?}");
     }
 }
 
@@ -346,38 +390,75 @@ fn the_example_course_is_read() {
     }
 }
 
+/// As they come from nbgrader, Gradle and people.
 #[test]
-fn what_is_not_read_of_a_folder_is_told() {
+fn what_is_not_read_of_a_folder_is_noted() {
     let dir = tempfile::tempdir().unwrap();
     let one = dir.path().join("one");
-    std::fs::create_dir(&one).unwrap();
-    std::fs::write(one.join("main.py"), "print(1)\n").unwrap();
-    std::fs::write(one.join("notes.pdf"), "not read").unwrap();
-    std::fs::write(one.join(".DS_Store"), "junk is not worth a word").unwrap();
+    let beside = [
+        ("notes.pdf", "this kind of file"),
+        ("timestamp.txt", "it belongs to a tool"),
+        ("requirements.txt", "it belongs to a tool"),
+        ("data/points.csv", "this kind of file"),
+        ("build.gradle", "this kind of file"),
+        ("gradlew", "this kind of file"),
+        ("gradle/wrapper/gradle-wrapper.jar", "this kind of file"),
+    ];
+    for (name, _) in beside {
+        write(&one, name, b"\x00not read");
+    }
+    write(&one, "main.py", b"print(1)\n");
+    write(&one, "README.md", b"# How to run\n");
+    write(&one, "broken.py", b"\x7fELF\0\0");
+    for junk in [".DS_Store", ".classpath", ".venv/pyvenv.cfg"] {
+        write(&one, junk, b"junk is not worth a word");
+    }
     for folder in ["build", "src/venv"] {
         write(&one, &format!("{folder}/deep/made.py"), b"print(2)");
     }
+    write(&one, "my env/pyvenv.cfg", b"home = /usr/bin");
+    write(&one, "my env/deep/made.py", b"print(2)");
     #[cfg(unix)]
     std::os::unix::fs::symlink("/etc/hostname", one.join("link.py")).unwrap();
     let submissions = tandem_grading::load_submissions(&[dir.path().to_owned()]).unwrap();
-    let flags = submissions[0].flags.join("; ");
-    assert!(
-        flags.contains("notes.pdf: not read, this kind of file"),
-        "{flags}"
+    assert_eq!(
+        (&submissions[0].problem, submissions[0].flags.len()),
+        (&None, 0)
     );
-    #[cfg(unix)]
-    assert!(flags.contains("link.py: not read, links"), "{flags}");
-    assert!(!flags.contains("DS_Store"), "{flags}");
-    for folder in ["build", "src/venv"] {
-        let told = format!("{folder}: not read, tools make folders of this name");
-        assert!(flags.contains(&told), "{flags}");
+    let notes = submissions[0].notes.join("; ");
+    let told = |name: &str, why: &str| {
+        assert!(
+            notes.contains(&format!("{name}: not read, {why}")),
+            "{name}: {notes}"
+        );
+    };
+    for (name, why) in beside {
+        told(name, why);
     }
-    assert!(!flags.contains("deep"), "{flags}");
-    assert_eq!(submissions[0].files.len(), 1);
+    #[cfg(unix)]
+    told("link.py", "links");
+    for folder in ["build", "src/venv"] {
+        told(folder, "tools make folders of this name");
+    }
+    told("my env", "it is a Python environment");
+    assert!(
+        notes.contains("broken.py: it is not text; it was left out"),
+        "{notes}"
+    );
+    for unsaid in ["DS_Store", "classpath", "deep"] {
+        assert!(!notes.contains(unsaid), "{notes}");
+    }
+    let files: Vec<&str> = submissions[0]
+        .files
+        .iter()
+        .map(|f| f.name.as_str())
+        .collect();
+    assert_eq!(files, ["README.md", "main.py"]);
     // Of a student, whatever it is called.
     let submissions = tandem_grading::load_submissions(&[one]).unwrap();
-    assert_eq!(
-        names(&submissions),
-        ["build", "link", "main", "notes", "src"]
+    assert!(
+        names(&submissions).contains(&"build"),
+        "{:?}",
+        names(&submissions)
     );
 }
