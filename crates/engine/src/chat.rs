@@ -1,35 +1,40 @@
 //! The chat template of a model.
 //!
-//! A GGUF carries its template as Jinja. It is rendered as Hugging Face's `apply_chat_template`
-//! does, with one difference: what people wrote is never rendered. Each content is a sentinel
-//! while the template runs; the result is split at the sentinels, the pieces of the template are
-//! tokenised with control tokens, and the contents without. So
+//! A GGUF carries its template as Jinja. It is rendered as Hugging Face's `apply_chat_template` does, over the contents as
+//! they are, and the whole text is tokenised with control tokens. So the tokens are those that the model was trained on.
+//! Nothing that a person or a tool wrote becomes a control token: `shield` says how.
 //!
-//! - nothing a person wrote becomes a control token, whatever it looks like;
-//! - the tokens of a shared beginning are the same whatever follows;
-//! - contents are taken as they are: a template cannot trim, escape or cut them.
+//! - `jinja`: Jinja2's dialect; `python`: values as Python writes them; `date`: the day that templates are told;
+//! - `shield`: texts of control tokens in contents.
 
+mod date;
+mod jinja;
+mod python;
+mod shield;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::Environment;
+use minijinja::value::Serde;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
+use self::date::Date;
+use self::jinja::{TEMPLATE, environment, reason};
+use self::shield::Shield;
 use crate::tokenizer::{Token, Tokenizer};
 
 /// Most messages of one conversation.
 pub const MAX_MESSAGES: usize = 1024;
 
 /// Roles a message may have. A role becomes part of the template's text, so it cannot be free.
-pub const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
+pub const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 /// What `strftime_now` says if no date is given: the day that Llama's template itself falls back
 /// to. A fixed day keeps prompts, and so their KV, equal from day to day.
 pub const DEFAULT_DATE: &str = "2024-07-26";
-
-/// Noncharacters of Unicode, which no text may use for its own purposes.
-const SENTINEL_START: char = '\u{FDD0}';
-const SENTINEL_END: char = '\u{FDD1}';
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +47,9 @@ pub struct ChatMessage {
     /// The tokens that it was generated as, if that is known: they need not be those of the text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<Token>,
+    /// What else a template may see of it, such as `tool_calls` and `tool_call_id`.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub fields: Map<String, Value>,
 }
 
 impl ChatMessage {
@@ -52,7 +60,12 @@ impl ChatMessage {
             role: role.into(),
             content: content.into(),
             tokens: Vec::new(),
+            fields: Map::new(),
         }
+    }
+
+    fn is(&self, role: &str) -> bool {
+        self.role == role
     }
 }
 
@@ -77,7 +90,7 @@ pub enum ChatError {
     #[error("`messages` has {0} entries; at most {MAX_MESSAGES} are allowed")]
     TooMany(usize),
     /// An unknown role. It is not quoted, since anything may stand there.
-    #[error("`messages[{0}].role` must be system, developer, user or assistant")]
+    #[error("`messages[{0}].role` must be system, developer, user, assistant or tool")]
     Role(usize),
     /// The template refused the conversation, in its own words.
     #[error("the model's chat template refuses the messages: {0}")]
@@ -90,39 +103,43 @@ pub enum ChatError {
         /// Its role.
         role: String,
     },
-    /// The template used a message twice.
-    #[error("the model's chat template repeats `messages[{index}]` (role {role})")]
-    Repeated {
-        /// Its place in the list.
-        index: usize,
-        /// Its role.
-        role: String,
-    },
 }
 
 /// The chat template of a model, ready to render.
 pub struct ChatTemplate {
     tokenizer: Arc<dyn Tokenizer>,
     environment: Environment<'static>,
+    shield: Shield,
     bos: Option<Token>,
     bos_text: String,
     eos_text: String,
+    /// True if the template wants contents in parts.
+    wants_parts: bool,
 }
 
-/// A part of a rendered conversation.
-#[derive(Debug, PartialEq, Eq)]
-enum Piece<'a> {
-    /// Text of the template.
-    Template(&'a str),
-    /// The content of the message with this index.
-    Content(usize),
+/// A rendered conversation.
+#[derive(Debug)]
+struct Rendered {
+    /// With cuts.
+    text: String,
+    cut: char,
+    /// The messages in it, which may be others than were given: see [`ChatTemplate::render`].
+    messages: Vec<ChatMessage>,
+    /// Their contents, with cuts.
+    contents: Vec<String>,
+}
+
+impl Rendered {
+    fn uncut(&self, text: &str) -> String {
+        text.chars().filter(|c| *c != self.cut).collect()
+    }
 }
 
 impl ChatTemplate {
     /// Compiles the template of a model; `strftime_now` says [`DEFAULT_DATE`].
     ///
     /// # Errors
-    /// If the model has no template, or it does not compile.
+    /// If the model has no template, or it does not compile, or cannot render a single message of a user.
     pub fn new(tokenizer: Arc<dyn Tokenizer>) -> Result<Self, ChatError> {
         Self::with_date(tokenizer, DEFAULT_DATE)
     }
@@ -141,40 +158,57 @@ impl ChatTemplate {
                 .and_then(|token| tokenizer.control_name(token))
                 .unwrap_or_default()
         };
-        let (bos_text, eos_text) = (text(special.bos), text(special.eos));
-        if [&source, &bos_text, &eos_text]
-            .iter()
-            .any(|text| text.contains([SENTINEL_START, SENTINEL_END]))
-        {
-            return Err(ChatError::Template(
-                "it contains the noncharacters U+FDD0 or U+FDD1".to_owned(),
-            ));
-        }
-        Ok(Self {
-            environment: environment(source, date)?,
+        let shield = Shield::new(tokenizer.special_texts(), &source);
+        let mut template = Self {
+            environment: environment(&source, date)?,
+            shield: shield.ok_or_else(|| {
+                ChatError::Template("the model has too many control tokens".into())
+            })?,
             bos: special.bos.filter(|_| special.add_bos),
-            bos_text,
-            eos_text,
+            bos_text: text(special.bos),
+            eos_text: text(special.eos),
+            wants_parts: false,
             tokenizer,
-        })
+        };
+        template.try_out()?;
+        Ok(template)
+    }
+
+    /// Renders a plain chat, so that a template that cannot is known before somebody asks; and finds out whether contents
+    /// must be in parts.
+    fn try_out(&mut self) -> Result<(), ChatError> {
+        let plain = [ChatMessage::new("user", PLAIN)];
+        let first = self.render(&plain, &[]);
+        if first.is_ok() {
+            return Ok(());
+        }
+        self.wants_parts = true;
+        let cannot =
+            |e: ChatError| ChatError::Template(format!("it cannot render a plain chat: {e}"));
+        if self.render(&plain, &[]).is_err() {
+            first.map_err(cannot)?;
+        }
+        Ok(())
     }
 
     /// Tokens of a conversation, up to where the answer begins.
     ///
     /// # Errors
-    /// If the template refuses the messages, leaves one out or repeats one.
+    /// If the template refuses the messages or leaves one out.
     pub fn tokens(&self, messages: &[ChatMessage]) -> Result<Vec<Token>, ChatError> {
         check_messages(messages)?;
-        let rendered = self.render(messages)?;
-        let pieces = split(&rendered);
-        check_pieces(&pieces, messages)?;
+        let rendered = self.render(messages, &[])?;
         let mut tokens = Vec::new();
-        for piece in pieces {
-            tokens.extend(match piece {
-                Piece::Template(text) => self.tokenizer.encode(text, true),
-                Piece::Content(index) => self.content(&messages[index]),
-            });
+        let mut done = 0;
+        for (index, place) in self.answers(&rendered) {
+            let text = rendered.uncut(&rendered.text[place.clone()]);
+            if let Some(answer) = self.answer(&text, &rendered.messages[index].tokens) {
+                tokens.extend(self.encode(&rendered.text[done..place.start], rendered.cut));
+                tokens.extend(answer);
+                done = place.end;
+            }
         }
+        tokens.extend(self.encode(&rendered.text[done..], rendered.cut));
         match self.bos {
             Some(bos) if tokens.first() != Some(&bos) => tokens.insert(0, bos),
             _ => {}
@@ -182,12 +216,76 @@ impl ChatTemplate {
         Ok(tokens)
     }
 
-    /// Tokens of a content: those that it was generated as, up to where they give something else than the
-    /// text, or cut a character of it; then those of the rest. A token that is not text is none of a content.
-    fn content(&self, message: &ChatMessage) -> Vec<Token> {
-        let text = &message.content;
-        let (mut at, mut kept, mut rest) = (0, 0, text.as_str());
-        for (i, token) in message.tokens.iter().enumerate() {
+    /// The text of a conversation as the template writes it.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::tokens`].
+    pub fn text(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<String, ChatError> {
+        check_messages(messages)?;
+        let rendered = self.render(messages, tools)?;
+        Ok(rendered.uncut(&rendered.text))
+    }
+
+    /// Where contents stand that were generated as known tokens, with their messages. They are rendered once more with a
+    /// mark at both ends of such a content, inside the white space that templates trim; a content that a template has
+    /// changed otherwise has no place.
+    fn answers(&self, rendered: &Rendered) -> Vec<(usize, Range<usize>)> {
+        let mut marked = rendered.messages.clone();
+        let used = |mark: &char| rendered.text.contains(*mark) || *mark == rendered.cut;
+        let Some(mark) = shield::CUTS.rev().find(|mark| !used(mark)) else {
+            return Vec::new();
+        };
+        let known = |(_, m): &(usize, &mut ChatMessage)| {
+            !m.tokens.is_empty() && !m.content.trim().is_empty()
+        };
+        let mut count = 0;
+        for (index, message) in marked.iter_mut().enumerate().filter(known) {
+            let core = message.content.trim();
+            let around = format!("{mark}{index}{mark}{core}{mark}{index}{mark}");
+            message.content = message.content.replacen(core, &around, 1);
+            count += 1;
+        }
+        if count == 0 {
+            return Vec::new();
+        }
+        let Ok(with_marks) = self.render_once(&marked, &[]) else {
+            return Vec::new();
+        };
+        let (mut text, mut places) = (String::new(), BTreeMap::<usize, Vec<usize>>::new());
+        for (i, piece) in with_marks.text.split(mark).enumerate() {
+            match piece.parse() {
+                Ok(index) if i % 2 == 1 => places.entry(index).or_default().push(text.len()),
+                _ => text.push_str(piece),
+            }
+        }
+        if text != rendered.text {
+            return Vec::new();
+        }
+        let whole = |(index, ends): (usize, Vec<usize>)| match ends[..] {
+            [start, end] => Some((index, start..end)),
+            _ => None,
+        };
+        let mut places: Vec<_> = places.into_iter().filter_map(whole).collect();
+        places.sort_by_key(|(_, place)| place.start);
+        places
+    }
+
+    /// Tokens of a rendered text. No piece between cuts has the text of a control token that a person wrote; one of a
+    /// single character is a person's.
+    fn encode(&self, text: &str, cut: char) -> Vec<Token> {
+        let pieces = text.split(cut).filter(|piece| !piece.is_empty());
+        let of_template = |piece: &str| piece.chars().nth(1).is_some() || !text.contains(cut);
+        pieces
+            .flat_map(|piece| self.tokenizer.encode(piece, of_template(piece)))
+            .collect()
+    }
+
+    /// Tokens of an answer: those that it was generated as, up to where they give something else than the
+    /// text, or cut a character of it; then those of the rest. A token that is not text is none of a content. `None` if
+    /// there is nothing of them, or the rest would change the text.
+    fn answer(&self, text: &str, generated: &[Token]) -> Option<Vec<Token>> {
+        let (mut at, mut kept, mut rest) = (0, 0, text);
+        for (i, token) in generated.iter().enumerate() {
             if *token >= self.tokenizer.len() || self.tokenizer.control_name(*token).is_some() {
                 break;
             }
@@ -200,39 +298,133 @@ impl ChatTemplate {
                 (kept, rest) = (i + 1, &text[at..]);
             }
         }
-        let mut tokens = message.tokens[..kept].to_vec();
+        let mut tokens = generated[..kept].to_vec();
         tokens.extend(self.tokenizer.encode(rest, false));
-        let given = || tokens.iter().flat_map(|t| self.tokenizer.bytes(*t));
         // Some tokenizers put a space before whatever they are given.
-        if kept > 0 && !given().eq(text.bytes()) {
-            return self.tokenizer.encode(text, false);
-        }
-        tokens
+        let mut given = tokens.iter().flat_map(|t| self.tokenizer.bytes(*t));
+        (kept > 0 && given.by_ref().eq(text.bytes())).then_some(tokens)
     }
 
-    /// The template's text with a sentinel for each content.
-    fn render(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
-        let messages: Value = messages
-            .iter()
-            .enumerate()
-            .map(|(i, message)| {
-                let content = format!("{SENTINEL_START}{i}{SENTINEL_END}");
-                Value::from_pairs([("role", message.role.clone()), ("content", content)])
-            })
-            .collect();
-        let variables = Value::from_pairs([
-            ("messages", messages),
-            ("add_generation_prompt", Value::from(true)),
-            ("bos_token", Value::from(self.bos_text.as_str())),
-            ("eos_token", Value::from(self.eos_text.as_str())),
-            ("tools", Value::from(())),
-            ("documents", Value::from(())),
-        ]);
-        self.environment
-            .get_template(TEMPLATE)
-            .and_then(|template| template.render(variables))
-            .map_err(|e| ChatError::Refused(reason(&e)))
+    /// Renders a conversation. What a template has no place for is put where it has one: the text of a `developer` into a
+    /// `system` message, and that of a leading `system` message before that of the user.
+    fn render(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<Rendered, ChatError> {
+        let refused = match self.render_whole(messages, tools) {
+            Ok(rendered) => return Ok(rendered),
+            Err(refused) => refused,
+        };
+        let mut messages = messages.to_vec();
+        let mut changed = false;
+        for message in messages.iter_mut().filter(|m| m.is("developer")) {
+            "system".clone_into(&mut message.role);
+            changed = true;
+        }
+        if changed && let Ok(rendered) = self.render_whole(&messages, tools) {
+            return Ok(rendered);
+        }
+        if let [system, user, ..] = messages.as_mut_slice()
+            && system.is("system")
+            && user.is("user")
+        {
+            user.content = format!("{}\n\n{}", system.content, user.content);
+            messages.remove(0);
+            if let Ok(rendered) = self.render_whole(&messages, tools) {
+                return Ok(rendered);
+            }
+        }
+        Err(refused)
     }
+
+    /// Renders these messages, and sees that each of a person is there.
+    fn render_whole(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[Value],
+    ) -> Result<Rendered, ChatError> {
+        let rendered = self.render_once(messages, tools)?;
+        let is_missing = |i: &usize| {
+            let content = rendered.contents[*i].trim();
+            let of_person = ["system", "developer", "user"].contains(&messages[*i].role.as_str());
+            of_person && !rendered.text.contains(content)
+        };
+        let missing: Vec<usize> = (0..messages.len()).filter(is_missing).collect();
+        if missing.is_empty() {
+            return Ok(rendered);
+        }
+        // The template has changed a content, or left it out: it does the latter to any.
+        let mut others = messages.to_vec();
+        for i in &missing {
+            others[*i].content = format!("{PLAIN}{i}.");
+        }
+        let with_others = self.render_once(&others, tools);
+        for index in missing {
+            let has_place = |r: &Rendered| r.text.contains(&others[index].content);
+            if !with_others.as_ref().is_ok_and(has_place) {
+                let role = messages[index].role.clone();
+                return Err(ChatError::Dropped { index, role });
+            }
+        }
+        Ok(rendered)
+    }
+
+    fn render_once(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[Value],
+    ) -> Result<Rendered, ChatError> {
+        let mut values: Vec<Value> = messages.iter().map(|m| self.value(m)).collect();
+        let mut tools = tools.to_vec();
+        let cut = self.shield.cut(&mut values, &mut tools);
+        let cut = cut.ok_or_else(|| {
+            ChatError::Template(
+                "the messages use every private-use character of Unicode".to_owned(),
+            )
+        })?;
+        let contents = values.iter().map(content).collect();
+        let tools = (!tools.is_empty()).then_some(tools);
+        let variables = json!({
+            "messages": values,
+            "add_generation_prompt": true,
+            "bos_token": self.bos_text,
+            "eos_token": self.eos_text,
+            "tools": tools,
+            "documents": null,
+        });
+        let text = self
+            .environment
+            .get_template(TEMPLATE)
+            .and_then(|template| template.render(Serde(variables)))
+            .map_err(|e| ChatError::Refused(reason(&e).replace(cut, "")))?;
+        Ok(Rendered {
+            text,
+            cut,
+            messages: messages.to_vec(),
+            contents,
+        })
+    }
+
+    /// A message as templates see it.
+    fn value(&self, message: &ChatMessage) -> Value {
+        let content = if self.wants_parts {
+            json!([{"type": "text", "text": message.content}])
+        } else {
+            json!(message.content)
+        };
+        let mut value = json!({"role": message.role, "content": content});
+        for (name, field) in &message.fields {
+            value[name] = field.clone();
+        }
+        value
+    }
+}
+
+/// What a message of a user says when a template is tried out.
+const PLAIN: &str = "Hi, how are you ";
+
+/// The text of a message that [`ChatTemplate::value`] has made.
+fn content(value: &Value) -> String {
+    let content = &value["content"];
+    let text = content.as_str().or_else(|| content[0]["text"].as_str());
+    text.unwrap_or_default().to_owned()
 }
 
 /// Tokens of a prompt without template. Control tokens in `text` are ordinary text.
@@ -245,41 +437,6 @@ pub fn completion_tokens(tokenizer: &dyn Tokenizer, text: &str) -> Vec<Token> {
         .collect()
 }
 
-const TEMPLATE: &str = "chat";
-
-/// The environment that Hugging Face gives templates: Python's string methods,
-/// `raise_exception`, `strftime_now`, and whitespace around blocks trimmed.
-fn environment(source: String, date: Date) -> Result<Environment<'static>, ChatError> {
-    let mut environment = Environment::new();
-    environment.set_debug(false);
-    environment.set_syntax(syntax()?);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_function("raise_exception", |message: String| {
-        Err::<Value, Error>(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", move |format: String| date.format(&format));
-    environment
-        .add_template_owned(TEMPLATE, source)
-        .map_err(|e| ChatError::Template(reason(&e)))?;
-    Ok(environment)
-}
-
-/// Jinja's own delimiters, with the whitespace rules of Hugging Face.
-fn syntax() -> Result<SyntaxConfig, ChatError> {
-    SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()
-        .map_err(|e| ChatError::Template(reason(&e)))
-}
-
-/// What went wrong, in the template's own words where it has any.
-fn reason(error: &Error) -> String {
-    error
-        .detail()
-        .map_or_else(|| error.kind().to_string(), str::to_owned)
-}
-
 fn check_messages(messages: &[ChatMessage]) -> Result<(), ChatError> {
     match messages.len() {
         0 => return Err(ChatError::NoMessages),
@@ -290,127 +447,5 @@ fn check_messages(messages: &[ChatMessage]) -> Result<(), ChatError> {
     match messages.iter().position(|message| !known(message)) {
         Some(index) => Err(ChatError::Role(index)),
         None => Ok(()),
-    }
-}
-
-/// Cuts a rendered conversation at its sentinels.
-fn split(rendered: &str) -> Vec<Piece<'_>> {
-    let mut pieces = Vec::new();
-    let mut rest = rendered;
-    while let Some((before, index, after)) = next_sentinel(rest) {
-        pieces.push(Piece::Template(before));
-        pieces.push(Piece::Content(index));
-        rest = after;
-    }
-    pieces.push(Piece::Template(rest));
-    pieces.retain(|piece| *piece != Piece::Template(""));
-    pieces
-}
-
-/// The text before the first sentinel, its index, and the text after it.
-fn next_sentinel(text: &str) -> Option<(&str, usize, &str)> {
-    let (before, rest) = text.split_once(SENTINEL_START)?;
-    let (index, after) = rest.split_once(SENTINEL_END)?;
-    Some((before, index.parse().ok()?, after))
-}
-
-/// That every message is there once, and no sentinel was cut in pieces.
-fn check_pieces(pieces: &[Piece<'_>], messages: &[ChatMessage]) -> Result<(), ChatError> {
-    let mut uses = vec![0_usize; messages.len()];
-    for piece in pieces {
-        match piece {
-            Piece::Content(index) => match uses.get_mut(*index) {
-                Some(count) => *count += 1,
-                None => return Err(ChatError::Template("it changes contents".to_owned())),
-            },
-            Piece::Template(text) => {
-                if text.contains([SENTINEL_START, SENTINEL_END]) {
-                    return Err(ChatError::Template("it cuts contents".to_owned()));
-                }
-            }
-        }
-    }
-    for (index, (count, message)) in uses.into_iter().zip(messages).enumerate() {
-        let role = message.role.clone();
-        match count {
-            1 => {}
-            0 => return Err(ChatError::Dropped { index, role }),
-            _ => return Err(ChatError::Repeated { index, role }),
-        }
-    }
-    Ok(())
-}
-
-/// A day of the calendar.
-#[derive(Debug, Clone, Copy)]
-struct Date {
-    year: u16,
-    month: u8,
-    day: u8,
-}
-
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-impl Date {
-    fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split('-');
-        let mut number = |digits: usize| {
-            let part = parts.next()?;
-            let plain = part.len() == digits && part.bytes().all(|b| b.is_ascii_digit());
-            part.parse::<u16>().ok().filter(|_| plain)
-        };
-        let (year, month, day) = (number(4)?, number(2)?, number(2)?);
-        let fits = (1..=12).contains(&month) && (1..=31).contains(&day) && parts.next().is_none();
-        Some(Self {
-            year,
-            month: u8::try_from(month).ok().filter(|_| fits)?,
-            day: u8::try_from(day).ok()?,
-        })
-    }
-
-    fn month_name(self) -> &'static str {
-        MONTHS[usize::from(self.month - 1) % MONTHS.len()]
-    }
-
-    /// The day in the form that a template asks for; times are not known here.
-    fn format(self, format: &str) -> Result<String, Error> {
-        let mut out = String::new();
-        let mut rest = format.chars();
-        while let Some(c) = rest.next() {
-            if c != '%' {
-                out.push(c);
-                continue;
-            }
-            match rest.next() {
-                Some('Y') => out.push_str(&format!("{:04}", self.year)),
-                Some('y') => out.push_str(&format!("{:02}", self.year % 100)),
-                Some('m') => out.push_str(&format!("{:02}", self.month)),
-                Some('d') => out.push_str(&format!("{:02}", self.day)),
-                Some('B') => out.push_str(self.month_name()),
-                Some('b') => out.push_str(&self.month_name()[..3]),
-                Some('%') => out.push('%'),
-                other => {
-                    let name = other.map_or_else(String::new, String::from);
-                    return Err(Error::new(
-                        ErrorKind::InvalidOperation,
-                        format!("strftime_now knows dates only, not `%{name}`"),
-                    ));
-                }
-            }
-        }
-        Ok(out)
     }
 }

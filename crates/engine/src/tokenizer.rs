@@ -26,6 +26,13 @@ pub trait Tokenizer: Send + Sync {
     /// The name of a control token, such as `<|im_end|>`; `None` for ordinary tokens.
     fn control_name(&self, token: Token) -> Option<String>;
 
+    /// Every text that [`Self::encode`] with `special` may turn into a token with a meaning of its own.
+    fn special_texts(&self) -> Vec<String> {
+        (0..self.len())
+            .filter_map(|token| self.control_name(token))
+            .collect()
+    }
+
     /// True if generation ends with this token.
     fn is_end(&self, token: Token) -> bool;
 

@@ -148,6 +148,16 @@ impl Tokenizer for Vocabulary {
         Some(vocab.text(native(token))?.to_string_lossy().into_owned())
     }
 
+    fn special_texts(&self) -> Vec<String> {
+        let vocab = self.model.vocab();
+        let special = LlamaTokenAttr::Control | LlamaTokenAttr::Unknown;
+        let tokens = vocab
+            .tokens()
+            .filter(|t| vocab.attr(*t).intersects(special));
+        let texts = tokens.filter_map(|t| Some(vocab.text(t)?.to_str().ok()?.to_owned()));
+        texts.chain(self.marks.iter().cloned()).collect()
+    }
+
     fn is_end(&self, token: Token) -> bool {
         token < self.len() && self.model.vocab().is_eog(native(token))
     }

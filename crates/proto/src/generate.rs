@@ -17,7 +17,7 @@ use crate::terms::HandoffTerms;
 pub struct Message {
     /// `system`, `user` or `assistant`; the model's template decides what it accepts.
     pub role: String,
-    /// What was written. Tokenised with special tokens disabled.
+    /// What was written. Nothing in it becomes a control token.
     pub content: String,
     /// The tokens that a node generated it as, if that is known: used as far as they give this content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -7,6 +7,7 @@ mod fixtures;
 mod fuzz;
 mod limits;
 mod nano_eval;
+mod templates;
 mod tidy;
 
 use std::path::Path;
@@ -32,6 +33,8 @@ enum Task {
     Codecs(codecs::CodecsArguments),
     /// Feeds edited handoffs to everything that reads bytes of a peer.
     Fuzz(fuzz::FuzzArguments),
+    /// Compares how chat templates are rendered with Jinja2.
+    Templates(templates::TemplatesArguments),
     /// Writes `docs/limits.md`.
     Limits,
     /// Checks what no compiler checks: arrows between crates, pure crates, where `unsafe` may stand.
@@ -47,6 +50,7 @@ fn main() -> anyhow::Result<()> {
         Task::NanoEval(arguments) => nano_eval::run(&arguments),
         Task::Codecs(arguments) => codecs::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(root(), &arguments),
+        Task::Templates(arguments) => templates::run(&arguments),
         Task::Limits => limits::run(root(), false),
         Task::Tidy => tidy::run(root()),
         Task::Check => check::run(root()),

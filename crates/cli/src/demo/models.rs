@@ -1,8 +1,8 @@
 //! Which models the demo runs on.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use tandem_fixtures::{Architecture, Spec};
 
 use super::course::in_checkout;
@@ -22,15 +22,16 @@ pub struct Models {
     pub random: bool,
 }
 
-/// The models given on the command line, else trained ones, else fixtures, which are made if needed.
+/// The models given on the command line, else trained ones, else fixtures, which are made if needed. Of one model given, the
+/// other is the trained one.
 ///
 /// # Errors
-/// If a name is unknown, missing or given twice, a file is not there, or a fixture cannot be written.
+/// If a name is unknown or given twice, or missing and there is no trained one, a file is not there, or a fixture cannot be written.
 pub fn choose(given: &[(String, PathBuf)], environment: &Environment) -> anyhow::Result<Models> {
-    if !given.is_empty() {
-        return from_arguments(given);
-    }
     let trained = (in_checkout(TRAINED.0), in_checkout(TRAINED.1));
+    if !given.is_empty() {
+        return from_arguments(given, trained);
+    }
     if let (Some(code), Some(feedback)) = trained {
         return Ok(Models {
             code,
@@ -50,7 +51,10 @@ pub fn choose(given: &[(String, PathBuf)], environment: &Environment) -> anyhow:
     })
 }
 
-fn from_arguments(given: &[(String, PathBuf)]) -> anyhow::Result<Models> {
+fn from_arguments(
+    given: &[(String, PathBuf)],
+    trained: (Option<PathBuf>, Option<PathBuf>),
+) -> anyhow::Result<Models> {
     for (name, path) in given {
         if name != "code" && name != "feedback" {
             bail!("--model `{name}`: the demo has the models `code` and `feedback`");
@@ -59,17 +63,20 @@ fn from_arguments(given: &[(String, PathBuf)]) -> anyhow::Result<Models> {
             bail!("--model `{name}`: there is no file {}", path.display());
         }
     }
-    let one = |wanted: &str| -> anyhow::Result<&Path> {
+    let one = |wanted: &str, trained: Option<PathBuf>| -> anyhow::Result<PathBuf> {
         let mut paths = given.iter().filter(|(name, _)| name == wanted);
         match (paths.next(), paths.next()) {
-            (Some((_, path)), None) => Ok(path),
-            (None, _) => bail!("--model `{wanted}` is missing: add --model {wanted}=PATH"),
+            (Some((_, path)), None) => Ok(path.clone()),
+            (None, _) => trained.with_context(|| {
+                format!("--model `{wanted}` is missing, and there is no trained one: add --model {wanted}=PATH")
+            }),
             _ => bail!("--model `{wanted}` is given twice: leave one out"),
         }
     };
+    let (code, feedback) = trained;
     Ok(Models {
-        code: one("code")?.to_owned(),
-        feedback: one("feedback")?.to_owned(),
+        code: one("code", code)?,
+        feedback: one("feedback", feedback)?,
         random: false,
     })
 }
@@ -79,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_models_must_be_given_once() {
+    fn a_model_is_given_once_or_the_trained_one() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("m.gguf");
         std::fs::write(&file, b"x").unwrap();
@@ -97,8 +104,14 @@ mod tests {
                 .into_iter()
                 .map(|(n, p)| (n.to_owned(), p.clone()))
                 .collect();
-            let error = from_arguments(&given).unwrap_err().to_string();
+            let none = (None, None);
+            let error = from_arguments(&given, none).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+        let trained = dir.path().join("trained.gguf");
+        let given = [("code".to_owned(), file.clone())];
+        let models =
+            from_arguments(&given, (Some(trained.clone()), Some(trained.clone()))).unwrap();
+        assert_eq!((models.code, models.feedback), (file, trained));
     }
 }

@@ -330,9 +330,8 @@ fn prompt_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError
             let messages: Vec<ChatMessage> = messages
                 .iter()
                 .map(|m| ChatMessage {
-                    role: m.role.clone(),
-                    content: m.content.clone(),
                     tokens: m.tokens.clone(),
+                    ..ChatMessage::new(m.role.clone(), m.content.clone())
                 })
                 .collect();
             template
