@@ -5,6 +5,7 @@
 //! - [`prefix`]: what the have-list saves;
 //! - [`turn`]: the next turn of a conversation, wherever it is prefilled;
 //! - [`parity`]: how well two models fit together;
+//! - [`together`]: two models on one machine;
 //! - [`slices`]: how long an engine is busy with a slice of KV;
 //! - [`nodes`]: the nodes of `overlap`, `prefix`, `turn` and `parity`, and [`ask`] what they are asked;
 //! - [`control`]: calls of a node's control API;
@@ -29,6 +30,7 @@ mod prefix;
 mod receiver;
 mod rows;
 mod slices;
+mod together;
 mod turn;
 mod usage;
 
@@ -36,8 +38,10 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// The trained model of a checkout.
+/// The trained model of a checkout that analyses code.
 const DEFAULT_MODEL: &str = "models/nano-coder.gguf";
+/// And the one that writes feedback.
+const DEFAULT_WRITER: &str = "models/nano-writer.gguf";
 
 /// Arguments of `tandem bench`.
 #[derive(Args)]
@@ -64,6 +68,8 @@ enum Bench {
     Parity(parity::Arguments),
     /// How long an engine is busy with a slice of KV that comes in or goes out, which running generations wait for.
     Slices(slices::Arguments),
+    /// Two models on one machine: each alone, both at once in one node, and in a node each.
+    Together(together::Arguments),
     /// Makes the requests of `overlap`.
     #[command(hide = true)]
     OverlapDriver(overlap::driver::Arguments),
@@ -83,6 +89,7 @@ pub fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Bench::Prefix(arguments) => crate::on_runtime(prefix::main(arguments)),
         Bench::Turn(arguments) => crate::on_runtime(turn::main(arguments)),
         Bench::Parity(arguments) => crate::on_runtime(parity::main(arguments)),
+        Bench::Together(arguments) => crate::on_runtime(together::main(arguments)),
         Bench::Slices(arguments) => crate::on_runtime(slices::main(arguments)),
         Bench::OverlapDriver(arguments) => crate::on_runtime(overlap::driver::main(arguments)),
         Bench::Receiver(arguments) => crate::on_runtime(receiver::main(arguments)),

@@ -16,6 +16,9 @@ pub struct Environment {
     /// Where things are kept that cannot be made again: `TANDEM_DATA`, else `tandem` below
     /// `XDG_DATA_HOME` or `~/.local/share`.
     data: Option<PathBuf>,
+    /// Where processes of this user on this machine meet: `tandem` below `XDG_RUNTIME_DIR`, else `tandem-USER` in the
+    /// system's folder for temporary files.
+    pub meeting: PathBuf,
 }
 
 impl Environment {
@@ -31,6 +34,11 @@ impl Environment {
             data: below("TANDEM_DATA", "")
                 .or_else(|| below("XDG_DATA_HOME", "tandem"))
                 .or_else(|| below("HOME", ".local/share/tandem")),
+            meeting: below("XDG_RUNTIME_DIR", "tandem").unwrap_or_else(|| {
+                let user = text("USER").unwrap_or_default();
+                let plain: String = user.chars().filter(char::is_ascii_alphanumeric).collect();
+                std::env::temp_dir().join(format!("tandem-{plain}"))
+            }),
         }
     }
 

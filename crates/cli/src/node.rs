@@ -54,7 +54,7 @@ pub struct Arguments {
     /// Joins the cluster of this token first, unless this machine is a member already.
     #[arg(long, value_name = "TOKEN", conflicts_with = "plaintext")]
     join: Option<String>,
-    /// CPU threads [default: all].
+    /// CPU threads [default: all]. With one, a node takes no turns with others on this machine.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Option<u32>,
     /// Layers on the GPU, where the build has one.
@@ -128,6 +128,12 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         handoff.unwrap_or_else(|| SocketAddr::new(arguments.listen.ip(), 0)),
         &security,
     )?;
+    if let Err(e) = tandem_llama::turns::share_with_processes(&environment.meeting) {
+        let folder = environment.meeting.display();
+        tracing::warn!(
+            "nodes on this machine cannot take turns on its processor, and slow each other down if they have several threads: {folder}: {e}"
+        );
+    }
     // Until the models are loaded, a signal ends the process at once: there is nothing to end yet.
     let models = load(&arguments)?;
     let config = NodeConfig {

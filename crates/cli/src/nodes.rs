@@ -32,6 +32,16 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
             };
             found.extend(unequal_models(model, (prefill, p), (decode, d)));
             let (a, b) = (p.capacity, d.capacity);
+            if let (Some(a), Some(b)) = (p.threads, d.threads)
+                && a != b
+            {
+                found.push(unequal_options(
+                    model,
+                    (prefill, decode),
+                    "--threads",
+                    (a, b),
+                ));
+            }
             // Where a model has windows, the number of sequences decides on the size of their cache.
             let has_window = p.contract.window > 0;
             for (option, a, b) in [
@@ -39,17 +49,26 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
                 ("--slots", a.sequences, b.sequences),
             ] {
                 if a != b && (option == "--ubatch" || has_window) {
-                    found.push(format!(
-                        "nodes `{prefill}` and `{decode}` hold model `{}` with different {option} ({a} and \
-                         {b}): answers may differ in rounding from local ones; start both with equal \
-                         {option}",
-                        model.name
-                    ));
+                    found.push(unequal_options(model, (prefill, decode), option, (a, b)));
                 }
             }
         }
     }
     found
+}
+
+fn unequal_options(
+    model: &ModelConfig,
+    nodes: (&str, &str),
+    option: &str,
+    (a, b): (u32, u32),
+) -> String {
+    let (prefill, decode) = nodes;
+    format!(
+        "nodes `{prefill}` and `{decode}` hold model `{}` with different {option} ({a} and {b}): answers may differ in \
+         rounding from local ones; start both with equal {option}",
+        model.name
+    )
 }
 
 /// Two nodes between which no KV of a model can pass, so that nothing would ever be handed over.
@@ -227,6 +246,9 @@ mod tests {
                 prefill_tokens: 512,
                 microbatch_tokens,
             },
+            threads: Some(1),
+            no_chat: None,
+            stays: None,
             decodes: 0,
             prefills: 0,
             sequences: Vec::new(),
@@ -342,6 +364,16 @@ mod tests {
                 assert!(sentence.contains("`p` and `d` hold model `code`"), "{case}");
             }
         }
+        let mut nodes = list(vec![
+            report("p", Role::Prefill, held(0, 512, 4)),
+            report("d", Role::Decode, held(0, 512, 4)),
+        ]);
+        nodes.data[0].models[0].threads = Some(2);
+        let found = problems(&config(&["p"], &["d"]), &nodes, true);
+        assert!(
+            found.len() == 1 && found[0].contains("--threads (2 and 1)"),
+            "{found:?}"
+        );
         // A node is equal to itself, and one that is not there is told of as such.
         let both = list(vec![report("b", Role::Both, held(9, 512, 4))]);
         assert_eq!(

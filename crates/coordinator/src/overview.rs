@@ -16,6 +16,9 @@ pub struct HealthReport {
     pub status: String,
     /// Why models cannot be served now.
     pub reasons: Vec<String>,
+    /// What of models that are served does not work, such as a chat template that cannot be rendered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Answer to `GET /v1/nodes`.
@@ -72,6 +75,15 @@ pub struct ModelReport {
     pub contract: ContractSummary,
     /// What fits.
     pub capacity: Capacity,
+    /// Threads of the processor that compute each step; absent if something else computes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// Why chats cannot be answered, if they cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_chat: Option<String>,
+    /// Why its KV is not handed over, if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stays: Option<String>,
     /// Requests of this coordinator that decode there.
     pub decodes: usize,
     /// Requests of this coordinator that prefill there.
@@ -159,7 +171,21 @@ pub(crate) fn health(look: &Look) -> HealthReport {
     HealthReport {
         status: status.to_owned(),
         reasons,
+        warnings: look.nodes.iter().flat_map(no_chats).collect(),
     }
+}
+
+/// Models of a node that answer no chats, and why.
+fn no_chats(view: &NodeView) -> Vec<String> {
+    let models = view.state.as_ref().map_or(&[][..], |status| &status.models);
+    let no_chat = |m: &ModelStatus| {
+        let reason = m.no_chat.as_ref()?;
+        Some(format!(
+            "model `{}` on node `{}` answers no chats: {reason}",
+            m.name, view.name
+        ))
+    };
+    models.iter().filter_map(no_chat).collect()
 }
 
 pub(crate) fn nodes(config: &Config, look: &Look, pairs: Vec<PairReport>) -> NodeList {
@@ -198,6 +224,9 @@ fn model(view: &NodeView, status: &ModelStatus) -> ModelReport {
         name: status.name.clone(),
         contract: ContractSummary::from(&status.contract),
         capacity: status.capacity,
+        threads: status.threads,
+        no_chat: status.no_chat.clone(),
+        stays: status.stays.clone(),
         decodes: load.map_or(0, |l| l.decodes),
         prefills: load.map_or(0, |l| l.prefills),
         sequences: status.sequences.clone(),

@@ -85,6 +85,25 @@ pub trait KvEngine: Send {
     /// handoff compute in such steps, and so the same.
     fn tail_tokens(&self) -> u32;
 
+    /// Threads of the processor that compute each step, the same until the end: results have equal bits only with
+    /// equally many. `None` if something else computes.
+    fn threads(&self) -> Option<u32> {
+        None
+    }
+
+    /// A step begins whose results are used until [`Self::end_step`]: engines that share a processor wait so long, because
+    /// choosing tokens takes a core, too. A step outside of the two is one by itself.
+    fn begin_step(&mut self) {}
+
+    /// The end of it.
+    fn end_step(&mut self) {}
+
+    /// Why KV of this model cannot be handed to another engine, if it cannot. Then nothing is exported and nothing
+    /// imported, and a sequence goes on from where it ends or starts over.
+    fn stays(&self) -> Option<&str> {
+        None
+    }
+
     /// Opens an empty sequence.
     ///
     /// # Errors

@@ -19,7 +19,9 @@ use tandem_kv::{Contract, KvBlock, Plane, Section};
 use crate::blob::{self, BlobError};
 use crate::gguf::{Gguf, GgufError, Value};
 use crate::layout::{self, LayoutError};
+use crate::pool::{self, Seat};
 use crate::tap::{self, Side, Staging};
+use crate::turns::{self, Turn};
 use crate::vocabulary::{Vocabulary, native};
 
 /// Largest number of sequences: llama.cpp aborts the process beyond `LLAMA_MAX_SEQ` = 256 ids,
@@ -146,6 +148,12 @@ pub struct LlamaEngine {
     capacity: Capacity,
     tail_tokens: u32,
     by_layer: bool,
+    /// Of each step, where the processor computes.
+    threads: Option<u32>,
+    takes_turns: bool,
+    /// That of a step whose results are being used.
+    turn: Option<Turn>,
+    seat: Option<Seat>,
     rows_are_read: Side,
     /// Where rows of a GPU come to, from the first time on that they are read.
     staging: Option<Staging>,
@@ -220,6 +228,10 @@ impl LlamaEngine {
         })?;
         let micro = options.capacity.microbatch_tokens;
         let on_gpu = options.gpu_layers > 0 && backend.supports_gpu_offload();
+        // One thread waits for no other, so that it may share its core.
+        let takes_turns = !on_gpu && options.threads > 1;
+        let seat =
+            takes_turns.then(|| cell.with_dependent(|_, c| pool::attach(c, options.threads)));
         let has_steps = !on_gpu && micro.is_multiple_of(TAIL_TOKENS);
         let mut engine = Self {
             cell,
@@ -227,6 +239,10 @@ impl LlamaEngine {
             capacity: options.capacity,
             tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
             by_layer: options.by_layer,
+            threads: (!on_gpu).then_some(options.threads),
+            takes_turns,
+            turn: None,
+            seat: None,
             rows_are_read: if on_gpu { Side::Beside } else { Side::Here },
             staging: None,
             vocabulary,
@@ -237,6 +253,8 @@ impl LlamaEngine {
             path: path.to_owned(),
             source,
         })?;
+        // It is for the thread that will compute, not for this one.
+        engine.seat = seat.flatten();
         Ok(engine)
     }
 
@@ -366,6 +384,10 @@ impl LlamaEngine {
     }
 
     fn run(&mut self, batch: &mut LlamaBatch<'_>) -> Result<(), EngineError> {
+        let _turn = (self.takes_turns && self.turn.is_none()).then(turns::take);
+        if let Some(seat) = self.seat {
+            seat.take();
+        }
         self.context(|c| c.decode(batch))
             .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
     }
@@ -637,6 +659,20 @@ impl KvEngine for LlamaEngine {
 
     fn tail_tokens(&self) -> u32 {
         self.tail_tokens
+    }
+
+    fn threads(&self) -> Option<u32> {
+        self.threads
+    }
+
+    fn begin_step(&mut self) {
+        if self.takes_turns && self.turn.is_none() {
+            self.turn = Some(turns::take());
+        }
+    }
+
+    fn end_step(&mut self) {
+        self.turn = None;
     }
 
     fn open(&mut self) -> Result<Sequence, EngineError> {

@@ -8,6 +8,7 @@
 //! - `tap`: rows of a layer while the next one is computed;
 //! - [`vocabulary`]: the tokenizer;
 //! - [`engine`]: [`LlamaEngine`], which implements [`KvEngine`](tandem_engine::KvEngine);
+//! - [`turns`]: whose turn it is on the processor;
 //! - [`build`]: what this build can do (CPU features, backends).
 
 pub mod blob;
@@ -15,7 +16,9 @@ pub mod build;
 pub mod engine;
 pub mod gguf;
 pub mod layout;
+mod pool;
 mod tap;
+pub mod turns;
 pub mod vocabulary;
 
 pub use engine::{LlamaEngine, LlamaError, LlamaOptions, MAX_SEQUENCES};

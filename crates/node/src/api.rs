@@ -319,6 +319,9 @@ async fn model_status(model: &Model, limit: Duration) -> ModelStatus {
             prefill_tokens: c.prefill_tokens,
             microbatch_tokens: c.microbatch_tokens,
         },
+        threads: model.threads,
+        no_chat: model.template.as_ref().err().cloned(),
+        stays: model.stays.clone(),
         sequences: sequences.and_then(Result::ok).unwrap_or_default(),
     }
 }

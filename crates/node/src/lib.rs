@@ -136,14 +136,7 @@ pub async fn run(
         config,
     });
     let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));
-    let expiring = tokio::spawn({
-        let node = Arc::clone(&node);
-        async move {
-            node.tickets
-                .expire(node.config.limits.handoff_silence)
-                .await
-        }
-    });
+    let expiring = tokio::spawn(expire(Arc::clone(&node)));
     let (told, asked) = oneshot::channel();
     ready();
     let serving = tandem_identity::serve(
@@ -166,6 +159,11 @@ pub async fn run(
         tracing::warn!("not all pages are on disk; leaving without them");
     }
     result
+}
+
+async fn expire(node: Arc<api::Node>) {
+    let limit = node.config.limits.handoff_silence;
+    node.tickets.expire(limit).await;
 }
 
 /// Of the control API.

@@ -36,6 +36,10 @@ pub struct Model {
     pub tail_tokens: u32,
     /// True if its engine gives layers while they are computed.
     pub gives_layers: bool,
+    /// Threads of the processor that compute each step.
+    pub threads: Option<u32>,
+    /// Why its KV is not handed over, if it is not.
+    pub stays: Option<String>,
     /// The tokenizer.
     pub tokenizer: Arc<dyn Tokenizer>,
     /// The chat template, or why the model has none.
@@ -77,8 +81,12 @@ impl Model {
         let contract = Arc::new(engine.contract().clone());
         let (capacity, tail_tokens) = (engine.capacity(), engine.tail_tokens());
         let gives_layers = engine.gives_layers();
+        let (threads, stays) = (engine.threads(), engine.stays().map(str::to_owned));
         let tokenizer = engine.tokenizer();
         let template = ChatTemplate::new(Arc::clone(&tokenizer)).map_err(|e| e.to_string());
+        if let Err(reason) = &template {
+            tracing::warn!(model = %name, %reason, "chats cannot be answered");
+        }
         let constraints =
             ConstraintFactory::new(Arc::clone(&tokenizer)).map_err(|e| fail(e.to_string()))?;
         let (commands, receiver) = sync_channel(MAX_COMMANDS);
@@ -100,6 +108,8 @@ impl Model {
             capacity,
             tail_tokens,
             gives_layers,
+            threads,
+            stays,
             tokenizer,
             template,
             constraints,

@@ -81,6 +81,12 @@ pub struct ModelStatus {
     pub contract: Contract,
     /// What fits.
     pub capacity: Capacity,
+    /// Threads of the processor that compute each step; `None` if something else computes.
+    pub threads: Option<u32>,
+    /// Why chats cannot be answered; `None` if they can.
+    pub no_chat: Option<String>,
+    /// Why its KV is not handed over; `None` if it is.
+    pub stays: Option<String>,
     /// What it does now.
     pub sequences: Vec<SequenceStatus>,
 }

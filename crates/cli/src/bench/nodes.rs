@@ -168,23 +168,53 @@ impl Node {
         place: &Place,
         folder: &Path,
     ) -> anyhow::Result<Self> {
-        let log = folder.join(format!("{name}.log"));
-        let mut spec = std::ffi::OsString::from(format!("{MODEL}="));
-        spec.push(model);
         let mut command = program(place)?;
         command
             .args(["node", "--role", role])
             .args(["--listen", &SocketAddr::new(place.ip, 0).to_string()])
             .arg("--model")
-            .arg(spec)
+            .arg(spec(MODEL, model))
             .args(["--context", &CONTEXT.to_string()])
             .args(["--slots", &SLOTS.to_string()])
             .args(["--chunk", &place.chunk.to_string()])
             .args(["--threads", &place.threads.to_string()])
             .arg("--cluster-dir")
-            .arg(folder.join(role))
-            .arg("--stop-with-stdin")
-            .stderr(File::create(&log)?);
+            .arg(folder.join(role));
+        Self::spawn(command, role, &folder.join(format!("{name}.log"))).await
+    }
+
+    /// A node of its own cluster on loopback, with these models and what a node does unless it is told otherwise. Its
+    /// log is in that folder.
+    ///
+    /// # Errors
+    /// If it does not get ready.
+    pub async fn with_defaults(
+        models: &[(String, PathBuf)],
+        threads: Option<u32>,
+        folder: &Path,
+    ) -> anyhow::Result<Self> {
+        let mut command = program(&Place::here())?;
+        command.args([
+            "node",
+            "--role",
+            "both",
+            "--listen",
+            "127.0.0.1:0",
+            "--plaintext",
+        ]);
+        for (name, path) in models {
+            command.arg("--model").arg(spec(name, path));
+        }
+        if let Some(threads) = threads {
+            command.args(["--threads", &threads.to_string()]);
+        }
+        let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
+        let log = folder.join(format!("{}.log", names.join("-")));
+        Self::spawn(command, "both", &log).await
+    }
+
+    async fn spawn(mut command: Command, role: &str, log: &Path) -> anyhow::Result<Self> {
+        command.arg("--stop-with-stdin").stderr(File::create(log)?);
         let mut child = command
             .spawn()
             .with_context(|| format!("the {role} node cannot be started"))?;
@@ -193,7 +223,7 @@ impl Node {
         let line = tokio::time::timeout(READY, output.next_line()).await;
         let line = line.with_context(|| format!("the {role} node is not ready"))??;
         let Some((control, handoff)) = line.as_deref().and_then(addresses) else {
-            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let text = std::fs::read_to_string(log).unwrap_or_default();
             let last = text.lines().last().unwrap_or("nothing").to_owned();
             drop(child.stdin.take());
             let ended = tokio::time::timeout(END, child.wait()).await;
@@ -226,11 +256,20 @@ impl Node {
     }
 }
 
+/// `NAME=PATH`.
+fn spec(name: &str, path: &Path) -> std::ffi::OsString {
+    let mut spec = std::ffi::OsString::from(format!("{name}="));
+    spec.push(path);
+    spec
+}
+
 /// The addresses in `ready https://ADDRESS handoff ADDRESS`.
 fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
-    let (control, handoff) = line
-        .strip_prefix("ready https://")?
-        .split_once(" handoff ")?;
+    let url = line.strip_prefix("ready ")?;
+    let address = url
+        .strip_prefix("https://")
+        .or(url.strip_prefix("http://"))?;
+    let (control, handoff) = address.split_once(" handoff ")?;
     Some((control.parse().ok()?, handoff.parse().ok()?))
 }
 
@@ -294,9 +333,7 @@ mod tests {
         let line = "ready https://127.0.0.1:4711 handoff 127.0.0.1:4712";
         let ports = addresses(line).map(|(a, b)| (a.port(), b.port()));
         assert_eq!(ports, Some((4711, 4712)));
-        assert_eq!(
-            addresses("ready http://127.0.0.1:1 handoff 127.0.0.1:2"),
-            None
-        );
+        assert!(addresses("ready http://127.0.0.1:1 handoff 127.0.0.1:2").is_some());
+        assert_eq!(addresses("ready 127.0.0.1:1 handoff 127.0.0.1:2"), None);
     }
 }

@@ -120,6 +120,9 @@ pub fn status(role: Role, sequences: u32, tokenizer: &str) -> NodeStatus {
                 prefill_tokens: 512,
                 microbatch_tokens: 64,
             },
+            threads: None,
+            no_chat: None,
+            stays: None,
             sequences: Vec::new(),
         }],
     }

@@ -165,6 +165,7 @@ impl Worker {
         if steps.is_empty() {
             return;
         }
+        self.engine.begin_step();
         match self.engine.decode(&steps) {
             Ok(rows) => {
                 for (id, logits) in ids.into_iter().zip(rows) {
@@ -178,6 +179,7 @@ impl Worker {
                 }
             }
         }
+        self.engine.end_step();
     }
 
     /// A row of logits has been computed.

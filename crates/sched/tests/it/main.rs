@@ -42,6 +42,9 @@ fn held(name: &str, sequences: u32, tokenizer: &str) -> ModelStatus {
             prefill_tokens: 512,
             microbatch_tokens: 64,
         },
+        threads: None,
+        no_chat: None,
+        stays: None,
         sequences: Vec::new(),
     }
 }
