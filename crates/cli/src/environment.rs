@@ -16,9 +16,22 @@ pub struct Environment {
     /// Where things are kept that cannot be made again: `TANDEM_DATA`, else `tandem` below
     /// `XDG_DATA_HOME` or `~/.local/share`.
     data: Option<PathBuf>,
-    /// Where processes of this user on this machine meet: `tandem` below `XDG_RUNTIME_DIR`, else `tandem-USER` in the
+    /// Where processes of this user on this machine meet: `tandem-` and the number of the home folder's owner, in the
     /// system's folder for temporary files.
     pub meeting: PathBuf,
+}
+
+/// The number of the user to whom the home folder belongs.
+#[cfg(unix)]
+fn owner(home: Option<String>) -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    let meta = home.and_then(|home| std::fs::metadata(home).ok());
+    meta.map_or(0, |meta| meta.uid())
+}
+
+#[cfg(not(unix))]
+const fn owner(_: Option<String>) -> u32 {
+    0
 }
 
 impl Environment {
@@ -34,11 +47,7 @@ impl Environment {
             data: below("TANDEM_DATA", "")
                 .or_else(|| below("XDG_DATA_HOME", "tandem"))
                 .or_else(|| below("HOME", ".local/share/tandem")),
-            meeting: below("XDG_RUNTIME_DIR", "tandem").unwrap_or_else(|| {
-                let user = text("USER").unwrap_or_default();
-                let plain: String = user.chars().filter(char::is_ascii_alphanumeric).collect();
-                std::env::temp_dir().join(format!("tandem-{plain}"))
-            }),
+            meeting: std::env::temp_dir().join(format!("tandem-{}", owner(text("HOME")))),
         }
     }
 

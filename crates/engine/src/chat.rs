@@ -12,7 +12,7 @@ mod jinja;
 mod python;
 mod shield;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -122,11 +122,11 @@ pub struct ChatTemplate {
 struct Rendered {
     /// With cuts.
     text: String,
+    /// Without.
+    plain: String,
     cut: char,
     /// The messages in it, which may be others than were given: see [`ChatTemplate::render`].
     messages: Vec<ChatMessage>,
-    /// Their contents, with cuts.
-    contents: Vec<String>,
 }
 
 impl Rendered {
@@ -201,6 +201,9 @@ impl ChatTemplate {
         let mut tokens = Vec::new();
         let mut done = 0;
         for (index, place) in self.answers(&rendered) {
+            if place.start < done {
+                continue;
+            }
             let text = rendered.uncut(&rendered.text[place.clone()]);
             if let Some(answer) = self.answer(&text, &rendered.messages[index].tokens) {
                 tokens.extend(self.encode(&rendered.text[done..place.start], rendered.cut));
@@ -222,31 +225,33 @@ impl ChatTemplate {
     /// As [`ChatTemplate::tokens`].
     pub fn text(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<String, ChatError> {
         check_messages(messages)?;
-        let rendered = self.render(messages, tools)?;
-        Ok(rendered.uncut(&rendered.text))
+        Ok(self.render(messages, tools)?.plain)
     }
 
     /// Where contents stand that were generated as known tokens, with their messages. They are rendered once more with a
     /// mark at both ends of such a content, inside the white space that templates trim; a content that a template has
     /// changed otherwise has no place.
     fn answers(&self, rendered: &Rendered) -> Vec<(usize, Range<usize>)> {
-        let mut marked = rendered.messages.clone();
-        let used = |mark: &char| rendered.text.contains(*mark) || *mark == rendered.cut;
-        let Some(mark) = shield::CUTS.rev().find(|mark| !used(mark)) else {
+        if rendered.messages.iter().all(|m| m.tokens.is_empty()) {
+            return Vec::new();
+        }
+        let used: BTreeSet<char> = rendered
+            .text
+            .chars()
+            .filter(|c| shield::CUTS.contains(c))
+            .collect();
+        let free = |mark: &char| !used.contains(mark) && *mark != rendered.cut;
+        let Some(mark) = shield::CUTS.rev().find(free) else {
             return Vec::new();
         };
+        let mut marked = rendered.messages.clone();
         let known = |(_, m): &(usize, &mut ChatMessage)| {
             !m.tokens.is_empty() && !m.content.trim().is_empty()
         };
-        let mut count = 0;
         for (index, message) in marked.iter_mut().enumerate().filter(known) {
             let core = message.content.trim();
             let around = format!("{mark}{index}{mark}{core}{mark}{index}{mark}");
             message.content = message.content.replacen(core, &around, 1);
-            count += 1;
-        }
-        if count == 0 {
-            return Vec::new();
         }
         let Ok(with_marks) = self.render_once(&marked, &[]) else {
             return Vec::new();
@@ -274,7 +279,8 @@ impl ChatTemplate {
     /// single character is a person's.
     fn encode(&self, text: &str, cut: char) -> Vec<Token> {
         let pieces = text.split(cut).filter(|piece| !piece.is_empty());
-        let of_template = |piece: &str| piece.chars().nth(1).is_some() || !text.contains(cut);
+        let is_cut = text.contains(cut);
+        let of_template = |piece: &str| !is_cut || piece.chars().nth(1).is_some();
         pieces
             .flat_map(|piece| self.tokenizer.encode(piece, of_template(piece)))
             .collect()
@@ -341,10 +347,12 @@ impl ChatTemplate {
         tools: &[Value],
     ) -> Result<Rendered, ChatError> {
         let rendered = self.render_once(messages, tools)?;
+        // A short text may stand somewhere by chance.
         let is_missing = |i: &usize| {
-            let content = rendered.contents[*i].trim();
+            let content = messages[*i].content.trim();
             let of_person = ["system", "developer", "user"].contains(&messages[*i].role.as_str());
-            of_person && !rendered.text.contains(content)
+            let is_there = content.len() >= LONG && rendered.plain.contains(content);
+            of_person && !content.is_empty() && !is_there
         };
         let missing: Vec<usize> = (0..messages.len()).filter(is_missing).collect();
         if missing.is_empty() {
@@ -357,7 +365,7 @@ impl ChatTemplate {
         }
         let with_others = self.render_once(&others, tools);
         for index in missing {
-            let has_place = |r: &Rendered| r.text.contains(&others[index].content);
+            let has_place = |r: &Rendered| r.plain.contains(&others[index].content);
             if !with_others.as_ref().is_ok_and(has_place) {
                 let role = messages[index].role.clone();
                 return Err(ChatError::Dropped { index, role });
@@ -373,33 +381,40 @@ impl ChatTemplate {
     ) -> Result<Rendered, ChatError> {
         let mut values: Vec<Value> = messages.iter().map(|m| self.value(m)).collect();
         let mut tools = tools.to_vec();
-        let cut = self.shield.cut(&mut values, &mut tools);
-        let cut = cut.ok_or_else(|| {
-            ChatError::Template(
-                "the messages use every private-use character of Unicode".to_owned(),
-            )
+        let cut = self.shield.cut_for(&values, &tools).ok_or_else(|| {
+            let all = "the messages use every private-use character of Unicode";
+            ChatError::Template(all.to_owned())
         })?;
-        let contents = values.iter().map(content).collect();
+        let plain = self.run(&values, &tools)?;
+        let text = if self.shield.cut_all(&mut values, &mut tools, cut) {
+            let cut_all = self.run(&values, &tools)?;
+            self.shield.merged(&plain, cut_all, cut)
+        } else {
+            plain.clone()
+        };
+        Ok(Rendered {
+            text,
+            plain,
+            cut,
+            messages: messages.to_vec(),
+        })
+    }
+
+    /// Runs the template.
+    fn run(&self, messages: &[Value], tools: &[Value]) -> Result<String, ChatError> {
         let tools = (!tools.is_empty()).then_some(tools);
         let variables = json!({
-            "messages": values,
+            "messages": messages,
             "add_generation_prompt": true,
             "bos_token": self.bos_text,
             "eos_token": self.eos_text,
             "tools": tools,
             "documents": null,
         });
-        let text = self
-            .environment
+        self.environment
             .get_template(TEMPLATE)
             .and_then(|template| template.render(Serde(variables)))
-            .map_err(|e| ChatError::Refused(reason(&e).replace(cut, "")))?;
-        Ok(Rendered {
-            text,
-            cut,
-            messages: messages.to_vec(),
-            contents,
-        })
+            .map_err(|e| ChatError::Refused(reason(&e)))
     }
 
     /// A message as templates see it.
@@ -417,15 +432,11 @@ impl ChatTemplate {
     }
 }
 
+/// Bytes from which on a text that stands in a rendered conversation is taken for that of a message.
+const LONG: usize = 64;
+
 /// What a message of a user says when a template is tried out.
 const PLAIN: &str = "Hi, how are you ";
-
-/// The text of a message that [`ChatTemplate::value`] has made.
-fn content(value: &Value) -> String {
-    let content = &value["content"];
-    let text = content.as_str().or_else(|| content[0]["text"].as_str());
-    text.unwrap_or_default().to_owned()
-}
 
 /// Tokens of a prompt without template. Control tokens in `text` are ordinary text.
 #[must_use]

@@ -6,13 +6,15 @@
 use crate::error::GradingError;
 use crate::files;
 use crate::limits;
-use crate::submission::{SourceFile, kind_of, read_source, read_tree};
+use crate::submission::{LeftOut, SourceFile, kind_of, read_source, read_tree};
 use std::path::{Path, PathBuf};
 
 /// What students started from: a file, or the files of a folder.
 #[derive(Debug, Clone)]
 pub(crate) struct Template {
     files: Vec<SourceFile>,
+    /// What else its folder has.
+    unread: Vec<String>,
 }
 
 impl Template {
@@ -23,8 +25,10 @@ impl Template {
             problem,
         };
         if path.is_dir() {
-            let files = read_tree(path, &mut Vec::new()).map_err(fault)?;
-            return Ok(Self { files });
+            let mut left_out = LeftOut::default();
+            let files = read_tree(path, &mut left_out).map_err(fault)?;
+            let unread = left_out.names;
+            return Ok(Self { files, unread });
         }
         let kind =
             kind_of(path).ok_or_else(|| fault("this kind of file is not supported".to_owned()))?;
@@ -34,7 +38,10 @@ impl Template {
             .file_name()
             .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let file = read_source(&name, kind, &bytes).map_err(fault)?;
-        Ok(Self { files: vec![file] })
+        Ok(Self {
+            files: vec![file],
+            unread: Vec::new(),
+        })
     }
 }
 
@@ -63,8 +70,13 @@ fn counted<'a>(lines: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// True if nothing was written: all files are blank, or they are those of a template, whatever their names.
-pub(crate) fn is_untouched(files: &[SourceFile], templates: &[Template]) -> bool {
+/// True if nothing was written: all files are blank, or they are those of a template, whatever their names. What was not
+/// read may be an answer, unless the template has it, too.
+pub(crate) fn is_untouched(
+    files: &[SourceFile],
+    unread: &[String],
+    templates: &[Template],
+) -> bool {
     let contents = |files: &[SourceFile]| {
         let contents = files
             .iter()
@@ -74,5 +86,9 @@ pub(crate) fn is_untouched(files: &[SourceFile], templates: &[Template]) -> bool
         contents
     };
     let own = contents(files);
-    own.is_empty() || templates.iter().any(|t| contents(&t.files) == own)
+    let is_of = |template: &Template| {
+        let is_known = |name| template.unread.contains(name);
+        unread.iter().all(is_known) && (own.is_empty() || contents(&template.files) == own)
+    };
+    (own.is_empty() && unread.is_empty()) || templates.iter().any(is_of)
 }

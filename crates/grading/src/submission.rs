@@ -26,6 +26,19 @@ pub struct Submission {
     pub flags: Vec<String>,
     /// What is good to know and asks for nothing, such as files that were not read.
     pub notes: Vec<String>,
+    /// Files and folders that were not read and may be somebody's work.
+    pub(crate) unread: Vec<String>,
+}
+
+/// What a folder has that was not read.
+#[derive(Default)]
+pub(crate) struct LeftOut {
+    /// A line for each.
+    notes: Vec<String>,
+    /// A line for each that should have been read.
+    flags: Vec<String>,
+    /// Names of those that may be somebody's work.
+    pub(crate) names: Vec<String>,
 }
 
 /// One file of a submission, as it is shown to models and quoted in reports.
@@ -176,6 +189,9 @@ const TOOL_FOLDERS: &[&str] = &["build", "dist", "node_modules", "renv", "target
 /// The file by which a folder of any name is known as a Python environment.
 const PYTHON_ENVIRONMENT: &str = "pyvenv.cfg";
 
+const PYTHON: &str = "it is a Python environment";
+const OF_A_TOOL: &str = "it belongs to a tool";
+
 /// Text files that say nothing about the work: nbgrader's time of submission, and what a project needs.
 const TOOL_FILES: &[&str] = &["requirements.txt", "timestamp.txt"];
 
@@ -185,17 +201,19 @@ fn lossy(part: Option<&OsStr>) -> String {
 }
 
 fn load(path: &Path, name: String) -> Submission {
-    let mut notes = Vec::new();
-    let (files, problem) = match read_files(path, &mut notes) {
+    let mut left_out = LeftOut::default();
+    let (files, problem) = match read_files(path, &mut left_out) {
         Ok(files) => (files, None),
         Err(problem) => (Vec::new(), Some(problem)),
     };
+    let of_files = files.iter().flat_map(|f| f.flags.iter().cloned());
     let mut submission = Submission {
         name,
-        flags: files.iter().flat_map(|f| f.flags.iter().cloned()).collect(),
+        flags: of_files.chain(left_out.flags).collect(),
         files,
         problem,
-        notes,
+        notes: left_out.notes,
+        unread: left_out.names,
     };
     if submission.problem.is_none() && submission.text_bytes() > limits::MAX_PROMPT_TEXT_BYTES {
         let limit = limits::MAX_PROMPT_TEXT_BYTES;
@@ -206,22 +224,22 @@ fn load(path: &Path, name: String) -> Submission {
     submission
 }
 
-/// Reads the files of a submission; `notes` gets a line for each entry that is not read.
-fn read_files(path: &Path, notes: &mut Vec<String>) -> Result<Vec<SourceFile>, String> {
+/// Reads the files of a submission.
+fn read_files(path: &Path, left_out: &mut LeftOut) -> Result<Vec<SourceFile>, String> {
     let meta = std::fs::symlink_metadata(path).map_err(|e| format!("cannot be read: {e}"))?;
     if meta.file_type().is_symlink() {
         return Err("it is a symbolic link; links are not followed".to_owned());
     }
     if meta.is_dir() {
-        return read_tree(path, notes);
+        return read_tree(path, left_out);
     }
     let kind = kind_of(path).ok_or("this kind of file is not supported; look at it by hand")?;
     Ok(vec![read_file(path, &lossy(path.file_name()), kind)?])
 }
 
-/// Reads the files of a folder, in the order of their names; `notes` gets a line for each entry that is not read. A file
-/// that cannot be read is one of them, unless there is no other.
-pub(crate) fn read_tree(path: &Path, notes: &mut Vec<String>) -> Result<Vec<SourceFile>, String> {
+/// Reads the files of a folder, in the order of their names. A file that cannot be read is left out, unless there is no
+/// other.
+pub(crate) fn read_tree(path: &Path, left_out: &mut LeftOut) -> Result<Vec<SourceFile>, String> {
     let mut files = Vec::new();
     let mut unreadable = Vec::new();
     let walk = WalkDir::new(path)
@@ -251,7 +269,10 @@ pub(crate) fn read_tree(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Sour
             Ok(Some(kind)) => kind,
             Ok(None) => continue,
             Err(why) => {
-                notes.push(format!("{name}: not read, {why}"));
+                left_out.notes.push(format!("{name}: not read, {why}"));
+                if why != OF_A_TOOL && why != PYTHON {
+                    left_out.names.push(name);
+                }
                 if entry.file_type().is_dir() {
                     entries.skip_current_dir();
                 }
@@ -263,7 +284,10 @@ pub(crate) fn read_tree(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Sour
         }
         match read_file(entry.path(), &name, kind) {
             Ok(file) => files.push(file),
-            Err(problem) => unreadable.push(problem),
+            Err(problem) => {
+                unreadable.push(problem);
+                left_out.names.push(name);
+            }
         }
     }
     if files.is_empty() {
@@ -272,11 +296,10 @@ pub(crate) fn read_tree(path: &Path, notes: &mut Vec<String>) -> Result<Vec<Sour
             problems => problems.join("; "),
         });
     }
-    notes.extend(
-        unreadable
-            .iter()
-            .map(|problem| format!("{problem}; it was left out")),
-    );
+    let flags = unreadable
+        .iter()
+        .map(|problem| format!("{problem}; it was left out"));
+    left_out.flags.extend(flags);
     Ok(files)
 }
 
@@ -289,9 +312,7 @@ fn why_left_out(entry: &walkdir::DirEntry) -> Result<Option<Kind>, &'static str>
             0 => Ok(None),
             limits::MAX_FOLDER_DEPTH => Err("too deep a folder"),
             _ if TOOL_FOLDERS.contains(&name.as_str()) => Err("tools make folders of this name"),
-            _ if entry.path().join(PYTHON_ENVIRONMENT).is_file() => {
-                Err("it is a Python environment")
-            }
+            _ if entry.path().join(PYTHON_ENVIRONMENT).is_file() => Err(PYTHON),
             _ => Ok(None),
         };
     }
@@ -299,7 +320,7 @@ fn why_left_out(entry: &walkdir::DirEntry) -> Result<Option<Kind>, &'static str>
         return Err("links are not followed");
     }
     if TOOL_FILES.contains(&name.to_lowercase().as_str()) {
-        return Err("it belongs to a tool");
+        return Err(OF_A_TOOL);
     }
     let kind = kind_of(entry.path()).ok_or("this kind of file is not supported")?;
     Ok(Some(kind))
@@ -379,7 +400,8 @@ impl Submission {
     /// Whether it is blank or equals one of the rubric's templates; such work reaches no model.
     /// A submission with a `problem` is not judged.
     pub fn is_untouched(&self, rubric: &Rubric) -> bool {
-        self.problem.is_none() && attempt::is_untouched(&self.files, &rubric.templates)
+        self.problem.is_none()
+            && attempt::is_untouched(&self.files, &self.unread, &rubric.templates)
     }
 
     /// Lines of the longest file.

@@ -228,8 +228,9 @@ impl LlamaEngine {
         })?;
         let micro = options.capacity.microbatch_tokens;
         let on_gpu = options.gpu_layers > 0 && backend.supports_gpu_offload();
+        let all_on_gpu = on_gpu && options.gpu_layers as usize >= contract.layers.len();
         // One thread waits for no other, so that it may share its core.
-        let takes_turns = !on_gpu && options.threads > 1;
+        let takes_turns = !all_on_gpu && options.threads > 1;
         let seat =
             takes_turns.then(|| cell.with_dependent(|_, c| pool::attach(c, options.threads)));
         let has_steps = !on_gpu && micro.is_multiple_of(TAIL_TOKENS);
@@ -239,7 +240,7 @@ impl LlamaEngine {
             capacity: options.capacity,
             tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
             by_layer: options.by_layer,
-            threads: (!on_gpu).then_some(options.threads),
+            threads: (!all_on_gpu).then_some(options.threads),
             takes_turns,
             turn: None,
             seat: None,

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use aho_corasick::AhoCorasick;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token_type::LlamaTokenAttr;
@@ -16,6 +17,8 @@ pub struct Vocabulary {
     chat_template: Option<String>,
     /// Texts of tokens that llama.cpp finds in any text, also where special tokens are disabled.
     marks: HashSet<String>,
+    /// Finds texts of special tokens.
+    specials: Option<AhoCorasick>,
 }
 
 impl Vocabulary {
@@ -29,7 +32,12 @@ impl Vocabulary {
             add_bos: vocab.should_add_bos(),
         };
         let marks = unconditional_marks(&model);
+        let texts = special_texts(&model)
+            .into_iter()
+            .chain(marks.iter().cloned());
+        let specials = AhoCorasick::new(texts.filter(|text| !text.is_empty())).ok();
         Self {
+            specials,
             model,
             special,
             chat_template,
@@ -38,7 +46,10 @@ impl Vocabulary {
     }
 
     fn encode_piece(&self, text: &str, special: bool) -> Vec<Token> {
-        let pieces = cut_runs(text).into_iter().filter(|p| !p.is_empty());
+        let specials = self.specials.as_ref().filter(|_| special);
+        let pieces = cut_runs(text, specials)
+            .into_iter()
+            .filter(|p| !p.is_empty());
         pieces
             .flat_map(|p| self.model.vocab().tokenize(p.as_bytes(), false, special))
             .filter_map(|t| Token::try_from(t.0).ok())
@@ -95,17 +106,45 @@ fn cut_marks<'a>(text: &'a str, marks: &HashSet<String>) -> Vec<&'a str> {
     pieces
 }
 
-/// Cuts a text so that no match of a pre-tokenizer is longer than [`MAX_RUN`].
-fn cut_runs(text: &str) -> Vec<&str> {
+/// Texts of control tokens.
+fn special_texts(model: &LlamaModel) -> Vec<String> {
+    let vocab = model.vocab();
+    let special = LlamaTokenAttr::Control | LlamaTokenAttr::Unknown;
+    let tokens = vocab
+        .tokens()
+        .filter(|t| vocab.attr(*t).intersects(special));
+    let texts = tokens.filter_map(|t| Some(vocab.text(t)?.to_str().ok()?.to_owned()));
+    texts.collect()
+}
+
+/// Cuts a text so that no match of a pre-tokenizer is longer than [`MAX_RUN`], and a special token stays whole.
+fn cut_runs<'a>(text: &'a str, specials: Option<&AhoCorasick>) -> Vec<&'a str> {
+    // Ranges that must not be cut, in order; most texts have no run that long.
+    let mut whole = Vec::new();
+    if text.len() > MAX_RUN
+        && let Some(specials) = specials
+    {
+        whole.extend(
+            specials
+                .find_overlapping_iter(text)
+                .map(|found| found.range()),
+        );
+        whole.sort_by_key(|range| range.start);
+    }
+    let mut whole = whole.into_iter().peekable();
+    let mut inside = 0;
     let mut pieces = Vec::new();
     let (mut start, mut run, mut previous) = (0, 0, ' ');
     let mut characters = text.char_indices().peekable();
     while let Some((at, c)) = characters.next() {
         let next = characters.peek().map_or(' ', |(_, next)| *next);
         run += 1;
+        while let Some(range) = whole.next_if(|range| range.start < at) {
+            inside = inside.max(range.end);
+        }
         if c == ' ' && previous.is_alphanumeric() && next.is_alphanumeric() {
             run = 0;
-        } else if run > MAX_RUN {
+        } else if run > MAX_RUN && at >= inside {
             pieces.push(&text[start..at]);
             (start, run) = (at, 1);
         }
@@ -149,12 +188,7 @@ impl Tokenizer for Vocabulary {
     }
 
     fn special_texts(&self) -> Vec<String> {
-        let vocab = self.model.vocab();
-        let special = LlamaTokenAttr::Control | LlamaTokenAttr::Unknown;
-        let tokens = vocab
-            .tokens()
-            .filter(|t| vocab.attr(*t).intersects(special));
-        let texts = tokens.filter_map(|t| Some(vocab.text(t)?.to_str().ok()?.to_owned()));
+        let texts = special_texts(&self.model).into_iter();
         texts.chain(self.marks.iter().cloned()).collect()
     }
 

@@ -123,6 +123,9 @@ pub fn run(arguments: &TemplatesArguments) -> anyhow::Result<()> {
         files.len(),
         talks.len()
     );
+    if equal == 0 {
+        bail!("nothing could be compared");
+    }
     if differing > 0 {
         bail!("{differing} templates differ");
     }

@@ -1,12 +1,11 @@
 //! What keeps the text of a person or a tool from becoming a control token.
 //!
-//! A template sees contents as they are, and its whole text is tokenised with control tokens. Where the text of a control
-//! token stands in a content, a *cut* comes behind its first character: a private-use character that nothing in the
-//! conversation has. After rendering the text is cut there, so that no piece has that control token.
-//!
-//! A template may take text away from a content (`replace('/think', '')`) or put parts together, which could join the
-//! halves of a control token. It can take away only what it names. So a conversation in which halves would join without
-//! one of the template's own texts is cut behind each first character of a control token.
+//! A template sees contents as they are, and its whole text is tokenised with control tokens. To know which of these a
+//! person wrote, the conversation is rendered once more, with a *cut* behind each character of a content with which a
+//! control token begins: a private-use character that nothing in the conversation has. Where both texts are the same but
+//! for the cuts, the first one is used, and cut in each control token that begins with somebody's character. Where they
+//! are not, because the template looks for such characters or has joined what stood apart, the second one is used as it
+//! is. At a cut the text is tokenised in two pieces, so that neither has the control token.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +15,12 @@ use serde_json::Value;
 /// Private-use characters, one of which is the cut.
 pub(super) const CUTS: std::ops::RangeInclusive<char> = '\u{E000}'..='\u{F8FF}';
 
-/// Finds control tokens in contents.
+/// Finds control tokens.
 pub(super) struct Shield {
     controls: AhoCorasick,
-    /// Of these patterns: true for one that marks thoughts.
+    /// Of these patterns: true for one that marks thoughts to the template.
     thoughts: Vec<bool>,
     firsts: BTreeSet<char>,
-    /// Texts in the template's quotes.
-    literals: Vec<String>,
     template: String,
 }
 
@@ -36,7 +33,8 @@ impl Shield {
             .collect();
         let marks_thought = |text: &String| {
             let lower = text.to_lowercase();
-            lower.contains("think") || lower.contains("channel")
+            let is_mark = lower.contains("think") || lower.contains("channel");
+            is_mark && template.contains(text.as_str())
         };
         Some(Self {
             thoughts: controls.iter().map(marks_thought).collect(),
@@ -48,147 +46,143 @@ impl Shield {
                 .kind(Some(AhoCorasickKind::ContiguousNFA))
                 .build(&controls)
                 .ok()?,
-            literals: literals(template),
             template: template.to_owned(),
         })
     }
 
-    /// Puts cuts into the messages, and into what tools are said to do. Gives the cut.
-    pub(super) fn cut(&self, messages: &mut [Value], tools: &mut [Value]) -> Option<char> {
-        let mut strings = Vec::new();
-        for value in messages.iter().chain(tools.iter()) {
-            collect(value, &mut strings);
+    /// A character for cuts, which neither messages nor tools nor the template have; `None` if all are taken.
+    pub(super) fn cut_for(&self, messages: &[Value], tools: &[Value]) -> Option<char> {
+        let mut used = BTreeSet::new();
+        let mut look = |text: &str| used.extend(text.chars().filter(|c| CUTS.contains(c)));
+        look(&self.template);
+        for value in messages.iter().chain(tools) {
+            each_string(value, &mut look);
         }
-        let mut used: BTreeSet<char> = self.template.chars().filter(|c| CUTS.contains(c)).collect();
-        used.extend(
-            strings
-                .iter()
-                .flat_map(|text| text.chars())
-                .filter(|c| CUTS.contains(c)),
-        );
-        let cut = CUTS.clone().find(|c| !used.contains(c))?;
+        CUTS.clone().find(|c| !used.contains(c))
+    }
+
+    /// Puts a cut behind each first character of a control token, but for marks of thoughts in answers, which templates
+    /// are to see. False if there is none.
+    pub(super) fn cut_all(&self, messages: &mut [Value], tools: &mut [Value], cut: char) -> bool {
+        let mut any = false;
         for message in messages.iter_mut() {
             let is_answer = message["role"] == "assistant";
-            each_string(message, &mut |key, text| {
+            change_strings(message, &mut |key, text| {
                 let keeps_thoughts = is_answer && ["content", "reasoning_content"].contains(&key);
-                self.cut_controls(text, cut, keeps_thoughts)
+                let changed = self.cut_text(text, cut, keeps_thoughts, key.is_empty());
+                any |= changed.is_some();
+                changed
             });
         }
         for tool in tools.iter_mut() {
-            each_string(tool, &mut |_, text| self.cut_controls(text, cut, false));
+            change_strings(tool, &mut |key, text| {
+                let changed = self.cut_text(text, cut, false, key.is_empty());
+                any |= changed.is_some();
+                changed
+            });
         }
-        if self.joins(messages, tools) {
-            let everywhere = &mut |_: &str, text: &str| {
-                let cuts = text.chars().flat_map(|c| {
-                    let after = self.firsts.contains(&c).then_some(cut);
-                    std::iter::once(c).chain(after)
-                });
-                Some(cuts.collect())
-            };
-            for value in messages.iter_mut().chain(tools.iter_mut()) {
-                each_string(value, everywhere);
-            }
-        }
-        Some(cut)
+        any
     }
 
-    /// The text with a cut in each control token; `None` if it has none.
-    fn cut_controls(&self, text: &str, cut: char, keeps_thoughts: bool) -> Option<String> {
-        let mut places = BTreeSet::new();
-        for found in self.controls.find_overlapping_iter(text) {
-            if keeps_thoughts && self.thoughts[found.pattern().as_usize()] {
-                continue;
-            }
-            let first = text[found.start()..]
-                .chars()
-                .next()
-                .map_or(0, char::len_utf8);
-            places.insert(found.start() + first);
-            if found.len() == first {
-                // Of one character: it stands alone then.
-                places.insert(found.start());
-            }
-        }
-        if places.is_empty() {
+    fn cut_text(
+        &self,
+        text: &str,
+        cut: char,
+        keeps_thoughts: bool,
+        is_key: bool,
+    ) -> Option<String> {
+        // Keys that templates ask for are words; they stay whole.
+        let begins = |c: &char| self.firsts.contains(c) && !(is_key && c.is_alphanumeric());
+        if !text.chars().any(|c| begins(&c)) {
             return None;
         }
-        let mut out = String::with_capacity(text.len() + places.len() * cut.len_utf8());
-        let mut from = 0;
-        for place in places {
-            out.push_str(&text[from..place]);
-            out.push(cut);
-            from = place;
+        let mut kept = Vec::new();
+        if keeps_thoughts {
+            for found in self.controls.find_overlapping_iter(text) {
+                if self.thoughts[found.pattern().as_usize()] {
+                    kept.push(found.range());
+                }
+            }
+            kept.sort_by_key(|range| range.start);
         }
-        out.push_str(&text[from..]);
+        let mut kept = kept.into_iter().peekable();
+        let mut out = String::with_capacity(text.len() + text.len() / 8);
+        for (at, c) in text.char_indices() {
+            while kept.peek().is_some_and(|range| range.end <= at) {
+                kept.next();
+            }
+            out.push(c);
+            let is_kept = kept.peek().is_some_and(|range| range.start <= at);
+            if begins(&c) && !is_kept {
+                out.push(cut);
+            }
+        }
         Some(out)
     }
 
-    /// True if a control token would appear where contents come together, or lose some of the template's texts.
-    fn joins(&self, messages: &[Value], tools: &[Value]) -> bool {
-        let concat = |values: &mut dyn Iterator<Item = &Value>| {
-            let values = Value::Array(values.cloned().collect());
-            let mut strings = Vec::new();
-            collect(&values, &mut strings);
-            strings.concat()
-        };
-        let is_answer = |message: &&Value| message["role"] == "assistant";
-        let all = concat(&mut messages.iter().chain(tools));
-        // Thoughts of answers are whole, and are to stay so.
-        let of_others = concat(&mut messages.iter().filter(|m| !is_answer(m)).chain(tools));
-        self.joins_in(&all, false) || self.joins_in(&of_others, true)
-    }
-
-    fn joins_in(&self, all: &str, with_thoughts: bool) -> bool {
-        let appears = |text: &str| {
-            let mut found = self.controls.find_overlapping_iter(text);
-            found.any(|found| with_thoughts || !self.thoughts[found.pattern().as_usize()])
-        };
-        if appears(all) {
-            return true;
+    /// The text to be tokenised: `plain` with cuts in the control tokens that begin with somebody's character, as `cut_all`
+    /// shows them, or the latter if they are different otherwise.
+    pub(super) fn merged(&self, plain: &str, cut_all: String, cut: char) -> String {
+        let mut pieces = cut_all.split(cut);
+        let (mut at, mut places) = (0, BTreeSet::new());
+        let mut rest = plain;
+        let mut same = true;
+        if let Some(first) = pieces.next() {
+            same = rest.starts_with(first);
+            rest = rest.get(first.len()..).unwrap_or_default();
+            at += first.len();
         }
-        let mut without = all.to_owned();
-        for literal in self
-            .literals
-            .iter()
-            .filter(|literal| all.contains(literal.as_str()))
-        {
-            without = without.replace(literal.as_str(), "");
-            if appears(&all.replace(literal.as_str(), "")) || appears(&without) {
-                return true;
-            }
+        for piece in pieces {
+            places.insert(at);
+            same = same && rest.starts_with(piece);
+            rest = rest.get(piece.len()..).unwrap_or_default();
+            at += piece.len();
         }
-        false
-    }
-}
-
-/// Keys whose values are not anybody's text.
-const FIXED: [&str; 2] = ["role", "type"];
-
-/// All strings in their order, and then all keys, so that strings that follow each other stand together.
-fn collect<'a>(value: &'a Value, out: &mut Vec<&'a str>) {
-    fn walk<'a>(value: &'a Value, out: &mut Vec<&'a str>, keys: &mut Vec<&'a str>) {
-        match value {
-            Value::String(text) => out.push(text),
-            Value::Array(items) => items.iter().for_each(|item| walk(item, out, keys)),
-            Value::Object(fields) => {
-                for (key, item) in fields
-                    .iter()
-                    .filter(|(key, _)| !FIXED.contains(&key.as_str()))
-                {
-                    keys.push(key);
-                    walk(item, out, keys);
+        if !same || !rest.is_empty() {
+            return cut_all;
+        }
+        let mut cuts = BTreeSet::new();
+        for found in self.controls.find_overlapping_iter(plain) {
+            let first = plain[found.start()..].chars().next();
+            let behind = found.start() + first.map_or(0, char::len_utf8);
+            if places.contains(&behind) {
+                cuts.insert(behind);
+                if behind == found.end() {
+                    // Of one character: it stands alone then.
+                    cuts.insert(found.start());
                 }
             }
-            _ => {}
         }
+        let mut out = String::with_capacity(plain.len() + cuts.len() * cut.len_utf8());
+        let mut from = 0;
+        for place in cuts {
+            out.push_str(&plain[from..place]);
+            out.push(cut);
+            from = place;
+        }
+        out.push_str(&plain[from..]);
+        out
     }
-    let mut keys = Vec::new();
-    walk(value, out, &mut keys);
-    out.extend(keys);
 }
 
-/// Replaces strings, also keys, by what `change` makes of them. It is told the key under which one stands.
-fn each_string(value: &mut Value, change: &mut dyn FnMut(&str, &str) -> Option<String>) {
+/// All strings, and all keys.
+fn each_string(value: &Value, look: &mut dyn FnMut(&str)) {
+    match value {
+        Value::String(text) => look(text),
+        Value::Array(items) => items.iter().for_each(|item| each_string(item, look)),
+        Value::Object(fields) => {
+            for (key, item) in fields {
+                look(key);
+                each_string(item, look);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Replaces strings by what `change` makes of them: it is told the key under which one stands, and an empty one for a key.
+/// The role of a message, and the kind of a part or a call, are not anybody's text.
+fn change_strings(message: &mut Value, change: &mut dyn FnMut(&str, &str) -> Option<String>) {
     fn walk(key: &str, value: &mut Value, change: &mut dyn FnMut(&str, &str) -> Option<String>) {
         match value {
             Value::String(text) => {
@@ -204,13 +198,12 @@ fn each_string(value: &mut Value, change: &mut dyn FnMut(&str, &str) -> Option<S
             Value::Object(fields) => {
                 let taken = std::mem::take(fields);
                 for (name, mut item) in taken {
-                    if FIXED.contains(&name.as_str()) {
-                        fields.insert(name, item);
-                        continue;
+                    let is_kind = name == "type" && ["text", "function"].iter().any(|k| item == *k);
+                    if !is_kind {
+                        // The parts of a content are that content's.
+                        let under = if name == "text" { key } else { &name };
+                        walk(under, &mut item, change);
                     }
-                    // The parts of a content are that content's.
-                    let under = if name == "text" { key } else { &name };
-                    walk(under, &mut item, change);
                     let name = change("", &name).unwrap_or(name);
                     fields.insert(name, item);
                 }
@@ -218,41 +211,9 @@ fn each_string(value: &mut Value, change: &mut dyn FnMut(&str, &str) -> Option<S
             _ => {}
         }
     }
-    walk("", value, change);
-}
-
-/// What stands in quotes inside the tags of a template, with its escapes resolved. May hold more than there is.
-fn literals(template: &str) -> Vec<String> {
-    let mut out = BTreeSet::new();
-    for start in ["{{", "{%"] {
-        for (at, _) in template.match_indices(start) {
-            let mut rest = template[at + 2..].chars().peekable();
-            while let Some(c) = rest.next() {
-                match c {
-                    '\'' | '"' => {
-                        let mut text = String::new();
-                        while let Some(inner) = rest.next() {
-                            match inner {
-                                '\\' => match rest.next() {
-                                    Some('n') => text.push('\n'),
-                                    Some('t') => text.push('\t'),
-                                    Some('r') => text.push('\r'),
-                                    Some(other) => text.push(other),
-                                    None => {}
-                                },
-                                end if end == c => break,
-                                other => text.push(other),
-                            }
-                        }
-                        out.insert(text);
-                    }
-                    '}' if matches!(rest.peek(), Some('}')) => break,
-                    '%' if matches!(rest.peek(), Some('}')) => break,
-                    _ => {}
-                }
-            }
-        }
+    let role = message.get_mut("role").map(Value::take);
+    walk("message", message, change);
+    if let (Some(role), Some(fields)) = (role, message.as_object_mut()) {
+        fields.insert("role".to_owned(), role);
     }
-    out.remove("");
-    out.into_iter().collect()
 }

@@ -503,6 +503,8 @@ fn halves_of_a_control_token_do_not_join() {
         "<|i/no_thinkm_e/no_thinknd|>",
         "</no_think|im_start|>",
         "</no_think/think>/no_think",
+        "<|i/no_/no_thinkthinkm_end|>",
+        "<|im_ \n/no_think end|>",
     ];
     for half in halves {
         let vocabulary = thinker();

@@ -227,8 +227,20 @@ fn a_template_may_be_a_folder() {
         ("a/src/Main.java", "class Main {}\n"),
         ("a/src/Help.java", "class Help {}"),
     );
-    let cases: [(&[(&str, &str)], bool); 4] = [
+    let cases: [(&[(&str, &str)], bool); 7] = [
         (&[main, help], true),
+        (
+            &[
+                main,
+                help,
+                ("a/gradlew", "#!/bin/sh"),
+                ("a/timestamp.txt", "1"),
+            ],
+            true,
+        ),
+        // The answer may be in what was not read.
+        (&[main, help, ("a/answer.pdf", "%PDF")], false),
+        (&[("a/src/Main.java", ""), ("a/answer.pdf", "%PDF")], false),
         (&[main, help, ("a/src/More.java", "\n")], true),
         (&[main], false),
         (&[main, help, ("a/src/More.java", "class More {}")], false),
@@ -421,9 +433,11 @@ fn what_is_not_read_of_a_folder_is_noted() {
     #[cfg(unix)]
     std::os::unix::fs::symlink("/etc/hostname", one.join("link.py")).unwrap();
     let submissions = tandem_grading::load_submissions(&[dir.path().to_owned()]).unwrap();
+    assert_eq!(submissions[0].problem, None);
+    // What should have been read is for a person to look at.
     assert_eq!(
-        (&submissions[0].problem, submissions[0].flags.len()),
-        (&None, 0)
+        submissions[0].flags,
+        ["broken.py: it is not text; it was left out"]
     );
     let notes = submissions[0].notes.join("; ");
     let told = |name: &str, why: &str| {
@@ -441,10 +455,6 @@ fn what_is_not_read_of_a_folder_is_noted() {
         told(folder, "tools make folders of this name");
     }
     told("my env", "it is a Python environment");
-    assert!(
-        notes.contains("broken.py: it is not text; it was left out"),
-        "{notes}"
-    );
     for unsaid in ["DS_Store", "classpath", "deep"] {
         assert!(!notes.contains(unsaid), "{notes}");
     }

@@ -52,6 +52,26 @@ fn templates_reach_the_special_tokens() {
     assert_eq!(tokenizer.bytes(tokens[0]), b"");
 }
 
+/// Long runs are cut, which must not cut a template's control tokens.
+#[test]
+fn a_special_token_behind_a_long_run_stays_whole() {
+    for architecture in [Architecture::Qwen3, Architecture::GptOss] {
+        let tokenizer = engine(architecture).tokenizer();
+        let mark = marks(tokenizer.as_ref()).remove(0);
+        let special = tokenizer.encode(&mark, true);
+        assert_eq!(special.len(), 1, "{mark}");
+        for run in (0..2050).filter(|run| run % 1000 < 40 || run % 1000 > 960) {
+            let text = format!("{}{mark}", "=".repeat(run));
+            let tokens = tokenizer.encode(&text, true);
+            assert_eq!(tokens.last(), special.first(), "{architecture}: {run}");
+            assert!(
+                tokens[..tokens.len() - 1].iter().all(|t| *t < 256),
+                "{architecture}: {run}"
+            );
+        }
+    }
+}
+
 /// llama.cpp splits text by `std::regex` for gpt-oss, which recurses for each character of a match.
 /// A thread with a small stack stands for the threads that tokenise.
 #[test]
