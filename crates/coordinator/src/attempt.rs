@@ -17,14 +17,41 @@ use crate::cluster::Slot;
 use crate::config::{Config, split_address};
 use crate::lending::{Lending, Lent};
 use crate::life::{Job, Sink};
+use crate::poison::Losses;
 use crate::timeline::{PrefillTimes, Timeline};
 use crate::translate;
 
 /// The end of a prefill: its times, or why there are none.
-type PrefillEnd = Result<PrefillTimes, String>;
+type PrefillEnd = Result<PrefillTimes, PrefillFailure>;
 /// The end of a prefill, and what is to be told of what was lent for it.
 type LentPrefillEnd = (PrefillEnd, Lent);
 type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Why a prefill has no times.
+struct PrefillFailure {
+    /// Reads as the end of a sentence that begins with the node.
+    reason: String,
+    /// The node may have died of it.
+    died: bool,
+}
+
+impl From<CallError> for PrefillFailure {
+    fn from(error: CallError) -> Self {
+        Self {
+            reason: error.to_string(),
+            died: error.may_have_died(),
+        }
+    }
+}
+
+impl From<String> for PrefillFailure {
+    fn from(reason: String) -> Self {
+        Self {
+            reason,
+            died: false,
+        }
+    }
+}
 
 /// Why an attempt has no answer.
 pub(crate) enum AttemptError {
@@ -54,6 +81,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) arrived: Instant,
     /// Notes for a person; survive the attempt.
     pub(crate) events: &'a mut Vec<String>,
+    /// What the request may have done to nodes; survives the attempt, too.
+    pub(crate) losses: &'a mut Losses,
 }
 
 /// What an attempt has seen so far.
@@ -214,6 +243,7 @@ impl Attempt<'_> {
                 tokenize_ms,
             } => {
                 progress.opened = true;
+                self.losses.opened = true;
                 progress.timeline.prompt_tokens = prompt_tokens;
                 progress.timeline.tokenize_ms = tokenize_ms;
                 if self.plan.prefill.is_some() {
@@ -309,7 +339,12 @@ impl Attempt<'_> {
                 timeline.prefill = times;
                 return None;
             }
-            Err(reason) => format!("prefill node `{node}` {reason}"),
+            Err(PrefillFailure { reason, died }) => {
+                if died {
+                    self.losses.nodes.insert(node.to_owned());
+                }
+                format!("prefill node `{node}` {reason}")
+            }
         };
         tracing::warn!(request = self.job.id, reason, "prefill failed");
         self.note(reason.clone());
@@ -336,7 +371,7 @@ impl Attempt<'_> {
             return;
         };
         let end = tokio::time::timeout(limit, prefill).await;
-        let (end, lent) = end.unwrap_or_else(|_| (Err(late(limit)), Lent::default()));
+        let (end, lent) = end.unwrap_or_else(|_| (Err(late(limit).into()), Lent::default()));
         self.lent(lent, &mut progress.timeline);
         let _ = self.prefill_ended(end, true, &mut progress.timeline).await;
     }
@@ -382,10 +417,13 @@ impl Attempt<'_> {
         self.events.push(event);
     }
 
-    fn failed(&self, error: CallError) -> AttemptError {
+    fn failed(&mut self, error: CallError) -> AttemptError {
+        if error.may_have_died() {
+            self.losses.nodes.insert(self.plan.decode.clone());
+        }
         let failure = match &error {
             CallError::Refused(refusal) => match refusal.code {
-                ErrorCode::InvalidRequest | ErrorCode::ContextLength => {
+                ErrorCode::InvalidRequest | ErrorCode::ContextLength | ErrorCode::SchemaBudget => {
                     return AttemptError::Final(self.bad_request(refusal));
                 }
                 ErrorCode::Busy => Failure::Busy,
@@ -434,7 +472,7 @@ async fn ended<T>(of: &mut Option<Running<T>>) -> T {
     }
 }
 
-/// Runs a prefill to its end, and what is lent for it. The error reads as the end of a sentence that begins with the node.
+/// Runs a prefill to its end, and what is lent for it.
 async fn prefill(
     calls: Calls,
     address: String,
@@ -446,7 +484,7 @@ async fn prefill(
     drop(request);
     let mut lines = match started {
         Ok(lines) => lines,
-        Err(error) => return (Err(error.to_string()), Lent::default()),
+        Err(error) => return (Err(error.into()), Lent::default()),
     };
     let (mut lends, mut lent) = (None, Lent::default());
     let end = loop {
@@ -463,7 +501,7 @@ async fn prefill(
                 lends = lending.map(|l| Box::pin(l.run(ticket)) as Running<Lent>);
             }
             Ok(PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat) => {}
-            Ok(PrefillEvent::Failed(error)) => break Err(format!("failed: {error}")),
+            Ok(PrefillEvent::Failed(error)) => break Err(format!("failed: {error}").into()),
             Ok(PrefillEvent::Done {
                 prefill_ms,
                 transfer_ms,
@@ -476,7 +514,7 @@ async fn prefill(
                     exposed_transfer_ms,
                 });
             }
-            Err(error) => break Err(error.to_string()),
+            Err(error) => break Err(error.into()),
         }
     };
     if lends.is_some() {

@@ -59,6 +59,11 @@ pub enum CallError {
 }
 
 impl CallError {
+    /// True if the node had the request and may have died of it.
+    pub(crate) fn may_have_died(&self) -> bool {
+        matches!(self, Self::Silent(_) | Self::Broken(_))
+    }
+
     /// The call failed before an answer.
     fn failed(error: &ClientError) -> Self {
         if error.is_connect() {

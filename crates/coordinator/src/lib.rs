@@ -19,6 +19,7 @@ pub mod limits;
 mod lines;
 mod overview;
 mod pairs;
+mod poison;
 mod poll;
 mod prefix;
 mod serve;

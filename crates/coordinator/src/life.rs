@@ -16,6 +16,7 @@ use crate::calls::Calls;
 use crate::cluster::{Cluster, Decision, Slot};
 use crate::config::Config;
 use crate::pairs::Pairs;
+use crate::poison::{Losses, Poisons};
 use crate::prefix::Beginning;
 use crate::translate;
 
@@ -28,6 +29,8 @@ pub(crate) struct Service {
     pub(crate) pairs: Pairs,
     /// For digests of prompts.
     pub(crate) prefix_keys: RandomState,
+    /// Requests that may kill nodes.
+    pub(crate) poisons: Poisons,
     /// The tokens of earlier answers.
     pub(crate) answers: Answers,
     /// Ends all requests when the coordinator stops.
@@ -205,12 +208,14 @@ pub(crate) async fn stream(service: Arc<Service>, job: Job, pieces: mpsc::Sender
 }
 
 async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, ApiError> {
+    service.poisons.check(job, Instant::now())?;
     let mut slot = service.submit(job).await?;
     let mut queue = Duration::ZERO;
     let arrived = Instant::now();
     let mut busy = 0_u32;
     let mut events = Vec::new();
     let mut last_failure = None;
+    let mut losses = Losses::default();
     loop {
         let waiting = Instant::now();
         let decision = slot.decision().await?;
@@ -229,6 +234,7 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
             sink,
             arrived,
             events: &mut attempt_events,
+            losses: &mut losses,
         };
         match attempt.run().await {
             Ok(answer) => {
@@ -249,12 +255,13 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
             }
             Err(AttemptError::Final(error)) => return Err(error),
             Err(AttemptError::Node { failure, message }) => {
-                let retry = !sink.begun;
+                let retry = !sink.begun && !losses.is_enough();
                 tracing::warn!(request = job.id, message, retry, "decode failed");
                 slot.decode_failed(&plan.decode, failure.clone(), retry)
                     .await;
+                service.poisons.learn(job, &losses, Instant::now());
                 if !retry {
-                    return Err(ApiError::bad_gateway(message));
+                    return Err(losses.end(message));
                 }
                 if failure == Failure::Busy {
                     busy += 1;

@@ -29,6 +29,12 @@ pub const ANSWER_OVERHEAD: usize = 32;
 pub const MAX_RECALLED_TOKENS: usize = 1 << 20;
 /// Longest refusal of a node, in bytes.
 pub const MAX_REFUSAL_BYTES: usize = 64 << 10;
+/// Nodes that one request may have killed; it gets no further one.
+pub const MAX_LOST_NODES: usize = 2;
+/// Requests that are refused because nodes died of them before they had opened them.
+pub const MAX_POISONS: usize = 1024;
+/// How long such a request is refused.
+pub const POISON: Duration = Duration::from_secs(600);
 /// Longest status of a node, in bytes.
 pub const MAX_STATUS_BYTES: usize = 8 << 20;
 

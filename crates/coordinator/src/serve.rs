@@ -22,6 +22,7 @@ use crate::error::CoordinatorError;
 use crate::life::Service;
 use crate::limits::MAX_CONNECTIONS;
 use crate::pairs::Pairs;
+use crate::poison::Poisons;
 use crate::poll::poll;
 
 /// Serves the public API on each of `listeners` until `shutdown` completes, and speaks to the nodes with
@@ -59,6 +60,7 @@ pub async fn run(
         calls,
         cluster,
         pairs: Pairs::default(),
+        poisons: Poisons::default(),
         prefix_keys: RandomState::new(),
         answers: Answers::new(),
         stop: stop.clone(),

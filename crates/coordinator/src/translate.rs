@@ -106,6 +106,7 @@ pub(crate) fn rejection(reason: &Rejection) -> ApiError {
 pub(crate) fn bad_request(error: &NodeError, prompt: &str) -> ApiError {
     let (param, code) = match error.code {
         ErrorCode::ContextLength => (Some(prompt), Some("context_length_exceeded")),
+        ErrorCode::SchemaBudget => (Some("response_format"), Some("schema_budget")),
         _ => (named_field(&error.message), None),
     };
     ApiError::new(

@@ -5,18 +5,20 @@
 //! `max_tokens`, and numbers without bounds may be too large for a reader (`1e999` is JSON).
 //! Control tokens are never part of the JSON; an end token is allowed once it may end.
 
+mod budget;
+mod check;
+
 use std::sync::Arc;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
+use self::budget::Budget;
+use crate::limits::MAX_COMPILING;
 use crate::tokenizer::{Token, Tokenizer};
-
-/// Largest schema, in bytes of JSON.
-pub const MAX_SCHEMA_BYTES: usize = 256 * 1024;
 
 /// Why output cannot be constrained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +32,15 @@ pub enum ConstraintError {
     /// The schema is wrong or uses something unsupported.
     #[error("JSON schema refused: {0}")]
     Schema(String),
+    /// The schema takes too much time or memory.
+    #[error("JSON schema refused: {0}; make the schema simpler")]
+    Budget(String),
+    /// The library that compiles schemas has failed.
+    #[error("JSON schema refused: it cannot be compiled")]
+    Unknown,
+    /// Too many schemas are being compiled.
+    #[error("{MAX_COMPILING} other schemas are being compiled; try again")]
+    Busy,
     /// The token does not fit; a bug of the caller, who must mask the logits.
     #[error("token {token} breaks the constraint: {reason}")]
     Token {
@@ -38,9 +49,6 @@ pub enum ConstraintError {
         /// What the parser says.
         reason: String,
     },
-    /// The parser gave up.
-    #[error("constrained decoding failed: {0}")]
-    Failed(String),
 }
 
 /// Which tokens may come next.
@@ -57,12 +65,15 @@ impl TokenMask {
 
 /// Makes constraints for one model. Building it walks the whole vocabulary, so keep one per model.
 pub struct ConstraintFactory {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
+    budget: Budget,
 }
 
 /// The constraint of one answer.
 pub struct Constraint {
     matcher: Matcher,
+    /// The first mask, which has been taken already.
+    first: Option<TokenMask>,
 }
 
 impl ConstraintFactory {
@@ -83,8 +94,11 @@ impl ConstraintFactory {
         )
         .map_err(|e| ConstraintError::Tokenizer(format!("{e:#}")))?;
         factory.quiet();
-        factory.limits_mut().verbose_errors = false;
-        Ok(Self { factory })
+        *factory.limits_mut() = LIMITS;
+        Ok(Self {
+            factory: Arc::new(factory),
+            budget: Budget::default(),
+        })
     }
 
     /// A constraint to JSON that a schema accepts.
@@ -92,14 +106,9 @@ impl ConstraintFactory {
     /// # Errors
     /// Names what is wrong or unsupported in the schema.
     pub fn json_schema(&self, schema: &Value) -> Result<Constraint, ConstraintError> {
-        let grammar = TopLevelGrammar::from_json_schema(compact(schema)?);
-        let parser = self
-            .factory
-            .create_parser(grammar)
-            .map_err(|e| ConstraintError::Schema(format!("{e:#}")))?;
-        Ok(Constraint {
-            matcher: Matcher::new(Ok(parser)),
-        })
+        let schema = compact(schema)?;
+        let factory = Arc::clone(&self.factory);
+        self.budget.run(move || compile(&factory, schema))
     }
 
     /// A constraint to some JSON object.
@@ -115,24 +124,31 @@ impl Constraint {
     /// Which tokens may come next; only the end token once the JSON is complete.
     ///
     /// # Errors
-    /// If the schema is too complex for a step.
+    /// If the schema is too complex for a step, or nothing that it accepts can follow.
     pub fn mask(&mut self) -> Result<TokenMask, ConstraintError> {
-        self.matcher
-            .compute_mask_or_eos()
-            .map(TokenMask)
-            .map_err(|e| ConstraintError::Failed(format!("{e:#}")))
+        if let Some(first) = self.first.take() {
+            return Ok(first);
+        }
+        let mask = self.matcher.compute_mask_or_eos();
+        mask.map(TokenMask).map_err(|e| match told(&e) {
+            reason if reason.starts_with("NoExtension") => {
+                ConstraintError::Schema("#: no answer satisfies it".to_owned())
+            }
+            _ => spent(),
+        })
     }
 
     /// Takes the chosen token in.
     ///
     /// # Errors
-    /// If the mask does not allow it. The constraint is of no use then.
+    /// If the mask does not allow it, or the schema is too complex to go on. The constraint is of no use then.
     pub fn accept(&mut self, token: Token) -> Result<(), ConstraintError> {
+        self.first = None;
         self.matcher
             .consume_token(token)
-            .map_err(|e| ConstraintError::Token {
-                token,
-                reason: format!("{e:#}"),
+            .map_err(|e| match told(&e) {
+                reason if reason.contains(NOT_ALLOWED) => ConstraintError::Token { token, reason },
+                _ => spent(),
             })
     }
 
@@ -142,15 +158,66 @@ impl Constraint {
     }
 }
 
+/// What the library says of a token that does not fit.
+const NOT_ALLOWED: &str = "doesn't satisfy the grammar";
+
+/// What the library may spend. Speeds are those that it names: a mask takes at most a few 10 ms.
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 2_000,
+    // 50,000 of fuel take 1 ms.
+    initial_lexer_fuel: 1_000_000,
+    // 14,000 of fuel take 1 ms.
+    step_lexer_fuel: 200_000,
+    // 20,000 items take 1 ms.
+    step_max_items: 50_000,
+    // 1 to 2 kB each.
+    max_lexer_states: 50_000,
+    max_grammar_size: 500_000,
+    precompute_large_lexemes: true,
+    verbose_errors: false,
+};
+
+/// Compiles a schema, and takes the first mask, as much of the work is put off until then.
+fn compile(factory: &ParserFactory, schema: Value) -> Result<Constraint, ConstraintError> {
+    let parser = factory
+        .create_parser(TopLevelGrammar::from_json_schema(schema))
+        .map_err(|e| match told(&e) {
+            reason if reason.is_empty() => ConstraintError::Unknown,
+            reason => ConstraintError::Schema(reason),
+        })?;
+    let mut constraint = Constraint {
+        matcher: Matcher::new(Ok(parser)),
+        first: None,
+    };
+    constraint.first = Some(constraint.mask()?);
+    Ok(constraint)
+}
+
+/// The library has spent what it may.
+fn spent() -> ConstraintError {
+    ConstraintError::Budget("it is too complex to follow".to_owned())
+}
+
+/// What the library says, without what it says of itself when it panics.
+fn told(error: &dyn std::fmt::Display) -> String {
+    let text = format!("{error:#}");
+    match text.contains("panic: ") {
+        true => String::new(),
+        // It may quote what the client sent, at any length.
+        false => text
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .chars()
+            .take(300)
+            .collect(),
+    }
+}
+
 /// The schema with our whitespace: none but an optional space after `,` and `:`, so that a model
 /// cannot fill the answer with blanks.
 fn compact(schema: &Value) -> Result<Value, ConstraintError> {
-    let bytes = schema.to_string().len();
-    if bytes > MAX_SCHEMA_BYTES {
-        return Err(ConstraintError::Schema(format!(
-            "it has {bytes} bytes; at most {MAX_SCHEMA_BYTES} are allowed"
-        )));
-    }
+    check::check(schema)?;
     let mut schema = match schema {
         Value::Object(map) => map.clone(),
         Value::Bool(true) => serde_json::Map::new(),

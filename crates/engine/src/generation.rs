@@ -91,7 +91,11 @@ impl GenerationError {
             Self::Sampling(_)
                 | Self::Stop(_)
                 | Self::MaxTokens
-                | Self::Constraint(ConstraintError::Schema(_))
+                | Self::Constraint(
+                    ConstraintError::Schema(_)
+                        | ConstraintError::Budget(_)
+                        | ConstraintError::Unknown
+                )
         )
     }
 }

@@ -7,6 +7,7 @@
 //! - [`chat`]: the chat template of a model;
 //! - [`stop`]: stop strings over streamed bytes;
 //! - [`generation`]: sampling, constraint, stop strings and limits of one answer together;
+//! - [`limits`]: the named limits;
 //! - [`fake`]: a deterministic engine without a model;
 //! - [`conformance`]: the suite that every [`KvEngine`] must pass.
 
@@ -16,6 +17,7 @@ pub mod constraint;
 pub mod fake;
 pub mod generation;
 pub mod kv_engine;
+pub mod limits;
 pub mod sampling;
 pub mod stop;
 pub mod tokenizer;

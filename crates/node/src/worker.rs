@@ -26,6 +26,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use tandem_engine::constraint::ConstraintError;
+use tandem_engine::generation::GenerationError;
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
 
@@ -334,6 +336,17 @@ impl Worker {
 
 fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
+}
+
+/// Why an answer cannot begin or go on.
+pub(crate) fn generation_error(e: &GenerationError) -> NodeError {
+    let code = match e {
+        GenerationError::Constraint(ConstraintError::Budget(_)) => ErrorCode::SchemaBudget,
+        GenerationError::Constraint(ConstraintError::Busy) => ErrorCode::Busy,
+        e if e.is_request() => ErrorCode::InvalidRequest,
+        _ => ErrorCode::Engine,
+    };
+    NodeError::new(code, e.to_string())
 }
 
 fn engine_error(e: &EngineError) -> NodeError {

@@ -33,4 +33,4 @@ pub use status::{
 pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;

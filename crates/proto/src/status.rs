@@ -154,6 +154,8 @@ pub enum ErrorCode {
     InvalidRequest,
     /// The prompt, or the prompt and the answer together, exceed the context.
     ContextLength,
+    /// The JSON schema takes more time or memory than an answer may.
+    SchemaBudget,
     /// The node does not have the model.
     UnknownModel,
     /// The node's role does not include this.
@@ -177,7 +179,9 @@ impl ErrorCode {
     #[must_use]
     pub const fn http_status(self) -> u16 {
         match self {
-            Self::InvalidRequest | Self::ContextLength | Self::WrongRole => 400,
+            Self::InvalidRequest | Self::ContextLength | Self::SchemaBudget | Self::WrongRole => {
+                400
+            }
             Self::UnknownModel => 404,
             Self::Refused | Self::Lacks => 409,
             Self::Busy => 429,
@@ -190,7 +194,10 @@ impl ErrorCode {
     /// True if the same request may succeed on another node.
     #[must_use]
     pub const fn try_elsewhere(self) -> bool {
-        !matches!(self, Self::InvalidRequest | Self::ContextLength)
+        !matches!(
+            self,
+            Self::InvalidRequest | Self::ContextLength | Self::SchemaBudget
+        )
     }
 }
 

@@ -7,6 +7,7 @@ mod fixtures;
 mod fuzz;
 mod limits;
 mod nano_eval;
+mod schemas;
 mod templates;
 mod tidy;
 
@@ -33,6 +34,8 @@ enum Task {
     Codecs(codecs::CodecsArguments),
     /// Feeds edited handoffs to everything that reads bytes of a peer.
     Fuzz(fuzz::FuzzArguments),
+    /// Compiles and follows JSON schemas that mean harm.
+    Schemas(schemas::SchemasArguments),
     /// Compares how chat templates are rendered with Jinja2.
     Templates(templates::TemplatesArguments),
     /// Writes `docs/limits.md`.
@@ -50,6 +53,7 @@ fn main() -> anyhow::Result<()> {
         Task::NanoEval(arguments) => nano_eval::run(&arguments),
         Task::Codecs(arguments) => codecs::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(root(), &arguments),
+        Task::Schemas(arguments) => schemas::run(root(), &arguments),
         Task::Templates(arguments) => templates::run(&arguments),
         Task::Limits => limits::run(root(), false),
         Task::Tidy => tidy::run(root()),

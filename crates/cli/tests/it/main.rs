@@ -12,5 +12,6 @@ mod cluster;
 mod daemon;
 mod demo;
 mod grade;
+mod hostile;
 mod openai_client;
 mod processes;

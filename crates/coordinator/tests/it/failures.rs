@@ -365,3 +365,89 @@ async fn events_in_the_wrong_order_are_a_failure() {
         d0.become_status(status).await;
     }
 }
+
+/// Three nodes of which each that gets the request dies of it: with or without having opened it.
+async fn three_nodes() -> ([FakeNode; 3], Rig) {
+    let nodes = [
+        FakeNode::decode("d0", 1).await,
+        FakeNode::decode("d1", 1).await,
+        FakeNode::decode("d2", 1).await,
+    ];
+    let rig = Rig::start(config(&[], &[&nodes[0], &nodes[1], &nodes[2]])).await;
+    (nodes, rig)
+}
+
+/// Whichever node the next request goes to answers it.
+async fn answered_by_any([d0, d1, d2]: [&FakeNode; 3]) {
+    tokio::select! {
+        () = answer_locally(d0) => {}
+        () = answer_locally(d1) => {}
+        () = answer_locally(d2) => {}
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_kills_nodes_gets_no_third_one() {
+    let ([d0, d1, d2], rig) = three_nodes().await;
+    let answer = rig.chat(json!({"seed": 7}));
+    for node in [&d0, &d1] {
+        node.generate().await.accept().1.break_off().await;
+    }
+    let (status, error) = error_of(answer.await.unwrap()).await;
+    assert_eq!((status, error.code.as_deref()), (502, Some("node_failed")));
+    // Nor later, in another form.
+    let again = rig.chat(json!({"seed": 7, "stream": true}));
+    let (status, error) = error_of(again.await.unwrap()).await;
+    assert_eq!((status, error.code.as_deref()), (400, Some("nodes_lost")));
+    assert!(!d2.has_generate().await);
+    // Another one is not meant.
+    let other = rig.chat(json!({"seed": 8}));
+    answered_by_any([&d0, &d1, &d2]).await;
+    assert_eq!(other.await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_power_cut_outlaws_no_request() {
+    let ([d0, d1, d2], rig) = three_nodes().await;
+    let answer = rig.chat(json!({"stream": true}));
+    let decode = open_locally(&d0).await;
+    let mut sse = Sse::new(answer.await.unwrap());
+    assert_eq!(sse.json().await["choices"][0]["delta"]["role"], "assistant");
+    decode.break_off().await;
+    open_locally(&d1).await.break_off().await;
+    let (events, _) = sse.rest().await;
+    assert_eq!(events.last().unwrap()["error"]["code"], "node_failed");
+    assert!(!d2.has_generate().await);
+    let again = rig.chat(json!({}));
+    answered_by_any([&d0, &d1, &d2]).await;
+    assert_eq!(again.await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_schema_beyond_its_budget_is_the_requests_fault() {
+    let (d0, d1, rig) = two_nodes().await;
+    let schema =
+        json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "string"}}});
+    let error = NodeError::new(ErrorCode::SchemaBudget, "JSON schema refused: too complex");
+    for begun in [false, true] {
+        let answer = rig.chat(json!({"response_format": schema, "stream": true}));
+        let error = error.clone();
+        if begun {
+            let decode = prefill_locally(&d0).await;
+            decode.token(1, "Hel").await;
+            decode.send(&GenerateEvent::Failed(error)).await;
+            let (events, done) = Sse::new(answer.await.unwrap()).rest().await;
+            assert!(!done);
+            assert_eq!(events.last().unwrap()["error"]["code"], "schema_budget");
+        } else {
+            d0.generate().await.refuse(error.code, &error.message);
+            let (status, error) = error_of(answer.await.unwrap()).await;
+            assert_eq!(
+                (status, error.code.as_deref()),
+                (400, Some("schema_budget"))
+            );
+            assert_eq!(error.param.as_deref(), Some("response_format"));
+        }
+        assert!(!d1.has_generate().await);
+    }
+}

@@ -283,7 +283,10 @@ fn a_token_that_does_not_fit_is_an_error() {
     let factory = factory(&vocabulary);
     let mut constraint = factory.json_object().unwrap();
     let error = constraint.accept(Token::from(b'x')).unwrap_err();
-    assert!(matches!(error, ConstraintError::Token { token: 120, .. }));
+    assert!(
+        matches!(error, ConstraintError::Token { token: 120, .. }),
+        "{error}"
+    );
     assert!(constraint.mask().is_err());
     assert!(!constraint.is_complete());
 }
@@ -312,7 +315,7 @@ fn schemas_that_cannot_be_kept_are_refused() {
         assert!(matches!(error, ConstraintError::Schema(_)), "{error:?}");
         assert!(error.to_string().contains(word), "{schema}: {error}");
     }
-    let long = json!({"const": "x".repeat(tandem_engine::constraint::MAX_SCHEMA_BYTES)});
+    let long = json!({"const": "x".repeat(tandem_engine::limits::MAX_SCHEMA_BYTES)});
     assert!(factory.json_schema(&long).is_err());
 }
 

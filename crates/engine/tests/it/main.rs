@@ -10,6 +10,8 @@ mod chat;
 mod conformance;
 mod constraint;
 mod generation;
+mod hostile;
 mod sampling;
+mod schemas;
 mod stop;
 mod vocabulary;

@@ -27,6 +27,7 @@ use crate::lend::{Borrower, Lender, Loan};
 use crate::limits::MAX_EVENTS;
 use crate::model::Model;
 use crate::tickets::{Permitted, Target, Until, handoff_id};
+use crate::worker::generation_error;
 
 pub(super) async fn generate(
     State(node): State<Arc<Node>>,
@@ -317,7 +318,7 @@ fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Gener
         },
     };
     let generation = Generation::new(&params, Arc::clone(&model.tokenizer), &model.constraints)
-        .map_err(|e| invalid(e.to_string()))?;
+        .map_err(|e| generation_error(&e))?;
     Ok((tokens, generation))
 }
 

@@ -7,12 +7,12 @@ use tandem_engine::generation::FinishReason as EngineFinish;
 use tandem_engine::{DecodeStep, EngineError, LayerRows, Token};
 use tandem_kv::page::page_start;
 use tandem_kv::receipt::Receipt;
-use tandem_proto::{ErrorCode, FinishReason, GenerateEvent, NodeError};
+use tandem_proto::{FinishReason, GenerateEvent};
 use tokio::sync::{mpsc, oneshot};
 
 use super::copying::{CopyOut, FullOut, Window, begin, hand_out, hand_out_filled};
 use super::jobs::{After, Copying, ExportStage, Job, ReceiptState, Stage, Work};
-use super::{Worker, engine_error, milliseconds};
+use super::{Worker, engine_error, generation_error, milliseconds};
 use crate::job::{Begun, Computed, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
 use crate::rate::Rate;
@@ -227,8 +227,7 @@ impl Worker {
         let step = match g.generation.next(logits) {
             Ok(step) => step,
             Err(e) => {
-                let error = NodeError::new(ErrorCode::Engine, e.to_string());
-                return self.fail(id, error);
+                return self.fail(id, generation_error(&e));
             }
         };
         let Stage::Decoding {
