@@ -44,6 +44,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
+        .route("/tokenize", post(tokenize))
         .route("/v1/models", get(models))
         .route("/v1/models/{name}", get(model))
         .route("/v1/nodes", get(nodes))
@@ -110,6 +111,16 @@ async fn completion(
         options: request.tandem,
     };
     respond(&server, asked).await
+}
+
+async fn tokenize(
+    State(server): State<Arc<Server>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let body = read_body(&server.service, &headers, body).await?;
+    let told = crate::tokenize::tokenize(&server.service, &body).await?;
+    Ok(Json(told).into_response())
 }
 
 /// A request of either API.

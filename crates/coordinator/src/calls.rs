@@ -17,11 +17,13 @@ use tandem_identity::{PeerId, Security};
 use tandem_proto::limits::MAX_LINE_BYTES;
 use tandem_proto::{
     GenerateEvent, GenerateRequest, HandoffFailed, NodeError, NodeStatus, PROTOCOL_VERSION,
-    PrefillEvent, PrefillRequest,
+    PrefillEvent, PrefillRequest, TokenizeRequest, Tokenized,
 };
 
 use crate::connect::Connector;
-use crate::limits::{IDLE_CONNECTION, Limits, MAX_REFUSAL_BYTES, MAX_STATUS_BYTES};
+use crate::limits::{
+    IDLE_CONNECTION, Limits, MAX_REFUSAL_BYTES, MAX_STATUS_BYTES, MAX_TOKENIZED_BYTES,
+};
 use crate::lines::Lines;
 
 /// Why a call to a node failed. Reads as the end of a sentence that begins with the node.
@@ -188,6 +190,23 @@ impl Calls {
             None => self.peers().remove(address),
         };
         Ok(())
+    }
+
+    /// `POST /node/v1/tokenize`.
+    ///
+    /// # Errors
+    /// If the node does not answer or refuses.
+    pub(crate) async fn tokenize(
+        &self,
+        address: &str,
+        request: &TokenizeRequest,
+    ) -> Result<Tokenized, CallError> {
+        let answer = self.post(address, "tokenize", request).await?;
+        let reading = body(answer, MAX_TOKENIZED_BYTES);
+        let read = tokio::time::timeout(self.limits.silence, reading).await;
+        let body = read.map_err(|_| CallError::Silent(self.limits.silence))??;
+        let unreadable = |e: serde_json::Error| CallError::Broken(format!("answered: {e}"));
+        serde_json::from_slice(&body).map_err(unreadable)
     }
 
     /// `POST /node/v1/generate`.

@@ -24,6 +24,7 @@ mod poll;
 mod prefix;
 mod serve;
 mod timeline;
+mod tokenize;
 mod translate;
 
 pub use calls::{CallError, Calls};

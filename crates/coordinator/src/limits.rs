@@ -35,6 +35,8 @@ pub const MAX_LOST_NODES: usize = 2;
 pub const MAX_POISONS: usize = 1024;
 /// How long such a request is refused.
 pub const POISON: Duration = Duration::from_secs(600);
+/// Longest answer of a node to a question for the tokens of a prompt, in bytes.
+pub const MAX_TOKENIZED_BYTES: usize = 16 << 20;
 /// Longest status of a node, in bytes.
 pub const MAX_STATUS_BYTES: usize = 8 << 20;
 

@@ -30,7 +30,7 @@ use tandem_proto::{
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use self::generate::{generate, prefill_failed};
+use self::generate::{generate, prefill_failed, tokenize};
 use self::lend::{lend, lend_failed};
 use self::prefill::prefill;
 use crate::NodeConfig;
@@ -155,6 +155,7 @@ pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/node/v1/status", get(status))
         .route("/node/v1/handoffs", get(handoffs))
+        .route("/node/v1/tokenize", post(tokenize))
         .route("/node/v1/generate", post(generate))
         .route("/node/v1/prefill", post(prefill))
         .route("/node/v1/lend", post(lend))

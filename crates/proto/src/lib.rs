@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `GET /node/v1/status` | – | [`NodeStatus`] |
 //! | `GET /node/v1/handoffs` | – | [`HandoffStatus`] |
+//! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`Tokenized`] |
 //! | `POST /node/v1/generate` | [`GenerateRequest`] | a stream of [`GenerateEvent`], one JSON object per line |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`] | a stream of [`PrefillEvent`], one JSON object per line |
 //! | `POST /node/v1/lend` | [`PrefillRequest`] | the same |
@@ -20,6 +21,7 @@ pub mod limits;
 pub mod prefill;
 pub mod status;
 pub mod terms;
+pub mod tokenize;
 
 pub use generate::{
     FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, ParityReport,
@@ -31,6 +33,7 @@ pub use status::{
     SequenceStatus,
 };
 pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
+pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
 pub const PROTOCOL_VERSION: u32 = 10;

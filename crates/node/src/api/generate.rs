@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -15,7 +16,7 @@ use tandem_identity::PeerId;
 use tandem_kv::receiver::{Covers, Expectation};
 use tandem_proto::{
     ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError,
-    ParityAction, PrefillMode, Prompt, Ticket,
+    ParityAction, PrefillMode, Prompt, Ticket, TokenizeRequest, Tokenized,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -264,6 +265,22 @@ fn prefill_peer(node: &Node, request: &GenerateRequest) -> Result<Option<PeerId>
     }
     let why = "gives tickets only to a machine that it is told";
     named_peer(node, "prefill_peer", request.prefill_peer.as_deref(), why)
+}
+
+pub(super) async fn tokenize(
+    State(node): State<Arc<Node>>,
+    body: Bytes,
+) -> Result<Json<Tokenized>, Refusal> {
+    let request: TokenizeRequest = parse(&body)?;
+    let model = Arc::clone(node.model(&request.model)?);
+    let tokenizing = tokio::task::spawn_blocking(move || {
+        let tokens = prompt_tokens(&model, &request.prompt)?;
+        let context = model.capacity.tokens_per_sequence;
+        Ok(Tokenized { tokens, context })
+    });
+    let failed = |e: tokio::task::JoinError| NodeError::new(ErrorCode::Engine, e.to_string());
+    let tokenized: Result<Tokenized, NodeError> = tokenizing.await.map_err(failed)?;
+    Ok(Json(tokenized?))
 }
 
 /// Tokenises and checks a request off the async threads.

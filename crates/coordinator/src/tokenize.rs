@@ -1,0 +1,72 @@
+//! `POST /tokenize`: how many tokens the prompt of a request has. Field names as in vLLM.
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use tandem_openai::{ApiError, parse_chat, parse_completion};
+use tandem_proto::TokenizeRequest;
+
+use crate::calls::CallError;
+use crate::life::Service;
+use crate::translate;
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tokenization {
+    /// Tokens of the prompt.
+    pub count: usize,
+    /// Most tokens of a prompt and its answer together, on the node that has room for most.
+    pub max_model_len: u32,
+    /// The tokens.
+    pub tokens: Vec<u32>,
+}
+
+/// Only whether the request is one of the chat API.
+#[derive(Deserialize)]
+struct Kind {
+    messages: Option<IgnoredAny>,
+}
+
+/// Takes the body of a chat or of a completion.
+pub(crate) async fn tokenize(service: &Service, body: &[u8]) -> Result<Tokenization, ApiError> {
+    let kind: Result<Kind, _> = serde_json::from_slice(body);
+    let is_chat = kind.is_ok_and(|kind| kind.messages.is_some());
+    let (model, mut prompt, salt, field) = if is_chat {
+        let request = parse_chat(body)?;
+        let prompt = translate::chat_prompt(&request);
+        (request.model, prompt, request.tandem.cache_salt, "messages")
+    } else {
+        let request = parse_completion(body)?;
+        let prompt = translate::completion_prompt(&request);
+        (request.model, prompt, request.tandem.cache_salt, "prompt")
+    };
+    service.answers.recall(&salt, &model, &mut prompt);
+    if !service.config.models.iter().any(|m| m.name == model) {
+        return Err(ApiError::model_not_found(&model));
+    }
+    let look = service.cluster.look().await?;
+    let rooms = look.nodes.iter().filter_map(|node| {
+        let status = node.state.as_ref().ok()?;
+        let of_model = status.models.iter().find(|m| m.name == model)?;
+        let context = of_model.capacity.tokens_per_sequence;
+        Some((status.role.decodes(), context, node.name.as_str()))
+    });
+    let (_, _, node) = rooms.max().ok_or_else(|| {
+        ApiError::unavailable(format!("no node that answers has the model `{model}`"))
+    })?;
+    let request = TokenizeRequest { model, prompt };
+    let told = service
+        .calls
+        .tokenize(service.config.address(node), &request)
+        .await;
+    let told = told.map_err(|e| match e {
+        CallError::Refused(error) if !error.code.try_elsewhere() => {
+            translate::bad_request(&error, field)
+        }
+        e => ApiError::bad_gateway(format!("node `{node}` {e}")),
+    })?;
+    Ok(Tokenization {
+        count: told.tokens.len(),
+        max_model_len: told.context,
+        tokens: told.tokens,
+    })
+}
