@@ -19,7 +19,8 @@ use anyhow::bail;
 use clap::Args;
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_grading::{
-    Graded, GradingConfig, JobConfig, Rubric, Submission, grade, load_submissions, write_results,
+    EarlierRun, Folder, Graded, GradingConfig, JobConfig, Progress, Rubric, Submission, grade,
+    load_submissions,
 };
 use tandem_identity::{Public, Security};
 use tandem_openai::RouteChoice;
@@ -69,6 +70,8 @@ struct Task {
     rubric: Rubric,
     submissions: Vec<Submission>,
     compare: bool,
+    /// Where the results go; those of the second run into a folder in it.
+    out: PathBuf,
 }
 
 /// Both runs; the second only if a comparison was asked for.
@@ -89,6 +92,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         rubric: Rubric::load(&course.join("rubric.yaml"))?,
         submissions: load_submissions(&[course.join("submissions")])?,
         compare: arguments.compare,
+        out: arguments.out.clone(),
     };
     let models = models::choose(&arguments.model, environment)?;
     let logs = arguments.out.join("logs");
@@ -106,7 +110,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         eprintln!("tandem: stopped, with everything that was started");
         return Ok(ExitCode::from(shutdown::INTERRUPTED));
     };
-    finish(&arguments, &models, &task, &outcome?)
+    finish(&arguments, &models, &outcome?)
 }
 
 async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodeProcess>> {
@@ -204,25 +208,22 @@ async fn run_once(
         _ => "grading",
     };
     let reporter = Reporter::new(label, task.submissions.len());
-    let graded = grade(&settings, &task.rubric, &task.submissions, &|p| {
-        reporter.report(&p);
-    })
-    .await;
+    let (rubric, submissions) = (&task.rubric, &task.submissions);
+    let out = match route {
+        RouteChoice::Local => task.out.join("local"),
+        _ => task.out.clone(),
+    };
+    let mut folder = Folder::open(&out, &settings, rubric, submissions, EarlierRun::Replace)?;
+    let report = |p: Progress<'_>| reporter.report(&p);
+    let graded = grade(&settings, rubric, submissions, &mut folder, &report).await;
     reporter.finish();
-    Ok(graded?)
+    let graded = graded?;
+    folder.finish(&graded)?;
+    Ok(graded)
 }
 
 /// Writes and shows what came out.
-fn finish(
-    arguments: &Arguments,
-    models: &Models,
-    task: &Task,
-    outcome: &Outcome,
-) -> anyhow::Result<ExitCode> {
-    write_results(&arguments.out, &task.rubric, &outcome.remote)?;
-    if let Some(local) = &outcome.local {
-        write_results(&arguments.out.join("local"), &task.rubric, local)?;
-    }
+fn finish(arguments: &Arguments, models: &Models, outcome: &Outcome) -> anyhow::Result<ExitCode> {
     let summary = Summary::new(&outcome.remote, outcome.local.as_deref(), outcome.wall_ms);
     if arguments.json {
         output::print(&serde_json::to_string_pretty(&summary)?)?;

@@ -1,15 +1,15 @@
 //! `tandem grade`: a batch of submissions.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
 use tandem_grading::{
-    Graded, GradingConfig, Progress, Rubric, Status, Submission, grade, load_submissions,
-    write_results,
+    EarlierRun, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission, forecast,
+    grade, load_submissions,
 };
 use tandem_identity::Public;
 
@@ -19,8 +19,19 @@ use crate::environment::Environment;
 use crate::progress::Reporter;
 use crate::{nodes, output, security, shutdown, tables};
 
+/// Exit status if some submissions need a person, and none has failed.
+const NEEDS_A_PERSON: u8 = 3;
+/// Exit status if some submissions have failed.
+const SOME_FAILED: u8 = 4;
+/// Between two looks for nodes that are away.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// Arguments of `tandem grade`.
 #[derive(Args)]
+#[command(
+    after_help = "Exit status: 0 all graded or not attempted; 3 some need a person; 4 some failed; 1 nothing was \
+                        done, standard error says why; 130 told to stop."
+)]
 pub struct Arguments {
     #[command(flatten)]
     config: config::Arguments,
@@ -29,15 +40,28 @@ pub struct Arguments {
     /// The rubric; examples/intro-course/rubric.yaml is one.
     #[arg(long, value_name = "FILE")]
     rubric: PathBuf,
-    /// Folder for the results; files of an earlier run are replaced.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
+    /// Folder for the results; each is written when it is made.
+    #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
+    out: Option<PathBuf>,
+    /// Goes on with the results of an earlier run in that folder. Kept is what would come out again; what failed is
+    /// graded anew.
+    #[arg(long, conflicts_with = "replace")]
+    resume: bool,
+    /// Writes over the results of an earlier run.
+    #[arg(long)]
+    replace: bool,
+    /// Grades nothing: shows how large each prompt is, and whether it fits.
+    #[arg(long)]
+    dry_run: bool,
+    /// How long nodes that are away are waited for, in seconds: at the start, and by each request.
+    #[arg(long, value_name = "SECONDS", default_value_t = tandem_grading::limits::DEFAULT_NODE_WAIT.as_secs())]
+    wait: u64,
     /// Files, or folders in which every file and every folder is one submission.
     #[arg(required = true)]
     submissions: Vec<PathBuf>,
 }
 
-/// Grades and writes the results; told to stop, it writes those that are there.
+/// Grades and writes the results; told to stop, it keeps those that are there.
 ///
 /// # Errors
 /// If something cannot be read or written, or a model has no node that could serve it.
@@ -68,77 +92,120 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     );
     settings.parallel = jobs.parallel;
     settings.keep = false;
-    let finished = Mutex::new(Vec::new());
-    let grading = async {
-        check_nodes(&mut coordinator, &config).await?;
-        run(&settings, &rubric, &submissions, &finished).await
+    settings.node_wait = Duration::from_secs(arguments.wait);
+    let work = async {
+        await_nodes(&mut coordinator, &config, settings.node_wait).await?;
+        match (arguments.dry_run, &arguments.out) {
+            (false, Some(out)) => {
+                let earlier = arguments.earlier_run();
+                let folder = Folder::open(out, &settings, &rubric, &submissions, earlier)?;
+                run(&settings, &rubric, &submissions, folder).await
+            }
+            _ => dry_run(&settings, &rubric, &submissions).await,
+        }
     };
-    let graded = tokio::select! {
-        graded = grading => graded?,
+    let code = tokio::select! {
+        code = work => code?,
         () = shutdown::signal() => {
-            let graded = finished.into_inner().unwrap_or_else(PoisonError::into_inner);
-            eprintln!("tandem: stopped after {} of {} submissions", graded.len(), submissions.len());
-            report(&arguments.out, &rubric, &graded)?;
+            eprintln!("tandem: stopped; the results so far are kept, `--resume` goes on with them");
             return Ok(ExitCode::from(shutdown::INTERRUPTED));
         }
     };
     coordinator.stop().await?;
-    report(&arguments.out, &rubric, &graded)
+    Ok(code)
 }
 
-async fn check_nodes(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result<()> {
-    let found = nodes::problems(
-        &config.coordinator,
-        &coordinator.nodes().await?,
-        coordinator.is_tls(),
-    );
+impl Arguments {
+    fn earlier_run(&self) -> EarlierRun {
+        match (self.resume, self.replace) {
+            (true, _) => EarlierRun::Resume,
+            (_, true) => EarlierRun::Replace,
+            _ => EarlierRun::Refuse,
+        }
+    }
+}
+
+/// Waits until each model has the nodes that it needs.
+async fn await_nodes(
+    coordinator: &mut Coordinator,
+    config: &Config,
+    limit: Duration,
+) -> anyhow::Result<()> {
+    let since = Instant::now();
+    let mut told = false;
+    loop {
+        let unavailable = coordinator.unavailable().await?;
+        if unavailable.is_empty() {
+            break;
+        }
+        let reasons = unavailable.join("; ");
+        if since.elapsed() >= limit {
+            bail!(
+                "nothing was graded: {reasons} (waited for {} s)",
+                limit.as_secs()
+            );
+        }
+        if !told {
+            eprintln!(
+                "tandem: waiting for nodes, at most {} s: {reasons}",
+                limit.as_secs()
+            );
+            told = true;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    let nodes = coordinator.nodes().await?;
+    let found = nodes::problems(&config.coordinator, &nodes, coordinator.is_tls());
     for warning in config.warnings.iter().chain(&found) {
         eprintln!("tandem: warning: {warning}");
-    }
-    let unavailable = coordinator.unavailable().await?;
-    if !unavailable.is_empty() {
-        bail!("nothing was graded: {}", unavailable.join("; "));
     }
     Ok(())
 }
 
-/// Grades with progress on standard error; `finished` gets each record when it is complete.
+/// Shows what would become of each submission.
+async fn dry_run(
+    settings: &GradingConfig,
+    rubric: &Rubric,
+    submissions: &[Submission],
+) -> anyhow::Result<ExitCode> {
+    let forecasts = forecast(settings, rubric, submissions).await?;
+    let (table, sentence) = tables::forecasts(submissions, &forecasts);
+    output::print(&table.to_string())?;
+    output::print(&sentence)?;
+    let fails = forecasts.iter().any(tables::will_fail);
+    let flagged = submissions.iter().any(|s| !s.flags.is_empty());
+    Ok(exit_code(fails, flagged))
+}
+
+fn exit_code(some_failed: bool, some_need_a_person: bool) -> ExitCode {
+    match (some_failed, some_need_a_person) {
+        (true, _) => ExitCode::from(SOME_FAILED),
+        (false, true) => ExitCode::from(NEEDS_A_PERSON),
+        (false, false) => ExitCode::SUCCESS,
+    }
+}
+
+/// Grades with progress on standard error; the folder gets each result when it is made.
 async fn run(
     settings: &GradingConfig,
     rubric: &Rubric,
     submissions: &[Submission],
-    finished: &Mutex<Vec<Graded>>,
-) -> anyhow::Result<Vec<Graded>> {
+    mut folder: Folder<'_>,
+) -> anyhow::Result<ExitCode> {
     let reporter = Reporter::new("grading", submissions.len());
-    let graded = grade(settings, rubric, submissions, &|progress| {
-        if let Progress::Finished { graded, .. } = &progress {
-            let mut finished = finished.lock().unwrap_or_else(PoisonError::into_inner);
-            finished.push((*graded).clone());
-        }
-        reporter.report(&progress);
-    })
-    .await;
+    let report = |progress: Progress<'_>| reporter.report(&progress);
+    let graded = grade(settings, rubric, submissions, &mut folder, &report).await;
     reporter.finish();
-    Ok(graded?)
-}
-
-/// Writes the results and says what came out. Fails only if nothing at all could be graded.
-fn report(out: &Path, rubric: &Rubric, graded: &[Graded]) -> anyhow::Result<ExitCode> {
-    write_results(out, rubric, graded)?;
-    output::print(&tables::grades(graded).to_string())?;
+    let graded = graded?;
+    folder.finish(&graded)?;
+    output::print(&tables::grades(&graded).to_string())?;
+    for line in tables::causes(&graded) {
+        eprintln!("tandem: {line}");
+    }
     output::print(&format!(
         "results, suggested by models and to be approved by a person: {}",
-        out.display()
+        folder.path().display()
     ))?;
-    let failed: Vec<&Graded> = graded
-        .iter()
-        .filter(|g| g.status == Status::Failed)
-        .collect();
-    for one in &failed {
-        eprintln!("tandem: `{}` failed: {}", one.name, one.reasons.join("; "));
-    }
-    if !graded.is_empty() && failed.len() == graded.len() {
-        bail!("nothing could be graded");
-    }
-    Ok(ExitCode::SUCCESS)
+    let some = |status| graded.iter().any(|g: &Graded| g.status == status);
+    Ok(exit_code(some(Status::Failed), some(Status::NeedsReview)))
 }

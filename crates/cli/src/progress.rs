@@ -5,6 +5,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tandem_grading::{JobRecord, Progress};
 
+use crate::tables;
+
 /// Between two redraws of the elapsed time.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -41,7 +43,7 @@ impl Reporter {
             } => {
                 let score = match graded.score {
                     Some(score) => format!(" {score}/{}", graded.max_score),
-                    None => String::new(),
+                    None => format!(", {}", tables::short_reason(graded)),
                 };
                 let status = graded.status.as_str();
                 self.line(&format!("{done}/{total} {}: {status}{score}", graded.name));
@@ -62,7 +64,8 @@ impl Reporter {
 
 fn job_line(name: &str, record: &JobRecord) -> String {
     let how = match (&record.tandem, &record.error) {
-        (_, Some(error)) => error.clone(),
+        // Why is told with the submission, and once for all that share the cause.
+        (_, Some(_)) => "no answer".to_owned(),
         (Some(t), None) => format!(
             "{} tokens, {} {} → {}, {} tokens",
             t.prompt_tokens, t.mode, t.prefill_node, t.decode_node, t.generated_tokens

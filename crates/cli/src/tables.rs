@@ -1,9 +1,15 @@
 //! Tables for the terminal.
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{Cell, CellAlignment, Table};
-use tandem_grading::{Graded, Job, JobRecord};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use tandem_grading::{Forecast, Graded, Job, JobRecord, PromptSize, Status, Submission};
 use tandem_openai::{PhasesMs, TandemInfo};
+
+/// Columns of a table that is not shown on a terminal.
+const WIDTH: u16 = 120;
+
+/// Characters of the reason why there is no score.
+const REMARK_CHARS: usize = 60;
 
 /// What an unknown value is shown as.
 const NOTHING: &str = "–";
@@ -47,10 +53,143 @@ pub fn grades(graded: &[Graded]) -> Table {
     table
 }
 
+/// One line per submission: how large its prompts are and whether they fit; and what holds for all.
+pub fn forecasts(submissions: &[Submission], forecasts: &[Forecast]) -> (Table, String) {
+    let mut table = new(&[
+        "submission",
+        "files",
+        "analysis",
+        "feedback",
+        "what will happen",
+    ]);
+    for (submission, forecast) in submissions.iter().zip(forecasts) {
+        let (analysis, feedback) = match forecast {
+            Forecast::Asked { analysis, feedback } => (tokens(analysis), tokens(feedback)),
+            _ => (NOTHING.to_owned(), NOTHING.to_owned()),
+        };
+        table.add_row(vec![
+            Cell::new(&submission.name),
+            right(submission.files.len()),
+            right(analysis),
+            right(feedback),
+            Cell::new(fate(submission, forecast)),
+        ]);
+    }
+    (table, sentence(forecasts))
+}
+
+/// Tokens of a prompt; those that are guessed are marked.
+fn tokens(size: &PromptSize) -> String {
+    let mark = if size.estimated { "about " } else { "" };
+    format!("{mark}{}", size.prompt)
+}
+
+fn fate(submission: &Submission, forecast: &Forecast) -> String {
+    let (analysis, feedback) = match forecast {
+        Forecast::Problem(problem) => return format!("unreadable: {problem}"),
+        Forecast::NotAttempted(how) => return format!("not attempted: {how}"),
+        Forecast::Asked { analysis, feedback } => (analysis, feedback),
+    };
+    let flags = match submission.flags.len() {
+        0 => String::new(),
+        n => format!("; {n} to look at"),
+    };
+    let fits = match (analysis.context, analysis.excess(), feedback.excess()) {
+        (_, excess @ 1.., _) => format!("too large by {excess} tokens"),
+        (_, 0, excess @ 1..) => format!("no feedback: too large by {excess} tokens"),
+        (None, ..) => "the server does not say what fits".to_owned(),
+        (Some(_), 0, 0) => "fits".to_owned(),
+    };
+    fits + &flags
+}
+
+/// True if no score can be made.
+pub fn will_fail(forecast: &Forecast) -> bool {
+    match forecast {
+        Forecast::Problem(_) => true,
+        Forecast::NotAttempted(_) => false,
+        Forecast::Asked { analysis, .. } => analysis.excess() > 0,
+    }
+}
+
+/// How many fit, and the context that all would.
+fn sentence(forecasts: &[Forecast]) -> String {
+    let sizes = forecasts.iter().filter_map(|forecast| match forecast {
+        Forecast::Asked { analysis, feedback } => Some([analysis, feedback]),
+        _ => None,
+    });
+    let sizes: Vec<&PromptSize> = sizes.flatten().collect();
+    let count = |of: fn(&Forecast) -> bool| forecasts.iter().filter(|f| of(f)).count();
+    let problems = count(|f| matches!(f, Forecast::Problem(_)));
+    let mut parts = vec![format!(
+        "{} submissions: {} go to the models, {} not attempted, {problems} unreadable, {} too large.",
+        forecasts.len(),
+        sizes.len() / 2 + problems - count(will_fail),
+        count(|f| matches!(f, Forecast::NotAttempted(_))),
+        count(will_fail) - problems,
+    )];
+    if let Some(needed) = sizes.iter().map(|size| size.needed()).max() {
+        let about = if sizes.iter().any(|size| size.estimated) {
+            "about "
+        } else {
+            ""
+        };
+        parts.push(format!(
+            "The largest prompt and its answer need a context of {about}{needed} tokens (--context of the nodes)."
+        ));
+    }
+    parts.join("\n")
+}
+
+/// Submissions that are named with a cause that they share.
+const NAMED: usize = 3;
+
+/// Why submissions have failed: a line per cause, whatever the numbers in it.
+pub fn causes(graded: &[Graded]) -> Vec<String> {
+    let mut causes: Vec<(String, String, Vec<&str>)> = Vec::new();
+    for one in graded.iter().filter(|g| g.status == Status::Failed) {
+        let reason = one.reasons.join("; ");
+        let kind: String = reason.chars().filter(|c| !c.is_ascii_digit()).collect();
+        match causes.iter_mut().find(|(known, ..)| *known == kind) {
+            Some((.., names)) => names.push(&one.name),
+            None => causes.push((kind, reason, vec![&one.name])),
+        }
+    }
+    let line = |(_, reason, names): (String, String, Vec<&str>)| match names.as_slice() {
+        [name] => format!("`{name}` failed: {reason}"),
+        names => {
+            let shown = names.iter().take(NAMED).map(|n| format!("`{n}`"));
+            let shown: Vec<String> = shown.collect();
+            let more = match names.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                n => format!(" and {n} more"),
+            };
+            let count = names.len();
+            format!(
+                "{count} submissions failed for one cause ({}{more}), such as: {reason}",
+                shown.join(", ")
+            )
+        }
+    };
+    causes.into_iter().map(line).collect()
+}
+
+/// The beginning of the first reason; the whole is told once, with its cause.
+pub fn short_reason(one: &Graded) -> String {
+    let reason = one.reasons.first().map_or("", String::as_str);
+    let short: String = reason.chars().take(REMARK_CHARS).collect();
+    let cut = if short.len() < reason.len() {
+        "…"
+    } else {
+        ""
+    };
+    short + cut
+}
+
 /// The criteria that lost points; without criteria, why there are none.
 fn remark(one: &Graded) -> String {
     if one.score.is_none() {
-        return one.reasons.first().cloned().unwrap_or_default();
+        return short_reason(one);
     }
     let lost = one.criteria.iter().filter(|c| c.points != c.max_points);
     let lost: Vec<String> = lost
@@ -143,7 +282,14 @@ pub fn identical(a: &JobRecord, b: &JobRecord) -> Option<bool> {
 
 fn new(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(header);
+    table
+        .load_style(UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(header);
+    // On a terminal its own width counts.
+    if table.width().is_none() {
+        table.set_width(WIDTH);
+    }
     table
 }
 

@@ -18,6 +18,11 @@ pub(crate) struct Template {
 }
 
 impl Template {
+    /// What was read of it.
+    pub(crate) fn files(&self) -> &[SourceFile] {
+        &self.files
+    }
+
     /// Reads a file or a folder.
     pub(crate) fn read(path: &Path) -> Result<Self, GradingError> {
         let fault = |problem: String| GradingError::Rubric {
@@ -70,13 +75,33 @@ fn counted<'a>(lines: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// True if nothing was written: all files are blank, or they are those of a template, whatever their names. What was not
+/// How nothing was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Untouched {
+    /// There is nothing but white space.
+    Blank,
+    /// It is the template.
+    Template,
+}
+
+impl Untouched {
+    /// For a person.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Blank => "blank",
+            Self::Template => "equal to the template",
+        }
+    }
+}
+
+/// Whether nothing was written: all files are blank, or they are those of a template, whatever their names. What was not
 /// read may be an answer, unless the template has it, too.
-pub(crate) fn is_untouched(
+pub(crate) fn untouched(
     files: &[SourceFile],
     unread: &[String],
     templates: &[Template],
-) -> bool {
+) -> Option<Untouched> {
     let contents = |files: &[SourceFile]| {
         let contents = files
             .iter()
@@ -90,5 +115,9 @@ pub(crate) fn is_untouched(
         let is_known = |name| template.unread.contains(name);
         unread.iter().all(is_known) && (own.is_empty() || contents(&template.files) == own)
     };
-    (own.is_empty() && unread.is_empty()) || templates.iter().any(is_of)
+    if own.is_empty() && unread.is_empty() {
+        return Some(Untouched::Blank);
+    }
+    let is_template = templates.iter().any(is_of);
+    is_template.then_some(Untouched::Template)
 }

@@ -6,6 +6,7 @@ use crate::limits;
 use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
 use reqwest::Response;
+use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
 use tandem_openai::{
@@ -17,7 +18,16 @@ use tokio::time::timeout;
 pub(crate) struct Client {
     http: reqwest::Client,
     url: String,
+    tokenize: String,
     idle: Duration,
+}
+
+/// The size of a prompt, as tandem and vLLM tell it.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Counted {
+    pub(crate) count: u64,
+    #[serde(rename = "max_model_len")]
+    pub(crate) context: Option<u64>,
 }
 
 /// A complete answer.
@@ -51,6 +61,18 @@ pub(crate) enum JobError {
 }
 
 impl JobError {
+    /// Whether the server, or the node behind it, is away for the moment.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable(_)
+                | Self::Server {
+                    status: 429 | 503,
+                    ..
+                }
+        )
+    }
+
     /// Whether the same request may succeed when sent again. A silent server is not asked again:
     /// one hanging item would otherwise hold up the batch several times over.
     pub(crate) fn is_retryable(&self) -> bool {
@@ -73,10 +95,11 @@ impl Client {
                 field: "base_url",
                 problem: e.to_string(),
             })?;
-        let url = format!("{}/chat/completions", config.base_url.trim_end_matches('/'));
+        let base = config.base_url.trim_end_matches('/');
         Ok(Self {
             http,
-            url,
+            url: format!("{base}/chat/completions"),
+            tokenize: format!("{}/tokenize", base.trim_end_matches("/v1")),
             idle: config.idle_limit,
         })
     }
@@ -101,6 +124,23 @@ impl Client {
             return self.whole(response).await;
         }
         self.streamed(response).await
+    }
+
+    /// How many tokens the prompt of a request has; nothing if the server has no route for that.
+    pub(crate) async fn count(&self, request: &ChatRequest) -> Result<Option<Counted>, JobError> {
+        let sending = self.http.post(&self.tokenize).json(request).send();
+        let response = timeout(self.idle, sending)
+            .await
+            .map_err(|_| JobError::Silent(self.idle))?;
+        let response = response.map_err(|e| JobError::Unreachable(root_cause(&e)))?;
+        match response.status().as_u16() {
+            200 => {}
+            // Other servers have another route of that name, or none.
+            400..=428 => return Ok(None),
+            status => return Err(self.refusal(status, response).await),
+        }
+        let body = self.body(response, limits::MAX_COUNT_BYTES).await?;
+        Ok(serde_json::from_slice(&body).ok())
     }
 
     async fn refusal(&self, status: u16, response: Response) -> JobError {

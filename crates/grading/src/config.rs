@@ -1,6 +1,7 @@
 //! What a run needs to know besides rubric and submissions.
 
 use crate::error::GradingError;
+use crate::graded::Job;
 use crate::limits;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct GradingConfig {
     pub attempts: u32,
     /// Pause before the second attempt, doubled before each further one.
     pub retry_delay: Duration,
+    /// How long a server that is away, or has no node, is waited for.
+    pub node_wait: Duration,
 }
 
 /// Configuration of one job.
@@ -71,6 +74,15 @@ impl GradingConfig {
             connect_limit: limits::DEFAULT_CONNECT_LIMIT,
             attempts: limits::DEFAULT_ATTEMPTS,
             retry_delay: limits::DEFAULT_RETRY_DELAY,
+            node_wait: limits::DEFAULT_NODE_WAIT,
+        }
+    }
+
+    /// The configuration of a job.
+    pub(crate) fn job(&self, job: Job) -> &JobConfig {
+        match job {
+            Job::CodeAnalysis => &self.code_analysis,
+            Job::Feedback => &self.feedback,
         }
     }
 

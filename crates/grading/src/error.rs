@@ -33,6 +33,17 @@ pub enum GradingError {
         /// What is wrong and how to mend it.
         problem: String,
     },
+    /// The server cannot be asked how large prompts are.
+    #[error("{0}")]
+    Server(String),
+    /// The folder for the results has some of an earlier run.
+    #[error("{path} holds results of an earlier run; {mend}", path = .path.display())]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+        /// What can be done.
+        mend: &'static str,
+    },
     /// A result could not be written.
     #[error("cannot write {path}: {source}", path = .path.display())]
     Write {

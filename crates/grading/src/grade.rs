@@ -9,16 +9,16 @@ use crate::error::GradingError;
 use crate::feedback::check_feedback;
 use crate::graded::{Graded, Job, JobRecord, Status};
 use crate::hidden::mark_hidden;
-use crate::prompt::build_prompt;
+use crate::limits;
+use crate::request::request;
 use crate::rubric::Rubric;
-use crate::schema::{verdict_schema, worst_case_bytes};
+use crate::schema::worst_case_bytes;
+use crate::size::PromptSize;
 use crate::submission::Submission;
 use crate::verdict::read_verdict;
 use futures_util::StreamExt;
-use std::time::Instant;
-use tandem_openai::{
-    ChatRequest, FinishReason, ResponseFormat, Sampling, StreamOptions, TandemOptions,
-};
+use std::time::{Duration, Instant};
+use tandem_openai::{ChatRequest, FinishReason};
 
 /// What a run reports while it goes on.
 #[derive(Debug)]
@@ -58,17 +58,41 @@ struct Run<'a> {
     progress: &'a (dyn Fn(Progress<'_>) + Send + Sync),
 }
 
+/// Where results go as they are made, and where earlier ones are.
+pub trait Store {
+    /// The result that a submission, by its place in the run, has already.
+    fn earlier(&mut self, index: usize) -> Option<Graded>;
+
+    /// Keeps a new result.
+    ///
+    /// # Errors
+    /// If that fails; the run ends.
+    fn keep(&mut self, index: usize, graded: &Graded) -> Result<(), GradingError>;
+}
+
+/// Keeps nothing.
+impl Store for () {
+    fn earlier(&mut self, _: usize) -> Option<Graded> {
+        None
+    }
+
+    fn keep(&mut self, _: usize, _: &Graded) -> Result<(), GradingError> {
+        Ok(())
+    }
+}
+
 /// Grades submissions; the results stand in the order of the submissions.
 ///
 /// A submission that fails gets a record that says so and stops nothing. Runs on any Tokio runtime
 /// with time and network enabled.
 ///
 /// # Errors
-/// Only a configuration that cannot be used.
+/// A configuration that cannot be used, or a result that cannot be kept.
 pub async fn grade(
     config: &GradingConfig,
     rubric: &Rubric,
     submissions: &[Submission],
+    store: &mut (dyn Store + Send),
     progress: &(dyn Fn(Progress<'_>) + Send + Sync),
 ) -> Result<Vec<Graded>, GradingError> {
     config.check()?;
@@ -80,23 +104,27 @@ pub async fn grade(
     };
     run.warn(submissions);
     let run = &run;
-    let tasks = submissions
-        .iter()
-        .enumerate()
+    let mut results: Vec<Option<Graded>> =
+        (0..submissions.len()).map(|i| store.earlier(i)).collect();
+    let mut done = results.iter().flatten().count();
+    let left = submissions.iter().enumerate();
+    let left: Vec<_> = left.filter(|(i, _)| results[*i].is_none()).collect();
+    let tasks = left
+        .into_iter()
         .map(|(i, submission)| async move { (i, run.submission(submission).await) });
     let mut tasks =
         futures_util::stream::iter(tasks.collect::<Vec<_>>()).buffer_unordered(config.parallel);
-    let mut results = Vec::with_capacity(submissions.len());
     while let Some((i, graded)) = tasks.next().await {
+        store.keep(i, &graded)?;
+        done += 1;
         progress(Progress::Finished {
             graded: &graded,
-            done: results.len() + 1,
+            done,
             total: submissions.len(),
         });
-        results.push((i, graded));
+        results[i] = Some(graded);
     }
-    results.sort_by_key(|(i, _)| *i);
-    Ok(results.into_iter().map(|(_, graded)| graded).collect())
+    Ok(results.into_iter().flatten().collect())
 }
 
 impl Run<'_> {
@@ -123,9 +151,11 @@ impl Run<'_> {
         if let Some(problem) = &submission.problem {
             return self.without_models(submission, Status::Failed, problem.clone());
         }
-        if submission.is_untouched(self.rubric) {
-            let reason = "blank, or equal to the template".to_owned();
-            return self.without_models(submission, Status::NotAttempted, reason);
+        if let Some(how) = submission.untouched(self.rubric) {
+            return self.without_models(submission, Status::NotAttempted, how.as_str().to_owned());
+        }
+        if let Some(problem) = self.too_large(submission).await {
+            return self.without_models(submission, Status::Failed, problem);
         }
         (self.progress)(Progress::Started {
             name: &submission.name,
@@ -135,6 +165,20 @@ impl Run<'_> {
             self.job(Job::Feedback, submission)
         );
         self.combined(submission, analysis, feedback)
+    }
+
+    /// Why the code analysis cannot be asked for; no score could be made. Nothing if that is not known.
+    async fn too_large(&self, submission: &Submission) -> Option<String> {
+        let job = Job::CodeAnalysis;
+        let request = request(self.config, self.rubric, job, submission);
+        let counted = self.client.count(&request).await.ok()??;
+        let size = PromptSize {
+            prompt: counted.count,
+            answer: u64::from(self.config.job(job).max_tokens),
+            context: counted.context,
+            estimated: false,
+        };
+        size.problem(job)
     }
 
     fn without_models(&self, submission: &Submission, status: Status, reason: String) -> Graded {
@@ -153,11 +197,8 @@ impl Run<'_> {
     }
 
     async fn job(&self, job: Job, submission: &Submission) -> Outcome {
-        let settings = match job {
-            Job::CodeAnalysis => &self.config.code_analysis,
-            Job::Feedback => &self.config.feedback,
-        };
-        let request = self.request(job, settings, submission);
+        let settings = self.config.job(job);
+        let request = request(self.config, self.rubric, job, submission);
         let started = Instant::now();
         let (attempts, answer) = self.ask(&request).await;
         let wall_ms = started.elapsed().as_secs_f64() * 1000.0;
@@ -169,51 +210,24 @@ impl Run<'_> {
         outcome
     }
 
-    fn request(&self, job: Job, settings: &JobConfig, submission: &Submission) -> ChatRequest {
-        let response_format = match job {
-            Job::Feedback => ResponseFormat::Text,
-            Job::CodeAnalysis => ResponseFormat::JsonSchema {
-                name: "verdict".to_owned(),
-                schema: verdict_schema(self.rubric, submission, self.config.rationale_chars),
-                strict: true,
-            },
-        };
-        ChatRequest {
-            model: settings.model.clone(),
-            messages: build_prompt(job, self.rubric, submission).messages(),
-            sampling: Sampling {
-                max_tokens: Some(settings.max_tokens),
-                temperature: Some(settings.temperature),
-                seed: settings.seed,
-                ..Sampling::default()
-            },
-            stream: true,
-            stream_options: StreamOptions {
-                include_usage: true,
-            },
-            response_format,
-            tandem: TandemOptions {
-                route: self.config.route,
-                return_tokens: self.config.return_tokens,
-                cache_salt: self.config.cache_salt.clone(),
-                keep: self.config.keep,
-            },
-        }
-    }
-
-    /// The number of attempts made, and how the last one ended.
+    /// The number of attempts made, and how the last one ended. A server that is away is asked for as long as it is
+    /// waited for, one that fails a few times.
     async fn ask(&self, request: &ChatRequest) -> (u32, Result<Answer, JobError>) {
         let mut delay = self.config.retry_delay;
-        let mut attempt = 1;
+        let (mut attempt, mut waited) = (1, Duration::ZERO);
         loop {
-            match self.client.ask(request).await {
-                Err(e) if e.is_retryable() && attempt < self.config.attempts => {
-                    tokio::time::sleep(delay).await;
-                    delay = delay.saturating_mul(2);
-                    attempt += 1;
-                }
+            let error = match self.client.ask(request).await {
+                Err(e) if e.is_retryable() => e,
                 result => return (attempt, result),
+            };
+            let waits = error.is_away() && waited < self.config.node_wait;
+            if !waits && attempt >= self.config.attempts {
+                return (attempt, Err(error));
             }
+            tokio::time::sleep(delay).await;
+            waited += delay;
+            delay = delay.saturating_mul(2).min(limits::MAX_RETRY_DELAY);
+            attempt += 1;
         }
     }
 

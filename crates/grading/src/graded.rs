@@ -1,11 +1,11 @@
 //! What a run says about each submission.
 
 use crate::points::Points;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tandem_openai::{FinishReason, TandemInfo, Usage};
 
 /// How far a submission got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// A score that passed all checks; a suggestion until a person approves it.
@@ -31,7 +31,7 @@ impl Status {
 }
 
 /// The two jobs of each submission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Job {
     /// Assesses each criterion under a JSON schema.
@@ -51,7 +51,7 @@ impl Job {
 }
 
 /// The record of one submission.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Graded {
     /// Which submission.
     pub name: String,
@@ -76,7 +76,7 @@ pub struct Graded {
 }
 
 /// One criterion's assessment.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriterionResult {
     /// The criterion's id.
     pub id: String,
@@ -95,7 +95,7 @@ pub struct CriterionResult {
 }
 
 /// Lines of a submission. The quote is taken from the submission by code, so it cannot be invented.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
     /// The file.
     pub file: String,
@@ -108,7 +108,7 @@ pub struct Evidence {
 }
 
 /// One request to a model.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobRecord {
     /// Which job.
     pub job: Job,

@@ -1,12 +1,13 @@
 //! Submissions, rubrics, prompts, verdicts and reports: a client of the OpenAI API.
 //!
 //! [`Rubric::load`] and [`load_submissions`] read what the teacher has, [`grade`] sends two jobs per
-//! submission to any OpenAI-compatible server, and [`write_results`] writes what came back. Every score
+//! submission to any OpenAI-compatible server, and a [`Folder`] keeps what came back. Every score
 //! is a suggestion for a person to approve; what could not be graded has no score.
 
 mod attempt;
 mod client;
 mod config;
+mod elision;
 mod error;
 mod feedback;
 mod files;
@@ -19,23 +20,27 @@ mod notebook;
 mod points;
 mod prompt;
 mod report;
+mod request;
 mod rubric;
 mod schema;
+mod size;
 mod submission;
 mod suspicion;
 mod verdict;
 
+pub use attempt::Untouched;
 pub use config::{GradingConfig, JobConfig};
 pub use error::GradingError;
 pub use feedback::check_feedback;
-pub use grade::{Progress, grade};
+pub use grade::{Progress, Store, grade};
 pub use graded::{CriterionResult, Evidence, Graded, Job, JobRecord, Status};
 pub use hidden::mark_hidden;
 pub use notebook::{NotebookCell, read_notebook};
 pub use points::Points;
 pub use prompt::{Prompt, build_prompt};
-pub use report::write_results;
+pub use report::{EarlierRun, Folder};
 pub use rubric::{Criterion, Level, Rubric, Scale};
 pub use schema::{verdict_schema, worst_case_bytes};
+pub use size::{Forecast, PromptSize, forecast};
 pub use submission::{SourceFile, Submission, load_submissions};
 pub use verdict::{Verdict, VerdictError, read_verdict};

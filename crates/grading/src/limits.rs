@@ -40,6 +40,13 @@ pub const OUTPUT_EDGE_LINES: usize = 20;
 /// Most characters of one line of a cell output.
 pub const MAX_OUTPUT_LINE_CHARS: usize = 400;
 
+/// Fewest lines in a row, equal to those of a template, that are left out of a prompt.
+pub const MIN_ELIDED_LINES: usize = 8;
+/// Such lines that are shown beside each change.
+pub const ELISION_CONTEXT: usize = 3;
+/// Most lines of a file that is compared with a template for this.
+pub const MAX_ELISION_LINES: usize = 20_000;
+
 /// Most pieces of evidence for one criterion.
 pub const MAX_EVIDENCE: usize = 2;
 /// Most lines of a quote in a report.
@@ -48,6 +55,18 @@ pub const MAX_QUOTE_LINES: usize = 12;
 pub const DEFAULT_RATIONALE_CHARS: u32 = 200;
 /// Longest rationale that a configuration may ask for, in characters.
 pub const MAX_RATIONALE_CHARS: u32 = 4_000;
+
+/// Prompts that are counted at once.
+pub const MAX_COUNTING: usize = 8;
+/// Bytes of a prompt that are taken for a token where the server does not count.
+pub const BYTES_PER_TOKEN: usize = 3;
+/// Most bytes of a server's count.
+pub const MAX_COUNT_BYTES: usize = 32 << 20;
+/// How long nodes that are away are waited for, unless the configuration says otherwise: at the start, and by each
+/// request.
+pub const DEFAULT_NODE_WAIT: Duration = Duration::from_secs(60);
+/// Longest pause between two attempts meanwhile.
+pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// Most bytes of one answer's text.
 pub const MAX_ANSWER_BYTES: usize = 1 << 20;

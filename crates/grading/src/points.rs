@@ -1,6 +1,6 @@
 //! Points as whole thousandths, so that sums are exact.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::{Number, Value};
 use std::fmt;
 use std::iter::Sum;
@@ -67,5 +67,12 @@ impl fmt::Display for Points {
 impl Serialize for Points {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.to_json().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Points {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = f64::deserialize(deserializer)?;
+        Self::from_f64(value).ok_or_else(|| de::Error::custom("these are no points"))
     }
 }

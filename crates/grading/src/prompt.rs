@@ -3,6 +3,8 @@
 //! Everything left of the fence is one KV prefix per assignment and job. Nothing per student stands
 //! there, and no student's name stands anywhere.
 
+use crate::attempt::Template;
+use crate::elision::{self, Shown};
 use crate::graded::Job;
 use crate::rubric::{Rubric, Scale};
 use crate::submission::{SourceFile, Submission};
@@ -54,7 +56,7 @@ pub fn build_prompt(job: Job, rubric: &Rubric, submission: &Submission) -> Promp
     Prompt {
         system,
         shared: shared_part(job, rubric),
-        submission: submission_part(job, submission),
+        submission: submission_part(job, rubric, submission),
     }
 }
 
@@ -109,11 +111,17 @@ fn shared_part(job: Job, rubric: &Rubric) -> String {
         }
     }
     out.push_str("\n# Submission\n");
+    if !rubric.templates.is_empty() {
+        out.push_str(
+            "Where many lines are those of the template that students started from, a line `[lines A to B: as in the \
+             template]` without a number stands for them.\n",
+        );
+    }
     out
 }
 
-fn submission_part(job: Job, submission: &Submission) -> String {
-    let body = body(&submission.files);
+fn submission_part(job: Job, rubric: &Rubric, submission: &Submission) -> String {
+    let body = body(&submission.files, &rubric.templates);
     let nonce = nonce(&body);
     let restatement = match job {
         Job::CodeAnalysis => "Assess the lines between the fences by the rubric.",
@@ -122,12 +130,17 @@ fn submission_part(job: Job, submission: &Submission) -> String {
     format!("--- begin {nonce} ---\n{body}--- end {nonce} ---\n{restatement}")
 }
 
-fn body(files: &[SourceFile]) -> String {
+fn body(files: &[SourceFile], templates: &[Template]) -> String {
     let mut out = String::new();
-    for file in files {
+    for (file, shown) in files.iter().zip(elision::shown(files, templates)) {
         let _ = writeln!(out, "[file {}]", shown_name(files, file));
-        for (i, line) in file.lines.iter().enumerate() {
-            let _ = writeln!(out, "{}|{line}", i + 1);
+        for part in shown {
+            let _ = match part {
+                Shown::Line(number, line) => writeln!(out, "{number}|{line}"),
+                Shown::Same(first, last) => {
+                    writeln!(out, "[lines {first} to {last}: as in the template]")
+                }
+            };
         }
     }
     out

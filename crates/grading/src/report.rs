@@ -1,15 +1,19 @@
 //! Writing results: one JSON and one Markdown per submission, and all of them as JSON and CSV.
 
+use crate::config::GradingConfig;
 use crate::error::GradingError;
-use crate::graded::{Graded, Job};
+use crate::grade::Store;
+use crate::graded::{Graded, Job, Status};
 use crate::limits;
 use crate::markdown;
+use crate::request::inputs;
 use crate::rubric::Rubric;
-use serde::Serialize;
+use crate::submission::Submission;
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// All results, as `results.json` holds them.
 #[derive(Serialize)]
@@ -22,40 +26,151 @@ struct Results<'a> {
     submissions: &'a [Graded],
 }
 
+/// Number of the form of a result's file; what a later version changes, it reads from the earlier one.
+const FORM: u32 = 1;
+
 /// One submission's result, as its own JSON file holds it.
 #[derive(Serialize)]
 struct Single<'a> {
+    form: u32,
     assignment: &'a str,
     ai_suggested: bool,
+    /// A digest of all that the result depends on.
+    inputs: &'a str,
     #[serde(flatten)]
     graded: &'a Graded,
 }
 
-/// Writes all results into a folder, which is made if it is not there. Each file is complete or absent.
-///
-/// # Errors
-/// A folder or file that cannot be written.
-pub fn write_results(dir: &Path, rubric: &Rubric, graded: &[Graded]) -> Result<(), GradingError> {
-    fs::create_dir_all(dir).map_err(|source| GradingError::Write {
-        path: dir.to_owned(),
-        source,
-    })?;
-    // Names are compared without case: some file systems do not know it.
-    let mut taken: HashSet<String> = HashSet::from(["results".to_owned()]);
-    for one in graded {
-        let name = file_name(&one.name, &mut taken);
-        let single = Single {
-            assignment: &rubric.id,
-            ai_suggested: true,
-            graded: one,
+/// The same, read.
+#[derive(Deserialize)]
+struct Earlier {
+    form: u32,
+    inputs: String,
+    #[serde(flatten)]
+    graded: Graded,
+}
+
+/// What becomes of results of an earlier run in the same folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EarlierRun {
+    /// There must be none.
+    Refuse,
+    /// Those that would come out again are kept, but for failures.
+    Resume,
+    /// New ones are written over them.
+    Replace,
+}
+
+/// A folder of results: each is written when it is made. Each file is complete or absent.
+#[derive(Debug)]
+pub struct Folder<'a> {
+    dir: PathBuf,
+    rubric: &'a Rubric,
+    /// Of each submission, in the order of the run.
+    places: Vec<Place>,
+    earlier_run: EarlierRun,
+}
+
+/// Where the result of a submission is, and what it depends on.
+#[derive(Debug)]
+struct Place {
+    name: String,
+    inputs: String,
+    submission: String,
+}
+
+impl<'a> Folder<'a> {
+    /// The folder of a run; it is made if it is not there.
+    ///
+    /// # Errors
+    /// A folder that cannot be made, or that has results of an earlier run where there must be none.
+    pub fn open(
+        dir: &Path,
+        config: &GradingConfig,
+        rubric: &'a Rubric,
+        submissions: &[Submission],
+        earlier_run: EarlierRun,
+    ) -> Result<Self, GradingError> {
+        fs::create_dir_all(dir).map_err(|source| GradingError::Write {
+            path: dir.to_owned(),
+            source,
+        })?;
+        // Names are compared without case: some file systems do not know it.
+        let mut taken: HashSet<String> = HashSet::from(["results".to_owned()]);
+        let place = |submission: &Submission| Place {
+            name: file_name(&submission.name, &mut taken),
+            inputs: inputs(config, rubric, submission),
+            submission: submission.name.clone(),
         };
-        write_atomically(dir, &format!("{name}.json"), &json(&single))?;
-        write_atomically(
-            dir,
-            &format!("{name}.md"),
-            markdown::report(rubric, one).as_bytes(),
-        )?;
+        let folder = Self {
+            dir: dir.to_owned(),
+            rubric,
+            places: submissions.iter().map(place).collect(),
+            earlier_run,
+        };
+        let mut results = folder.places.iter().map(|place| folder.file(place));
+        if earlier_run == EarlierRun::Refuse && results.any(|file| file.exists()) {
+            return Err(GradingError::Exists {
+                path: dir.to_owned(),
+                mend: "--resume goes on with them, --replace writes over them, another --out keeps them",
+            });
+        }
+        Ok(folder)
     }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    fn file(&self, place: &Place) -> PathBuf {
+        self.dir.join(format!("{}.json", place.name))
+    }
+
+    /// Writes what there is of all results together: `results.json` and `results.csv`.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn finish(&self, graded: &[Graded]) -> Result<(), GradingError> {
+        write_all(&self.dir, self.rubric, graded)
+    }
+}
+
+impl Store for Folder<'_> {
+    /// One that depends on the same as this run's would. A failure may have passed.
+    fn earlier(&mut self, index: usize) -> Option<Graded> {
+        let place = self.places.get(index)?;
+        if self.earlier_run != EarlierRun::Resume {
+            return None;
+        }
+        let bytes = fs::read(self.file(place)).ok()?;
+        let earlier: Earlier = serde_json::from_slice(&bytes).ok()?;
+        let same = earlier.form == FORM
+            && earlier.inputs == place.inputs
+            && earlier.graded.name == place.submission;
+        (same && earlier.graded.status != Status::Failed).then_some(earlier.graded)
+    }
+
+    /// The report first: where the JSON is, the result is complete.
+    fn keep(&mut self, index: usize, graded: &Graded) -> Result<(), GradingError> {
+        let Some(place) = self.places.get(index) else {
+            return Ok(());
+        };
+        let single = Single {
+            form: FORM,
+            assignment: &self.rubric.id,
+            ai_suggested: true,
+            inputs: &place.inputs,
+            graded,
+        };
+        let report = markdown::report(self.rubric, graded);
+        write_atomically(&self.dir, &format!("{}.md", place.name), report.as_bytes())?;
+        write_atomically(&self.dir, &format!("{}.json", place.name), &json(&single))
+    }
+}
+
+fn write_all(dir: &Path, rubric: &Rubric, graded: &[Graded]) -> Result<(), GradingError> {
     let results = Results {
         assignment: &rubric.id,
         title: &rubric.title,

@@ -1,6 +1,6 @@
 //! Submissions: found under the given paths, read within limits, made ready for a prompt.
 
-use crate::attempt;
+use crate::attempt::{self, Untouched};
 use crate::error::GradingError;
 use crate::files;
 use crate::hidden::mark_hidden;
@@ -399,9 +399,11 @@ fn notebook_lines(language: &str, cells: &[NotebookCell]) -> Vec<String> {
 impl Submission {
     /// Whether it is blank or equals one of the rubric's templates; such work reaches no model.
     /// A submission with a `problem` is not judged.
-    pub fn is_untouched(&self, rubric: &Rubric) -> bool {
-        self.problem.is_none()
-            && attempt::is_untouched(&self.files, &self.unread, &rubric.templates)
+    pub fn untouched(&self, rubric: &Rubric) -> Option<Untouched> {
+        if self.problem.is_some() {
+            return None;
+        }
+        attempt::untouched(&self.files, &self.unread, &rubric.templates)
     }
 
     /// Lines of the longest file.

@@ -77,15 +77,31 @@ impl Daemon {
         Self::start_node(role, &[Spec::new(model)], further)
     }
 
+    /// Starts a node with all roles and without TLS, with models in files.
+    pub fn node_of(models: &[(&str, &Path)], further: &[&str]) -> Self {
+        let models: Vec<(String, PathBuf)> = models
+            .iter()
+            .map(|(name, path)| ((*name).to_owned(), path.to_path_buf()))
+            .collect();
+        Self::start("both", &models, &[further, &["--plaintext"]].concat())
+    }
+
     fn start_node(role: &str, models: &[Spec], further: &[&str]) -> Self {
+        let models: Vec<(String, PathBuf)> = models
+            .iter()
+            .map(|m| (m.architecture.to_string(), fixture_of(m)))
+            .collect();
+        Self::start(role, &models, further)
+    }
+
+    fn start(role: &str, models: &[(String, PathBuf)], further: &[&str]) -> Self {
         let mut command = Command::new(TANDEM);
         command.args(["node", "--role", role, "--listen", "127.0.0.1:0"]);
         command.args(["--stop-with-stdin", "--threads", "1"]);
         command.env("TANDEM_LOG", "warn");
-        for model in models {
-            let path = fixture_of(model);
+        for (name, path) in models {
             command.arg("--model");
-            command.arg(format!("{}={}", model.architecture, path.display()));
+            command.arg(format!("{name}={}", path.display()));
         }
         Self::spawn(command.args(further))
     }

@@ -1,9 +1,13 @@
 //! `tandem grade`, with two models on two nodes.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Instant;
 
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::Value;
 use tandem_fixtures::Architecture;
 
@@ -37,14 +41,16 @@ fn configure(
     path
 }
 
-fn grade(config: &Path, out: &Path) -> Output {
+/// Grades three submissions.
+fn grade(config: &Path, out: &Path, further: &[&str]) -> Command {
     let mut command = Command::new(TANDEM);
     command
         .args(["grade", "--plaintext", "--config"])
         .arg(config);
     command
         .args(["--rubric", &format!("{COURSE}/rubric.yaml"), "--out"])
-        .arg(out);
+        .arg(out)
+        .args(further);
     for name in [
         "s01-complete.py",
         "s08-vectorised.R",
@@ -52,7 +58,119 @@ fn grade(config: &Path, out: &Path) -> Output {
     ] {
         command.arg(format!("{COURSE}/submissions/{name}"));
     }
+    command
+}
+
+fn finished(mut command: Command) -> Output {
     command.output().expect("the binary runs")
+}
+
+/// The status of each submission.
+fn statuses(out: &Path) -> Vec<String> {
+    let results = std::fs::read(out.join("results.json")).expect("results.json");
+    let results: Value = serde_json::from_slice(&results).expect("JSON");
+    let all = results["submissions"].as_array().expect("submissions");
+    let status = |one: &Value| format!("{} {} {}", one["name"], one["status"], one["score"]);
+    all.iter().map(status).collect()
+}
+
+/// The results of single submissions, by file name.
+fn singles(out: &Path) -> BTreeMap<String, Vec<u8>> {
+    let Ok(entries) = std::fs::read_dir(out) else {
+        return BTreeMap::new();
+    };
+    let names = entries.map(|e| e.expect("entry").file_name().into_string().expect("a name"));
+    let names = names.filter(|n| n.starts_with('s') && n.ends_with(".json"));
+    let read = |name: String| {
+        let bytes = std::fs::read(out.join(&name)).expect("a result");
+        (name, bytes)
+    };
+    names.map(read).collect()
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_where_it_was() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let (coder, writer) = (
+        models.join("nano-coder.gguf"),
+        models.join("nano-writer.gguf"),
+    );
+    let node = Daemon::node_of(&[("code", &coder), ("feedback", &writer)], &[]);
+    let dir = tempfile::tempdir().expect("dir");
+    let config = dir.path().join("tandem.toml");
+    // One after the other, so that no batch rounds otherwise.
+    let text = format!(
+        "chunk = 512\n[[node]]\nname = \"n\"\naddress = \"{}\"\n\
+         [[model]]\nname = \"code\"\nprefill = [\"n\"]\ndecode = [\"n\"]\n\
+         [[model]]\nname = \"feedback\"\nprefill = [\"n\"]\ndecode = [\"n\"]\n\
+         [grading]\nparallel = 1\n\
+         [grading.code_analysis]\nmodel = \"code\"\nmax_tokens = 1600\n\
+         [grading.feedback]\nmodel = \"feedback\"\nmax_tokens = 300\n",
+        node.address
+    );
+    std::fs::write(&config, text).expect("config");
+    let whole = dir.path().join("whole");
+    let since = Instant::now();
+    finished(grade(&config, &whole, &[]));
+    let took = since.elapsed();
+    let expected = statuses(&whole);
+
+    let mut dice = ChaCha8Rng::seed_from_u64(49);
+    for round in 0..10 {
+        let out = dir.path().join(round.to_string());
+        let mut child = grade(&config, &out, &[]).spawn().expect("it starts");
+        std::thread::sleep(took.mul_f64(f64::from(dice.next_u32() % 1000) / 1000.0));
+        // SIGKILL.
+        child.kill().expect("killed");
+        child.wait().expect("its end");
+        let before = singles(&out);
+        let resumed = finished(grade(&config, &out, &["--resume"]));
+        let log = String::from_utf8_lossy(&resumed.stderr).into_owned();
+        assert!(
+            resumed.status.code().is_some_and(|c| [0, 3].contains(&c)),
+            "{log}"
+        );
+        let after = singles(&out);
+        assert_eq!(after.len(), 3, "round {round}");
+        for (name, bytes) in &before {
+            assert!(
+                after[name] == *bytes,
+                "round {round}: {name} was made again"
+            );
+            let name = name.trim_end_matches(".json");
+            assert!(!log.contains(&format!("  {name} ")), "round {round}: {log}");
+        }
+        assert_eq!(statuses(&out), expected, "round {round}");
+    }
+}
+
+#[test]
+fn a_dry_run_asks_nothing_and_says_what_fits() {
+    let model = ["--context", "4000"];
+    let prefill = Daemon::node("prefill", &MODELS, &model);
+    let decode = Daemon::node("decode", &MODELS, &model);
+    let dir = tempfile::tempdir().expect("dir");
+    let out = dir.path().join("results");
+    let run = |tokens| {
+        let config = configure(dir.path(), &prefill, &decode, tokens);
+        let output = finished(grade(&config, &out, &["--dry-run"]));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.lines().all(|l| l.chars().count() <= 120), "{said}");
+        (output.status.code(), said)
+    };
+    let (code, said) = run(100);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains("fits") && said.contains("equal to the template"),
+        "{said}"
+    );
+    let (code, said) = run(3900);
+    assert_eq!(code, Some(4), "{said}");
+    assert!(
+        said.contains("too large by") && said.contains("a context of"),
+        "{said}"
+    );
+    assert!(!out.exists());
 }
 
 #[test]
@@ -64,9 +182,10 @@ fn a_batch_is_graded_and_written_and_a_failure_has_no_score() {
     let out = dir.path().join("results");
 
     let config = configure(dir.path(), &prefill, &decode, 6000);
-    let output = grade(&config, &out);
+    let output = finished(grade(&config, &out, &[]));
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{log}");
+    // Feedback of noise is cut at its limit.
+    assert_eq!(output.status.code(), Some(3), "{log}");
     let results = std::fs::read(out.join("results.json")).expect("results.json");
     let results: Value = serde_json::from_slice(&results).expect("JSON");
     let submissions = results["submissions"].as_array().expect("submissions");
@@ -87,11 +206,12 @@ fn a_batch_is_graded_and_written_and_a_failure_has_no_score() {
 
     // An answer that is cut has no score. One submission needs no answer, so the run goes on.
     let config = configure(dir.path(), &prefill, &decode, 20);
-    let output = grade(&config, &out);
+    let output = finished(grade(&config, &out, &["--replace"]));
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{log}");
+    assert_eq!(output.status.code(), Some(4), "{log}");
     assert!(
-        log.contains("`s01-complete` failed") && log.contains("max_tokens"),
+        log.contains("2 submissions failed")
+            && log.matches("raise code_analysis.max_tokens").count() == 1,
         "{log}"
     );
     let one = std::fs::read(out.join("s01-complete.json")).expect("result");
@@ -107,11 +227,12 @@ fn without_a_node_nothing_is_graded_and_the_status_says_so() {
     decode.kill();
     let dir = tempfile::tempdir().expect("dir");
     let config = configure(dir.path(), &prefill, &decode, 100);
-    let output = grade(&config, &dir.path().join("results"));
+    let out = dir.path().join("results");
+    let output = finished(grade(&config, &out, &["--wait", "1"]));
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success());
-    for part in ["node `d`", "nothing was graded"] {
+    assert_eq!(output.status.code(), Some(1));
+    for part in ["`d` is down", "nothing was graded"] {
         assert!(log.contains(part), "`{part}` is not in {log}");
     }
-    assert!(!dir.path().join("results").exists());
+    assert!(!out.exists());
 }

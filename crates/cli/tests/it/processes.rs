@@ -105,6 +105,43 @@ async fn what_another_process_prefilled_continues_with_the_same_tokens() {
     }
 }
 
+#[tokio::test]
+async fn the_tokens_of_a_prompt_are_told_before_it_is_computed() {
+    let model = Architecture::Gemma3;
+    let cluster = Cluster::start(&[model], 1);
+    let post = async |path: &str, body: &Value| {
+        let url = format!("http://{}{path}", cluster.address());
+        let answer = http().post(url).json(body).send().await.expect("an answer");
+        (
+            answer.status().as_u16(),
+            answer.json::<Value>().await.expect("JSON"),
+        )
+    };
+    let chat = chat(model.name(), &text(300), 4, "local");
+    let completion = json!({"model": model.name(), "prompt": "abc", "max_tokens": 4});
+    for (path, body) in [
+        ("/v1/chat/completions", &chat),
+        ("/v1/completions", &completion),
+    ] {
+        let (_, told) = post("/tokenize", body).await;
+        let (_, answer) = post(path, body).await;
+        assert_eq!(
+            told["count"], answer["usage"]["prompt_tokens"],
+            "{told} {answer}"
+        );
+        assert_eq!(
+            told["tokens"].as_array().map(Vec::len),
+            told["count"].as_u64().and_then(|n| usize::try_from(n).ok())
+        );
+        assert_eq!(told["max_model_len"], 16384);
+    }
+    let (status, error) = post("/tokenize", &json!({"model": "x", "prompt": "abc"})).await;
+    assert_eq!(
+        (status, &error["error"]["code"]),
+        (404, &json!("model_not_found"))
+    );
+}
+
 /// The end of a prompt is computed in steps, and pages of an earlier prompt end before, in and behind them.
 #[tokio::test]
 async fn steps_at_the_end_of_a_prompt_and_pages_that_end_among_them_change_no_token() {

@@ -45,6 +45,8 @@ pub struct Server {
     pub seen: Arc<Mutex<Vec<Value>>>,
     /// Requests in flight; a client that goes away ends its request.
     pub open: Arc<AtomicUsize>,
+    /// Tokens of the context, if it counts tokens.
+    pub context: Arc<AtomicUsize>,
 }
 
 /// Counts one request while it lives.
@@ -62,6 +64,7 @@ struct Shared {
     seen: Arc<Mutex<Vec<Value>>>,
     barrier: Option<Arc<Barrier>>,
     open: Arc<AtomicUsize>,
+    context: Arc<AtomicUsize>,
 }
 
 /// Starts a server that decides by the request and by how many requests came before it.
@@ -72,20 +75,39 @@ pub async fn serve(
 ) -> Server {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let open = Arc::new(AtomicUsize::new(0));
+    let context = Arc::new(AtomicUsize::new(0));
     let barrier = barrier.map(|n| Arc::new(Barrier::new(n)));
     let shared = Shared {
         decide: Arc::new(decide),
         seen: seen.clone(),
         barrier,
         open: open.clone(),
+        context: context.clone(),
     };
     let app = Router::new()
         .route("/v1/chat/completions", post(answer))
+        .route("/tokenize", post(count))
         .with_state(shared);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}/v1", listener.local_addr().expect("address"));
     tokio::spawn(async move { axum::serve(listener, app).await });
-    Server { url, seen, open }
+    Server {
+        url,
+        seen,
+        open,
+        context,
+    }
+}
+
+/// Counts a byte as a token, where [`Server::context`] is set; else there is no such route.
+async fn count(State(shared): State<Shared>, body: Bytes) -> Response {
+    let context = shared.context.load(Ordering::SeqCst);
+    let request = parse_chat(&body).unwrap();
+    let count: usize = request.messages.iter().map(|m| m.content.len()).sum();
+    match context {
+        0 => StatusCode::NOT_FOUND.into_response(),
+        _ => axum::Json(json!({"count": count, "max_model_len": context})).into_response(),
+    }
 }
 
 async fn answer(State(shared): State<Shared>, body: Bytes) -> Response {

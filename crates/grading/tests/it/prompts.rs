@@ -1,7 +1,7 @@
 //! The shared part is the same for all; nothing of the student stands left of the fence.
 
-use crate::course::{rubric, submissions};
-use tandem_grading::{Job, build_prompt};
+use crate::course::{RUBRIC, rubric, submissions, write};
+use tandem_grading::{Job, Rubric, build_prompt};
 
 #[test]
 fn the_shared_part_is_byte_identical() {
@@ -67,4 +67,82 @@ fn the_feedback_model_is_told_no_points() {
     let prompt = build_prompt(Job::Feedback, &rubric(), &list[0]);
     assert!(prompt.shared.contains("- works: Works."));
     assert!(!prompt.shared.contains("In one case"), "{}", prompt.shared);
+}
+
+type Lines = Vec<(usize, String)>;
+
+/// What is shown of a file: its lines by number, and the ranges that are left out.
+fn shown(prompt: &str) -> (Lines, Vec<(usize, usize)>) {
+    let (mut lines, mut left_out) = (Vec::new(), Vec::new());
+    for line in prompt.lines() {
+        let range = line.strip_prefix("[lines ").and_then(|rest| {
+            let (first, rest) = rest.split_once(" to ")?;
+            let (last, rest) = rest.split_once(':')?;
+            assert_eq!(rest, " as in the template]");
+            Some((first.parse().ok()?, last.parse().ok()?))
+        });
+        if let Some(range) = range {
+            left_out.push(range);
+        } else if let Some((number, text)) = line.split_once('|')
+            && let Ok(number) = number.parse()
+        {
+            lines.push((number, text.to_owned()));
+        }
+    }
+    (lines, left_out)
+}
+
+#[test]
+fn lines_of_the_template_are_left_out_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "rubric.yaml", RUBRIC.as_bytes());
+    let template: Vec<String> = (0..200).map(|i| format!("line {} of it", i % 37)).collect();
+    write(
+        dir.path(),
+        "template/src/Main.java",
+        template.join("\n").as_bytes(),
+    );
+    write(dir.path(), "template/Other.java", b"class Other {}\n");
+    let rubric = Rubric::load(&dir.path().join("rubric.yaml")).unwrap();
+    let mut state = 7_usize;
+    let mut random = |end: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) % end
+    };
+    for case in 0..40 {
+        // A work: the template with some lines put in, changed or deleted, other line ends, perhaps moved.
+        let mut work = template.clone();
+        for _ in 0..random(6) {
+            let at = random(work.len());
+            match random(4) {
+                0 => work.insert(at, "inserted".to_owned()),
+                1 => work[at] = format!("changed {}", random(9)),
+                2 => drop(work.drain(at..(at + random(40)).min(work.len()))),
+                _ => work[at].push_str("  "),
+            }
+        }
+        let text = work.join(if case % 2 == 0 { "\n" } else { "\r\n" });
+        let list = submissions(&[("s/Main.java", &text), ("s/New.java", "class New {}")]);
+        let prompt = build_prompt(Job::CodeAnalysis, &rubric, &list[0]).submission;
+        let (lines, left_out) = shown(&prompt);
+        // Each line is shown once or left out.
+        let mut all: Vec<usize> = left_out.iter().flat_map(|(a, b)| *a..=*b).collect();
+        let of_main = lines.iter().filter(|(_, text)| text != "class New {}");
+        for (number, text) in of_main {
+            assert_eq!(text, &work[number - 1], "case {case}");
+            all.push(*number);
+        }
+        all.sort_unstable();
+        assert_eq!(all, (1..=work.len()).collect::<Vec<_>>(), "case {case}");
+        // What is left out comes in the template, in this order.
+        let mut rest = template.iter();
+        for number in left_out.iter().flat_map(|(a, b)| *a..=*b) {
+            let line = work[number - 1].trim_end();
+            assert!(rest.any(|t| t == line), "case {case}: line {number}");
+        }
+        assert!(prompt.contains("1|class New {}"), "{prompt}");
+        assert!(lines.len() < 150, "case {case}: {} lines", lines.len());
+    }
 }

@@ -1,8 +1,12 @@
 //! Written results: safe names, no formulas, no number where there is no score.
 
-use crate::course::rubric;
+use crate::course::{rubric, submissions};
 use serde_json::Value;
-use tandem_grading::{CriterionResult, Evidence, Graded, Points, Status, write_results};
+use std::path::Path;
+use tandem_grading::{
+    CriterionResult, EarlierRun, Evidence, Folder, Graded, GradingConfig, GradingError, JobConfig,
+    Points, Rubric, Status, Store, Submission,
+};
 
 fn graded(name: &str, score: Option<f64>) -> Graded {
     let points = |p| Points::from_f64(p).unwrap();
@@ -47,6 +51,97 @@ fn graded(name: &str, score: Option<f64>) -> Graded {
         notes: Vec::new(),
         jobs: vec![],
     }
+}
+
+fn config() -> GradingConfig {
+    let job = |model: &str| JobConfig {
+        model: model.to_owned(),
+        max_tokens: 100,
+        temperature: 0.0,
+        seed: None,
+    };
+    GradingConfig::new("http://127.0.0.1:1/v1", job("code"), job("words"))
+}
+
+fn named(list: &[Graded]) -> Vec<Submission> {
+    let one = &submissions(&[("a.py", "x = 1")])[0];
+    let called = |graded: &Graded| {
+        let mut submission = one.clone();
+        submission.name.clone_from(&graded.name);
+        submission
+    };
+    list.iter().map(called).collect()
+}
+
+fn write_results(dir: &Path, rubric: &Rubric, list: &[Graded]) -> Result<(), GradingError> {
+    let replace = EarlierRun::Replace;
+    let mut folder = Folder::open(dir, &config(), rubric, &named(list), replace)?;
+    for (i, graded) in list.iter().enumerate() {
+        folder.keep(i, graded)?;
+    }
+    folder.finish(list)
+}
+
+#[test]
+fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let list = [
+        graded("a", Some(2.0)),
+        graded("b", None),
+        graded("c", Some(1.0)),
+    ];
+    let works = named(&list);
+    let rubric = rubric();
+    let open = |config: &GradingConfig, works: &[Submission], earlier| {
+        Folder::open(dir.path(), config, &rubric, works, earlier)
+    };
+    let mut folder = open(&config(), &works, EarlierRun::Refuse).unwrap();
+    folder.keep(0, &list[0]).unwrap();
+    folder.keep(1, &list[1]).unwrap();
+    let bytes = std::fs::read(dir.path().join("a.json")).unwrap();
+    // As after kill -9: half of the next one.
+    std::fs::write(dir.path().join(".c.json.part"), &bytes[..40]).unwrap();
+
+    let refused = open(&config(), &works, EarlierRun::Refuse).unwrap_err();
+    assert!(refused.to_string().contains("--resume"), "{refused}");
+    let mut resumed = open(&config(), &works, EarlierRun::Resume).unwrap();
+    let found = resumed.earlier(0).unwrap();
+    let same = |a: &Graded, b: &Graded| {
+        serde_json::to_value(a).unwrap() == serde_json::to_value(b).unwrap()
+    };
+    assert!(same(&found, &list[0]));
+    // A failure may have passed; what was not there is not there.
+    assert!(resumed.earlier(1).is_none() && resumed.earlier(2).is_none());
+    // What depends on something else is made anew: another model, or another work.
+    let mut other = config();
+    other.code_analysis.model = "other".to_owned();
+    assert!(
+        open(&other, &works, EarlierRun::Resume)
+            .unwrap()
+            .earlier(0)
+            .is_none()
+    );
+    let mut changed = works.clone();
+    changed[0].files[0].lines[0].push('2');
+    assert!(
+        open(&config(), &changed, EarlierRun::Resume)
+            .unwrap()
+            .earlier(0)
+            .is_none()
+    );
+    assert!(
+        open(&config(), &works, EarlierRun::Replace)
+            .unwrap()
+            .earlier(0)
+            .is_none()
+    );
+    std::fs::write(dir.path().join("a.json"), &bytes[..bytes.len() / 2]).unwrap();
+    assert!(
+        open(&config(), &works, EarlierRun::Resume)
+            .unwrap()
+            .earlier(0)
+            .is_none()
+    );
 }
 
 #[test]

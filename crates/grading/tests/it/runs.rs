@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tandem_grading::{
-    Graded, GradingConfig, Job, JobConfig, Progress, Rubric, Status, Submission, grade,
-    load_submissions,
+    EarlierRun, Folder, Forecast, Graded, GradingConfig, Job, JobConfig, Progress, Rubric, Status,
+    Submission, forecast, grade, load_submissions,
 };
 use tandem_openai::{ChatRequest, FinishReason, RouteChoice};
 
@@ -24,6 +24,7 @@ fn config(server: &Server) -> GradingConfig {
     };
     let mut config = GradingConfig::new(&server.url, job("code"), job("words"));
     config.retry_delay = Duration::from_millis(1);
+    config.node_wait = Duration::ZERO;
     config
 }
 
@@ -42,7 +43,7 @@ fn good(request: &ChatRequest) -> Script {
 }
 
 async fn run(config: &GradingConfig, rubric: &Rubric, list: &[Submission]) -> Vec<Graded> {
-    grade(config, rubric, list, &|_| {})
+    grade(config, rubric, list, &mut (), &|_| {})
         .await
         .expect("configuration")
 }
@@ -67,7 +68,7 @@ async fn a_good_run() {
             } => format!("{} {done}/{total}", graded.name),
         });
     };
-    let graded = grade(&config(&server), &rubric(), &one(), &note)
+    let graded = grade(&config(&server), &rubric(), &one(), &mut (), &note)
         .await
         .unwrap();
     assert_eq!(
@@ -397,7 +398,7 @@ async fn bad_configurations_name_the_field() {
     for (field, change) in changes {
         let mut config = config(&server);
         change(&mut config);
-        let error = grade(&config, &rubric(), &one(), &|_| {})
+        let error = grade(&config, &rubric(), &one(), &mut (), &|_| {})
             .await
             .expect_err(field)
             .to_string();
@@ -417,7 +418,9 @@ async fn a_limit_that_may_be_too_low_is_a_warning() {
             *warnings.lock().unwrap() += 1;
         }
     };
-    let graded = grade(&config, &rubric(), &one(), &count).await.unwrap();
+    let graded = grade(&config, &rubric(), &one(), &mut (), &count)
+        .await
+        .unwrap();
     assert_eq!(
         (graded[0].status, *warnings.lock().unwrap()),
         (Status::Graded, 1)
@@ -430,7 +433,7 @@ async fn a_dropped_run_stops() {
     let server = serve(Some(3), |request, _| good(request)).await;
     let (config, rubric, list) = (config(&server), rubric(), one());
     let running = tokio::spawn(async move {
-        grade(&config, &rubric, &list, &|_| {})
+        grade(&config, &rubric, &list, &mut (), &|_| {})
             .await
             .map(|g| g.len())
     });
@@ -470,4 +473,89 @@ async fn the_example_course_is_graded() {
             graded.reasons
         );
     }
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_known_before_and_asked_of_no_model() {
+    let server = serve(None, |request, _| good(request)).await;
+    let long = "x = 1\n".repeat(2000);
+    let list = submissions(&[("a.py", "x = 1"), ("b.py", &long), ("c.py", "  \n")]);
+    // A server that does not count: guessed from bytes, and asked.
+    let guessed = forecast(&config(&server), &rubric(), &list).await.unwrap();
+    let Forecast::Asked { analysis, .. } = &guessed[1] else {
+        panic!("{guessed:?}");
+    };
+    assert!(analysis.estimated && analysis.context.is_none() && analysis.prompt > 4000);
+
+    server.context.store(10_000, Ordering::SeqCst);
+    let told = forecast(&config(&server), &rubric(), &list).await.unwrap();
+    let Forecast::Asked {
+        analysis: small, ..
+    } = &told[0]
+    else {
+        panic!("{told:?}");
+    };
+    assert_eq!(
+        (small.excess(), small.answer, small.estimated),
+        (0, 5000, false)
+    );
+    assert_eq!(told[2], Forecast::NotAttempted("blank"));
+    let Forecast::Asked {
+        analysis: large, ..
+    } = &told[1]
+    else {
+        panic!("{told:?}");
+    };
+    let graded = run(&config(&server), &rubric(), &list).await;
+    assert_eq!(
+        graded.iter().map(|g| g.status).collect::<Vec<_>>(),
+        [Status::Graded, Status::Failed, Status::NotAttempted]
+    );
+    assert_eq!(graded[1].reasons.len(), 1);
+    let reason = &graded[1].reasons[0];
+    for part in [large.prompt, large.excess(), large.needed()] {
+        assert!(reason.contains(&part.to_string()), "{part}: {reason}");
+    }
+    assert_eq!(large.needed() - large.excess(), 10_000);
+    assert_eq!(server.seen.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_run_goes_on_where_it_was_and_waits_for_a_server_that_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let list = submissions(&[("a.py", "x = 1"), ("b.py", "y = 2"), ("c.py", "z = 3")]);
+    // Away for the first four requests; without a wait it fails after three.
+    let server = serve(None, |request, before| match before {
+        0..=3 => Script::Status(503),
+        _ => good(request),
+    })
+    .await;
+    let mut config = config(&server);
+    config.node_wait = Duration::from_secs(60);
+    let rubric = rubric();
+    let open = |earlier| Folder::open(dir.path(), &config, &rubric, &list, earlier).unwrap();
+    let mut folder = open(EarlierRun::Refuse);
+    let first = grade(&config, &rubric, &list[..2], &mut folder, &|_| {}).await;
+    let first = first.unwrap();
+    assert!(
+        first.iter().all(|g| g.status == Status::Graded),
+        "{first:?}"
+    );
+    let bytes = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    let before = (bytes("a.json"), bytes("a.md"), bytes("b.json"));
+    let asked = server.seen.lock().unwrap().len();
+
+    let mut folder = open(EarlierRun::Resume);
+    let all = grade(&config, &rubric, &list, &mut folder, &|_| {})
+        .await
+        .unwrap();
+    folder.finish(&all).unwrap();
+    assert_eq!(
+        all.iter().map(|g| g.name.as_str()).collect::<Vec<_>>(),
+        ["a", "b", "c"]
+    );
+    assert_eq!(before, (bytes("a.json"), bytes("a.md"), bytes("b.json")));
+    assert_eq!(server.seen.lock().unwrap().len(), asked + 2);
+    let results: Value = serde_json::from_slice(&bytes("results.json")).unwrap();
+    assert_eq!(results["submissions"].as_array().unwrap().len(), 3);
 }

@@ -187,7 +187,11 @@ fn what_was_not_attempted() {
     ];
     for (name, text, expected) in table {
         let list = submissions(&[(name, text)]);
-        assert_eq!(list[0].is_untouched(&rubric), expected, "{name}: {text:?}");
+        assert_eq!(
+            list[0].untouched(&rubric).is_some(),
+            expected,
+            "{name}: {text:?}"
+        );
     }
     let notebook = |sources: &[(&str, &str)], output: &str| {
         let cells: Vec<Value> = sources
@@ -211,7 +215,11 @@ fn what_was_not_attempted() {
     ] {
         // It was run since, and says something else.
         let list = submissions(&[("a.ipynb", &notebook(sources, "1"))]);
-        assert_eq!(list[0].is_untouched(&rubric), expected, "{sources:?}");
+        assert_eq!(
+            list[0].untouched(&rubric).is_some(),
+            expected,
+            "{sources:?}"
+        );
     }
 }
 
@@ -247,7 +255,7 @@ fn a_template_may_be_a_folder() {
     ];
     for (files, expected) in cases {
         let list = submissions(files);
-        assert_eq!(list[0].is_untouched(&rubric), expected, "{files:?}");
+        assert_eq!(list[0].untouched(&rubric).is_some(), expected, "{files:?}");
     }
 }
 

@@ -1,0 +1,70 @@
+//! What is sent to a server for one job.
+
+use crate::config::GradingConfig;
+use crate::graded::Job;
+use crate::prompt::build_prompt;
+use crate::rubric::Rubric;
+use crate::schema::verdict_schema;
+use crate::submission::Submission;
+use tandem_openai::{ChatRequest, ResponseFormat, Sampling, StreamOptions, TandemOptions};
+
+/// The request of a job for a submission.
+pub(crate) fn request(
+    config: &GradingConfig,
+    rubric: &Rubric,
+    job: Job,
+    submission: &Submission,
+) -> ChatRequest {
+    let settings = config.job(job);
+    let response_format = match job {
+        Job::Feedback => ResponseFormat::Text,
+        Job::CodeAnalysis => ResponseFormat::JsonSchema {
+            name: "verdict".to_owned(),
+            schema: verdict_schema(rubric, submission, config.rationale_chars),
+            strict: true,
+        },
+    };
+    ChatRequest {
+        model: settings.model.clone(),
+        messages: build_prompt(job, rubric, submission).messages(),
+        sampling: Sampling {
+            max_tokens: Some(settings.max_tokens),
+            temperature: Some(settings.temperature),
+            seed: settings.seed,
+            ..Sampling::default()
+        },
+        stream: true,
+        stream_options: StreamOptions {
+            include_usage: true,
+        },
+        response_format,
+        tandem: TandemOptions {
+            route: config.route,
+            return_tokens: config.return_tokens,
+            cache_salt: config.cache_salt.clone(),
+            keep: config.keep,
+        },
+    }
+}
+
+/// A digest of all that a result depends on: what is sent, and what was found in the submission.
+pub(crate) fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submission) -> String {
+    let mut digest = blake3::Hasher::new();
+    let mut add = |part: &[u8]| {
+        digest.update(&u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
+        digest.update(part);
+    };
+    for job in [Job::CodeAnalysis, Job::Feedback] {
+        let request = request(config, rubric, job, submission);
+        add(&serde_json::to_vec(&request).unwrap_or_default());
+    }
+    add(rubric.id.as_bytes());
+    add(submission.name.as_bytes());
+    add(submission.problem.as_deref().unwrap_or_default().as_bytes());
+    for finding in submission.flags.iter().chain(&submission.notes) {
+        add(finding.as_bytes());
+    }
+    let untouched = submission.untouched(rubric).map(|how| how.as_str());
+    add(untouched.unwrap_or_default().as_bytes());
+    digest.finalize().to_hex().to_string()
+}

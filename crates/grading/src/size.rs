@@ -1,0 +1,134 @@
+//! How large the prompts of a run are, before any of them is sent.
+
+use crate::client::{Client, Counted};
+use crate::config::{GradingConfig, JobConfig};
+use crate::error::GradingError;
+use crate::graded::Job;
+use crate::limits;
+use crate::request::request;
+use crate::rubric::Rubric;
+use crate::submission::Submission;
+use futures_util::StreamExt;
+
+/// The size of one prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptSize {
+    /// Tokens of the prompt.
+    pub prompt: u64,
+    /// Most tokens of its answer.
+    pub answer: u64,
+    /// Most tokens of both together; nothing if the server does not say.
+    pub context: Option<u64>,
+    /// True if the tokens are guessed from bytes, because the server does not count.
+    pub estimated: bool,
+}
+
+impl PromptSize {
+    /// Tokens of prompt and answer together.
+    #[must_use]
+    pub fn needed(&self) -> u64 {
+        self.prompt + self.answer
+    }
+
+    /// By how many tokens it is too large; 0 if it fits or that is not known.
+    #[must_use]
+    pub fn excess(&self) -> u64 {
+        self.context
+            .map_or(0, |context| self.needed().saturating_sub(context))
+    }
+
+    /// Why it is too large, for a person.
+    pub(crate) fn problem(&self, job: Job) -> Option<String> {
+        let (excess, context) = (self.excess(), self.context?);
+        (excess > 0).then(|| {
+            format!(
+                "too large: its {} prompt has {} tokens and the answer may take {}, together {excess} more than \
+                 the context of {context}; start the nodes with --context {}, or grade it by hand",
+                job.as_str(),
+                self.prompt,
+                self.answer,
+                self.needed()
+            )
+        })
+    }
+}
+
+/// What will become of a submission.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Forecast {
+    /// It cannot be read, or not within the limits; why.
+    Problem(String),
+    /// Nothing was written; how.
+    NotAttempted(&'static str),
+    /// Models are asked.
+    Asked {
+        /// The prompt of the code analysis.
+        analysis: PromptSize,
+        /// The prompt of the feedback.
+        feedback: PromptSize,
+    },
+}
+
+/// Counts the prompts of all submissions, with the server's tokenizers if it has the route for that.
+///
+/// # Errors
+/// A configuration that cannot be used, or a server that does not answer.
+pub async fn forecast(
+    config: &GradingConfig,
+    rubric: &Rubric,
+    submissions: &[Submission],
+) -> Result<Vec<Forecast>, GradingError> {
+    config.check()?;
+    let client = Client::new(config)?;
+    let one = |submission| of_submission(config, rubric, &client, submission);
+    let all = futures_util::stream::iter(submissions).map(one);
+    let all: Vec<_> = all.buffered(limits::MAX_COUNTING).collect().await;
+    all.into_iter().collect()
+}
+
+async fn of_submission(
+    config: &GradingConfig,
+    rubric: &Rubric,
+    client: &Client,
+    submission: &Submission,
+) -> Result<Forecast, GradingError> {
+    if let Some(problem) = &submission.problem {
+        return Ok(Forecast::Problem(problem.clone()));
+    }
+    if let Some(how) = submission.untouched(rubric) {
+        return Ok(Forecast::NotAttempted(how.as_str()));
+    }
+    let size = |job, settings| of_prompt(config, rubric, client, submission, (job, settings));
+    let (analysis, feedback) = tokio::join!(
+        size(Job::CodeAnalysis, &config.code_analysis),
+        size(Job::Feedback, &config.feedback)
+    );
+    Ok(Forecast::Asked {
+        analysis: analysis?,
+        feedback: feedback?,
+    })
+}
+
+async fn of_prompt(
+    config: &GradingConfig,
+    rubric: &Rubric,
+    client: &Client,
+    submission: &Submission,
+    (job, settings): (Job, &JobConfig),
+) -> Result<PromptSize, GradingError> {
+    let request = request(config, rubric, job, submission);
+    let counted = client.count(&request).await;
+    let counted = counted.map_err(|e| GradingError::Server(e.to_string()))?;
+    let bytes: usize = request.messages.iter().map(|m| m.content.len()).sum();
+    let whole = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    let (prompt, context) = match counted {
+        Some(Counted { count, context }) => (count, context),
+        None => (whole(bytes.div_ceil(limits::BYTES_PER_TOKEN)), None),
+    };
+    Ok(PromptSize {
+        prompt,
+        answer: u64::from(settings.max_tokens),
+        context,
+        estimated: counted.is_none(),
+    })
+}
