@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList};
-use tandem_identity::{Public, Security};
+use tandem_identity::{Ending, Public, Security};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +27,7 @@ pub struct Coordinator {
     tls: bool,
     http: reqwest::Client,
     stop: CancellationToken,
+    drain: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), CoordinatorError>>,
 }
 
@@ -59,6 +61,13 @@ impl Coordinator {
         }
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
+        let (drain, drained) = oneshot::channel::<()>();
+        let ending = async move {
+            tokio::select! {
+                () = stopped => Ending::Now,
+                Ok(()) = drained => Ending::Drain,
+            }
+        };
         Ok(Self {
             address,
             own,
@@ -66,10 +75,9 @@ impl Coordinator {
             tls: security.is_tls(),
             // Prompts stay on the way that the configuration names: no proxy.
             http: reqwest::Client::builder().no_proxy().build()?,
-            task: tokio::spawn(tandem_coordinator::run(
-                listeners, config, security, stopped,
-            )),
+            task: tokio::spawn(tandem_coordinator::run(listeners, config, security, ending)),
             stop,
+            drain: Some(drain),
         })
     }
 
@@ -130,6 +138,17 @@ impl Coordinator {
     pub async fn failed(&mut self) -> anyhow::Result<()> {
         (&mut self.task).await.context("the coordinator failed")??;
         Ok(())
+    }
+
+    /// Lets open answers go on for as long as the configuration says, and refuses new requests.
+    ///
+    /// # Errors
+    /// If it failed.
+    pub async fn drain(mut self) -> anyhow::Result<()> {
+        if let Some(drain) = self.drain.take() {
+            let _ = drain.send(());
+        }
+        Ok((&mut self.task).await.context("the coordinator failed")??)
     }
 
     /// Stops and waits for the end, within a limit.

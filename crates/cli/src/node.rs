@@ -3,12 +3,12 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tandem_engine::{Capacity, KvEngine};
-use tandem_identity::Security;
+use tandem_identity::{Ending, Security};
 use tandem_kv::limits::MAX_TOKENS;
 use tandem_llama::{LlamaEngine, LlamaOptions, MAX_SEQUENCES};
 use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
@@ -75,6 +75,10 @@ pub struct Arguments {
         requires = "pages_dir"
     )]
     pages_disk: u64,
+    /// How long requests may go on when it is told to stop (SIGTERM, Ctrl-C), in seconds; nothing new is taken
+    /// meanwhile. A second signal ends it at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    drain: u64,
     /// Ends when standard input ends, so that a child does not outlive its parent.
     #[arg(long, hide = true)]
     stop_with_stdin: bool,
@@ -141,7 +145,10 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         version: version::VERSION.to_owned(),
         security,
         pages: pages(&arguments)?,
-        limits: Limits::default(),
+        limits: Limits {
+            drain: Duration::from_secs(arguments.drain),
+            ..Limits::default()
+        },
     };
     crate::on_runtime(async move {
         let (listener, handoff) = (
@@ -157,10 +164,12 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
             listener.local_addr()?,
             handoff.local_addr()?
         );
+        shutdown::ignore_hangup();
         let stop = async move {
             tokio::select! {
-                () = shutdown::signal() => {}
-                () = ended(input) => {}
+                () = shutdown::signal() => Ending::Drain,
+                // Nobody is left who would wait for an answer.
+                () = ended(input) => Ending::Now,
             }
         };
         let tell = || {

@@ -217,6 +217,7 @@ mod tests {
             reason: None,
             role: Some(role),
             version: None,
+            draining: false,
             models,
         }
     }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use tandem_identity::Public;
@@ -25,6 +26,10 @@ pub struct Arguments {
     /// Certificate that clients are shown, and its chain after it, PEM. Needed where other machines reach `listen`.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
+    /// How long open answers may go on when it is told to stop (SIGTERM, Ctrl-C), in seconds; new requests are refused
+    /// meanwhile. A second signal ends it at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    drain: u64,
     /// Its key, PEM.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
@@ -42,11 +47,13 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         (Some(certificate), Some(key)) => Public::tls(certificate, key)?,
         _ => Public::plaintext(),
     };
-    let nodes = config.coordinator.clone();
+    let mut nodes = config.coordinator.clone();
+    nodes.limits.drain = Duration::from_secs(arguments.drain);
+    shutdown::ignore_hangup();
     let mut coordinator = Coordinator::start(listen, public, nodes, security).await?;
     tokio::select! {
         result = serve(&mut coordinator, &config) => result?,
-        () = shutdown::signal() => coordinator.stop().await?,
+        () = shutdown::signal() => coordinator.drain().await?,
     }
     Ok(ExitCode::SUCCESS)
 }

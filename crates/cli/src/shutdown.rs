@@ -22,6 +22,16 @@ pub async fn signal() {
     });
 }
 
+/// From now on a terminal that goes away does not end this process, as is usual for a server. Needs a Tokio runtime.
+pub fn ignore_hangup() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        // The handler stays when the stream is dropped. Without one, a hangup ends the process, which is a stop too.
+        let _ = signal(SignalKind::hangup());
+    }
+}
+
 /// Ctrl-C and SIGTERM. None that comes after [`Signals::listen`] is missed.
 #[cfg(unix)]
 struct Signals {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use tandem_openai::{
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::life::{self, Job, Outcome, Piece, Service, Sink};
-use crate::limits::MAX_PIECES;
+use crate::limits::{MAX_PIECES, RETRY_BUSY_S, RETRY_UNAVAILABLE_S};
 
 /// A comment line; clients ignore it, but see that the server is alive.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
@@ -53,7 +53,17 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.status);
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(self.0.body())).into_response()
+        let retry = match self.0.status {
+            429 => Some(RETRY_BUSY_S),
+            503 => Some(RETRY_UNAVAILABLE_S),
+            _ => None,
+        };
+        let mut response = (status, Json(self.0.body())).into_response();
+        if let Some(seconds) = retry {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
     }
 }
 

@@ -250,6 +250,9 @@ async fn metrics(State(server): State<Arc<Server>>) -> Result<Response, Refusal>
 
 async fn health(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
     let look = server.service.cluster.look().await?;
+    if !server.service.cluster.takes_requests() {
+        return Err(ApiError::stopping().into());
+    }
     let report = overview::health(&look);
     let status = if report.reasons.is_empty() {
         StatusCode::OK

@@ -428,6 +428,8 @@ impl Attempt<'_> {
                 }
                 ErrorCode::Busy => Failure::Busy,
                 ErrorCode::Lacks => Failure::Lacks,
+                // Nothing more goes there before its next status.
+                ErrorCode::Stopping => Failure::Lost,
                 _ => Failure::Refused,
             },
             _ => Failure::Lost,

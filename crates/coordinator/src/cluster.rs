@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tandem_openai::ApiError;
 use tandem_sched::{Action, Event, Failure, NodeView, Plan, Rejection, Route, Scheduler};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc, oneshot};
 
-use crate::limits::{MAX_DECISIONS, MAX_MESSAGES, MAX_REQUESTS};
+use crate::limits::{DRAIN_LOOK, MAX_DECISIONS, MAX_MESSAGES, MAX_REQUESTS};
 
 /// What is said to the owner.
 enum Message {
@@ -92,6 +92,19 @@ impl Cluster {
         answer.await.map_err(|_| ApiError::stopping())
     }
 
+    /// Takes no new request any more; completes when none is open.
+    pub(crate) async fn drain(&self) {
+        self.open.close();
+        while self.open.available_permits() < MAX_REQUESTS {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+    }
+
+    /// True if new requests are taken.
+    pub(crate) fn takes_requests(&self) -> bool {
+        !self.open.is_closed()
+    }
+
     /// Submits a request.
     pub(crate) async fn submit(
         &self,
@@ -101,10 +114,12 @@ impl Cluster {
         prefix: Vec<u64>,
         goes_on: bool,
     ) -> Result<Slot, ApiError> {
-        let open = Arc::clone(&self.open).try_acquire_owned().map_err(|_| {
-            ApiError::busy(format!(
+        let open = Arc::clone(&self.open).try_acquire_owned();
+        let open = open.map_err(|e| match e {
+            TryAcquireError::Closed => ApiError::stopping(),
+            TryAcquireError::NoPermits => ApiError::busy(format!(
                 "{MAX_REQUESTS} requests are open already; send this one again later"
-            ))
+            )),
         })?;
         let end = self.messages.clone().reserve_owned().await;
         let end = end.map_err(|_| ApiError::stopping())?;

@@ -40,6 +40,13 @@ pub const MAX_TOKENIZED_BYTES: usize = 16 << 20;
 /// Longest status of a node, in bytes.
 pub const MAX_STATUS_BYTES: usize = 8 << 20;
 
+/// Between two looks whether a coordinator that drains has open requests.
+pub const DRAIN_LOOK: Duration = Duration::from_millis(50);
+/// When a client is to send a request again that came while all were busy, in seconds.
+pub const RETRY_BUSY_S: u64 = 1;
+/// The same where no node can serve it now, or the coordinator is stopping.
+pub const RETRY_UNAVAILABLE_S: u64 = 5;
+
 /// How long a connection to a node that is not used is kept for the next call. The node would close it
 /// later, so that it is not used in the moment in which it is closed.
 pub const IDLE_CONNECTION: Duration = Duration::from_secs(15);
@@ -68,7 +75,9 @@ pub struct Limits {
     pub head: Duration,
     /// Longest wait for the whole body of a request.
     pub body: Duration,
-    /// How long open answers may go on when the coordinator is told to stop.
+    /// How long open answers may go on when the coordinator is told to drain.
+    pub drain: Duration,
+    /// How long they may go on when it is told to stop, or behind that.
     pub shutdown: Duration,
 }
 
@@ -84,6 +93,7 @@ impl Default for Limits {
             client_stall: Duration::from_secs(30),
             head: Duration::from_secs(30),
             body: Duration::from_secs(60),
+            drain: Duration::from_secs(60),
             shutdown: Duration::from_secs(2),
         }
     }

@@ -62,6 +62,9 @@ pub struct NodeReport {
     /// Version of tandem there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// True if it takes nothing new, because it is about to end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
     /// Its models.
     pub models: Vec<ModelReport>,
 }
@@ -214,6 +217,7 @@ fn node(config: &Config, view: &NodeView) -> NodeReport {
         reason,
         role: status.map(|s| s.role),
         version: status.map(|s| s.version.clone()),
+        draining: status.is_some_and(|s| s.draining),
         models: models.iter().map(|m| model(view, m)).collect(),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
-use tandem_identity::{Bounds, Gate, LinkError, Public, Security};
+use tandem_identity::{Bounds, Ending, Gate, LinkError, Public, Security};
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -28,7 +28,8 @@ use crate::poll::poll;
 /// Serves the public API on each of `listeners` until `shutdown` completes, and speaks to the nodes with
 /// `security`. Connections are accepted as
 /// soon as every node has told its status or failed to. After `shutdown` open answers may go on
-/// for [`crate::Limits::shutdown`], then they end with an error.
+/// for [`crate::Limits::shutdown`], then they end with an error; with [`Ending::Drain`], before that, for
+/// [`crate::Limits::drain`], while new requests are refused.
 ///
 /// # Errors
 /// If the configuration cannot be used, or a listener needs TLS and has none.
@@ -36,7 +37,7 @@ pub async fn run(
     listeners: Vec<(TcpListener, Public)>,
     config: Config,
     security: Security,
-    shutdown: impl Future<Output = ()> + Send + 'static,
+    shutdown: impl Future<Output = impl Into<Ending>> + Send + 'static,
 ) -> Result<(), CoordinatorError> {
     config.validate()?;
     config.check_security(&security)?;
@@ -66,8 +67,16 @@ pub async fn run(
         stop: stop.clone(),
     });
     let told = CancellationToken::new();
+    let draining = (service.cluster.clone(), service.config.limits.drain);
     let telling = async {
-        shutdown.await;
+        let ending: Ending = shutdown.await.into();
+        if ending == Ending::Drain {
+            let (cluster, limit) = draining;
+            tracing::info!(limit_s = limit.as_secs(), "draining: nothing new is taken");
+            if tokio::time::timeout(limit, cluster.drain()).await.is_err() {
+                tracing::warn!("requests are still open; ending them");
+            }
+        }
         told.cancel();
     };
     let bounds = Bounds {

@@ -17,6 +17,7 @@
 mod arrived;
 mod authority;
 mod directory;
+mod ending;
 mod explain;
 mod gate;
 mod identity;
@@ -37,6 +38,7 @@ mod unread;
 pub use arrived::Progress;
 pub use authority::{Authority, AuthorityError, JOIN_NAME, NODE_NAME, Validity};
 pub use directory::{ClusterDir, DirectoryError};
+pub use ending::Ending;
 pub use explain::explain;
 pub use gate::Gate;
 pub use identity::{Identity, IdentityError};

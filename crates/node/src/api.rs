@@ -38,7 +38,7 @@ use crate::coming::{Coming, Going};
 use crate::handoffs::Handoffs;
 use crate::job::Command;
 use crate::lend::Borrowers;
-use crate::limits::{MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
+use crate::limits::{DRAIN_LOOK, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
 use crate::model::Model;
 use crate::pages::PageStore;
 use crate::receive::{Decoding, Spare};
@@ -94,6 +94,8 @@ pub struct Node {
     pub borrowers: Borrowers,
     /// Set when the node shuts down, so that the end of an engine thread is no fault.
     pub stopping: AtomicBool,
+    /// Set when nothing new is taken any more.
+    pub draining: AtomicBool,
 }
 
 impl Node {
@@ -112,6 +114,22 @@ impl Node {
             },
             links: Arc::clone(&self.links),
             overlap: terms.overlap,
+        }
+    }
+
+    /// Whether new work is taken.
+    fn takes_work(&self) -> Result<(), NodeError> {
+        if self.draining.load(Ordering::Relaxed) {
+            let draining = "this node is draining: it takes nothing new";
+            return Err(NodeError::new(ErrorCode::Stopping, draining));
+        }
+        Ok(())
+    }
+
+    /// Completes when no request runs here and none is sent from here.
+    pub async fn idle(&self) {
+        while self.links.going() > 0 || !self.models.iter().all(|model| model.is_idle()) {
+            tokio::time::sleep(DRAIN_LOOK).await;
         }
     }
 
@@ -275,6 +293,7 @@ async fn status(State(node): State<Arc<Node>>) -> Json<NodeStatus> {
         protocol: PROTOCOL_VERSION,
         version: node.config.version.clone(),
         role: node.config.role,
+        draining: node.draining.load(Ordering::Relaxed),
         handoff_port: node.handoff_port,
         identity: node.config.security.own_id().map(|id| id.to_string()),
         models: futures_util::future::join_all(models).await,

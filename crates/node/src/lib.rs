@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
-use tandem_identity::{Bounds, Gate, LinkError, Security};
+use tandem_identity::{Bounds, Ending, Gate, LinkError, Security};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -96,7 +96,7 @@ pub async fn run(
     config: NodeConfig,
     models: Vec<(String, Box<dyn KvEngine>)>,
     ready: impl FnOnce() + Send,
-    shutdown: impl Future<Output = ()> + Send + 'static,
+    shutdown: impl Future<Output = impl Into<Ending>> + Send + 'static,
 ) -> Result<(), RunError> {
     let handoff_address = handoff.local_addr()?;
     let gate = Gate::start(handoff, config.security.clone(), config.limits.connect)?;
@@ -133,6 +133,7 @@ pub async fn run(
         running: running::Running::default(),
         borrowers: lend::Borrowers::default(),
         stopping: AtomicBool::new(false),
+        draining: AtomicBool::new(false),
         config,
     });
     let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));
@@ -177,13 +178,22 @@ const fn bounds(limits: Limits) -> Bounds {
     }
 }
 
-/// Ends running requests when the shutdown comes, so that their streams close and the server can.
+/// Ends running requests when the shutdown comes, or after they have drained, so that their streams close and the
+/// server can.
 async fn stop(
-    shutdown: impl Future<Output = ()> + Send + 'static,
+    shutdown: impl Future<Output = impl Into<Ending>> + Send + 'static,
     node: Arc<api::Node>,
     told: oneshot::Sender<()>,
 ) {
-    shutdown.await;
+    let ending: Ending = shutdown.await.into();
+    if ending == Ending::Drain {
+        let limit = node.config.limits.drain;
+        node.draining.store(true, Ordering::Relaxed);
+        tracing::info!(limit_s = limit.as_secs(), "draining: nothing new is taken");
+        if tokio::time::timeout(limit, node.idle()).await.is_err() {
+            tracing::warn!("requests are still running; ending them");
+        }
+    }
     let _ = told.send(());
     node.stop().await;
 }

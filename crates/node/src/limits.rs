@@ -101,6 +101,8 @@ pub const MAX_WRITTEN_WAITING: usize = 64;
 pub const MAX_CONTROL_WAITING: usize = 8;
 /// An engine thread without work looks for closed requests this often.
 pub const IDLE_TICK: Duration = Duration::from_millis(100);
+/// Between two looks whether a node that drains is idle.
+pub const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Looks at an engine within [`Limits::engine_step`].
 pub const HANG_LOOKS: u32 = 8;
 
@@ -152,6 +154,8 @@ pub struct Limits {
     /// A node that shuts down waits this long for the step that an engine is computing, and this
     /// long again for its connections.
     pub stop: Duration,
+    /// How long requests may go on when the node is told to drain.
+    pub drain: Duration,
 }
 
 impl Default for Limits {
@@ -174,6 +178,7 @@ impl Default for Limits {
             engine_step: Duration::from_secs(30 * 60),
             slice: Duration::from_millis(10),
             stop: Duration::from_secs(10),
+            drain: Duration::from_secs(60),
         }
     }
 }

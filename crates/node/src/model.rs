@@ -185,6 +185,12 @@ impl Model {
         })
     }
 
+    /// True if no sequence is in use.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.places.available_permits() == self.capacity.sequences as usize
+    }
+
     /// Hands over a command that must not be lost; waits while the queue is full.
     pub async fn deliver(&self, command: Command) {
         let mut command = command;

@@ -101,6 +101,8 @@ pub struct NodeStatus {
     pub version: String,
     /// What it is for.
     pub role: Role,
+    /// True if it takes nothing new, because it is about to end.
+    pub draining: bool,
     /// TCP port on which it takes KV in; only on nodes that decode.
     pub handoff_port: Option<u16>,
     /// Who it is for its peers: SHA-256 of its public key, hex. `None` without TLS.

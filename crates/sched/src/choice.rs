@@ -343,6 +343,9 @@ impl Scheduler {
             NodeState::Down(reason) => return Err(format!("`{name}` is down: {reason}")),
             NodeState::Up(status) => status,
         };
+        if status.draining {
+            return Err(format!("`{name}` is draining: it takes nothing new"));
+        }
         if !has_role(status.role) {
             return Err(format!(
                 "`{name}` does not {task}; start it with another role"

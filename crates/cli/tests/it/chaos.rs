@@ -213,7 +213,8 @@ impl Node {
                 TcpListener::from_std(listener.expect("a listener")).expect("a listener")
             };
             let models = vec![(MODEL.to_owned(), engine)];
-            let (control, inside, for_ever) = (own(control), own(inside), std::future::pending());
+            let (control, inside, for_ever) =
+                (own(control), own(inside), std::future::pending::<()>());
             let ended = tandem_node::run(control, inside, config, models, || {}, for_ever).await;
             panic!("a node has ended by itself: {ended:?}");
         });
@@ -313,7 +314,7 @@ async fn coordinator(nodes: &[Node], change: impl FnOnce(&mut Config)) -> (Socke
     let address = listener.local_addr().expect("an address");
     let listeners = vec![(listener, Public::plaintext())];
     let task = Task::spawn(async move {
-        let for_ever = std::future::pending();
+        let for_ever = std::future::pending::<()>();
         let ended = tandem_coordinator::run(listeners, config, Security::Plaintext, for_ever).await;
         panic!("a coordinator has ended by itself: {ended:?}");
     });

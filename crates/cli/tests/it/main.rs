@@ -11,6 +11,8 @@ mod client;
 mod cluster;
 mod daemon;
 mod demo;
+#[cfg(unix)]
+mod drain;
 mod grade;
 mod hostile;
 mod openai_client;

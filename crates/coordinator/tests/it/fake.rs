@@ -110,6 +110,7 @@ pub fn status(role: Role, sequences: u32, tokenizer: &str) -> NodeStatus {
         version: "0.1.0".into(),
         role,
         identity: None,
+        draining: false,
         handoff_port: role.decodes().then_some(HANDOFF_PORT),
         models: vec![ModelStatus {
             name: MODEL.into(),

@@ -114,7 +114,7 @@ async fn without_tls_only_clients_on_this_machine_are_listened_to() {
         listeners,
         config(&[], &[&d]),
         security,
-        std::future::pending(),
+        std::future::pending::<()>(),
     );
     match running.await {
         Err(CoordinatorError::Listener(error)) => {
@@ -133,7 +133,7 @@ async fn without_tls_only_nodes_on_this_machine_are_spoken_to() {
             vec![(listener, Public::plaintext())],
             config,
             Security::Plaintext,
-            std::future::pending(),
+            std::future::pending::<()>(),
         );
         match running.await {
             Err(CoordinatorError::Config(error)) => error.to_string(),

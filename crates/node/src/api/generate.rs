@@ -190,6 +190,7 @@ struct Checked {
 }
 
 fn checked(node: &Node, request: &GenerateRequest) -> Result<Checked, NodeError> {
+    node.takes_work()?;
     request.validate()?;
     if !node.config.role.decodes() {
         return Err(NodeError::new(

@@ -226,6 +226,7 @@ pub(super) fn checked(
     node: &Node,
     request: &PrefillRequest,
 ) -> Result<(Arc<Model>, Option<PeerId>), NodeError> {
+    node.takes_work()?;
     tandem_proto::generate::check_request_id(&request.request)?;
     let model = Arc::clone(node.model(&request.model)?);
     if request.chunk == 0 {

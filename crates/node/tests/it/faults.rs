@@ -189,7 +189,7 @@ async fn an_engine_thread_that_panics_ends_the_node_with_an_error() {
         node_config,
         models,
         || {},
-        std::future::pending(),
+        std::future::pending::<()>(),
     ));
     let body = request(&prompt(5), PrefillMode::Local, chunk);
     let url = format!("{url}/node/v1/generate");

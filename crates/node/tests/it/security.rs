@@ -221,7 +221,7 @@ async fn without_tls_a_node_that_others_reach_does_not_start() {
     for (control, handoff) in [("0.0.0.0:0", "127.0.0.1:0"), ("127.0.0.1:0", "0.0.0.0:0")] {
         let control = TcpListener::bind(control).await.unwrap();
         let handoff = TcpListener::bind(handoff).await.unwrap();
-        let shutdown = std::future::pending();
+        let shutdown = std::future::pending::<()>();
         let config = config(Security::Plaintext);
         let running = tandem_node::run(control, handoff, config, models(), || {}, shutdown);
         let ended = tokio::time::timeout(PATIENCE, running).await.unwrap();

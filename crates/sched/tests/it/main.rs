@@ -55,6 +55,7 @@ fn status(role: Role, models: Vec<ModelStatus>) -> Box<NodeStatus> {
         protocol: PROTOCOL_VERSION,
         version: "0".into(),
         role,
+        draining: false,
         handoff_port: role.decodes().then_some(1),
         models,
     })
