@@ -14,7 +14,7 @@ use tandem_identity::limits::{JOIN, MAX_INVITATION, MAX_TOKEN_CHARS};
 use tandem_identity::{ClusterDir, Token};
 
 use crate::environment::Environment;
-use crate::{output, security, shutdown};
+use crate::{output, repin, security, shutdown};
 
 const SECONDS_PER_DAY: u64 = 24 * 3600;
 
@@ -35,6 +35,8 @@ enum Command {
     Join(Join),
     /// Prints who this machine is.
     Show(Place),
+    /// Says that the name of a model stands for what the nodes hold under it now.
+    Repin(repin::Arguments),
 }
 
 #[derive(Args)]
@@ -96,6 +98,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     match arguments.command {
         Command::Init(place) => init(&place.find(environment)?)?,
         Command::Show(place) => show(&place.find(environment)?)?,
+        Command::Repin(arguments) => repin::main(&arguments, environment).await?,
         Command::Join(join) => {
             let token = read_token(&join.token)?;
             join_cluster(&join.place.find(environment)?, &token).await?;

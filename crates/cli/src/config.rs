@@ -12,6 +12,8 @@ use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
 use tandem_proto::CodecChoice;
 
+use crate::environment::Environment;
+
 /// Where the coordinator listens unless the file says otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
@@ -102,8 +104,9 @@ impl Arguments {
     ///
     /// # Errors
     /// Names the file, the key and the mend.
-    pub fn load(&self) -> anyhow::Result<Config> {
+    pub fn load(&self, environment: &Environment) -> anyhow::Result<Config> {
         let mut config = load(&self.config)?;
+        config.coordinator.pins = environment.pins(&self.config);
         if let Some(codec) = self.codec {
             config.coordinator.handoff.codec = codec;
             let checked = config.coordinator.validate();

@@ -77,6 +77,14 @@ impl Environment {
         Ok(data.join("cluster"))
     }
 
+    /// The file of what the names of models in this configuration stand for; none if no variable says where it could be.
+    pub fn pins(&self, config: &Path) -> Option<PathBuf> {
+        let path = config.canonicalize().unwrap_or_else(|_| config.to_owned());
+        let digest = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
+        let data = self.data.as_ref()?;
+        Some(data.join("pins").join(format!("{}.json", &digest[..16])))
+    }
+
     /// Sends logs to standard error; `level` holds unless `TANDEM_LOG` says otherwise. The engine's
     /// own messages are shown from warnings on.
     pub fn start_logging(&self, level: &str) {

@@ -1,5 +1,6 @@
 //! `tandem grade`: a batch of submissions.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
+use tandem_coordinator::NodeList;
 use tandem_grading::{
     EarlierRun, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission, forecast,
     grade, load_submissions,
@@ -29,8 +31,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Arguments of `tandem grade`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit status: 0 all graded or not attempted; 3 some need a person; 4 some failed; 1 nothing was \
-                        done, standard error says why; 130 told to stop."
+    after_help = "Exit status: 0 all graded or not attempted; 3 some need a person; 4 some failed; 1 the run did \
+                        not come to its end, standard error says why; 2 wrong arguments; 130 told to stop."
 )]
 pub struct Arguments {
     #[command(flatten)]
@@ -66,7 +68,7 @@ pub struct Arguments {
 /// # Errors
 /// If something cannot be read or written, or a model has no node that could serve it.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = arguments.config.load()?;
+    let config = arguments.config.load(environment)?;
     let security = arguments.security.security(environment)?;
     let Some(jobs) = &config.grading else {
         bail!(
@@ -95,6 +97,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     settings.node_wait = Duration::from_secs(arguments.wait);
     let work = async {
         await_nodes(&mut coordinator, &config, settings.node_wait).await?;
+        settings.served_by = served_by(&coordinator.nodes().await?, &config);
         match (arguments.dry_run, &arguments.out) {
             (false, Some(out)) => {
                 let earlier = arguments.earlier_run();
@@ -107,7 +110,9 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let code = tokio::select! {
         code = work => code?,
         () = shutdown::signal() => {
-            eprintln!("tandem: stopped; the results so far are kept, `--resume` goes on with them");
+            if !arguments.dry_run {
+                eprintln!("tandem: stopped; results that were made are kept, `--resume` goes on with them");
+            }
             return Ok(ExitCode::from(shutdown::INTERRUPTED));
         }
     };
@@ -123,6 +128,22 @@ impl Arguments {
             _ => EarlierRun::Refuse,
         }
     }
+}
+
+/// Digests of the weights that the nodes hold of the configured models, each once.
+fn served_by(nodes: &NodeList, config: &Config) -> String {
+    let mut digests = BTreeSet::new();
+    for model in nodes.data.iter().flat_map(|node| &node.models) {
+        if config
+            .coordinator
+            .models
+            .iter()
+            .any(|m| m.name == model.name)
+        {
+            digests.insert(format!("{}={}", model.name, model.contract.weights));
+        }
+    }
+    digests.into_iter().collect::<Vec<_>>().join(" ")
 }
 
 /// Waits until each model has the nodes that it needs.
@@ -173,8 +194,9 @@ async fn dry_run(
     output::print(&table.to_string())?;
     output::print(&sentence)?;
     let fails = forecasts.iter().any(tables::will_fail);
-    let flagged = submissions.iter().any(|s| !s.flags.is_empty());
-    Ok(exit_code(fails, flagged))
+    let mut pairs = submissions.iter().zip(&forecasts);
+    let looks = pairs.any(|(submission, forecast)| tables::needs_a_person(submission, forecast));
+    Ok(exit_code(fails, looks))
 }
 
 fn exit_code(some_failed: bool, some_need_a_person: bool) -> ExitCode {
@@ -198,14 +220,15 @@ async fn run(
     reporter.finish();
     let graded = graded?;
     folder.finish(&graded)?;
-    output::print(&tables::grades(&graded).to_string())?;
+    // The results are there, and the status says what came out, also if nobody reads this.
+    let _ = output::print(&tables::grades(&graded).to_string());
     for line in tables::causes(&graded) {
         eprintln!("tandem: {line}");
     }
-    output::print(&format!(
+    let _ = output::print(&format!(
         "results, suggested by models and to be approved by a person: {}",
         folder.path().display()
-    ))?;
+    ));
     let some = |status| graded.iter().any(|g: &Graded| g.status == status);
     Ok(exit_code(some(Status::Failed), some(Status::NeedsReview)))
 }

@@ -15,6 +15,7 @@ mod node;
 mod nodes;
 mod output;
 mod progress;
+mod repin;
 mod run;
 mod security;
 mod serve;

@@ -166,10 +166,17 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         );
         shutdown::ignore_hangup();
         let stop = async move {
+            let mut gone = Box::pin(ended(input));
             tokio::select! {
-                () = shutdown::signal() => Ending::Drain,
-                // Nobody is left who would wait for an answer.
-                () = ended(input) => Ending::Now,
+                () = shutdown::signal() => {
+                    // A parent that goes meanwhile leaves nobody who would wait for an answer.
+                    tokio::spawn(async move {
+                        gone.await;
+                        std::process::exit(0);
+                    });
+                    Ending::Drain
+                }
+                () = &mut gone => Ending::Now,
             }
         };
         let tell = || {

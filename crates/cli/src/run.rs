@@ -87,7 +87,7 @@ impl From<Route> for RouteChoice {
 /// # Errors
 /// If the configuration cannot be used, no node can serve the model, or the answer breaks off.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = arguments.config.load()?;
+    let config = arguments.config.load(environment)?;
     let security = arguments.security.security(environment)?;
     let model = choose_model(&config, arguments.model.as_deref())?;
     let prompt = read_prompt(&arguments)?;

@@ -40,7 +40,7 @@ pub struct Arguments {
 /// # Errors
 /// If the configuration cannot be used or the address is taken.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = arguments.config.load()?;
+    let config = arguments.config.load(environment)?;
     let security = arguments.security.security(environment)?;
     let listen = arguments.listen.unwrap_or(config.listen);
     let public = match (&arguments.tls_cert, &arguments.tls_key) {

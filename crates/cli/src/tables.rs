@@ -94,7 +94,8 @@ fn fate(submission: &Submission, forecast: &Forecast) -> String {
         0 => String::new(),
         n => format!("; {n} to look at"),
     };
-    let fits = match (analysis.context, analysis.excess(), feedback.excess()) {
+    let known = analysis.context.and(feedback.context);
+    let fits = match (known, analysis.excess(), feedback.excess()) {
         (_, excess @ 1.., _) => format!("too large by {excess} tokens"),
         (_, 0, excess @ 1..) => format!("no feedback: too large by {excess} tokens"),
         (None, ..) => "the server does not say what fits".to_owned(),
@@ -109,6 +110,14 @@ pub fn will_fail(forecast: &Forecast) -> bool {
         Forecast::Problem(_) => true,
         Forecast::NotAttempted(_) => false,
         Forecast::Asked { analysis, .. } => analysis.excess() > 0,
+    }
+}
+
+/// True if there will be something to look at first.
+pub fn needs_a_person(submission: &Submission, forecast: &Forecast) -> bool {
+    match forecast {
+        Forecast::Asked { feedback, .. } => feedback.excess() > 0 || !submission.flags.is_empty(),
+        _ => false,
     }
 }
 
@@ -144,34 +153,56 @@ fn sentence(forecasts: &[Forecast]) -> String {
 /// Submissions that are named with a cause that they share.
 const NAMED: usize = 3;
 
-/// Why submissions have failed: a line per cause, whatever the numbers in it.
+/// Why submissions have no score, or lack an answer: a line per cause, whatever the numbers in it.
 pub fn causes(graded: &[Graded]) -> Vec<String> {
     let mut causes: Vec<(String, String, Vec<&str>)> = Vec::new();
-    for one in graded.iter().filter(|g| g.status == Status::Failed) {
-        let reason = one.reasons.join("; ");
-        let kind: String = reason.chars().filter(|c| !c.is_ascii_digit()).collect();
-        match causes.iter_mut().find(|(known, ..)| *known == kind) {
-            Some((.., names)) => names.push(&one.name),
-            None => causes.push((kind, reason, vec![&one.name])),
+    for one in graded {
+        let lacks = one.jobs.iter().filter_map(|job| {
+            let error = job.error.as_ref()?;
+            Some(("lack an answer", format!("{}: {error}", job.job.as_str())))
+        });
+        let reasons: Vec<(&str, String)> = match one.status {
+            Status::Failed => vec![("failed", one.reasons.join("; "))],
+            _ => lacks.collect(),
+        };
+        for (what, reason) in reasons {
+            let kind = format!("{what} {}", without_numbers(&reason));
+            match causes.iter_mut().find(|(known, ..)| *known == kind) {
+                Some((.., names)) => names.push(&one.name),
+                None => causes.push((kind, format!("{what}: {reason}"), vec![&one.name])),
+            }
         }
     }
-    let line = |(_, reason, names): (String, String, Vec<&str>)| match names.as_slice() {
-        [name] => format!("`{name}` failed: {reason}"),
-        names => {
-            let shown = names.iter().take(NAMED).map(|n| format!("`{n}`"));
-            let shown: Vec<String> = shown.collect();
-            let more = match names.len().saturating_sub(NAMED) {
-                0 => String::new(),
-                n => format!(" and {n} more"),
-            };
-            let count = names.len();
-            format!(
-                "{count} submissions failed for one cause ({}{more}), such as: {reason}",
-                shown.join(", ")
-            )
-        }
+    let line = |(_, reason, names): (String, String, Vec<&str>)| {
+        let shown: Vec<String> = names.iter().take(NAMED).map(|n| format!("`{n}`")).collect();
+        let more = match names.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        format!(
+            "{} of {}: {}{more} {reason}",
+            names.len(),
+            graded.len(),
+            shown.join(", ")
+        )
     };
     causes.into_iter().map(line).collect()
+}
+
+/// A reason but for its numbers; the status of an answer stays, as another one is another cause.
+fn without_numbers(reason: &str) -> String {
+    let words = reason.split(' ');
+    let mut last = "";
+    let mut out = Vec::new();
+    for word in words {
+        let is_status = last == "status";
+        out.push(match is_status {
+            true => word.to_owned(),
+            false => word.chars().filter(|c| !c.is_ascii_digit()).collect(),
+        });
+        last = word;
+    }
+    out.join(" ")
 }
 
 /// The beginning of the first reason; the whole is told once, with its cause.

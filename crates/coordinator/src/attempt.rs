@@ -57,6 +57,8 @@ impl From<String> for PrefillFailure {
 pub(crate) enum AttemptError {
     /// The decode node failed; another one may succeed.
     Node { failure: Failure, message: String },
+    /// The request is longer than the context of the node; one with a longer context may take it.
+    TooLong(ApiError),
     /// No node can do better.
     Final(ApiError),
 }
@@ -81,6 +83,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) arrived: Instant,
     /// Notes for a person; survive the attempt.
     pub(crate) events: &'a mut Vec<String>,
+    /// The decode node has opened the request.
+    pub(crate) opened: bool,
     /// What the request may have done to nodes; survives the attempt, too.
     pub(crate) losses: &'a mut Losses,
 }
@@ -230,8 +234,8 @@ impl Attempt<'_> {
             _ => progress.opened,
         };
         if !in_order {
-            let broken = "sent its events in the wrong order".to_owned();
-            return Err(self.failed(CallError::Broken(broken)));
+            let odd = "sent its events in the wrong order".to_owned();
+            return Err(self.failed(CallError::Odd(odd)));
         }
         match event {
             GenerateEvent::Beat => {}
@@ -243,7 +247,7 @@ impl Attempt<'_> {
                 tokenize_ms,
             } => {
                 progress.opened = true;
-                self.losses.opened = true;
+                self.opened = true;
                 progress.timeline.prompt_tokens = prompt_tokens;
                 progress.timeline.tokenize_ms = tokenize_ms;
                 if self.plan.prefill.is_some() {
@@ -420,16 +424,20 @@ impl Attempt<'_> {
     fn failed(&mut self, error: CallError) -> AttemptError {
         if error.may_have_died() {
             self.losses.nodes.insert(self.plan.decode.clone());
+            self.losses.unopened += usize::from(!self.opened);
         }
         let failure = match &error {
             CallError::Refused(refusal) => match refusal.code {
-                ErrorCode::InvalidRequest | ErrorCode::ContextLength | ErrorCode::SchemaBudget => {
+                ErrorCode::InvalidRequest | ErrorCode::SchemaBudget => {
                     return AttemptError::Final(self.bad_request(refusal));
+                }
+                ErrorCode::ContextLength => {
+                    return AttemptError::TooLong(self.bad_request(refusal));
                 }
                 ErrorCode::Busy => Failure::Busy,
                 ErrorCode::Lacks => Failure::Lacks,
                 // Nothing more goes there before its next status.
-                ErrorCode::Stopping => Failure::Lost,
+                ErrorCode::Stopping => Failure::Stopping,
                 _ => Failure::Refused,
             },
             _ => Failure::Lost,

@@ -38,6 +38,9 @@ pub enum CallError {
     /// The connection was lost, or something came that is no answer.
     #[error("{0}")]
     Broken(String),
+    /// It answers, so it lives, but not as it should.
+    #[error("{0}")]
+    Odd(String),
     /// It answers, but it cannot be worked with.
     #[error("{0}")]
     Unusable(String),
@@ -286,14 +289,14 @@ impl Calls {
         path: &str,
         body: &B,
     ) -> Result<Response<Incoming>, CallError> {
-        let unsendable = |e: serde_json::Error| CallError::Broken(format!("was not asked: {e}"));
+        let unsendable = |e: serde_json::Error| CallError::Odd(format!("was not asked: {e}"));
         let body = Bytes::from(serde_json::to_vec(body).map_err(unsendable)?);
         let sending = self.send(address, path, Method::POST, body);
         let sent = tokio::time::timeout(self.limits.silence, sending).await;
         let answer = sent.map_err(|_| CallError::Silent(self.limits.silence))??;
         // Since its last status another machine may have taken the address.
         if answer.extensions().get::<PeerId>() != self.peer(address).as_ref() {
-            return Err(CallError::Broken("has become another machine".to_owned()));
+            return Err(CallError::Odd("has become another machine".to_owned()));
         }
         let refusal = tokio::time::timeout(self.limits.silence, accepted(answer)).await;
         refusal.map_err(|_| CallError::Silent(self.limits.silence))?
@@ -335,7 +338,7 @@ async fn accepted(answer: Response<Incoming>) -> Result<Response<Incoming>, Call
     let body = body(answer, MAX_REFUSAL_BYTES).await?;
     Err(match serde_json::from_slice(&body) {
         Ok(error) => CallError::Refused(error),
-        Err(_) => CallError::Broken(format!("answered with status {status} and no reason")),
+        Err(_) => CallError::Odd(format!("answered with status {status} and no reason")),
     })
 }
 

@@ -1,13 +1,15 @@
 //! The task that owns the scheduler, and how everyone else speaks to it.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tandem_openai::ApiError;
-use tandem_sched::{Action, Event, Failure, NodeView, Plan, Rejection, Route, Scheduler};
+use tandem_sched::{Action, Event, Failure, NodeView, Pin, Plan, Rejection, Route, Scheduler};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc, oneshot};
 
 use crate::limits::{DRAIN_LOOK, MAX_DECISIONS, MAX_MESSAGES, MAX_REQUESTS};
+use crate::pins::{read_pins, write_pins};
 
 /// What is said to the owner.
 enum Message {
@@ -28,6 +30,10 @@ pub(crate) struct Look {
     pub(crate) nodes: Vec<NodeView>,
     pub(crate) unavailable: Vec<Rejection>,
     pub(crate) queued: HashMap<String, usize>,
+    /// Nodes with another model under a name.
+    pub(crate) odd: Vec<String>,
+    /// Nodes that can decode each model, with the tokens of their contexts.
+    pub(crate) decoders: HashMap<String, Vec<(String, u32)>>,
 }
 
 /// What is to become of a request.
@@ -49,6 +55,10 @@ pub(crate) struct Owner {
     models: Vec<String>,
     messages: mpsc::Receiver<Message>,
     waiting: HashMap<String, mpsc::Sender<Decision>>,
+    /// Where pins are kept.
+    pins: Option<PathBuf>,
+    /// Nodes with another model under a name, as they have been told last.
+    odd: Vec<String>,
 }
 
 /// A submitted request. Dropping it frees what the request holds.
@@ -64,7 +74,11 @@ pub(crate) struct Slot {
 }
 
 /// The owner of this scheduler, which offers these models, and the way to speak to it.
-pub(crate) fn cluster(scheduler: Scheduler, models: Vec<String>) -> (Cluster, Owner) {
+pub(crate) fn cluster(
+    scheduler: Scheduler,
+    models: Vec<String>,
+    pins: Option<PathBuf>,
+) -> (Cluster, Owner) {
     // Each open request reserves one place; the others are for all other messages.
     let (messages, receiver) = mpsc::channel(MAX_REQUESTS + MAX_MESSAGES);
     let owner = Owner {
@@ -72,6 +86,8 @@ pub(crate) fn cluster(scheduler: Scheduler, models: Vec<String>) -> (Cluster, Ow
         models,
         messages: receiver,
         waiting: HashMap::new(),
+        pins,
+        odd: Vec::new(),
     };
     let open = Arc::new(Semaphore::new(MAX_REQUESTS));
     (Cluster { messages, open }, owner)
@@ -100,6 +116,17 @@ impl Cluster {
         }
     }
 
+    /// A place among the open requests.
+    pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let open = Arc::clone(&self.open).try_acquire_owned();
+        open.map_err(|e| match e {
+            TryAcquireError::Closed => ApiError::stopping(),
+            TryAcquireError::NoPermits => ApiError::busy(format!(
+                "{MAX_REQUESTS} requests are open already; send this one again later"
+            )),
+        })
+    }
+
     /// True if new requests are taken.
     pub(crate) fn takes_requests(&self) -> bool {
         !self.open.is_closed()
@@ -114,13 +141,7 @@ impl Cluster {
         prefix: Vec<u64>,
         goes_on: bool,
     ) -> Result<Slot, ApiError> {
-        let open = Arc::clone(&self.open).try_acquire_owned();
-        let open = open.map_err(|e| match e {
-            TryAcquireError::Closed => ApiError::stopping(),
-            TryAcquireError::NoPermits => ApiError::busy(format!(
-                "{MAX_REQUESTS} requests are open already; send this one again later"
-            )),
-        })?;
+        let open = self.enter()?;
         let end = self.messages.clone().reserve_owned().await;
         let end = end.map_err(|_| ApiError::stopping())?;
         let (decisions, receiver) = mpsc::channel(MAX_DECISIONS);
@@ -224,15 +245,61 @@ impl Owner {
             if let Event::Cancel { request } | Event::Finished { request, .. } = &event {
                 self.waiting.remove(request);
             }
+            let is_status = matches!(event, Event::NodeUp { .. });
             self.scheduler.handle(event, &mut actions);
             for action in actions.drain(..) {
-                self.perform(action);
+                self.perform(action).await;
+            }
+            if is_status {
+                self.check_pins().await;
             }
         }
     }
 
-    fn perform(&mut self, action: Action) {
+    /// Tells which nodes have another model than they should, once each; somebody may have changed which that is.
+    async fn check_pins(&mut self) {
+        if !self.scheduler.odd().is_empty()
+            && let Some(path) = self.pins.clone()
+        {
+            let read = tokio::task::spawn_blocking(move || read_pins(&path)).await;
+            if let Ok(Ok(pins)) = read {
+                self.scheduler.set_pins(&pins);
+            }
+        }
+        let odd = self.scheduler.odd();
+        for reason in odd.iter().filter(|reason| !self.odd.contains(reason)) {
+            tracing::error!(reason, "a node gets nothing");
+        }
+        self.odd = odd;
+    }
+
+    /// Keeps what the name of a model stands for.
+    async fn keep_pins(&self, model: String, pins: Vec<Pin>) {
+        let Some(path) = self.pins.clone() else {
+            return;
+        };
+        let shown = path.display().to_string();
+        let writing = tokio::task::spawn_blocking(move || {
+            let mut all = read_pins(&path)?;
+            all.insert(model, pins);
+            write_pins(&path, all)
+        });
+        let written = writing.await.map_err(std::io::Error::other).flatten();
+        if let Err(error) = written {
+            tracing::warn!(path = shown, %error, "not kept beyond this run: which model a name stands for");
+        }
+    }
+
+    async fn perform(&mut self, action: Action) {
         let (request, decision) = match action {
+            Action::Pin { model, pins } => {
+                tracing::info!(
+                    model,
+                    weights = pins[0].weights,
+                    "the name stands for this model"
+                );
+                return self.keep_pins(model, pins).await;
+            }
             Action::Queued { request, before } => {
                 tracing::debug!(request, before, "queued");
                 return;
@@ -258,6 +325,11 @@ impl Owner {
             nodes: self.scheduler.nodes(),
             unavailable: self.scheduler.unavailable(),
             queued: self.models.iter().map(queued).collect(),
+            odd: self.scheduler.odd(),
+            decoders: {
+                let of = |m: &String| (m.clone(), self.scheduler.decoders(m));
+                self.models.iter().map(of).collect()
+            },
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which nodes there are and which may serve which model.
 
 use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
 
 use serde::Deserialize;
 use tandem_identity::{PeerId, Security};
@@ -12,6 +13,7 @@ use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use crate::error::ConfigError;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
+use crate::pins::Pins;
 
 /// What the coordinator works with.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -27,6 +29,10 @@ pub struct Config {
     /// How KV passes between nodes.
     #[serde(default)]
     pub handoff: HandoffConfig,
+    /// File in which what the names of models stand for is kept; not part of a configuration file. Without one it is
+    /// kept as long as the coordinator runs.
+    #[serde(skip)]
+    pub pins: Option<PathBuf>,
     /// Waits; not part of a configuration file.
     #[serde(skip)]
     pub limits: Limits,
@@ -218,6 +224,7 @@ impl Config {
             models,
             chunk: Self::DEFAULT_CHUNK,
             handoff: HandoffConfig::default(),
+            pins: None,
             limits: Limits::default(),
         }
     }
@@ -312,12 +319,13 @@ impl Config {
     }
 
     /// The same for the scheduler.
-    pub(crate) fn topology(&self) -> Topology {
+    pub(crate) fn topology(&self, pins: &Pins) -> Topology {
         let routes = |m: &ModelConfig| ModelRoutes {
             name: m.name.clone(),
             prefill: m.prefill.clone(),
             decode: m.decode.clone(),
             mixed_quantisation: m.mixed_quantisation,
+            pins: pins.get(&m.name).cloned().unwrap_or_default(),
         };
         Topology {
             nodes: self.nodes.iter().map(|n| n.name.clone()).collect(),

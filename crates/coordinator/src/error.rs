@@ -1,5 +1,7 @@
 //! Why the coordinator does not run.
 
+use std::path::PathBuf;
+
 use tandem_identity::LinkError;
 
 /// A key of the configuration that cannot be used.
@@ -18,6 +20,14 @@ pub enum CoordinatorError {
     /// The configuration cannot be used.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
+    /// The file of what the names of models stand for cannot be used.
+    #[error("{path}: {source}; `tandem cluster repin` writes it anew", path = .path.display())]
+    Pins {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A listener cannot be used as it is meant to be.
     #[error("the listener cannot be used: {0}")]
     Listener(#[from] LinkError),

@@ -56,6 +56,7 @@ impl Service {
 
     /// Waits in the queue of the job's model.
     async fn submit(&self, job: &Job) -> Result<Slot, ApiError> {
+        self.poisons.check(self.poison(job), Instant::now())?;
         let goes_on = self.config.handoff.reuse_of(&job.prompt) == Reuse::All;
         let (id, model) = (job.id.clone(), job.model.clone());
         let prefix = self.prefix(job, None);
@@ -67,6 +68,29 @@ impl Service {
     /// True if nodes keep the answer's KV.
     fn keeps(&self, job: &Job) -> bool {
         job.keep && self.config.handoff.keeps(&job.prompt)
+    }
+
+    /// What a prompt that goes on from the answer begins with. Whose rows do not fit is not known: nobody is to lend them,
+    /// or be preferred for them.
+    fn answered(&self, job: &Job, answer: &Answer) -> Vec<u64> {
+        self.learn(job, answer);
+        match answer.timeline.parity.is_none_or(|parity| parity.holds) {
+            true => self.prefix(job, Some(answer)),
+            false => Vec::new(),
+        }
+    }
+
+    /// The digest of all of a request that a node works on.
+    fn poison(&self, job: &Job) -> u64 {
+        let body = (&job.model, &job.prompt, &job.generation);
+        self.poisons.key(&body)
+    }
+
+    /// Remembers nodes that were lost with a request before they had opened it.
+    fn blame(&self, job: &Job, losses: &mut Losses) {
+        for _ in 0..std::mem::take(&mut losses.unopened) {
+            self.poisons.add(self.poison(job), Instant::now());
+        }
     }
 
     /// Remembers an answer that a next turn may bring again.
@@ -208,7 +232,6 @@ pub(crate) async fn stream(service: Arc<Service>, job: Job, pieces: mpsc::Sender
 }
 
 async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, ApiError> {
-    service.poisons.check(job, Instant::now())?;
     let mut slot = service.submit(job).await?;
     let mut queue = Duration::ZERO;
     let arrived = Instant::now();
@@ -216,13 +239,14 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
     let mut events = Vec::new();
     let mut last_failure = None;
     let mut losses = Losses::default();
+    let mut too_long = None;
     loop {
         let waiting = Instant::now();
         let decision = slot.decision().await?;
         queue += waiting.elapsed();
         let plan = match decision {
             Decision::Start(plan) => plan,
-            Decision::Reject(reason) => return Err(after(last_failure, &reason)),
+            Decision::Reject(reason) => return Err(rejected(last_failure, too_long, &reason)),
         };
         let mut attempt_events = plan.notes.clone();
         let attempt = Attempt {
@@ -234,18 +258,12 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
             sink,
             arrived,
             events: &mut attempt_events,
+            opened: false,
             losses: &mut losses,
         };
         match attempt.run().await {
             Ok(answer) => {
-                // Whose rows do not fit is not known: nobody is to lend them, or be preferred for them.
-                let fits = answer.timeline.parity.is_none_or(|parity| parity.holds);
-                slot.finish(if fits {
-                    service.prefix(job, Some(&answer))
-                } else {
-                    Vec::new()
-                });
-                service.learn(job, &answer);
+                slot.finish(service.answered(job, &answer));
                 events.extend(busy_note(busy));
                 events.append(&mut attempt_events);
                 service.pairs.answered(&plan, &answer.timeline);
@@ -254,12 +272,17 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
                 }));
             }
             Err(AttemptError::Final(error)) => return Err(error),
+            Err(AttemptError::TooLong(error)) => {
+                too_long = Some(error);
+                let failure = Failure::TooLong;
+                slot.decode_failed(&plan.decode, failure, true).await;
+            }
             Err(AttemptError::Node { failure, message }) => {
                 let retry = !sink.begun && !losses.is_enough();
                 tracing::warn!(request = job.id, message, retry, "decode failed");
                 slot.decode_failed(&plan.decode, failure.clone(), retry)
                     .await;
-                service.poisons.learn(job, &losses, Instant::now());
+                service.blame(job, &mut losses);
                 if !retry {
                     return Err(losses.end(message));
                 }
@@ -279,11 +302,24 @@ fn busy_note(busy: u32) -> Option<String> {
     (busy > 0).then(|| format!("waited because a decode node was busy, {busy} times"))
 }
 
+/// The answer to a request that is rejected. That it is too long counts if no node failed that might have had room.
+fn rejected(
+    failure: Option<(Failure, String)>,
+    too_long: Option<ApiError>,
+    reason: &tandem_sched::Rejection,
+) -> ApiError {
+    match (failure, too_long) {
+        (None | Some((Failure::Busy, _)), Some(error)) => error,
+        (failure, _) => after(failure, reason),
+    }
+}
+
 /// The answer to a request that is rejected, perhaps after an attempt that failed.
 fn after(failure: Option<(Failure, String)>, reason: &tandem_sched::Rejection) -> ApiError {
     match failure {
         None => translate::rejection(reason),
         Some((Failure::Busy, message)) => ApiError::busy(format!("{message}; {reason}")),
+        Some((Failure::Stopping, message)) => ApiError::unavailable(format!("{message}; {reason}")),
         Some((_, message)) => ApiError::bad_gateway(format!("{message}; {reason}")),
     }
 }

@@ -174,7 +174,10 @@ pub(crate) fn health(look: &Look) -> HealthReport {
     HealthReport {
         status: status.to_owned(),
         reasons,
-        warnings: look.nodes.iter().flat_map(no_chats).collect(),
+        warnings: {
+            let no_chats = look.nodes.iter().flat_map(no_chats);
+            no_chats.chain(look.odd.iter().cloned()).collect()
+        },
     }
 }
 

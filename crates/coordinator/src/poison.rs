@@ -1,17 +1,17 @@
 //! Requests that may kill nodes.
 //!
-//! One that may have killed [`MAX_LOST_NODES`] nodes gets no further one. If they died before they had
-//! opened it, so that it was the last that they began, the same body is refused for a while. A power cut
-//! in the midst of many answers outlaws none of them.
+//! One that may have killed [`MAX_LOST_NODES`] nodes gets no further one. A body with which nodes were lost
+//! that often before they had opened it, so that it was among the last that they began, is refused for a while,
+//! whether it was sent once or several times. A power cut in the midst of answers outlaws none of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use serde::Serialize;
 use tandem_openai::ApiError;
 
-use crate::life::Job;
 use crate::limits::{MAX_LOST_NODES, MAX_POISONS, POISON};
 
 /// What one request may have done.
@@ -19,8 +19,8 @@ use crate::limits::{MAX_LOST_NODES, MAX_POISONS, POISON};
 pub(crate) struct Losses {
     /// Nodes that were lost with it.
     pub(crate) nodes: BTreeSet<String>,
-    /// A node has opened it.
-    pub(crate) opened: bool,
+    /// Decode nodes of these that had not opened it.
+    pub(crate) unopened: usize,
 }
 
 impl Losses {
@@ -40,50 +40,57 @@ impl Losses {
     }
 }
 
-/// The requests that are refused, by digest.
+/// What is known of a body.
+struct Deaths {
+    last: Instant,
+    count: usize,
+}
+
+/// Bodies with which nodes were lost, by digest.
 #[derive(Default)]
 pub(crate) struct Poisons {
     keys: RandomState,
-    since: Mutex<HashMap<u64, Instant>>,
+    known: Mutex<HashMap<u64, Deaths>>,
 }
 
 impl Poisons {
-    /// # Errors
-    /// If this request has killed nodes a short time ago.
-    pub(crate) fn check(&self, job: &Job, now: Instant) -> Result<(), ApiError> {
-        let mut since = self.since();
-        since.retain(|_, since| now.duration_since(*since) < POISON);
-        if since.is_empty() || !since.contains_key(&self.digest(job)) {
-            return Ok(());
-        }
-        Err(refused())
+    /// The digest of a body. The key is of this process, so that nobody can make two with the same one.
+    pub(crate) fn key(&self, body: &impl Serialize) -> u64 {
+        self.keys
+            .hash_one(serde_json::to_vec(body).unwrap_or_default())
     }
 
-    /// Remembers a request if its nodes died of it.
-    pub(crate) fn learn(&self, job: &Job, losses: &Losses, now: Instant) {
-        if losses.opened || !losses.is_enough() {
-            return;
+    /// # Errors
+    /// If too many nodes were lost with this body a short time ago.
+    pub(crate) fn check(&self, key: u64, now: Instant) -> Result<(), ApiError> {
+        let mut known = self.known();
+        known.retain(|_, deaths| now.duration_since(deaths.last) < POISON);
+        let count = known.get(&key).map_or(0, |deaths| deaths.count);
+        match count < MAX_LOST_NODES {
+            true => Ok(()),
+            false => Err(refused()),
         }
-        let digest = self.digest(job);
-        let mut since = self.since();
-        if since.len() >= MAX_POISONS {
-            let oldest = since.iter().min_by_key(|(_, since)| **since);
-            if let Some(oldest) = oldest.map(|(digest, _)| *digest) {
-                since.remove(&oldest);
+    }
+
+    /// A node was lost with it.
+    pub(crate) fn add(&self, key: u64, now: Instant) {
+        let mut known = self.known();
+        if known.len() >= MAX_POISONS && !known.contains_key(&key) {
+            let oldest = known.iter().min_by_key(|(_, deaths)| deaths.last);
+            if let Some(oldest) = oldest.map(|(key, _)| *key) {
+                known.remove(&oldest);
             }
         }
-        since.insert(digest, now);
+        let deaths = known.entry(key).or_insert(Deaths {
+            last: now,
+            count: 0,
+        });
+        deaths.last = now;
+        deaths.count += 1;
     }
 
-    /// All of a request that a node works on. The key is of this process, so that nobody can make two
-    /// requests with the same one.
-    fn digest(&self, job: &Job) -> u64 {
-        let body = serde_json::to_vec(&(&job.model, &job.prompt, &job.generation));
-        self.keys.hash_one(body.unwrap_or_default())
-    }
-
-    fn since(&self) -> MutexGuard<'_, HashMap<u64, Instant>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, HashMap<u64, Deaths>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

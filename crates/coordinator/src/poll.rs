@@ -29,7 +29,10 @@ pub(crate) async fn poll(
         // A node that answers, but with something unusable, is down at once.
         let patient = matches!(
             result,
-            Err(CallError::Connect(_) | CallError::Silent(_) | CallError::Broken(_))
+            Err(CallError::Connect(_)
+                | CallError::Silent(_)
+                | CallError::Broken(_)
+                | CallError::Odd(_))
         );
         if !patient || missed >= limits.missed_polls {
             if up != Some(result.is_ok()) {

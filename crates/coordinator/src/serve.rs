@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::hash::RandomState;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
 use tandem_identity::{Bounds, Ending, Gate, LinkError, Public, Security};
@@ -22,6 +22,7 @@ use crate::error::CoordinatorError;
 use crate::life::Service;
 use crate::limits::MAX_CONNECTIONS;
 use crate::pairs::Pairs;
+use crate::pins::{Pins, read_pins};
 use crate::poison::Poisons;
 use crate::poll::poll;
 
@@ -46,7 +47,9 @@ pub async fn run(
     }
     let calls = Calls::new(security, config.identities(), config.limits);
     let models = config.models.iter().map(|m| m.name.clone()).collect();
-    let (cluster, owner) = cluster(Scheduler::new(config.topology()), models);
+    let pins = pins_of(&config)?;
+    let scheduler = Scheduler::new(config.topology(&pins));
+    let (cluster, owner) = cluster(scheduler, models, config.pins.clone());
     // Dropping this set ends its tasks.
     let mut tasks = JoinSet::new();
     tasks.spawn(owner.run());
@@ -67,16 +70,21 @@ pub async fn run(
         stop: stop.clone(),
     });
     let told = CancellationToken::new();
-    let draining = (service.cluster.clone(), service.config.limits.drain);
+    let (cluster, drain) = (service.cluster.clone(), service.config.limits.drain);
+    // What is left of the time to drain when no request is open: answers are still on their way to clients.
+    let (tell_rest, rest) = oneshot::channel();
     let telling = async {
         let ending: Ending = shutdown.await.into();
+        let since = Instant::now();
+        let mut rest = Duration::ZERO;
         if ending == Ending::Drain {
-            let (cluster, limit) = draining;
-            tracing::info!(limit_s = limit.as_secs(), "draining: nothing new is taken");
-            if tokio::time::timeout(limit, cluster.drain()).await.is_err() {
-                tracing::warn!("requests are still open; ending them");
+            tracing::info!(limit_s = drain.as_secs(), "draining: nothing new is taken");
+            match tokio::time::timeout(drain, cluster.drain()).await {
+                Ok(()) => rest = drain.saturating_sub(since.elapsed()),
+                Err(_) => tracing::warn!("requests are still open; ending them"),
             }
         }
+        let _ = tell_rest.send(rest);
         told.cancel();
     };
     let bounds = Bounds {
@@ -91,7 +99,7 @@ pub async fn run(
     let serving = async { tokio::join!(serving, telling) };
     let ending = async {
         told.cancelled().await;
-        tokio::time::sleep(limit).await;
+        tokio::time::sleep(limit + rest.await.unwrap_or_default()).await;
         stop.cancel();
         // Time for the errors to reach the clients.
         tokio::time::sleep(limit).await;
@@ -101,6 +109,16 @@ pub async fn run(
         () = ending => {}
     }
     Ok(())
+}
+
+fn pins_of(config: &Config) -> Result<Pins, CoordinatorError> {
+    let Some(path) = &config.pins else {
+        return Ok(Pins::new());
+    };
+    read_pins(path).map_err(|source| CoordinatorError::Pins {
+        path: path.clone(),
+        source,
+    })
 }
 
 fn gates(

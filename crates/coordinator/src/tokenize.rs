@@ -1,9 +1,11 @@
 //! `POST /tokenize`: how many tokens the prompt of a request has. Field names as in vLLM.
 
+use std::time::Instant;
+
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tandem_openai::{ApiError, parse_chat, parse_completion};
-use tandem_proto::TokenizeRequest;
+use tandem_proto::{ErrorCode, TokenizeRequest};
 
 use crate::calls::CallError;
 use crate::life::Service;
@@ -43,26 +45,28 @@ pub(crate) async fn tokenize(service: &Service, body: &[u8]) -> Result<Tokenizat
     if !service.config.models.iter().any(|m| m.name == model) {
         return Err(ApiError::model_not_found(&model));
     }
+    let _open = service.cluster.enter()?;
+    let poison = service.poisons.key(&(&model, &prompt));
+    service.poisons.check(poison, Instant::now())?;
     let look = service.cluster.look().await?;
-    let rooms = look.nodes.iter().filter_map(|node| {
-        let status = node.state.as_ref().ok()?;
-        let of_model = status.models.iter().find(|m| m.name == model)?;
-        let context = of_model.capacity.tokens_per_sequence;
-        Some((status.role.decodes(), context, node.name.as_str()))
-    });
-    let (_, _, node) = rooms.max().ok_or_else(|| {
-        ApiError::unavailable(format!("no node that answers has the model `{model}`"))
-    })?;
+    let able = look.decoders.get(&model).into_iter().flatten();
+    let (node, _) = able
+        .max_by_key(|(_, context)| *context)
+        .ok_or_else(|| ApiError::unavailable(format!("no node can decode `{model}` now")))?;
     let request = TokenizeRequest { model, prompt };
-    let told = service
-        .calls
-        .tokenize(service.config.address(node), &request)
-        .await;
+    let address = service.config.address(node);
+    let told = service.calls.tokenize(address, &request).await;
     let told = told.map_err(|e| match e {
         CallError::Refused(error) if !error.code.try_elsewhere() => {
             translate::bad_request(&error, field)
         }
-        e => ApiError::bad_gateway(format!("node `{node}` {e}")),
+        CallError::Refused(error) if error.code == ErrorCode::Busy => ApiError::busy(error.message),
+        e => {
+            if e.may_have_died() {
+                service.poisons.add(poison, Instant::now());
+            }
+            ApiError::bad_gateway(format!("node `{node}` {e}"))
+        }
     })?;
     Ok(Tokenization {
         count: told.tokens.len(),

@@ -106,9 +106,8 @@ impl ConstraintFactory {
     /// # Errors
     /// Names what is wrong or unsupported in the schema.
     pub fn json_schema(&self, schema: &Value) -> Result<Constraint, ConstraintError> {
-        let schema = compact(schema)?;
-        let factory = Arc::clone(&self.factory);
-        self.budget.run(move || compile(&factory, schema))
+        let (factory, schema) = (Arc::clone(&self.factory), schema.clone());
+        self.budget.run(move || compile(&factory, compact(schema)?))
     }
 
     /// A constraint to some JSON object.
@@ -216,10 +215,10 @@ fn told(error: &dyn std::fmt::Display) -> String {
 
 /// The schema with our whitespace: none but an optional space after `,` and `:`, so that a model
 /// cannot fill the answer with blanks.
-fn compact(schema: &Value) -> Result<Value, ConstraintError> {
-    check::check(schema)?;
+fn compact(schema: Value) -> Result<Value, ConstraintError> {
+    check::check(&schema)?;
     let mut schema = match schema {
-        Value::Object(map) => map.clone(),
+        Value::Object(map) => map,
         Value::Bool(true) => serde_json::Map::new(),
         _ => {
             return Err(ConstraintError::Schema(
@@ -227,6 +226,8 @@ fn compact(schema: &Value) -> Result<Value, ConstraintError> {
             ));
         }
     };
+    // References are paths in this schema, whatever its name.
+    schema.remove("$id");
     schema.insert(
         "x-guidance".to_owned(),
         json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"}),

@@ -135,11 +135,11 @@ impl Client {
         let response = response.map_err(|e| JobError::Unreachable(root_cause(&e)))?;
         match response.status().as_u16() {
             200 => {}
-            // Other servers have another route of that name, or none.
-            400..=428 => return Ok(None),
+            404 | 405 | 501 => return Ok(None),
             status => return Err(self.refusal(status, response).await),
         }
         let body = self.body(response, limits::MAX_COUNT_BYTES).await?;
+        // Other servers have another route of that name.
         Ok(serde_json::from_slice(&body).ok())
     }
 

@@ -27,6 +27,8 @@ pub struct GradingConfig {
     /// Whether the server may keep the KV of answers for a next turn; only sent when not, which a tandem
     /// server understands.
     pub keep: bool,
+    /// What serves the models, such as digests of their weights: results of something else are not kept by a later run.
+    pub served_by: String,
     /// Most characters of one rationale.
     pub rationale_chars: u32,
     /// Longest silence of the server.
@@ -69,6 +71,7 @@ impl GradingConfig {
             return_tokens: false,
             cache_salt: String::new(),
             keep: true,
+            served_by: String::new(),
             rationale_chars: limits::DEFAULT_RATIONALE_CHARS,
             idle_limit: limits::DEFAULT_IDLE_LIMIT,
             connect_limit: limits::DEFAULT_CONNECT_LIMIT,

@@ -16,82 +16,147 @@ pub(crate) enum Shown<'a> {
     Line(usize, &'a str),
     /// These lines, from 1 and both included, are those of the template.
     Same(usize, usize),
+    /// So many lines of the template are not here, and none in their place.
+    Gone(usize),
+}
+
+/// Lines in a row that a file has in common with a template: where they begin, from 0, and how many.
+#[derive(Debug, Clone, Copy)]
+struct Common {
+    here: usize,
+    there: usize,
+    lines: usize,
+}
+
+/// What a file has in common with a template's file, and how many lines that one has.
+#[derive(Debug, Clone, Default)]
+struct Compared {
+    common: Vec<Common>,
+    total: usize,
 }
 
 /// What is shown of each file of a submission, beside the template that has most of its lines.
 pub(crate) fn shown<'a>(files: &'a [SourceFile], templates: &[Template]) -> Vec<Vec<Shown<'a>>> {
-    let of = |template: &Template| -> Vec<Vec<(usize, usize)>> {
-        files.iter().map(|file| same(file, template)).collect()
+    let of = |template: &Template| -> Vec<Compared> {
+        files.iter().map(|file| compared(file, template)).collect()
     };
-    let count = |same: &Vec<Vec<(usize, usize)>>| -> usize {
-        same.iter().flatten().map(|(first, end)| end - first).sum()
+    let count = |all: &Vec<Compared>| -> usize {
+        all.iter()
+            .flat_map(|one| &one.common)
+            .map(|c| c.lines)
+            .sum()
     };
     // The first of several that have as many.
     let best = templates.iter().map(of).rev().max_by_key(count);
-    let best = best.unwrap_or_else(|| vec![Vec::new(); files.len()]);
-    files
+    let best = best.unwrap_or_else(|| vec![Compared::default(); files.len()]);
+    let shown: Vec<Vec<Shown<'a>>> = files
         .iter()
         .zip(best)
-        .map(|(file, same)| elided(file, &same))
-        .collect()
+        .map(|(file, c)| elided(file, &c))
+        .collect();
+    let is_same = |part: &Shown<'_>| matches!(part, Shown::Same(..));
+    match shown.iter().flatten().all(is_same) {
+        // Nothing was written that was read; then there is nothing else to show.
+        true => files
+            .iter()
+            .map(|file| elided(file, &Compared::default()))
+            .collect(),
+        false => shown,
+    }
 }
 
-/// Ranges of lines, from 0, that a file has in common with the template's file of the same name, or with its only one.
-fn same(file: &SourceFile, template: &Template) -> Vec<(usize, usize)> {
+/// Compares a file with the template's file whose path ends most like its own, or with its only one.
+fn compared(file: &SourceFile, template: &Template) -> Compared {
     let candidates = template.files();
-    let named = candidates
+    let best = candidates
         .iter()
-        .find(|f| base(&f.name) == base(&file.name));
-    let only = (candidates.len() == 1).then(|| &candidates[0]);
-    let Some(original) = named.or(only) else {
-        return Vec::new();
+        .map(|f| common_end(&f.name, &file.name))
+        .max();
+    let best = best.unwrap_or(0);
+    let mut alike = candidates
+        .iter()
+        .filter(|f| common_end(&f.name, &file.name) == best);
+    // Of several that are as like it, none is known to be meant.
+    let (Some(original), None) = (alike.next(), alike.next()) else {
+        return Compared::default();
     };
+    if best == 0 && candidates.len() > 1 {
+        return Compared::default();
+    }
     let (old, new) = (trimmed(original), trimmed(file));
     if old.len().max(new.len()) > MAX_ELISION_LINES {
-        return Vec::new();
+        return Compared::default();
     }
     let ops = capture_diff_slices(Algorithm::Patience, &old, &new);
-    let equal = ops.iter().filter_map(|op| match op {
-        DiffOp::Equal { new_index, len, .. } => Some((*new_index, new_index + len)),
+    let common = ops.iter().filter_map(|op| match *op {
+        DiffOp::Equal {
+            old_index,
+            new_index,
+            len,
+        } => Some(Common {
+            here: new_index,
+            there: old_index,
+            lines: len,
+        }),
         _ => None,
     });
-    equal.collect()
+    Compared {
+        common: common.collect(),
+        total: old.len(),
+    }
 }
 
-fn base(name: &str) -> &str {
-    name.rsplit('/').next().unwrap_or(name)
+/// How many parts two paths have in common at their ends.
+fn common_end(one: &str, other: &str) -> usize {
+    let pairs = one.rsplit('/').zip(other.rsplit('/'));
+    pairs.take_while(|(a, b)| a == b).count()
 }
 
 fn trimmed(file: &SourceFile) -> Vec<&str> {
     file.lines.iter().map(|line| line.trim_end()).collect()
 }
 
-/// Leaves out what is the same, but for a few lines beside what is not.
-fn elided<'a>(file: &'a SourceFile, same: &[(usize, usize)]) -> Vec<Shown<'a>> {
+/// Leaves out what is the same, but for a few lines beside what is not, and tells what is gone.
+fn elided<'a>(file: &'a SourceFile, compared: &Compared) -> Vec<Shown<'a>> {
     let total = file.lines.len();
     let mut out = Vec::new();
-    let mut next = 0;
+    // What comes next in the file and in the template.
+    let (mut next, mut there) = (0, 0);
     let lines = |out: &mut Vec<Shown<'a>>, from: usize, to: usize| {
         out.extend((from..to).map(|i| Shown::Line(i + 1, &file.lines[i])));
     };
-    for &(first, end) in same {
-        let first = if first == 0 {
-            0
+    for common in &compared.common {
+        let (first, end) = (common.here, common.here + common.lines);
+        lines(&mut out, next, first);
+        if next == first && common.there > there {
+            out.push(Shown::Gone(common.there - there));
+        }
+        there = common.there + common.lines;
+        // At its ends a file has no change beside it if the template begins or ends there, too.
+        let begins = first == 0 && common.there == 0;
+        let ends = end == total && there == compared.total;
+        let from = if begins {
+            first
         } else {
             first + ELISION_CONTEXT
         };
-        let last = if end == total {
-            total
+        let to = if ends {
+            end
         } else {
             end.saturating_sub(ELISION_CONTEXT)
         };
-        if last < first + MIN_ELIDED_LINES {
-            continue;
+        if to < from + MIN_ELIDED_LINES {
+            lines(&mut out, first, end);
+        } else {
+            lines(&mut out, first, from);
+            out.push(Shown::Same(from + 1, to));
+            lines(&mut out, to, end);
         }
-        lines(&mut out, next, first);
-        out.push(Shown::Same(first + 1, last));
-        next = last;
+        next = end;
     }
     lines(&mut out, next, total);
+    if next == total && !compared.common.is_empty() && compared.total > there {
+        out.push(Shown::Gone(compared.total - there));
+    }
     out
 }

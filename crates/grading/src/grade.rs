@@ -17,7 +17,8 @@ use crate::size::PromptSize;
 use crate::submission::Submission;
 use crate::verdict::read_verdict;
 use futures_util::StreamExt;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 use tandem_openai::{ChatRequest, FinishReason};
 
 /// What a run reports while it goes on.
@@ -55,6 +56,8 @@ struct Run<'a> {
     config: &'a GradingConfig,
     rubric: &'a Rubric,
     client: Client,
+    /// A request has waited for the server in vain.
+    is_gone: AtomicBool,
     progress: &'a (dyn Fn(Progress<'_>) + Send + Sync),
 }
 
@@ -100,6 +103,7 @@ pub async fn grade(
         config,
         rubric,
         client: Client::new(config)?,
+        is_gone: AtomicBool::new(false),
         progress,
     };
     run.warn(submissions);
@@ -211,23 +215,33 @@ impl Run<'_> {
     }
 
     /// The number of attempts made, and how the last one ended. A server that is away is asked for as long as it is
-    /// waited for, one that fails a few times.
+    /// waited for, one that fails a few times. Where one request has waited in vain, others do not wait before one succeeds.
     async fn ask(&self, request: &ChatRequest) -> (u32, Result<Answer, JobError>) {
-        let mut delay = self.config.retry_delay;
-        let (mut attempt, mut waited) = (1, Duration::ZERO);
+        let first = self.config.retry_delay;
+        let (mut delay, mut attempts, mut failures) = (first, 0, 0);
+        let mut away: Option<Instant> = None;
         loop {
+            attempts += 1;
             let error = match self.client.ask(request).await {
                 Err(e) if e.is_retryable() => e,
-                result => return (attempt, result),
+                result => {
+                    self.is_gone.store(false, Ordering::Relaxed);
+                    return (attempts, result);
+                }
             };
-            let waits = error.is_away() && waited < self.config.node_wait;
-            if !waits && attempt >= self.config.attempts {
-                return (attempt, Err(error));
+            let since = *away.get_or_insert_with(Instant::now);
+            let waits = error.is_away()
+                && since.elapsed() < self.config.node_wait
+                && !self.is_gone.load(Ordering::Relaxed);
+            if !waits {
+                failures += 1;
+                if failures >= self.config.attempts {
+                    self.is_gone.fetch_or(error.is_away(), Ordering::Relaxed);
+                    return (attempts, Err(error));
+                }
             }
             tokio::time::sleep(delay).await;
-            waited += delay;
             delay = delay.saturating_mul(2).min(limits::MAX_RETRY_DELAY);
-            attempt += 1;
         }
     }
 

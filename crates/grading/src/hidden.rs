@@ -17,6 +17,12 @@ pub fn mark_hidden(text: &str) -> (String, usize) {
     (out, count)
 }
 
+/// The same for a name, in which a line feed or a tab is hidden, too.
+pub(crate) fn mark_name(name: &str) -> String {
+    let marked = mark_hidden(name).0;
+    marked.replace('\n', "[U+000A]").replace('\t', "[U+0009]")
+}
+
 fn is_hidden(c: char) -> bool {
     match c {
         '\n' | '\t' => false,

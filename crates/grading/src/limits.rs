@@ -45,7 +45,7 @@ pub const MIN_ELIDED_LINES: usize = 8;
 /// Such lines that are shown beside each change.
 pub const ELISION_CONTEXT: usize = 3;
 /// Most lines of a file that is compared with a template for this.
-pub const MAX_ELISION_LINES: usize = 20_000;
+pub const MAX_ELISION_LINES: usize = 5_000;
 
 /// Most pieces of evidence for one criterion.
 pub const MAX_EVIDENCE: usize = 2;

@@ -114,7 +114,7 @@ fn shared_part(job: Job, rubric: &Rubric) -> String {
     if !rubric.templates.is_empty() {
         out.push_str(
             "Where many lines are those of the template that students started from, a line `[lines A to B: as in the \
-             template]` without a number stands for them.\n",
+             template]` without a number stands for them; `[here N lines of the template were deleted]` says what is gone.\n",
         );
     }
     out
@@ -139,6 +139,9 @@ fn body(files: &[SourceFile], templates: &[Template]) -> String {
                 Shown::Line(number, line) => writeln!(out, "{number}|{line}"),
                 Shown::Same(first, last) => {
                     writeln!(out, "[lines {first} to {last}: as in the template]")
+                }
+                Shown::Gone(count) => {
+                    writeln!(out, "[here {count} lines of the template were deleted]")
                 }
             };
         }

@@ -3,7 +3,7 @@
 use crate::config::GradingConfig;
 use crate::error::GradingError;
 use crate::grade::Store;
-use crate::graded::{Graded, Job, Status};
+use crate::graded::{Graded, Job, JobRecord, Status};
 use crate::limits;
 use crate::markdown;
 use crate::request::inputs;
@@ -14,6 +14,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use tandem_openai::FinishReason;
 
 /// All results, as `results.json` holds them.
 #[derive(Serialize)]
@@ -25,6 +26,11 @@ struct Results<'a> {
     ai_suggested: bool,
     submissions: &'a [Graded],
 }
+
+/// Files of all results.
+const TOGETHER: [&str; 2] = ["results.json", "results.csv"];
+/// The file that a run holds locked.
+const LOCK: &str = ".lock";
 
 /// Number of the form of a result's file; what a later version changes, it reads from the earlier one.
 const FORM: u32 = 1;
@@ -69,6 +75,8 @@ pub struct Folder<'a> {
     /// Of each submission, in the order of the run.
     places: Vec<Place>,
     earlier_run: EarlierRun,
+    /// Ends with it.
+    _lock: fs::File,
 }
 
 /// Where the result of a submission is, and what it depends on.
@@ -103,17 +111,25 @@ impl<'a> Folder<'a> {
             submission: submission.name.clone(),
         };
         let folder = Self {
+            _lock: take(dir)?,
             dir: dir.to_owned(),
             rubric,
             places: submissions.iter().map(place).collect(),
             earlier_run,
         };
+        let together = TOGETHER.map(|name| dir.join(name));
         let mut results = folder.places.iter().map(|place| folder.file(place));
-        if earlier_run == EarlierRun::Refuse && results.any(|file| file.exists()) {
+        let has_some =
+            results.any(|file| file.exists()) || together.iter().any(|file| file.exists());
+        if earlier_run == EarlierRun::Refuse && has_some {
             return Err(GradingError::Exists {
                 path: dir.to_owned(),
                 mend: "--resume goes on with them, --replace writes over them, another --out keeps them",
             });
+        }
+        // They would not be those of the results beside them, if this run did not come to its end.
+        for file in together.into_iter().filter(|file| file.exists()) {
+            fs::remove_file(&file).map_err(|source| GradingError::Write { path: file, source })?;
         }
         Ok(folder)
     }
@@ -149,7 +165,7 @@ impl Store for Folder<'_> {
         let same = earlier.form == FORM
             && earlier.inputs == place.inputs
             && earlier.graded.name == place.submission;
-        (same && earlier.graded.status != Status::Failed).then_some(earlier.graded)
+        (same && comes_out_again(&earlier.graded)).then_some(earlier.graded)
     }
 
     /// The report first: where the JSON is, the result is complete.
@@ -168,6 +184,41 @@ impl Store for Folder<'_> {
         write_atomically(&self.dir, &format!("{}.md", place.name), report.as_bytes())?;
         write_atomically(&self.dir, &format!("{}.json", place.name), &json(&single))
     }
+}
+
+/// A failure, or an answer that did not come, may have passed; one that was cut at its limit would be cut again.
+fn comes_out_again(graded: &Graded) -> bool {
+    let passes =
+        |job: &JobRecord| job.error.is_some() && job.finish_reason != Some(FinishReason::Length);
+    graded.status != Status::Failed && !graded.jobs.iter().any(passes)
+}
+
+/// Takes the folder for this run alone, and removes what a killed one has left half written.
+fn take(dir: &Path) -> Result<fs::File, GradingError> {
+    let path = dir.join(LOCK);
+    let write = |source| GradingError::Write {
+        path: path.clone(),
+        source,
+    };
+    let file = fs::File::create(&path).map_err(write)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(fs::TryLockError::WouldBlock) => {
+            return Err(GradingError::Exists {
+                path: dir.to_owned(),
+                mend: "another run is writing there; wait for its end, or choose another --out",
+            });
+        }
+        Err(fs::TryLockError::Error(source)) => return Err(write(source)),
+    }
+    for entry in fs::read_dir(dir).map_err(write)?.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with('.') && name.ends_with(".part") {
+            fs::remove_file(entry.path()).map_err(write)?;
+        }
+    }
+    Ok(file)
 }
 
 fn write_all(dir: &Path, rubric: &Rubric, graded: &[Graded]) -> Result<(), GradingError> {
@@ -208,8 +259,19 @@ fn file_name(name: &str, taken: &mut HashSet<String>) -> String {
         .map(portable)
         .collect();
     let safe = safe.trim_matches('.');
-    let base = if safe.is_empty() { "submission" } else { safe };
-    let mut candidate = base.to_owned();
+    // A name that is not its own gets a mark that depends on it alone, so that others do not change it.
+    let base = match safe == name && !safe.is_empty() {
+        true => name.to_owned(),
+        false => {
+            let mark = blake3::hash(name.as_bytes()).to_hex();
+            format!(
+                "{}-{}",
+                if safe.is_empty() { "submission" } else { safe },
+                &mark[..8]
+            )
+        }
+    };
+    let mut candidate = base.clone();
     let mut number = 1;
     while !taken.insert(candidate.to_lowercase()) {
         number += 1;

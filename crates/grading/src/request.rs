@@ -58,6 +58,14 @@ pub(crate) fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submi
         let request = request(config, rubric, job, submission);
         add(&serde_json::to_vec(&request).unwrap_or_default());
     }
+    // Evidence is quoted from the files, also where a prompt does not show it.
+    for file in &submission.files {
+        add(file.name.as_bytes());
+        for line in &file.lines {
+            add(line.as_bytes());
+        }
+    }
+    add(config.served_by.as_bytes());
     add(rubric.id.as_bytes());
     add(submission.name.as_bytes());
     add(submission.problem.as_deref().unwrap_or_default().as_bytes());

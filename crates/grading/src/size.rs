@@ -1,6 +1,6 @@
 //! How large the prompts of a run are, before any of them is sent.
 
-use crate::client::{Client, Counted};
+use crate::client::{Client, Counted, JobError};
 use crate::config::{GradingConfig, JobConfig};
 use crate::error::GradingError;
 use crate::graded::Job;
@@ -8,7 +8,7 @@ use crate::limits;
 use crate::request::request;
 use crate::rubric::Rubric;
 use crate::submission::Submission;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 
 /// The size of one prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,8 +82,7 @@ pub async fn forecast(
     let client = Client::new(config)?;
     let one = |submission| of_submission(config, rubric, &client, submission);
     let all = futures_util::stream::iter(submissions).map(one);
-    let all: Vec<_> = all.buffered(limits::MAX_COUNTING).collect().await;
-    all.into_iter().collect()
+    all.buffered(limits::MAX_COUNTING).try_collect().await
 }
 
 async fn of_submission(
@@ -103,10 +102,14 @@ async fn of_submission(
         size(Job::CodeAnalysis, &config.code_analysis),
         size(Job::Feedback, &config.feedback)
     );
-    Ok(Forecast::Asked {
-        analysis: analysis?,
-        feedback: feedback?,
-    })
+    match (analysis, feedback) {
+        (Ok(analysis), Ok(feedback)) => Ok(Forecast::Asked { analysis, feedback }),
+        // The request itself would be refused, too.
+        (Err(e @ JobError::Refused { .. }), _) | (_, Err(e @ JobError::Refused { .. })) => {
+            Ok(Forecast::Problem(e.to_string()))
+        }
+        (Err(e), _) | (_, Err(e)) => Err(GradingError::Server(e.to_string())),
+    }
 }
 
 async fn of_prompt(
@@ -115,10 +118,9 @@ async fn of_prompt(
     client: &Client,
     submission: &Submission,
     (job, settings): (Job, &JobConfig),
-) -> Result<PromptSize, GradingError> {
+) -> Result<PromptSize, JobError> {
     let request = request(config, rubric, job, submission);
-    let counted = client.count(&request).await;
-    let counted = counted.map_err(|e| GradingError::Server(e.to_string()))?;
+    let counted = client.count(&request).await?;
     let bytes: usize = request.messages.iter().map(|m| m.content.len()).sum();
     let whole = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let (prompt, context) = match counted {

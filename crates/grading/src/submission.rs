@@ -3,7 +3,7 @@
 use crate::attempt::{self, Untouched};
 use crate::error::GradingError;
 use crate::files;
-use crate::hidden::mark_hidden;
+use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
 use crate::rubric::Rubric;
@@ -163,7 +163,7 @@ fn names_of(paths: &[PathBuf]) -> Vec<String> {
         } else {
             lossy(path.file_name())
         };
-        let name = mark_hidden(&name).0;
+        let name = mark_name(&name);
         let seen = taken.entry(name.clone()).or_default();
         *seen += 1;
         names.push(if *seen == 1 {
@@ -347,8 +347,11 @@ pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<Source
             (notebook_lines(&language, &cells), sources.collect())
         }
     };
-    let name = mark_hidden(name).0;
+    let name = mark_name(name);
     let mut flags = Vec::new();
+    if let Some(what) = suspicious(&name) {
+        flags.push(format!("{name}: its name: {what}"));
+    }
     if fallback {
         flags.push(format!("{name}: not UTF-8; read as Windows-1252"));
     }

@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -96,6 +96,10 @@ pub struct Node {
     pub stopping: AtomicBool,
     /// Set when nothing new is taken any more.
     pub draining: AtomicBool,
+    /// Requests that are being prepared, before they have a sequence.
+    pub preparing: AtomicUsize,
+    /// Prompts that may be tokenised at once for those who only ask how long they are.
+    pub tokenizing: Semaphore,
 }
 
 impl Node {
@@ -119,16 +123,18 @@ impl Node {
 
     /// Whether new work is taken.
     fn takes_work(&self) -> Result<(), NodeError> {
-        if self.draining.load(Ordering::Relaxed) {
+        if self.draining.load(Ordering::SeqCst) {
             let draining = "this node is draining: it takes nothing new";
             return Err(NodeError::new(ErrorCode::Stopping, draining));
         }
         Ok(())
     }
 
-    /// Completes when no request runs here and none is sent from here.
+    /// Completes when no request runs here, none is being prepared, and none is sent from here.
     pub async fn idle(&self) {
-        while self.links.going() > 0 || !self.models.iter().all(|model| model.is_idle()) {
+        let prepares = || self.preparing.load(Ordering::SeqCst) > 0;
+        let runs = || !self.models.iter().all(|model| model.is_idle());
+        while prepares() || self.links.going() > 0 || runs() {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
     }
@@ -212,6 +218,23 @@ async fn whole_body(
     Ok(next
         .run(Request::from_parts(parts, Body::from(bytes)))
         .await)
+}
+
+/// A request that is being prepared. It is counted before it is asked whether the node drains, so that one of both sees
+/// the other.
+struct Preparing(Arc<Node>);
+
+impl Preparing {
+    fn at(node: &Arc<Node>) -> Self {
+        node.preparing.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(node))
+    }
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        self.0.preparing.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// A [`NodeError`] as an answer.

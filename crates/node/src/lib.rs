@@ -34,7 +34,7 @@ pub mod worker;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tandem_engine::KvEngine;
@@ -134,6 +134,8 @@ pub async fn run(
         borrowers: lend::Borrowers::default(),
         stopping: AtomicBool::new(false),
         draining: AtomicBool::new(false),
+        preparing: AtomicUsize::new(0),
+        tokenizing: Semaphore::new(limits::MAX_TOKENIZING),
         config,
     });
     let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));
@@ -188,7 +190,7 @@ async fn stop(
     let ending: Ending = shutdown.await.into();
     if ending == Ending::Drain {
         let limit = node.config.limits.drain;
-        node.draining.store(true, Ordering::Relaxed);
+        node.draining.store(true, Ordering::SeqCst);
         tracing::info!(limit_s = limit.as_secs(), "draining: nothing new is taken");
         if tokio::time::timeout(limit, node.idle()).await.is_err() {
             tracing::warn!("requests are still running; ending them");

@@ -6,6 +6,7 @@ use tandem_proto::{ModelStatus, Role};
 
 use crate::event::{Plan, Rejection, Route};
 use crate::limits::{BLOCKS_PER_REQUEST, LEND_BLOCKS, MAX_SEEN_REQUESTS, PREFIX_BLOCK};
+use crate::pin::{self, OtherModel};
 use crate::scheduler::{NodeState, Scheduler, Waiting};
 
 /// What can be done about a waiting request now.
@@ -280,12 +281,26 @@ impl Scheduler {
         if waiting.tried.contains(&node) {
             return Err(format!("`{name}` failed this request"));
         }
-        self.holds(node, model, "decode", Role::decodes)
+        let held = self.decodes_pinned(node, model)?;
+        let context = held.capacity.tokens_per_sequence;
+        if context <= waiting.too_short {
+            return Err(format!(
+                "the context of `{name}` is {context} tokens, too short"
+            ));
+        }
+        Ok(held)
     }
 
     /// Why the node cannot decode the model at all; `None` if it can.
     pub(crate) fn cannot_decode(&self, node: usize, model: usize) -> Option<String> {
-        self.holds(node, model, "decode", Role::decodes).err()
+        self.decodes_pinned(node, model).err()
+    }
+
+    /// The model on a node that decodes it, if it is the one that its name stands for.
+    pub(crate) fn decodes_pinned(&self, node: usize, model: usize) -> Result<&ModelStatus, String> {
+        let held = self.holds(node, model, "decode", Role::decodes)?;
+        self.is_pinned(&self.nodes[node].name, model, held)?;
+        Ok(held)
     }
 
     /// Whether the node can prefill for the decode node; an error is a difference of contract.
@@ -315,6 +330,8 @@ impl Scheduler {
                 ));
             }
             if ours.contract != status.contract {
+                // The weights have not been compared.
+                self.is_pinned(name, model, status)?;
                 fit = Fit::MixedQuantisation;
             }
         }
@@ -359,6 +376,43 @@ impl Scheduler {
             ));
         }
         Ok(found)
+    }
+
+    /// That a node has the model that its name stands for.
+    fn is_pinned(&self, node: &str, model: usize, held: &ModelStatus) -> Result<(), String> {
+        let mixed = self.models[model].mixed_quantisation;
+        let other = pin::check(&self.pins(model), &held.contract, mixed);
+        other.map(|_| ()).map_err(|other| {
+            let name = &self.models[model].name;
+            let OtherModel {
+                field,
+                found,
+                pinned,
+            } = other;
+            format!(
+                "`{node}` holds another model as `{name}`: `{field}` is {found}, and was {pinned} when it was first used; \
+                 give it the same file, or run `tandem cluster repin {name}`"
+            )
+        })
+    }
+
+    /// Nodes that get nothing because they have another model under a name, with the field that differs.
+    #[must_use]
+    pub fn odd(&self) -> Vec<String> {
+        let mut odd = Vec::new();
+        for (index, model) in self.models.iter().enumerate() {
+            for node in model.decode.iter().chain(&model.prefill) {
+                let node = &self.nodes[*node];
+                let held = node.model(&model.name);
+                let checked = held.map_or(Ok(()), |held| self.is_pinned(&node.name, index, held));
+                if let Err(reason) = checked
+                    && !odd.contains(&reason)
+                {
+                    odd.push(reason);
+                }
+            }
+        }
+        odd
     }
 
     fn has_room(&self, node: usize, model: usize, capacity: u32) -> bool {

@@ -2,6 +2,8 @@
 
 use tandem_proto::NodeStatus;
 
+use crate::pin::Pin;
+
 /// Where the prefill of a request may run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Route {
@@ -20,11 +22,15 @@ pub enum Route {
 pub enum Failure {
     /// The connection failed: nothing is started there until the node's next status.
     Lost,
+    /// The node is about to end: nothing is started there until its next status.
+    Stopping,
     /// The node has no free sequence: nothing of this model is started there until a sequence
     /// ends or the node's next status.
     Busy,
     /// The node has less of the prompt than the plan takes it to have: the request waits for a prefill node.
     Lacks,
+    /// The request is longer than the context of the node: one with a longer context may take it.
+    TooLong,
     /// The node answered that it cannot, for another reason.
     Refused,
 }
@@ -131,6 +137,13 @@ pub enum Action {
         request: String,
         /// Why.
         reason: Rejection,
+    },
+    /// A model is used for the first time, or in a further quantisation: this is what its name stands for from now on.
+    Pin {
+        /// Its name.
+        model: String,
+        /// All its pins.
+        pins: Vec<Pin>,
     },
     /// The request waits.
     Queued {

@@ -11,10 +11,12 @@
 mod choice;
 mod event;
 pub mod limits;
+mod pin;
 mod prefix;
 mod scheduler;
 mod view;
 
 pub use event::{Action, Event, Failure, Plan, Rejection, Route};
+pub use pin::{OtherModel, Pin};
 pub use scheduler::{ModelRoutes, Scheduler, Topology};
 pub use view::{ModelLoad, NodeView};

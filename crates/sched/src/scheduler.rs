@@ -7,6 +7,7 @@ use tandem_proto::{ModelStatus, NodeStatus};
 use crate::choice::Choice;
 use crate::event::{Action, Event, Failure, Rejection, Route};
 use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, PREFILL_ADVANTAGE};
+use crate::pin::{self, Pin};
 use crate::prefix::{Prefixes, Seen};
 
 /// Which nodes may serve a model. The order decides between nodes that are equally loaded.
@@ -20,6 +21,8 @@ pub struct ModelRoutes {
     pub decode: Vec<String>,
     /// True if a node may prefill with another quantisation of the weights than the decode node's.
     pub mixed_quantisation: bool,
+    /// What its name stands for; empty before its first use. Several quantisations have one each.
+    pub pins: Vec<Pin>,
 }
 
 /// What the configuration says about nodes and models.
@@ -64,6 +67,7 @@ pub(crate) struct Model {
     pub(crate) prefill: Vec<usize>,
     pub(crate) decode: Vec<usize>,
     pub(crate) mixed_quantisation: bool,
+    pub(crate) pins: Vec<Pin>,
     pub(crate) queue: VecDeque<Waiting>,
 }
 
@@ -83,6 +87,8 @@ pub(crate) struct Waiting {
     pub(crate) goes_on: bool,
     /// True once a node had less of its prompt than it was taken to have.
     lacks: bool,
+    /// Longest context, in tokens, that was too short for it.
+    pub(crate) too_short: u32,
     busy_retries: u32,
 }
 
@@ -159,6 +165,7 @@ impl Scheduler {
                 decode: indices(&routes.decode),
                 name: routes.name,
                 mixed_quantisation: routes.mixed_quantisation,
+                pins: routes.pins,
                 queue: VecDeque::new(),
             })
             .collect();
@@ -195,6 +202,7 @@ impl Scheduler {
                     blocks: prefix.len(),
                     goes_on,
                     lacks: false,
+                    too_short: 0,
                     busy_retries: 0,
                     request,
                 };
@@ -244,10 +252,53 @@ impl Scheduler {
         }
         queue.push_back(waiting);
         self.arrivals += 1;
+        self.pin(model, out);
         self.dispatch(out);
         let queue = &self.models[model].queue;
         if let Some(before) = queue.iter().position(|w| w.request == request) {
             out.push(Action::Queued { request, before });
+        }
+    }
+
+    /// What the name of a model stands for, with what would be pinned if it was used now: the model of the first decode
+    /// node, and further quantisations where they are permitted.
+    pub(crate) fn pins(&self, model: usize) -> Vec<Pin> {
+        let Model {
+            name,
+            decode,
+            prefill,
+            mixed_quantisation,
+            pins,
+            ..
+        } = &self.models[model];
+        let mut pins = pins.clone();
+        let held = |node: &usize| self.nodes[*node].model(name);
+        if pins.is_empty() && !decode.iter().any(|node| held(node).is_some()) {
+            return pins;
+        }
+        for held in decode.iter().chain(prefill).filter_map(held) {
+            if let Ok(Some(further)) = pin::check(&pins, &held.contract, *mixed_quantisation) {
+                pins.push(further);
+            }
+        }
+        pins
+    }
+
+    /// The model is used.
+    fn pin(&mut self, model: usize, out: &mut Vec<Action>) {
+        let pins = self.pins(model);
+        let of_model = &mut self.models[model];
+        if of_model.pins != pins {
+            of_model.pins.clone_from(&pins);
+            let model = of_model.name.clone();
+            out.push(Action::Pin { model, pins });
+        }
+    }
+
+    /// Somebody has changed what names stand for; those that are not among them are pinned at their next use.
+    pub fn set_pins(&mut self, pins: &BTreeMap<String, Vec<Pin>>) {
+        for model in &mut self.models {
+            model.pins = pins.get(&model.name).cloned().unwrap_or_default();
         }
     }
 
@@ -308,9 +359,14 @@ impl Scheduler {
                 self.nodes[decode].busy.insert(model);
                 waiting.busy_retries += 1;
             }
-            Failure::Lost => {
+            Failure::Lost | Failure::Stopping => {
                 self.nodes[decode].suspect = true;
                 waiting.tried.push(decode);
+            }
+            Failure::TooLong => {
+                let held = self.nodes[decode].model(&self.models[model].name);
+                let context = held.map_or(u32::MAX, |held| held.capacity.tokens_per_sequence);
+                waiting.too_short = waiting.too_short.max(context);
             }
             Failure::Lacks if !waiting.lacks => waiting.lacks = true,
             Failure::Lacks | Failure::Refused => waiting.tried.push(decode),

@@ -56,6 +56,20 @@ impl Scheduler {
         }
     }
 
+    /// Nodes that can decode the model now, with the tokens of their contexts.
+    #[must_use]
+    pub fn decoders(&self, model: &str) -> Vec<(String, u32)> {
+        let Some(index) = self.models.iter().position(|m| m.name == model) else {
+            return Vec::new();
+        };
+        let able = |node: &usize| {
+            let held = self.decodes_pinned(*node, index).ok()?;
+            let name = self.nodes[*node].name.clone();
+            Some((name, held.capacity.tokens_per_sequence))
+        };
+        self.models[index].decode.iter().filter_map(able).collect()
+    }
+
     /// Models that no node can decode now, with the reasons; empty if all is well.
     #[must_use]
     pub fn unavailable(&self) -> Vec<Rejection> {

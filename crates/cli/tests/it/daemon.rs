@@ -26,6 +26,11 @@ pub fn fixture_of(spec: &Spec) -> PathBuf {
     tandem_fixtures::ensure(&dir, spec).expect("fixture")
 }
 
+/// Where a process with this configuration keeps things.
+pub fn data_beside(config: &Path) -> PathBuf {
+    config.with_file_name("data")
+}
+
 /// A process that has said where it listens. It is killed at the end of the test, and ends by itself
 /// if the test process dies.
 pub struct Daemon {
@@ -116,6 +121,7 @@ impl Daemon {
         let mut command = Command::new(TANDEM);
         command.args(["serve", "--listen", "127.0.0.1:0", "--config"]);
         command.arg(config).args(further);
+        command.env("TANDEM_DATA", data_beside(config));
         Self::spawn(command.env("TANDEM_LOG", "error"))
     }
 

@@ -11,7 +11,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::Value;
 use tandem_fixtures::Architecture;
 
-use super::daemon::{Daemon, TANDEM, write_config};
+use super::daemon::{Daemon, TANDEM, data_beside, write_config};
 
 pub const COURSE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/intro-course");
 const MODELS: [Architecture; 2] = [Architecture::Qwen2, Architecture::GptOss];
@@ -50,7 +50,8 @@ fn grade(config: &Path, out: &Path, further: &[&str]) -> Command {
     command
         .args(["--rubric", &format!("{COURSE}/rubric.yaml"), "--out"])
         .arg(out)
-        .args(further);
+        .args(further)
+        .env("TANDEM_DATA", data_beside(config));
     for name in [
         "s01-complete.py",
         "s08-vectorised.R",
@@ -115,6 +116,7 @@ fn a_run_that_is_killed_goes_on_where_it_was() {
     let took = since.elapsed();
     let expected = statuses(&whole);
 
+    let mut in_the_middle = 0;
     let mut dice = ChaCha8Rng::seed_from_u64(49);
     for round in 0..10 {
         let out = dir.path().join(round.to_string());
@@ -124,6 +126,7 @@ fn a_run_that_is_killed_goes_on_where_it_was() {
         child.kill().expect("killed");
         child.wait().expect("its end");
         let before = singles(&out);
+        in_the_middle += usize::from((1..3).contains(&before.len()));
         let resumed = finished(grade(&config, &out, &["--resume"]));
         let log = String::from_utf8_lossy(&resumed.stderr).into_owned();
         assert!(
@@ -142,6 +145,7 @@ fn a_run_that_is_killed_goes_on_where_it_was() {
         }
         assert_eq!(statuses(&out), expected, "round {round}");
     }
+    assert!(in_the_middle > 0, "no run was killed in the middle");
 }
 
 #[test]
@@ -210,7 +214,7 @@ fn a_batch_is_graded_and_written_and_a_failure_has_no_score() {
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(4), "{log}");
     assert!(
-        log.contains("2 submissions failed")
+        log.contains("2 of 3: `s01-complete`, `s08-vectorised` failed:")
             && log.matches("raise code_analysis.max_tokens").count() == 1,
         "{log}"
     );

@@ -16,4 +16,5 @@ mod drain;
 mod grade;
 mod hostile;
 mod openai_client;
+mod pins;
 mod processes;

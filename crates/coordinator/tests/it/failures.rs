@@ -333,7 +333,7 @@ async fn when_every_node_fails_the_error_names_the_last_one() {
         .await
         .refuse(ErrorCode::Stopping, "going down");
     let (status, error) = error_of(answer.await.unwrap()).await;
-    assert_eq!((status, error.code.as_deref()), (502, Some("node_failed")));
+    assert_eq!((status, error.code.as_deref()), (503, Some("no_node")));
     assert!(
         error
             .message
@@ -404,6 +404,24 @@ async fn a_request_that_kills_nodes_gets_no_third_one() {
     let other = rig.chat(json!({"seed": 8}));
     answered_by_any([&d0, &d1, &d2]).await;
     assert_eq!(other.await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_body_that_kills_the_only_node_twice_is_refused() {
+    let d = FakeNode::decode("d", 1).await;
+    let rig = Rig::start(config(&[], &[&d])).await;
+    for _ in 0..2 {
+        let answer = rig.chat(json!({}));
+        d.generate().await.accept().1.break_off().await;
+        let (code, error) = error_of(answer.await.unwrap()).await;
+        assert_eq!((code, error.code.as_deref()), (502, Some("node_failed")));
+        // It is back.
+        let status = serde_json::to_value(status(Role::Decode, 1, "t")).unwrap();
+        d.become_status(status).await;
+    }
+    let (status, error) = error_of(rig.chat(json!({})).await.unwrap()).await;
+    assert_eq!((status, error.code.as_deref()), (400, Some("nodes_lost")));
+    assert!(!d.has_generate().await);
 }
 
 #[tokio::test]

@@ -1,9 +1,8 @@
 //! Work that a client chooses, on a thread that has a large stack and is not waited for for ever.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use super::ConstraintError;
@@ -14,14 +13,21 @@ const STACK_BYTES: usize = 256 * 1024 * 1024;
 
 /// How many are at work.
 #[derive(Clone, Default)]
-pub(super) struct Budget(Arc<AtomicUsize>);
+pub(super) struct Budget(Arc<Places>);
+
+#[derive(Default)]
+struct Places {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
 
 /// One of those that are at work.
-struct Running(Arc<AtomicUsize>);
+struct Running(Arc<Places>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
     }
 }
 
@@ -53,14 +59,16 @@ impl Budget {
         }
     }
 
+    /// Waits for a place, as long as for a schema.
     fn enter(&self) -> Result<Running, ConstraintError> {
-        let count = |n| (n < MAX_COMPILING).then_some(n + 1);
-        let entered = self
-            .0
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
-        match entered {
-            Ok(_) => Ok(Running(Arc::clone(&self.0))),
-            Err(_) => Err(ConstraintError::Busy),
+        let taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |taken: &mut usize| *taken >= MAX_COMPILING;
+        let waited = self.0.freed.wait_timeout_while(taken, COMPILE_LIMIT, full);
+        let (mut taken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Err(ConstraintError::Busy);
         }
+        *taken += 1;
+        Ok(Running(Arc::clone(&self.0)))
     }
 }

@@ -14,6 +14,9 @@ use crate::limits::{
     MAX_SCHEMA_PRODUCT,
 };
 
+/// Characters of a path that are shown.
+const MAX_SHOWN: usize = 300;
+
 /// Bytes of text that count as one part.
 const PART_BYTES: usize = 64;
 
@@ -29,66 +32,195 @@ const NESTED: [&str; 6] = [
     "additionalItems",
 ];
 
+/// Keywords by which a schema gets another name, or another place from which references are read.
+const NAMES: [&str; 4] = ["$id", "$anchor", "$dynamicAnchor", "$schema"];
+
+/// One step of a path.
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    /// Where a node of the schema is.
+    Node(usize),
+    /// Where a reference leads.
+    Target(&'a str),
+    Key(&'a str),
+    Index(usize),
+}
+
+/// Where something is: the steps to it, the last one first. Made into text only for an error.
+#[derive(Clone, Copy)]
+struct At<'p> {
+    parent: Option<&'p At<'p>>,
+    step: Step<'p>,
+}
+
+impl<'p> At<'p> {
+    fn then(&'p self, step: Step<'p>) -> Self {
+        Self {
+            parent: Some(self),
+            step,
+        }
+    }
+}
+
+/// An object or array of a schema, and the step that leads to it from another one.
+struct Node<'a> {
+    value: &'a Value,
+    parent: usize,
+    step: Step<'a>,
+    depth: usize,
+}
+
+/// The objects and arrays of a schema, the outer ones first.
+struct Nodes<'a>(Vec<Node<'a>>);
+
 /// Checks a schema. The error names the path of what is too much.
 pub(super) fn check(schema: &Value) -> Result<(), ConstraintError> {
     let bytes = schema.to_string().len();
     if bytes > MAX_SCHEMA_BYTES {
-        return refused(
-            "#",
-            format!("it has {bytes} bytes, more than {MAX_SCHEMA_BYTES}"),
-        );
+        let problem = format!("it has {bytes} bytes, more than {MAX_SCHEMA_BYTES}");
+        return Err(refused("#".to_owned(), &problem));
+    }
+    let nodes = Nodes::of(schema)?;
+    for (index, node) in nodes.0.iter().enumerate() {
+        if let Value::Object(fields) = node.value {
+            nodes.check_fields(index, fields, schema)?;
+        }
     }
     let mut weights = Weights {
         root: schema,
+        nodes: &nodes,
         known: HashMap::new(),
     };
-    let mut nodes = 0;
-    // A list, not recursion: depth is among what is checked.
-    let mut left = vec![(schema, String::from("#"), 0)];
-    while let Some((value, path, depth)) = left.pop() {
-        let children: Vec<(String, &Value)> = match value {
-            Value::Object(fields) => fields.iter().map(|(key, v)| (pointer(key), v)).collect(),
-            Value::Array(items) => (0_usize..).map(|i| i.to_string()).zip(items).collect(),
-            _ => continue,
+    for (index, node) in nodes.0.iter().enumerate() {
+        let at = At {
+            parent: None,
+            step: Step::Node(index),
         };
-        nodes += 1;
-        if nodes > MAX_SCHEMA_NODES {
-            return refused(
-                "#",
-                format!("it has more than {MAX_SCHEMA_NODES} objects and arrays"),
-            );
-        }
-        if depth > MAX_SCHEMA_DEPTH {
-            return deep(&path);
-        }
-        if let Value::Object(fields) = value {
-            check_entries(fields, &path)?;
-            weights.weigh(value, &path, 0)?;
-        }
-        let child = |(key, value)| (value, format!("{path}/{key}"), depth + 1);
-        left.extend(children.into_iter().map(child));
+        weights.weigh(node.value, &at, 0)?;
     }
     Ok(())
 }
 
-fn check_entries(fields: &Map<String, Value>, path: &str) -> Result<(), ConstraintError> {
-    let schemas = |key: &str| {
-        NAMED.contains(&key)
-            || NESTED.contains(&key)
-            || ["allOf", "anyOf", "oneOf", "required"].contains(&key)
-    };
-    for (key, value) in fields.iter().filter(|(key, _)| schemas(key)) {
-        let count = match value {
-            Value::Object(fields) if NAMED.contains(&key.as_str()) => fields.len(),
-            Value::Array(items) => items.len(),
-            _ => continue,
-        };
-        if count > MAX_SCHEMA_ENTRIES {
-            let problem = format!("it has {count} entries, more than {MAX_SCHEMA_ENTRIES}");
-            return refused(&format!("{path}/{key}"), problem);
+impl<'a> Nodes<'a> {
+    /// A list, not recursion: depth is among what is checked.
+    fn of(schema: &'a Value) -> Result<Self, ConstraintError> {
+        let mut nodes = Self(vec![Node {
+            value: schema,
+            parent: 0,
+            step: Step::Node(0),
+            depth: 0,
+        }]);
+        let mut next = 0;
+        while let Some(Node { value, depth, .. }) = nodes.0.get(next) {
+            let depth = depth + 1;
+            let children: Box<dyn Iterator<Item = (Step<'a>, &'a Value)>> = match value {
+                Value::Object(fields) => Box::new(fields.iter().map(|(k, v)| (Step::Key(k), v))),
+                Value::Array(items) => Box::new((0..).map(Step::Index).zip(items)),
+                _ => Box::new(std::iter::empty()),
+            };
+            for (step, value) in children {
+                if !(value.is_object() || value.is_array()) {
+                    continue;
+                }
+                nodes.0.push(Node {
+                    value,
+                    parent: next,
+                    step,
+                    depth,
+                });
+                let last = nodes.0.len() - 1;
+                if last >= MAX_SCHEMA_NODES {
+                    let problem = format!("it has more than {MAX_SCHEMA_NODES} objects and arrays");
+                    return Err(refused("#".to_owned(), &problem));
+                }
+                if depth > MAX_SCHEMA_DEPTH {
+                    return Err(refused(nodes.path(last), &deep()));
+                }
+            }
+            next += 1;
         }
+        Ok(nodes)
     }
-    Ok(())
+
+    /// The fields that bring many schemas, and those that could lead elsewhere.
+    fn check_fields(
+        &self,
+        index: usize,
+        fields: &Map<String, Value>,
+        root: &Value,
+    ) -> Result<(), ConstraintError> {
+        for (key, value) in fields {
+            let fail = |problem: &str| {
+                let path = format!("{}/{}", self.path(index), pointer(key));
+                Err(refused(path, problem))
+            };
+            let key = key.as_str();
+            let several = ["allOf", "anyOf", "oneOf", "required"].contains(&key);
+            let count = match value {
+                Value::Object(named) if NAMED.contains(&key) => named.len(),
+                Value::Array(items) if several || NESTED.contains(&key) => items.len(),
+                _ => 0,
+            };
+            if count > MAX_SCHEMA_ENTRIES {
+                return fail(&format!(
+                    "it has {count} entries, more than {MAX_SCHEMA_ENTRIES}"
+                ));
+            }
+            let Value::String(text) = value else {
+                continue;
+            };
+            let here = text.strip_prefix('#').filter(|path| !path.contains('%'));
+            if key == "$ref" && here.and_then(|path| root.pointer(path)).is_none() {
+                let shown: String = text.chars().take(MAX_SHOWN).collect();
+                return fail(&format!(
+                    "{shown} is no path in this schema; write one such as #/$defs/name"
+                ));
+            }
+            if NAMES.contains(&key) && index > 0 {
+                return fail("only the outermost schema may have it");
+            }
+            if key == "$schema" && (text.contains("draft-04") || text.contains("draft-03")) {
+                return fail("this version is not supported; use draft-06 or a later one");
+            }
+        }
+        Ok(())
+    }
+
+    /// A JSON pointer, shortened: it is for a person.
+    fn path(&self, index: usize) -> String {
+        let mut steps = Vec::new();
+        let mut at = index;
+        while at > 0 {
+            steps.push(shown(self.0[at].step));
+            at = self.0[at].parent;
+        }
+        steps.push("#".to_owned());
+        steps.reverse();
+        steps.join("/")
+    }
+
+    fn path_of(&self, at: &At<'_>) -> String {
+        let mut steps = Vec::new();
+        let mut next = Some(at);
+        while let Some(at) = next {
+            steps.push(match at.step {
+                Step::Node(index) => self.path(index),
+                step => shown(step),
+            });
+            next = at.parent;
+        }
+        steps.reverse();
+        steps.join("/")
+    }
+}
+
+fn shown(step: Step<'_>) -> String {
+    match step {
+        Step::Node(_) => "#".to_owned(),
+        Step::Target(path) => path.chars().take(MAX_SHOWN).collect(),
+        Step::Key(key) => pointer(key),
+        Step::Index(index) => index.to_string(),
+    }
 }
 
 /// What a place of a schema becomes where it has to hold together with others.
@@ -115,16 +247,17 @@ const ONE: Weight = Weight {
 /// Weighs each place of a schema once.
 struct Weights<'a> {
     root: &'a Value,
+    nodes: &'a Nodes<'a>,
     /// By address; nothing while a place is being weighed.
     known: HashMap<*const Value, Option<Weight>>,
 }
 
 impl<'a> Weights<'a> {
-    /// The weight of a place that is `depth` below where the weighing began.
+    /// The weight of a place that is `depth` below where the weighing began. The recursion ends at the greatest depth.
     fn weigh(
         &mut self,
         value: &'a Value,
-        path: &str,
+        at: &At<'_>,
         depth: usize,
     ) -> Result<Weight, ConstraintError> {
         let Value::Object(fields) = value else {
@@ -132,35 +265,41 @@ impl<'a> Weights<'a> {
         };
         let weight = match self.known.get(&std::ptr::from_ref(value)) {
             Some(known) => known.unwrap_or(ONE),
-            None if depth > MAX_SCHEMA_DEPTH => return deep(path).map(|()| ONE),
+            None if depth > MAX_SCHEMA_DEPTH => return Err(self.refused(at, &deep())),
             None => {
                 self.known.insert(value, None);
-                let weight = self.product(fields, path, depth)?;
+                let weight = self.product(fields, at, depth)?;
                 self.known.insert(value, Some(weight));
                 weight
             }
         };
         if depth + weight.depth > MAX_SCHEMA_DEPTH {
-            return deep(path).map(|()| ONE);
+            return Err(self.refused(at, &deep()));
         }
         Ok(weight)
+    }
+
+    fn refused(&self, at: &At<'_>, problem: &str) -> ConstraintError {
+        refused(self.nodes.path_of(at), problem)
     }
 
     /// All that must hold at once: the schema's own keywords, each of `allOf`, and one of each other choice.
     fn product(
         &mut self,
         fields: &'a Map<String, Value>,
-        path: &str,
+        at: &At<'_>,
         depth: usize,
     ) -> Result<Weight, ConstraintError> {
-        let mut all = vec![self.own(fields, path, depth)?];
+        let mut all = vec![self.own(fields, at, depth)?];
+        let each = at.then(Step::Key("allOf"));
         for (i, value) in list(fields, "allOf") {
-            all.push(self.weigh(value, &format!("{path}/allOf/{i}"), depth + 2)?);
+            all.push(self.weigh(value, &each.then(Step::Index(i)), depth + 2)?);
         }
         for key in ["anyOf", "oneOf"] {
+            let each = at.then(Step::Key(key));
             let mut any = Weight { ways: 0, ..ONE };
             for (i, value) in list(fields, key) {
-                let one = self.weigh(value, &format!("{path}/{key}/{i}"), depth + 2)?;
+                let one = self.weigh(value, &each.then(Step::Index(i)), depth + 2)?;
                 any.parts = any.parts.saturating_add(one.parts);
                 any.ways = any.ways.saturating_add(one.ways);
                 any.patterns = any.patterns.max(one.patterns);
@@ -177,18 +316,22 @@ impl<'a> Weights<'a> {
             });
         }
         if let Some((target, path)) = self.target(fields) {
-            let mut target = self.weigh(target, path, depth + 1)?;
+            let to = At {
+                parent: None,
+                step: Step::Target(path),
+            };
+            let mut target = self.weigh(target, &to, depth + 1)?;
             target.depth += 1;
             all.push(target);
         }
-        multiplied(&all, path)
+        multiplied(&all).map_err(|problem| self.refused(at, &problem))
     }
 
     /// The keywords that are no choice and no reference.
     fn own(
         &mut self,
         fields: &'a Map<String, Value>,
-        path: &str,
+        at: &At<'_>,
         depth: usize,
     ) -> Result<Weight, ConstraintError> {
         let types = fields
@@ -204,13 +347,17 @@ impl<'a> Weights<'a> {
             match (key.as_str(), value) {
                 ("pattern" | "format", Value::String(text)) => {
                     own.patterns += 1;
-                    own.parts += text.len() / PART_BYTES;
+                    own.parts = own.parts.saturating_add(text.len() / PART_BYTES);
                 }
-                ("const" | "required", _) => own.parts += text_parts(value),
+                ("const" | "required", _) => {
+                    own.parts = own.parts.saturating_add(text_parts(value));
+                }
                 _ => {}
             }
-            for (path, value) in inner(key, value, path) {
-                let one = self.weigh(value, &path, depth + 2)?;
+            let each = at.then(Step::Key(key));
+            for (step, value) in inner(key, value) {
+                let one =
+                    self.weigh(value, &step.map_or(each, |step| each.then(step)), depth + 2)?;
                 own.parts = own.parts.saturating_add(one.parts);
                 own.depth = own.depth.max(one.depth + 2);
                 most = most.max(one.patterns);
@@ -234,7 +381,7 @@ fn list<'a>(fields: &'a Map<String, Value>, key: &str) -> impl Iterator<Item = (
 }
 
 /// What these become that must all hold. One alone is not multiplied out, nor is what says nothing but a type.
-fn multiplied(all: &[Weight], path: &str) -> Result<Weight, ConstraintError> {
+fn multiplied(all: &[Weight]) -> Result<Weight, String> {
     let sum = |of: fn(&Weight) -> usize| all.iter().map(of).fold(0, usize::saturating_add);
     let patterns = sum(|one| one.patterns);
     let significant = |one: &&Weight| one.parts > 1 || one.ways > 1 || one.patterns > 0;
@@ -263,22 +410,20 @@ fn multiplied(all: &[Weight], path: &str) -> Result<Weight, ConstraintError> {
             depth,
         });
     };
-    refused(path, problem).map(|()| ONE)
+    Err(problem)
 }
 
-/// The schemas of a keyword for other values than the schema's own, with their paths.
-fn inner<'a>(key: &str, value: &'a Value, path: &str) -> Vec<(String, &'a Value)> {
-    let path = format!("{path}/{}", pointer(key));
+/// The schemas of a keyword for other values than the schema's own, with the step to each.
+fn inner<'a>(key: &str, value: &'a Value) -> Vec<(Option<Step<'a>>, &'a Value)> {
     match value {
         Value::Object(named) if NAMED.contains(&key) => named
             .iter()
-            .map(|(name, value)| (format!("{path}/{}", pointer(name)), value))
+            .map(|(name, value)| (Some(Step::Key(name)), value))
             .collect(),
-        Value::Array(items) if NESTED.contains(&key) => (0_usize..)
-            .zip(items)
-            .map(|(i, value)| (format!("{path}/{i}"), value))
-            .collect(),
-        Value::Object(_) if NESTED.contains(&key) => vec![(path, value)],
+        Value::Array(items) if NESTED.contains(&key) => {
+            (0..).map(|i| Some(Step::Index(i))).zip(items).collect()
+        }
+        Value::Object(_) if NESTED.contains(&key) => vec![(None, value)],
         _ => Vec::new(),
     }
 }
@@ -294,12 +439,14 @@ fn pointer(key: &str) -> String {
     short.replace('~', "~0").replace('/', "~1")
 }
 
-fn deep(path: &str) -> Result<(), ConstraintError> {
-    let problem =
-        format!("it is nested more than {MAX_SCHEMA_DEPTH} deep, with what `$ref` leads to");
-    refused(path, problem)
+fn deep() -> String {
+    format!("it is nested more than {MAX_SCHEMA_DEPTH} deep, with what `$ref` leads to")
 }
 
-fn refused(path: &str, problem: String) -> Result<(), ConstraintError> {
-    Err(ConstraintError::Schema(format!("{path}: {problem}")))
+fn refused(path: String, problem: &str) -> ConstraintError {
+    let mut path = path;
+    if path.chars().count() > MAX_SHOWN {
+        path = path.chars().take(MAX_SHOWN).chain(['…']).collect();
+    }
+    ConstraintError::Schema(format!("{path}: {problem}"))
 }

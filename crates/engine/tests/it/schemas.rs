@@ -224,7 +224,15 @@ impl Dice {
     /// Of a kind that has killed a node once, or taken it for minutes.
     fn known(&mut self) -> Value {
         let n = self.count();
-        match self.below(9) {
+        match self.below(12) {
+            9 => {
+                // Long names around very many small things.
+                let name = "\u{1f980}".repeat(40);
+                let around = |inner: Value, _| json!({name.as_str(): inner});
+                (0..n.min(100)).fold(json!(vec![0; n * 30]), around)
+            }
+            10 => elsewhere(n),
+            11 => saturating(n.min(40)),
             0 => chain(n),
             1 => object("properties", n * 3, |i| format!("p{i}")),
             2 => {
@@ -257,6 +265,32 @@ impl Dice {
             }}),
         ])
     }
+}
+
+/// The same in forms that mean a place by another name.
+fn elsewhere(n: usize) -> Value {
+    let next = |i: usize| match i % 3 {
+        0 => json!({"$ref": format!("#/%24defs/d{}", i + 1)}),
+        1 => json!({"$ref": format!("#d{}", i + 1), "$anchor": format!("d{i}")}),
+        _ => json!({"$ref": format!("urn:x#/$defs/d{}", i + 1)}),
+    };
+    let defs: Map<_, _> = (0..n).map(|i| (format!("d{i}"), next(i))).collect();
+    json!({"$id": "urn:x", "$ref": "#/%24defs/d0", "$defs": defs})
+}
+
+/// Ten times as many parts with each definition.
+fn saturating(n: usize) -> Value {
+    let ten = |i| {
+        let next = json!({"$ref": format!("#/$defs/d{}", i + 1)});
+        let fields: Map<_, _> = (0..10).map(|p| (format!("p{p}"), next.clone())).collect();
+        (
+            format!("d{i}"),
+            json!({"properties": fields, "required": ["p0"]}),
+        )
+    };
+    let last = (format!("d{n}"), json!({"type": "string"}));
+    let defs: Map<_, _> = (0..n).map(ten).chain([last]).collect();
+    json!({"properties": {"a": {"$ref": "#/$defs/d0"}}, "required": ["a"], "$defs": defs})
 }
 
 /// References that lead to one another.

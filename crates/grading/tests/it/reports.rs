@@ -4,9 +4,10 @@ use crate::course::{rubric, submissions};
 use serde_json::Value;
 use std::path::Path;
 use tandem_grading::{
-    CriterionResult, EarlierRun, Evidence, Folder, Graded, GradingConfig, GradingError, JobConfig,
-    Points, Rubric, Status, Store, Submission,
+    CriterionResult, EarlierRun, Evidence, Folder, Graded, GradingConfig, GradingError, Job,
+    JobConfig, JobRecord, Points, Rubric, Status, Store, Submission,
 };
+use tandem_openai::FinishReason;
 
 fn graded(name: &str, score: Option<f64>) -> Graded {
     let points = |p| Points::from_f64(p).unwrap();
@@ -96,8 +97,12 @@ fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
         Folder::open(dir.path(), config, &rubric, works, earlier)
     };
     let mut folder = open(&config(), &works, EarlierRun::Refuse).unwrap();
+    let second = open(&config(), &works, EarlierRun::Resume).unwrap_err();
+    assert!(second.to_string().contains("another run"), "{second}");
     folder.keep(0, &list[0]).unwrap();
     folder.keep(1, &list[1]).unwrap();
+    folder.finish(&list).unwrap();
+    drop(folder);
     let bytes = std::fs::read(dir.path().join("a.json")).unwrap();
     // As after kill -9: half of the next one.
     std::fs::write(dir.path().join(".c.json.part"), &bytes[..40]).unwrap();
@@ -105,6 +110,10 @@ fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
     let refused = open(&config(), &works, EarlierRun::Refuse).unwrap_err();
     assert!(refused.to_string().contains("--resume"), "{refused}");
     let mut resumed = open(&config(), &works, EarlierRun::Resume).unwrap();
+    // Half of a file is gone, and what would not be that of the results beside it.
+    for gone in [".c.json.part", "results.json", "results.csv"] {
+        assert!(!dir.path().join(gone).exists(), "{gone}");
+    }
     let found = resumed.earlier(0).unwrap();
     let same = |a: &Graded, b: &Graded| {
         serde_json::to_value(a).unwrap() == serde_json::to_value(b).unwrap()
@@ -112,7 +121,16 @@ fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
     assert!(same(&found, &list[0]));
     // A failure may have passed; what was not there is not there.
     assert!(resumed.earlier(1).is_none() && resumed.earlier(2).is_none());
+    drop(resumed);
     // What depends on something else is made anew: another model, or another work.
+    let mut served = config();
+    served.served_by = "other weights".to_owned();
+    assert!(
+        open(&served, &works, EarlierRun::Resume)
+            .unwrap()
+            .earlier(0)
+            .is_none()
+    );
     let mut other = config();
     other.code_analysis.model = "other".to_owned();
     assert!(
@@ -145,6 +163,34 @@ fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
 }
 
 #[test]
+fn what_lacks_an_answer_is_made_anew_unless_it_would_be_cut_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let works = named(&[graded("a", Some(2.0))]);
+    let (rubric, config) = (rubric(), config());
+    let open = |earlier| Folder::open(dir.path(), &config, &rubric, &works, earlier);
+    for (finish, kept) in [(None, false), (Some(FinishReason::Length), true)] {
+        let mut folder = open(EarlierRun::Replace).unwrap();
+        let mut lacking = graded("a", Some(2.0));
+        lacking.status = Status::NeedsReview;
+        lacking.jobs.push(JobRecord {
+            job: Job::Feedback,
+            model: "words".to_owned(),
+            finish_reason: finish,
+            wall_ms: 1.0,
+            attempts: 3,
+            usage: None,
+            tandem: None,
+            error: Some("no answer".to_owned()),
+            answer: None,
+        });
+        folder.keep(0, &lacking).unwrap();
+        drop(folder);
+        let mut resumed = open(EarlierRun::Resume).unwrap();
+        assert_eq!(resumed.earlier(0).is_some(), kept, "{finish:?}");
+    }
+}
+
+#[test]
 fn names_are_safe_and_do_not_collide() {
     let dir = tempfile::tempdir().unwrap();
     let names = [
@@ -162,6 +208,7 @@ fn names_are_safe_and_do_not_collide() {
     let mut files: Vec<String> = std::fs::read_dir(dir.path())
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != ".lock")
         .collect();
     files.sort();
     assert_eq!(files.len(), names.len() * 2 + 2, "{files:?}");
@@ -175,7 +222,10 @@ fn names_are_safe_and_do_not_collide() {
     );
     // Written again, the same files.
     write_results(dir.path(), &rubric(), &list).unwrap();
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), files.len());
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        files.len() + 1
+    );
 }
 
 #[test]
@@ -194,8 +244,16 @@ fn no_score_is_null_and_an_empty_cell() {
     assert_eq!(json["submissions"][0]["criteria"][0]["points"], 2);
     assert!(json["submissions"][1]["score"].is_null());
     assert_eq!(json["submissions"][1]["status"], "failed");
-    let single: Value =
-        serde_json::from_slice(&std::fs::read(dir.path().join("_bad.json")).unwrap()).unwrap();
+    // A name that is not portable has a mark of its own, whatever others are there.
+    let bad = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().path());
+    let is_bad = |p: &std::path::PathBuf| {
+        let name = p.file_name().unwrap().to_str().unwrap();
+        name.starts_with("_bad-") && name.ends_with(".json")
+    };
+    let bad = bad.into_iter().find(is_bad).unwrap();
+    let single: Value = serde_json::from_slice(&std::fs::read(&bad).unwrap()).unwrap();
     assert_eq!(
         (&single["name"], &single["assignment"]),
         (&Value::from("=bad"), &Value::from("demo"))

@@ -524,9 +524,9 @@ async fn what_does_not_fit_is_known_before_and_asked_of_no_model() {
 async fn a_run_goes_on_where_it_was_and_waits_for_a_server_that_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let list = submissions(&[("a.py", "x = 1"), ("b.py", "y = 2"), ("c.py", "z = 3")]);
-    // Away for the first four requests; without a wait it fails after three.
+    // Away for so many requests that each of the two jobs would give up without a wait.
     let server = serve(None, |request, before| match before {
-        0..=3 => Script::Status(503),
+        0..=9 => Script::Status(503),
         _ => good(request),
     })
     .await;
@@ -544,6 +544,7 @@ async fn a_run_goes_on_where_it_was_and_waits_for_a_server_that_is_away() {
     let bytes = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
     let before = (bytes("a.json"), bytes("a.md"), bytes("b.json"));
     let asked = server.seen.lock().unwrap().len();
+    drop(folder);
 
     let mut folder = open(EarlierRun::Resume);
     let all = grade(&config, &rubric, &list, &mut folder, &|_| {})

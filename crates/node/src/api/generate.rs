@@ -20,12 +20,14 @@ use tandem_proto::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{Node, Refusal, check_chunk, checked_lender, event_stream, invalid, named_peer, parse};
+use super::{
+    Node, Preparing, Refusal, check_chunk, checked_lender, event_stream, invalid, named_peer, parse,
+};
 use crate::conversation::{HandBack, Keeping, seed};
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
 use crate::lend::{Borrower, Lender, Loan};
-use crate::limits::MAX_EVENTS;
+use crate::limits::{MAX_EVENTS, MAX_TOKENIZING};
 use crate::model::Model;
 use crate::tickets::{Permitted, Target, Until, handoff_id};
 use crate::worker::generation_error;
@@ -34,6 +36,12 @@ pub(super) async fn generate(
     State(node): State<Arc<Node>>,
     body: Bytes,
 ) -> Result<Response, Refusal> {
+    let _preparing = Preparing::at(&node);
+    started(node, body).await
+}
+
+/// Starts a request.
+async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let request: GenerateRequest = parse(&body)?;
     let Checked {
         model,
@@ -274,13 +282,18 @@ pub(super) async fn tokenize(
 ) -> Result<Json<Tokenized>, Refusal> {
     let request: TokenizeRequest = parse(&body)?;
     let model = Arc::clone(node.model(&request.model)?);
+    let _place = node.tokenizing.try_acquire().map_err(|_| {
+        NodeError::new(
+            ErrorCode::Busy,
+            format!("{MAX_TOKENIZING} other prompts are being tokenised"),
+        )
+    })?;
     let tokenizing = tokio::task::spawn_blocking(move || {
-        let tokens = prompt_tokens(&model, &request.prompt)?;
+        let tokens = checked_tokens(&model, &request.prompt)?;
         let context = model.capacity.tokens_per_sequence;
         Ok(Tokenized { tokens, context })
     });
-    let failed = |e: tokio::task::JoinError| NodeError::new(ErrorCode::Engine, e.to_string());
-    let tokenized: Result<Tokenized, NodeError> = tokenizing.await.map_err(failed)?;
+    let tokenized: Result<Tokenized, NodeError> = tokenizing.await.map_err(|_| unprepared())?;
     Ok(Json(tokenized?))
 }
 
@@ -291,16 +304,13 @@ async fn prepared(
 ) -> Result<(Vec<Token>, Generation), NodeError> {
     let model = Arc::clone(model);
     let preparing = tokio::task::spawn_blocking(move || prepare(&model, request));
-    preparing
-        .await
-        .map_err(|e| NodeError::new(ErrorCode::Engine, e.to_string()))?
+    preparing.await.map_err(|_| unprepared())?
 }
 
-fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Generation), NodeError> {
-    let tokens = prompt_tokens(model, &request.prompt)?;
-    let context = model.capacity.tokens_per_sequence;
-    let n = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    if n == 0 {
+/// The tokens of a prompt: at least one, and all of the vocabulary.
+fn checked_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError> {
+    let tokens = prompt_tokens(model, prompt)?;
+    if tokens.is_empty() {
         return Err(invalid("`prompt` is empty"));
     }
     if let Some(token) = tokens.iter().find(|t| **t >= model.tokenizer.len()) {
@@ -308,6 +318,18 @@ fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Gener
             "`prompt`: token {token} is not in the vocabulary"
         )));
     }
+    Ok(tokens)
+}
+
+/// The thread that prepares a request has failed; why is in the log.
+fn unprepared() -> NodeError {
+    NodeError::new(ErrorCode::Engine, "the request could not be prepared")
+}
+
+fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Generation), NodeError> {
+    let tokens = checked_tokens(model, &request.prompt)?;
+    let context = model.capacity.tokens_per_sequence;
+    let n = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     let wanted = request.generation.max_tokens.unwrap_or(1);
     if n.saturating_add(wanted) > context {
         return Err(NodeError::new(

@@ -34,6 +34,7 @@ fn shown(actions: &[Action]) -> Vec<String> {
         }
         Action::Reject { request, reason } => format!("{request}!{reason}"),
         Action::Queued { request, before } => format!("{request}?{before}"),
+        Action::Pin { model, .. } => format!("pin {model}"),
     };
     actions.iter().map(show).collect()
 }
@@ -542,10 +543,10 @@ fn another_quantisation_prefills_only_where_that_is_permitted_and_after_an_equal
 #[test]
 fn the_remote_route_avoids_a_decode_node_without_prefill() {
     let mut s = pairs(2);
-    tell(
-        &mut s,
-        up("d0", status(Role::Decode, vec![held("m", 2, "other")])),
-    );
+    // The same model in another engine, which takes no KV of the others.
+    let mut other = held("m", 2, "t");
+    other.contract.engine = "other".into();
+    tell(&mut s, up("d0", status(Role::Decode, vec![other])));
     assert_eq!(plan(&mut s, "a", "m", Route::Remote).decode, "d1");
     assert_eq!(plan(&mut s, "b", "m", Route::Auto).decode, "d0");
     // It is waited for, and gets its turn before what came later.

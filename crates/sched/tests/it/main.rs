@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod decisions;
+mod pins;
 mod properties;
 
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
@@ -71,6 +72,7 @@ fn routes(name: &str, prefill: &[&str], decode: &[&str]) -> ModelRoutes {
         prefill: strings(prefill),
         decode: strings(decode),
         mixed_quantisation: false,
+        pins: Vec::new(),
     }
 }
 
@@ -155,9 +157,11 @@ fn failed(request: &str, node: &str, failure: Failure, retry: bool) -> Event {
     }
 }
 
+/// What is decided of requests; what is pinned is `pins`' business.
 fn tell(scheduler: &mut Scheduler, event: Event) -> Vec<Action> {
     let mut out = Vec::new();
     scheduler.handle(event, &mut out);
+    out.retain(|action| !matches!(action, Action::Pin { .. }));
     out
 }
 

@@ -94,6 +94,7 @@ impl Account {
                     self.end(request);
                 }
                 Action::Queued { request, .. } => assert!(self.waiting.contains(request)),
+                Action::Pin { .. } => {}
             }
             self.log.push(action);
         }
