@@ -56,8 +56,8 @@ pub const DEFAULT_RATIONALE_CHARS: u32 = 200;
 /// Longest rationale that a configuration may ask for, in characters.
 pub const MAX_RATIONALE_CHARS: u32 = 4_000;
 
-/// Prompts that are counted at once.
-pub const MAX_COUNTING: usize = 8;
+/// Submissions whose two prompts are counted at once; a node of tandem counts four.
+pub const MAX_COUNTING: usize = 2;
 /// Bytes of a prompt that are taken for a token where the server does not count.
 pub const BYTES_PER_TOKEN: usize = 3;
 /// Most bytes of a server's count.
