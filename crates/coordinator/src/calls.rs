@@ -208,7 +208,7 @@ impl Calls {
         let reading = body(answer, MAX_TOKENIZED_BYTES);
         let read = tokio::time::timeout(self.limits.silence, reading).await;
         let body = read.map_err(|_| CallError::Silent(self.limits.silence))??;
-        let unreadable = |e: serde_json::Error| CallError::Broken(format!("answered: {e}"));
+        let unreadable = |e: serde_json::Error| CallError::Odd(format!("answered: {e}"));
         serde_json::from_slice(&body).map_err(unreadable)
     }
 

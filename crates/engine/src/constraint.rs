@@ -106,6 +106,7 @@ impl ConstraintFactory {
     /// # Errors
     /// Names what is wrong or unsupported in the schema.
     pub fn json_schema(&self, schema: &Value) -> Result<Constraint, ConstraintError> {
+        check::check_size(schema)?;
         let (factory, schema) = (Arc::clone(&self.factory), schema.clone());
         self.budget.run(move || compile(&factory, compact(schema)?))
     }

@@ -103,6 +103,8 @@ pub const MAX_CONTROL_WAITING: usize = 8;
 pub const IDLE_TICK: Duration = Duration::from_millis(100);
 /// Prompts that are tokenised at once for those who only ask how long they are.
 pub const MAX_TOKENIZING: usize = 4;
+/// How long a further one waits for its turn.
+pub const TOKENIZING_WAIT: Duration = Duration::from_secs(5);
 /// Between two looks whether a node that drains is idle.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Looks at an engine within [`Limits::engine_step`].

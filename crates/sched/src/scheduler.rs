@@ -295,10 +295,13 @@ impl Scheduler {
         }
     }
 
-    /// Somebody has changed what names stand for; those that are not among them are pinned at their next use.
+    /// Somebody has changed what names stand for. A name that is not among them stands for what it did: that it could
+    /// not be written down must not let another model take its place.
     pub fn set_pins(&mut self, pins: &BTreeMap<String, Vec<Pin>>) {
         for model in &mut self.models {
-            model.pins = pins.get(&model.name).cloned().unwrap_or_default();
+            if let Some(pins) = pins.get(&model.name).filter(|pins| !pins.is_empty()) {
+                model.pins.clone_from(pins);
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use super::daemon::{Daemon, TANDEM, fixture, write_config};
 fn tandem(arguments: &[&str]) -> Output {
     Command::new(TANDEM)
         .args(arguments)
+        .env("TANDEM_DATA", super::daemon::shared_dir().join("data"))
         .output()
         .expect("the binary runs")
 }

@@ -5,6 +5,7 @@
 //! program that describes its types.
 
 use std::collections::HashMap;
+use std::io;
 
 use serde_json::{Map, Value};
 
@@ -73,13 +74,33 @@ struct Node<'a> {
 /// The objects and arrays of a schema, the outer ones first.
 struct Nodes<'a>(Vec<Node<'a>>);
 
-/// Checks a schema. The error names the path of what is too much.
-pub(super) fn check(schema: &Value) -> Result<(), ConstraintError> {
-    let bytes = schema.to_string().len();
-    if bytes > MAX_SCHEMA_BYTES {
-        let problem = format!("it has {bytes} bytes, more than {MAX_SCHEMA_BYTES}");
-        return Err(refused("#".to_owned(), &problem));
+/// Counts bytes, and keeps none of them.
+struct Count(usize);
+
+impl io::Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        match self.0 > MAX_SCHEMA_BYTES {
+            true => Err(io::ErrorKind::FileTooLarge.into()),
+            false => Ok(bytes.len()),
+        }
     }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Checks the size of a schema, before anything is made of it.
+pub(super) fn check_size(schema: &Value) -> Result<(), ConstraintError> {
+    serde_json::to_writer(Count(0), schema).map_err(|_| {
+        let problem = format!("it has more than {MAX_SCHEMA_BYTES} bytes");
+        refused("#".to_owned(), &problem)
+    })
+}
+
+/// Checks a schema of allowed size. The error names the path of what is too much.
+pub(super) fn check(schema: &Value) -> Result<(), ConstraintError> {
     let nodes = Nodes::of(schema)?;
     for (index, node) in nodes.0.iter().enumerate() {
         if let Value::Object(fields) = node.value {

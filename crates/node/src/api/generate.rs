@@ -27,7 +27,7 @@ use crate::conversation::{HandBack, Keeping, seed};
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
 use crate::lend::{Borrower, Lender, Loan};
-use crate::limits::{MAX_EVENTS, MAX_TOKENIZING};
+use crate::limits::{MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
 use crate::model::Model;
 use crate::tickets::{Permitted, Target, Until, handoff_id};
 use crate::worker::generation_error;
@@ -282,11 +282,10 @@ pub(super) async fn tokenize(
 ) -> Result<Json<Tokenized>, Refusal> {
     let request: TokenizeRequest = parse(&body)?;
     let model = Arc::clone(node.model(&request.model)?);
-    let _place = node.tokenizing.try_acquire().map_err(|_| {
-        NodeError::new(
-            ErrorCode::Busy,
-            format!("{MAX_TOKENIZING} other prompts are being tokenised"),
-        )
+    let place = tokio::time::timeout(TOKENIZING_WAIT, node.tokenizing.acquire()).await;
+    let _place = place.map_err(|_| {
+        let busy = format!("{MAX_TOKENIZING} other prompts are being tokenised");
+        NodeError::new(ErrorCode::Busy, busy)
     })?;
     let tokenizing = tokio::task::spawn_blocking(move || {
         let tokens = checked_tokens(&model, &request.prompt)?;

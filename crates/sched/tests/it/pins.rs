@@ -78,8 +78,15 @@ fn a_name_stands_for_the_model_of_its_first_use() {
         later.odd()
     );
 
+    // What is not written down stays as it was.
     later.set_pins(&BTreeMap::new());
-    assert_eq!(goes(&mut later, "t").0, Ok("a".into()));
+    assert!(goes(&mut later, "t").0.unwrap_err().contains("`weights`"));
+    let meant = Pin {
+        weights: "new".into(),
+        ..pins[0].clone()
+    };
+    later.set_pins(&BTreeMap::from([("m".to_owned(), vec![meant])]));
+    assert_eq!(goes(&mut later, "u").0, Ok("a".into()));
 }
 
 #[test]
