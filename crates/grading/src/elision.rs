@@ -116,7 +116,7 @@ fn trimmed(file: &SourceFile) -> Vec<&str> {
     file.lines.iter().map(|line| line.trim_end()).collect()
 }
 
-/// Leaves out what is the same, but for a few lines beside what is not, and tells what is gone.
+/// Leaves out what is the same, but for a few lines beside what is not, and tells what is gone where it does.
 fn elided<'a>(file: &'a SourceFile, compared: &Compared) -> Vec<Shown<'a>> {
     let total = file.lines.len();
     let mut out = Vec::new();
@@ -157,6 +157,10 @@ fn elided<'a>(file: &'a SourceFile, compared: &Compared) -> Vec<Shown<'a>> {
     lines(&mut out, next, total);
     if next == total && !compared.common.is_empty() && compared.total > there {
         out.push(Shown::Gone(compared.total - there));
+    }
+    if !out.iter().any(|part| matches!(part, Shown::Same(..))) {
+        // All of it is to be seen, as without a template.
+        out.retain(|part| matches!(part, Shown::Line(..)));
     }
     out
 }
