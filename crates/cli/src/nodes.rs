@@ -25,6 +25,10 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
         node.models.iter().find(|m| m.name == model.name)
     };
     let mut found = Vec::new();
+    if let Some(reason) = (model.decode.iter()).find_map(|d| held_by(d)?.stays.as_ref()) {
+        found.extend(idle_prefill_nodes(model, reason));
+        return found;
+    }
     for prefill in &model.prefill {
         for decode in model.decode.iter().filter(|d| *d != prefill) {
             let (Some(p), Some(d)) = (held_by(prefill), held_by(decode)) else {
@@ -55,6 +59,22 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
         }
     }
     found
+}
+
+/// Prefill nodes of a model whose KV is not handed over.
+fn idle_prefill_nodes(model: &ModelConfig, reason: &str) -> Option<String> {
+    let others: Vec<String> = (model.prefill.iter())
+        .filter(|node| !model.decode.contains(node))
+        .map(|node| format!("`{node}`"))
+        .collect();
+    (!others.is_empty()).then(|| {
+        format!(
+            "KV of model `{}` is not handed over ({reason}), so {} would do nothing for it: give them `decode`, too, or leave \
+             them out",
+            model.name,
+            others.join(", ")
+        )
+    })
 }
 
 fn unequal_options(

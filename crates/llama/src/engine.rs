@@ -1,11 +1,10 @@
 //! [`LlamaEngine`]: one model and one context.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use llama_cpp_2::context::LlamaContext;
-use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
@@ -17,87 +16,17 @@ use tandem_engine::{
 use tandem_kv::{Contract, KvBlock, Plane, Section};
 
 use crate::blob::{self, BlobError};
-use crate::gguf::{Gguf, GgufError, Value};
-use crate::layout::{self, LayoutError};
+use crate::gguf::{Gguf, Value};
+use crate::layout;
+use crate::options::{LlamaError, LlamaOptions, check_options, context_params};
 use crate::pool::{self, Seat};
 use crate::tap::{self, Side, Staging};
 use crate::turns::{self, Turn};
 use crate::vocabulary::{Vocabulary, native};
 
-/// Largest number of sequences: llama.cpp aborts the process beyond `LLAMA_MAX_SEQ` = 256 ids,
-/// and one id is the scratch.
-pub const MAX_SEQUENCES: u32 = 255;
-
-/// How to load a model.
-#[derive(Debug, Clone)]
-pub struct LlamaOptions {
-    /// What should fit at once.
-    pub capacity: Capacity,
-    /// CPU threads.
-    pub threads: u32,
-    /// Layers on the GPU, where the build has one; all by default.
-    pub gpu_layers: u32,
-    /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits
-    /// behind each part of a graph, also where nothing is read, as in decoding, but not for what is read.
-    pub by_layer: bool,
-}
-
 /// Tokens of a step at the end of a prompt where the processor computes: short enough for little of a prompt to be
 /// left to send behind it, long enough not to take longer. A GPU computes so few at a loss.
 const TAIL_TOKENS: u32 = 64;
-
-impl Default for LlamaOptions {
-    fn default() -> Self {
-        Self {
-            capacity: Capacity {
-                sequences: 4,
-                tokens_per_sequence: 8192,
-                prefill_tokens: 512,
-                microbatch_tokens: 512,
-            },
-            threads: 1,
-            gpu_layers: 999,
-            by_layer: true,
-        }
-    }
-}
-
-/// Why a model cannot be loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LlamaError {
-    /// The file.
-    #[error(transparent)]
-    File(#[from] GgufError),
-    /// The cache layout.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// The cache that llama.cpp made is not the one that the metadata describe.
-    #[error(
-        "{path}: llama.cpp's cache is not what the metadata say, so KV cannot be exchanged: {source}"
-    )]
-    Probe {
-        /// The model.
-        path: PathBuf,
-        /// The difference.
-        source: BlobError,
-    },
-    /// An option is out of range.
-    #[error("option `{option}`: {reason}")]
-    Option {
-        /// Its name.
-        option: &'static str,
-        /// What is wrong and what is allowed.
-        reason: String,
-    },
-    /// llama.cpp refused.
-    #[error("{path}: llama.cpp: {reason}")]
-    Llama {
-        /// The model.
-        path: PathBuf,
-        /// Its message.
-        reason: String,
-    },
-}
 
 static LOADING: Mutex<()> = Mutex::new(());
 
@@ -145,6 +74,8 @@ struct Slot {
 pub struct LlamaEngine {
     cell: Loaded,
     contract: Contract,
+    /// Why its KV is not handed over, if it is not. The contract then says which model it is, and nothing of its cache.
+    stays: Option<String>,
     capacity: Capacity,
     tail_tokens: u32,
     by_layer: bool,
@@ -173,13 +104,20 @@ impl std::fmt::Debug for LlamaEngine {
 }
 
 impl LlamaEngine {
-    /// Loads a GGUF file, derives its contract, and checks it against a real state of its cache.
+    /// Loads a GGUF file, derives its contract, and checks it against a real state of its cache. A model whose cache cannot
+    /// be described [stays](KvEngine::stays).
     ///
     /// # Errors
     /// See [`LlamaError`].
     pub fn load(path: &Path, options: &LlamaOptions) -> Result<Self, LlamaError> {
-        let engine = Self::load_as(path, options)?;
-        if engine.by_layer == options.by_layer {
+        let engine = match Self::load_as(path, options, None) {
+            Err(LlamaError::Probe { source, .. }) => {
+                let reason = format!("llama.cpp's cache is not what the metadata say: {source}");
+                return Self::load_as(path, options, Some(reason));
+            }
+            loaded => loaded?,
+        };
+        if engine.by_layer == options.by_layer || engine.stays.is_some() {
             return Ok(engine);
         }
         drop(engine);
@@ -188,13 +126,17 @@ impl LlamaEngine {
             by_layer: false,
             ..options.clone()
         };
-        Self::load_as(path, &options)
+        Self::load_as(path, &options, None)
     }
 
-    fn load_as(path: &Path, options: &LlamaOptions) -> Result<Self, LlamaError> {
+    /// `stays` says why the model does, if that is known already.
+    fn load_as(
+        path: &Path,
+        options: &LlamaOptions,
+        stays: Option<String>,
+    ) -> Result<Self, LlamaError> {
         check_options(options)?;
         let gguf = Gguf::read(path)?;
-        let contract = layout::contract(&gguf)?;
         let chat_template = match gguf.metadata.get("tokenizer.chat_template") {
             Some(Value::Text(t)) => Some(t.clone()),
             _ => None,
@@ -208,11 +150,14 @@ impl LlamaEngine {
         let params = LlamaModelParams::default().with_n_gpu_layers(options.gpu_layers);
         let model = LlamaModel::load_from_file(backend, path, &params)
             .map_err(|e| fail(format!("{e}; is the file complete?")))?;
+        let (contract, stays) = described(&gguf, &model, stays)?;
+        let by_layer = options.by_layer && stays.is_none();
+        let layers = model.n_layer();
         let model = Arc::new(model);
         let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model), chat_template));
         let cell = Loaded::try_new(model, |model| {
-            let params = context_params(options);
-            let params = if options.by_layer {
+            let params = context_params(options, stays.is_none());
+            let params = if by_layer {
                 tap::tapped(params)
             } else {
                 params
@@ -228,7 +173,7 @@ impl LlamaEngine {
         })?;
         let micro = options.capacity.microbatch_tokens;
         let on_gpu = options.gpu_layers > 0 && backend.supports_gpu_offload();
-        let all_on_gpu = on_gpu && options.gpu_layers as usize >= contract.layers.len();
+        let all_on_gpu = on_gpu && options.gpu_layers >= layers;
         // One thread waits for no other, so that it may share its core.
         let takes_turns = !all_on_gpu && options.threads > 1;
         let seat =
@@ -237,9 +182,10 @@ impl LlamaEngine {
         let mut engine = Self {
             cell,
             contract,
+            stays,
             capacity: options.capacity,
             tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
-            by_layer: options.by_layer,
+            by_layer,
             threads: (!all_on_gpu).then_some(options.threads),
             takes_turns,
             turn: None,
@@ -250,7 +196,11 @@ impl LlamaEngine {
             slots: vec![Slot::default(); options.capacity.sequences as usize],
             state: Vec::new(),
         };
-        engine.probe().map_err(|source| LlamaError::Probe {
+        let probed = match engine.stays {
+            None => engine.probe(),
+            Some(_) => engine.probe_staying(),
+        };
+        probed.map_err(|source| LlamaError::Probe {
             path: path.to_owned(),
             source,
         })?;
@@ -272,6 +222,39 @@ impl LlamaEngine {
             self.gives_none("rows are others than those in the cache");
         }
         Ok(())
+    }
+
+    /// Evaluates two tokens and the logits of a third, so that a model that writes no text is refused at load time.
+    fn probe_staying(&mut self) -> Result<(), BlobError> {
+        let sequence = self.open().map_err(probed)?;
+        let logits = self
+            .prefill(sequence, 0, &[0, 0])
+            .and_then(|()| self.verify(sequence, 2))
+            .and_then(|()| {
+                self.decode(&[DecodeStep {
+                    sequence,
+                    token: 0,
+                    position: 2,
+                }])
+            });
+        self.release(sequence);
+        match logits.map_err(probed)? {
+            rows if rows.iter().flatten().any(|x| x.is_finite()) => Ok(()),
+            _ => Err(BlobError {
+                at: "logits",
+                reason: "none is a number".to_owned(),
+            }),
+        }
+    }
+
+    /// That KV of this model is handed over.
+    fn is_handed_over(&self) -> Result<(), EngineError> {
+        match &self.stays {
+            None => Ok(()),
+            Some(reason) => Err(EngineError::Refused(format!(
+                "KV of this model is not handed over: {reason}"
+            ))),
+        }
     }
 
     /// What is given of two tokens while they are computed, and what is in the cache then.
@@ -566,6 +549,25 @@ impl LlamaEngine {
     }
 }
 
+/// What is known of a model's cache, or why that is not enough to hand its KV over.
+fn described(
+    gguf: &Gguf,
+    model: &LlamaModel,
+    stays: Option<String>,
+) -> Result<(Contract, Option<String>), LlamaError> {
+    layout::check_writes(gguf)?;
+    let has_states = model.is_recurrent() || model.is_hybrid();
+    let stays = stays.map_or_else(|| layout::contract(gguf).map_err(|e| e.why()), Err);
+    match stays {
+        Ok(_) if has_states => Ok((
+            layout::unknown(gguf)?,
+            Some("it keeps a recurrent state".to_owned()),
+        )),
+        Ok(contract) => Ok((contract, None)),
+        Err(reason) => Ok((layout::unknown(gguf)?, Some(reason))),
+    }
+}
+
 fn probed(e: EngineError) -> BlobError {
     BlobError {
         at: "probe",
@@ -589,62 +591,6 @@ fn native_id(sequence: Sequence) -> i32 {
     i32::try_from(sequence.0).unwrap_or(0)
 }
 
-fn check_options(options: &LlamaOptions) -> Result<(), LlamaError> {
-    let c = options.capacity;
-    let fail = |option, reason: String| Err(LlamaError::Option { option, reason });
-    if c.sequences == 0 || c.sequences > MAX_SEQUENCES {
-        return fail(
-            "sequences",
-            format!("{}, allowed 1..={MAX_SEQUENCES}", c.sequences),
-        );
-    }
-    if c.tokens_per_sequence < 2 || c.tokens_per_sequence > tandem_kv::limits::MAX_TOKENS {
-        return fail(
-            "context",
-            format!(
-                "{}, allowed 2..={}",
-                c.tokens_per_sequence,
-                tandem_kv::limits::MAX_TOKENS
-            ),
-        );
-    }
-    if c.microbatch_tokens == 0
-        || !c.prefill_tokens.is_multiple_of(c.microbatch_tokens)
-        || c.prefill_tokens == 0
-    {
-        return fail(
-            "chunk",
-            format!(
-                "{} is not a multiple of the microbatch {}",
-                c.prefill_tokens, c.microbatch_tokens
-            ),
-        );
-    }
-    if options.threads == 0 || options.threads > 512 {
-        return fail("threads", format!("{}, allowed 1..=512", options.threads));
-    }
-    Ok(())
-}
-
-fn context_params(options: &LlamaOptions) -> LlamaContextParams {
-    let c = options.capacity;
-    let tokens = c.sequences.saturating_mul(c.tokens_per_sequence);
-    let threads = i32::try_from(options.threads).unwrap_or(1);
-    LlamaContextParams::default()
-        .with_n_ctx(std::num::NonZeroU32::new(tokens))
-        .with_n_batch(c.prefill_tokens.max(c.sequences))
-        .with_n_ubatch(c.microbatch_tokens)
-        .with_n_seq_max(c.sequences + 1)
-        .with_n_threads(threads)
-        .with_n_threads_batch(threads)
-        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)
-        .with_type_k(llama_cpp_2::context::params::KvCacheType::F16)
-        .with_type_v(llama_cpp_2::context::params::KvCacheType::F16)
-        .with_kv_unified(true)
-        .with_swa_full(false)
-        .with_offload_kqv(true)
-}
-
 impl KvEngine for LlamaEngine {
     fn contract(&self) -> &Contract {
         &self.contract
@@ -664,6 +610,10 @@ impl KvEngine for LlamaEngine {
 
     fn threads(&self) -> Option<u32> {
         self.threads
+    }
+
+    fn stays(&self) -> Option<&str> {
+        self.stays.as_deref()
     }
 
     fn begin_step(&mut self) {
@@ -724,6 +674,7 @@ impl KvEngine for LlamaEngine {
         section: Section,
         tokens: Range<u32>,
     ) -> Result<KvBlock, EngineError> {
+        self.is_handed_over()?;
         self.slot(sequence)?;
         let held = self.held(sequence);
         let window = section == Section::Window;
@@ -755,6 +706,7 @@ impl KvEngine for LlamaEngine {
         block: &KvBlock,
         tokens: Range<u32>,
     ) -> Result<(), EngineError> {
+        self.is_handed_over()?;
         let slot = self.slot(sequence)?;
         block
             .validate(&self.contract)
@@ -807,7 +759,8 @@ impl KvEngine for LlamaEngine {
             return;
         }
         let id = native_id(sequence);
-        let mut kept = if self.contract.has_window() {
+        // A recurrent state does not go back, and what other caches have dropped is not known.
+        let mut kept = if self.contract.has_window() || self.stays.is_some() {
             0
         } else {
             tokens.min(held)

@@ -2,7 +2,7 @@
 //!
 //! llama.cpp does not tell through its API which layers have a window, so it is derived from the
 //! metadata by the rules of its loaders, for the architectures in the table below. The engine
-//! checks the result against a real state blob at load time and refuses a model that does not fit.
+//! checks the result against a real state blob at load time. KV of a model that does not fit is not handed over.
 
 use tandem_kv::contract::LAYOUT_VERSION;
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
@@ -12,7 +12,7 @@ use crate::gguf::{Gguf, Value};
 
 /// A model whose cache tandem cannot describe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("this model cannot be used: metadata `{key}`: {reason}")]
+#[error("metadata `{key}`: {reason}")]
 pub struct LayoutError {
     /// The metadata key at fault.
     pub key: String,
@@ -20,26 +20,61 @@ pub struct LayoutError {
     pub reason: String,
 }
 
+impl LayoutError {
+    /// The same without the key where the reason says what it is about.
+    pub(crate) fn why(&self) -> String {
+        match self.key.as_str() {
+            ARCHITECTURE => self.reason.clone(),
+            _ => self.to_string(),
+        }
+    }
+}
+
+const ARCHITECTURE: &str = "general.architecture";
+
 /// Architectures with windows, and after how many layers one with full attention follows when the
 /// file does not say so (llama.cpp's `set_swa_pattern`).
 const WINDOWED: [(&str, usize); 3] = [("gemma2", 2), ("gemma3", 6), ("gpt-oss", 2)];
 
-/// Architectures whose caches are recurrent, hybrid, latent or shared between layers, which have
-/// no neutral layout yet; by prefix.
-const UNSUPPORTED: [&str; 12] = [
-    "deepseek",
-    "mamba",
-    "rwkv",
-    "qwen3next",
-    "qwen35",
-    "falcon-h1",
-    "granitehybrid",
-    "lfm2",
-    "jamba",
-    "gemma3n",
-    "gemma4",
-    "nemotron_h",
+/// Architectures whose caches are not rows of K and V for each layer and token, by prefix, and what they have.
+const OTHER_CACHES: [(&str, &str); 18] = [
+    ("mamba", RECURRENT),
+    ("rwkv", RECURRENT),
+    ("arwkv", RECURRENT),
+    ("jamba", HYBRID),
+    ("falcon-h1", HYBRID),
+    ("granitehybrid", HYBRID),
+    ("lfm2", HYBRID),
+    ("nemotron_h", HYBRID),
+    ("plamo2", HYBRID),
+    ("kimi-linear", HYBRID),
+    ("qwen3next", HYBRID),
+    ("qwen35", HYBRID),
+    ("deepseek", LATENT),
+    ("glm-dsa", LATENT),
+    ("minicpm3", LATENT),
+    ("plm", LATENT),
+    ("gemma3n", SHARED),
+    ("gemma4", SHARED),
 ];
+
+const RECURRENT: &str = "a recurrent state instead of KV";
+const HYBRID: &str = "a recurrent state beside KV";
+const LATENT: &str = "one latent row instead of K and V";
+const SHARED: &str = "layers that share their KV";
+
+/// That a model can go on from a prompt by itself.
+///
+/// # Errors
+/// If an encoder would have to read the prompt first.
+pub fn check_writes(gguf: &Gguf) -> Result<(), LayoutError> {
+    let arch = gguf.architecture();
+    if arch.starts_with("t5") {
+        let reason = format!("`{arch}` has an encoder for the prompt, which is not supported");
+        return fail(ARCHITECTURE, reason);
+    }
+    Ok(())
+}
 
 /// The contract of a model.
 ///
@@ -47,11 +82,8 @@ const UNSUPPORTED: [&str; 12] = [
 /// Names the metadata key that is missing or describes something unsupported.
 pub fn contract(gguf: &Gguf) -> Result<Contract, LayoutError> {
     let arch = gguf.architecture();
-    if let Some(prefix) = UNSUPPORTED.iter().find(|p| arch.starts_with(*p)) {
-        return fail(
-            "general.architecture",
-            format!("`{arch}` ({prefix} family) has no neutral cache layout yet"),
-        );
+    if let Some((_, has)) = OTHER_CACHES.iter().find(|(p, _)| arch.starts_with(*p)) {
+        return fail(ARCHITECTURE, format!("`{arch}` has {has}"));
     }
     let n_layers = need(gguf, "block_count")?;
     let windows = window_layers(gguf, n_layers as usize)?;
@@ -67,20 +99,46 @@ pub fn contract(gguf: &Gguf) -> Result<Contract, LayoutError> {
     } else {
         0
     };
-    let contract = Contract {
+    valid(Contract {
+        window,
+        layers,
+        ..identity(gguf)
+    })
+}
+
+/// The contract of a model whose cache is not known: it tells models apart, and says nothing of layers, in whose place
+/// there is one of the smallest size.
+///
+/// # Errors
+/// If a value is too long.
+pub fn unknown(gguf: &Gguf) -> Result<Contract, LayoutError> {
+    valid(identity(gguf))
+}
+
+/// What tells models apart, with one layer of the smallest size.
+fn identity(gguf: &Gguf) -> Contract {
+    Contract {
         layout_version: LAYOUT_VERSION,
         engine: ENGINE_NAME.to_owned(),
-        architecture: arch.to_owned(),
+        architecture: gguf.architecture().to_owned(),
         quantisation: gguf.quantisation.clone(),
         weights: gguf.weights_digest.clone(),
         tokenizer: gguf.tokenizer_digest.clone(),
         rope: rope(gguf),
         rotation: "none".to_owned(),
-        window,
+        window: 0,
         key_type: ElementType::F16,
         value_type: ElementType::F16,
-        layers,
-    };
+        layers: vec![LayerSpec {
+            kind: LayerKind::Full,
+            kv_heads: 1,
+            key_dim: 1,
+            value_dim: 1,
+        }],
+    }
+}
+
+fn valid(contract: Contract) -> Result<Contract, LayoutError> {
     contract.validate().map_err(|e| LayoutError {
         key: e.field,
         reason: e.reason,

@@ -8,6 +8,7 @@
 //! - `tap`: rows of a layer while the next one is computed;
 //! - [`vocabulary`]: the tokenizer;
 //! - [`engine`]: [`LlamaEngine`], which implements [`KvEngine`](tandem_engine::KvEngine);
+//! - [`options`]: how a model is loaded, and why it cannot be;
 //! - [`turns`]: whose turn it is on the processor;
 //! - [`build`]: what this build can do (CPU features, backends).
 
@@ -16,9 +17,11 @@ pub mod build;
 pub mod engine;
 pub mod gguf;
 pub mod layout;
+pub mod options;
 mod pool;
 mod tap;
 pub mod turns;
 pub mod vocabulary;
 
-pub use engine::{LlamaEngine, LlamaError, LlamaOptions, MAX_SEQUENCES};
+pub use engine::LlamaEngine;
+pub use options::{LlamaError, LlamaOptions, MAX_SEQUENCES};

@@ -12,6 +12,7 @@ mod it {
     mod contracts;
     mod models;
     mod nano;
+    mod other_caches;
     mod reference;
     mod steps;
     mod vocabulary;

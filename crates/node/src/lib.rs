@@ -108,6 +108,7 @@ pub async fn run(
     let control = Gate::start(listener, config.security.clone(), config.limits.connect)?;
     let mut served = Vec::new();
     for (name, engine) in models {
+        check_stays(&name, engine.as_ref(), config.role)?;
         served.push(Arc::new(model::Model::start(name, engine, config.limits)?));
     }
     let node = Arc::new(api::Node {
@@ -162,6 +163,23 @@ pub async fn run(
         tracing::warn!("not all pages are on disk; leaving without them");
     }
     result
+}
+
+/// A node that only prefills has no use for a model whose KV it cannot hand over.
+fn check_stays(name: &str, engine: &dyn KvEngine, role: Role) -> Result<(), RunError> {
+    match engine.stays() {
+        Some(reason) if !role.decodes() => Err(RunError::Model {
+            model: name.to_owned(),
+            reason: format!(
+                "{reason}; this node only prefills for others: start it with `--role both`, or without this model"
+            ),
+        }),
+        Some(reason) => {
+            tracing::warn!(model = %name, %reason, "KV is not handed over: prompts are prefilled on this node, and their beginnings not reused");
+            Ok(())
+        }
+        None => Ok(()),
+    }
 }
 
 async fn expire(node: Arc<api::Node>) {

@@ -10,7 +10,7 @@ use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::{Capacity, KvEngine, Tokenizer};
 use tandem_kv::{Contract, KvBlock};
-use tandem_proto::{ErrorCode, NodeError};
+use tandem_proto::{ErrorCode, HandoffTerms, NodeError, Reuse};
 
 use tokio::sync::{Semaphore, oneshot, watch};
 
@@ -135,6 +135,28 @@ impl Model {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let seconds = tokens as f64 / rate;
         Duration::try_from_secs_f64(seconds).ok()
+    }
+
+    /// The terms of a request that is decoded here: nothing of a model that stays is reused.
+    #[must_use]
+    pub fn terms(&self, asked: &HandoffTerms) -> HandoffTerms {
+        let mut terms = asked.at_decode();
+        if self.stays.is_some() {
+            terms.reuse = Reuse::Off;
+        }
+        terms
+    }
+
+    /// That its KV is handed over.
+    ///
+    /// # Errors
+    /// Says why it is not.
+    pub fn check_handed_over(&self) -> Result<(), NodeError> {
+        let Some(reason) = &self.stays else {
+            return Ok(());
+        };
+        let message = format!("KV of `{}` is not handed over: {reason}", self.name);
+        Err(NodeError::new(ErrorCode::InvalidRequest, message))
     }
 
     /// How a prompt is computed whose KV ends there, in chunks of so many tokens.

@@ -113,6 +113,7 @@ impl Scheduler {
     fn with_prefill(&self, decode: usize, model: usize, waiting: &Waiting) -> Prefill {
         let found = match waiting.route {
             Route::Local => return Prefill::Nobody(Vec::new()),
+            _ if let Some(why) = self.stays(decode, model) => Prefill::Nobody(vec![why]),
             Route::Auto => self.prefill_for(decode, model, waiting),
             Route::Remote => match self.prefill_for(decode, model, waiting) {
                 Prefill::Nobody(reasons) => self.prefill_on_itself(decode, model, reasons),
@@ -127,6 +128,13 @@ impl Scheduler {
             }
             found => found,
         }
+    }
+
+    /// Why KV of a model does not leave a node, if it does not.
+    fn stays(&self, node: usize, model: usize) -> Option<String> {
+        let name = &self.models[model].name;
+        let reason = self.nodes[node].model(name)?.stays.as_ref()?;
+        Some(format!("KV of `{name}` is not handed over: {reason}"))
     }
 
     fn prefill_for(&self, decode: usize, model: usize, waiting: &Waiting) -> Prefill {
@@ -245,7 +253,7 @@ impl Scheduler {
     fn lender(&self, prefill: usize, model: usize, waiting: &Waiting) -> Option<usize> {
         let name = &self.models[model].name;
         let own = &self.nodes[prefill].model(name)?.contract;
-        if !waiting.goes_on {
+        if !waiting.goes_on || self.stays(prefill, model).is_some() {
             return None;
         }
         let least = waiting.seen_by(prefill) + LEND_BLOCKS;

@@ -16,5 +16,6 @@ mod drain;
 mod grade;
 mod hostile;
 mod openai_client;
+mod other_caches;
 mod pins;
 mod processes;

@@ -53,7 +53,7 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
         request.prefill,
         request.alone_percent,
         request.chunk,
-        request.terms.at_decode(),
+        model.terms(&request.terms),
     );
     let start = Instant::now();
     let (tokens, generation) = prepared(&model, request).await?;
@@ -208,6 +208,9 @@ fn checked(node: &Node, request: &GenerateRequest) -> Result<Checked, NodeError>
     }
     let model = Arc::clone(node.model(&request.model)?);
     check_chunk(&model, request.chunk)?;
+    if request.prefill == PrefillMode::Remote || request.lender.is_some() {
+        model.check_handed_over()?;
+    }
     let peer = prefill_peer(node, request)?;
     if request.lender.is_some() && request.prefill == PrefillMode::Remote {
         return Err(invalid("`lender` is for the node that prefills"));

@@ -229,6 +229,7 @@ pub(super) fn checked(
     node.takes_work()?;
     tandem_proto::generate::check_request_id(&request.request)?;
     let model = Arc::clone(node.model(&request.model)?);
+    model.check_handed_over()?;
     if request.chunk == 0 {
         return Err(invalid("`chunk` is 0"));
     }

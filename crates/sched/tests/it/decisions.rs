@@ -492,6 +492,32 @@ fn a_difference_of_contract_excludes_a_prefill_node_and_is_named() {
 }
 
 /// A status of the model `m` in another quantisation.
+/// Prefill nodes that hold the same model change nothing.
+#[test]
+fn a_model_that_stays_is_prefilled_where_it_decodes_and_the_plan_says_why() {
+    let staying = || ModelStatus {
+        stays: Some("it keeps a state".into()),
+        ..held("m", 2, "t")
+    };
+    let mut s = pairs(2);
+    for node in PAIR {
+        tell(&mut s, up(node, status(Role::Both, vec![staying()])));
+    }
+    for (request, route) in [("a", Route::Auto), ("b", Route::Remote)] {
+        let plan = plan(&mut s, request, "m", route);
+        assert_eq!(
+            (plan.prefill, plan.lender, plan.alone_percent),
+            (None, None, 100)
+        );
+        let expected = [
+            "KV of `m` is not handed over: it keeps a state".to_owned(),
+            format!("`{}` prefills by itself", plan.decode),
+        ];
+        assert_eq!(plan.notes, expected);
+    }
+    check(&mut s, submit("c", "m", Route::Local), &["c@d0<-"]);
+}
+
 fn quantised(role: Role, quantisation: &str) -> Box<NodeStatus> {
     let mut status = status(role, vec![held("m", 2, "t")]);
     let contract = &mut status.models[0].contract;
