@@ -61,6 +61,28 @@ impl TokenMask {
     pub fn allows(&self, token: Token) -> bool {
         (token as usize) < self.0.len() && self.0.is_allowed(token)
     }
+
+    /// The logits, with negative infinity in place of those of tokens that may not come next.
+    pub(crate) fn apply(&self, logits: &[f32], masked: &mut Vec<f32>) {
+        const BITS: usize = u32::BITS as usize;
+        masked.clear();
+        masked.resize(logits.len(), f32::NEG_INFINITY);
+        let known = logits.len().min(self.0.len());
+        let words = self.0.as_slice().iter();
+        let (from, to) = (
+            logits[..known].chunks(BITS),
+            masked[..known].chunks_mut(BITS),
+        );
+        for ((word, from), to) in words.zip(from).zip(to) {
+            for (bit, (from, to)) in from.iter().zip(to).enumerate() {
+                *to = if word >> bit & 1 == 1 {
+                    *from
+                } else {
+                    f32::NEG_INFINITY
+                };
+            }
+        }
+    }
 }
 
 /// Makes constraints for one model. Building it walks the whole vocabulary, so keep one per model.

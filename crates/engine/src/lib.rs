@@ -21,6 +21,7 @@ pub mod limits;
 pub mod sampling;
 pub mod stop;
 pub mod tokenizer;
+mod weights;
 
 pub use kv_engine::{Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence};
 pub use tokenizer::{SpecialTokens, Token, Tokenizer};

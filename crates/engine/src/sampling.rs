@@ -2,10 +2,14 @@
 //!
 //! Own code, because `std::discrete_distribution` differs between C++ libraries and `exp` between
 //! C libraries: with it the same logits and the same seed give the same token on Linux and macOS.
-//! Nothing here depends on a hash order, sums are `f64` in order of falling logit (ties: of rising
-//! id), `exp` is the plain-Rust one of `libm`, and the draw is ChaCha8 keyed by the seed.
+//! Nothing here depends on a hash order. Weights are made of additions, multiplications and divisions alone
+//! ([`weights`](crate::weights)), and summed as `f64` in an order that does not depend on the machine. The draw is ChaCha8
+//! keyed by the seed.
 //!
 //! Order as in llama.cpp: top-k, top-p, min-p, then temperature, then the draw.
+//!
+//! A vocabulary may have 262,144 tokens, of which a few hundred are in question. So passes over all are such that
+//! compilers vectorise, and only tokens near the best one are copied and sorted.
 
 use std::cmp::Ordering;
 
@@ -16,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::constraint::TokenMask;
 use crate::kv_engine::EngineError;
 use crate::tokenizer::Token;
+use crate::weights::{Candidate, above, block_sums, draw, draw_of_all, highest, weight};
 
 /// Highest temperature that is accepted; beyond it the choice is as good as uniform.
 pub const MAX_TEMPERATURE: f32 = 100.0;
@@ -98,14 +103,16 @@ impl SamplingParams {
     }
 }
 
-/// A token that may be chosen, and its logit.
-type Candidate = (Token, f32);
+/// How far below the best logit tokens are looked for, in turn, until enough are found.
+const REACHES: [f32; 3] = [8.0, 24.0, f32::INFINITY];
 
 /// Chooses tokens for one answer; owns the state of its random numbers.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
     rng: ChaCha8Rng,
+    /// Logits under a mask; kept, because the system takes long to give memory of that size.
+    masked: Vec<f32>,
 }
 
 impl Sampler {
@@ -118,6 +125,7 @@ impl Sampler {
         Self {
             params: params.clone(),
             rng: ChaCha8Rng::from_seed(key),
+            masked: Vec::new(),
         }
     }
 
@@ -133,75 +141,102 @@ impl Sampler {
         logits: &[f32],
         mask: Option<&TokenMask>,
     ) -> Result<Token, EngineError> {
-        let candidates = candidates(logits, mask)?;
-        if self.params.temperature <= 0.0 {
-            return best(&candidates)
-                .map(|(token, _)| token)
-                .ok_or_else(nothing_left);
-        }
-        let kept = self.truncate(candidates);
-        self.draw(&kept).ok_or_else(nothing_left)
-    }
-
-    /// Top-k, top-p, min-p. The result is in order of falling logit.
-    fn truncate(&self, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
-        let k = self.params.top_k as usize;
-        if k > 0 && k < candidates.len() {
-            candidates.select_nth_unstable_by(k - 1, better_first);
-            candidates.truncate(k);
-        }
-        candidates.sort_unstable_by(better_first);
-        let Some(&(_, max)) = candidates.first() else {
-            return candidates;
+        let max = highest(logits).map_err(|token| {
+            let logit = logits[token];
+            EngineError::Failed(format!("the logit of token {token} is {logit}"))
+        })?;
+        let Some(mask) = mask else {
+            return self.choose(logits, max);
         };
-        if self.params.top_p < 1.0 {
-            candidates.truncate(top_p_count(&candidates, max, f64::from(self.params.top_p)));
-        }
-        if self.params.min_p > 0.0 {
-            let min_p = f64::from(self.params.min_p);
-            candidates.retain(|&(_, logit)| weight(logit, max, 1.0) >= min_p);
-        }
-        candidates
+        let mut masked = std::mem::take(&mut self.masked);
+        mask.apply(logits, &mut masked);
+        let max = highest(&masked).unwrap_or(f32::NEG_INFINITY);
+        let chosen = self.choose(&masked, max);
+        self.masked = masked;
+        chosen
     }
 
-    /// One draw from the softmax of `kept` at the temperature.
-    fn draw(&mut self, kept: &[Candidate]) -> Option<Token> {
-        let max = kept.first()?.1;
-        let temperature = f64::from(self.params.temperature);
-        let weights: Vec<f64> = kept
-            .iter()
-            .map(|&(_, logit)| weight(logit, max, temperature))
-            .collect();
-        let target = unit(self.rng.next_u64()) * weights.iter().sum::<f64>();
-        let mut sum = 0.0;
-        for (&(token, _), weight) in kept.iter().zip(&weights) {
-            sum += weight;
-            if target < sum {
-                return Some(token);
-            }
+    /// Chooses among tokens of which the best has the logit `max`. Negative infinity means never.
+    fn choose(&mut self, logits: &[f32], max: f32) -> Result<Token, EngineError> {
+        if max == f32::NEG_INFINITY {
+            return Err(nothing_left());
         }
-        // Rounding can leave the target at the very end of the last interval.
-        kept.last().map(|&(token, _)| token)
+        let SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            ..
+        } = self.params;
+        if temperature <= 0.0 {
+            let best = above(logits, max).next();
+            return best.map(|(token, _)| token).ok_or_else(nothing_left);
+        }
+        let target = unit(self.rng.next_u64());
+        let keeps_all = top_k == 0 && top_p >= 1.0 && min_p <= 0.0;
+        let chosen = if keeps_all {
+            draw_of_all(logits, max, temperature, target).map(token)
+        } else {
+            let kept = self.params.truncate(logits, max);
+            let weights = kept.iter().map(|c| weight(c.1, max, temperature));
+            draw(&weights.collect::<Vec<_>>(), target).map(|index| kept[index].0)
+        };
+        chosen.ok_or_else(nothing_left)
     }
 }
 
-/// Tokens that may be chosen, in order of id. Negative infinity means never.
-fn candidates(logits: &[f32], mask: Option<&TokenMask>) -> Result<Vec<Candidate>, EngineError> {
-    let mut out = Vec::with_capacity(if mask.is_some() { 0 } else { logits.len() });
-    for (token, &logit) in (0..).zip(logits) {
-        if logit.is_nan() || logit == f32::INFINITY {
-            return Err(EngineError::Failed(format!(
-                "the logit of token {token} is {logit}"
-            )));
+impl SamplingParams {
+    /// Top-k, top-p, min-p. The result is in order of falling logit.
+    fn truncate(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
+        let (k, min_p) = (self.top_k as usize, self.min_p);
+        let weight = |c: &Candidate| weight(c.1, max, 1.0);
+        // Without top-k all tokens count, also those that are not looked at.
+        let all = (k == 0 && self.top_p < 1.0).then(|| block_sums(logits, max, 1.0).iter().sum());
+        let mut found = Vec::new();
+        for reach in REACHES {
+            found = above(logits, max - reach).collect::<Vec<Candidate>>();
+            let mut is_whole = k > 0 && found.len() >= k;
+            if k > 0 && k < found.len() {
+                found.select_nth_unstable_by(k - 1, better_first);
+                found.truncate(k);
+            }
+            found.sort_unstable_by(better_first);
+            if self.top_p < 1.0 {
+                let sum = || found.iter().map(|c| f64::from(weight(c))).sum::<f64>();
+                let enough = f64::from(self.top_p) * all.unwrap_or_else(sum);
+                if let Some(last) = first_sum(&found, weight, enough) {
+                    found.truncate(last + 1);
+                    is_whole |= k == 0;
+                }
+            }
+            if min_p > 0.0 {
+                // What is farther away weighs less than that.
+                is_whole |= k == 0 && weight(&(0, max - reach)) < min_p;
+                found.retain(|c| weight(c) >= min_p);
+            }
+            if is_whole {
+                break;
+            }
         }
-        if logit > f32::NEG_INFINITY && mask.is_none_or(|mask| mask.allows(token)) {
-            out.push((token, logit));
-        }
+        found
     }
-    if out.is_empty() {
-        return Err(nothing_left());
-    }
-    Ok(out)
+}
+
+/// The first candidate with which the sum of the weights is enough.
+fn first_sum(
+    found: &[Candidate],
+    weight: impl Fn(&Candidate) -> f32,
+    enough: f64,
+) -> Option<usize> {
+    let mut sum = 0.0;
+    found.iter().position(|c| {
+        sum += f64::from(weight(c));
+        sum >= enough
+    })
+}
+
+fn token(index: usize) -> Token {
+    Token::try_from(index).unwrap_or(Token::MAX)
 }
 
 fn nothing_left() -> EngineError {
@@ -212,28 +247,6 @@ fn nothing_left() -> EngineError {
 /// Adding zero makes -0 and 0 equal.
 fn better_first(a: &Candidate, b: &Candidate) -> Ordering {
     (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0))
-}
-
-fn best(candidates: &[Candidate]) -> Option<Candidate> {
-    candidates.iter().copied().min_by(better_first)
-}
-
-/// Unnormalised softmax; 1 for the best token.
-fn weight(logit: f32, max: f32, temperature: f64) -> f64 {
-    libm::exp((f64::from(logit) - f64::from(max)) / temperature)
-}
-
-/// Number of sorted candidates whose probabilities first sum to `top_p`; at least one.
-fn top_p_count(sorted: &[Candidate], max: f32, top_p: f64) -> usize {
-    let total: f64 = sorted.iter().map(|&(_, l)| weight(l, max, 1.0)).sum();
-    let mut sum = 0.0;
-    for (i, &(_, logit)) in sorted.iter().enumerate() {
-        sum += weight(logit, max, 1.0);
-        if sum >= top_p * total {
-            return i + 1;
-        }
-    }
-    sorted.len()
 }
 
 /// 53 random bits as a number in `[0, 1)`.

@@ -7,6 +7,7 @@ mod fixtures;
 mod fuzz;
 mod limits;
 mod nano_eval;
+mod sampling;
 mod schemas;
 mod templates;
 mod tidy;
@@ -36,6 +37,8 @@ enum Task {
     Fuzz(fuzz::FuzzArguments),
     /// Compiles and follows JSON schemas that mean harm.
     Schemas(schemas::SchemasArguments),
+    /// Measures how long choosing a token takes.
+    Sampling(sampling::SamplingArguments),
     /// Compares how chat templates are rendered with Jinja2.
     Templates(templates::TemplatesArguments),
     /// Writes `docs/limits.md`.
@@ -53,6 +56,7 @@ fn main() -> anyhow::Result<()> {
         Task::NanoEval(arguments) => nano_eval::run(&arguments),
         Task::Codecs(arguments) => codecs::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(root(), &arguments),
+        Task::Sampling(arguments) => sampling::measure(&arguments),
         Task::Schemas(arguments) => schemas::run(root(), &arguments),
         Task::Templates(arguments) => templates::run(&arguments),
         Task::Limits => limits::run(root(), false),

@@ -123,6 +123,113 @@ proptest! {
     }
 }
 
+/// As many tokens as a large vocabulary has, a few of them far above the others, and ties.
+fn many_logits(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / 16_777_216.0
+    };
+    (0..count)
+        .map(|_| {
+            let bell = (next() + next() + next() + next() - 2.0) * 5.0;
+            let tail = if next() < 0.001 { 8.0 * next() } else { 0.0 };
+            ((bell + tail) * 64.0).round() / 64.0
+        })
+        .collect()
+}
+
+/// The tokens that may be drawn, in order, by sorting all.
+fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+    let mut all: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|l| f64::from(*l))).collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if params.top_k > 0 {
+        all.truncate(params.top_k as usize);
+    }
+    let max = all[0].1;
+    let weight = |logit: f64| (logit - max).exp();
+    if params.top_p < 1.0 {
+        let total: f64 = all.iter().map(|a| weight(a.1)).sum();
+        let mut sum = 0.0;
+        let last = all.iter().position(|a| {
+            sum += weight(a.1);
+            sum >= f64::from(params.top_p) * total
+        });
+        all.truncate(last.map_or(all.len(), |last| last + 1));
+    }
+    all.retain(|a| weight(a.1) >= f64::from(params.min_p));
+    all.into_iter().map(|a| a.0).collect()
+}
+
+/// Only tokens near the best one are looked at: every setting draws from the same as if all were sorted, and reaches
+/// the last of them.
+#[test]
+fn of_a_large_vocabulary_the_same_tokens_are_drawn_as_by_sorting_all() {
+    for (seed, count) in [(1, 262_144), (2, 5_001)] {
+        let mut logits = many_logits(seed, count);
+        // Never to be drawn.
+        for never in (0..count).step_by(7) {
+            logits[never] = f32::NEG_INFINITY;
+        }
+        for (top_k, top_p, min_p) in [
+            (0, 0.5, 0.0),
+            (0, 0.95, 0.0),
+            (0, 0.999_9, 0.0),
+            (0, 1.0, 0.05),
+            (0, 1.0, 1e-6),
+            (1, 1.0, 0.0),
+            (40, 1.0, 0.0),
+            (3_000, 0.9, 0.001),
+            (1_000_000, 0.95, 0.05),
+            (40, 0.8, 0.1),
+        ] {
+            // So hot that all that are kept are nearly as likely as each other.
+            let params = params(100.0, top_k, top_p, min_p);
+            let possible = logits.iter().filter(|l| l.is_finite()).count();
+            let mut kept = kept_by_sorting(&logits, &params);
+            kept.truncate(possible);
+            let mut sampler = Sampler::new(&params);
+            let draws = if kept.len() < 50 { 600 } else { 60 };
+            let drawn: Vec<u32> = (0..draws)
+                .map(|_| sampler.sample(&logits, None).unwrap())
+                .collect();
+            let is_of = |tokens: &[u32]| {
+                let tokens: std::collections::BTreeSet<u32> = tokens.iter().copied().collect();
+                drawn.iter().filter(|t| tokens.contains(t)).count()
+            };
+            assert_eq!(is_of(&kept), draws, "{count}: {params:?}");
+            // The worst is reached, too: half of them as often as the other half.
+            let worse = is_of(&kept[kept.len() / 2..]);
+            assert!(worse > draws / 5, "{count}: {worse}, {params:?}");
+        }
+    }
+}
+
+/// Without any limit every token is as likely as the softmax has it, wherever in the vocabulary it is.
+#[test]
+fn of_a_large_vocabulary_every_part_is_drawn_as_often_as_it_should_be() {
+    let logits = many_logits(9, 262_144);
+    let params = params(1.3, 0, 1.0, 0.0);
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let weight = |l: &f32| (f64::from(l - max) / 1.3).exp();
+    let total: f64 = logits.iter().map(weight).sum();
+    let draws = 4_000;
+    let mut counts = [0_u32; 16];
+    let mut sampler = Sampler::new(&params);
+    for _ in 0..draws {
+        let token = sampler.sample(&logits, None).unwrap();
+        counts[token as usize / (262_144 / 16)] += 1;
+    }
+    for (part, count) in logits.chunks(262_144 / 16).zip(counts) {
+        let p = part.iter().map(weight).sum::<f64>() / total;
+        let share = f64::from(count) / f64::from(draws);
+        let deviation = (p * (1.0 - p) / f64::from(draws)).sqrt();
+        assert!((share - p).abs() < 5.0 * deviation, "{share} {p}");
+    }
+}
+
 #[test]
 fn frequencies_are_the_softmax() {
     let logits = [1.0, 3.0, 2.0, -1.0, 2.5, f32::NEG_INFINITY];
