@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
-use tandem_coordinator::{Config as CoordinatorConfig, HandoffConfig, ModelConfig, NodeConfig};
+use tandem_coordinator::{
+    Config as CoordinatorConfig, CorsConfig, HandoffConfig, ModelConfig, NodeConfig,
+};
 use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
 use tandem_proto::CodecChoice;
@@ -54,6 +56,10 @@ struct Typed {
     chunk: u32,
     #[serde(default)]
     handoff: HandoffConfig,
+    #[serde(default)]
+    lenient: bool,
+    #[serde(default)]
+    cors: CorsConfig,
     #[serde(default)]
     node: Vec<NodeConfig>,
     #[serde(default)]
@@ -142,6 +148,8 @@ fn parse(text: &str) -> anyhow::Result<Config> {
     let mut coordinator = CoordinatorConfig::new(typed.node, typed.model);
     coordinator.chunk = typed.chunk;
     coordinator.handoff = typed.handoff;
+    coordinator.lenient = typed.lenient;
+    coordinator.cors = typed.cors;
     coordinator.validate().map_err(|e| in_file_words(&e))?;
     let grading = typed
         .grading

@@ -169,6 +169,7 @@ fn request(arguments: &Arguments, model: String, prompt: String) -> ChatRequest 
             keep: false,
             ..TandemOptions::default()
         },
+        ignored: Vec::new(),
     }
 }
 
@@ -262,6 +263,6 @@ mod tests {
         let arguments = Line::parse_from(line.split_whitespace()).arguments;
         let (model, prompt) = ("m".repeat(MAX_NAME_BYTES), "x".repeat(MAX_PROMPT_BYTES));
         let body = serde_json::to_vec(&request(&arguments, model, prompt)).unwrap();
-        tandem_openai::parse_chat(&body).unwrap();
+        tandem_openai::parse_chat(&body, false).unwrap();
     }
 }

@@ -74,7 +74,7 @@ async fn chat(
     body: Body,
 ) -> Result<Response, Refusal> {
     let body = read_body(&server.service, &headers, body).await?;
-    let request = parse_chat(&body)?;
+    let request = parse_chat(&body, server.service.config.lenient)?;
     drop(body);
     let asked = Asked {
         api: Api::Chat,
@@ -88,6 +88,7 @@ async fn chat(
         stream: request.stream,
         include_usage: request.stream_options.include_usage,
         options: request.tandem,
+        ignored: request.ignored,
     };
     respond(&server, asked).await
 }
@@ -98,7 +99,7 @@ async fn completion(
     body: Body,
 ) -> Result<Response, Refusal> {
     let body = read_body(&server.service, &headers, body).await?;
-    let request = parse_completion(&body)?;
+    let request = parse_completion(&body, server.service.config.lenient)?;
     drop(body);
     let asked = Asked {
         api: Api::Completion,
@@ -109,6 +110,7 @@ async fn completion(
         stream: request.stream,
         include_usage: request.stream_options.include_usage,
         options: request.tandem,
+        ignored: request.ignored,
     };
     respond(&server, asked).await
 }
@@ -133,6 +135,7 @@ struct Asked {
     stream: bool,
     include_usage: bool,
     options: TandemOptions,
+    ignored: Vec<String>,
 }
 
 async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
@@ -161,6 +164,7 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
         return_tokens: asked.options.return_tokens,
         cache_salt: salt,
         keep: asked.options.keep,
+        ignored: asked.ignored,
     };
     if asked.stream {
         answer::streamed(service, job, frame).await
@@ -199,6 +203,7 @@ async fn read_body(
         if total > MAX_BODY_BYTES {
             return Err(ApiError::too_large(MAX_BODY_BYTES));
         }
+        check_content(headers)?;
         Ok(kept)
     };
     let limit = service.config.limits.body;
@@ -216,6 +221,42 @@ async fn read_body(
             message,
         ))
     })
+}
+
+/// A web page may post any other type to any server without asking before.
+fn check_content(headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default()
+    };
+    let refused = |what: &str, mend: &str| {
+        let message = format!("{what}; {mend}");
+        let kind = "invalid_request_error";
+        Err(ApiError::new(
+            415,
+            kind,
+            None,
+            Some("unsupported_media_type"),
+            message,
+        ))
+    };
+    let kind = text(header::CONTENT_TYPE)
+        .split(';')
+        .next()
+        .unwrap_or_default();
+    let kind = kind.trim().to_ascii_lowercase();
+    if kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json"))
+    {
+        let mend = "send `Content-Type: application/json`";
+        return refused("the body is not said to be JSON", mend);
+    }
+    let encoding = text(header::CONTENT_ENCODING).trim();
+    if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
+        return refused("the body is compressed", "send it as it is");
+    }
+    Ok(())
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Json<ModelList> {

@@ -440,6 +440,7 @@ impl Attempt<'_> {
                 ErrorCode::Stopping => Failure::Stopping,
                 _ => Failure::Refused,
             },
+            CallError::Connect(_) => Failure::Unreachable,
             _ => Failure::Lost,
         };
         let message = format!("decode node `{}` {error}", self.plan.decode);
@@ -514,12 +515,14 @@ async fn prefill(
             Ok(PrefillEvent::Failed(error)) => break Err(format!("failed: {error}").into()),
             Ok(PrefillEvent::Done {
                 prefill_ms,
+                computed_tokens,
                 transfer_ms,
                 exposed_transfer_ms,
                 ..
             }) => {
                 break Ok(PrefillTimes {
                     prefill_ms,
+                    computed_tokens: Some(computed_tokens),
                     transfer_ms,
                     exposed_transfer_ms,
                 });

@@ -12,6 +12,7 @@ use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use crate::error::ConfigError;
+use crate::guard;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
 use crate::pins::Pins;
 
@@ -29,6 +30,12 @@ pub struct Config {
     /// How KV passes between nodes.
     #[serde(default)]
     pub handoff: HandoffConfig,
+    /// Whether fields of requests that are not known or not done are ignored, and listed in the answer.
+    #[serde(default)]
+    pub lenient: bool,
+    /// Which web pages may ask.
+    #[serde(default)]
+    pub cors: CorsConfig,
     /// File in which what the names of models stand for is kept; not part of a configuration file. Without one it is
     /// kept as long as the coordinator runs.
     #[serde(skip)]
@@ -36,6 +43,40 @@ pub struct Config {
     /// Waits; not part of a configuration file.
     #[serde(skip)]
     pub limits: Limits,
+}
+
+/// Which web pages may ask.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CorsConfig {
+    /// Origins of other pages than those of this server, such as `https://course.example`; `*` for all.
+    pub origins: Vec<String>,
+    /// Names under which this server is reached although it listens on a loopback address, behind a proxy.
+    pub hosts: Vec<String>,
+}
+
+impl CorsConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        for (i, origin) in self.origins.iter().enumerate() {
+            let host = origin.split_once("://").map(|(_, host)| host);
+            let is_whole = host.is_some_and(|h| !h.is_empty() && !h.contains('/'));
+            if origin != guard::ANY && !is_whole {
+                let problem = format!(
+                    "is \"{origin}\": write scheme://host or scheme://host:port without a path, or \"*\""
+                );
+                let key = format!("cors.origins[{i}]");
+                return Err(ConfigError { key, problem });
+            }
+        }
+        for (i, host) in self.hosts.iter().enumerate() {
+            if host.is_empty() || host.contains([':', '/']) {
+                let problem = format!("is \"{host}\": write a name without scheme and port");
+                let key = format!("cors.hosts[{i}]");
+                return Err(ConfigError { key, problem });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// How KV passes between nodes.
@@ -224,6 +265,8 @@ impl Config {
             models,
             chunk: Self::DEFAULT_CHUNK,
             handoff: HandoffConfig::default(),
+            lenient: false,
+            cors: CorsConfig::default(),
             pins: None,
             limits: Limits::default(),
         }
@@ -235,6 +278,7 @@ impl Config {
     /// Names the first key at fault and the mend.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.handoff.validate()?;
+        self.cors.validate()?;
         check_count("nodes", self.nodes.len(), MAX_NODES)?;
         check_count("models", self.models.len(), MAX_MODELS)?;
         let mut names = BTreeSet::new();

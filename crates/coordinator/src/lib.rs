@@ -13,6 +13,7 @@ mod cluster;
 mod config;
 mod connect;
 mod error;
+mod guard;
 mod lending;
 mod life;
 pub mod limits;
@@ -29,7 +30,7 @@ mod tokenize;
 mod translate;
 
 pub use calls::{CallError, Calls};
-pub use config::{Config, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig};
+pub use config::{Config, CorsConfig, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig};
 pub use error::{ConfigError, CoordinatorError};
 pub use limits::Limits;
 pub use lines::Lines;

@@ -116,6 +116,8 @@ pub(crate) struct Job {
     pub(crate) cache_salt: String,
     /// Whether the answer may be kept for a next turn.
     pub(crate) keep: bool,
+    /// Fields of the request that were ignored.
+    pub(crate) ignored: Vec<String>,
 }
 
 /// A request that is answered.
@@ -319,7 +321,9 @@ fn after(failure: Option<(Failure, String)>, reason: &tandem_sched::Rejection) -
     match failure {
         None => translate::rejection(reason),
         Some((Failure::Busy, message)) => ApiError::busy(format!("{message}; {reason}")),
-        Some((Failure::Stopping, message)) => ApiError::unavailable(format!("{message}; {reason}")),
+        Some((Failure::Stopping | Failure::Unreachable, message)) => {
+            ApiError::unavailable(format!("{message}; {reason}"))
+        }
         Some((_, message)) => ApiError::bad_gateway(format!("{message}; {reason}")),
     }
 }
@@ -331,6 +335,7 @@ fn outcome(
 ) -> Outcome {
     let mut info = info(&answer.timeline);
     info.tokens = job.return_tokens.then_some(answer.tokens);
+    info.ignored.clone_from(&job.ignored);
     Outcome {
         text: answer.text,
         finish: answer.finish,

@@ -63,6 +63,8 @@ pub struct Limits {
     pub poll: Duration,
     /// Statuses in a row that a node may miss before it counts as down.
     pub missed_polls: u32,
+    /// How long after its last status a node is waited for by requests that only it can serve.
+    pub may_return: Duration,
     /// Between two signs of life to a client that waits for a streamed answer. An error within the
     /// first such time is answered with its status, a later one as an event.
     pub keep_alive: Duration,
@@ -88,6 +90,7 @@ impl Default for Limits {
             silence: tandem_proto::limits::SILENCE,
             poll: Duration::from_secs(1),
             missed_polls: 3,
+            may_return: Duration::from_secs(10),
             keep_alive: Duration::from_secs(3),
             prefill_report: Duration::from_secs(2),
             client_stall: Duration::from_secs(30),

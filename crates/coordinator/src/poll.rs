@@ -1,5 +1,7 @@
 //! Asks a node for its status again and again.
 
+use std::time::Instant;
+
 use tandem_sched::Event;
 use tokio::sync::oneshot;
 
@@ -19,9 +21,11 @@ pub(crate) async fn poll(
     let mut first = Some(first);
     let mut missed = limits.missed_polls;
     let mut up = None;
+    let mut last_up: Option<Instant> = None;
     loop {
         let result = calls.status(&node.address).await;
         missed = if result.is_ok() {
+            last_up = Some(Instant::now());
             0
         } else {
             missed.saturating_add(1)
@@ -39,7 +43,8 @@ pub(crate) async fn poll(
                 up = Some(result.is_ok());
                 announce(&node, &result);
             }
-            cluster.tell(event(&node, result)).await;
+            let may_return = last_up.is_some_and(|last| last.elapsed() < limits.may_return);
+            cluster.tell(event(&node, result, may_return)).await;
         }
         if let Some(first) = first.take() {
             // Nobody waits if the coordinator is stopping.
@@ -49,13 +54,18 @@ pub(crate) async fn poll(
     }
 }
 
-fn event(node: &NodeConfig, result: Result<Box<tandem_proto::NodeStatus>, CallError>) -> Event {
+fn event(
+    node: &NodeConfig,
+    result: Result<Box<tandem_proto::NodeStatus>, CallError>,
+    may_return: bool,
+) -> Event {
     let node = node.name.clone();
     match result {
         Ok(status) => Event::NodeUp { node, status },
         Err(e) => Event::NodeDown {
             node,
             reason: e.to_string(),
+            may_return,
         },
     }
 }

@@ -19,6 +19,7 @@ use crate::calls::Calls;
 use crate::cluster::{Cluster, cluster};
 use crate::config::Config;
 use crate::error::CoordinatorError;
+use crate::guard::guarded;
 use crate::life::Service;
 use crate::limits::MAX_CONNECTIONS;
 use crate::pairs::Pairs;
@@ -42,9 +43,7 @@ pub async fn run(
 ) -> Result<(), CoordinatorError> {
     config.validate()?;
     config.check_security(&security)?;
-    for (listener, public) in &listeners {
-        public.check_listen(listener.local_addr().map_err(LinkError::from)?)?;
-    }
+    let is_local = are_local(&listeners)?;
     let calls = Calls::new(security, config.identities(), config.limits);
     let models = config.models.iter().map(|m| m.name.clone()).collect();
     let pins = pins_of(&config)?;
@@ -95,7 +94,8 @@ pub async fn run(
         bodies: MAX_BODIES_BYTES,
     };
     let stop_serving = told.clone().cancelled_owned();
-    let serving = tandem_identity::serve(gates, router(service), bounds, stop_serving);
+    let routes = routes(service, is_local);
+    let serving = tandem_identity::serve(gates, routes, bounds, stop_serving);
     let serving = async { tokio::join!(serving, telling) };
     let ending = async {
         told.cancelled().await;
@@ -109,6 +109,19 @@ pub async fn run(
         () = ending => {}
     }
     Ok(())
+}
+
+/// Checks the addresses, and tells whether one of them is for this machine only: those without TLS are.
+fn are_local(listeners: &[(TcpListener, Public)]) -> Result<bool, CoordinatorError> {
+    for (listener, public) in listeners {
+        public.check_listen(listener.local_addr().map_err(LinkError::from)?)?;
+    }
+    Ok(listeners.iter().any(|(_, public)| !public.is_tls()))
+}
+
+fn routes(service: Arc<Service>, is_local: bool) -> axum::Router {
+    let cors = service.config.cors.clone();
+    guarded(router(service), cors, is_local)
 }
 
 fn pins_of(config: &Config) -> Result<Pins, CoordinatorError> {

@@ -10,6 +10,8 @@ use tandem_sched::Plan;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PrefillTimes {
     pub(crate) prefill_ms: f64,
+    /// Tokens that it computed; `None` if it did not tell.
+    pub(crate) computed_tokens: Option<u32>,
     pub(crate) transfer_ms: f64,
     pub(crate) exposed_transfer_ms: f64,
 }
@@ -39,6 +41,19 @@ impl Timeline {
         plan.prefill.is_some() && !self.alone && is_elsewhere && summary.local_tokens == 0
     }
 
+    /// Tokens of the prompt that nobody computed for this request. What the decode node had may have been computed again all
+    /// the same, where a model has windows: then a node cannot begin behind them.
+    fn saved(&self, plan: &Plan) -> u32 {
+        let summary = &self.summary;
+        if plan.prefill.is_none() || self.alone || summary.fallback.is_some() {
+            return summary.cached_tokens;
+        }
+        let kv_end = self.prompt_tokens.saturating_sub(1);
+        // If it did not tell, it may have computed all.
+        let computed = self.prefill.computed_tokens.unwrap_or(kv_end);
+        kv_end.saturating_sub(computed.saturating_add(summary.local_tokens))
+    }
+
     /// The extension of the answer.
     pub(crate) fn info(
         &self,
@@ -55,7 +70,8 @@ impl Timeline {
             prefill_node: remote.unwrap_or(&plan.decode).clone(),
             decode_node: plan.decode.clone(),
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.summary.cached_tokens,
+            cached_tokens: self.saved(plan),
+            held_tokens: self.summary.cached_tokens,
             generated_tokens: self.generated_tokens,
             phases_ms: PhasesMs {
                 queue: queue.as_secs_f64() * 1e3,
@@ -80,6 +96,7 @@ impl Timeline {
                 holds: p.holds,
             }),
             events,
+            ignored: Vec::new(),
             tokens: None,
         }
     }
@@ -88,6 +105,53 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_saved_is_what_nobody_computed() {
+        // (prefill node, asked for nothing, what it computed, tokens computed here, tokens that were here, failed, saved)
+        // of a prompt of 10 tokens.
+        let table = [
+            (Some("p"), false, Some(9), 0, 0, false, 0),
+            (Some("p"), false, Some(1), 0, 0, false, 8),
+            // The decode node had rows that the prefill node computed all the same.
+            (Some("p"), false, Some(9), 0, 8, false, 0),
+            (Some("p"), false, None, 0, 8, false, 0),
+            (Some("p"), false, None, 1, 8, true, 8),
+            (Some("p"), true, None, 2, 7, false, 7),
+            (None, true, None, 2, 7, false, 7),
+        ];
+        for (prefill, alone, computed, local_tokens, cached_tokens, failed, saved) in table {
+            let timeline = Timeline {
+                prompt_tokens: 10,
+                alone,
+                prefill: PrefillTimes {
+                    computed_tokens: computed,
+                    ..PrefillTimes::default()
+                },
+                summary: PrefillSummary {
+                    local_tokens,
+                    cached_tokens,
+                    fallback: failed.then(String::new),
+                    ..PrefillSummary::default()
+                },
+                ..Timeline::default()
+            };
+            let plan = Plan {
+                decode: "d".into(),
+                prefill: prefill.map(str::to_owned),
+                alone_percent: 0,
+                lender: None,
+                mixed_quantisation: false,
+                reason: String::new(),
+                notes: Vec::new(),
+            };
+            let info = timeline.info("r", &plan, Duration::ZERO, Vec::new());
+            assert_eq!(
+                (info.cached_tokens, info.held_tokens),
+                (saved, cached_tokens)
+            );
+        }
+    }
 
     #[test]
     fn the_mode_says_who_computed_the_prompt() {

@@ -33,11 +33,11 @@ pub(crate) async fn tokenize(service: &Service, body: &[u8]) -> Result<Tokenizat
     let kind: Result<Kind, _> = serde_json::from_slice(body);
     let is_chat = kind.is_ok_and(|kind| kind.messages.is_some());
     let (model, mut prompt, salt, field) = if is_chat {
-        let request = parse_chat(body)?;
+        let request = parse_chat(body, service.config.lenient)?;
         let prompt = translate::chat_prompt(&request);
         (request.model, prompt, request.tandem.cache_salt, "messages")
     } else {
-        let request = parse_completion(body)?;
+        let request = parse_completion(body, service.config.lenient)?;
         let prompt = translate::completion_prompt(&request);
         (request.model, prompt, request.tandem.cache_salt, "prompt")
     };

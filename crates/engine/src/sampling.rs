@@ -3,7 +3,7 @@
 //! Own code, because `std::discrete_distribution` differs between C++ libraries and `exp` between
 //! C libraries: with it the same logits and the same seed give the same token on Linux and macOS.
 //! Nothing here depends on a hash order. Weights are made of additions, multiplications and divisions alone
-//! ([`weights`](crate::weights)), and summed as `f64` in an order that does not depend on the machine. The draw is ChaCha8
+//! (`weights.rs`), and summed as `f64` in an order that does not depend on the machine. The draw is ChaCha8
 //! keyed by the seed.
 //!
 //! Order as in llama.cpp: top-k, top-p, min-p, then temperature, then the draw.

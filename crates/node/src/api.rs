@@ -197,12 +197,16 @@ pub fn router(node: Arc<Node>) -> Router {
         .with_state(node)
 }
 
-/// Reads the body within [`MAX_BODY_BYTES`] and [`crate::Limits::body`], so that no request hangs in it.
+/// Refuses what a browser sends, and reads the body within [`MAX_BODY_BYTES`] and [`crate::Limits::body`], so that no request hangs in it.
 async fn whole_body(
     State(node): State<Arc<Node>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Refusal> {
+    if request.headers().contains_key(header::ORIGIN) {
+        let message = "web pages may not ask a node";
+        return Err(NodeError::new(ErrorCode::Refused, message).into());
+    }
     let limit = node.config.limits.body;
     let (parts, body) = request.into_parts();
     let reading = axum::body::to_bytes(body, MAX_BODY_BYTES);

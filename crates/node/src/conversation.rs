@@ -229,6 +229,7 @@ pub async fn seed(
                     window: None,
                     computed: std::time::Instant::now(),
                     prefill_ms: 0.0,
+                    computed_tokens: 0,
                     last: false,
                     receipt_follows: false,
                 };

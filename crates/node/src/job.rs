@@ -269,6 +269,8 @@ pub struct Computed {
     pub computed: Instant,
     /// Time spent computing so far, in milliseconds.
     pub prefill_ms: f64,
+    /// Tokens of the prompt that were computed for it so far, not taken from elsewhere.
+    pub computed_tokens: u32,
     /// True for the last chunk of the prompt.
     pub last: bool,
     /// True if [`Input::Receipt`] follows.

@@ -219,6 +219,7 @@ pub async fn read(keep: Keep, mut pieces: Pieces, chunks: mpsc::Sender<Input>) {
             window: None,
             computed: std::time::Instant::now(),
             prefill_ms: 0.0,
+            computed_tokens: 0,
             last,
             receipt_follows: false,
         };

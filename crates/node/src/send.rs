@@ -78,6 +78,8 @@ pub enum Input {
 pub struct Report {
     /// Time spent computing, in milliseconds.
     pub prefill_ms: f64,
+    /// Tokens of the prompt that were computed for it.
+    pub computed_tokens: u32,
     /// Time during which KV was written but not acknowledged, in milliseconds.
     pub transfer_ms: f64,
     /// Time from the last prompt token computed, or the receiver's answer if that came later, to everything confirmed.
@@ -102,6 +104,7 @@ impl From<Report> for PrefillEvent {
     fn from(report: Report) -> Self {
         Self::Done {
             prefill_ms: report.prefill_ms,
+            computed_tokens: report.computed_tokens,
             transfer_ms: report.transfer_ms,
             exposed_transfer_ms: report.exposed_transfer_ms,
             handoff_bytes: report.raw_bytes,

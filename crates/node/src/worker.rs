@@ -280,6 +280,7 @@ impl Worker {
             tokens,
             chunk,
             prefill_ms: 0.0,
+            computed_tokens: 0,
             work,
             _admission: admission,
         };

@@ -2,13 +2,14 @@
 
 use crate::error::ApiError;
 use crate::fields::{Fields, parse_body, wrong_type};
+use crate::format::{ResponseFormat, response_format};
 use crate::limits;
 use crate::refused;
 use crate::sampling::{Sampling, StreamOptions};
 use crate::tandem::TandemOptions;
-use serde::ser::{SerializeStruct, Serializer};
+use crate::unknown::Unknown;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// A chat request, checked. Serialises to the body that [`parse_chat`] reads.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -31,6 +32,9 @@ pub struct ChatRequest {
     /// Extension.
     #[serde(skip_serializing_if = "TandemOptions::is_default")]
     pub tandem: TandemOptions,
+    /// Fields that were ignored, where the request or the server permits that.
+    #[serde(skip)]
+    pub ignored: Vec<String>,
 }
 
 /// One message. Text parts are joined by a line break, as llama.cpp and vLLM do.
@@ -68,71 +72,53 @@ impl Role {
     }
 }
 
-/// `response_format`.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub enum ResponseFormat {
-    /// Free text.
-    #[default]
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that satisfies a schema. Key order in the schema is the order of generation.
-    JsonSchema {
-        /// Name of the schema, for messages.
-        name: String,
-        /// The JSON schema, an object.
-        schema: Value,
-        /// Whether the caller relies on it; here the schema always binds.
-        strict: bool,
-    },
-}
-
-impl ResponseFormat {
-    fn is_text(&self) -> bool {
-        *self == Self::Text
-    }
-}
-
-impl Serialize for ResponseFormat {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_struct("ResponseFormat", 2)?;
-        match self {
-            Self::Text => out.serialize_field("type", "text")?,
-            Self::JsonObject => out.serialize_field("type", "json_object")?,
-            Self::JsonSchema {
-                name,
-                schema,
-                strict,
-            } => {
-                out.serialize_field("type", "json_schema")?;
-                out.serialize_field(
-                    "json_schema",
-                    &json!({"name": name, "schema": schema, "strict": strict}),
-                )?;
-            }
-        }
-        out.end()
-    }
-}
-
-/// Reads and checks the body of a chat request.
+/// Reads and checks the body of a chat request. `lenient`: what is not known here is ignored, as if the request said so.
 ///
 /// # Errors
 /// 400 for malformed JSON, a wrong type, a value out of range or an unsupported field (`param` names
 /// it), 413 for a body above [`limits::MAX_BODY_BYTES`].
-pub fn parse_chat(body: &[u8]) -> Result<ChatRequest, ApiError> {
+pub fn parse_chat(body: &[u8], lenient: bool) -> Result<ChatRequest, ApiError> {
     let mut fields = parse_body(body)?;
-    refused::check_chat(&fields)?;
+    let mut tandem = TandemOptions::parse(&mut fields)?;
+    let mut unknown = Unknown::new(lenient || tandem.lenient);
+    refused::check_chat(&mut fields, &mut unknown)?;
+    let model = model(&mut fields)?;
+    let messages = messages(&mut fields, &mut unknown)?;
+    let sampling = Sampling::parse(&mut fields)?;
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    let stream_options = StreamOptions::parse(&mut fields, &mut unknown)?;
+    let response_format = response_format(&mut fields, &mut unknown)?;
+    tandem.take_salt(&mut fields)?;
+    fields.finish(KNOWN, refused::INERT, &mut unknown)?;
     Ok(ChatRequest {
-        model: model(&mut fields)?,
-        messages: messages(&mut fields)?,
-        sampling: Sampling::parse(&mut fields)?,
-        stream: fields.boolean("stream")?.unwrap_or(false),
-        stream_options: StreamOptions::parse(&mut fields)?,
-        response_format: response_format(&mut fields)?,
-        tandem: TandemOptions::parse(&mut fields)?,
+        model,
+        messages,
+        sampling,
+        stream,
+        stream_options,
+        response_format,
+        tandem,
+        ignored: unknown.ignored(),
     })
 }
+
+/// What a chat may say, for those who wrote nearly that.
+const KNOWN: &[&str] = &[
+    "model",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "response_format",
+    "tandem",
+];
 
 /// The `model` field, which both kinds of request have.
 pub(crate) fn model(fields: &mut Fields) -> Result<String, ApiError> {
@@ -149,7 +135,7 @@ pub(crate) fn model(fields: &mut Fields) -> Result<String, ApiError> {
     Ok(name)
 }
 
-fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
+fn messages(fields: &mut Fields, unknown: &mut Unknown) -> Result<Vec<Message>, ApiError> {
     let items = match fields.take("messages") {
         None => return Err(fields.missing("messages")),
         Some(Value::Array(items)) => items,
@@ -165,11 +151,11 @@ fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     items
         .into_iter()
         .enumerate()
-        .map(|(i, item)| message(i, item))
+        .map(|(i, item)| message(i, item, unknown))
         .collect()
 }
 
-fn message(index: usize, item: Value) -> Result<Message, ApiError> {
+fn message(index: usize, item: Value, unknown: &mut Unknown) -> Result<Message, ApiError> {
     let mut fields = Fields::of(item, &format!("messages[{index}]"))?;
     let role = match fields.string("role")?.as_deref() {
         None => return Err(fields.missing("role")),
@@ -185,29 +171,17 @@ fn message(index: usize, item: Value) -> Result<Message, ApiError> {
             ));
         }
     };
-    for name in ["tool_calls", "function_call", "audio"] {
-        let neutral = fields
-            .get(name)
-            .is_none_or(|v| v.as_array().is_some_and(Vec::is_empty));
-        if !neutral {
-            let path = fields.path_of(name);
-            return Err(ApiError::invalid(
-                &path,
-                format!("'{path}' is not supported here; leave it out"),
-            ));
-        }
-    }
     let path = fields.path_of("content");
     let content = fields
         .take("content")
         .ok_or_else(|| fields.missing("content"))?;
-    Ok(Message {
-        role,
-        content: content_text(content, &path)?,
-    })
+    let content = content_text(content, &path, unknown)?;
+    refused::check_message(&mut fields, unknown)?;
+    fields.finish(&["role", "content"], &[], unknown)?;
+    Ok(Message { role, content })
 }
 
-fn content_text(content: Value, path: &str) -> Result<String, ApiError> {
+fn content_text(content: Value, path: &str, unknown: &mut Unknown) -> Result<String, ApiError> {
     let parts = match content {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,
@@ -244,61 +218,7 @@ fn content_text(content: Value, path: &str) -> Result<String, ApiError> {
                 .string("text")?
                 .ok_or_else(|| fields.missing("text"))?,
         );
+        fields.finish(&["type", "text"], &["cache_control"], unknown)?;
     }
     Ok(texts.join("\n"))
-}
-
-fn response_format(fields: &mut Fields) -> Result<ResponseFormat, ApiError> {
-    let Some(value) = fields.take("response_format") else {
-        return Ok(ResponseFormat::Text);
-    };
-    let mut outer = Fields::of(value, "response_format")?;
-    match outer.string("type")?.as_deref() {
-        None => Err(outer.missing("type")),
-        Some("text") => Ok(ResponseFormat::Text),
-        Some("json_object") => Ok(ResponseFormat::JsonObject),
-        Some("json_schema") => {
-            let inner = outer
-                .take("json_schema")
-                .ok_or_else(|| outer.missing("json_schema"))?;
-            json_schema(Fields::of(inner, "response_format.json_schema")?)
-        }
-        Some(_) => Err(ApiError::invalid(
-            "response_format.type",
-            "'response_format.type' must be \"text\", \"json_object\" or \"json_schema\"",
-        )),
-    }
-}
-
-fn json_schema(mut fields: Fields) -> Result<ResponseFormat, ApiError> {
-    let name = fields
-        .string("name")?
-        .ok_or_else(|| fields.missing("name"))?;
-    if name.is_empty() || name.len() > limits::MAX_SCHEMA_NAME_BYTES {
-        let (path, limit) = (fields.path_of("name"), limits::MAX_SCHEMA_NAME_BYTES);
-        return Err(ApiError::invalid(
-            &path,
-            format!("'{path}' must have 1 to {limit} bytes"),
-        ));
-    }
-    let strict = fields.boolean("strict")?.unwrap_or(false);
-    let path = fields.path_of("schema");
-    let schema = fields
-        .take("schema")
-        .ok_or_else(|| fields.missing("schema"))?;
-    if !schema.is_object() {
-        return Err(wrong_type(&path, "an object", &schema));
-    }
-    if schema.to_string().len() > limits::MAX_SCHEMA_BYTES {
-        let limit = limits::MAX_SCHEMA_BYTES;
-        return Err(ApiError::invalid(
-            &path,
-            format!("'{path}' is longer than {limit} bytes"),
-        ));
-    }
-    Ok(ResponseFormat::JsonSchema {
-        name,
-        schema,
-        strict,
-    })
 }

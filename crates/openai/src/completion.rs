@@ -7,6 +7,7 @@ use crate::limits;
 use crate::refused;
 use crate::sampling::{Sampling, StreamOptions};
 use crate::tandem::TandemOptions;
+use crate::unknown::Unknown;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -28,6 +29,9 @@ pub struct CompletionRequest {
     /// Extension.
     #[serde(skip_serializing_if = "TandemOptions::is_default")]
     pub tandem: TandemOptions,
+    /// Fields that were ignored, where the request or the server permits that.
+    #[serde(skip)]
+    pub ignored: Vec<String>,
 }
 
 /// A prompt without a chat template. An array with one string or one array of ids is read as its element.
@@ -44,18 +48,44 @@ pub enum Prompt {
 ///
 /// # Errors
 /// As [`crate::parse_chat`].
-pub fn parse_completion(body: &[u8]) -> Result<CompletionRequest, ApiError> {
+pub fn parse_completion(body: &[u8], lenient: bool) -> Result<CompletionRequest, ApiError> {
     let mut fields = parse_body(body)?;
-    refused::check_completion(&fields)?;
+    let mut tandem = TandemOptions::parse(&mut fields)?;
+    let mut unknown = Unknown::new(lenient || tandem.lenient);
+    refused::check_completion(&mut fields, &mut unknown)?;
+    let model = model(&mut fields)?;
+    let prompt = prompt(&mut fields)?;
+    let sampling = Sampling::parse(&mut fields)?;
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    let stream_options = StreamOptions::parse(&mut fields, &mut unknown)?;
+    tandem.take_salt(&mut fields)?;
+    fields.finish(KNOWN, refused::INERT, &mut unknown)?;
     Ok(CompletionRequest {
-        model: model(&mut fields)?,
-        prompt: prompt(&mut fields)?,
-        sampling: Sampling::parse(&mut fields)?,
-        stream: fields.boolean("stream")?.unwrap_or(false),
-        stream_options: StreamOptions::parse(&mut fields)?,
-        tandem: TandemOptions::parse(&mut fields)?,
+        model,
+        prompt,
+        sampling,
+        stream,
+        stream_options,
+        tandem,
+        ignored: unknown.ignored(),
     })
 }
+
+/// What a completion may say, for those who wrote nearly that.
+const KNOWN: &[&str] = &[
+    "model",
+    "prompt",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "tandem",
+];
 
 fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
     let value = fields

@@ -6,7 +6,7 @@ use std::fmt;
 /// An error that a request is answered with: the HTTP status and what goes into the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
-    /// HTTP status: 400, 404, 413, 429, 500, 502 or 503.
+    /// HTTP status: 400, 403, 404, 413, 415, 429, 500, 502 or 503.
     pub status: u16,
     /// What the body says.
     pub detail: ErrorDetail,

@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::limits;
+use crate::unknown::Unknown;
 use serde_json::{Map, Value};
 
 /// The fields of one JSON object, taken out one by one.
@@ -148,17 +149,17 @@ impl Fields {
         }
     }
 
-    /// Refuses whatever has not been taken.
-    pub(crate) fn no_more(&self) -> Result<(), ApiError> {
-        match self.map.keys().next() {
-            None => Ok(()),
-            Some(key) => {
-                let path = self.path_of(key);
-                Err(ApiError::invalid(
-                    &path,
-                    format!("'{path}' is not a known field; remove it"),
-                ))
-            }
+    /// Looks at whatever has not been taken: null and `inert` names change nothing, others are not known here.
+    pub(crate) fn finish(
+        self,
+        known: &[&str],
+        inert: &[&str],
+        unknown: &mut Unknown,
+    ) -> Result<(), ApiError> {
+        let rest = self.map.iter().filter(|(_, value)| !value.is_null());
+        for (name, _) in rest.filter(|(name, _)| !inert.contains(&name.as_str())) {
+            unknown.meets(&self.path_of(name), name, known)?;
         }
+        Ok(())
     }
 }

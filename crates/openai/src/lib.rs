@@ -13,16 +13,19 @@ mod chat;
 mod completion;
 mod error;
 mod fields;
+mod format;
 pub mod limits;
 mod refused;
 mod response;
 mod sampling;
 mod sse;
 mod tandem;
+mod unknown;
 
-pub use chat::{ChatRequest, Message, ResponseFormat, Role, parse_chat};
+pub use chat::{ChatRequest, Message, Role, parse_chat};
 pub use completion::{CompletionRequest, Prompt, parse_completion};
 pub use error::{ApiError, ErrorBody, ErrorDetail};
+pub use format::ResponseFormat;
 pub use response::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatMessage, Completion,
     CompletionChoice, Delta, FinishReason, Model, ModelList, PromptTokensDetails, Usage,

@@ -1,10 +1,11 @@
 //! Fields that would change the answer and that this server cannot honour.
 //!
 //! Ignoring them would give a wrong answer without a word, so any value but the neutral one is
-//! refused. Unknown fields that are not in this list (`user`, `metadata`, `store`, …) are accepted.
+//! refused. Fields in [`INERT`] change no answer. All others are not known.
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::unknown::Unknown;
 use serde_json::{Value, json};
 
 /// Which values of an unsupported field change nothing.
@@ -19,7 +20,43 @@ enum Neutral {
     Number(f64),
     /// The boolean `false`.
     False,
+    /// The boolean `true`.
+    True,
+    /// An array with exactly this value.
+    Only(&'static str),
 }
+
+/// Fields that change no answer of this server: bookkeeping, hints, and settings of samplers that are off.
+pub(crate) const INERT: &[&str] = &[
+    // OpenAI.
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "prediction",
+    // llama-server, Ollama, vLLM.
+    "cache_prompt",
+    "id_slot",
+    "timings_per_token",
+    "return_progress",
+    "keep_alive",
+    "request_id",
+    "priority",
+    // What these set is off, or refused, by another field.
+    "repeat_last_n",
+    "mirostat_eta",
+    "mirostat_tau",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "xtc_threshold",
+    "dynatemp_exponent",
+];
 
 const BOTH: &[(&str, Neutral)] = &[
     ("n", Neutral::Number(1.0)),
@@ -28,11 +65,27 @@ const BOTH: &[(&str, Neutral)] = &[
     ("frequency_penalty", Neutral::Number(0.0)),
     ("repetition_penalty", Neutral::Number(1.0)),
     ("repeat_penalty", Neutral::Number(1.0)),
+    ("length_penalty", Neutral::Number(1.0)),
+    ("typical_p", Neutral::Number(1.0)),
+    ("typ_p", Neutral::Number(1.0)),
+    ("tfs_z", Neutral::Number(1.0)),
+    ("top_a", Neutral::Number(0.0)),
+    ("top_n_sigma", Neutral::Number(-1.0)),
+    ("mirostat", Neutral::Number(0.0)),
+    ("dry_multiplier", Neutral::Number(0.0)),
+    ("xtc_probability", Neutral::Number(0.0)),
+    ("dynatemp_range", Neutral::Number(0.0)),
+    ("min_keep", Neutral::Number(0.0)),
+    ("n_probs", Neutral::Number(0.0)),
+    ("use_beam_search", Neutral::False),
     ("ignore_eos", Neutral::False),
     ("min_tokens", Neutral::Number(0.0)),
     ("stop_token_ids", Neutral::Empty),
-    ("grammar", Neutral::Never),
-    ("guided_json", Neutral::Never),
+    ("bad_words", Neutral::Empty),
+    ("include_stop_str_in_output", Neutral::False),
+    ("skip_special_tokens", Neutral::True),
+    ("spaces_between_special_tokens", Neutral::True),
+    ("grammar", Neutral::Is("")),
     ("guided_regex", Neutral::Never),
     ("guided_choice", Neutral::Never),
     ("guided_grammar", Neutral::Never),
@@ -51,6 +104,11 @@ const CHAT: &[(&str, Neutral)] = &[
     ("verbosity", Neutral::Is("medium")),
     ("chat_template", Neutral::Never),
     ("chat_template_kwargs", Neutral::Empty),
+    ("add_generation_prompt", Neutral::True),
+    ("continue_final_message", Neutral::False),
+    ("add_special_tokens", Neutral::False),
+    ("echo", Neutral::False),
+    ("modalities", Neutral::Only("text")),
 ];
 
 const COMPLETION: &[(&str, Neutral)] = &[
@@ -59,39 +117,44 @@ const COMPLETION: &[(&str, Neutral)] = &[
     ("echo", Neutral::False),
     ("suffix", Neutral::Is("")),
     ("response_format", Neutral::Never),
+    ("add_special_tokens", Neutral::True),
 ];
 
-/// Refuses unsupported fields of a chat request.
-pub(crate) fn check_chat(fields: &Fields) -> Result<(), ApiError> {
-    check(fields, BOTH)?;
-    check(fields, CHAT)?;
-    match fields.get("modalities") {
-        None => Ok(()),
-        Some(value) if *value == json!(["text"]) => Ok(()),
-        Some(_) => Err(ApiError::invalid(
-            "modalities",
-            "'modalities' may only be [\"text\"]",
-        )),
-    }
+/// Of a message.
+const MESSAGE: &[(&str, Neutral)] = &[
+    ("tool_calls", Neutral::Empty),
+    ("function_call", Neutral::Never),
+    ("audio", Neutral::Never),
+    ("annotations", Neutral::Empty),
+];
+
+/// Takes unsupported fields out of a chat request.
+pub(crate) fn check_chat(fields: &mut Fields, unknown: &mut Unknown) -> Result<(), ApiError> {
+    check(fields, BOTH, unknown)?;
+    check(fields, CHAT, unknown)
 }
 
-/// Refuses unsupported fields of a completion request.
-pub(crate) fn check_completion(fields: &Fields) -> Result<(), ApiError> {
-    check(fields, BOTH)?;
-    check(fields, COMPLETION)
+/// Takes unsupported fields out of a completion request.
+pub(crate) fn check_completion(fields: &mut Fields, unknown: &mut Unknown) -> Result<(), ApiError> {
+    check(fields, BOTH, unknown)?;
+    check(fields, COMPLETION, unknown)
 }
 
-fn check(fields: &Fields, list: &[(&str, Neutral)]) -> Result<(), ApiError> {
+/// Takes unsupported fields out of a message.
+pub(crate) fn check_message(fields: &mut Fields, unknown: &mut Unknown) -> Result<(), ApiError> {
+    check(fields, MESSAGE, unknown)
+}
+
+fn check(
+    fields: &mut Fields,
+    list: &[(&str, Neutral)],
+    unknown: &mut Unknown,
+) -> Result<(), ApiError> {
     for (name, neutral) in list {
-        if fields
-            .get(name)
-            .is_some_and(|value| !neutral.accepts(value))
-        {
-            let mend = neutral.mend();
-            return Err(ApiError::invalid(
-                name,
-                format!("'{name}' is not supported here; {mend}"),
-            ));
+        if fields.take(name).is_some_and(|v| !neutral.accepts(&v)) {
+            let path = fields.path_of(name);
+            let which = neutral.in_words();
+            unknown.refuses(&path, || format!("'{path}' is not supported here{which}"))?;
         }
     }
     Ok(())
@@ -108,16 +171,21 @@ impl Neutral {
             Self::Is(word) => value.as_str() == Some(word),
             Self::Number(x) => value.as_f64() == Some(*x),
             Self::False => value.as_bool() == Some(false),
+            Self::True => value.as_bool() == Some(true),
+            Self::Only(word) => *value == json!([word]),
         }
     }
 
-    fn mend(&self) -> String {
+    /// What it may be, as the end of a sentence.
+    fn in_words(&self) -> String {
         match self {
-            Self::Never => "leave it out".to_owned(),
-            Self::Empty => "leave it out or empty".to_owned(),
-            Self::Is(word) => format!("leave it out or set it to \"{word}\""),
-            Self::Number(x) => format!("leave it out or set it to {x}"),
-            Self::False => "leave it out or set it to false".to_owned(),
+            Self::Never => String::new(),
+            Self::Empty => ", unless empty".to_owned(),
+            Self::Is(word) => format!(", unless it is \"{word}\""),
+            Self::Number(x) => format!(", unless it is {x}"),
+            Self::False => ", unless it is false".to_owned(),
+            Self::True => ", unless it is true".to_owned(),
+            Self::Only(word) => format!(", unless it is [\"{word}\"]"),
         }
     }
 }

@@ -3,13 +3,14 @@
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type};
 use crate::limits;
+use crate::unknown::Unknown;
 use serde::Serialize;
 use serde_json::Value;
 
 /// How tokens are chosen and when to stop. `None` leaves the choice to the server.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Sampling {
-    /// Most tokens to generate, at least 1. `max_completion_tokens` is read as the same.
+    /// Most tokens to generate, at least 1. `max_completion_tokens` and llama-server's `n_predict` are read as the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// 0 (greedy) to 2.
@@ -45,14 +46,15 @@ impl StreamOptions {
         *self == Self::default()
     }
 
-    pub(crate) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub(crate) fn parse(fields: &mut Fields, unknown: &mut Unknown) -> Result<Self, ApiError> {
         let Some(value) = fields.take("stream_options") else {
             return Ok(Self::default());
         };
         let mut inner = Fields::of(value, "stream_options")?;
-        Ok(Self {
-            include_usage: inner.boolean("include_usage")?.unwrap_or(false),
-        })
+        let include_usage = inner.boolean("include_usage")?.unwrap_or(false);
+        // Padding of events, which no client needs.
+        inner.finish(&["include_usage"], &["include_obfuscation"], unknown)?;
+        Ok(Self { include_usage })
     }
 }
 
@@ -73,15 +75,28 @@ impl Sampling {
 }
 
 fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
-    let old = fields.integer("max_tokens", 1, limits::MAX_GENERATED_TOKENS)?;
-    let new = fields.integer("max_completion_tokens", 1, limits::MAX_GENERATED_TOKENS)?;
-    match (old, new) {
-        (Some(a), Some(b)) if a != b => Err(ApiError::invalid(
-            "max_completion_tokens",
-            format!("'max_tokens' is {a} and 'max_completion_tokens' is {b}; give one of them"),
-        )),
-        (a, b) => Ok(a.or(b).and_then(|n| u32::try_from(n).ok())),
+    let mut found: Option<(&str, i64)> = None;
+    for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
+        // For llama-server, -1 is no limit.
+        let least = if name == "n_predict" { -1 } else { 1 };
+        let Some(n) = fields.integer(name, least, limits::MAX_GENERATED_TOKENS)? else {
+            continue;
+        };
+        match found {
+            Some((other, m)) if m != n => {
+                return Err(ApiError::invalid(
+                    name,
+                    format!("'{other}' is {m} and '{name}' is {n}; give one of them"),
+                ));
+            }
+            _ if n == 0 => {
+                let message = "'n_predict' must be -1, or at least 1";
+                return Err(ApiError::invalid(name, message));
+            }
+            _ => found = Some((name, n)),
+        }
     }
+    Ok(found.and_then(|(_, n)| u32::try_from(n).ok()))
 }
 
 fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {

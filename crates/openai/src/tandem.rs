@@ -3,6 +3,7 @@
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::limits::MAX_SALT_BYTES;
+use crate::unknown::Unknown;
 use serde::{Deserialize, Serialize};
 
 /// Where the prefill of a request may run.
@@ -32,6 +33,9 @@ pub struct TandemOptions {
     /// False: the chat does not go on, so the KV of this answer is not kept for a next turn.
     #[serde(skip_serializing_if = "bool::clone")]
     pub keep: bool,
+    /// True: what this server does not know or do is ignored, and the answer lists it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lenient: bool,
 }
 
 impl Default for TandemOptions {
@@ -41,6 +45,7 @@ impl Default for TandemOptions {
             return_tokens: false,
             cache_salt: String::new(),
             keep: true,
+            lenient: false,
         }
     }
 }
@@ -69,19 +74,41 @@ impl TandemOptions {
         };
         let return_tokens = inner.boolean("return_tokens")?.unwrap_or(false);
         let cache_salt = inner.string("cache_salt")?.unwrap_or_default();
-        if cache_salt.len() > MAX_SALT_BYTES {
-            let message = format!("'tandem.cache_salt' is longer than {MAX_SALT_BYTES} bytes");
-            return Err(ApiError::invalid("tandem.cache_salt", message));
-        }
+        check_salt(&cache_salt, "tandem.cache_salt")?;
         let keep = inner.boolean("keep")?.unwrap_or(true);
-        inner.no_more()?;
+        let lenient = inner.boolean("lenient")?.unwrap_or(false);
+        // Nobody else's client sets these, so one that is not known is a mistake.
+        let known = ["route", "return_tokens", "cache_salt", "keep", "lenient"];
+        inner.finish(&known, &[], &mut Unknown::new(false))?;
         Ok(Self {
             route,
             return_tokens,
             cache_salt,
             keep,
+            lenient,
         })
     }
+
+    /// vLLM has the salt beside the other fields.
+    pub(crate) fn take_salt(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        if let Some(salt) = fields.string("cache_salt")? {
+            if !self.cache_salt.is_empty() && self.cache_salt != salt {
+                let message = "'cache_salt' and 'tandem.cache_salt' differ; give one of them";
+                return Err(ApiError::invalid("cache_salt", message));
+            }
+            check_salt(&salt, "cache_salt")?;
+            self.cache_salt = salt;
+        }
+        Ok(())
+    }
+}
+
+fn check_salt(salt: &str, path: &str) -> Result<(), ApiError> {
+    if salt.len() > MAX_SALT_BYTES {
+        let message = format!("'{path}' is longer than {MAX_SALT_BYTES} bytes");
+        return Err(ApiError::invalid(path, message));
+    }
+    Ok(())
 }
 
 /// Milliseconds spent in each phase of a request. Phases overlap; they do not add up to the whole.
@@ -134,8 +161,11 @@ pub struct TandemInfo {
     pub decode_node: String,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Prompt tokens whose KV was on the decode node already.
+    /// Prompt tokens that no node computed for this request.
     pub cached_tokens: u32,
+    /// Prompt tokens whose KV was on the decode node already, and was not sent.
+    #[serde(default)]
+    pub held_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
     /// Time per phase.
@@ -157,6 +187,9 @@ pub struct TandemInfo {
     /// Notes for a person, such as a fallback that was taken.
     #[serde(default)]
     pub events: Vec<String>,
+    /// Fields of the request that were ignored, because it or the server permits that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignored: Vec<String>,
     /// Generated token ids, if the request asked for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Vec<u32>>,

@@ -7,14 +7,17 @@ use serde_json::{Value, json};
 use tandem_openai::*;
 
 fn chat(extra: Value) -> Result<ChatRequest, ApiError> {
-    parse_chat(&merged(
-        json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
-        extra,
-    ))
+    parse_chat(
+        &merged(
+            json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+            extra,
+        ),
+        false,
+    )
 }
 
 fn completion(extra: Value) -> Result<CompletionRequest, ApiError> {
-    parse_completion(&merged(json!({"model": "m", "prompt": "hi"}), extra))
+    parse_completion(&merged(json!({"model": "m", "prompt": "hi"}), extra), false)
 }
 
 fn merged(mut base: Value, extra: Value) -> Vec<u8> {
@@ -152,8 +155,144 @@ fn unsupported_fields_are_refused_by_name() {
             "tandem.return_tokens",
         ),
         (json!({"tandem": {"rout": "auto"}}), "tandem.rout"),
+        // Lengths and samplers of other servers, and what nobody knows.
+        (json!({"max_token": 5}), "max_token"),
+        (json!({"temprature": 0}), "temprature"),
+        (json!({"max_tokens": 5, "n_predict": 6}), "n_predict"),
+        (json!({"typical_p": 0.9}), "typical_p"),
+        (json!({"dry_multiplier": 0.8}), "dry_multiplier"),
+        (json!({"mirostat": 2}), "mirostat"),
+        (json!({"options": {"num_ctx": 4096}}), "options"),
+        (json!({"think": true}), "think"),
+        (
+            json!({"stream_options": {"usage": true}}),
+            "stream_options.usage",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "hi", "name": "x"}]}),
+            "messages[0].name",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "detail": 1}]}]}),
+            "messages[0].content[0].detail",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "scheme": {}}}),
+            "response_format.scheme",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strcit": true}}}),
+            "response_format.json_schema.strcit",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a+"}}),
+            "structured_outputs.regex",
+        ),
+        (json!({"format": "yaml"}), "format"),
+        (json!({"guided_json": "{"}), "guided_json"),
+        (json!({"format": "json", "json_schema": {}}), "format"),
     ];
     refuses_chat(table);
+}
+
+#[test]
+fn a_misspelt_field_is_told_which_one_was_meant() {
+    for (extra, meant) in [
+        (json!({"max_token": 5}), "'max_tokens'"),
+        (json!({"temprature": 0}), "'temperature'"),
+        (json!({"tandem": {"rout": "auto"}}), "'route'"),
+    ] {
+        let message = chat(extra).expect_err("refused").detail.message;
+        assert!(
+            message.contains(&format!("did you mean {meant}")),
+            "{message}"
+        );
+    }
+    let long = "x".repeat(100_000);
+    let message = chat(json!({ long: 1 }))
+        .expect_err("refused")
+        .detail
+        .message;
+    assert!(message.len() < 400, "{message}");
+}
+
+/// What other servers call a schema is the same schema.
+#[test]
+fn dialects_of_a_schema_mean_the_same() {
+    let schema = json!({"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}});
+    let written = schema.to_string();
+    for extra in [
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
+        json!({"response_format": {"type": "json_schema", "schema": schema}}),
+        json!({"response_format": {"type": "json_schema", "name": "n", "strict": true, "schema": schema}}),
+        json!({"json_schema": schema}),
+        json!({"structured_outputs": {"json": schema}}),
+        json!({"structured_outputs": {"json": written}}),
+        json!({"guided_json": schema}),
+        json!({"guided_json": written}),
+        json!({"format": schema}),
+    ] {
+        let request = chat(extra.clone()).expect("request");
+        let ResponseFormat::JsonSchema { schema: found, .. } = request.response_format else {
+            panic!("{extra}");
+        };
+        assert_eq!(found.to_string(), written, "{extra}");
+    }
+    for extra in [
+        json!({"response_format": {"type": "json_object"}}),
+        json!({"structured_outputs": {"json_object": true}}),
+        json!({"format": "json"}),
+    ] {
+        let request = chat(extra.clone()).expect("request");
+        assert_eq!(
+            request.response_format,
+            ResponseFormat::JsonObject,
+            "{extra}"
+        );
+    }
+}
+
+#[test]
+fn who_asks_for_it_has_what_is_not_known_ignored_and_listed() {
+    let extra = json!({
+        "tandem": {"lenient": true},
+        "num_ctx": 4096,
+        "dry_multiplier": 0.8,
+        "repeat_last_n": 64,
+        "messages": [{"role": "user", "content": "hi", "name": "x"}],
+        "response_format": {"type": "text", "scheme": 1},
+    });
+    let request = chat(extra).expect("request");
+    let mut ignored = request.ignored;
+    ignored.sort();
+    assert_eq!(
+        ignored,
+        [
+            "dry_multiplier",
+            "messages[0].name",
+            "num_ctx",
+            "response_format.scheme"
+        ]
+    );
+    // A value that cannot be is refused all the same.
+    let wrong = json!({"tandem": {"lenient": true}, "temperature": "hot"});
+    assert_eq!(chat(wrong).expect_err("refused").status, 400);
+    // The server may permit it for all.
+    let body = br#"{"model": "m", "prompt": "hi", "nonsense": 1}"#;
+    let request = parse_completion(body, true).expect("request");
+    assert_eq!(request.ignored, ["nonsense"]);
+    // The list has an end.
+    let many: serde_json::Map<String, Value> =
+        (0..100).map(|i| (format!("x{i}"), json!(i))).collect();
+    let request = parse_chat(
+        &merged(
+            json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+            many.into(),
+        ),
+        true,
+    );
+    let ignored = request.expect("request").ignored;
+    assert_eq!((ignored.len(), ignored[32].as_str()), (33, "and others"));
 }
 
 #[test]
@@ -190,6 +329,10 @@ fn harmless_and_neutral_fields_are_accepted() {
         json!({"presence_penalty": 0, "frequency_penalty": 0.0, "modalities": ["text"]}),
         json!({"temperature": null, "stop": null, "seed": null, "stream": null, "response_format": {"type": "text"}}),
         json!({"tandem": {}}),
+        json!({"typical_p": 1, "dry_multiplier": 0, "dry_base": 1.75, "repeat_last_n": 64, "mirostat": 0, "mirostat_tau": 5}),
+        json!({"cache_prompt": true, "n_predict": -1, "skip_special_tokens": true, "add_generation_prompt": true}),
+        json!({"messages": [{"role": "user", "content": "hi", "tool_calls": [], "name": null}]}),
+        json!({"stream_options": {"include_obfuscation": false}}),
     ] {
         assert_eq!(chat(extra.clone()).as_ref(), Ok(&plain), "{extra}");
     }
@@ -223,6 +366,7 @@ fn values_are_read() {
             return_tokens: true,
             cache_salt: "class 7b".into(),
             keep: false,
+            lenient: false,
         }
     );
     let ResponseFormat::JsonSchema { schema, strict, .. } = &request.response_format else {
@@ -231,7 +375,8 @@ fn values_are_read() {
     assert_eq!(schema.to_string(), r#"{"z":1,"a":2}"#, "key order is kept");
     assert!(strict);
     // What a client serialises, a server reads back.
-    let again = parse_chat(&serde_json::to_vec(&request).expect("serialise")).expect("parse");
+    let again =
+        parse_chat(&serde_json::to_vec(&request).expect("serialise"), false).expect("parse");
     assert_eq!(again, request);
 }
 
@@ -245,8 +390,8 @@ fn prompts_are_text_or_tokens() {
     ] {
         let request = completion(json!({"prompt": prompt})).expect("request");
         assert_eq!(request.prompt, expected);
-        let again =
-            parse_completion(&serde_json::to_vec(&request).expect("serialise")).expect("parse");
+        let again = parse_completion(&serde_json::to_vec(&request).expect("serialise"), false)
+            .expect("parse");
         assert_eq!(again, request);
     }
 }
@@ -262,7 +407,7 @@ fn broken_bodies() {
         "{\"model\": \"m\",}",
         "\u{1}",
     ] {
-        let error = parse_chat(body.as_bytes()).expect_err(body);
+        let error = parse_chat(body.as_bytes(), false).expect_err(body);
         assert_eq!(
             (error.status, error.detail.code.as_deref()),
             (400, Some("invalid_json")),
@@ -270,9 +415,12 @@ fn broken_bodies() {
         );
     }
     let deep = "[".repeat(100_000);
-    assert_eq!(parse_chat(deep.as_bytes()).expect_err("deep").status, 400);
+    assert_eq!(
+        parse_chat(deep.as_bytes(), false).expect_err("deep").status,
+        400
+    );
     let long = vec![b' '; limits::MAX_BODY_BYTES + 1];
-    assert_eq!(parse_chat(&long).expect_err("long").status, 413);
+    assert_eq!(parse_chat(&long, false).expect_err("long").status, 413);
 }
 
 #[test]
@@ -366,6 +514,6 @@ proptest! {
             let _ = chat(json!({field.clone(): value.clone()}));
             let _ = completion(json!({field.clone(): value}));
         }
-        let _ = parse_chat(text.as_bytes());
+        let _ = parse_chat(text.as_bytes(), false);
     }
 }

@@ -79,6 +79,8 @@ pub enum PrefillEvent {
     Done {
         /// Time spent computing, in milliseconds.
         prefill_ms: f64,
+        /// Tokens of the prompt that were computed; the rest was there, or lent.
+        computed_tokens: u32,
         /// Time during which KV was on its way: blocks of which some was written and that were not yet acknowledged.
         transfer_ms: f64,
         /// The part of that after the last prompt token was computed.

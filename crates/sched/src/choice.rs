@@ -67,6 +67,9 @@ impl Scheduler {
                 Err(reason) => reasons.push(reason),
             }
         }
+        if able.is_empty() && self.may_return(model, waiting) {
+            return Choice::Wait;
+        }
         if able.is_empty() {
             return Choice::Never(Rejection::NoDecodeNode {
                 model: self.models[model].name.clone(),
@@ -107,6 +110,16 @@ impl Scheduler {
             }
             _ => Choice::Wait,
         }
+    }
+
+    /// True if a node that could serve it has just gone.
+    fn may_return(&self, model: usize, waiting: &Waiting) -> bool {
+        let has_gone = |node: usize| {
+            let state = &self.nodes[node].state;
+            matches!(state, NodeState::Down { may_return, .. } if *may_return)
+        };
+        let mut decode = self.models[model].decode.iter();
+        decode.any(|node| has_gone(*node) && !waiting.tried.contains(node))
     }
 
     /// The prefill that the route leads to.
@@ -365,7 +378,7 @@ impl Scheduler {
         let (node, model) = (&self.nodes[node], &self.models[model].name);
         let name = &node.name;
         let status = match &node.state {
-            NodeState::Down(reason) => return Err(format!("`{name}` is down: {reason}")),
+            NodeState::Down { reason, .. } => return Err(format!("`{name}` is down: {reason}")),
             NodeState::Up(status) => status,
         };
         if status.draining {

@@ -22,6 +22,8 @@ pub enum Route {
 pub enum Failure {
     /// The connection failed: nothing is started there until the node's next status.
     Lost,
+    /// There was no connection, so the request has not been there: it may be, after the node's next status.
+    Unreachable,
     /// The node is about to end: nothing is started there until its next status.
     Stopping,
     /// The node has no free sequence: nothing of this model is started there until a sequence
@@ -51,6 +53,9 @@ pub enum Event {
         node: String,
         /// Why, for a person.
         reason: String,
+        /// True if it has just gone, so that requests that only it can serve wait for it. What follows is another status, or
+        /// this event again with `false`.
+        may_return: bool,
     },
     /// A new request.
     Submit {

@@ -57,7 +57,7 @@ pub(crate) struct Node {
 #[derive(Debug, Clone)]
 pub(crate) enum NodeState {
     Up(Box<NodeStatus>),
-    Down(String),
+    Down { reason: String, may_return: bool },
 }
 
 #[derive(Debug, Clone)]
@@ -134,7 +134,7 @@ impl Node {
     pub(crate) fn model(&self, name: &str) -> Option<&ModelStatus> {
         match &self.state {
             NodeState::Up(status) => status.models.iter().find(|m| m.name == name),
-            NodeState::Down(_) => None,
+            NodeState::Down { .. } => None,
         }
     }
 }
@@ -148,7 +148,10 @@ impl Scheduler {
             .into_iter()
             .map(|name| Node {
                 name,
-                state: NodeState::Down("has not told its status yet".to_owned()),
+                state: NodeState::Down {
+                    reason: "has not told its status yet".to_owned(),
+                    may_return: false,
+                },
                 suspect: false,
                 busy: BTreeSet::new(),
             })
@@ -183,7 +186,11 @@ impl Scheduler {
     pub fn handle(&mut self, event: Event, out: &mut Vec<Action>) {
         match event {
             Event::NodeUp { node, status } => self.set_state(&node, NodeState::Up(status)),
-            Event::NodeDown { node, reason } => self.set_state(&node, NodeState::Down(reason)),
+            Event::NodeDown {
+                node,
+                reason,
+                may_return,
+            } => self.set_state(&node, NodeState::Down { reason, may_return }),
             Event::Submit {
                 request,
                 model,
@@ -360,6 +367,10 @@ impl Scheduler {
         match failure {
             Failure::Busy => {
                 self.nodes[decode].busy.insert(model);
+                waiting.busy_retries += 1;
+            }
+            Failure::Unreachable => {
+                self.nodes[decode].suspect = true;
                 waiting.busy_retries += 1;
             }
             Failure::Lost | Failure::Stopping => {

@@ -47,7 +47,7 @@ impl Scheduler {
         };
         let state = match &self.nodes[node].state {
             NodeState::Up(status) => Ok(status.clone()),
-            NodeState::Down(reason) => Err(reason.clone()),
+            NodeState::Down { reason, .. } => Err(reason.clone()),
         };
         NodeView {
             name: self.nodes[node].name.clone(),

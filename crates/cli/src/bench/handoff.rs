@@ -524,6 +524,7 @@ async fn feed(blocks: Vec<Arc<KvBlock>>, kv_end: u32, chunks: mpsc::Sender<Input
             tokens: end,
             computed: Instant::now(),
             prefill_ms: 0.0,
+            computed_tokens: 0,
             last: end == kv_end,
             receipt_follows: end == kv_end,
         };

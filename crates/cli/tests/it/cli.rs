@@ -204,7 +204,7 @@ fn a_second_signal_ends_a_process_at_once() {
     let mut request = TcpStream::connect(coordinator.address).expect("a connection");
     request
         .write_all(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\
               Expect: 100-continue\r\n\r\n",
         )
         .expect("the request is sent");

@@ -575,7 +575,7 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
                 // Each node alone goes on where the answer ended.
                 for (coordinator, new) in [(&handing_over, "and now?"), (&first_node, "why?")] {
                     let local = ask(coordinator.address, &next(new)).await;
-                    assert_eq!(count(&local, "cached_tokens"), known, "{model}: {local}");
+                    assert_eq!(count(&local, "held_tokens"), known, "{model}: {local}");
                 }
                 continue;
             }
@@ -584,7 +584,7 @@ async fn the_next_turn_needs_only_the_new_text_on_either_node() {
             body["tandem"]["route"] = json!("remote");
             let remote = ask(handing_over.address, &body).await;
             assert_eq!(remote["tandem"]["mode"], "remote", "{remote}");
-            assert_eq!(count(&remote, "cached_tokens"), known / 64 * 64, "{model}");
+            assert_eq!(count(&remote, "held_tokens"), known / 64 * 64, "{model}");
             assert_eq!(remote["tandem"]["parity"]["holds"], true, "{remote}");
             settled(&d).await;
             body["tandem"]["route"] = json!("local");
@@ -631,25 +631,58 @@ async fn the_next_turn_needs_only_the_new_text_however_the_answer_was_split() {
         settled(&d).await;
         let pages = known / 64 * 64;
         assert!(
-            count(&unknown, "cached_tokens") < pages,
+            count(&unknown, "held_tokens") < pages,
             "{model}: split alike"
         );
         let remote = ask(knows.address, &next("how come?", "remote")).await;
-        assert_eq!(count(&remote, "cached_tokens"), pages, "{model}: {remote}");
+        assert_eq!(count(&remote, "held_tokens"), pages, "{model}: {remote}");
         assert_eq!(remote["tandem"]["parity"]["holds"], true, "{remote}");
         settled(&d).await;
         let local = ask(knows.address, &next("how come?", "local")).await;
         assert_eq!(tokens(&local), tokens(&remote), "{model}");
         settled(&d).await;
         let local = ask(knows.address, &next("why?", "local")).await;
-        assert_eq!(count(&local, "cached_tokens"), known, "{model}: {local}");
+        assert_eq!(count(&local, "held_tokens"), known, "{model}: {local}");
         // What a client adds or takes away behind the answer is all that is new.
         let mut changed = next("why?", "local");
         let said = answer["choices"][0]["message"]["content"].as_str();
         let said = said.expect("text");
         changed["messages"][1]["content"] = json!(format!("{said}\n"));
         let local = ask(knows.address, &changed).await;
-        assert!(count(&local, "cached_tokens") >= pages, "{model}: {local}");
+        assert!(count(&local, "held_tokens") >= pages, "{model}: {local}");
+    }
+}
+
+/// A node cannot begin behind rows that are the decode node's, or behind a window that nobody has.
+#[tokio::test]
+async fn cached_tokens_are_those_that_nobody_computed() {
+    let models = [Architecture::Llama, Architecture::Gemma3];
+    let (p, d) = (
+        Daemon::node("prefill", &models, &NODE),
+        Daemon::node("decode", &models, &NODE),
+    );
+    let dir = tempfile::tempdir().expect("dir");
+    let nodes = [("p", p.address), ("d", d.address)];
+    let routes = models.map(|m| (m, &["p"][..], &["d"][..]));
+    let coordinator = Daemon::serve(&write_config(dir.path(), CHUNK, &nodes, &routes));
+    for model in models {
+        let body = chat(model.name(), &text(700), 8, "remote");
+        let mut last = Value::Null;
+        for _ in 0..2 {
+            last = ask(coordinator.address, &body).await;
+            assert_eq!(last["tandem"]["mode"], "remote", "{last}");
+            settled(&p).await;
+            settled(&d).await;
+        }
+        let count = |key: &str| last["tandem"][key].as_u64().expect("a count");
+        let cached = &last["usage"]["prompt_tokens_details"]["cached_tokens"];
+        assert_eq!(*cached, count("cached_tokens"), "{last}");
+        assert!(count("held_tokens") >= 512, "{last}");
+        let saved = count("cached_tokens");
+        match model {
+            Architecture::Gemma3 => assert_eq!(saved, 0, "{last}"),
+            _ => assert!((512..count("prompt_tokens")).contains(&saved), "{last}"),
+        }
     }
 }
 
@@ -706,7 +739,7 @@ async fn the_next_turn_goes_to_the_pair_that_had_the_one_before() {
         let known = answer["tandem"]["prompt_tokens"].as_u64().expect("a count")
             + tokens(answer).len() as u64
             - 1;
-        assert_eq!(said["tandem"]["cached_tokens"], known / 64 * 64, "{said}");
+        assert_eq!(said["tandem"]["held_tokens"], known / 64 * 64, "{said}");
     }
 }
 
@@ -778,7 +811,7 @@ async fn with_another_prefill_node_the_next_turn_still_computes_only_the_new_tex
             (&json!("local"), &json!("d")),
             "{alone}"
         );
-        assert_eq!(told["cached_tokens"], known, "{alone}");
+        assert_eq!(told["held_tokens"], known, "{alone}");
         let events = told["events"].to_string();
         assert!(events.contains("itself; `p1` was not asked"), "{events}");
         settled(&decode).await;
@@ -830,7 +863,7 @@ async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how
             let answer = ask(serving.address, &body("auto")).await;
             let tandem = &answer["tandem"];
             assert_eq!(tandem["mode"], mode, "{answer}");
-            assert_eq!(tandem["cached_tokens"], 0, "{answer}");
+            assert_eq!(tandem["held_tokens"], 0, "{answer}");
             let events = tandem["events"].to_string();
             let told = "prefill with quantisation ";
             assert!(events.contains(told), "{events}");

@@ -8,6 +8,7 @@ use crate::rig::{Rig, chat_body, config, error_of};
 /// Sends a body as it is and checks status, `param` and, if given, `code`.
 async fn check(rig: &Rig, path: &str, body: &str, expected: (u16, Option<&str>, Option<&str>)) {
     let request = rig.http.post(format!("{}/v1/{path}", rig.base));
+    let request = request.header("content-type", "application/json");
     let answer = request.body(body.to_owned()).send().await.unwrap();
     let (status, error) = error_of(answer).await;
     assert_eq!(status, expected.0, "{path} {body}");
@@ -81,6 +82,7 @@ async fn a_body_that_is_too_large_is_refused_after_it_was_sent() {
     let limit = tandem_openai::limits::MAX_BODY_BYTES;
     for size in [limit + 1, 3 * limit] {
         let request = rig.http.post(format!("{}/v1/completions", rig.base));
+        let request = request.header("content-type", "application/json");
         let answer = request.body("x".repeat(size)).send().await.unwrap();
         let (status, error) = error_of(answer).await;
         assert_eq!(

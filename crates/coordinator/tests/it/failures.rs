@@ -1,6 +1,6 @@
 //! Nodes that fail: the answer still comes, or an error does, never silence.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tandem_openai::TandemInfo;
@@ -240,14 +240,41 @@ async fn a_decode_node_lost_after_text_ends_the_stream_with_an_error() {
 async fn a_lost_decode_node_without_replacement_is_an_error_with_status() {
     let mut d = FakeNode::decode("d", 1).await;
     let mut config = config(&[], &[&d]);
-    config.limits.missed_polls = u32::MAX;
+    config.limits.poll = Duration::from_millis(300);
     let rig = Rig::start(config).await;
     assert_eq!(rig.get("/health").await.0, 200);
     d.stop().await;
+    // Its last status was good, so it is asked.
     let (status, error) = error_of(rig.chat(json!({"stream": true})).await.unwrap()).await;
-    assert_eq!((status, error.code.as_deref()), (502, Some("node_failed")));
+    assert_eq!((status, error.code.as_deref()), (503, Some("no_node")));
     let message = error.message;
     assert!(message.contains("`d` cannot be reached"), "{message}");
+}
+
+/// A request that comes while the only node starts again is answered when it has.
+#[tokio::test]
+async fn a_node_that_starts_again_is_waited_for_and_for_no_longer_than_allowed() {
+    let mut d = FakeNode::decode("d", 2).await;
+    let mut config = config(&[], &[&d]);
+    config.limits.may_return = Duration::from_secs(5);
+    let rig = Rig::start(config).await;
+    assert_eq!(rig.get("/health").await.0, 200);
+    d.stop().await;
+    while rig.get("/health").await.0 == 200 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let answer = rig.chat(json!({}));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    d.start_again().await;
+    answer_locally(&d).await;
+    whole_of(answer.await.unwrap()).await;
+    // It goes for good.
+    d.stop().await;
+    let since = Instant::now();
+    let (status, error) = error_of(rig.chat(json!({})).await.unwrap()).await;
+    assert_eq!((status, error.code.as_deref()), (503, Some("no_node")));
+    let waited = since.elapsed();
+    assert!((4..8).contains(&waited.as_secs()), "{waited:?}");
 }
 
 #[tokio::test]
@@ -305,12 +332,12 @@ async fn a_node_that_cannot_is_replaced_and_a_request_that_cannot_is_refused() {
     );
 
     let too_long = "the prompt has 2000 tokens, the context 1024";
-    for (stream, path, param) in [
-        (false, "/v1/chat/completions", "messages"),
-        (true, "/v1/completions", "prompt"),
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (path, param, prompt, stream) in [
+        ("/v1/chat/completions", "messages", messages, false),
+        ("/v1/completions", "prompt", json!("x"), true),
     ] {
-        let body = json!({"model": "m", "stream": stream, "prompt": "x",
-            "messages": [{"role": "user", "content": "x"}]});
+        let body = json!({"model": "m", "stream": stream, param: prompt});
         let answer = rig.post(path, body);
         d0.generate()
             .await

@@ -49,6 +49,7 @@ type Inbox<T> = AsyncMutex<mpsc::UnboundedReceiver<T>>;
 
 /// A node under the test's control. Dropping it stops it from accepting connections.
 pub struct FakeNode {
+    router: Router,
     pub name: String,
     pub address: String,
     status: Arc<Mutex<Value>>,
@@ -161,10 +162,9 @@ impl FakeNode {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let gate = Gate::start(listener, security, HANDSHAKE).unwrap();
-        let server = tokio::spawn(async move {
-            axum::serve(Door(gate), router).await.unwrap();
-        });
+        let server = tokio::spawn(serve(gate, router.clone()));
         Self {
+            router,
             name: name.to_owned(),
             address,
             status,
@@ -225,11 +225,22 @@ impl FakeNode {
         }
     }
 
+    /// Listens at the same address again, without TLS.
+    pub async fn start_again(&mut self) {
+        let listener = TcpListener::bind(&self.address).await.unwrap();
+        let gate = Gate::start(listener, Security::Plaintext, HANDSHAKE).unwrap();
+        self.server = tokio::spawn(serve(gate, self.router.clone()));
+    }
+
     /// Accepts no connection any more and returns when the port is closed.
     pub async fn stop(&mut self) {
         self.server.abort();
         let _ = (&mut self.server).await;
     }
+}
+
+async fn serve(gate: Gate, router: Router) {
+    axum::serve(Door(gate), router).await.unwrap();
 }
 
 impl Drop for FakeNode {
@@ -351,6 +362,7 @@ impl Events {
     pub async fn prefill_done(&self) {
         self.send(&PrefillEvent::Done {
             prefill_ms: 20.0,
+            computed_tokens: 9,
             transfer_ms: 10.0,
             exposed_transfer_ms: 5.0,
             handoff_bytes: 576,

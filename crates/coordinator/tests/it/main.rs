@@ -12,3 +12,4 @@ mod pairs;
 mod requests;
 mod rig;
 mod security;
+mod web;

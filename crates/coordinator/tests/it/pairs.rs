@@ -100,6 +100,7 @@ async fn figures_beyond_all_bounds_end_nothing() {
         let (_, prefill) = p.prefill_call().await.accept();
         let done = PrefillEvent::Done {
             prefill_ms: f64::MAX,
+            computed_tokens: u32::MAX,
             transfer_ms: f64::MAX,
             exposed_transfer_ms: f64::MAX,
             handoff_bytes: u64::MAX,

@@ -39,6 +39,7 @@ pub fn config(prefill: &[&FakeNode], decode: &[&FakeNode]) -> Config {
         }],
     );
     config.limits.poll = Duration::from_millis(5);
+    config.limits.may_return = Duration::ZERO;
     config
 }
 

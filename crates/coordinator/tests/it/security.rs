@@ -179,7 +179,7 @@ async fn a_thousand_silent_clients_hold_nobody_up_and_disturb_no_stream() {
         let mut connection = TcpStream::connect(address).await.unwrap();
         let begun: &[u8] = match i % 3 {
             0 => b"POST /v1/chat/comp",
-            1 => b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{",
+            1 => b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{",
             _ => b"",
         };
         // Fails if it has given way already.

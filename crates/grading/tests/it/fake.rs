@@ -102,7 +102,7 @@ pub async fn serve(
 /// Counts a byte as a token, where [`Server::context`] is set; else there is no such route.
 async fn count(State(shared): State<Shared>, body: Bytes) -> Response {
     let context = shared.context.load(Ordering::SeqCst);
-    let request = parse_chat(&body).unwrap();
+    let request = parse_chat(&body, false).unwrap();
     let count: usize = request.messages.iter().map(|m| m.content.len()).sum();
     match context {
         0 => StatusCode::NOT_FOUND.into_response(),
@@ -113,7 +113,7 @@ async fn count(State(shared): State<Shared>, body: Bytes) -> Response {
 async fn answer(State(shared): State<Shared>, body: Bytes) -> Response {
     shared.open.fetch_add(1, Ordering::SeqCst);
     let _open = Open(shared.open.clone());
-    let request = match parse_chat(&body) {
+    let request = match parse_chat(&body, false) {
         Ok(request) => request,
         Err(e) => {
             return (

@@ -188,6 +188,7 @@ mod tests {
             tokens: end,
             computed: Instant::now(),
             prefill_ms: 0.0,
+            computed_tokens: 0,
             last: false,
             receipt_follows: false,
         }

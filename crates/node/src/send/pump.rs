@@ -624,6 +624,7 @@ impl Pump {
     /// Counts and keeps what has been computed.
     fn computed(&mut self, chunk: &Computed) {
         self.report.prefill_ms = chunk.prefill_ms;
+        self.report.computed_tokens = chunk.computed_tokens;
         self.measured.produced(chunk);
         if chunk.last {
             self.last = Some(Last {

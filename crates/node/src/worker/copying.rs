@@ -331,6 +331,7 @@ fn deliver(job: &mut Job, blocks: Vec<Arc<KvBlock>>, to: u32, computed: Instant)
         tokens: to,
         computed,
         prefill_ms: job.prefill_ms,
+        computed_tokens: job.computed_tokens,
         last,
         receipt_follows: last && e.receipt,
     };
@@ -416,6 +417,7 @@ impl Worker {
                         tokens: *end,
                         computed: begun,
                         prefill_ms: 0.0,
+                        computed_tokens: 0,
                         last: true,
                         receipt_follows: false,
                     };

@@ -13,6 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::copying::{CopyOut, FullOut, Window};
+use super::milliseconds;
 use crate::batches::Batches;
 use crate::held::Keep;
 use crate::job::{Admission, Computed, JobId, Origin, Parity, Retired, Told};
@@ -73,6 +74,7 @@ pub(super) struct Job {
     pub(super) tokens: Vec<Token>,
     pub(super) chunk: u32,
     pub(super) prefill_ms: f64,
+    pub(super) computed_tokens: u32,
     pub(super) work: Work,
     /// Frees the place when the job is dropped, after its sequence is released.
     pub(super) _admission: Admission,
@@ -190,6 +192,12 @@ pub(super) enum After {
 }
 
 impl Job {
+    /// Counts tokens of the prompt that were computed since then.
+    pub(super) fn has_computed(&mut self, tokens: &Range<u32>, since: Instant) {
+        self.prefill_ms += milliseconds(since);
+        self.computed_tokens += tokens.end - tokens.start;
+    }
+
     /// KV must cover tokens `[0, kv_end)`; the last token is evaluated by decoding.
     pub(super) fn kv_end(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - 1

@@ -90,15 +90,15 @@ impl Worker {
             let mut give = |rows: &LayerRows<'_>| filling.take(rows);
             self.engine
                 .prefill_by_layer(job.sequence, range.start, tokens, &mut give)?;
-            job.prefill_ms += milliseconds(start);
             measure(&self.prefilled, tokens, start);
+            job.has_computed(&range, start);
             let engine = self.engine.as_mut();
             return hand_out_filled(engine, job, filling, range.end, &mut self.slice_out);
         }
         if !tokens.is_empty() {
             self.engine.prefill(job.sequence, range.start, tokens)?;
-            job.prefill_ms += milliseconds(start);
             measure(&self.prefilled, tokens, start);
+            job.has_computed(&range, start);
         }
         let kv_end = job.kv_end();
         match &mut job.work {
@@ -352,6 +352,7 @@ impl Worker {
             tokens: stop,
             computed: Instant::now(),
             prefill_ms: 0.0,
+            computed_tokens: 0,
             last,
             receipt_follows: false,
         };

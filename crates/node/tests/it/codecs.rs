@@ -149,6 +149,7 @@ fn chunk(bytes: usize, ms: f64) -> Computed {
         tokens: 1,
         computed: Instant::now(),
         prefill_ms: ms,
+        computed_tokens: 0,
         last: false,
         receipt_follows: false,
     }

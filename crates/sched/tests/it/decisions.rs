@@ -334,7 +334,14 @@ fn who_has_seen_more_than_the_node_that_prefills_lends_it() {
         for node in down {
             let reason = "gone".into();
             let node = (*node).into();
-            tell(&mut s, Event::NodeDown { node, reason });
+            tell(
+                &mut s,
+                Event::NodeDown {
+                    node,
+                    reason,
+                    may_return: false,
+                },
+            );
         }
         let next = about(submit("next", "m", route), &begins(1, 99));
         let found = match tell(&mut s, next).remove(0) {
@@ -591,6 +598,7 @@ fn refusals_say_why() {
     let down = |node: &str| Event::NodeDown {
         node: node.into(),
         reason: "connection refused".into(),
+        may_return: false,
     };
     tell(&mut s, down("p0"));
     tell(&mut s, down("p1"));
@@ -650,6 +658,36 @@ fn a_lost_decode_node_is_left_alone_until_its_next_status() {
     check(&mut s, failed("a", "d0", Failure::Lost, true), &[]);
     let both = "a!no node can decode `m`: `d0` failed this request; `d1` failed this request";
     check(&mut s, failed("a", "d1", Failure::Lost, true), &[both]);
+}
+
+/// Requests wait for the only node that can serve them, as long as it may come back.
+#[test]
+fn a_node_that_has_just_gone_is_waited_for() {
+    let mut s = Scheduler::new(Topology {
+        nodes: strings(&["d"]),
+        models: vec![routes("m", &[], &["d"])],
+    });
+    let status = || up("d", status(Role::Both, vec![held("m", 2, "t")]));
+    let down = |may_return| Event::NodeDown {
+        node: "d".into(),
+        reason: "connection refused".into(),
+        may_return,
+    };
+    tell(&mut s, status());
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d<-"]);
+    // It has not been there, so it may go there again.
+    check(&mut s, failed("a", "d", Failure::Unreachable, true), &[]);
+    check(&mut s, down(true), &[]);
+    check(&mut s, submit("b", "m", Route::Auto), &["b?1"]);
+    assert_eq!(s.unavailable().len(), 1);
+    check(&mut s, status(), &["a@d<-", "b@d<-"]);
+    // One that may have killed it does not wait for it.
+    let killed = "a!no node can decode `m`: `d` failed this request";
+    check(&mut s, down(true), &[]);
+    check(&mut s, failed("a", "d", Failure::Lost, true), &[killed]);
+    check(&mut s, submit("c", "m", Route::Auto), &["c?0"]);
+    let gone = "c!no node can decode `m`: `d` is down: connection refused";
+    check(&mut s, down(false), &[gone]);
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
     let route = prop_oneof![Just(Route::Auto), Just(Route::Remote), Just(Route::Local)];
     let failure = prop_oneof![
         Just(Failure::Lost),
+        Just(Failure::Unreachable),
         Just(Failure::Busy),
         Just(Failure::Lacks),
         Just(Failure::Refused)
@@ -170,6 +171,7 @@ fn event(step: &Step, account: &mut Account) -> Option<Event> {
             Event::NodeDown {
                 node: NODES[*node].into(),
                 reason: "test".into(),
+                may_return: false,
             }
         }
         Step::Submit(model, route) => {

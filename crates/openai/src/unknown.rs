@@ -1,0 +1,68 @@
+//! What a request asks for and is not done: refused, or ignored and told where that is permitted.
+
+use crate::error::ApiError;
+
+/// Most fields that an answer lists as ignored; one more entry says that there were others.
+const MAX_IGNORED: usize = 32;
+/// Characters of a path that are shown.
+const MAX_SHOWN: usize = 96;
+/// Letters that may be wrong in a name for which another one is proposed.
+const MAX_TYPOS: usize = 2;
+
+/// Collects the fields of a request that are not known here.
+pub(crate) struct Unknown {
+    lenient: bool,
+    ignored: Vec<String>,
+}
+
+impl Unknown {
+    pub(crate) fn new(lenient: bool) -> Self {
+        Self {
+            lenient,
+            ignored: Vec::new(),
+        }
+    }
+
+    /// A field that nobody knows; `known` are the ones that it may have been meant to be.
+    pub(crate) fn meets(&mut self, path: &str, name: &str, known: &[&str]) -> Result<(), ApiError> {
+        let distance = |other: &&&str| strsim::damerau_levenshtein(name, other);
+        // Long names are none of these, and take long to compare.
+        let near = (known.iter().filter(|_| name.len() <= MAX_SHOWN))
+            .min_by_key(distance)
+            .filter(|other| distance(other) <= MAX_TYPOS);
+        let hint = near.map_or(String::new(), |other| format!("; did you mean '{other}'?"));
+        let path = shown(path);
+        self.refuses(&path, || format!("'{path}' is not known here{hint}"))
+    }
+
+    /// A field that is known and not done.
+    pub(crate) fn refuses(
+        &mut self,
+        path: &str,
+        message: impl FnOnce() -> String,
+    ) -> Result<(), ApiError> {
+        if !self.lenient {
+            let mend = "leave it out, or ignore such fields with `\"tandem\": {\"lenient\": true}`";
+            return Err(ApiError::invalid(path, format!("{}; {mend}", message())));
+        }
+        match self.ignored.len() {
+            0..MAX_IGNORED => self.ignored.push(path.to_owned()),
+            MAX_IGNORED => self.ignored.push("and others".to_owned()),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The paths of what was ignored.
+    pub(crate) fn ignored(self) -> Vec<String> {
+        self.ignored
+    }
+}
+
+/// The path, or its beginning.
+fn shown(path: &str) -> String {
+    match path.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}…", &path[..end]),
+        None => path.to_owned(),
+    }
+}
