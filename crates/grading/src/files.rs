@@ -1,5 +1,6 @@
 //! Reading files with limits, and text in the encodings that occur.
 
+use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -26,31 +27,64 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Windows-1252 for 0x80..=0x9F; unassigned bytes map to themselves as controls.
-const CP1252: [char; 32] = [
-    '€', '\u{81}', '‚', 'ƒ', '„', '…', '†', '‡', 'ˆ', '‰', 'Š', '‹', 'Œ', '\u{8D}', 'Ž', '\u{8F}',
-    '\u{90}', '‘', '’', '“', '”', '•', '–', '—', '˜', '™', 'š', '›', 'œ', '\u{9D}', 'ž', 'Ÿ',
-];
+/// Text, and how it was read if that was a guess.
+#[derive(Debug)]
+pub(crate) struct Decoded {
+    pub(crate) text: String,
+    /// `None` for UTF-8, and for what the text itself says.
+    pub(crate) guess: Option<&'static str>,
+}
 
-/// Decodes source text: UTF-8, with or without a byte order mark, otherwise Windows-1252.
-///
-/// Returns the text and whether the fallback was used.
-pub(crate) fn decode(bytes: &[u8]) -> Result<(String, bool), &'static str> {
-    if bytes.starts_with(&[0xFF, 0xFE]) || bytes.starts_with(&[0xFE, 0xFF]) {
-        return Err("it is UTF-16 text; save it as UTF-8");
+/// Decodes source text: UTF-8, UTF-16 with a byte order mark, what a [declaration](declared) says, otherwise
+/// Windows-1252.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Decoded, &'static str> {
+    let decoded = |text: &str, guess| Decoded {
+        text: text.to_owned(),
+        guess,
+    };
+    if let Some((encoding, mark)) = Encoding::for_bom(bytes)
+        && encoding != UTF_8
+    {
+        let text = encoding.decode_without_bom_handling_and_without_replacement(&bytes[mark..]);
+        let text = text.ok_or("it is broken UTF-16 text")?;
+        return Ok(decoded(&text, Some("read as UTF-16")));
     }
     if bytes.contains(&0) {
         return Err("it is not text");
     }
     let body = bytes.strip_prefix(&[0xEF, 0xBB, 0xBF]).unwrap_or(bytes);
     if let Ok(text) = std::str::from_utf8(body) {
-        return Ok((text.to_owned(), false));
+        return Ok(decoded(text, None));
     }
-    let char_of = |&b: &u8| match b {
-        0x80..=0x9F => CP1252[usize::from(b - 0x80)],
-        _ => char::from(b),
-    };
-    Ok((body.iter().map(char_of).collect(), true))
+    if let Some(text) =
+        declared(body).and_then(|e| e.decode_without_bom_handling_and_without_replacement(body))
+    {
+        return Ok(decoded(&text, None));
+    }
+    let (text, _) = WINDOWS_1252.decode_without_bom_handling(body);
+    Ok(decoded(&text, Some("not UTF-8; read as Windows-1252")))
+}
+
+/// What a comment in the first two lines says, as Python reads it (PEP 263): `# -*- coding: latin-1 -*-`.
+fn declared(bytes: &[u8]) -> Option<&'static Encoding> {
+    let lines = bytes.split(|b| *b == b'\n').take(2);
+    lines
+        .filter_map(|line| std::str::from_utf8(line).ok())
+        .find_map(|line| {
+            let comment = line.trim_start().strip_prefix('#')?;
+            let (_, named) = comment.split_once("coding")?;
+            let named = named.strip_prefix([':', '='])?.trim_start();
+            let end = named.find(|c: char| !(c.is_ascii_alphanumeric() || "-_.".contains(c)));
+            let label = named[..end.unwrap_or(named.len())]
+                .to_lowercase()
+                .replace('_', "-");
+            // Python writes `latin-1` and `cp1251` where the standard has `latin1` and `windows-1251`.
+            let joined = label.replace('-', "");
+            let windows = label.replacen("cp", "windows-", 1);
+            [label, joined, windows]
+                .iter()
+                .find_map(|l| Encoding::for_label(l.as_bytes()))
+        })
 }
 
 /// Splits text into lines, whichever line ends it uses.

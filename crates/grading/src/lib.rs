@@ -24,6 +24,7 @@ mod request;
 mod rubric;
 mod schema;
 mod size;
+mod strict_json;
 mod submission;
 mod suspicion;
 mod verdict;

@@ -89,3 +89,5 @@ pub const DEFAULT_CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Most characters of a result's file name, without its extension.
 pub const MAX_FILE_NAME_CHARS: usize = 80;
+/// Most bytes of it: file systems allow 255, and what else it is called there needs some.
+pub const MAX_FILE_NAME_BYTES: usize = 200;

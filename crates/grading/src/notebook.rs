@@ -6,6 +6,7 @@
 
 use crate::hidden::strip_ansi;
 use crate::limits;
+use crate::strict_json::strict;
 use serde_json::Value;
 
 /// One cell, ready to be shown.
@@ -24,19 +25,25 @@ pub struct NotebookCell {
 /// # Errors
 /// A message for the teacher, when the text is not JSON or has no cells.
 pub fn read_notebook(text: &str) -> Result<(Option<String>, Vec<NotebookCell>), String> {
-    let root: Value =
-        serde_json::from_str(text).map_err(|e| format!("it is not a valid notebook: {e}"))?;
-    // Version 3 nested its cells in a worksheet.
-    let cells = root
-        .get("cells")
-        .or_else(|| root.pointer("/worksheets/0/cells"));
-    let Some(Value::Array(cells)) = cells else {
-        return Err("it is not a notebook: it has no cells".to_owned());
-    };
+    let root: Value = serde_json::from_str(&strict(text))
+        .map_err(|e| format!("it is not a valid notebook: {e}"))?;
+    let cells = cells(&root).ok_or("it is not a notebook: it has no cells")?;
     if cells.len() > limits::MAX_CELLS {
         return Err(format!("it has more than {} cells", limits::MAX_CELLS));
     }
-    Ok((language(&root), cells.iter().map(cell).collect()))
+    Ok((language(&root), cells.into_iter().map(cell).collect()))
+}
+
+fn cells(root: &Value) -> Option<Vec<&Value>> {
+    if let Some(Value::Array(cells)) = root.get("cells") {
+        return Some(cells.iter().collect());
+    }
+    // Version 3 nested them in worksheets.
+    let sheets = root.get("worksheets")?.as_array()?;
+    let of_sheets = sheets.iter().filter_map(|sheet| sheet.get("cells"));
+    let mut found = of_sheets.filter_map(Value::as_array).peekable();
+    found.peek()?;
+    Some(found.flatten().collect())
 }
 
 fn language(root: &Value) -> Option<String> {
@@ -44,6 +51,7 @@ fn language(root: &Value) -> Option<String> {
         "/metadata/kernelspec/language",
         "/metadata/language_info/name",
         "/metadata/kernelspec/name",
+        "/worksheets/0/cells/0/language",
     ]
     .iter()
     .find_map(|path| root.pointer(path)?.as_str())
@@ -106,7 +114,7 @@ fn output(output: &Value) -> Vec<String> {
         return capped(&shown);
     }
     let Some(Value::Object(data)) = output.get("data") else {
-        return Vec::new();
+        return old_images(output);
     };
     let mut lines = Vec::new();
     if let Some(plain) = data.get("text/plain") {
@@ -125,6 +133,17 @@ fn output(output: &Value) -> Vec<String> {
         lines.push(format!("[{mime} removed, {size} bytes]"));
     }
     lines
+}
+
+/// Markers of what version 3 kept beside the text of an output.
+fn old_images(output: &Value) -> Vec<String> {
+    let kinds = ["png", "jpeg", "svg", "html", "latex", "javascript"];
+    let found = kinds
+        .iter()
+        .filter_map(|kind| Some((kind, output.get(*kind)?)));
+    found
+        .map(|(kind, value)| format!("[{kind} removed, {} bytes]", text_of(Some(value)).len()))
+        .collect()
 }
 
 /// Lines without terminal colours; long outputs and long lines are cut, with a marker.

@@ -15,6 +15,8 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tandem_openai::FinishReason;
+use unicode_normalization::UnicodeNormalization;
+use unicode_normalization::char::is_combining_mark;
 
 /// All results, as `results.json` holds them.
 #[derive(Serialize)]
@@ -149,7 +151,12 @@ impl<'a> Folder<'a> {
     /// # Errors
     /// A file that cannot be written.
     pub fn finish(&self, graded: &[Graded]) -> Result<(), GradingError> {
-        write_all(&self.dir, self.rubric, graded)
+        let file = |name: &str| {
+            let place = self.places.iter().find(|place| place.submission == name);
+            place.map_or("", |place| place.name.as_str())
+        };
+        let files: Vec<&str> = graded.iter().map(|one| file(&one.name)).collect();
+        write_all(&self.dir, self.rubric, graded, &files)
     }
 }
 
@@ -221,7 +228,12 @@ fn take(dir: &Path) -> Result<fs::File, GradingError> {
     Ok(file)
 }
 
-fn write_all(dir: &Path, rubric: &Rubric, graded: &[Graded]) -> Result<(), GradingError> {
+fn write_all(
+    dir: &Path,
+    rubric: &Rubric,
+    graded: &[Graded],
+    files: &[&str],
+) -> Result<(), GradingError> {
     let results = Results {
         assignment: &rubric.id,
         title: &rubric.title,
@@ -230,7 +242,7 @@ fn write_all(dir: &Path, rubric: &Rubric, graded: &[Graded]) -> Result<(), Gradi
         submissions: graded,
     };
     write_atomically(dir, "results.json", &json(&results))?;
-    let csv = csv(rubric, graded).map_err(|source| GradingError::Write {
+    let csv = csv(rubric, graded, files).map_err(|source| GradingError::Write {
         path: dir.join("results.csv"),
         source: io::Error::other(source),
     })?;
@@ -244,24 +256,32 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
     bytes
 }
 
-/// A file name from a submission's name: portable characters only, no two alike.
+/// A file name from a submission's name: letters and digits of any script, no two alike.
 fn file_name(name: &str, taken: &mut HashSet<String>) -> String {
     let portable = |c: char| {
-        if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') {
+        let is_letter = c.is_alphanumeric() || (!c.is_ascii() && is_combining_mark(c));
+        if is_letter || matches!(c, '-' | '_' | '.') {
             c
         } else {
             '_'
         }
     };
-    let safe: String = name
+    let name: String = name.nfc().collect();
+    let mut safe: String = name
         .chars()
         .take(limits::MAX_FILE_NAME_CHARS)
         .map(portable)
         .collect();
+    while safe.len() > limits::MAX_FILE_NAME_BYTES {
+        safe.pop();
+    }
     let safe = safe.trim_matches('.');
+    // Windows takes them for devices, whatever follows.
+    let stem = safe.split('.').next().unwrap_or_default();
+    let safe = if is_device(stem) { "" } else { safe };
     // A name that is not its own gets a mark that depends on it alone, so that others do not change it.
     let base = match safe == name && !safe.is_empty() {
-        true => name.to_owned(),
+        true => name.clone(),
         false => {
             let mark = blake3::hash(name.as_bytes()).to_hex();
             format!(
@@ -280,6 +300,15 @@ fn file_name(name: &str, taken: &mut HashSet<String>) -> String {
     candidate
 }
 
+fn is_device(stem: &str) -> bool {
+    let stem = stem.to_ascii_uppercase();
+    let numbered = |kind: &str| {
+        let number = stem.strip_prefix(kind);
+        number.is_some_and(|n| n.len() == 1 && n.as_bytes()[0].is_ascii_digit())
+    };
+    ["CON", "PRN", "AUX", "NUL"].contains(&stem.as_str()) || numbered("COM") || numbered("LPT")
+}
+
 fn write_atomically(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), GradingError> {
     let path = dir.join(name);
     let part = dir.join(format!(".{name}.part"));
@@ -295,23 +324,45 @@ fn write_atomically(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), GradingE
     })
 }
 
-fn csv(rubric: &Rubric, graded: &[Graded]) -> Result<Vec<u8>, csv::Error> {
+/// Columns before and behind those of the criteria.
+const COLUMNS: [&str; 9] = [
+    "name",
+    "file",
+    "status",
+    "score",
+    "max_score",
+    "code_analysis_ms",
+    "feedback_ms",
+    "reasons",
+    "flags",
+];
+
+/// The column of a criterion: its id, or one that no other column has.
+fn column(rubric: &Rubric, id: &str) -> String {
+    let mut name = id.to_owned();
+    let is_other = |name: &str| name != id && rubric.criteria.iter().any(|c| c.id == name);
+    while COLUMNS.contains(&name.as_str()) || is_other(&name) {
+        name = format!("criterion_{name}");
+    }
+    name
+}
+
+fn csv(rubric: &Rubric, graded: &[Graded], files: &[&str]) -> Result<Vec<u8>, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let mut header: Vec<String> = ["name", "status", "score", "max_score"]
-        .map(str::to_owned)
-        .to_vec();
-    header.extend(rubric.criteria.iter().map(|c| cell(&c.id)));
-    header.extend(["code_analysis_ms", "feedback_ms", "reasons", "flags"].map(str::to_owned));
+    let (before, behind) = COLUMNS.split_at(5);
+    let mut header: Vec<String> = before.iter().map(|c| (*c).to_owned()).collect();
+    header.extend(rubric.criteria.iter().map(|c| cell(&column(rubric, &c.id))));
+    header.extend(behind.iter().map(|c| (*c).to_owned()));
     writer.write_record(&header)?;
-    for one in graded {
-        writer.write_record(row(rubric, one))?;
+    for (one, file) in graded.iter().zip(files) {
+        writer.write_record(row(rubric, one, file))?;
     }
     writer.into_inner().map_err(|e| e.into_error().into())
 }
 
 /// Numbers stay numbers; what is not there is an empty cell, never 0.
-fn row(rubric: &Rubric, one: &Graded) -> Vec<String> {
-    let mut row = vec![cell(&one.name), one.status.as_str().to_owned()];
+fn row(rubric: &Rubric, one: &Graded, file: &str) -> Vec<String> {
+    let mut row = vec![cell(&one.name), cell(file), one.status.as_str().to_owned()];
     row.push(one.score.map(|s| s.to_string()).unwrap_or_default());
     row.push(one.max_score.to_string());
     for criterion in &rubric.criteria {

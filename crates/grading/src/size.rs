@@ -9,6 +9,8 @@ use crate::request::request;
 use crate::rubric::Rubric;
 use crate::submission::Submission;
 use futures_util::{StreamExt, TryStreamExt};
+use std::time::Instant;
+use tandem_openai::ChatRequest;
 
 /// The size of one prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +114,23 @@ async fn of_submission(
     }
 }
 
+/// Counts, and waits for a server that is away as long as a run would.
+async fn counted(
+    config: &GradingConfig,
+    client: &Client,
+    request: &ChatRequest,
+) -> Result<Option<Counted>, JobError> {
+    let (since, mut delay) = (Instant::now(), config.retry_delay);
+    loop {
+        match client.count(request).await {
+            Err(error) if error.is_away() && since.elapsed() < config.node_wait => {}
+            counted => return counted,
+        }
+        tokio::time::sleep(delay).await;
+        delay = delay.saturating_mul(2).min(limits::MAX_RETRY_DELAY);
+    }
+}
+
 async fn of_prompt(
     config: &GradingConfig,
     rubric: &Rubric,
@@ -120,7 +139,7 @@ async fn of_prompt(
     (job, settings): (Job, &JobConfig),
 ) -> Result<PromptSize, JobError> {
     let request = request(config, rubric, job, submission);
-    let counted = client.count(&request).await?;
+    let counted = counted(config, client, &request).await?;
     let bytes: usize = request.messages.iter().map(|m| m.content.len()).sum();
     let whole = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let (prompt, context) = match counted {

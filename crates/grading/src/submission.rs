@@ -3,6 +3,7 @@
 use crate::attempt::{self, Untouched};
 use crate::error::GradingError;
 use crate::files;
+use crate::files::Decoded;
 use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
@@ -334,7 +335,7 @@ fn read_file(path: &Path, name: &str, kind: Kind) -> Result<SourceFile, String> 
 
 /// Decodes a file and makes its lines ready to be shown.
 pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<SourceFile, String> {
-    let (text, fallback) = files::decode(bytes)?;
+    let Decoded { text, guess } = files::decode(bytes)?;
     let (raw, written) = match kind {
         Kind::Text => {
             let lines = files::split_lines(&text);
@@ -352,8 +353,8 @@ pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<Source
     if let Some(what) = suspicious(&name) {
         flags.push(format!("{name}: its name: {what}"));
     }
-    if fallback {
-        flags.push(format!("{name}: not UTF-8; read as Windows-1252"));
+    if let Some(guess) = guess {
+        flags.push(format!("{name}: {guess}"));
     }
     let mut lines = Vec::with_capacity(raw.len());
     for (i, line) in raw.iter().enumerate() {

@@ -47,6 +47,8 @@ pub struct Server {
     pub open: Arc<AtomicUsize>,
     /// Tokens of the context, if it counts tokens.
     pub context: Arc<AtomicUsize>,
+    /// Prompts that it will not count yet.
+    pub away: Arc<AtomicUsize>,
 }
 
 /// Counts one request while it lives.
@@ -65,6 +67,7 @@ struct Shared {
     barrier: Option<Arc<Barrier>>,
     open: Arc<AtomicUsize>,
     context: Arc<AtomicUsize>,
+    away: Arc<AtomicUsize>,
 }
 
 /// Starts a server that decides by the request and by how many requests came before it.
@@ -76,6 +79,7 @@ pub async fn serve(
     let seen = Arc::new(Mutex::new(Vec::new()));
     let open = Arc::new(AtomicUsize::new(0));
     let context = Arc::new(AtomicUsize::new(0));
+    let away = Arc::new(AtomicUsize::new(0));
     let barrier = barrier.map(|n| Arc::new(Barrier::new(n)));
     let shared = Shared {
         decide: Arc::new(decide),
@@ -83,6 +87,7 @@ pub async fn serve(
         barrier,
         open: open.clone(),
         context: context.clone(),
+        away: away.clone(),
     };
     let app = Router::new()
         .route("/v1/chat/completions", post(answer))
@@ -96,11 +101,20 @@ pub async fn serve(
         seen,
         open,
         context,
+        away,
     }
 }
 
 /// Counts a byte as a token, where [`Server::context`] is set; else there is no such route.
 async fn count(State(shared): State<Shared>, body: Bytes) -> Response {
+    let less = |left: usize| left.checked_sub(1);
+    if shared
+        .away
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+        .is_ok()
+    {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
     let context = shared.context.load(Ordering::SeqCst);
     let request = parse_chat(&body, false).unwrap();
     let count: usize = request.messages.iter().map(|m| m.content.len()).sum();

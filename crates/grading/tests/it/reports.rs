@@ -1,6 +1,6 @@
 //! Written results: safe names, no formulas, no number where there is no score.
 
-use crate::course::{rubric, submissions};
+use crate::course::{RUBRIC, rubric, submissions};
 use serde_json::Value;
 use std::path::Path;
 use tandem_grading::{
@@ -201,7 +201,12 @@ fn names_are_safe_and_do_not_collide() {
         "results",
         "",
         "ünï",
+        "u\u{308}ni\u{308}",
+        "con.py",
+        "заданіе 1",
+        "作业/二",
         &"x".repeat(300),
+        &"作".repeat(300),
     ];
     let list: Vec<Graded> = names.iter().map(|n| graded(n, Some(2.0))).collect();
     write_results(dir.path(), &rubric(), &list).unwrap();
@@ -217,9 +222,17 @@ fn names_are_safe_and_do_not_collide() {
     assert!(
         files
             .iter()
-            .all(|f| f.len() < 100 && f.is_ascii() && !f.starts_with('.')),
+            .all(|f| f.len() < 220 && f.chars().count() < 100 && !f.starts_with('.')),
         "{files:?}"
     );
+    // In any script; both ways to write an accent are the same name.
+    assert!(files.contains(&"ünï.json".to_owned()), "{files:?}");
+    assert!(files.contains(&"ünï-2.json".to_owned()), "{files:?}");
+    for begins in ["заданіе_1-", "作业_二-", "submission-"] {
+        assert!(files.iter().any(|f| f.starts_with(begins)), "{files:?}");
+    }
+    let forbidden = |c: char| c.is_control() || r#"<>:"/\|?* "#.contains(c);
+    assert!(!files.iter().any(|f| f.contains(forbidden)), "{files:?}");
     // Written again, the same files.
     write_results(dir.path(), &rubric(), &list).unwrap();
     assert_eq!(
@@ -261,16 +274,50 @@ fn no_score_is_null_and_an_empty_cell() {
     let mut csv = csv::Reader::from_path(dir.path().join("results.csv")).unwrap();
     let header = csv.headers().unwrap().clone();
     assert_eq!(
-        &header.iter().collect::<Vec<_>>()[..6],
-        ["name", "status", "score", "max_score", "works", "style"]
+        &header.iter().collect::<Vec<_>>()[..7],
+        [
+            "name",
+            "file",
+            "status",
+            "score",
+            "max_score",
+            "works",
+            "style"
+        ]
     );
     let rows: Vec<csv::StringRecord> = csv.records().map(Result::unwrap).collect();
     assert_eq!(
-        (&rows[0][0], &rows[0][2], &rows[0][4], &rows[0][5]),
-        ("good", "2", "2", "")
+        (
+            &rows[0][0],
+            &rows[0][1],
+            &rows[0][3],
+            &rows[0][5],
+            &rows[0][6]
+        ),
+        ("good", "good", "2", "2", "")
     );
-    assert_eq!((&rows[1][0], &rows[1][2], &rows[1][4]), ("'=bad", "", ""));
-    assert_eq!(&rows[1][8], "'=cmd|' /C calc'!A0, \"quoted\"");
+    assert_eq!((&rows[1][0], &rows[1][3], &rows[1][5]), ("'=bad", "", ""));
+    assert!(rows[1][1].starts_with("_bad-"));
+    assert_eq!(&rows[1][9], "'=cmd|' /C calc'!A0, \"quoted\"");
+}
+
+/// A criterion may be called as a column is.
+#[test]
+fn columns_of_criteria_have_names_of_their_own() {
+    let text = RUBRIC
+        .replace("id: works", "id: score")
+        .replace("id: style", "id: flags");
+    let rubric = Rubric::parse(&text).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    write_results(dir.path(), &rubric, &[graded("a", None)]).unwrap();
+    let mut csv = csv::Reader::from_path(dir.path().join("results.csv")).unwrap();
+    let header = csv.headers().unwrap().clone();
+    let distinct: std::collections::HashSet<&str> = header.iter().collect();
+    assert_eq!(distinct.len(), header.len(), "{header:?}");
+    assert_eq!(
+        (&header[5], &header[6]),
+        ("criterion_score", "criterion_flags")
+    );
 }
 
 #[test]

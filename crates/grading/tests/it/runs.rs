@@ -520,6 +520,37 @@ async fn what_does_not_fit_is_known_before_and_asked_of_no_model() {
     assert_eq!(server.seen.lock().unwrap().len(), 2);
 }
 
+/// Of a whole course each work has its own size, in its place, also if the server is away for a moment.
+#[tokio::test]
+async fn the_forecast_of_a_course_waits_for_its_server() {
+    let server = serve(None, |request, _| good(request)).await;
+    server.context.store(1_000_000, Ordering::SeqCst);
+    let sources: Vec<(String, String)> = (0..40)
+        .map(|i| (format!("w{i:02}.py"), "x = 1\n".repeat(i + 1)))
+        .collect();
+    let sources: Vec<(&str, &str)> = sources.iter().map(|(n, s)| (&**n, &**s)).collect();
+    let list = submissions(&sources);
+    let mut config = config(&server);
+    server.away.store(7, Ordering::SeqCst);
+    assert!(forecast(&config, &rubric(), &list).await.is_err());
+    config.node_wait = Duration::from_secs(60);
+    server.away.store(7, Ordering::SeqCst);
+    let found = forecast(&config, &rubric(), &list).await.unwrap();
+    let prompts: Vec<u64> = found
+        .iter()
+        .map(|one| match one {
+            Forecast::Asked { analysis, .. } => analysis.prompt,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(prompts.len(), 40);
+    assert!(
+        prompts.is_sorted() && prompts[0] < prompts[39],
+        "{prompts:?}"
+    );
+    assert!(server.seen.lock().unwrap().is_empty());
+}
+
 #[tokio::test]
 async fn a_run_goes_on_where_it_was_and_waits_for_a_server_that_is_away() {
     let dir = tempfile::tempdir().unwrap();

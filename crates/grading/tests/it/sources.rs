@@ -3,6 +3,7 @@
 use crate::course::{example, submissions, write};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::fs;
 use tandem_grading::{Rubric, Submission, limits, load_submissions, mark_hidden, read_notebook};
 
 fn names(list: &[Submission]) -> Vec<&str> {
@@ -359,8 +360,20 @@ fn lenient_notebooks() {
         cells[3].source,
         ["![](data:image/png;base64,[10 characters removed]) text"]
     );
-    let old = json!({"worksheets": [{"cells": [{"cell_type": "code", "input": "x"}]}]});
-    assert_eq!(read_notebook(&old.to_string()).unwrap().1[0].source, ["x"]);
+    let old = json!({"worksheets": [
+        {"cells": [{"cell_type": "code", "language": "python", "input": "x", "outputs": [
+            {"output_type": "display_data", "png": "AAAA"},
+            {"output_type": "pyout", "text": ["3"], "png": "AAAA"},
+        ]}]},
+        {"cells": [{"cell_type": "code", "input": "y"}]},
+    ]});
+    let (language, cells) = read_notebook(&old.to_string()).unwrap();
+    assert_eq!(language.as_deref(), Some("python"));
+    assert_eq!(
+        (cells[0].source[0].as_str(), cells[1].source[0].as_str()),
+        ("x", "y")
+    );
+    assert_eq!(cells[0].outputs, ["[png removed, 4 bytes]", "3"]);
     assert_eq!(
         read_notebook(
             &json!({"cells": [], "metadata": {"kernelspec": {"name": "python3"}}}).to_string()
@@ -370,6 +383,76 @@ fn lenient_notebooks() {
         .as_deref(),
         Some("python")
     );
+}
+
+/// Results of programs that are no JSON, and are dropped anyway.
+#[test]
+fn what_a_notebook_drops_may_be_anything() {
+    let deep = "[".repeat(5_000) + &"]".repeat(5_000);
+    let text = format!(
+        r#"{{"cells": [
+        {{"cell_type": "code", "source": "print('\ud83d')", "outputs": [
+            {{"data": {{"application/vnd.plotly.v1+json": {{"y": [NaN, Infinity, -Infinity], "z": {deep}}}}}}},
+            {{"text": "ok"}}]}}],
+        "metadata": {{"widgets": {deep}, "kernelspec": {{"language": "julia"}}}}, "nbformat": 4}}"#
+    );
+    let (language, cells) = read_notebook(&text).unwrap();
+    assert_eq!(language.as_deref(), Some("julia"));
+    assert_eq!(cells[0].source, ["print('\u{fffd}')"]);
+    assert_eq!(cells[0].outputs[1], "ok");
+    assert!(
+        cells[0].outputs[0].contains("plotly"),
+        "{:?}",
+        cells[0].outputs
+    );
+    assert!(read_notebook(r#"{"cells": [NaN"#).is_err());
+}
+
+/// As Python reads them.
+#[test]
+fn a_declared_encoding_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let utf16: Vec<u8> = "\u{feff}print('ä')\n"
+        .encode_utf16()
+        .flat_map(u16::to_le_bytes)
+        .collect();
+    let table: [(&str, &[u8], &str, Option<&str>); 6] = [
+        (
+            "latin.py",
+            b"# -*- coding: latin-1 -*-\nname = '\xe4'\n",
+            "name = 'ä'",
+            None,
+        ),
+        (
+            "cyrillic.py",
+            b"#!/usr/bin/python\n# vim: set fileencoding=cp1251 :\nx = '\xff'\n",
+            "x = 'я'",
+            None,
+        ),
+        ("koi.py", b"# coding: koi8-r\nx = '\xd1'\n", "x = 'я'", None),
+        ("guess.py", b"x = '\x80'\n", "x = '€'", Some("Windows-1252")),
+        (
+            "late.py",
+            b"\n\n# coding: koi8-r\nx = '\xd1'\n",
+            "x = 'Ñ'",
+            Some("Windows-1252"),
+        ),
+        ("wide.py", &utf16, "print('ä')", Some("UTF-16")),
+    ];
+    for (name, bytes, line, guess) in table {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let list = load_submissions(&[path]).unwrap();
+        let file = &list[0].files[0];
+        assert!(
+            file.lines.iter().any(|l| l == line),
+            "{name}: {:?}",
+            file.lines
+        );
+        let flags = list[0].flags.join("; ");
+        assert_eq!(flags.is_empty(), guess.is_none(), "{name}: {flags}");
+        assert!(flags.contains(guess.unwrap_or_default()), "{name}: {flags}");
+    }
 }
 
 #[test]
