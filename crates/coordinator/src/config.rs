@@ -58,18 +58,26 @@ pub struct CorsConfig {
 impl CorsConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         for (i, origin) in self.origins.iter().enumerate() {
-            let host = origin.split_once("://").map(|(_, host)| host);
-            let is_whole = host.is_some_and(|h| !h.is_empty() && !h.contains('/'));
+            let parts = origin.split_once("://");
+            // A browser leaves the usual port out.
+            let is_whole = parts.is_some_and(|(scheme, host)| {
+                let usual = match scheme {
+                    "http" => ":80",
+                    _ => ":443",
+                };
+                !host.is_empty() && !host.contains('/') && !host.ends_with(usual)
+            });
             if origin != guard::ANY && !is_whole {
                 let problem = format!(
-                    "is \"{origin}\": write scheme://host or scheme://host:port without a path, or \"*\""
+                    "is \"{origin}\": write scheme://host or scheme://host:port without a path and without the usual port, or \"*\""
                 );
                 let key = format!("cors.origins[{i}]");
                 return Err(ConfigError { key, problem });
             }
         }
         for (i, host) in self.hosts.iter().enumerate() {
-            if host.is_empty() || host.contains([':', '/']) {
+            let is_ip = host.starts_with('[') && host.ends_with(']');
+            if host.is_empty() || host.contains('/') || (host.contains(':') && !is_ip) {
                 let problem = format!("is \"{host}\": write a name without scheme and port");
                 let key = format!("cors.hosts[{i}]");
                 return Err(ConfigError { key, problem });

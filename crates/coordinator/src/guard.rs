@@ -1,7 +1,6 @@
 //! Which web pages may ask. A browser sends what any page tells it to a server on its own machine, which has no key: so
 //! requests of pages of others are refused, and so are names that stand for this machine and are none of its own.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, Method, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
+use tandem_identity::{Transport, host_name, is_this_machine};
 use tandem_openai::ApiError;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -22,14 +22,8 @@ const MAX_AGE: Duration = Duration::from_secs(600);
 /// All pages may ask.
 pub(crate) const ANY: &str = "*";
 
-struct Guard {
-    config: CorsConfig,
-    /// A listener is for this machine only, so that its names are known. With TLS a certificate tells names.
-    is_local: bool,
-}
-
 /// Puts the guard before the routes, which answers the questions of browsers, too.
-pub(crate) fn guarded(router: Router, config: CorsConfig, is_local: bool) -> Router {
+pub(crate) fn guarded(router: Router, config: CorsConfig) -> Router {
     let allowed = config.clone();
     let is_allowed = move |origin: &axum::http::HeaderValue, _: &axum::http::request::Parts| {
         origin.to_str().is_ok_and(|origin| allowed.allows(origin))
@@ -41,35 +35,38 @@ pub(crate) fn guarded(router: Router, config: CorsConfig, is_local: bool) -> Rou
         .allow_private_network(true)
         .expose_headers([header::RETRY_AFTER])
         .max_age(MAX_AGE);
-    let guard = Arc::new(Guard { config, is_local });
-    router.layer(cors).layer(from_fn_with_state(guard, check))
+    let config = Arc::new(config);
+    router.layer(cors).layer(from_fn_with_state(config, check))
 }
 
 async fn check(
-    State(guard): State<Arc<Guard>>,
+    State(config): State<Arc<CorsConfig>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Refusal> {
-    guard.host(request.headers())?;
-    guard.origin(request.headers())?;
+    // With TLS the certificate is for the names of this server. Without, it listens on loopback addresses only.
+    let transport = request.extensions().get::<Transport>();
+    if transport.is_none_or(|transport| !transport.is_tls) {
+        config.host(request.headers())?;
+    }
+    config.origin(request.headers())?;
     Ok(next.run(request).await)
 }
 
-impl Guard {
+impl CorsConfig {
     fn host(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(host) = text(headers, &header::HOST)? else {
             return Ok(());
         };
-        let name = without_port(host);
-        let known = is_this_machine(name) || self.config.hosts.iter().any(|h| h == name);
-        if self.is_local && !known {
-            let message = format!(
-                "`{}` is no name of this server; use 127.0.0.1, or list it under `cors.hosts` of the configuration",
-                shown(name)
-            );
-            return Err(forbidden("unknown_host", message));
+        let name = host_name(host);
+        if is_this_machine(&name) || self.hosts.iter().any(|h| host_name(h) == name) {
+            return Ok(());
         }
-        Ok(())
+        let message = format!(
+            "`{}` is no name of this server; use 127.0.0.1, or list it under `cors.hosts` of the configuration",
+            shown(&name)
+        );
+        Err(forbidden("unknown_host", message))
     }
 
     fn origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
@@ -78,7 +75,7 @@ impl Guard {
         };
         let host = text(headers, &header::HOST)?;
         let is_own = host.is_some_and(|host| origin.split_once("://").is_some_and(|o| o.1 == host));
-        if is_own || self.config.allows(origin) {
+        if is_own || self.allows(origin) {
             return Ok(());
         }
         let message = format!(
@@ -87,11 +84,11 @@ impl Guard {
         );
         Err(forbidden("foreign_origin", message))
     }
-}
 
-impl CorsConfig {
     fn allows(&self, origin: &str) -> bool {
-        self.origins.iter().any(|o| o == ANY || o == origin)
+        self.origins
+            .iter()
+            .any(|o| o == ANY || o.eq_ignore_ascii_case(origin))
     }
 }
 
@@ -107,48 +104,4 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
 
 fn shown(text: &str) -> String {
     text.chars().take(100).collect()
-}
-
-/// The host of `host[:port]`.
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
-        _ => host,
-    }
-}
-
-/// True for names that mean this machine to every resolver.
-fn is_this_machine(name: &str) -> bool {
-    let name = name.trim_end_matches('.').to_ascii_lowercase();
-    let ip = name.trim_start_matches('[').trim_end_matches(']');
-    name == "localhost"
-        || name.ends_with(".localhost")
-        || ip
-            .parse::<IpAddr>()
-            .is_ok_and(|ip| ip.to_canonical().is_loopback())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_this_machine() {
-        for (host, known) in [
-            ("127.0.0.1:8080", true),
-            ("127.1.2.3", true),
-            ("localhost", true),
-            ("LocalHost:1", true),
-            ("app.localhost:8080", true),
-            ("[::1]:8080", true),
-            ("[::1]", true),
-            ("evil.example", false),
-            ("localhost.evil.example:8080", false),
-            ("127.0.0.1.evil.example", false),
-            ("192.168.1.5:8080", false),
-            ("", false),
-        ] {
-            assert_eq!(is_this_machine(without_port(host)), known, "{host}");
-        }
-    }
 }

@@ -250,6 +250,8 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
             Decision::Start(plan) => plan,
             Decision::Reject(reason) => return Err(rejected(last_failure, too_long, &reason)),
         };
+        // Others like it may have stopped nodes while it waited.
+        service.poisons.check(service.poison(job), Instant::now())?;
         let mut attempt_events = plan.notes.clone();
         let attempt = Attempt {
             config: &service.config,
@@ -294,7 +296,11 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
                     events.append(&mut attempt_events);
                     events.push(format!("{message}; started over"));
                 }
-                last_failure = Some((failure, message));
+                // A node that may have died of it counts for more than one that was not there.
+                let is_lost = |f: &Option<(Failure, _)>| matches!(f, Some((Failure::Lost, _)));
+                if failure == Failure::Lost || !is_lost(&last_failure) {
+                    last_failure = Some((failure, message));
+                }
             }
         }
     }

@@ -29,7 +29,7 @@ pub struct PairReport {
     /// Bytes on the wire for them.
     pub wire_bytes: u64,
     /// Tokens that the decode node had already.
-    pub cached_tokens: u64,
+    pub held_tokens: u64,
     /// Connections that broke and were replaced.
     pub reconnects: u64,
     /// Requests in which the decode node computed (a part) itself after all.
@@ -80,7 +80,7 @@ impl Pairs {
         add(&mut pair.handoffs, 1);
         add(&mut pair.handoff_bytes, summary.handoff_bytes);
         add(&mut pair.wire_bytes, summary.wire_bytes);
-        add(&mut pair.cached_tokens, u64::from(summary.cached_tokens));
+        add(&mut pair.held_tokens, u64::from(summary.cached_tokens));
         add(&mut pair.reconnects, u64::from(summary.reconnects));
         add(&mut pair.fallbacks, u64::from(summary.fallback.is_some()));
         if let Some(report) = timeline.parity {
@@ -154,9 +154,9 @@ const COUNTERS: [Metric<u64>; 9] = [
     }),
     ("wire_bytes", "Bytes on the wire for them", |p| p.wire_bytes),
     (
-        "cached_tokens",
+        "held_tokens",
         "Prompt tokens whose KV the decode node had",
-        |p| p.cached_tokens,
+        |p| p.held_tokens,
     ),
     (
         "reconnects",

@@ -22,6 +22,7 @@ pub(crate) async fn poll(
     let mut missed = limits.missed_polls;
     let mut up = None;
     let mut last_up: Option<Instant> = None;
+    let mut drains = false;
     loop {
         let result = calls.status(&node.address).await;
         missed = if result.is_ok() {
@@ -38,12 +39,19 @@ pub(crate) async fn poll(
                 | CallError::Broken(_)
                 | CallError::Odd(_))
         );
-        if !patient || missed >= limits.missed_polls {
+        // Each poll of one that has gone dark takes long.
+        let late = limits
+            .may_return
+            .max(limits.poll * limits.missed_polls.min(60));
+        let is_late = last_up.is_some_and(|last| last.elapsed() >= late);
+        // One that drains is expected to go.
+        if !patient || drains || is_late || missed >= limits.missed_polls {
             if up != Some(result.is_ok()) {
                 up = Some(result.is_ok());
                 announce(&node, &result);
             }
             let may_return = last_up.is_some_and(|last| last.elapsed() < limits.may_return);
+            drains = result.as_ref().is_ok_and(|status| status.draining);
             cluster.tell(event(&node, result, may_return)).await;
         }
         if let Some(first) = first.take() {

@@ -43,7 +43,9 @@ pub async fn run(
 ) -> Result<(), CoordinatorError> {
     config.validate()?;
     config.check_security(&security)?;
-    let is_local = are_local(&listeners)?;
+    for (listener, public) in &listeners {
+        public.check_listen(listener.local_addr().map_err(LinkError::from)?)?;
+    }
     let calls = Calls::new(security, config.identities(), config.limits);
     let models = config.models.iter().map(|m| m.name.clone()).collect();
     let pins = pins_of(&config)?;
@@ -94,7 +96,8 @@ pub async fn run(
         bodies: MAX_BODIES_BYTES,
     };
     let stop_serving = told.clone().cancelled_owned();
-    let routes = routes(service, is_local);
+    let cors = service.config.cors.clone();
+    let routes = guarded(router(service), cors);
     let serving = tandem_identity::serve(gates, routes, bounds, stop_serving);
     let serving = async { tokio::join!(serving, telling) };
     let ending = async {
@@ -109,19 +112,6 @@ pub async fn run(
         () = ending => {}
     }
     Ok(())
-}
-
-/// Checks the addresses, and tells whether one of them is for this machine only: those without TLS are.
-fn are_local(listeners: &[(TcpListener, Public)]) -> Result<bool, CoordinatorError> {
-    for (listener, public) in listeners {
-        public.check_listen(listener.local_addr().map_err(LinkError::from)?)?;
-    }
-    Ok(listeners.iter().any(|(_, public)| !public.is_tls()))
-}
-
-fn routes(service: Arc<Service>, is_local: bool) -> axum::Router {
-    let cors = service.config.cors.clone();
-    guarded(router(service), cors, is_local)
 }
 
 fn pins_of(config: &Config) -> Result<Pins, CoordinatorError> {

@@ -45,7 +45,7 @@ impl Timeline {
     /// the same, where a model has windows: then a node cannot begin behind them.
     fn saved(&self, plan: &Plan) -> u32 {
         let summary = &self.summary;
-        if plan.prefill.is_none() || self.alone || summary.fallback.is_some() {
+        if plan.prefill.is_none() || self.alone {
             return summary.cached_tokens;
         }
         let kv_end = self.prompt_tokens.saturating_sub(1);
@@ -116,7 +116,7 @@ mod tests {
             // The decode node had rows that the prefill node computed all the same.
             (Some("p"), false, Some(9), 0, 8, false, 0),
             (Some("p"), false, None, 0, 8, false, 0),
-            (Some("p"), false, None, 1, 8, true, 8),
+            (Some("p"), false, None, 1, 8, true, 0),
             (Some("p"), true, None, 2, 7, false, 7),
             (None, true, None, 2, 7, false, 7),
         ];

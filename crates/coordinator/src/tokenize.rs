@@ -20,6 +20,9 @@ pub struct Tokenization {
     pub max_model_len: u32,
     /// The tokens.
     pub tokens: Vec<u32>,
+    /// Fields of the request that were ignored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignored: Vec<String>,
 }
 
 /// Only whether the request is one of the chat API.
@@ -32,14 +35,24 @@ struct Kind {
 pub(crate) async fn tokenize(service: &Service, body: &[u8]) -> Result<Tokenization, ApiError> {
     let kind: Result<Kind, _> = serde_json::from_slice(body);
     let is_chat = kind.is_ok_and(|kind| kind.messages.is_some());
-    let (model, mut prompt, salt, field) = if is_chat {
+    let (model, mut prompt, salt, (field, ignored)) = if is_chat {
         let request = parse_chat(body, service.config.lenient)?;
         let prompt = translate::chat_prompt(&request);
-        (request.model, prompt, request.tandem.cache_salt, "messages")
+        (
+            request.model,
+            prompt,
+            request.tandem.cache_salt,
+            ("messages", request.ignored),
+        )
     } else {
         let request = parse_completion(body, service.config.lenient)?;
         let prompt = translate::completion_prompt(&request);
-        (request.model, prompt, request.tandem.cache_salt, "prompt")
+        (
+            request.model,
+            prompt,
+            request.tandem.cache_salt,
+            ("prompt", request.ignored),
+        )
     };
     service.answers.recall(&salt, &model, &mut prompt);
     if !service.config.models.iter().any(|m| m.name == model) {
@@ -72,5 +85,6 @@ pub(crate) async fn tokenize(service: &Service, body: &[u8]) -> Result<Tokenizat
         count: told.tokens.len(),
         max_model_len: told.context,
         tokens: told.tokens,
+        ignored,
     })
 }

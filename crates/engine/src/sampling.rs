@@ -188,7 +188,10 @@ impl Sampler {
 impl SamplingParams {
     /// Top-k, top-p, min-p. The result is in order of falling logit.
     fn truncate(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
-        let (k, min_p) = (self.top_k as usize, self.min_p);
+        let min_p = self.min_p;
+        // As many as there are is all.
+        let k = Some(self.top_k as usize).filter(|k| *k < logits.len());
+        let k = k.unwrap_or_default();
         let weight = |c: &Candidate| weight(c.1, max, 1.0);
         // Without top-k all tokens count, also those that are not looked at.
         let all = (k == 0 && self.top_p < 1.0).then(|| block_sums(logits, max, 1.0).iter().sum());
@@ -199,6 +202,9 @@ impl SamplingParams {
             if k > 0 && k < found.len() {
                 found.select_nth_unstable_by(k - 1, better_first);
                 found.truncate(k);
+            }
+            if k > 0 && !is_whole && reach < f32::INFINITY {
+                continue;
             }
             found.sort_unstable_by(better_first);
             if self.top_p < 1.0 {

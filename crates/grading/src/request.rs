@@ -43,7 +43,7 @@ pub(crate) fn request(
             return_tokens: config.return_tokens,
             cache_salt: config.cache_salt.clone(),
             keep: config.keep,
-            lenient: false,
+            lenient: None,
         },
         ignored: Vec::new(),
     }

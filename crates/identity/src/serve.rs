@@ -48,6 +48,13 @@ pub struct Bounds {
     pub bodies: usize,
 }
 
+/// How a request came; an extension of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transport {
+    /// True if its connection is encrypted, and the server's certificate is for the name that was asked for.
+    pub is_tls: bool,
+}
+
 /// Serves HTTP/1.1 until `shutdown` completes, and then until the requests that are being answered
 /// have been; silent connections are closed at once. Dropping it takes no more connections; answers
 /// that have begun go on.
@@ -89,6 +96,9 @@ pub async fn serve<S, B>(
             id,
         };
         let service = Asked {
+            transport: Transport {
+                is_tls: link.is_tls(),
+            },
             service: TowerToHyperService::new(service.clone()),
             place: Arc::new(place),
         };
@@ -380,6 +390,7 @@ impl Body for RequestBody {
 
 /// A service that tells the table what a connection asks.
 struct Asked<S> {
+    transport: Transport,
     service: TowerToHyperService<S>,
     place: Arc<Place>,
 }
@@ -405,13 +416,14 @@ where
         if request.body().is_end_stream() {
             asking.answering();
         }
-        let request = request.map(|body| RequestBody {
+        let mut request = request.map(|body| RequestBody {
             body,
             asking: Arc::clone(&asking),
             bodies: PollSemaphore::new(Arc::clone(&self.place.table.bodies)),
             waiting: None,
             has_made_room: None,
         });
+        request.extensions_mut().insert(self.transport);
         let answering = self.service.call(request);
         Box::pin(async move {
             let answer = answering.await?;

@@ -24,6 +24,9 @@ use crate::tap::{self, Side, Staging};
 use crate::turns::{self, Turn};
 use crate::vocabulary::{Vocabulary, native};
 
+/// What failed if it is not the layout of the cache.
+const COMPUTING: &str = "computing";
+
 /// Tokens of a step at the end of a prompt where the processor computes: short enough for little of a prompt to be
 /// left to send behind it, long enough not to take longer. A GPU computes so few at a loss.
 const TAIL_TOKENS: u32 = 64;
@@ -111,7 +114,7 @@ impl LlamaEngine {
     /// See [`LlamaError`].
     pub fn load(path: &Path, options: &LlamaOptions) -> Result<Self, LlamaError> {
         let engine = match Self::load_as(path, options, None) {
-            Err(LlamaError::Probe { source, .. }) => {
+            Err(LlamaError::Probe { source, .. }) if source.at != COMPUTING => {
                 let reason = format!("llama.cpp's cache is not what the metadata say: {source}");
                 return Self::load_as(path, options, Some(reason));
             }
@@ -136,11 +139,7 @@ impl LlamaEngine {
         stays: Option<String>,
     ) -> Result<Self, LlamaError> {
         check_options(options)?;
-        let gguf = Gguf::read(path)?;
-        let chat_template = match gguf.metadata.get("tokenizer.chat_template") {
-            Some(Value::Text(t)) => Some(t.clone()),
-            _ => None,
-        };
+        let (gguf, chat_template) = read(path)?;
         let fail = |reason: String| LlamaError::Llama {
             path: path.to_owned(),
             reason,
@@ -215,6 +214,7 @@ impl LlamaEngine {
     fn probe(&mut self) -> Result<(), BlobError> {
         let sequence = self.open().map_err(probed)?;
         let blocks = self.evaluate_two(sequence);
+        let blocks = blocks.and_then(|blocks| self.write_third(sequence).map(|()| blocks));
         self.release(sequence);
         let (given, blocks) = blocks?;
         let mut planes = blocks.iter().flat_map(|block| &block.planes);
@@ -227,24 +227,32 @@ impl LlamaEngine {
     /// Evaluates two tokens and the logits of a third, so that a model that writes no text is refused at load time.
     fn probe_staying(&mut self) -> Result<(), BlobError> {
         let sequence = self.open().map_err(probed)?;
-        let logits = self
+        let computed = self
             .prefill(sequence, 0, &[0, 0])
             .and_then(|()| self.verify(sequence, 2))
-            .and_then(|()| {
-                self.decode(&[DecodeStep {
-                    sequence,
-                    token: 0,
-                    position: 2,
-                }])
-            });
+            .map_err(probed)
+            .and_then(|()| self.write_third(sequence));
         self.release(sequence);
-        match logits.map_err(probed)? {
-            rows if rows.iter().flatten().any(|x| x.is_finite()) => Ok(()),
-            _ => Err(BlobError {
-                at: "logits",
-                reason: "none is a number".to_owned(),
-            }),
+        computed
+    }
+
+    /// Evaluates the logits of the third token: those of a model that gives vectors are all the same.
+    fn write_third(&mut self, sequence: Sequence) -> Result<(), BlobError> {
+        let step = DecodeStep {
+            sequence,
+            token: 0,
+            position: 2,
+        };
+        let rows = self.decode(&[step]).map_err(probed)?;
+        let mut logits = rows.iter().flatten();
+        let first = logits.next().copied().unwrap_or_default();
+        if first.is_finite() && logits.any(|x| x.is_finite() && *x != first) {
+            return Ok(());
         }
+        Err(BlobError {
+            at: COMPUTING,
+            reason: "all logits are the same".to_owned(),
+        })
     }
 
     /// That KV of this model is handed over.
@@ -549,13 +557,23 @@ impl LlamaEngine {
     }
 }
 
+/// A file of a model that writes text, and its chat template.
+fn read(path: &Path) -> Result<(Gguf, Option<String>), LlamaError> {
+    let gguf = Gguf::read(path)?;
+    layout::check_writes(&gguf)?;
+    let chat_template = match gguf.metadata.get("tokenizer.chat_template") {
+        Some(Value::Text(t)) => Some(t.clone()),
+        _ => None,
+    };
+    Ok((gguf, chat_template))
+}
+
 /// What is known of a model's cache, or why that is not enough to hand its KV over.
 fn described(
     gguf: &Gguf,
     model: &LlamaModel,
     stays: Option<String>,
 ) -> Result<(Contract, Option<String>), LlamaError> {
-    layout::check_writes(gguf)?;
     let has_states = model.is_recurrent() || model.is_hybrid();
     let stays = stays.map_or_else(|| layout::contract(gguf).map_err(|e| e.why()), Err);
     match stays {
@@ -570,7 +588,7 @@ fn described(
 
 fn probed(e: EngineError) -> BlobError {
     BlobError {
-        at: "probe",
+        at: COMPUTING,
         reason: e.to_string(),
     }
 }

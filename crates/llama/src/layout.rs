@@ -5,6 +5,7 @@
 //! checks the result against a real state blob at load time. KV of a model that does not fit is not handed over.
 
 use tandem_kv::contract::LAYOUT_VERSION;
+use tandem_kv::limits::MAX_LAYERS;
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
 
 use crate::build::ENGINE_NAME;
@@ -37,7 +38,7 @@ const ARCHITECTURE: &str = "general.architecture";
 const WINDOWED: [(&str, usize); 3] = [("gemma2", 2), ("gemma3", 6), ("gpt-oss", 2)];
 
 /// Architectures whose caches are not rows of K and V for each layer and token, by prefix, and what they have.
-const OTHER_CACHES: [(&str, &str); 18] = [
+const OTHER_CACHES: [(&str, &str); 20] = [
     ("mamba", RECURRENT),
     ("rwkv", RECURRENT),
     ("arwkv", RECURRENT),
@@ -50,7 +51,9 @@ const OTHER_CACHES: [(&str, &str); 18] = [
     ("kimi-linear", HYBRID),
     ("qwen3next", HYBRID),
     ("qwen35", HYBRID),
-    ("deepseek", LATENT),
+    ("deepseek2", LATENT),
+    ("deepseek3", LATENT),
+    ("deepseek4", LATENT),
     ("glm-dsa", LATENT),
     ("minicpm3", LATENT),
     ("plm", LATENT),
@@ -60,18 +63,29 @@ const OTHER_CACHES: [(&str, &str); 18] = [
 
 const RECURRENT: &str = "a recurrent state instead of KV";
 const HYBRID: &str = "a recurrent state beside KV";
-const LATENT: &str = "one latent row instead of K and V";
+const LATENT: &str = "latent rows, or several caches, instead of K and V";
 const SHARED: &str = "layers that share their KV";
 
-/// That a model can go on from a prompt by itself.
+/// That a model writes text token by token, and that its size is one that llama.cpp does not end the process for.
 ///
 /// # Errors
-/// If an encoder would have to read the prompt first.
+/// Names the key that says otherwise.
 pub fn check_writes(gguf: &Gguf) -> Result<(), LayoutError> {
     let arch = gguf.architecture();
-    if arch.starts_with("t5") {
-        let reason = format!("`{arch}` has an encoder for the prompt, which is not supported");
+    let others = ["t5", "eagle", "dflash", "wavtokenizer"];
+    let gives_vectors = arch.contains("bert") || arch.contains("embed");
+    if gives_vectors || others.iter().any(|other| arch.starts_with(other)) {
+        let reason = format!("`{arch}` does not go on from a prompt by itself");
         return fail(ARCHITECTURE, reason);
+    }
+    if matches!(gguf.get("attention.causal"), Some(Value::Bool(false))) {
+        let reason = "each token sees those behind it, so nothing can be added".to_owned();
+        return fail(&format!("{arch}.attention.causal"), reason);
+    }
+    let layers = need(gguf, "block_count")?;
+    if layers == 0 || layers as usize > MAX_LAYERS {
+        let reason = format!("{layers} layers, allowed 1..={MAX_LAYERS}");
+        return fail(&format!("{arch}.block_count"), reason);
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -21,7 +21,7 @@ use axum::{Json, Router};
 use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tandem_identity::PeerId;
+use tandem_identity::{PeerId, host_name, is_this_machine};
 use tandem_kv::Contract;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
@@ -197,16 +197,28 @@ pub fn router(node: Arc<Node>) -> Router {
         .with_state(node)
 }
 
+/// Refuses what a browser sends for a page: one that names its origin, and without TLS one whose name was made to stand
+/// for this machine.
+fn check_asker(node: &Node, headers: &HeaderMap) -> Result<(), NodeError> {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let is_strange = !node.config.security.is_tls()
+        && host.is_some_and(|host| !is_this_machine(&host_name(host)));
+    if is_strange || headers.contains_key(header::ORIGIN) {
+        let message = "web pages may not ask a node; without TLS, a coordinator asks for 127.0.0.1 or localhost";
+        return Err(NodeError::new(ErrorCode::Refused, message));
+    }
+    Ok(())
+}
+
 /// Refuses what a browser sends, and reads the body within [`MAX_BODY_BYTES`] and [`crate::Limits::body`], so that no request hangs in it.
 async fn whole_body(
     State(node): State<Arc<Node>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Refusal> {
-    if request.headers().contains_key(header::ORIGIN) {
-        let message = "web pages may not ask a node";
-        return Err(NodeError::new(ErrorCode::Refused, message).into());
-    }
+    check_asker(&node, request.headers())?;
     let limit = node.config.limits.body;
     let (parts, body) = request.into_parts();
     let reading = axum::body::to_bytes(body, MAX_BODY_BYTES);

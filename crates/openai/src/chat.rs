@@ -80,7 +80,7 @@ impl Role {
 pub fn parse_chat(body: &[u8], lenient: bool) -> Result<ChatRequest, ApiError> {
     let mut fields = parse_body(body)?;
     let mut tandem = TandemOptions::parse(&mut fields)?;
-    let mut unknown = Unknown::new(lenient || tandem.lenient);
+    let mut unknown = Unknown::new(tandem.lenient.unwrap_or(lenient));
     refused::check_chat(&mut fields, &mut unknown)?;
     let model = model(&mut fields)?;
     let messages = messages(&mut fields, &mut unknown)?;
@@ -177,7 +177,7 @@ fn message(index: usize, item: Value, unknown: &mut Unknown) -> Result<Message, 
         .ok_or_else(|| fields.missing("content"))?;
     let content = content_text(content, &path, unknown)?;
     refused::check_message(&mut fields, unknown)?;
-    fields.finish(&["role", "content"], &[], unknown)?;
+    fields.finish(&["role", "content"], refused::INERT_OF_MESSAGE, unknown)?;
     Ok(Message { role, content })
 }
 

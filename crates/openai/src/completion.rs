@@ -51,7 +51,7 @@ pub enum Prompt {
 pub fn parse_completion(body: &[u8], lenient: bool) -> Result<CompletionRequest, ApiError> {
     let mut fields = parse_body(body)?;
     let mut tandem = TandemOptions::parse(&mut fields)?;
-    let mut unknown = Unknown::new(lenient || tandem.lenient);
+    let mut unknown = Unknown::new(tandem.lenient.unwrap_or(lenient));
     refused::check_completion(&mut fields, &mut unknown)?;
     let model = model(&mut fields)?;
     let prompt = prompt(&mut fields)?;

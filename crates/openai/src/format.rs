@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type};
 use crate::limits;
+use crate::refused;
 use crate::unknown::Unknown;
 
 /// Name of a schema that came without one.
@@ -32,6 +33,14 @@ pub enum ResponseFormat {
 }
 
 impl ResponseFormat {
+    /// True if both bind an answer to the same.
+    fn means(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::JsonSchema { schema: a, .. }, Self::JsonSchema { schema: b, .. }) => a == b,
+            _ => self == other,
+        }
+    }
+
     pub(crate) fn is_text(&self) -> bool {
         *self == Self::Text
     }
@@ -71,6 +80,13 @@ pub(crate) fn response_format(
             continue;
         };
         let format = read(value, name, unknown)?;
+        if format.is_text()
+            || found
+                .as_ref()
+                .is_some_and(|(_, other)| other.means(&format))
+        {
+            continue;
+        }
         if let Some((other, _)) = found {
             return Err(ApiError::invalid(
                 name,
@@ -210,6 +226,7 @@ fn structured_outputs(
         (None, true) => ResponseFormat::JsonObject,
         (None, false) => ResponseFormat::Text,
     };
+    refused::check_structured_outputs(&mut fields, unknown)?;
     fields.finish(&["json", "json_object"], &["disable_fallback"], unknown)?;
     Ok(format)
 }

@@ -18,6 +18,8 @@ enum Neutral {
     Is(&'static str),
     /// This number.
     Number(f64),
+    /// This number or less.
+    AtMost(f64),
     /// The boolean `false`.
     False,
     /// The boolean `true`.
@@ -39,11 +41,11 @@ pub(crate) const INERT: &[&str] = &[
     "parallel_tool_calls",
     "prediction",
     // llama-server, Ollama, vLLM.
-    "cache_prompt",
     "id_slot",
     "timings_per_token",
     "return_progress",
     "keep_alive",
+    "guided_decoding_backend",
     "request_id",
     "priority",
     // What these set is off, or refused, by another field.
@@ -70,7 +72,7 @@ const BOTH: &[(&str, Neutral)] = &[
     ("typ_p", Neutral::Number(1.0)),
     ("tfs_z", Neutral::Number(1.0)),
     ("top_a", Neutral::Number(0.0)),
-    ("top_n_sigma", Neutral::Number(-1.0)),
+    ("top_n_sigma", Neutral::AtMost(0.0)),
     ("mirostat", Neutral::Number(0.0)),
     ("dry_multiplier", Neutral::Number(0.0)),
     ("xtc_probability", Neutral::Number(0.0)),
@@ -85,6 +87,13 @@ const BOTH: &[(&str, Neutral)] = &[
     ("include_stop_str_in_output", Neutral::False),
     ("skip_special_tokens", Neutral::True),
     ("spaces_between_special_tokens", Neutral::True),
+    // What is kept of earlier requests depends on the configuration and on the salt.
+    ("cache_prompt", Neutral::True),
+    ("n_keep", Neutral::Number(0.0)),
+    ("n_discard", Neutral::Number(0.0)),
+    ("lora", Neutral::Empty),
+    ("backend_sampling", Neutral::False),
+    ("post_sampling_probs", Neutral::False),
     ("grammar", Neutral::Is("")),
     ("guided_regex", Neutral::Never),
     ("guided_choice", Neutral::Never),
@@ -109,6 +118,9 @@ const CHAT: &[(&str, Neutral)] = &[
     ("add_special_tokens", Neutral::False),
     ("echo", Neutral::False),
     ("modalities", Neutral::Only("text")),
+    // Thoughts stay in the text.
+    ("reasoning_format", Neutral::Is("none")),
+    ("reasoning_in_content", Neutral::False),
 ];
 
 const COMPLETION: &[(&str, Neutral)] = &[
@@ -126,7 +138,21 @@ const MESSAGE: &[(&str, Neutral)] = &[
     ("function_call", Neutral::Never),
     ("audio", Neutral::Never),
     ("annotations", Neutral::Empty),
+    ("reasoning_content", Neutral::Is("")),
+    ("reasoning", Neutral::Is("")),
 ];
+
+/// Of `stream_options`.
+const STREAM_OPTIONS: &[(&str, Neutral)] = &[("continuous_usage_stats", Neutral::False)];
+
+/// Of vLLM's `structured_outputs`.
+const STRUCTURED_OUTPUTS: &[(&str, Neutral)] = &[
+    ("disable_any_whitespace", Neutral::False),
+    ("disable_additional_properties", Neutral::False),
+];
+
+/// Fields of a message that change no answer: openai-python puts `parsed` there, what `content` says.
+pub(crate) const INERT_OF_MESSAGE: &[&str] = &["parsed", "cache_control"];
 
 /// Takes unsupported fields out of a chat request.
 pub(crate) fn check_chat(fields: &mut Fields, unknown: &mut Unknown) -> Result<(), ApiError> {
@@ -143,6 +169,22 @@ pub(crate) fn check_completion(fields: &mut Fields, unknown: &mut Unknown) -> Re
 /// Takes unsupported fields out of a message.
 pub(crate) fn check_message(fields: &mut Fields, unknown: &mut Unknown) -> Result<(), ApiError> {
     check(fields, MESSAGE, unknown)
+}
+
+/// Takes unsupported fields out of the options of a stream.
+pub(crate) fn check_stream_options(
+    fields: &mut Fields,
+    unknown: &mut Unknown,
+) -> Result<(), ApiError> {
+    check(fields, STREAM_OPTIONS, unknown)
+}
+
+/// Takes unsupported fields out of `structured_outputs`.
+pub(crate) fn check_structured_outputs(
+    fields: &mut Fields,
+    unknown: &mut Unknown,
+) -> Result<(), ApiError> {
+    check(fields, STRUCTURED_OUTPUTS, unknown)
 }
 
 fn check(
@@ -170,6 +212,7 @@ impl Neutral {
             }
             Self::Is(word) => value.as_str() == Some(word),
             Self::Number(x) => value.as_f64() == Some(*x),
+            Self::AtMost(x) => value.as_f64().is_some_and(|value| value <= *x),
             Self::False => value.as_bool() == Some(false),
             Self::True => value.as_bool() == Some(true),
             Self::Only(word) => *value == json!([word]),
@@ -183,6 +226,7 @@ impl Neutral {
             Self::Empty => ", unless empty".to_owned(),
             Self::Is(word) => format!(", unless it is \"{word}\""),
             Self::Number(x) => format!(", unless it is {x}"),
+            Self::AtMost(x) => format!(", unless it is {x} or less"),
             Self::False => ", unless it is false".to_owned(),
             Self::True => ", unless it is true".to_owned(),
             Self::Only(word) => format!(", unless it is [\"{word}\"]"),

@@ -3,6 +3,7 @@
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type};
 use crate::limits;
+use crate::refused;
 use crate::unknown::Unknown;
 use serde::Serialize;
 use serde_json::Value;
@@ -52,6 +53,7 @@ impl StreamOptions {
         };
         let mut inner = Fields::of(value, "stream_options")?;
         let include_usage = inner.boolean("include_usage")?.unwrap_or(false);
+        refused::check_stream_options(&mut inner, unknown)?;
         // Padding of events, which no client needs.
         inner.finish(&["include_usage"], &["include_obfuscation"], unknown)?;
         Ok(Self { include_usage })
@@ -77,9 +79,9 @@ impl Sampling {
 fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let mut found: Option<(&str, i64)> = None;
     for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
-        // For llama-server, -1 is no limit.
-        let least = if name == "n_predict" { -1 } else { 1 };
-        let Some(n) = fields.integer(name, least, limits::MAX_GENERATED_TOKENS)? else {
+        let n = fields.integer(name, -1, limits::MAX_GENERATED_TOKENS)?;
+        // For llama-server and LM Studio, -1 is no limit.
+        let Some(n) = n.filter(|n| *n != -1) else {
             continue;
         };
         match found {
@@ -90,7 +92,7 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
                 ));
             }
             _ if n == 0 => {
-                let message = "'n_predict' must be -1, or at least 1";
+                let message = format!("'{name}' must be at least 1, or -1 for no limit");
                 return Err(ApiError::invalid(name, message));
             }
             _ => found = Some((name, n)),

@@ -86,7 +86,6 @@ fn bad_messages_are_refused_with_the_field() {
 fn bad_values_are_refused_with_the_field() {
     let table: &[(Value, &str)] = &[
         (json!({"max_tokens": 0}), "max_tokens"),
-        (json!({"max_tokens": -1}), "max_tokens"),
         (json!({"max_tokens": "7"}), "max_tokens"),
         (json!({"max_tokens": 1.5}), "max_tokens"),
         (json!({"max_tokens": u64::MAX}), "max_tokens"),
@@ -159,6 +158,10 @@ fn unsupported_fields_are_refused_by_name() {
         (json!({"max_token": 5}), "max_token"),
         (json!({"temprature": 0}), "temprature"),
         (json!({"max_tokens": 5, "n_predict": 6}), "n_predict"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": -2}), "max_tokens"),
+        (json!({"cache_prompt": false}), "cache_prompt"),
+        (json!({"reasoning_format": "auto"}), "reasoning_format"),
         (json!({"typical_p": 0.9}), "typical_p"),
         (json!({"dry_multiplier": 0.8}), "dry_multiplier"),
         (json!({"mirostat": 2}), "mirostat"),
@@ -231,6 +234,7 @@ fn dialects_of_a_schema_mean_the_same() {
         json!({"guided_json": schema}),
         json!({"guided_json": written}),
         json!({"format": schema}),
+        json!({"format": schema, "guided_json": schema, "response_format": {"type": "text"}, "guided_decoding_backend": "auto"}),
     ] {
         let request = chat(extra.clone()).expect("request");
         let ResponseFormat::JsonSchema { schema: found, .. } = request.response_format else {
@@ -275,6 +279,8 @@ fn who_asks_for_it_has_what_is_not_known_ignored_and_listed() {
         ]
     );
     // A value that cannot be is refused all the same.
+    let strict = json!({"model": "m", "prompt": "hi", "nonsense": 1, "tandem": {"lenient": false}});
+    assert!(parse_completion(strict.to_string().as_bytes(), true).is_err());
     let wrong = json!({"tandem": {"lenient": true}, "temperature": "hot"});
     assert_eq!(chat(wrong).expect_err("refused").status, 400);
     // The server may permit it for all.
@@ -332,7 +338,10 @@ fn harmless_and_neutral_fields_are_accepted() {
         json!({"typical_p": 1, "dry_multiplier": 0, "dry_base": 1.75, "repeat_last_n": 64, "mirostat": 0, "mirostat_tau": 5}),
         json!({"cache_prompt": true, "n_predict": -1, "skip_special_tokens": true, "add_generation_prompt": true}),
         json!({"messages": [{"role": "user", "content": "hi", "tool_calls": [], "name": null}]}),
-        json!({"stream_options": {"include_obfuscation": false}}),
+        json!({"stream_options": {"include_obfuscation": false, "continuous_usage_stats": false}}),
+        json!({"max_tokens": -1, "n_predict": -1, "top_n_sigma": 0, "n_keep": 0, "lora": [], "reasoning_format": "none"}),
+        json!({"messages": [{"role": "user", "content": "hi", "parsed": {"a": 1}, "reasoning_content": "", "cache_control": {"type": "ephemeral"}}]}),
+        json!({"structured_outputs": {"disable_any_whitespace": false}, "format": "", "response_format": {"type": "text"}}),
     ] {
         assert_eq!(chat(extra.clone()).as_ref(), Ok(&plain), "{extra}");
     }
@@ -366,7 +375,7 @@ fn values_are_read() {
             return_tokens: true,
             cache_salt: "class 7b".into(),
             keep: false,
-            lenient: false,
+            lenient: None,
         }
     );
     let ResponseFormat::JsonSchema { schema, strict, .. } = &request.response_format else {

@@ -76,7 +76,9 @@ impl Scheduler {
                 reasons: or_none_configured(reasons),
             });
         }
-        able.sort_by_key(|&(node, _)| cost(self.decodes(node, model), waiting.seen_by(node)));
+        able.sort_by_key(|&(node, _)| {
+            cost(self.decodes(node, model), self.reuses(node, model, waiting))
+        });
         // With the route `Remote`, nodes without a prefill node come after those with one.
         let mut alone = Vec::new();
         for &(decode, capacity) in &able {
@@ -140,6 +142,14 @@ impl Scheduler {
                 Prefill::Nobody(notes)
             }
             found => found,
+        }
+    }
+
+    /// Blocks of a prompt that a node has seen and may use again.
+    fn reuses(&self, node: usize, model: usize, waiting: &Waiting) -> usize {
+        match self.stays(node, model) {
+            Some(_) => 0,
+            None => waiting.seen_by(node),
         }
     }
 
@@ -217,7 +227,7 @@ impl Scheduler {
         if let Some((node, _)) = mixed {
             notes.push(self.tells_quantisations(node, decode, model));
         }
-        let seen = |node| match waiting.seen_by(node) {
+        let seen = |node| match self.reuses(node, model, waiting) {
             0 => String::new(),
             blocks => {
                 let bytes = blocks * PREFIX_BLOCK;

@@ -26,6 +26,8 @@ pub const LEND_BLOCKS: usize = 2;
 pub const MAX_QUEUED: usize = 256;
 /// Decode nodes that one request may be started on because the one before failed.
 pub const MAX_ATTEMPTS: usize = 3;
+/// How often a request waits for the next status of a node that it did not reach, before that node counts as failed.
+pub const MAX_UNREACHED: u32 = 3;
 /// How often a request is put back into the queue because a node said that it is busy. A busy
 /// node is asked again after its next status, so this is a wait of about as many seconds.
 pub const MAX_BUSY_RETRIES: u32 = 600;

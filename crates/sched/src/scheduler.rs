@@ -6,7 +6,7 @@ use tandem_proto::{ModelStatus, NodeStatus};
 
 use crate::choice::Choice;
 use crate::event::{Action, Event, Failure, Rejection, Route};
-use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, PREFILL_ADVANTAGE};
+use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, MAX_UNREACHED, PREFILL_ADVANTAGE};
 use crate::pin::{self, Pin};
 use crate::prefix::{Prefixes, Seen};
 
@@ -90,6 +90,8 @@ pub(crate) struct Waiting {
     /// Longest context, in tokens, that was too short for it.
     pub(crate) too_short: u32,
     busy_retries: u32,
+    /// How often there was no connection to a node.
+    unreached: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -211,6 +213,7 @@ impl Scheduler {
                     lacks: false,
                     too_short: 0,
                     busy_retries: 0,
+                    unreached: 0,
                     request,
                 };
                 return self.submit(index, waiting, out);
@@ -371,7 +374,11 @@ impl Scheduler {
             }
             Failure::Unreachable => {
                 self.nodes[decode].suspect = true;
-                waiting.busy_retries += 1;
+                waiting.unreached += 1;
+                // Its statuses come, and requests do not get there.
+                if waiting.unreached > MAX_UNREACHED {
+                    waiting.tried.push(decode);
+                }
             }
             Failure::Lost | Failure::Stopping => {
                 self.nodes[decode].suspect = true;

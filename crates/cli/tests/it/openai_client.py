@@ -22,6 +22,11 @@ try:
 except openai.NotFoundError as error:
     assert error.code == "model_not_found", error
 
+if sys.argv[1].startswith("https"):
+    # Over TLS a server is known under any name that its certificate has.
+    named = client.with_options(default_headers={"Host": "tandem.school.example"})
+    assert [m.id for m in named.models.list()] == [model]
+
 whole = client.chat.completions.create(**request)
 choice = whole.choices[0]
 assert choice.finish_reason in ("stop", "length"), choice

@@ -22,7 +22,7 @@ fn held_by(node: usize) -> (Role, [u32; 2]) {
 #[derive(Debug, Clone)]
 enum Step {
     Up(usize),
-    Down(usize),
+    Down(usize, bool),
     Submit(usize, Route),
     /// The nth running request ends (or its prefill does).
     Finish(usize),
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     prop_oneof![
         3 => (0..4usize).prop_map(Step::Up),
-        1 => (0..4usize).prop_map(Step::Down),
+        1 => (0..4usize, any::<bool>()).prop_map(|(node, may_return)| Step::Down(node, may_return)),
         8 => (0..2usize, route).prop_map(|(m, r)| Step::Submit(m, r)),
         4 => any::<usize>().prop_map(Step::Finish),
         3 => (any::<usize>(), any::<bool>()).prop_map(|(n, computed)| Step::PrefillEnded(n, computed)),
@@ -166,12 +166,12 @@ fn event(step: &Step, account: &mut Account) -> Option<Event> {
             account.up.insert(*node);
             status_of(*node)
         }
-        Step::Down(node) => {
+        Step::Down(node, may_return) => {
             account.up.remove(node);
             Event::NodeDown {
                 node: NODES[*node].into(),
                 reason: "test".into(),
-                may_return: false,
+                may_return: *may_return,
             }
         }
         Step::Submit(model, route) => {
@@ -239,8 +239,21 @@ fn run(steps: &[Step]) -> Account {
         let queued = scheduler.queued("m") + scheduler.queued("k");
         assert_eq!(queued, account.waiting.len(), "a request was lost");
     }
-    drain(&mut scheduler, &mut account);
+    match steps.len() % 2 {
+        0 => drain(&mut scheduler, &mut account),
+        _ => close(&mut scheduler, &mut account),
+    }
     account
+}
+
+/// With all nodes gone for good, nobody waits.
+fn close(scheduler: &mut Scheduler, account: &mut Account) {
+    for node in 0..NODES.len() {
+        let down = event(&Step::Down(node, false), account).expect("an event");
+        let actions = tell(scheduler, down);
+        account.take(actions);
+    }
+    assert!(account.waiting.is_empty(), "{:?}", account.waiting);
 }
 
 /// With all nodes up and everything that runs finishing, nothing may be left over.
