@@ -34,7 +34,11 @@ fn architecture(name: &str) -> anyhow::Result<Architecture> {
 /// If a file cannot be written.
 pub fn write(arguments: &FixturesArguments) -> anyhow::Result<()> {
     let specs = match arguments.real {
-        None => Architecture::ALL.map(Spec::new).to_vec(),
+        None => Architecture::ALL
+            .into_iter()
+            .chain(Architecture::OTHER_CACHES)
+            .map(Spec::new)
+            .collect(),
         Some(architecture) => vec![Spec {
             weights: WeightType::Q8_0,
             size: Size::Real,
