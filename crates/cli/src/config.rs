@@ -14,6 +14,7 @@ use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
 use tandem_proto::CodecChoice;
 
+use crate::address::listen_address;
 use crate::environment::Environment;
 
 /// Where the coordinator listens unless the file says otherwise.
@@ -139,12 +140,8 @@ fn load(path: &Path) -> anyhow::Result<Config> {
 fn parse(text: &str) -> anyhow::Result<Config> {
     let typed: Typed = toml::from_str(text)
         .map_err(|e| anyhow::anyhow!("{}; correct that line", e.to_string().trim_end()))?;
-    let Ok(listen) = typed.listen.parse() else {
-        bail!(
-            "`listen` is \"{}\": write IP:port, such as {DEFAULT_LISTEN}",
-            typed.listen
-        );
-    };
+    let listen = listen_address(&typed.listen)
+        .map_err(|e| anyhow::anyhow!("`listen` is \"{}\": {e}", typed.listen))?;
     let mut coordinator = CoordinatorConfig::new(typed.node, typed.model);
     coordinator.chunk = typed.chunk;
     coordinator.handoff = typed.handoff;
@@ -295,7 +292,7 @@ mod tests {
             "chunk = \"x\"",
             &["chunk", "correct that line"],
         ),
-        ("127.0.0.1:9000", "localhost", &["`listen`", "IP:port"]),
+        ("127.0.0.1:9000", "localhost", &["`listen`", "IP:PORT"]),
         (
             "name = \"b\"",
             "name = \"a\"",

@@ -2,8 +2,9 @@
 //!
 //! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`], [`mod@bench`]); [`config`] is the
 //! configuration file, [`environment`] the only reader of environment variables, [`coordinator`] a
-//! coordinator inside this process, [`nodes`] what is wrong with the configured nodes.
+//! coordinator inside this process, [`nodes`] what is wrong with the configured nodes, [`open_files`] what differs between systems.
 
+mod address;
 mod bench;
 mod cluster;
 mod config;
@@ -13,6 +14,7 @@ mod environment;
 mod grade;
 mod node;
 mod nodes;
+mod open_files;
 mod output;
 mod progress;
 mod repin;
@@ -88,6 +90,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Cluster(_) | Command::Bench(_) => "warn",
         Command::Run(_) | Command::Grade(_) | Command::Demo(_) => "error",
     });
+    open_files::raise_limit();
     match command {
         Command::Node(arguments) => node::main(arguments, environment),
         Command::Serve(arguments) => on_runtime(serve::main(arguments, environment)),

@@ -14,6 +14,7 @@ use tandem_llama::{LlamaEngine, LlamaOptions, MAX_SEQUENCES};
 use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 
+use crate::address::listen_address;
 use crate::environment::Environment;
 use crate::shutdown::{self, StdinWatch};
 use crate::{cluster, output, security, version};
@@ -31,10 +32,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=PATH", required = true, value_parser = parse_model)]
     model: Vec<(String, PathBuf)>,
     /// Where the coordinator reaches this node; port 0 takes any free one.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = listen_address)]
     listen: SocketAddr,
     /// Where KV from prefill nodes is taken in [default: the same IP, any free port].
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = listen_address)]
     handoff: Option<SocketAddr>,
     /// Tokens of one sequence, prompt and answer together.
     #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_TOKENS)))]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use tandem_identity::Public;
 
+use crate::address::listen_address;
 use crate::config::{self, Config};
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
@@ -21,7 +22,7 @@ pub struct Arguments {
     #[command(flatten)]
     security: security::Arguments,
     /// Where to listen instead of the configuration's `listen`; port 0 takes any free one.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = listen_address)]
     listen: Option<SocketAddr>,
     /// Certificate that clients are shown, and its chain after it, PEM. Needed where other machines reach `listen`.
     #[arg(long, value_name = "FILE", requires = "tls_key")]

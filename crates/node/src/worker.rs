@@ -347,7 +347,13 @@ pub(crate) fn generation_error(e: &GenerationError) -> NodeError {
         e if e.is_request() => ErrorCode::InvalidRequest,
         _ => ErrorCode::Engine,
     };
-    NodeError::new(code, e.to_string())
+    let message = match e {
+        GenerationError::Constraint(ConstraintError::Schema(_) | ConstraintError::Unknown) => {
+            format!("`response_format`: {e}")
+        }
+        e => e.to_string(),
+    };
+    NodeError::new(code, message)
 }
 
 fn engine_error(e: &EngineError) -> NodeError {

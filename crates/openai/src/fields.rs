@@ -52,6 +52,13 @@ pub(crate) fn wrong_type(path: &str, expected: &str, got: &Value) -> ApiError {
     )
 }
 
+/// A number that was written with a point, such as `100.0`, and is whole.
+#[expect(clippy::cast_possible_truncation, reason = "it is whole and in range")]
+pub(crate) fn whole(number: f64) -> Option<i64> {
+    let exact = number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0;
+    exact.then_some(number as i64)
+}
+
 impl Fields {
     /// The fields of `value`, which stands at `path`.
     pub(crate) fn of(value: Value, path: &str) -> Result<Self, ApiError> {
@@ -141,7 +148,8 @@ impl Fields {
         let path = self.path_of(name);
         let range =
             || ApiError::invalid(&path, format!("'{path}' must lie within {low} to {high}"));
-        match (value.as_i64(), &value) {
+        let whole = || value.as_f64().and_then(whole);
+        match (value.as_i64().or_else(whole), &value) {
             (Some(n), _) if n >= low && n <= i64::from(high) => Ok(Some(n)),
             (Some(_), _) => Err(range()),
             (None, Value::Number(n)) if n.is_u64() => Err(range()),

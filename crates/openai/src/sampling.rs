@@ -1,7 +1,7 @@
 //! What both kinds of request share: sampling, stopping, streaming.
 
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong_type};
+use crate::fields::{Fields, whole, wrong_type};
 use crate::limits;
 use crate::refused;
 use crate::unknown::Unknown;
@@ -105,7 +105,10 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     let Some(value) = fields.take("seed") else {
         return Ok(None);
     };
-    match (value.as_u64(), value.as_i64()) {
+    match (
+        value.as_u64(),
+        value.as_i64().or_else(|| whole(value.as_f64()?)),
+    ) {
         (Some(n), _) => Ok(Some(n)),
         (None, Some(n)) => Ok(Some(n.cast_unsigned())),
         (None, None) => Err(wrong_type("seed", "an integer of at most 64 bits", &value)),

@@ -389,6 +389,28 @@ fn values_are_read() {
     assert_eq!(again, request);
 }
 
+/// Programs whose numbers are all floats write them so.
+#[test]
+fn whole_numbers_may_have_a_point() {
+    let request = chat(json!({"max_tokens": 100.0, "top_k": 5.0, "seed": 7.0})).expect("request");
+    let sampling = request.sampling;
+    assert_eq!(
+        (sampling.max_tokens, sampling.top_k, sampling.seed),
+        (Some(100), Some(5), Some(7))
+    );
+    for extra in [
+        json!({"max_tokens": 1.5}),
+        json!({"max_tokens": 1e30}),
+        json!({"seed": 0.5}),
+    ] {
+        assert_eq!(
+            chat(extra.clone()).expect_err("refused").status,
+            400,
+            "{extra}"
+        );
+    }
+}
+
 #[test]
 fn prompts_are_text_or_tokens() {
     for (prompt, expected) in [
