@@ -210,7 +210,7 @@ async fn begin(node: &TestNode, length: usize, body: &str) -> TcpStream {
     // With less, packets that find no room are sent again later and later once somebody reads.
     socket.set_recv_buffer_size(64 << 10).unwrap();
     let mut stream = socket.connect(address).await.unwrap();
-    let head = "POST /node/v1/generate HTTP/1.1\r\nhost: x\r\nconnection: close";
+    let head = "POST /node/v1/generate HTTP/1.1\r\nhost: localhost\r\nconnection: close";
     let request = format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}");
     stream.write_all(request.as_bytes()).await.unwrap();
     stream

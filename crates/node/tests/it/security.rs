@@ -81,7 +81,7 @@ async fn call(from: &Security, node: &Node, path: &str, body: &Value) -> (String
         body => ("POST", body.to_string()),
     };
     let request = format!(
-        "{method} /node/v1/{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+        "{method} /node/v1/{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     );
@@ -122,7 +122,7 @@ async fn nobody_else_is_answered() {
             .contains("another cluster")
     );
     let mut plain = TcpStream::connect(&node.address).await.unwrap();
-    let question = b"GET /node/v1/status HTTP/1.1\r\nhost: x\r\n\r\n";
+    let question = b"GET /node/v1/status HTTP/1.1\r\nhost: localhost\r\n\r\n";
     plain.write_all(question).await.unwrap();
     let mut answer = Vec::new();
     let read = tokio::time::timeout(PATIENCE, plain.read_to_end(&mut answer)).await;
@@ -155,7 +155,7 @@ async fn a_thousand_silent_connections_to_the_control_port_hold_nobody_up() {
             // Some begin a request and do not end it.
             let begun: &[u8] = match i % 3 {
                 0 => b"GET /node/v1/st",
-                1 => b"POST /node/v1/generate HTTP/1.1\r\nhost: node\r\ncontent-length: 2\r\n\r\n{",
+                1 => b"POST /node/v1/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{",
                 _ => b"",
             };
             // Fails if it has given way already.
