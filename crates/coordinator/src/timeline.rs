@@ -106,6 +106,18 @@ impl Timeline {
 mod tests {
     use super::*;
 
+    fn plan(prefill: Option<&str>) -> Plan {
+        Plan {
+            decode: "d".into(),
+            prefill: prefill.map(str::to_owned),
+            alone_percent: 0,
+            lender: None,
+            mixed_quantisation: false,
+            reason: String::new(),
+            notes: Vec::new(),
+        }
+    }
+
     #[test]
     fn what_was_saved_is_what_nobody_computed() {
         // (prefill node, asked for nothing, what it computed, tokens computed here, tokens that were here, failed, saved)
@@ -136,15 +148,7 @@ mod tests {
                 },
                 ..Timeline::default()
             };
-            let plan = Plan {
-                decode: "d".into(),
-                prefill: prefill.map(str::to_owned),
-                alone_percent: 0,
-                lender: None,
-                mixed_quantisation: false,
-                reason: String::new(),
-                notes: Vec::new(),
-            };
+            let plan = plan(prefill);
             let info = timeline.info("r", &plan, Duration::ZERO, Vec::new());
             assert_eq!(
                 (info.cached_tokens, info.held_tokens),
@@ -169,15 +173,7 @@ mod tests {
             (None, true, 0, 0, 0, "local", "d"),
         ];
         for (prefill, alone, remote_tokens, local_tokens, cached_tokens, mode, node) in table {
-            let plan = Plan {
-                decode: "d".into(),
-                prefill: prefill.map(str::to_owned),
-                alone_percent: 0,
-                lender: None,
-                mixed_quantisation: false,
-                reason: String::new(),
-                notes: Vec::new(),
-            };
+            let plan = plan(prefill);
             let summary = PrefillSummary {
                 remote_tokens,
                 local_tokens,

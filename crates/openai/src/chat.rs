@@ -89,7 +89,7 @@ pub fn parse_chat(body: &[u8], lenient: bool) -> Result<ChatRequest, ApiError> {
     let stream_options = StreamOptions::parse(&mut fields, &mut unknown)?;
     let response_format = response_format(&mut fields, &mut unknown)?;
     tandem.take_salt(&mut fields)?;
-    fields.finish(KNOWN, refused::INERT, &mut unknown)?;
+    refused::finish(fields, &["messages", "response_format"], &mut unknown)?;
     Ok(ChatRequest {
         model,
         messages,
@@ -101,24 +101,6 @@ pub fn parse_chat(body: &[u8], lenient: bool) -> Result<ChatRequest, ApiError> {
         ignored: unknown.ignored(),
     })
 }
-
-/// What a chat may say, for those who wrote nearly that.
-const KNOWN: &[&str] = &[
-    "model",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "response_format",
-    "tandem",
-];
 
 /// The `model` field, which both kinds of request have.
 pub(crate) fn model(fields: &mut Fields) -> Result<String, ApiError> {

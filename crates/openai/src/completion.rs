@@ -59,7 +59,7 @@ pub fn parse_completion(body: &[u8], lenient: bool) -> Result<CompletionRequest,
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let stream_options = StreamOptions::parse(&mut fields, &mut unknown)?;
     tandem.take_salt(&mut fields)?;
-    fields.finish(KNOWN, refused::INERT, &mut unknown)?;
+    refused::finish(fields, &["prompt"], &mut unknown)?;
     Ok(CompletionRequest {
         model,
         prompt,
@@ -70,22 +70,6 @@ pub fn parse_completion(body: &[u8], lenient: bool) -> Result<CompletionRequest,
         ignored: unknown.ignored(),
     })
 }
-
-/// What a completion may say, for those who wrote nearly that.
-const KNOWN: &[&str] = &[
-    "model",
-    "prompt",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "tandem",
-];
 
 fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
     let value = fields

@@ -29,7 +29,7 @@ enum Neutral {
 }
 
 /// Fields that change no answer of this server: bookkeeping, hints, and settings of samplers that are off.
-pub(crate) const INERT: &[&str] = &[
+const INERT: &[&str] = &[
     // OpenAI.
     "user",
     "metadata",
@@ -153,6 +153,26 @@ const STRUCTURED_OUTPUTS: &[(&str, Neutral)] = &[
 
 /// Fields of a message that change no answer: openai-python puts `parsed` there, what `content` says.
 pub(crate) const INERT_OF_MESSAGE: &[&str] = &["parsed", "cache_control"];
+
+/// What both kinds of request may say, for those who wrote nearly that.
+const KNOWN: &[&str] = &[
+    "model",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "tandem",
+];
+
+/// Looks at what is left of a request, which has fields of its own beside those that both kinds have.
+pub(crate) fn finish(fields: Fields, own: &[&str], unknown: &mut Unknown) -> Result<(), ApiError> {
+    fields.finish(&[own, KNOWN].concat(), INERT, unknown)
+}
 
 /// Takes unsupported fields out of a chat request.
 pub(crate) fn check_chat(fields: &mut Fields, unknown: &mut Unknown) -> Result<(), ApiError> {

@@ -55,14 +55,13 @@ pub async fn handoff_status(node: SocketAddr) -> HandoffStatus {
 }
 
 async fn told<T: serde::de::DeserializeOwned>(node: SocketAddr, what: &str) -> T {
-    http()
-        .get(format!("http://{node}/node/v1/{what}"))
-        .send()
-        .await
-        .expect("an answer")
-        .json()
-        .await
-        .expect("a status")
+    get(node, &format!("node/v1/{what}")).await
+}
+
+/// What is at a path of a server, whatever its status.
+pub async fn get<T: serde::de::DeserializeOwned>(server: SocketAddr, path: &str) -> T {
+    let answer = http().get(format!("http://{server}/{path}")).send().await;
+    answer.expect("an answer").json().await.expect("JSON")
 }
 
 /// The generated tokens of an answer.

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tandem_fixtures::Architecture;
 
-use super::client::{ask, chat, http, text};
+use super::client::{ask, chat, get, text};
 use super::daemon::{Daemon, TANDEM, fixture, write_config};
 
 #[tokio::test]
@@ -41,15 +41,7 @@ async fn they_answer_on_the_node_that_decodes_which_says_why() {
             assert!(told.contains("is not handed over"), "{model}: {info}");
         }
     }
-    let url = format!("http://{}/v1/nodes", coordinator.address);
-    let nodes: Value = http()
-        .get(url)
-        .send()
-        .await
-        .expect("an answer")
-        .json()
-        .await
-        .expect("JSON");
+    let nodes: Value = get(coordinator.address, "v1/nodes").await;
     for model in nodes["data"][1]["models"].as_array().expect("models") {
         let stays = model["stays"].as_str().expect("a reason");
         assert!(stays.contains(" has "), "{stays}");

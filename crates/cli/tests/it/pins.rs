@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tandem_fixtures::{Architecture, Spec};
 
-use super::client::{ask, ask_any, chat, http, text};
+use super::client::{ask, ask_any, chat, get, text};
 use super::daemon::{Daemon, TANDEM, data_beside, write_config};
 
 const MODEL: Architecture = Architecture::Llama;
@@ -61,15 +61,7 @@ async fn a_node_with_another_model_under_the_name_gets_nothing_until_it_is_meant
     let path = config(dir.path(), &other, &second);
     let coordinator = Daemon::serve(&path);
     assert_eq!(answered_by(&coordinator).await, ["\"d1\""]);
-    let url = format!("http://{}/health", coordinator.address);
-    let health: Value = http()
-        .get(url)
-        .send()
-        .await
-        .expect("an answer")
-        .json()
-        .await
-        .expect("JSON");
+    let health: Value = get(coordinator.address, "health").await;
     let warnings = health["warnings"].to_string();
     assert!(
         warnings.contains("`d0` holds another model") && warnings.contains("`weights`"),

@@ -12,7 +12,7 @@ use tandem_proto::Phase;
 use tandem_proto::limits::SILENCE;
 use tokio::task::JoinHandle;
 
-use super::client::{ask, ask_any, chat, handoff_status, http, node_status, text, tokens};
+use super::client::{ask, ask_any, chat, get, handoff_status, http, node_status, text, tokens};
 use super::daemon::{Daemon, write_config};
 
 /// Tokens per chunk, so that prompts have many.
@@ -745,9 +745,7 @@ async fn the_next_turn_goes_to_the_pair_that_had_the_one_before() {
 
 /// What a coordinator tells of its nodes.
 async fn nodes_of(coordinator: SocketAddr) -> Value {
-    let url = format!("http://{coordinator}/v1/nodes");
-    let answer = http().get(url).send().await.expect("an answer");
-    answer.json().await.expect("JSON")
+    get(coordinator, "v1/nodes").await
 }
 
 /// Waits until the coordinator knows that a node is gone.
