@@ -20,6 +20,13 @@ use crate::environment::Environment;
 /// Where the coordinator listens unless the file says otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
+/// Tokens of an analysis at most, where no file says it. An answer that is cut there has no score.
+pub const ANALYSIS_TOKENS: u32 = 6000;
+/// The same of a feedback.
+pub const FEEDBACK_TOKENS: u32 = 400;
+/// Submissions at once, where no file says it.
+const AT_ONCE: usize = 2;
+
 /// Largest configuration file, in bytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
@@ -45,6 +52,28 @@ pub struct Grading {
     pub code_analysis: JobConfig,
     /// The job that writes to the student.
     pub feedback: JobConfig,
+}
+
+impl Grading {
+    /// Which model takes which job where nobody says it: the one that is called `code`, else the first, analyses, and the
+    /// one that is called `feedback`, else the last, writes.
+    fn of(config: &CoordinatorConfig) -> Self {
+        let names: Vec<&String> = config.models.iter().map(|m| &m.name).collect();
+        let job = |wanted: &str, other: Option<&&String>, max_tokens: u32| JobConfig {
+            model: match names.iter().any(|name| *name == wanted) {
+                true => wanted.to_owned(),
+                false => other.map_or_else(String::new, |name| (*name).clone()),
+            },
+            max_tokens,
+            temperature: 0.0,
+            seed: None,
+        };
+        Self {
+            parallel: AT_ONCE,
+            code_analysis: job("code", names.first(), ANALYSIS_TOKENS),
+            feedback: job("feedback", names.last(), FEEDBACK_TOKENS),
+        }
+    }
 }
 
 /// The file as it is written.
@@ -92,9 +121,9 @@ const fn default_parallel() -> usize {
 /// Which configuration, and what replaces a part of it.
 #[derive(Args)]
 pub struct Arguments {
-    /// The configuration; examples/tandem.toml is one.
+    /// The configuration: which nodes and models there are; examples/tandem.toml is one.
     #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    config: Option<PathBuf>,
     /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4; the last two only if
     /// `quality` under `[handoff]` of the configuration allows them.
     #[arg(long, value_name = "NAME")]
@@ -102,9 +131,9 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// The file.
-    pub fn file(&self) -> &Path {
-        &self.config
+    /// The file, if one is given.
+    pub const fn file(&self) -> Option<&PathBuf> {
+        self.config.as_ref()
     }
 
     /// The configuration that these arguments name.
@@ -112,8 +141,29 @@ impl Arguments {
     /// # Errors
     /// Names the file, the key and the mend.
     pub fn load(&self, environment: &Environment) -> anyhow::Result<Config> {
-        let mut config = load(&self.config)?;
-        config.coordinator.pins = environment.pins(&self.config);
+        let Some(file) = &self.config else {
+            bail!("--config is missing: name the configuration file");
+        };
+        let mut config = load(file)?;
+        config.coordinator.pins = environment.pins(file);
+        self.replace(config)
+    }
+
+    /// A configuration without a file.
+    ///
+    /// # Errors
+    /// Names the key and the mend.
+    pub fn of(&self, coordinator: CoordinatorConfig) -> anyhow::Result<Config> {
+        coordinator.validate().map_err(|e| in_file_words(&e))?;
+        self.replace(Config {
+            listen: listen_address(DEFAULT_LISTEN).map_err(anyhow::Error::msg)?,
+            warnings: Vec::new(),
+            grading: Some(Grading::of(&coordinator)),
+            coordinator,
+        })
+    }
+
+    fn replace(&self, mut config: Config) -> anyhow::Result<Config> {
         if let Some(codec) = self.codec {
             config.coordinator.handoff.codec = codec;
             let checked = config.coordinator.validate();

@@ -26,6 +26,7 @@ use tandem_identity::{Public, Security};
 use tandem_openai::RouteChoice;
 use tandem_proto::Role;
 
+use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS};
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
 use crate::node::parse_model;
@@ -35,10 +36,6 @@ use models::Models;
 use processes::NodeProcess;
 use summary::Summary;
 
-/// Tokens of the code analysis at most. An answer that is cut there has no score.
-const CODE_TOKENS: u32 = 6000;
-/// Tokens of the feedback at most.
-const FEEDBACK_TOKENS: u32 = 400;
 /// The feedback is sampled, so that the comparison covers sampling too.
 const FEEDBACK_TEMPERATURE: f64 = 0.7;
 /// Seed of the feedback.
@@ -187,7 +184,7 @@ async fn run_once(
 ) -> anyhow::Result<Vec<Graded>> {
     let code = JobConfig {
         model: "code".to_owned(),
-        max_tokens: CODE_TOKENS,
+        max_tokens: ANALYSIS_TOKENS,
         temperature: 0.0,
         seed: None,
     };

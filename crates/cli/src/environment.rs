@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use tracing_subscriber::EnvFilter;
 
+use crate::sources::Places;
+
 /// What the environment says.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
@@ -19,7 +21,12 @@ pub struct Environment {
     /// Where processes of this user on this machine meet: `tandem-` and the number of the home folder's owner, in the
     /// system's folder for temporary files.
     pub meeting: PathBuf,
+    /// Where other programs keep models: `OLLAMA_MODELS`, `HF_HUB_CACHE`, `HF_HOME`, and their usual folders.
+    pub places: Places,
 }
+
+/// Ollama's folder where it runs as a service of the system.
+const OLLAMA_SERVICE: &str = "/usr/share/ollama/.ollama/models";
 
 /// The number of the user to whom the home folder belongs.
 #[cfg(unix)]
@@ -48,6 +55,31 @@ impl Environment {
                 .or_else(|| below("XDG_DATA_HOME", "tandem"))
                 .or_else(|| below("HOME", ".local/share/tandem")),
             meeting: std::env::temp_dir().join(format!("tandem-{}", owner(text("HOME")))),
+            places: Places {
+                ollama: [
+                    below("OLLAMA_MODELS", ""),
+                    below("HOME", ".ollama/models"),
+                    Some(PathBuf::from(OLLAMA_SERVICE)),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
+                lm_studio: [
+                    below("HOME", ".lmstudio/models"),
+                    below("HOME", ".cache/lm-studio/models"),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
+                hub: [
+                    below("HF_HUB_CACHE", ""),
+                    below("HF_HOME", "hub"),
+                    below("HOME", ".cache/huggingface/hub"),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
+            },
         }
     }
 
@@ -75,6 +107,11 @@ impl Environment {
             anyhow::anyhow!("there is no folder for this machine's keys: set TANDEM_DATA to one")
         })?;
         Ok(data.join("cluster"))
+    }
+
+    /// The folder for fingerprints of model files; none if no variable says where it could be.
+    pub fn fingerprints(&self) -> Option<PathBuf> {
+        self.data.as_ref().map(|data| data.join("fingerprints"))
     }
 
     /// The file of what the names of models in this configuration stand for; none if no variable says where it could be.

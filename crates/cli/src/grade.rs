@@ -15,11 +15,12 @@ use tandem_grading::{
 };
 use tandem_identity::Public;
 
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
 use crate::progress::Reporter;
-use crate::{nodes, output, security, shutdown, tables};
+use crate::setup::{self, Setup};
+use crate::{nodes, output, shutdown, tables};
 
 /// Exit status if some submissions need a person, and none has failed.
 const NEEDS_A_PERSON: u8 = 3;
@@ -36,9 +37,7 @@ const LOOK: Duration = Duration::from_millis(500);
 )]
 pub struct Arguments {
     #[command(flatten)]
-    config: config::Arguments,
-    #[command(flatten)]
-    security: security::Arguments,
+    setup: setup::Arguments,
     /// The rubric; examples/intro-course/rubric.yaml is one.
     #[arg(long, value_name = "FILE")]
     rubric: PathBuf,
@@ -68,17 +67,19 @@ pub struct Arguments {
 /// # Errors
 /// If something cannot be read or written, or a model has no node that could serve it.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = arguments.config.load(environment)?;
-    let security = arguments.security.security(environment)?;
-    let Some(jobs) = &config.grading else {
-        bail!(
-            "{} has no [grading]: add [grading.code_analysis] and [grading.feedback] with `model` and \
-             `max_tokens`",
-            arguments.config.file().display()
-        );
-    };
     let rubric = Rubric::load(&arguments.rubric)?;
     let submissions = load_submissions(&arguments.submissions)?;
+    let Setup {
+        config,
+        security,
+        mut local,
+    } = arguments.setup.prepare(environment).await?;
+    let Some(jobs) = &config.grading else {
+        bail!(
+            "the configuration has no [grading]: add [grading.code_analysis] and [grading.feedback] with `model` and \
+             `max_tokens`"
+        );
+    };
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut coordinator = Coordinator::start(
         any_port,
@@ -109,6 +110,10 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     };
     let code = tokio::select! {
         code = work => code?,
+        failure = Setup::failed(&mut local) => {
+            failure?;
+            return Ok(ExitCode::FAILURE);
+        }
         () = shutdown::signal() => {
             if !arguments.dry_run {
                 eprintln!("tandem: stopped; results that were made are kept, `--resume` goes on with them");
@@ -117,6 +122,9 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         }
     };
     coordinator.stop().await?;
+    if let Some(local) = local {
+        local.stop().await;
+    }
     Ok(code)
 }
 

@@ -1,7 +1,7 @@
 //! The `tandem` binary: reads arguments, configuration and environment, and wires the rest.
 //!
-//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`], [`mod@bench`]); [`config`] is the
-//! configuration file, [`environment`] the only reader of environment variables, [`coordinator`] a
+//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`], [`mod@bench`]); [`setup`] is what they work
+//! with: the configuration file ([`config`]), or models of this machine ([`sources`], [`local`]); [`environment`] the only reader of environment variables, [`coordinator`] a
 //! coordinator inside this process, [`nodes`] what is wrong with the configured nodes, [`open_files`] what differs between systems.
 
 mod address;
@@ -12,6 +12,8 @@ mod coordinator;
 mod demo;
 mod environment;
 mod grade;
+mod loading;
+mod local;
 mod node;
 mod nodes;
 mod open_files;
@@ -21,7 +23,9 @@ mod repin;
 mod run;
 mod security;
 mod serve;
+mod setup;
 mod shutdown;
+mod sources;
 mod tables;
 mod version;
 

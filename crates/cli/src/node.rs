@@ -3,21 +3,21 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tandem_engine::{Capacity, KvEngine};
 use tandem_identity::{Ending, Security};
 use tandem_kv::limits::MAX_TOKENS;
-use tandem_llama::{LlamaEngine, LlamaOptions, MAX_SEQUENCES};
+use tandem_llama::{LlamaOptions, MAX_SEQUENCES};
 use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 
 use crate::address::listen_address;
 use crate::environment::Environment;
 use crate::shutdown::{self, StdinWatch};
-use crate::{cluster, output, security, version};
+use crate::{cluster, loading, output, security, version};
 
 /// Largest batch that is computed at once unless the command line says otherwise, in tokens.
 const DEFAULT_UBATCH: u32 = 512;
@@ -133,14 +133,9 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         handoff.unwrap_or_else(|| SocketAddr::new(arguments.listen.ip(), 0)),
         &security,
     )?;
-    if let Err(e) = tandem_llama::turns::share_with_processes(&environment.meeting) {
-        let folder = environment.meeting.display();
-        tracing::warn!(
-            "nodes on this machine cannot take turns on its processor, and slow each other down if they have several threads: {folder}: {e}"
-        );
-    }
+    loading::take_turns(environment);
     // Until the models are loaded, a signal ends the process at once: there is nothing to end yet.
-    let models = load(&arguments)?;
+    let models = load(&arguments, environment)?;
     let config = NodeConfig {
         role: arguments.role.into(),
         version: version::VERSION.to_owned(),
@@ -260,7 +255,10 @@ fn bind(option: &str, address: SocketAddr, security: &Security) -> anyhow::Resul
     Ok(listener)
 }
 
-fn load(arguments: &Arguments) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
+fn load(
+    arguments: &Arguments,
+    environment: &Environment,
+) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
     let options = LlamaOptions {
         capacity: Capacity {
             sequences: arguments.slots,
@@ -271,21 +269,13 @@ fn load(arguments: &Arguments) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)
         threads: arguments.threads.unwrap_or_else(cores),
         gpu_layers: arguments.gpu_layers,
         by_layer: Role::from(arguments.role).prefills(),
+        fingerprints: environment.fingerprints(),
+        ..LlamaOptions::default()
     };
-    let mut engines: Vec<(String, Box<dyn KvEngine>)> = Vec::new();
-    for (name, path) in &arguments.model {
-        let start = Instant::now();
-        let engine = LlamaEngine::load(path, &options)
-            .with_context(|| format!("--model `{name}`: {} cannot be used", path.display()))?;
-        tracing::info!(
-            model = name,
-            load_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
-            threads = options.threads,
-            "model loaded"
-        );
-        engines.push((name.clone(), Box::new(engine)));
-    }
-    Ok(engines)
+    let models = arguments.model.iter();
+    models
+        .map(|(name, path)| loading::load(name, path, &options))
+        .collect()
 }
 
 /// CPU cores that this process may use.

@@ -1,4 +1,6 @@
-//! `tandem run`: one prompt, answered on the terminal.
+//! `tandem run`: one prompt, answered on the terminal; without one, a chat.
+
+mod chat;
 
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,10 +18,11 @@ use tandem_openai::{
     RouteChoice, Sampling, StreamOptions, TandemInfo, TandemOptions,
 };
 
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
-use crate::{nodes, output, security, shutdown, tables};
+use crate::setup::{self, Setup};
+use crate::{nodes, output, shutdown, tables};
 
 /// Longest silence of the coordinator, which sends signs of life while it works.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -35,14 +38,9 @@ const MAX_PROMPT_BYTES: usize = tandem_openai::limits::MAX_BODY_BYTES - REQUEST_
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    config: config::Arguments,
-    #[command(flatten)]
-    security: security::Arguments,
-    /// Which model to ask [default: the only one].
-    #[arg(long)]
-    model: Option<String>,
-    /// The prompt; `-` reads it from standard input.
-    #[arg(required_unless_present = "prompt_file")]
+    setup: setup::Arguments,
+    /// The prompt; `-` reads it from standard input. Without one, a chat: each line is a message, `/new` begins anew,
+    /// Ctrl-C cuts an answer, Ctrl-D ends.
     prompt: Option<String>,
     /// Reads the prompt from a file.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
@@ -87,11 +85,13 @@ impl From<Route> for RouteChoice {
 /// # Errors
 /// If the configuration cannot be used, no node can serve the model, or the answer breaks off.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = arguments.config.load(environment)?;
-    let security = arguments.security.security(environment)?;
-    let model = choose_model(&config, arguments.model.as_deref())?;
     let prompt = read_prompt(&arguments)?;
-    let request = request(&arguments, model, prompt);
+    let Setup {
+        config,
+        security,
+        mut local,
+    } = arguments.setup.prepare(environment).await?;
+    let model = choose_model(&config, arguments.setup.chosen())?;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut coordinator = Coordinator::start(
         any_port,
@@ -100,12 +100,31 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         security,
     )
     .await?;
-    tokio::select! {
-        result = answer(&mut coordinator, &config, &request) => result?,
-        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
-    }
+    let work = async {
+        warn(&mut coordinator, &config).await?;
+        match prompt {
+            Some(prompt) => {
+                let request = request(&arguments, model, vec![said(Role::User, prompt)]);
+                tokio::select! {
+                    result = answer(&coordinator, &request) => result.map(|()| ExitCode::SUCCESS),
+                    () = shutdown::signal() => Ok(ExitCode::from(shutdown::INTERRUPTED)),
+                }
+            }
+            None => chat::chat(&coordinator, &arguments, &model).await,
+        }
+    };
+    let code = tokio::select! {
+        code = work => code?,
+        failure = Setup::failed(&mut local) => {
+            failure?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
     coordinator.stop().await?;
-    Ok(ExitCode::SUCCESS)
+    if let Some(local) = local {
+        local.stop().await;
+    }
+    Ok(code)
 }
 
 fn choose_model(config: &Config, wanted: Option<&str>) -> anyhow::Result<String> {
@@ -118,22 +137,26 @@ fn choose_model(config: &Config, wanted: Option<&str>) -> anyhow::Result<String>
     match (wanted, names.as_slice()) {
         (Some(wanted), names) if names.contains(&wanted) => Ok(wanted.to_owned()),
         (Some(wanted), names) => bail!(
-            "--model `{wanted}` is not configured: use one of {}",
+            "--model `{wanted}` is not in the configuration: use one of {}",
             names.join(", ")
         ),
         (None, [only]) => Ok((*only).to_owned()),
-        (None, names) => bail!("name a model with --model: one of {}", names.join(", ")),
+        (None, names) => bail!(
+            "there are several models, and one is asked: with --config name it with --model, else give only one; there are {}",
+            names.join(", ")
+        ),
     }
 }
 
-fn read_prompt(arguments: &Arguments) -> anyhow::Result<String> {
+/// The prompt; none for a chat.
+fn read_prompt(arguments: &Arguments) -> anyhow::Result<Option<String>> {
     let source: Box<dyn Read> = match (&arguments.prompt_file, arguments.prompt.as_deref()) {
         (Some(path), _) => Box::new(
             std::fs::File::open(path)
                 .with_context(|| format!("--prompt-file: cannot read {}", path.display()))?,
         ),
         (None, Some("-")) => Box::new(std::io::stdin().lock()),
-        (None, prompt) => return Ok(prompt.unwrap_or_default().to_owned()),
+        (None, prompt) => return Ok(prompt.map(str::to_owned)),
     };
     let mut text = String::new();
     source
@@ -143,16 +166,17 @@ fn read_prompt(arguments: &Arguments) -> anyhow::Result<String> {
     if text.len() > MAX_PROMPT_BYTES {
         bail!("the prompt is longer than {MAX_PROMPT_BYTES} bytes: shorten it");
     }
-    Ok(text)
+    Ok(Some(text))
 }
 
-fn request(arguments: &Arguments, model: String, prompt: String) -> ChatRequest {
+fn said(role: Role, content: String) -> Message {
+    Message { role, content }
+}
+
+fn request(arguments: &Arguments, model: String, messages: Vec<Message>) -> ChatRequest {
     ChatRequest {
         model,
-        messages: vec![Message {
-            role: Role::User,
-            content: prompt,
-        }],
+        messages,
         sampling: Sampling {
             max_tokens: arguments.max_tokens,
             temperature: Some(arguments.temperature),
@@ -166,18 +190,16 @@ fn request(arguments: &Arguments, model: String, prompt: String) -> ChatRequest 
         response_format: ResponseFormat::Text,
         tandem: TandemOptions {
             route: arguments.route.into(),
-            keep: false,
+            // A chat goes on.
+            keep: arguments.prompt.is_none() && arguments.prompt_file.is_none(),
             ..TandemOptions::default()
         },
         ignored: Vec::new(),
     }
 }
 
-async fn answer(
-    coordinator: &mut Coordinator,
-    config: &Config,
-    request: &ChatRequest,
-) -> anyhow::Result<()> {
+/// Tells what is wrong with the nodes.
+async fn warn(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result<()> {
     let found = nodes::problems(
         &config.coordinator,
         &coordinator.nodes().await?,
@@ -186,16 +208,12 @@ async fn answer(
     for warning in config.warnings.iter().chain(&found) {
         eprintln!("tandem: warning: {warning}");
     }
-    let url = format!("{}/chat/completions", coordinator.base_url());
-    let response = coordinator.http().post(url).json(request).send();
-    let response = tokio::time::timeout(SILENCE, response)
-        .await
-        .context("the coordinator is silent")??;
-    if !response.status().is_success() {
-        let refusal: ErrorBody = response.json().await?;
-        bail!("{}", refusal.error.message);
-    }
-    let (info, finish) = show(response).await?;
+    Ok(())
+}
+
+async fn answer(coordinator: &Coordinator, request: &ChatRequest) -> anyhow::Result<()> {
+    let mut text = String::new();
+    let (info, finish) = ask(coordinator, request, &mut text).await?;
     if finish == FinishReason::Length {
         eprintln!("tandem: the answer was cut at --max-tokens or at the end of the context");
     }
@@ -206,8 +224,29 @@ async fn answer(
     Ok(())
 }
 
+/// Asks, and prints the answer as it comes; what has come of it is in `text`.
+async fn ask(
+    coordinator: &Coordinator,
+    request: &ChatRequest,
+    text: &mut String,
+) -> anyhow::Result<(TandemInfo, FinishReason)> {
+    let url = format!("{}/chat/completions", coordinator.base_url());
+    let response = coordinator.http().post(url).json(request).send();
+    let response = tokio::time::timeout(SILENCE, response)
+        .await
+        .context("the coordinator is silent")??;
+    if !response.status().is_success() {
+        let refusal: ErrorBody = response.json().await?;
+        bail!("{}", refusal.error.message);
+    }
+    show(response, text).await
+}
+
 /// Prints an answer as it comes.
-async fn show(response: reqwest::Response) -> anyhow::Result<(TandemInfo, FinishReason)> {
+async fn show(
+    response: reqwest::Response,
+    text: &mut String,
+) -> anyhow::Result<(TandemInfo, FinishReason)> {
     let bytes = futures_util::stream::try_unfold(response, |mut response| async move {
         // Comments keep the stream alive and count, so that only a dead coordinator is silent.
         let chunk = tokio::time::timeout(SILENCE, response.chunk())
@@ -231,7 +270,9 @@ async fn show(response: reqwest::Response) -> anyhow::Result<(TandemInfo, Finish
         let chunk: ChatCompletionChunk =
             serde_json::from_str(&data).context("the coordinator's answer cannot be read")?;
         if let Some(choice) = chunk.choices.into_iter().next() {
-            output::print_part(&choice.delta.content.unwrap_or_default())?;
+            let part = choice.delta.content.unwrap_or_default();
+            output::print_part(&part)?;
+            text.push_str(&part);
             finish = choice.finish_reason.or(finish);
         }
         info = chunk.tandem.or(info);
@@ -258,11 +299,12 @@ mod tests {
 
     #[test]
     fn the_coordinator_takes_the_longest_prompt() {
-        let line = "run --config x --max-tokens 1048576 --temperature 0.12345678901234567 \
+        let line = "run --model x --max-tokens 1048576 --temperature 0.12345678901234567 \
                     --seed 18446744073709551615 --route remote -";
         let arguments = Line::parse_from(line.split_whitespace()).arguments;
         let (model, prompt) = ("m".repeat(MAX_NAME_BYTES), "x".repeat(MAX_PROMPT_BYTES));
-        let body = serde_json::to_vec(&request(&arguments, model, prompt)).unwrap();
+        let body = serde_json::to_vec(&request(&arguments, model, vec![said(Role::User, prompt)]))
+            .unwrap();
         tandem_openai::parse_chat(&body, false).unwrap();
     }
 }

@@ -9,18 +9,17 @@ use clap::Args;
 use tandem_identity::Public;
 
 use crate::address::listen_address;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
-use crate::{nodes, output, security, shutdown};
+use crate::setup::{self, Setup};
+use crate::{nodes, output, shutdown};
 
 /// Arguments of `tandem serve`.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    config: config::Arguments,
-    #[command(flatten)]
-    security: security::Arguments,
+    setup: setup::Arguments,
     /// Where to listen instead of the configuration's `listen`; port 0 takes any free one.
     #[arg(long, value_name = "IP:PORT", value_parser = listen_address)]
     listen: Option<SocketAddr>,
@@ -41,8 +40,11 @@ pub struct Arguments {
 /// # Errors
 /// If the configuration cannot be used or the address is taken.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let config = arguments.config.load(environment)?;
-    let security = arguments.security.security(environment)?;
+    let Setup {
+        config,
+        security,
+        mut local,
+    } = arguments.setup.prepare(environment).await?;
     let listen = arguments.listen.unwrap_or(config.listen);
     let public = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => Public::tls(certificate, key)?,
@@ -54,7 +56,11 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let mut coordinator = Coordinator::start(listen, public, nodes, security).await?;
     tokio::select! {
         result = serve(&mut coordinator, &config) => result?,
+        failure = Setup::failed(&mut local) => failure?,
         () = shutdown::signal() => coordinator.drain().await?,
+    }
+    if let Some(local) = local {
+        local.stop().await;
     }
     Ok(ExitCode::SUCCESS)
 }

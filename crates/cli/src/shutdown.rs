@@ -22,6 +22,15 @@ pub async fn signal() {
     });
 }
 
+/// Completes when the process is told to stop, and says whether by Ctrl-C, which may mean less.
+pub async fn told() -> bool {
+    match Signals::listen() {
+        Ok(mut signals) => signals.next().await,
+        // Without a handler a signal ends the process.
+        Err(_) => std::future::pending().await,
+    }
+}
+
 /// From now on a terminal that goes away does not end this process, as is usual for a server. Needs a Tokio runtime.
 pub fn ignore_hangup() {
     #[cfg(unix)]
@@ -49,10 +58,11 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) {
+    /// True if it is Ctrl-C.
+    async fn next(&mut self) -> bool {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => true,
+            _ = self.terminate.recv() => false,
         }
     }
 }
@@ -67,8 +77,9 @@ impl Signals {
         Ok(Self(tokio::signal::windows::ctrl_c()?))
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> bool {
         self.0.recv().await;
+        true
     }
 }
 

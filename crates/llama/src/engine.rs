@@ -9,7 +9,6 @@ use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::model::params::LlamaModelParams;
 use tandem_engine::{
     Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence, Token, Tokenizer,
 };
@@ -18,7 +17,7 @@ use tandem_kv::{Contract, KvBlock, Plane, Section};
 use crate::blob::{self, BlobError};
 use crate::gguf::{Gguf, Value};
 use crate::layout;
-use crate::options::{LlamaError, LlamaOptions, check_options, context_params};
+use crate::options::{LlamaError, LlamaOptions, check_options, context_params, model_params};
 use crate::pool::{self, Seat};
 use crate::tap::{self, Side, Staging};
 use crate::turns::{self, Turn};
@@ -139,15 +138,14 @@ impl LlamaEngine {
         stays: Option<String>,
     ) -> Result<Self, LlamaError> {
         check_options(options)?;
-        let (gguf, chat_template) = read(path)?;
+        let (gguf, chat_template) = read(path, options)?;
         let fail = |reason: String| LlamaError::Llama {
             path: path.to_owned(),
             reason,
         };
         let backend = shared_backend().map_err(fail)?;
         let _lock = backend_lock();
-        let params = LlamaModelParams::default().with_n_gpu_layers(options.gpu_layers);
-        let model = LlamaModel::load_from_file(backend, path, &params)
+        let model = LlamaModel::load_from_file(backend, path, &model_params(options))
             .map_err(|e| fail(format!("{e}; is the file complete?")))?;
         let (contract, stays) = described(&gguf, &model, stays)?;
         let by_layer = options.by_layer && stays.is_none();
@@ -558,8 +556,8 @@ impl LlamaEngine {
 }
 
 /// A file of a model that writes text, and its chat template.
-fn read(path: &Path) -> Result<(Gguf, Option<String>), LlamaError> {
-    let gguf = Gguf::read(path)?;
+fn read(path: &Path, options: &LlamaOptions) -> Result<(Gguf, Option<String>), LlamaError> {
+    let gguf = Gguf::read(path, options.fingerprints.as_deref(), &options.watch)?;
     layout::check_writes(&gguf)?;
     let chat_template = match gguf.metadata.get("tokenizer.chat_template") {
         Some(Value::Text(t)) => Some(t.clone()),

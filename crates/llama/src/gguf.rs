@@ -9,6 +9,12 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use crate::fingerprint::{Record, Weights};
+use crate::options::Watch;
+
+/// Bytes that are hashed between two reports of progress.
+const REPORT_BYTES: u64 = 64 << 20;
+
 /// Largest string, array or table that is read from a header, in bytes or entries.
 pub const MAX_HEADER_LENGTH: u64 = 1 << 28;
 /// Largest number of parts of a split model.
@@ -64,32 +70,37 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads the header and hashes the weights. Reads every byte of the file.
+    /// Reads the header and hashes the weights, which reads every byte of the file, unless their fingerprint is in
+    /// `known`, a folder of those of files that were read before.
     ///
     /// # Errors
     /// If a file is missing, cut short, or not GGUF.
-    pub fn read(path: &Path) -> Result<Self, GgufError> {
+    pub fn read(path: &Path, known: Option<&Path>, watch: &Watch) -> Result<Self, GgufError> {
         let first = Part::read(path)?;
         let count = match first.metadata.get("split.count") {
             Some(Value::Int(n)) => u64::try_from(*n).unwrap_or(0).clamp(1, MAX_PARTS),
             _ => 1,
         };
-        let mut weights = blake3::Hasher::new_derive_key("tandem weights v1");
-        let mut types = BTreeMap::new();
-        first.hash_weights(path, &mut weights, &mut types)?;
+        let mut paths = vec![path.to_owned()];
         for index in 2..=count {
-            let path = part_path(path, index, count)?;
-            Part::read(&path)?.hash_weights(&path, &mut weights, &mut types)?;
+            paths.push(part_path(path, index, count)?);
         }
-        let quantisation: Vec<String> = types
-            .iter()
-            .map(|(kind, n)| format!("{}x{n}", type_name(*kind)))
-            .collect();
+        let record = known.and_then(|folder| Record::of(folder, &paths));
+        let weights = match record.as_ref().and_then(Record::read) {
+            Some(weights) => weights,
+            None => {
+                let weights = hash(&first, &paths, watch)?;
+                if let Some(record) = record {
+                    record.write(&weights);
+                }
+                weights
+            }
+        };
         Ok(Self {
             metadata: first.metadata,
             tokenizer_digest: first.tokenizer.finalize().to_hex().to_string(),
-            weights_digest: weights.finalize().to_hex().to_string(),
-            quantisation: quantisation.join(" "),
+            weights_digest: weights.digest,
+            quantisation: weights.quantisation,
         })
     }
 
@@ -114,6 +125,59 @@ impl Gguf {
         match self.get(key)? {
             Value::Int(n) => u32::try_from(*n).ok(),
             _ => None,
+        }
+    }
+}
+
+/// Hashes the weights of all parts, of which the first is known.
+fn hash(first: &Part, paths: &[PathBuf], watch: &Watch) -> Result<Weights, GgufError> {
+    let sizes = paths.iter().map(|p| p.metadata().map_or(0, |m| m.len()));
+    let mut hashing = Hashing {
+        hasher: blake3::Hasher::new_derive_key("tandem weights v1"),
+        types: BTreeMap::new(),
+        done: 0,
+        total: sizes.sum(),
+        watch,
+    };
+    for (index, path) in paths.iter().enumerate() {
+        match index {
+            0 => first.hash_weights(path, &mut hashing)?,
+            _ => Part::read(path)?.hash_weights(path, &mut hashing)?,
+        }
+    }
+    let types = hashing.types.iter();
+    let types: Vec<String> = types
+        .map(|(kind, n)| format!("{}x{n}", type_name(*kind)))
+        .collect();
+    Ok(Weights {
+        digest: hashing.hasher.finalize().to_hex().to_string(),
+        quantisation: types.join(" "),
+    })
+}
+
+/// A hash of weights that is being computed.
+struct Hashing<'a> {
+    hasher: blake3::Hasher,
+    types: BTreeMap<u32, u32>,
+    /// Bytes that have been read.
+    done: u64,
+    /// Bytes of all files.
+    total: u64,
+    watch: &'a Watch,
+}
+
+impl Hashing<'_> {
+    fn take_in(&mut self, file: File) -> std::io::Result<()> {
+        let mut file = file;
+        loop {
+            let before = file.stream_position()?;
+            self.hasher.update_reader((&mut file).take(REPORT_BYTES))?;
+            let read = file.stream_position()? - before;
+            self.done += read;
+            self.watch.hashed(self.done, self.total);
+            if read < REPORT_BYTES {
+                return Ok(());
+            }
         }
     }
 }
@@ -200,22 +264,17 @@ impl Part {
         })
     }
 
-    fn hash_weights(
-        &self,
-        path: &Path,
-        hasher: &mut blake3::Hasher,
-        types: &mut BTreeMap<u32, u32>,
-    ) -> Result<(), GgufError> {
+    fn hash_weights(&self, path: &Path, hashing: &mut Hashing<'_>) -> Result<(), GgufError> {
         for (kind, n) in &self.types {
-            *types.entry(*kind).or_insert(0) += n;
+            *hashing.types.entry(*kind).or_insert(0) += n;
         }
+        let hasher = &mut hashing.hasher;
         hasher.update(&(self.table.len() as u64).to_le_bytes());
         hasher.update(&self.table);
         let mut data = || -> std::io::Result<()> {
             let mut file = File::open(path)?;
             file.seek(SeekFrom::Start(self.data_offset))?;
-            hasher.update_reader(file)?;
-            Ok(())
+            hashing.take_in(file)
         };
         data().map_err(|source| GgufError::Io {
             path: path.to_owned(),

@@ -3,6 +3,7 @@
 //! The only crate that knows llama.cpp and the only one with `unsafe`.
 //!
 //! - [`gguf`]: what a model file says about itself, and its fingerprints;
+//! - `fingerprint`: those of files that were read before;
 //! - [`layout`]: which layers live in which section of llama.cpp's cache, and the [`Contract`](tandem_kv::Contract);
 //! - [`blob`]: llama.cpp's sequence state from and to neutral planes (safe, pure);
 //! - `tap`: rows of a layer while the next one is computed;
@@ -15,6 +16,7 @@
 pub mod blob;
 pub mod build;
 pub mod engine;
+mod fingerprint;
 pub mod gguf;
 pub mod layout;
 pub mod options;
@@ -24,4 +26,4 @@ pub mod turns;
 pub mod vocabulary;
 
 pub use engine::LlamaEngine;
-pub use options::{LlamaError, LlamaOptions, MAX_SEQUENCES};
+pub use options::{LlamaError, LlamaOptions, Loading, MAX_SEQUENCES, Watch};

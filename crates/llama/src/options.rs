@@ -1,8 +1,10 @@
 //! How a model is loaded, and why it cannot be.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::model::params::LlamaModelParams;
 use tandem_engine::Capacity;
 
 use crate::blob::BlobError;
@@ -25,6 +27,55 @@ pub struct LlamaOptions {
     /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits
     /// behind each part of a graph, also where nothing is read, as in decoding, but not for what is read.
     pub by_layer: bool,
+    /// Folder of the fingerprints of files that were read before; without one each file is hashed.
+    pub fingerprints: Option<PathBuf>,
+    /// Who is told how far loading is.
+    pub watch: Watch,
+}
+
+/// How far the loading of a model is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Loading {
+    /// Its weights are being hashed.
+    Hashed {
+        /// Bytes that have been read.
+        bytes: u64,
+        /// Bytes of its files.
+        of: u64,
+    },
+    /// llama.cpp is loading it: the part that it has, from 0 to 1.
+    Loaded(f32),
+}
+
+/// Who is told how far loading is; nobody by default.
+#[derive(Clone, Default)]
+pub struct Watch(Option<Arc<dyn Fn(Loading) + Send + Sync>>);
+
+impl Watch {
+    /// Tells this function, on the thread that loads.
+    pub fn new(tell: impl Fn(Loading) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(tell)))
+    }
+
+    pub(crate) fn hashed(&self, bytes: u64, of: u64) {
+        self.tell(Loading::Hashed { bytes, of });
+    }
+
+    pub(crate) fn tell(&self, loading: Loading) {
+        if let Some(tell) = &self.0 {
+            tell(loading);
+        }
+    }
+
+    pub(crate) const fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Watch({})", self.is_on())
+    }
 }
 
 impl Default for LlamaOptions {
@@ -39,6 +90,8 @@ impl Default for LlamaOptions {
             threads: 1,
             gpu_layers: 999,
             by_layer: true,
+            fingerprints: None,
+            watch: Watch::default(),
         }
     }
 }
@@ -116,6 +169,19 @@ pub(crate) fn check_options(options: &LlamaOptions) -> Result<(), LlamaError> {
         return fail("threads", format!("{}, allowed 1..=512", options.threads));
     }
     Ok(())
+}
+
+/// How llama.cpp loads the model.
+pub(crate) fn model_params(options: &LlamaOptions) -> LlamaModelParams {
+    let params = LlamaModelParams::default().with_n_gpu_layers(options.gpu_layers);
+    if !options.watch.is_on() {
+        return params;
+    }
+    let watch = options.watch.clone();
+    params.with_progress_callback(move |part| {
+        watch.tell(Loading::Loaded(part));
+        true
+    })
 }
 
 /// How llama.cpp makes the context. Only where KV is handed over are the scratch sequence and a certain layout of the

@@ -67,7 +67,6 @@ fn bad_arguments_are_refused_with_the_mend() {
             vec!["missing.toml"],
         ),
         (words(&["serve", "--config", file]), vec!["nodes", "`node`"]),
-        (words(&["run", "--config", file]), vec!["<PROMPT>"]),
         (
             words(&["grade", "--config", file]),
             vec!["--rubric", "--out"],

@@ -104,6 +104,7 @@ impl Daemon {
         command.args(["node", "--role", role, "--listen", "127.0.0.1:0"]);
         command.args(["--stop-with-stdin", "--threads", "1"]);
         command.env("TANDEM_LOG", "warn");
+        command.env("TANDEM_DATA", shared_dir().join("data"));
         for (name, path) in models {
             command.arg("--model");
             command.arg(format!("{name}={}", path.display()));
@@ -122,6 +123,15 @@ impl Daemon {
         command.args(["serve", "--listen", "127.0.0.1:0", "--config"]);
         command.arg(config).args(further);
         command.env("TANDEM_DATA", data_beside(config));
+        Self::spawn(command.env("TANDEM_LOG", "error"))
+    }
+
+    /// Starts a coordinator without a configuration, with a home folder and arguments that say what it serves.
+    pub fn serve_from(home: &Path, further: &[&str]) -> Self {
+        let mut command = Command::new(TANDEM);
+        command.args(["serve", "--listen", "127.0.0.1:0"]);
+        command.args(further).env("HOME", home);
+        command.env("TANDEM_DATA", home.join("data"));
         Self::spawn(command.env("TANDEM_LOG", "error"))
     }
 

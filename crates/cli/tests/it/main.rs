@@ -15,6 +15,7 @@ mod demo;
 mod drain;
 mod grade;
 mod hostile;
+mod one_process;
 mod openai_client;
 mod other_caches;
 mod pins;

@@ -34,7 +34,7 @@ pub fn options() -> LlamaOptions {
         },
         threads: 1,
         gpu_layers: if IS_FOR_A_GPU { 999 } else { 0 },
-        by_layer: true,
+        ..LlamaOptions::default()
     }
 }
 

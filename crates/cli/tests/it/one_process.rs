@@ -1,0 +1,188 @@
+//! One command: coordinator and node in one process, without a configuration.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+use super::client::{ask, get};
+use super::daemon::{Daemon, TANDEM};
+use super::grade::COURSE;
+
+fn model(name: &str) -> PathBuf {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    models.join(name).canonicalize().expect("a model")
+}
+
+/// Runs the binary with a home folder of its own, and this as standard input.
+fn run(home: &Path, arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(TANDEM)
+        .args(arguments)
+        .env("HOME", home)
+        .env("TANDEM_DATA", home.join("data"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut stdin = child.stdin.take().expect("input");
+    stdin.write_all(input.as_bytes()).expect("written");
+    drop(stdin);
+    child.wait_with_output().expect("its end")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Ollama has the coder under a name.
+fn home_with_ollama() -> tempfile::TempDir {
+    let home = tempfile::tempdir().expect("dir");
+    let ollama = home.path().join(".ollama/models");
+    let manifests = ollama.join("manifests/registry.ollama.ai/library/nano-coder");
+    std::fs::create_dir_all(&manifests).expect("dir");
+    std::fs::create_dir_all(ollama.join("blobs")).expect("dir");
+    let hex = "5a".repeat(32);
+    let layer = json!({"mediaType": "application/vnd.ollama.image.model", "digest": format!("sha256:{hex}")});
+    let manifest = json!({"schemaVersion": 2, "layers": [layer]}).to_string();
+    std::fs::write(manifests.join("latest"), manifest).expect("written");
+    let blob = ollama.join(format!("blobs/sha256-{hex}"));
+    std::fs::copy(model("nano-coder.gguf"), blob).expect("copied");
+    home
+}
+
+#[tokio::test]
+async fn models_of_this_machine_are_served_by_one_command() {
+    let home = home_with_ollama();
+    let writer = format!("writer={}", model("nano-writer.gguf").display());
+    let arguments = [
+        "--model",
+        "nano-coder",
+        "--model",
+        &writer,
+        "--threads",
+        "1",
+    ];
+    let served = Daemon::serve_from(home.path(), &arguments);
+    let listed: Value = get(served.address, "v1/models").await;
+    let names: Vec<&str> = (0..2)
+        .filter_map(|i| listed["data"][i]["id"].as_str())
+        .collect();
+    assert_eq!(names, ["nano-coder", "writer"]);
+    for name in names {
+        let body = json!({"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4});
+        let answer = ask(served.address, &body).await;
+        assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+        assert_eq!(answer["tandem"]["decode_node"], "here");
+    }
+    // What was hashed once is known: two files, and nothing is written to the folder of another program.
+    let kept = std::fs::read_dir(home.path().join("data/fingerprints")).expect("kept");
+    let kept: Vec<_> = kept.map(|e| e.expect("an entry").path()).collect();
+    assert_eq!(kept.len(), 2);
+    drop(served);
+    let nodes = |daemon: &Daemon| {
+        let address = daemon.address;
+        async move { get::<Value>(address, "v1/nodes").await["data"][0]["models"][0].clone() }
+    };
+    let again = Daemon::serve_from(home.path(), &arguments);
+    let first = nodes(&again).await["contract"]["weights"].clone();
+    // A record is believed as long as the file is as it was, which shows that it is read.
+    for path in &kept {
+        let record = std::fs::read_to_string(path).expect("a record");
+        let forged = record.replace(first.as_str().expect("a digest"), &"0".repeat(64));
+        std::fs::write(path, forged).expect("written");
+    }
+    drop(again);
+    let forged = Daemon::serve_from(home.path(), &arguments);
+    assert_eq!(nodes(&forged).await["contract"]["weights"], "0".repeat(64));
+}
+
+#[test]
+fn one_prompt_and_a_chat_are_answered_by_one_command() {
+    let home = home_with_ollama();
+    let one = ["run", "--model", "nano-coder", "--max-tokens", "4", "Hi"];
+    let out = run(home.path(), &one, "");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(
+        text(&out.stderr).contains("+ 4 tokens"),
+        "{}",
+        text(&out.stderr)
+    );
+    let chat = ["run", "--model", "nano-coder", "--max-tokens", "4"];
+    let out = run(home.path(), &chat, "Hi\n\nAnd?\n/new\nHi\n");
+    let told = text(&out.stderr);
+    assert!(out.status.success(), "{told}");
+    let prompts = told.lines().filter_map(|line| {
+        let (prompt, _) = line.strip_prefix('[')?.split_once(" + 4 tokens")?;
+        prompt.parse().ok()
+    });
+    let prompts: Vec<u32> = prompts.collect();
+    assert_eq!(prompts.len(), 3, "{told}");
+    // The second one has the first turn before it, and the third begins anew.
+    assert!(
+        prompts[1] > prompts[0] && prompts[2] == prompts[0],
+        "{told}"
+    );
+}
+
+#[test]
+fn a_course_is_graded_by_one_command() {
+    let home = tempfile::tempdir().expect("dir");
+    let out = home.path().join("results");
+    let code = format!("code={}", model("nano-coder.gguf").display());
+    let feedback = format!("feedback={}", model("nano-writer.gguf").display());
+    let (rubric, work) = (
+        format!("{COURSE}/rubric.yaml"),
+        format!("{COURSE}/submissions/s01-complete.py"),
+    );
+    let arguments = [
+        "grade",
+        "--model",
+        &code,
+        "--model",
+        &feedback,
+        "--rubric",
+        &rubric,
+        "--out",
+        out.to_str().expect("UTF-8"),
+        &work,
+    ];
+    let graded = run(home.path(), &arguments, "");
+    assert!(graded.status.success(), "{}", text(&graded.stderr));
+    let results = std::fs::read(out.join("results.json")).expect("results");
+    let results: Value = serde_json::from_slice(&results).expect("JSON");
+    let one = &results["submissions"][0];
+    assert_eq!(one["status"], "graded", "{one}");
+    assert!(
+        one["score"].is_number() && one["feedback"].is_string(),
+        "{one}"
+    );
+}
+
+#[test]
+fn what_is_missing_is_said_before_anything_is_loaded() {
+    let home = home_with_ollama();
+    for (arguments, part) in [
+        (&["serve"][..], "give --model MODEL"),
+        (&["serve", "--model", "nano-codr"], "nano-coder:latest"),
+        (
+            &[
+                "serve",
+                "--model",
+                "a=nano-coder",
+                "--model",
+                "a=nano-coder",
+            ],
+            "the name `a`",
+        ),
+        (&["serve", "--model", "=x"], "NAME=MODEL"),
+    ] {
+        let out = run(home.path(), arguments, "");
+        let told = text(&out.stderr);
+        assert!(
+            !out.status.success() && told.contains(part),
+            "{arguments:?}: {told}"
+        );
+    }
+}
