@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
 use tandem_coordinator::{
-    Config as CoordinatorConfig, CorsConfig, HandoffConfig, ModelConfig, NodeConfig,
+    Config as CoordinatorConfig, CorsConfig, HandoffConfig, ModelConfig, NodeConfig, ServerConfig,
 };
 use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
@@ -16,6 +16,7 @@ use tandem_proto::CodecChoice;
 
 use crate::address::listen_address;
 use crate::environment::Environment;
+use crate::servers;
 
 /// Where the coordinator listens unless the file says otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -93,6 +94,8 @@ struct Typed {
     #[serde(default)]
     node: Vec<NodeConfig>,
     #[serde(default)]
+    server: Vec<ServerConfig>,
+    #[serde(default)]
     model: Vec<ModelConfig>,
     grading: Option<TypedGrading>,
 }
@@ -145,6 +148,11 @@ impl Arguments {
             bail!("--config is missing: name the configuration file");
         };
         let mut config = load(file)?;
+        for server in &mut config.coordinator.servers {
+            let folder = file.parent().unwrap_or(Path::new(""));
+            servers::complete(server, folder, environment)
+                .with_context(|| format!("{}: server `{}`", file.display(), server.name))?;
+        }
         config.coordinator.pins = environment.pins(file);
         self.replace(config)
     }
@@ -197,6 +205,7 @@ fn parse(text: &str) -> anyhow::Result<Config> {
     coordinator.handoff = typed.handoff;
     coordinator.lenient = typed.lenient;
     coordinator.cors = typed.cors;
+    coordinator.servers = typed.server;
     coordinator.validate().map_err(|e| in_file_words(&e))?;
     let grading = typed
         .grading
@@ -212,11 +221,13 @@ fn parse(text: &str) -> anyhow::Result<Config> {
 
 /// The coordinator counts `nodes[0]`; in the file that is the first `[[node]]`.
 pub fn in_file_words(error: &tandem_coordinator::ConfigError) -> anyhow::Error {
-    let key = error
-        .key
-        .replace("nodes", "node")
-        .replace("models", "model");
-    let mut problem = error.problem.replace("under nodes", "as a [[node]]");
+    let lists = ["nodes", "servers", "models"];
+    let list = lists.into_iter().find(|list| error.key.starts_with(list));
+    let key = list.map_or(error.key.clone(), |list| {
+        error.key.replacen(list, list.trim_end_matches('s'), 1)
+    });
+    let problem = error.problem.replace("under nodes", "as a [[node]]");
+    let mut problem = problem.replace("under servers", "as a [[server]]");
     if problem.contains("has 0 entries") {
         problem = format!("is missing: add at least one [[{key}]]");
     }
@@ -277,7 +288,17 @@ fn warnings(config: &CoordinatorConfig) -> Vec<String> {
         .iter()
         .flat_map(|m| m.prefill.iter().chain(&m.decode))
         .collect();
-    config
+    let unused = |server: &&ServerConfig| {
+        let models = &mut config.models.iter();
+        !models.any(|model| model.servers.contains(&server.name))
+    };
+    let servers = config.servers.iter().filter(unused).map(|server| {
+        format!(
+            "server `{}` is not used: list it under `servers` of a [[model]], or remove it",
+            server.name
+        )
+    });
+    let nodes = config
         .nodes
         .iter()
         .filter(|n| !used.contains(&n.name))
@@ -286,8 +307,8 @@ fn warnings(config: &CoordinatorConfig) -> Vec<String> {
                 "node `{}` is not used: list it under `prefill` or `decode` of a [[model]], or remove it",
                 n.name
             )
-        })
-        .collect()
+        });
+    nodes.chain(servers).collect()
 }
 
 #[cfg(test)]

@@ -164,6 +164,7 @@ fn config(nodes: &[NodeProcess]) -> Config {
         name: model.to_owned(),
         prefill: name(model, Role::Prefill),
         decode: name(model, Role::Decode),
+        servers: Vec::new(),
         mixed_quantisation: false,
     };
     let node = |n: &NodeProcess| NodeConfig {

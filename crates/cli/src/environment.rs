@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+use tandem_coordinator::Secret;
 use tracing_subscriber::EnvFilter;
 
 use crate::sources::Places;
@@ -81,6 +82,28 @@ impl Environment {
                 .collect(),
             },
         }
+    }
+
+    /// The key that a variable holds.
+    ///
+    /// # Errors
+    /// If it is not set.
+    pub fn key(&self, variable: &str) -> anyhow::Result<Secret> {
+        let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
+        let key =
+            key.ok_or_else(|| anyhow::anyhow!("the environment variable {variable} is not set"))?;
+        Ok(Secret::new(&key))
+    }
+
+    /// The key for a server that is named on the command line, if there is one: in `TANDEM_KEY_NAME`, with the name in
+    /// capitals and `_` for what is neither letter nor digit.
+    pub fn key_of(&self, server: &str) -> Option<Secret> {
+        let plain = |c: char| match c.is_ascii_alphanumeric() {
+            true => c.to_ascii_uppercase(),
+            false => '_',
+        };
+        let name: String = server.chars().map(plain).collect();
+        self.key(&format!("TANDEM_KEY_{name}")).ok()
     }
 
     /// The folder for fixtures.

@@ -23,10 +23,12 @@ mod repin;
 mod run;
 mod security;
 mod serve;
+mod servers;
 mod setup;
 mod shutdown;
 mod sources;
 mod tables;
+mod template;
 mod version;
 
 use std::process::ExitCode;

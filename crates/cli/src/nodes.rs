@@ -224,6 +224,7 @@ mod tests {
                 name: "code".into(),
                 prefill: names(prefill),
                 decode: names(decode),
+                servers: Vec::new(),
                 mixed_quantisation: false,
             }],
         )
@@ -246,6 +247,7 @@ mod tests {
         NodeList {
             object: "list".into(),
             data,
+            servers: Vec::new(),
             queued: Vec::new(),
             pairs: Vec::new(),
         }

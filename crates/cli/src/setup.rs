@@ -9,6 +9,7 @@ use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::local::{self, LocalNode};
 use crate::security;
+use crate::servers::{self, ServerAddress, parse_server};
 use crate::sources::{self, Source, Wanted, parse_wanted};
 
 /// Arguments of every command that asks models.
@@ -23,6 +24,11 @@ pub struct Arguments {
     /// models to ask (`tandem run`).
     #[arg(long, value_name = "[NAME=]MODEL", value_parser = parse_wanted)]
     model: Vec<Wanted>,
+    /// Without --config: a server that runs already and the name of the model that it is asked for; may be repeated, also
+    /// with the same name for equal servers. Its own name of the model, where it has several, stands behind a `#`. A key
+    /// is read from TANDEM_KEY_NAME.
+    #[arg(long, value_name = "NAME=URL[#MODEL]", value_parser = parse_server)]
+    server: Vec<ServerAddress>,
     #[command(flatten)]
     local: local::Arguments,
 }
@@ -50,16 +56,22 @@ impl Arguments {
     /// If neither is there, something of it cannot be used, or a model cannot be loaded.
     pub async fn prepare(&self, environment: &Environment) -> anyhow::Result<Setup> {
         if self.config.file().is_some() {
+            if let Some(server) = self.server.first() {
+                bail!(
+                    "--server {}: with --config, servers are in the file: add a [[server]]",
+                    server.name
+                );
+            }
             return Ok(Setup {
                 config: self.config.load(environment)?,
                 security: self.security.security(environment)?,
                 local: None,
             });
         }
-        if self.model.is_empty() {
+        if self.model.is_empty() && self.server.is_empty() {
             bail!(
-                "there is nothing to ask: give --model MODEL for one on this machine, or --config FILE for machines that \
-                 run already"
+                "there is nothing to ask: give --model MODEL for one on this machine, --server NAME=URL for a server that \
+                 runs already, or --config FILE for machines of a cluster"
             );
         }
         let sources = self.sources(environment)?;
@@ -67,19 +79,25 @@ impl Arguments {
             name: source.name.clone(),
             prefill: Vec::new(),
             decode: vec![local::NAME.to_owned()],
+            servers: Vec::new(),
             mixed_quantisation: false,
         });
-        let models = models.collect();
-        let local = LocalNode::start(sources, &self.local, environment).await?;
-        let node = NodeConfig {
-            name: local::NAME.to_owned(),
-            address: local.address.to_string(),
-            identity: None,
-        };
+        let mut config = CoordinatorConfig::new(Vec::new(), models.collect());
+        servers::add(&mut config, &self.server, environment);
+        let mut local = None;
+        if !sources.is_empty() {
+            let node = LocalNode::start(sources, &self.local, environment).await?;
+            config.nodes.push(NodeConfig {
+                name: local::NAME.to_owned(),
+                address: node.address.to_string(),
+                identity: None,
+            });
+            local = Some(node);
+        }
         Ok(Setup {
-            config: self.config.of(CoordinatorConfig::new(vec![node], models))?,
+            config: self.config.of(config)?,
             security: Security::Plaintext,
-            local: Some(local),
+            local,
         })
     }
 

@@ -80,6 +80,12 @@ pub(crate) async fn whole(
         Api::Chat => {
             let (text, finish, usage) = (outcome.text, outcome.finish, outcome.usage);
             let mut object = ChatCompletion::new(id, frame.created, model, text, finish, usage);
+            let message = &mut object.choices[0].message;
+            message.reasoning_content = Some(outcome.thoughts).filter(|t| !t.is_empty());
+            message.tool_calls = Some(outcome.tools).filter(|tools| !tools.is_empty());
+            if message.tool_calls.is_some() {
+                message.content = message.content.take().filter(|text| !text.is_empty());
+            }
             object.tandem = Some(outcome.info);
             Json(object).into_response()
         }
@@ -187,10 +193,29 @@ impl Frame {
             (Piece::Text(text), Api::Completion) => {
                 Part::more(sse_event(&Completion::new(id, created, model, text, None)))
             }
+            (Piece::Thought(thought), Api::Chat) => self.delta(Delta {
+                reasoning_content: Some(thought),
+                ..Delta::default()
+            }),
+            (Piece::Tools(calls), Api::Chat) => self.delta(Delta {
+                tool_calls: Some(calls),
+                ..Delta::default()
+            }),
+            // A completion has no place for them.
+            (Piece::Thought(_) | Piece::Tools(_), Api::Completion) => {
+                Part::more(KEEP_ALIVE.to_owned())
+            }
             (Piece::Done(outcome), Api::Chat) => Part::last(self.last_chat(*outcome)),
             (Piece::Done(outcome), Api::Completion) => Part::last(self.last_completion(*outcome)),
             (Piece::Failed(error), _) => Part::last(sse_error(&error)),
         }
+    }
+
+    fn delta(&self, delta: Delta) -> Part {
+        let (id, created, model) = (&*self.id, self.created, &*self.model);
+        Part::more(sse_event(&ChatCompletionChunk::new(
+            id, created, model, delta, None,
+        )))
     }
 
     /// The end of a chat: the reason, perhaps the usage, and `[DONE]`. The extension is in the

@@ -14,7 +14,10 @@ use axum::{Json, Router};
 use bytes::BytesMut;
 use futures_util::StreamExt;
 use tandem_openai::limits::MAX_BODY_BYTES;
-use tandem_openai::{ApiError, Model, ModelList, TandemOptions, parse_chat, parse_completion};
+use tandem_openai::{
+    ApiError, Model, ModelList, Passed, TandemOptions, model_of, parse_chat, parse_completion,
+    pass_chat, pass_completion,
+};
 use tandem_proto::{Format, Generation, Prompt};
 
 use crate::answer::{self, Api, Frame, Refusal};
@@ -74,9 +77,13 @@ async fn chat(
     body: Body,
 ) -> Result<Response, Refusal> {
     let body = read_body(&server.service, &headers, body).await?;
-    let request = parse_chat(&body, server.service.config.lenient)?;
+    let (request, passed) = match is_passed(&server, &body) {
+        true => pass_chat(&body).map(|(request, passed)| (request, Some(passed)))?,
+        false => (parse_chat(&body, server.service.config.lenient)?, None),
+    };
     drop(body);
     let asked = Asked {
+        passed,
         api: Api::Chat,
         generation: translate::generation(
             &request.sampling,
@@ -99,9 +106,16 @@ async fn completion(
     body: Body,
 ) -> Result<Response, Refusal> {
     let body = read_body(&server.service, &headers, body).await?;
-    let request = parse_completion(&body, server.service.config.lenient)?;
+    let (request, passed) = match is_passed(&server, &body) {
+        true => pass_completion(&body).map(|(request, passed)| (request, Some(passed)))?,
+        false => (
+            parse_completion(&body, server.service.config.lenient)?,
+            None,
+        ),
+    };
     drop(body);
     let asked = Asked {
+        passed,
         api: Api::Completion,
         generation: translate::generation(&request.sampling, Format::Text),
         prompt: translate::completion_prompt(&request),
@@ -125,8 +139,15 @@ async fn tokenize(
     Ok(Json(told).into_response())
 }
 
+/// True for a request to a model that only servers have: they know what they can do.
+fn is_passed(server: &Server, body: &[u8]) -> bool {
+    let config = &server.service.config;
+    !config.servers.is_empty() && model_of(body).is_some_and(|model| config.is_served_only(&model))
+}
+
 /// A request of either API.
 struct Asked {
+    passed: Option<Passed>,
     api: Api,
     model: String,
     prompt: Prompt,
@@ -158,6 +179,7 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
         id,
         model: asked.model,
         prompt,
+        passed: asked.passed,
         prompt_field: asked.prompt_field,
         generation: asked.generation,
         route: translate::route(asked.options.route),
@@ -279,7 +301,7 @@ async fn model(
 async fn nodes(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
     let look = server.service.cluster.look().await?;
     let pairs = server.service.pairs.reports();
-    Ok(Json(overview::nodes(&server.service.config, &look, pairs)).into_response())
+    Ok(Json(overview::nodes(&server.service, &look, pairs)).into_response())
 }
 
 async fn metrics(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {

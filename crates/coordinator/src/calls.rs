@@ -84,7 +84,7 @@ impl CallError {
 }
 
 /// The innermost cause says what happened; the outer ones only repeat the address.
-fn innermost(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
         cause = inner;

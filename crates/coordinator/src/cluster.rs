@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tandem_openai::ApiError;
-use tandem_sched::{Action, Event, Failure, NodeView, Pin, Plan, Rejection, Route, Scheduler};
+use tandem_sched::{
+    Action, Event, Failure, NodeView, Pin, Plan, Rejection, Route, Scheduler, ServerView,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc, oneshot};
 
 use crate::limits::{DRAIN_LOOK, MAX_DECISIONS, MAX_MESSAGES, MAX_REQUESTS};
@@ -28,6 +30,7 @@ enum Message {
 /// What the scheduler knows at one moment.
 pub(crate) struct Look {
     pub(crate) nodes: Vec<NodeView>,
+    pub(crate) servers: Vec<ServerView>,
     pub(crate) unavailable: Vec<Rejection>,
     pub(crate) queued: HashMap<String, usize>,
     /// Nodes with another model under a name.
@@ -323,6 +326,7 @@ impl Owner {
         let queued = |m: &String| (m.clone(), self.scheduler.queued(m));
         Look {
             nodes: self.scheduler.nodes(),
+            servers: self.scheduler.servers(),
             unavailable: self.scheduler.unavailable(),
             queued: self.models.iter().map(queued).collect(),
             odd: self.scheduler.odd(),

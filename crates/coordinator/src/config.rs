@@ -13,8 +13,9 @@ use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use crate::error::ConfigError;
 use crate::guard;
-use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES};
+use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES, MAX_SERVERS};
 use crate::pins::Pins;
+use crate::server::config::ServerConfig;
 
 /// What the coordinator works with.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -22,6 +23,9 @@ use crate::pins::Pins;
 pub struct Config {
     /// The nodes.
     pub nodes: Vec<NodeConfig>,
+    /// Servers that are no nodes, and stay as they are.
+    #[serde(default)]
+    pub servers: Vec<ServerConfig>,
     /// The models that are offered.
     pub models: Vec<ModelConfig>,
     /// Tokens per chunk of every prefill.
@@ -251,7 +255,11 @@ pub struct ModelConfig {
     #[serde(default)]
     pub prefill: Vec<String>,
     /// Names of nodes that may decode it.
+    #[serde(default)]
     pub decode: Vec<String>,
+    /// Names of servers that may answer with it.
+    #[serde(default)]
+    pub servers: Vec<String>,
     /// True if a node may prefill it with another quantisation of the weights than the decode node's.
     #[serde(default)]
     pub mixed_quantisation: bool,
@@ -270,6 +278,7 @@ impl Config {
     pub fn new(nodes: Vec<NodeConfig>, models: Vec<ModelConfig>) -> Self {
         Self {
             nodes,
+            servers: Vec::new(),
             models,
             chunk: Self::DEFAULT_CHUNK,
             handoff: HandoffConfig::default(),
@@ -287,8 +296,10 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.handoff.validate()?;
         self.cors.validate()?;
-        check_count("nodes", self.nodes.len(), MAX_NODES)?;
-        check_count("models", self.models.len(), MAX_MODELS)?;
+        let least_nodes = usize::from(self.servers.is_empty());
+        check_count("nodes", self.nodes.len(), least_nodes, MAX_NODES)?;
+        check_count("servers", self.servers.len(), 0, MAX_SERVERS)?;
+        check_count("models", self.models.len(), 1, MAX_MODELS)?;
         let mut names = BTreeSet::new();
         let mut addresses = BTreeSet::new();
         for (i, node) in self.nodes.iter().enumerate() {
@@ -311,16 +322,23 @@ impl Config {
                 return Err(ConfigError { key, problem });
             }
         }
+        let mut servers = BTreeSet::new();
+        for (i, server) in self.servers.iter().enumerate() {
+            let key = format!("servers[{i}]");
+            check_name(format!("{key}.name"), &server.name, &mut servers)?;
+            check_name(format!("{key}.name"), &server.name, &mut names.clone())?;
+            server.validate(&key)?;
+        }
         let mut models = BTreeSet::new();
         for (i, model) in self.models.iter().enumerate() {
             check_name(format!("models[{i}].name"), &model.name, &mut models)?;
-            check_nodes(&format!("models[{i}].prefill"), &model.prefill, &names)?;
-            check_nodes(&format!("models[{i}].decode"), &model.decode, &names)?;
-            if model.decode.is_empty() {
-                let (key, problem) = (
-                    format!("models[{i}].decode"),
-                    "is empty: name at least one node".to_owned(),
-                );
+            let key = |key: &str| format!("models[{i}].{key}");
+            check_listed(&key("prefill"), &model.prefill, "node", &names)?;
+            check_listed(&key("decode"), &model.decode, "node", &names)?;
+            check_listed(&key("servers"), &model.servers, "server", &servers)?;
+            if model.decode.is_empty() && model.servers.is_empty() {
+                let problem = "is empty: name at least one node, or a server under `servers`";
+                let (key, problem) = (key("decode"), problem.to_owned());
                 return Err(ConfigError { key, problem });
             }
         }
@@ -375,14 +393,28 @@ impl Config {
         let routes = |m: &ModelConfig| ModelRoutes {
             name: m.name.clone(),
             prefill: m.prefill.clone(),
-            decode: m.decode.clone(),
+            decode: m.decode.iter().chain(&m.servers).cloned().collect(),
             mixed_quantisation: m.mixed_quantisation,
             pins: pins.get(&m.name).cloned().unwrap_or_default(),
         };
         Topology {
             nodes: self.nodes.iter().map(|n| n.name.clone()).collect(),
+            servers: self.servers.iter().map(|s| s.name.clone()).collect(),
             models: self.models.iter().map(routes).collect(),
         }
+    }
+
+    /// True for a model that no node has, but a server.
+    pub(crate) fn is_served_only(&self, model: &str) -> bool {
+        let model = self.models.iter().find(|m| m.name == model);
+        model.is_some_and(|m| m.decode.is_empty() && !m.servers.is_empty())
+    }
+
+    /// The models that a server is to answer with.
+    pub(crate) fn models_of(&self, server: &str) -> Vec<String> {
+        let named = |m: &&ModelConfig| m.servers.iter().any(|name| name == server);
+        let models = self.models.iter().filter(named);
+        models.map(|m| m.name.clone()).collect()
     }
 
     /// The address of a configured node; empty for another one.
@@ -404,11 +436,11 @@ pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
     (!inner.is_empty() && inner.chars().all(plain)).then_some((host, port))
 }
 
-fn check_count(key: &str, count: usize, max: usize) -> Result<(), ConfigError> {
-    if count == 0 || count > max {
+fn check_count(key: &str, count: usize, min: usize, max: usize) -> Result<(), ConfigError> {
+    if count < min || count > max {
         return Err(ConfigError {
             key: key.to_owned(),
-            problem: format!("has {count} entries, allowed are 1 to {max}"),
+            problem: format!("has {count} entries, allowed are {min} to {max}"),
         });
     }
     Ok(())
@@ -430,13 +462,18 @@ fn check_name<'a>(
     Ok(())
 }
 
-fn check_nodes(key: &str, nodes: &[String], known: &BTreeSet<&str>) -> Result<(), ConfigError> {
+fn check_listed(
+    key: &str,
+    list: &[String],
+    what: &str,
+    known: &BTreeSet<&str>,
+) -> Result<(), ConfigError> {
     let mut seen = BTreeSet::new();
-    for (i, node) in nodes.iter().enumerate() {
-        let problem = if !known.contains(node.as_str()) {
-            format!("names unknown node \"{node}\": add it under nodes or correct the name")
-        } else if !seen.insert(node) {
-            format!("names node \"{node}\" twice")
+    for (i, name) in list.iter().enumerate() {
+        let problem = if !known.contains(name.as_str()) {
+            format!("names unknown {what} \"{name}\": add it under {what}s or correct the name")
+        } else if !seen.insert(name) {
+            format!("names {what} \"{name}\" twice")
         } else {
             continue;
         };

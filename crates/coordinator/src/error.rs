@@ -28,6 +28,14 @@ pub enum CoordinatorError {
         /// Why.
         source: std::io::Error,
     },
+    /// A server cannot be asked.
+    #[error("server `{server}`: {reason}")]
+    Server {
+        /// Its name.
+        server: String,
+        /// Why.
+        reason: String,
+    },
     /// A listener cannot be used as it is meant to be.
     #[error("the listener cannot be used: {0}")]
     Listener(#[from] LinkError),

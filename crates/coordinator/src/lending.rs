@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tandem_proto::{PrefillRequest, Ticket};
 
-use crate::attempt::handoff_target;
+use crate::backend::pair::handoff_target;
 use crate::calls::{Awaited, Calls};
 
 /// What it takes to have a node lend what it has of a prompt to the one that prefills it.

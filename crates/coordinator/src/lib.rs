@@ -7,7 +7,7 @@
 mod answer;
 mod answers;
 mod api;
-mod attempt;
+mod backend;
 mod calls;
 mod cluster;
 mod config;
@@ -25,6 +25,7 @@ mod poison;
 mod poll;
 mod prefix;
 mod serve;
+mod server;
 mod timeline;
 mod tokenize;
 mod translate;
@@ -34,8 +35,13 @@ pub use config::{Config, CorsConfig, HandoffConfig, KeepAnswers, ModelConfig, No
 pub use error::{ConfigError, CoordinatorError};
 pub use limits::Limits;
 pub use lines::Lines;
-pub use overview::{ContractSummary, HealthReport, ModelReport, NodeList, NodeReport, QueueReport};
+pub use overview::{
+    ContractSummary, HealthReport, ModelReport, NodeList, NodeReport, QueueReport, ServedReport,
+    ServerReport,
+};
 pub use pairs::PairReport;
 pub use pins::{Pins, read_pins, write_pins};
 pub use serve::run;
+pub use server::config::{Render, Secret, ServerConfig};
+pub use server::dialect::Dialect;
 pub use tandem_sched::Pin;

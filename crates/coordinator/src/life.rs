@@ -1,29 +1,37 @@
 //! The life of a request: wait for a plan, attempt it, start over elsewhere, tell the outcome.
 
+use std::collections::HashMap;
 use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tandem_openai::{ApiError, FinishReason, TandemInfo, Usage};
+use serde_json::Value;
+use tandem_openai::{ApiError, FinishReason, Passed, TandemInfo, Usage};
 use tandem_proto::{Generation, Prompt, Reuse};
 use tandem_sched::{Failure, Route};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::answers::Answers;
-use crate::attempt::{Answer, Attempt, AttemptError};
+use crate::backend::pair::Pairs as NodePairs;
+use crate::backend::{Answer, Attempt, AttemptError, Backend};
 use crate::calls::Calls;
 use crate::cluster::{Cluster, Decision, Slot};
 use crate::config::Config;
 use crate::pairs::Pairs;
 use crate::poison::{Losses, Poisons};
 use crate::prefix::Beginning;
+use crate::server::Server;
 use crate::translate;
 
 /// What all requests share.
 pub(crate) struct Service {
     pub(crate) config: Config,
     pub(crate) calls: Calls,
+    /// Answers with nodes.
+    pub(crate) nodes: NodePairs,
+    /// Those that answer by themselves, by name.
+    pub(crate) servers: HashMap<String, Arc<Server>>,
     pub(crate) cluster: Cluster,
     /// Pairs of nodes and how they get on.
     pub(crate) pairs: Pairs,
@@ -38,6 +46,14 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// Who answers what a plan sends there.
+    fn backend(&self, name: &str) -> &dyn Backend {
+        match self.servers.get(name) {
+            Some(server) => server.as_ref(),
+            None => &self.nodes,
+        }
+    }
+
     /// What the prompt begins with, and behind it its answer if that is kept, so that nodes that have seen it are found.
     /// Nothing where nothing is reused.
     fn prefix(&self, job: &Job, answer: Option<&Answer>) -> Vec<u64> {
@@ -82,7 +98,7 @@ impl Service {
 
     /// The digest of all of a request that a node works on.
     fn poison(&self, job: &Job) -> u64 {
-        let body = (&job.model, &job.prompt, &job.generation);
+        let body = (&job.model, &job.prompt, &job.generation, &job.passed);
         self.poisons.key(&body)
     }
 
@@ -95,7 +111,7 @@ impl Service {
 
     /// Remembers an answer that a next turn may bring again.
     fn learn(&self, job: &Job, answer: &Answer) {
-        if self.keeps(job) {
+        if self.keeps(job) && !answer.tokens.is_empty() {
             let Answer { text, tokens, .. } = answer;
             self.answers
                 .learn(&job.cache_salt, &job.model, text, tokens);
@@ -108,6 +124,8 @@ pub(crate) struct Job {
     pub(crate) id: String,
     pub(crate) model: String,
     pub(crate) prompt: Prompt,
+    /// The fields of the request as they came, for a model that only servers have.
+    pub(crate) passed: Option<Passed>,
     /// Field of the public request that holds the prompt, for messages.
     pub(crate) prompt_field: &'static str,
     pub(crate) generation: Generation,
@@ -124,6 +142,10 @@ pub(crate) struct Job {
 pub(crate) struct Outcome {
     /// The whole text, also if it was streamed.
     pub(crate) text: String,
+    /// What the model thought before.
+    pub(crate) thoughts: String,
+    /// Tools that it calls.
+    pub(crate) tools: Vec<Value>,
     pub(crate) finish: FinishReason,
     pub(crate) usage: Usage,
     pub(crate) info: TandemInfo,
@@ -135,6 +157,10 @@ pub(crate) enum Piece {
     Opened,
     /// More text.
     Text(String),
+    /// More of what the model thinks before.
+    Thought(String),
+    /// More of the tools that it calls.
+    Tools(Vec<Value>),
     /// Last: the answer is complete.
     Done(Box<Outcome>),
     /// Last: there is no (further) answer.
@@ -175,6 +201,34 @@ impl Sink {
         }
         self.begun = true;
         self.send(Piece::Text(text)).await
+    }
+
+    /// The same with thoughts.
+    pub(crate) async fn thought(&mut self, thought: String) -> Result<(), ApiError> {
+        if thought.is_empty() || self.pieces.is_none() {
+            return Ok(());
+        }
+        self.begun = true;
+        self.send(Piece::Thought(thought)).await
+    }
+
+    /// And with calls of tools.
+    pub(crate) async fn tools(&mut self, calls: Vec<Value>) -> Result<(), ApiError> {
+        if self.pieces.is_none() {
+            return Ok(());
+        }
+        self.begun = true;
+        self.send(Piece::Tools(calls)).await
+    }
+
+    /// True if the client has seen something of the answer.
+    pub(crate) const fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// True if somebody has taken the request on.
+    pub(crate) const fn is_opened(&self) -> bool {
+        self.opened
     }
 
     async fn send(&self, piece: Piece) -> Result<(), ApiError> {
@@ -255,17 +309,15 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
         let mut attempt_events = plan.notes.clone();
         let attempt = Attempt {
             config: &service.config,
-            calls: &service.calls,
             job,
             plan: &plan,
             slot: &slot,
             sink,
             arrived,
             events: &mut attempt_events,
-            opened: false,
             losses: &mut losses,
         };
-        match attempt.run().await {
+        match service.backend(&plan.decode).attempt(attempt).await {
             Ok(answer) => {
                 slot.finish(service.answered(job, &answer));
                 events.extend(busy_note(busy));
@@ -344,6 +396,8 @@ fn outcome(
     info.ignored.clone_from(&job.ignored);
     Outcome {
         text: answer.text,
+        thoughts: answer.thoughts,
+        tools: answer.tools,
         finish: answer.finish,
         usage: Usage::new(
             info.prompt_tokens,

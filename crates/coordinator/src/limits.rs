@@ -8,6 +8,20 @@ pub const MAX_NODES: usize = 256;
 pub const MAX_MODELS: usize = 256;
 /// Longest name of a node or model, in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
+/// Servers in a configuration.
+pub const MAX_SERVERS: usize = 64;
+/// Most that the configuration may say of a server: requests at once,
+pub const MAX_PARALLEL: u64 = 256;
+/// tokens of its context,
+pub const MAX_SERVER_CONTEXT: u64 = 1 << 24;
+/// and seconds of silence.
+pub const MAX_SERVER_SILENCE_S: u64 = 24 * 3600;
+/// Longest answer of a server, in bytes.
+pub const MAX_SERVER_ANSWER_BYTES: usize = 64 << 20;
+/// Longest part of it, in bytes.
+pub const MAX_SERVER_EVENT_BYTES: usize = 8 << 20;
+/// How often a server is asked again because its answer had another shape than was asked for.
+pub const MAX_CORRECTIONS: usize = 2;
 /// Requests that are open at once, waiting or running.
 pub const MAX_REQUESTS: usize = 4096;
 /// Connections of clients at once: more than requests, so that a request too many is told so.
@@ -63,6 +77,8 @@ pub struct Limits {
     pub poll: Duration,
     /// Statuses in a row that a node may miss before it counts as down.
     pub missed_polls: u32,
+    /// Between two questions for what a server has.
+    pub server_poll: Duration,
     /// How long after its last status a node is waited for by requests that only it can serve.
     pub may_return: Duration,
     /// Between two signs of life to a client that waits for a streamed answer. An error within the
@@ -90,6 +106,7 @@ impl Default for Limits {
             silence: tandem_proto::limits::SILENCE,
             poll: Duration::from_secs(1),
             missed_polls: 3,
+            server_poll: Duration::from_secs(5),
             may_return: Duration::from_secs(10),
             keep_alive: Duration::from_secs(3),
             prefill_report: Duration::from_secs(2),

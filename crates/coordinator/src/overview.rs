@@ -3,11 +3,13 @@
 use serde::{Deserialize, Serialize};
 use tandem_kv::{Contract, ElementType};
 use tandem_proto::{Capacity, ModelStatus, Role, SequenceStatus};
-use tandem_sched::NodeView;
+use tandem_sched::{NodeView, ServerView};
 
 use crate::cluster::Look;
 use crate::config::Config;
+use crate::life::Service;
 use crate::pairs::PairReport;
+use crate::server::probe::Served;
 
 /// Answer to `GET /health`; 200 if `reasons` is empty, otherwise 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,11 +30,67 @@ pub struct NodeList {
     pub object: String,
     /// The nodes, in configured order.
     pub data: Vec<NodeReport>,
+    /// The servers, in configured order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<ServerReport>,
     /// The configured models with the requests that wait for each.
     pub queued: Vec<QueueReport>,
     /// Pairs of nodes between which KV has passed, since the coordinator started.
     #[serde(default)]
     pub pairs: Vec<PairReport>,
+}
+
+/// One server that is no node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerReport {
+    /// Name in the configuration.
+    pub name: String,
+    /// Where it is.
+    pub url: String,
+    /// Whether it can be used.
+    pub up: bool,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How it is spoken to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<String>,
+    /// What that dialect cannot do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
+    /// Whether it is taken to enforce schemas; otherwise the model is told them, and answers are asked for again. All are checked.
+    #[serde(default)]
+    pub enforces_schemas: bool,
+    /// Requests that it is given at once.
+    #[serde(default)]
+    pub parallel: u32,
+    /// Requests of this coordinator that it answers.
+    #[serde(default)]
+    pub requests: u32,
+    /// The configured models that it has.
+    #[serde(default)]
+    pub models: Vec<ServedReport>,
+    /// Why it has not the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
+}
+
+/// One model of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedReport {
+    /// Name in the configuration.
+    pub name: String,
+    /// Name on the server.
+    pub model: String,
+    /// Tokens of prompt and answer together, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<u32>,
+    /// What the server tells of it beside its name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reported: String,
+    /// True if that includes a digest. Otherwise nobody knows whether it is the model of that name.
+    #[serde(default)]
+    pub verified: bool,
 }
 
 /// Requests that wait for a model.
@@ -194,7 +252,8 @@ fn no_chats(view: &NodeView) -> Vec<String> {
     models.iter().filter_map(no_chat).collect()
 }
 
-pub(crate) fn nodes(config: &Config, look: &Look, pairs: Vec<PairReport>) -> NodeList {
+pub(crate) fn nodes(service: &Service, look: &Look, pairs: Vec<PairReport>) -> NodeList {
+    let config = &service.config;
     let queued = |model: &crate::config::ModelConfig| QueueReport {
         model: model.name.clone(),
         requests: look.queued.get(&model.name).copied().unwrap_or(0),
@@ -202,9 +261,42 @@ pub(crate) fn nodes(config: &Config, look: &Look, pairs: Vec<PairReport>) -> Nod
     NodeList {
         object: "list".to_owned(),
         data: look.nodes.iter().map(|n| node(config, n)).collect(),
+        servers: look
+            .servers
+            .iter()
+            .filter_map(|s| server(service, s))
+            .collect(),
         queued: config.models.iter().map(queued).collect(),
         pairs,
     }
+}
+
+fn server(service: &Service, view: &ServerView) -> Option<ServerReport> {
+    let server = service.servers.get(&view.name)?;
+    let found = server.found();
+    let found = found.as_deref();
+    let served = |served: &Served| ServedReport {
+        name: served.ours.clone(),
+        model: served.theirs.clone(),
+        context: served.context,
+        reported: served.reported.clone(),
+        verified: served.verified,
+    };
+    Some(ServerReport {
+        name: view.name.clone(),
+        url: server.config.url.clone(),
+        up: view.state.is_ok(),
+        reason: view.state.as_ref().err().cloned(),
+        dialect: found.map(|f| f.dialect.as_str().to_owned()),
+        lacks: found.map_or(Vec::new(), |f| {
+            f.dialect.lacks().into_iter().map(str::to_owned).collect()
+        }),
+        enforces_schemas: found.is_some_and(|f| server.enforces(f.dialect)),
+        parallel: found.map_or(0, |f| server.parallel(f)),
+        requests: view.requests,
+        models: found.map_or(Vec::new(), |f| f.models.iter().map(served).collect()),
+        missing: found.map_or(Vec::new(), |f| f.missing.clone()),
+    })
 }
 
 fn node(config: &Config, view: &NodeView) -> NodeReport {

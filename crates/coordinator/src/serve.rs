@@ -1,5 +1,6 @@
 //! Starts everything, serves, and ends everything.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::hash::RandomState;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::answers::Answers;
 use crate::api::router;
+use crate::backend::pair::Pairs as NodePairs;
 use crate::calls::Calls;
 use crate::cluster::{Cluster, cluster};
 use crate::config::Config;
@@ -26,6 +28,9 @@ use crate::pairs::Pairs;
 use crate::pins::{Pins, read_pins};
 use crate::poison::Poisons;
 use crate::poll::poll;
+use crate::server::Server;
+use crate::server::config::ServerConfig;
+use crate::server::watch::watch;
 
 /// Serves the public API on each of `listeners` until `shutdown` completes, and speaks to the nodes with
 /// `security`. Connections are accepted as
@@ -56,13 +61,18 @@ pub async fn run(
     tasks.spawn(owner.run());
     let stop = CancellationToken::new();
     let _stop_on_drop = stop.clone().drop_guard();
-    start_polling(&config, &calls, &cluster, &mut tasks).await;
+    let servers = servers_of(&config)?;
+    start_polling(&config, (&calls, &servers), &cluster, &mut tasks).await;
     let gates = gates(listeners, config.limits.connect)?;
     let (limit, head) = (config.limits.shutdown, config.limits.head);
     let unread = config.limits.client_stall;
     let service = Arc::new(Service {
         config,
+        nodes: NodePairs {
+            calls: calls.clone(),
+        },
         calls,
+        servers,
         cluster,
         pairs: Pairs::default(),
         poisons: Poisons::default(),
@@ -133,9 +143,34 @@ fn gates(
     Ok(gates?)
 }
 
+/// The servers, by name.
+fn servers_of(config: &Config) -> Result<HashMap<String, Arc<Server>>, CoordinatorError> {
+    let server = |of: &ServerConfig| {
+        let server = Server::new(of.clone(), config.limits);
+        let server = server.map_err(|reason| CoordinatorError::Server {
+            server: of.name.clone(),
+            reason,
+        });
+        Ok((of.name.clone(), Arc::new(server?)))
+    };
+    config.servers.iter().map(server).collect()
+}
+
 /// Starts the pollers and waits for the first result of each.
-async fn start_polling(config: &Config, calls: &Calls, cluster: &Cluster, tasks: &mut JoinSet<()>) {
+async fn start_polling(
+    config: &Config,
+    (calls, servers): (&Calls, &HashMap<String, Arc<Server>>),
+    cluster: &Cluster,
+    tasks: &mut JoinSet<()>,
+) {
     let mut firsts = Vec::new();
+    for (name, server) in servers {
+        let (first, told) = oneshot::channel();
+        let (server, cluster) = (Arc::clone(server), cluster.clone());
+        let wanted = config.models_of(name);
+        tasks.spawn(watch(server, cluster, wanted, config.limits, first));
+        firsts.push(told);
+    }
     for node in &config.nodes {
         let (first, told) = oneshot::channel();
         let (calls, cluster) = (calls.clone(), cluster.clone());

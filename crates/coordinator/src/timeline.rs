@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tandem_openai::{ParityInfo, PhasesMs, TandemInfo};
+use tandem_openai::{ParityInfo, PhasesMs, ServerInfo, TandemInfo};
 use tandem_proto::{ParityReport, PrefillSummary};
 use tandem_sched::Plan;
 
@@ -30,6 +30,8 @@ pub(crate) struct Timeline {
     pub(crate) first_token_ms: f64,
     pub(crate) decode_ms: f64,
     pub(crate) parity: Option<ParityReport>,
+    /// Who answered, if it was a server.
+    pub(crate) server: Option<ServerInfo>,
 }
 
 impl Timeline {
@@ -63,7 +65,11 @@ impl Timeline {
         events: Vec<String>,
     ) -> TandemInfo {
         let remote = plan.prefill.as_ref().filter(|_| self.is_remote(plan));
-        let mode = if remote.is_some() { "remote" } else { "local" };
+        let mode = match (&self.server, remote) {
+            (Some(_), _) => "server",
+            (None, Some(_)) => "remote",
+            (None, None) => "local",
+        };
         TandemInfo {
             request_id: request.to_owned(),
             mode: mode.to_owned(),
@@ -95,6 +101,7 @@ impl Timeline {
                 same_top: p.parity.same_top,
                 holds: p.holds,
             }),
+            server: self.server.clone(),
             events,
             ignored: Vec::new(),
             tokens: None,

@@ -58,6 +58,18 @@ pub(crate) async fn tokenize(service: &Service, body: &[u8]) -> Result<Tokenizat
     if !service.config.models.iter().any(|m| m.name == model) {
         return Err(ApiError::model_not_found(&model));
     }
+    if service.config.is_served_only(&model) {
+        let message =
+            format!("`{model}` is answered by servers, which count tokens only in answers");
+        let kind = "invalid_request_error";
+        return Err(ApiError::new(
+            501,
+            kind,
+            None,
+            Some("no_tokenizer"),
+            message,
+        ));
+    }
     let _open = service.cluster.enter()?;
     let poison = service.poisons.key(&(&model, &prompt));
     service.poisons.check(poison, Instant::now())?;

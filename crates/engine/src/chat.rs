@@ -228,6 +228,21 @@ impl ChatTemplate {
         Ok(self.render(messages, tools)?.plain)
     }
 
+    /// The same for somebody who takes a text for tokens with control tokens in it: `between` stands in each one that a
+    /// person wrote, so that it becomes none.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::tokens`].
+    pub fn shielded_text(
+        &self,
+        messages: &[ChatMessage],
+        between: &str,
+    ) -> Result<String, ChatError> {
+        check_messages(messages)?;
+        let rendered = self.render(messages, &[])?;
+        Ok(rendered.text.replace(rendered.cut, between))
+    }
+
     /// Where contents stand that were generated as known tokens, with their messages. They are rendered once more with a
     /// mark at both ends of such a content, inside the white space that templates trim; a content that a template has
     /// changed otherwise has no place.

@@ -182,6 +182,14 @@ impl Hashing<'_> {
     }
 }
 
+/// The metadata of a model, without its weights.
+///
+/// # Errors
+/// If the file is missing, cut short, or not GGUF.
+pub fn metadata(path: &Path) -> Result<BTreeMap<String, Value>, GgufError> {
+    Ok(Part::read(path)?.metadata)
+}
+
 fn part_path(first: &Path, index: u64, count: u64) -> Result<PathBuf, GgufError> {
     let name = first.to_string_lossy();
     let suffix = format!("-00001-of-{count:05}.gguf");

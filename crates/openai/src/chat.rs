@@ -79,8 +79,17 @@ impl Role {
 /// it), 413 for a body above [`limits::MAX_BODY_BYTES`].
 pub fn parse_chat(body: &[u8], lenient: bool) -> Result<ChatRequest, ApiError> {
     let mut fields = parse_body(body)?;
-    let mut tandem = TandemOptions::parse(&mut fields)?;
-    let mut unknown = Unknown::new(tandem.lenient.unwrap_or(lenient));
+    let tandem = TandemOptions::parse(&mut fields)?;
+    let unknown = Unknown::new(tandem.lenient.unwrap_or(lenient));
+    chat(fields, tandem, unknown)
+}
+
+/// The rest of a chat request.
+pub(crate) fn chat(
+    mut fields: Fields,
+    mut tandem: TandemOptions,
+    mut unknown: Unknown,
+) -> Result<ChatRequest, ApiError> {
     refused::check_chat(&mut fields, &mut unknown)?;
     let model = model(&mut fields)?;
     let messages = messages(&mut fields, &mut unknown)?;
@@ -139,6 +148,9 @@ fn messages(fields: &mut Fields, unknown: &mut Unknown) -> Result<Vec<Message>, 
 
 fn message(index: usize, item: Value, unknown: &mut Unknown) -> Result<Message, ApiError> {
     let mut fields = Fields::of(item, &format!("messages[{index}]"))?;
+    if unknown.passes() {
+        return Ok(outline(&mut fields));
+    }
     let role = match fields.string("role")?.as_deref() {
         None => return Err(fields.missing("role")),
         Some("system") => Role::System,
@@ -161,6 +173,25 @@ fn message(index: usize, item: Value, unknown: &mut Unknown) -> Result<Message, 
     refused::check_message(&mut fields, unknown)?;
     fields.finish(&["role", "content"], refused::INERT_OF_MESSAGE, unknown)?;
     Ok(Message { role, content })
+}
+
+/// What is known here of a message that another server reads: its texts.
+fn outline(fields: &mut Fields) -> Message {
+    let role = match fields.get("role").and_then(Value::as_str) {
+        Some("system") => Role::System,
+        Some("developer") => Role::Developer,
+        Some("assistant") => Role::Assistant,
+        _ => Role::User,
+    };
+    let content = match fields.take("content") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
+            texts.collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    };
+    Message { role, content }
 }
 
 fn content_text(content: Value, path: &str, unknown: &mut Unknown) -> Result<String, ApiError> {

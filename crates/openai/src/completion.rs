@@ -50,8 +50,17 @@ pub enum Prompt {
 /// As [`crate::parse_chat`].
 pub fn parse_completion(body: &[u8], lenient: bool) -> Result<CompletionRequest, ApiError> {
     let mut fields = parse_body(body)?;
-    let mut tandem = TandemOptions::parse(&mut fields)?;
-    let mut unknown = Unknown::new(tandem.lenient.unwrap_or(lenient));
+    let tandem = TandemOptions::parse(&mut fields)?;
+    let unknown = Unknown::new(tandem.lenient.unwrap_or(lenient));
+    completion(fields, tandem, unknown)
+}
+
+/// The rest of a completion request.
+pub(crate) fn completion(
+    mut fields: Fields,
+    mut tandem: TandemOptions,
+    mut unknown: Unknown,
+) -> Result<CompletionRequest, ApiError> {
     refused::check_completion(&mut fields, &mut unknown)?;
     let model = model(&mut fields)?;
     let prompt = prompt(&mut fields)?;

@@ -71,6 +71,11 @@ impl Fields {
         }
     }
 
+    /// What has not been taken.
+    pub(crate) const fn rest(&self) -> &Map<String, Value> {
+        &self.map
+    }
+
     /// The full path of a field of this object.
     pub(crate) fn path_of(&self, name: &str) -> String {
         if self.path.is_empty() {

@@ -15,6 +15,7 @@ mod error;
 mod fields;
 mod format;
 pub mod limits;
+mod passed;
 mod refused;
 mod response;
 mod sampling;
@@ -26,10 +27,11 @@ pub use chat::{ChatRequest, Message, Role, parse_chat};
 pub use completion::{CompletionRequest, Prompt, parse_completion};
 pub use error::{ApiError, ErrorBody, ErrorDetail};
 pub use format::ResponseFormat;
+pub use passed::{Passed, model_of, pass_chat, pass_completion, sampling_fields};
 pub use response::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatMessage, Completion,
     CompletionChoice, Delta, FinishReason, Model, ModelList, PromptTokensDetails, Usage,
 };
 pub use sampling::{Sampling, StreamOptions};
 pub use sse::{SSE_DONE, sse_error, sse_event};
-pub use tandem::{ParityInfo, PhasesMs, RouteChoice, TandemInfo, TandemOptions};
+pub use tandem::{ParityInfo, PhasesMs, RouteChoice, ServerInfo, TandemInfo, TandemOptions};

@@ -169,6 +169,34 @@ const KNOWN: &[&str] = &[
     "tandem",
 ];
 
+/// What the answer of another server cannot bring through this one.
+const UNANSWERED: &[(&str, Neutral)] = &[
+    ("n", Neutral::Number(1.0)),
+    ("best_of", Neutral::Number(1.0)),
+    ("logprobs", Neutral::False),
+    ("top_logprobs", Neutral::Number(0.0)),
+    ("n_probs", Neutral::Number(0.0)),
+    ("echo", Neutral::False),
+    ("audio", Neutral::Never),
+    ("modalities", Neutral::Only("text")),
+    ("functions", Neutral::Empty),
+    ("function_call", Neutral::Is("none")),
+];
+
+/// Looks for fields of a request to another server that ask for something that its answer could not bring here.
+pub(crate) fn check_answerable(fields: &Fields) -> Result<(), ApiError> {
+    for (name, neutral) in UNANSWERED {
+        if fields
+            .get(name)
+            .is_some_and(|value| !neutral.accepts(value))
+        {
+            let message = format!("'{name}' is not supported here{}", neutral.in_words());
+            return Err(ApiError::invalid(name, format!("{message}; leave it out")));
+        }
+    }
+    Ok(())
+}
+
 /// Looks at what is left of a request, which has fields of its own beside those that both kinds have.
 pub(crate) fn finish(fields: Fields, own: &[&str], unknown: &mut Unknown) -> Result<(), ApiError> {
     fields.finish(&[own, KNOWN].concat(), INERT, unknown)

@@ -2,15 +2,23 @@
 
 use crate::tandem::TandemInfo;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Why generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model ended its answer, or a stop string occurred.
     Stop,
     /// `max_tokens` or the context was used up: the answer is cut.
     Length,
+    /// The model calls tools.
+    ToolCalls,
+    /// A filter of the server cut the answer.
+    ContentFilter,
+    /// A reason that is not known here.
+    #[serde(other)]
+    Other,
 }
 
 /// Token counts of one request.
@@ -92,6 +100,24 @@ pub struct ChatMessage {
     pub role: String,
     /// The text.
     pub content: Option<String>,
+    /// What the model thought before, where that comes apart from the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Tools that the model calls, as the server gave them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<Value>>,
+}
+
+impl ChatMessage {
+    /// A message of the model with this text.
+    pub fn new(text: String) -> Self {
+        Self {
+            role: "assistant".to_owned(),
+            content: Some(text),
+            reasoning_content: None,
+            tool_calls: None,
+        }
+    }
 }
 
 impl ChatCompletion {
@@ -104,10 +130,7 @@ impl ChatCompletion {
         finish: FinishReason,
         usage: Usage,
     ) -> Self {
-        let message = ChatMessage {
-            role: "assistant".to_owned(),
-            content: Some(text),
-        };
+        let message = ChatMessage::new(text);
         Self {
             id: id.to_owned(),
             object: "chat.completion".to_owned(),
@@ -177,6 +200,12 @@ pub struct Delta {
     /// Text that came since the chunk before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Thoughts that came since the chunk before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Parts of calls of tools that came since then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<Value>>,
 }
 
 impl ChatCompletionChunk {
@@ -205,6 +234,7 @@ impl ChatCompletionChunk {
         let delta = Delta {
             role: Some("assistant".to_owned()),
             content: Some(String::new()),
+            ..Delta::default()
         };
         Self::new(id, created, model, delta, None)
     }
@@ -216,8 +246,8 @@ impl ChatCompletionChunk {
             created,
             model,
             Delta {
-                role: None,
                 content: Some(text),
+                ..Delta::default()
             },
             None,
         )

@@ -148,16 +148,37 @@ pub struct ParityInfo {
     pub holds: bool,
 }
 
+/// A server that is no node of tandem, and what it did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerInfo {
+    /// How it is spoken to: `openai`, `ollama` or `generate`.
+    pub dialect: String,
+    /// The model, by the name that the server has for it.
+    pub model: String,
+    /// What the server tells of the model beside its name, such as a digest; empty if it tells nothing.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reported: String,
+    /// True if that includes a digest of the model. Otherwise nobody knows whether it is the model of that name.
+    #[serde(default)]
+    pub verified: bool,
+    /// Who put the messages into the form that the model knows: `server`, `template` or `plain text`.
+    pub prompt: String,
+    /// What was done about the shape of the answer: `enforced` by the server as far as it is known, or `instructed` and
+    /// checked; absent for free text. Both are checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
+}
+
 /// `tandem` in an answer: which nodes served it, how long each phase took, what went wrong on the way.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TandemInfo {
     /// Identifies the request in the logs.
     pub request_id: String,
-    /// How it was served: `remote` or `local`.
+    /// How it was served: `remote` or `local` by nodes, or by a `server`.
     pub mode: String,
-    /// Node that evaluated the prompt.
+    /// Node that evaluated the prompt, or the server.
     pub prefill_node: String,
-    /// Node that generated the answer.
+    /// Node that generated the answer, or the server.
     pub decode_node: String,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -184,6 +205,9 @@ pub struct TandemInfo {
     /// How far both nodes compute the same; absent if they were not compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parity: Option<ParityInfo>,
+    /// Which server answered, if it was no node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerInfo>,
     /// Notes for a person, such as a fallback that was taken.
     #[serde(default)]
     pub events: Vec<String>,

@@ -1,4 +1,4 @@
-//! What a request asks for and is not done: refused, or ignored and told where that is permitted.
+//! What a request asks for and is not done: refused, ignored and told where that is permitted, or somebody else's business.
 
 use crate::error::ApiError;
 
@@ -9,18 +9,43 @@ const MAX_SHOWN: usize = 96;
 /// Letters that may be wrong in a name for which another one is proposed.
 const MAX_TYPOS: usize = 2;
 
+/// What becomes of fields that are not known here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    Refuse,
+    Ignore,
+    Pass,
+}
+
 /// Collects the fields of a request that are not known here.
 pub(crate) struct Unknown {
-    lenient: bool,
+    manner: Manner,
     ignored: Vec<String>,
 }
 
 impl Unknown {
     pub(crate) fn new(lenient: bool) -> Self {
+        Self::in_manner(match lenient {
+            true => Manner::Ignore,
+            false => Manner::Refuse,
+        })
+    }
+
+    /// Of a request that another server answers, which knows more.
+    pub(crate) fn passing() -> Self {
+        Self::in_manner(Manner::Pass)
+    }
+
+    fn in_manner(manner: Manner) -> Self {
         Self {
-            lenient,
+            manner,
             ignored: Vec::new(),
         }
+    }
+
+    /// True if another server reads what is not known here.
+    pub(crate) fn passes(&self) -> bool {
+        self.manner == Manner::Pass
     }
 
     /// A field that nobody knows; `known` are the ones that it may have been meant to be.
@@ -41,7 +66,10 @@ impl Unknown {
         path: &str,
         message: impl FnOnce() -> String,
     ) -> Result<(), ApiError> {
-        if !self.lenient {
+        if self.passes() {
+            return Ok(());
+        }
+        if self.manner == Manner::Refuse {
             let mend = "leave it out, or ignore such fields with `\"tandem\": {\"lenient\": true}`";
             return Err(ApiError::invalid(path, format!("{}; {mend}", message())));
         }

@@ -63,7 +63,7 @@ impl Scheduler {
         let mut reasons = Vec::new();
         for &node in &self.models[model].decode {
             match self.can_decode(node, model, waiting) {
-                Ok(status) => able.push((node, status.capacity.sequences)),
+                Ok(capacity) => able.push((node, capacity)),
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -127,6 +127,7 @@ impl Scheduler {
     /// The prefill that the route leads to.
     fn with_prefill(&self, decode: usize, model: usize, waiting: &Waiting) -> Prefill {
         let found = match waiting.route {
+            _ if self.is_server(decode) => return Prefill::Nobody(Vec::new()),
             Route::Local => return Prefill::Nobody(Vec::new()),
             _ if let Some(why) = self.stays(decode, model) => Prefill::Nobody(vec![why]),
             Route::Auto => self.prefill_for(decode, model, waiting),
@@ -234,8 +235,12 @@ impl Scheduler {
                 format!(" and the first {bytes} bytes of the prompt have been before")
             }
         };
+        let what = match self.is_server(decode) {
+            true => "answer by the server",
+            false => "decode on",
+        };
         let mut reason = format!(
-            "decode on `{}`, where {} sequences of the model run{}",
+            "{what} `{}`, where {} sequences of the model run{}",
             self.nodes[decode].name,
             self.decodes(decode, model),
             seen(decode)
@@ -302,15 +307,14 @@ impl Scheduler {
         format!("prefill with {}, decode with {}", of(prefill), of(decode))
     }
 
-    fn can_decode(
-        &self,
-        node: usize,
-        model: usize,
-        waiting: &Waiting,
-    ) -> Result<&ModelStatus, String> {
+    /// How many sequences a node that can decode it has, or how many requests a server takes.
+    fn can_decode(&self, node: usize, model: usize, waiting: &Waiting) -> Result<u32, String> {
         let name = &self.nodes[node].name;
         if waiting.tried.contains(&node) {
             return Err(format!("`{name}` failed this request"));
+        }
+        if self.is_server(node) {
+            return self.serves(node, model);
         }
         let held = self.decodes_pinned(node, model)?;
         let context = held.capacity.tokens_per_sequence;
@@ -319,12 +323,36 @@ impl Scheduler {
                 "the context of `{name}` is {context} tokens, too short"
             ));
         }
-        Ok(held)
+        Ok(held.capacity.sequences)
     }
 
-    /// Why the node cannot decode the model at all; `None` if it can.
+    /// True for a server, which is no node.
+    pub(crate) const fn is_server(&self, node: usize) -> bool {
+        node >= self.first_server
+    }
+
+    /// How many requests a server takes that has the model.
+    fn serves(&self, server: usize, model: usize) -> Result<u32, String> {
+        let name = &self.nodes[server].name;
+        match &self.nodes[server].state {
+            NodeState::Serves(serves) => {
+                let model = &self.models[model].name;
+                match serves.models.contains(model) {
+                    true => Ok(serves.parallel),
+                    false => Err(format!("`{name}` does not serve `{model}`")),
+                }
+            }
+            NodeState::Down { reason, .. } => Err(format!("`{name}` is down: {reason}")),
+            NodeState::Up(_) => Err(format!("`{name}` is a node")),
+        }
+    }
+
+    /// Why the node cannot decode the model at all, or the server not answer; `None` if it can.
     pub(crate) fn cannot_decode(&self, node: usize, model: usize) -> Option<String> {
-        self.decodes_pinned(node, model).err()
+        match self.is_server(node) {
+            true => self.serves(node, model).err(),
+            false => self.decodes_pinned(node, model).err(),
+        }
     }
 
     /// The model on a node that decodes it, if it is the one that its name stands for.
@@ -389,6 +417,7 @@ impl Scheduler {
         let name = &node.name;
         let status = match &node.state {
             NodeState::Down { reason, .. } => return Err(format!("`{name}` is down: {reason}")),
+            NodeState::Serves(_) => return Err(format!("`{name}` is a server")),
             NodeState::Up(status) => status,
         };
         if status.draining {
@@ -448,7 +477,18 @@ impl Scheduler {
 
     fn has_room(&self, node: usize, model: usize, capacity: u32) -> bool {
         let held = self.nodes[node].suspect || self.nodes[node].busy.contains(&model);
-        !held && self.used(node, model) < capacity
+        let used = match self.is_server(node) {
+            // It has one limit for all of its models.
+            true => self.answers(node),
+            false => self.used(node, model),
+        };
+        !held && used < capacity
+    }
+
+    /// Requests of all models that a server answers.
+    pub(crate) fn answers(&self, server: usize) -> u32 {
+        let mine = self.running.values().filter(|r| r.decode == server);
+        u32::try_from(mine.count()).unwrap_or(u32::MAX)
     }
 
     /// Sequences of the model that our requests use at the node.

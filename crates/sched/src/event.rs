@@ -37,6 +37,15 @@ pub enum Failure {
     Refused,
 }
 
+/// What a server, which is no node, serves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Serves {
+    /// Requests that it is given at once, of all models together.
+    pub parallel: u32,
+    /// The configured models that it has.
+    pub models: Vec<String>,
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -47,7 +56,14 @@ pub enum Event {
         /// What it holds.
         status: Box<NodeStatus>,
     },
-    /// A node cannot be used.
+    /// A server told what it serves.
+    ServerUp {
+        /// Its name in the configuration.
+        server: String,
+        /// What it serves.
+        serves: Serves,
+    },
+    /// A node or server cannot be used.
     NodeDown {
         /// Its name in the configuration.
         node: String,
@@ -107,7 +123,7 @@ pub enum Event {
 /// Where a request runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Node that generates.
+    /// Node that generates, or server that answers.
     pub decode: String,
     /// Node that prefills; `None` if the decode node does.
     pub prefill: Option<String>,

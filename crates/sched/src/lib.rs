@@ -16,7 +16,7 @@ mod prefix;
 mod scheduler;
 mod view;
 
-pub use event::{Action, Event, Failure, Plan, Rejection, Route};
+pub use event::{Action, Event, Failure, Plan, Rejection, Route, Serves};
 pub use pin::{OtherModel, Pin};
 pub use scheduler::{ModelRoutes, Scheduler, Topology};
-pub use view::{ModelLoad, NodeView};
+pub use view::{ModelLoad, NodeView, ServerView};

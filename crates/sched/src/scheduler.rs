@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tandem_proto::{ModelStatus, NodeStatus};
 
 use crate::choice::Choice;
-use crate::event::{Action, Event, Failure, Rejection, Route};
+use crate::event::{Action, Event, Failure, Rejection, Route, Serves};
 use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, MAX_UNREACHED, PREFILL_ADVANTAGE};
 use crate::pin::{self, Pin};
 use crate::prefix::{Prefixes, Seen};
@@ -17,7 +17,7 @@ pub struct ModelRoutes {
     pub name: String,
     /// Names of nodes that may prefill it for others.
     pub prefill: Vec<String>,
-    /// Names of nodes that may generate with it.
+    /// Names of nodes that may generate with it, and of servers that may answer.
     pub decode: Vec<String>,
     /// True if a node may prefill with another quantisation of the weights than the decode node's.
     pub mixed_quantisation: bool,
@@ -30,14 +30,19 @@ pub struct ModelRoutes {
 pub struct Topology {
     /// Names of the nodes.
     pub nodes: Vec<String>,
-    /// The models. Names of nodes that [`Topology::nodes`] lacks are ignored.
+    /// Names of the servers, which differ from those of nodes.
+    pub servers: Vec<String>,
+    /// The models. Names that neither [`Topology::nodes`] nor [`Topology::servers`] has are ignored.
     pub models: Vec<ModelRoutes>,
 }
 
 /// Decides for each request where it runs.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
+    /// The nodes, and behind them the servers.
     pub(crate) nodes: Vec<Node>,
+    /// Index of the first server.
+    pub(crate) first_server: usize,
     pub(crate) models: Vec<Model>,
     pub(crate) running: BTreeMap<String, Running>,
     arrivals: u64,
@@ -57,7 +62,12 @@ pub(crate) struct Node {
 #[derive(Debug, Clone)]
 pub(crate) enum NodeState {
     Up(Box<NodeStatus>),
-    Down { reason: String, may_return: bool },
+    /// Only of a server.
+    Serves(Serves),
+    Down {
+        reason: String,
+        may_return: bool,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -136,7 +146,7 @@ impl Node {
     pub(crate) fn model(&self, name: &str) -> Option<&ModelStatus> {
         match &self.state {
             NodeState::Up(status) => status.models.iter().find(|m| m.name == name),
-            NodeState::Down { .. } => None,
+            NodeState::Serves(_) | NodeState::Down { .. } => None,
         }
     }
 }
@@ -145,9 +155,11 @@ impl Scheduler {
     /// A scheduler with all nodes down and nothing to do.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
+        let first_server = topology.nodes.len();
         let nodes: Vec<Node> = topology
             .nodes
             .into_iter()
+            .chain(topology.servers)
             .map(|name| Node {
                 name,
                 state: NodeState::Down {
@@ -176,6 +188,7 @@ impl Scheduler {
             .collect();
         Self {
             nodes,
+            first_server,
             models,
             running: BTreeMap::new(),
             arrivals: 0,
@@ -188,6 +201,9 @@ impl Scheduler {
     pub fn handle(&mut self, event: Event, out: &mut Vec<Action>) {
         match event {
             Event::NodeUp { node, status } => self.set_state(&node, NodeState::Up(status)),
+            Event::ServerUp { server, serves } => {
+                self.set_state(&server, NodeState::Serves(serves));
+            }
             Event::NodeDown {
                 node,
                 reason,
@@ -384,6 +400,8 @@ impl Scheduler {
                 self.nodes[decode].suspect = true;
                 waiting.tried.push(decode);
             }
+            // What a server takes is not known to the token.
+            Failure::TooLong if decode >= self.first_server => waiting.tried.push(decode),
             Failure::TooLong => {
                 let held = self.nodes[decode].model(&self.models[model].name);
                 let context = held.map_or(u32::MAX, |held| held.capacity.tokens_per_sequence);

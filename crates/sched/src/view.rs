@@ -2,8 +2,8 @@
 
 use tandem_proto::NodeStatus;
 
-use crate::event::Rejection;
-use crate::scheduler::{NodeState, Scheduler};
+use crate::event::{Rejection, Serves};
+use crate::scheduler::{Node, NodeState, Scheduler};
 
 /// One node as the scheduler sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +14,17 @@ pub struct NodeView {
     pub state: Result<Box<NodeStatus>, String>,
     /// What requests of this scheduler use there, for each configured model with any.
     pub load: Vec<ModelLoad>,
+}
+
+/// One server as the scheduler sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerView {
+    /// Its name.
+    pub name: String,
+    /// What it serves, or why it is down.
+    pub state: Result<Serves, String>,
+    /// Requests of this scheduler that it answers.
+    pub requests: u32,
 }
 
 /// Requests of one model at one node.
@@ -31,7 +42,25 @@ impl Scheduler {
     /// All nodes, in configured order.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeView> {
-        (0..self.nodes.len()).map(|n| self.view(n)).collect()
+        (0..self.first_server).map(|n| self.view(n)).collect()
+    }
+
+    /// All servers, in configured order.
+    #[must_use]
+    pub fn servers(&self) -> Vec<ServerView> {
+        let view = |server: usize| {
+            let Node { name, state, .. } = &self.nodes[server];
+            ServerView {
+                name: name.clone(),
+                state: match state {
+                    NodeState::Serves(serves) => Ok(serves.clone()),
+                    NodeState::Down { reason, .. } => Err(reason.clone()),
+                    NodeState::Up(_) => Err("is a node".to_owned()),
+                },
+                requests: self.answers(server),
+            }
+        };
+        (self.first_server..self.nodes.len()).map(view).collect()
     }
 
     fn view(&self, node: usize) -> NodeView {
@@ -47,6 +76,7 @@ impl Scheduler {
         };
         let state = match &self.nodes[node].state {
             NodeState::Up(status) => Ok(status.clone()),
+            NodeState::Serves(_) => Err("is a server".to_owned()),
             NodeState::Down { reason, .. } => Err(reason.clone()),
         };
         NodeView {

@@ -304,6 +304,7 @@ async fn coordinator(nodes: &[Node], change: impl FnOnce(&mut Config)) -> (Socke
         name: MODEL.into(),
         prefill: named(Role::prefills),
         decode: named(Role::decodes),
+        servers: Vec::new(),
         mixed_quantisation: false,
     };
     let mut config = Config::new(addresses.collect(), vec![model]);

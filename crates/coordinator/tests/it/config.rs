@@ -12,6 +12,7 @@ fn good() -> Config {
         name: name.into(),
         prefill: vec!["p".into()],
         decode: vec!["d".into(), "p".into()],
+        servers: Vec::new(),
         mixed_quantisation: false,
     };
     Config::new(

@@ -35,6 +35,7 @@ pub fn config(prefill: &[&FakeNode], decode: &[&FakeNode]) -> Config {
             name: MODEL.into(),
             prefill: names(prefill),
             decode: names(decode),
+            servers: Vec::new(),
             mixed_quantisation: false,
         }],
     );

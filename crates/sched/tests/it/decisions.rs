@@ -8,6 +8,7 @@ const PAIR: &[&str] = &["p0", "p1", "d0", "d1"];
 /// Two prefill and two decode nodes, all up, `m` everywhere.
 fn pairs(sequences: u32) -> Scheduler {
     let mut scheduler = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(PAIR),
         models: vec![routes("m", &["p0", "p1"], &["d0", "d1"])],
     });
@@ -179,6 +180,7 @@ fn who_has_seen_more_than_the_prefill_node_may_compute_what_is_left() {
     ];
     for (by_decode, by_prefill, blocks, route, percent) in table {
         let mut s = Scheduler::new(Topology {
+            servers: Vec::new(),
             nodes: strings(&["p", "d"]),
             models: vec![routes("m", &["p"], &["d"])],
         });
@@ -226,6 +228,7 @@ fn a_turn_that_its_decode_node_would_compute_itself_waits_for_nobody() {
         // With two prefill nodes the one counts that has seen more.
         for prefill in [&["p"][..], &["q", "p"], &["p", "q"]] {
             let mut s = Scheduler::new(Topology {
+                servers: Vec::new(),
                 nodes: strings(&["p", "d", "q"]),
                 models: vec![routes("m", prefill, &["d"])],
             });
@@ -270,6 +273,7 @@ fn a_turn_that_its_decode_node_would_compute_itself_waits_for_nobody() {
 #[test]
 fn a_turn_of_which_its_decode_node_has_less_than_was_thought_waits() {
     let mut s = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&["p", "d"]),
         models: vec![routes("m", &["p"], &["d"])],
     });
@@ -455,6 +459,7 @@ fn the_queue_is_first_in_first_out_and_moves_when_a_request_ends() {
 #[test]
 fn a_full_prefill_node_is_waited_for_and_freed_when_its_prefill_ends() {
     let mut s = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&["p", "d"]),
         models: vec![routes("m", &["p"], &["d"])],
     });
@@ -537,6 +542,7 @@ fn quantised(role: Role, quantisation: &str) -> Box<NodeStatus> {
 fn another_quantisation_prefills_only_where_that_is_permitted_and_after_an_equal_one() {
     for permitted in [false, true] {
         let mut s = Scheduler::new(Topology {
+            servers: Vec::new(),
             nodes: strings(&["p0", "p1", "d"]),
             models: vec![ModelRoutes {
                 mixed_quantisation: permitted,
@@ -664,6 +670,7 @@ fn a_lost_decode_node_is_left_alone_until_its_next_status() {
 #[test]
 fn a_node_that_has_just_gone_is_waited_for() {
     let mut s = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&["d"]),
         models: vec![routes("m", &[], &["d"])],
     });
@@ -693,6 +700,7 @@ fn a_node_that_has_just_gone_is_waited_for() {
 #[test]
 fn a_busy_node_is_asked_again_after_its_next_status() {
     let mut s = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&["d"]),
         models: vec![routes("m", &[], &["d"])],
     });
@@ -733,6 +741,7 @@ fn a_request_that_starts_over_keeps_its_turn() {
 fn attempts_have_a_limit() {
     let nodes = ["d0", "d1", "d2", "d3"];
     let mut s = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&nodes),
         models: vec![routes("m", &[], &nodes)],
     });
@@ -756,6 +765,7 @@ fn attempts_have_a_limit() {
 #[test]
 fn a_node_hands_kv_to_itself_only_if_told_to_and_alone() {
     let mut s = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&["n"]),
         models: vec![
             routes("m", &["n"], &["n"]),

@@ -5,6 +5,7 @@
 mod decisions;
 mod pins;
 mod properties;
+mod servers;
 
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
 use tandem_proto::{Capacity, ModelStatus, NodeStatus, PROTOCOL_VERSION, Role};

@@ -15,6 +15,7 @@ fn with(node: &str, weights: &str, quantisation: &str, context: u32) -> Event {
 
 fn scheduler(mixed_quantisation: bool, pins: Vec<Pin>) -> Scheduler {
     Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&["a", "b"]),
         models: vec![ModelRoutes {
             mixed_quantisation,

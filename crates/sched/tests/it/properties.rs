@@ -223,6 +223,7 @@ fn begins(request: &str) -> Vec<u64> {
 
 fn run(steps: &[Step]) -> Account {
     let mut scheduler = Scheduler::new(Topology {
+        servers: Vec::new(),
         nodes: strings(&NODES),
         models: vec![
             routes("m", &["n0", "n2"], &["n1", "n2", "n3"]),

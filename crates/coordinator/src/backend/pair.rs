@@ -1,8 +1,6 @@
-//! One attempt at a request: a decode node, beside it a prefill node, until the answer is complete.
+//! A pair of nodes: a decode node, beside it a prefill node, until the answer is complete.
 
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use tandem_openai::{ApiError, FinishReason};
@@ -12,6 +10,7 @@ use tandem_proto::{
 };
 use tandem_sched::{Failure, Plan};
 
+use super::{Answer, Attempt, AttemptError, Backend, Running};
 use crate::calls::{Awaited, CallError, Calls};
 use crate::cluster::Slot;
 use crate::config::{Config, split_address};
@@ -25,7 +24,8 @@ use crate::translate;
 type PrefillEnd = Result<PrefillTimes, PrefillFailure>;
 /// The end of a prefill, and what is to be told of what was lent for it.
 type LentPrefillEnd = (PrefillEnd, Lent);
-type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// Something that goes on by itself.
+type Going<T> = Running<'static, T>;
 
 /// Why a prefill has no times.
 struct PrefillFailure {
@@ -53,40 +53,52 @@ impl From<String> for PrefillFailure {
     }
 }
 
-/// Why an attempt has no answer.
-pub(crate) enum AttemptError {
-    /// The decode node failed; another one may succeed.
-    Node { failure: Failure, message: String },
-    /// The request is longer than the context of the node; one with a longer context may take it.
-    TooLong(ApiError),
-    /// No node can do better.
-    Final(ApiError),
+/// The nodes of the cluster.
+pub(crate) struct Pairs {
+    pub(crate) calls: Calls,
 }
 
-/// A complete answer.
-pub(crate) struct Answer {
-    pub(crate) text: String,
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) finish: FinishReason,
-    pub(crate) timeline: Timeline,
+impl Backend for Pairs {
+    fn attempt<'a>(&'a self, attempt: Attempt<'a>) -> Running<'a, Result<Answer, AttemptError>> {
+        let Attempt {
+            config,
+            job,
+            plan,
+            slot,
+            sink,
+            arrived,
+            events,
+            losses,
+        } = attempt;
+        let pair = Pair {
+            config,
+            calls: &self.calls,
+            job,
+            plan,
+            slot,
+            sink,
+            arrived,
+            events,
+            opened: false,
+            losses,
+        };
+        Box::pin(pair.run())
+    }
 }
 
-/// What an attempt works with.
-pub(crate) struct Attempt<'a> {
-    pub(crate) config: &'a Config,
-    pub(crate) calls: &'a Calls,
-    pub(crate) job: &'a Job,
-    pub(crate) plan: &'a Plan,
-    pub(crate) slot: &'a Slot,
-    pub(crate) sink: &'a mut Sink,
-    /// When the request arrived.
-    pub(crate) arrived: Instant,
-    /// Notes for a person; survive the attempt.
-    pub(crate) events: &'a mut Vec<String>,
+/// One attempt of a pair.
+struct Pair<'a> {
+    config: &'a Config,
+    calls: &'a Calls,
+    job: &'a Job,
+    plan: &'a Plan,
+    slot: &'a Slot,
+    sink: &'a mut Sink,
+    arrived: Instant,
+    events: &'a mut Vec<String>,
     /// The decode node has opened the request.
-    pub(crate) opened: bool,
-    /// What the request may have done to nodes; survives the attempt, too.
-    pub(crate) losses: &'a mut Losses,
+    opened: bool,
+    losses: &'a mut Losses,
 }
 
 /// What an attempt has seen so far.
@@ -97,16 +109,16 @@ struct Progress {
     text: String,
     tokens: Vec<u32>,
     timeline: Timeline,
-    prefill: Option<Running<LentPrefillEnd>>,
+    prefill: Option<Going<LentPrefillEnd>>,
     /// Another node lends the decode node, which prefills, what it has.
-    lending: Option<Running<Lent>>,
+    lending: Option<Going<Lent>>,
     /// The decode node is being told that the prefill has failed.
-    telling: Option<Running<()>>,
+    telling: Option<Going<()>>,
 }
 
-impl Attempt<'_> {
+impl Pair<'_> {
     /// Runs until the answer is complete or the decode node has failed.
-    pub(crate) async fn run(mut self) -> Result<Answer, AttemptError> {
+    async fn run(mut self) -> Result<Answer, AttemptError> {
         let request = self.request();
         let valid = request.validate();
         valid
@@ -141,6 +153,8 @@ impl Attempt<'_> {
                 }
                 return Ok(Answer {
                     text: progress.text,
+                    thoughts: String::new(),
+                    tools: Vec::new(),
                     tokens: progress.tokens,
                     finish,
                     timeline: progress.timeline,
@@ -296,7 +310,7 @@ impl Attempt<'_> {
         &mut self,
         tokens: Option<Vec<u32>>,
         ticket: Option<Ticket>,
-    ) -> Option<Running<LentPrefillEnd>> {
+    ) -> Option<Going<LentPrefillEnd>> {
         let node = self.plan.prefill.as_ref()?;
         let (Some(tokens), Some(ticket)) = (tokens, ticket) else {
             // A prompt of one token leaves nothing to prefill, or the decode node has nearly all of it.
@@ -330,7 +344,7 @@ impl Attempt<'_> {
         end: PrefillEnd,
         prefilled: bool,
         timeline: &mut Timeline,
-    ) -> Option<Running<()>> {
+    ) -> Option<Going<()>> {
         // Whose report is late, or whose receipt fails, has computed it all the same.
         let summary = &timeline.summary;
         let has_come = summary.remote_tokens > 0
@@ -472,7 +486,7 @@ fn late(limit: Duration) -> String {
 }
 
 /// Waits for the end of a prefill, for ever if there is none.
-async fn ended<T>(of: &mut Option<Running<T>>) -> T {
+async fn ended<T>(of: &mut Option<Going<T>>) -> T {
     match of {
         None => std::future::pending().await,
         Some(running) => {
@@ -509,7 +523,7 @@ async fn prefill(
         match event {
             Ok(PrefillEvent::Lend(ticket)) => {
                 let lending = lending.take();
-                lends = lending.map(|l| Box::pin(l.run(ticket)) as Running<Lent>);
+                lends = lending.map(|l| Box::pin(l.run(ticket)) as Going<Lent>);
             }
             Ok(PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat) => {}
             Ok(PrefillEvent::Failed(error)) => break Err(format!("failed: {error}").into()),
@@ -537,7 +551,7 @@ async fn prefill(
 }
 
 /// What was lent has come, or will not be used any more; the account of it may still be on its way.
-async fn report_of(lends: &mut Option<Running<Lent>>, limit: Duration) -> Lent {
+async fn report_of(lends: &mut Option<Going<Lent>>, limit: Duration) -> Lent {
     let told = tokio::time::timeout(limit, ended(lends)).await;
     told.unwrap_or_default()
 }

@@ -1,0 +1,409 @@
+//! A request in the words of each dialect.
+
+use serde_json::{Map, Value, json};
+use tandem_openai::{ApiError, Passed};
+use tandem_proto::{Format, Generation, Message, Prompt};
+
+use super::config::ServerConfig;
+use super::dialect::Dialect;
+use super::probe::Served;
+use super::shape::Shape;
+use crate::life::Job;
+
+/// Fields that say nothing to Ollama and change no answer.
+const INERT: [&str; 9] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "keep_alive",
+    "messages",
+];
+/// Fields that are options of Ollama by the same name.
+const OPTIONS: [&str; 13] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "seed",
+    "stop",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "num_keep",
+    "num_gpu",
+];
+/// Tokens beside those of its text that a message may have.
+const TOKENS_PER_MESSAGE: usize = 32;
+/// Tokens of an answer for which room is made where no limit is given.
+const OPEN_ANSWER_TOKENS: u32 = 2048;
+/// Least context of a request to Ollama, in tokens: each other one loads the model anew.
+const LEAST_CONTEXT: u32 = 8192;
+
+/// What is asked, beside the request itself.
+pub(crate) struct Asked<'a> {
+    pub(crate) config: &'a ServerConfig,
+    pub(crate) dialect: Dialect,
+    pub(crate) model: &'a Served,
+    pub(crate) job: &'a Job,
+    pub(crate) shape: Option<&'a Shape>,
+    /// The model is told the shape, because the server does not bind it to that.
+    pub(crate) instructed: bool,
+    /// Answers that did not fit, each with what is wrong with it.
+    pub(crate) turns: &'a [(String, String)],
+    /// Tokens of the context, of Ollama.
+    pub(crate) context: Option<u32>,
+}
+
+/// Where it is posted, the body, and who put the messages into a prompt.
+pub(crate) struct Post {
+    pub(crate) path: &'static str,
+    pub(crate) body: Value,
+    pub(crate) prompt: &'static str,
+}
+
+impl Asked<'_> {
+    pub(crate) fn post(&self) -> Result<Post, ApiError> {
+        match self.dialect {
+            Dialect::OpenAi => Ok(self.openai()),
+            Dialect::Ollama => self.ollama(),
+            Dialect::Generate => self.generate(),
+        }
+    }
+
+    fn openai(&self) -> Post {
+        let job = self.job;
+        let mut body = self.fields();
+        let path = match &job.prompt {
+            Prompt::Chat(_) => {
+                body.insert("messages".to_owned(), Value::Array(self.messages()));
+                "/v1/chat/completions"
+            }
+            Prompt::Text(text) => {
+                body.insert("prompt".to_owned(), json!(text));
+                "/v1/completions"
+            }
+            Prompt::Tokens(tokens) => {
+                body.insert("prompt".to_owned(), json!(tokens));
+                "/v1/completions"
+            }
+        };
+        body.insert("model".to_owned(), json!(self.model.theirs));
+        body.insert("stream".to_owned(), json!(true));
+        body.insert("stream_options".to_owned(), json!({"include_usage": true}));
+        if let Some(most) = job.generation.max_tokens {
+            body.insert("max_tokens".to_owned(), json!(most));
+        }
+        if let Some(format) = response_format(&job.generation.format).filter(|_| !self.instructed) {
+            body.insert("response_format".to_owned(), format);
+        }
+        Post {
+            path,
+            body: Value::Object(body),
+            prompt: "server",
+        }
+    }
+
+    /// The fields of the request: as they came, or as they are understood here.
+    fn fields(&self) -> Passed {
+        match &self.job.passed {
+            Some(passed) => passed.clone(),
+            None => sampling(&self.job.generation),
+        }
+    }
+
+    /// The messages as they came, with what is added to them.
+    fn messages(&self) -> Vec<Value> {
+        let passed = self.job.passed.as_ref();
+        let mut messages = match (
+            passed.and_then(|passed| passed.get("messages")),
+            &self.job.prompt,
+        ) {
+            (Some(Value::Array(messages)), _) => messages.clone(),
+            (_, Prompt::Chat(messages)) => {
+                let message = |m: &Message| json!({"role": m.role, "content": m.content});
+                messages.iter().map(message).collect()
+            }
+            _ => Vec::new(),
+        };
+        if let Some(shape) = self.shape.filter(|_| self.instructed) {
+            add(&mut messages, &shape.instruction());
+        }
+        for (answer, wrong) in self.turns {
+            messages.push(json!({"role": "assistant", "content": answer}));
+            messages.push(json!({"role": "user", "content": correction(wrong)}));
+        }
+        messages
+    }
+
+    fn ollama(&self) -> Result<Post, ApiError> {
+        let job = self.job;
+        let mut options = Map::new();
+        let mut body = Map::new();
+        for (name, value) in self.fields() {
+            match name.as_str() {
+                name if OPTIONS.contains(&name) => {
+                    options.insert(name.to_owned(), value);
+                }
+                "tools" | "think" => {
+                    body.insert(name, value);
+                }
+                "reasoning_effort" => {
+                    body.insert("think".to_owned(), effort(value));
+                }
+                "tool_choice" if matches!(value.as_str(), Some("auto")) => {}
+                "tool_choice" if matches!(value.as_str(), Some("none")) => {
+                    body.remove("tools");
+                }
+                name if INERT.contains(&name) || value.is_null() || name == "prompt" => {}
+                name => {
+                    let server = &self.config.name;
+                    let message = format!(
+                        "'{name}' is nothing that the server `{server}` (Ollama) knows; leave it out"
+                    );
+                    return Err(ApiError::invalid(name, message));
+                }
+            }
+        }
+        if let Some(context) = self.context {
+            options.insert("num_ctx".to_owned(), json!(context));
+        }
+        if let Some(most) = job.generation.max_tokens {
+            options.insert("num_predict".to_owned(), json!(most));
+        }
+        body.insert("model".to_owned(), json!(self.model.theirs));
+        body.insert("stream".to_owned(), json!(true));
+        // Older versions do not know these; what they cut is seen by how much they have read.
+        body.insert("truncate".to_owned(), json!(false));
+        body.insert("shift".to_owned(), json!(false));
+        if let Some(keep) = &self.config.keep_alive {
+            let number = keep
+                .parse::<i64>()
+                .map_or_else(|_| json!(keep), |n| json!(n));
+            body.insert("keep_alive".to_owned(), number);
+        }
+        let path = match &job.prompt {
+            Prompt::Chat(_) => {
+                let messages = self.messages().into_iter().map(ollama_message);
+                body.insert("messages".to_owned(), Value::Array(messages.collect()));
+                match &job.generation.format {
+                    _ if self.instructed => {}
+                    Format::Text => {}
+                    Format::JsonObject => {
+                        body.insert("format".to_owned(), json!("json"));
+                    }
+                    Format::JsonSchema(schema) => {
+                        body.insert("format".to_owned(), schema.clone());
+                    }
+                }
+                "/api/chat"
+            }
+            Prompt::Text(text) => {
+                body.insert("prompt".to_owned(), json!(text));
+                body.insert("raw".to_owned(), json!(true));
+                "/api/generate"
+            }
+            Prompt::Tokens(_) => return Err(self.no_tokens()),
+        };
+        body.insert("options".to_owned(), Value::Object(options));
+        Ok(Post {
+            path,
+            body: Value::Object(body),
+            prompt: "server",
+        })
+    }
+
+    fn generate(&self) -> Result<Post, ApiError> {
+        let job = self.job;
+        if let Some(passed) = &job.passed {
+            let asks_tools = passed.get("tools").and_then(Value::as_array);
+            if asks_tools.is_some_and(|tools| !tools.is_empty()) {
+                let message = format!("the server `{}` cannot call tools", self.config.name);
+                return Err(ApiError::invalid("tools", message));
+            }
+        }
+        let (prompt, how) = match &job.prompt {
+            Prompt::Tokens(_) => return Err(self.no_tokens()),
+            Prompt::Text(text) => (text.clone(), "plain text"),
+            Prompt::Chat(messages) => self.rendered(messages)?,
+        };
+        let body = json!({
+            "prompt": prompt,
+            "max_tokens": job.generation.max_tokens.unwrap_or(OPEN_ANSWER_TOKENS),
+            "temperature": job.generation.temperature,
+        });
+        Ok(Post {
+            path: "/generate",
+            body,
+            prompt: how,
+        })
+    }
+
+    /// The messages as one prompt: in the model's form where a template is known, else as plain text.
+    fn rendered(&self, messages: &[Message]) -> Result<(String, &'static str), ApiError> {
+        let mut messages = messages.to_vec();
+        if let (Some(shape), Some(last)) = (self.shape, messages.last_mut()) {
+            last.content = format!("{}\n\n{}", last.content, shape.instruction());
+        }
+        for (answer, wrong) in self.turns {
+            messages.push(Message::new("assistant", answer));
+            messages.push(Message::new("user", correction(wrong)));
+        }
+        if let Some(render) = &self.config.render {
+            let rendered = render.render(&messages).map_err(|e| {
+                let message = format!(
+                    "the template of the server `{}` cannot be used: {e}",
+                    self.config.name
+                );
+                ApiError::invalid("messages", message)
+            })?;
+            return Ok((rendered, "template"));
+        }
+        let is_one = messages.iter().filter(|m| m.role != "system").count() == 1;
+        let part = |m: &Message| match (is_one, m.role.as_str()) {
+            (true, _) | (_, "system") => m.content.clone(),
+            (false, "assistant") => format!("Assistant: {}", m.content),
+            (false, _) => format!("User: {}", m.content),
+        };
+        let mut parts: Vec<String> = messages.iter().map(part).collect();
+        if !is_one {
+            parts.push("Assistant:".to_owned());
+        }
+        Ok((parts.join("\n\n"), "plain text"))
+    }
+
+    fn no_tokens(&self) -> ApiError {
+        let message = format!(
+            "the server `{}` takes no token ids; send the prompt as text",
+            self.config.name
+        );
+        ApiError::invalid("prompt", message)
+    }
+}
+
+/// The size of the context in which Ollama is to answer a request: what it was before, or larger, because each other size
+/// loads the model anew. A token has two bytes at least in nearly all texts, and what does not fit is refused.
+pub(crate) fn context_for(job: &Job, before: u32, most: Option<u32>) -> u32 {
+    let bytes: usize = match &job.prompt {
+        Prompt::Chat(messages) => {
+            let of = |m: &Message| m.content.len() / 2 + TOKENS_PER_MESSAGE;
+            messages.iter().map(of).sum()
+        }
+        Prompt::Text(text) => text.len() / 2 + TOKENS_PER_MESSAGE,
+        Prompt::Tokens(tokens) => tokens.len(),
+    };
+    let further = job.passed.as_ref().and_then(|passed| passed.get("tools"));
+    let further = further.map_or(0, |tools| tools.to_string().len() / 2);
+    let answer = job.generation.max_tokens.unwrap_or(OPEN_ANSWER_TOKENS);
+    let needed = u32::try_from(bytes + further)
+        .unwrap_or(u32::MAX)
+        .saturating_add(answer);
+    let round = needed.max(LEAST_CONTEXT).checked_next_power_of_two();
+    let wanted = round.unwrap_or(u32::MAX).max(before);
+    most.map_or(wanted, |most| wanted.min(most))
+}
+
+fn correction(wrong: &str) -> String {
+    format!(
+        "That was not what was asked for: {wrong}. Answer again, with the JSON and nothing else."
+    )
+}
+
+/// Adds a text to the last message of a person.
+fn add(messages: &mut Vec<Value>, text: &str) {
+    let last = messages.last_mut().filter(|m| m["role"] == "user");
+    match last.and_then(|m| m.get_mut("content")) {
+        Some(Value::String(content)) => *content = format!("{content}\n\n{text}"),
+        Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": text})),
+        _ => messages.push(json!({"role": "user", "content": text})),
+    }
+}
+
+fn sampling(generation: &Generation) -> Passed {
+    let mut fields = Map::new();
+    fields.insert("temperature".to_owned(), json!(generation.temperature));
+    fields.insert("seed".to_owned(), json!(generation.seed));
+    if generation.top_p < 1.0 {
+        fields.insert("top_p".to_owned(), json!(generation.top_p));
+    }
+    if generation.top_k > 0 {
+        fields.insert("top_k".to_owned(), json!(generation.top_k));
+    }
+    if generation.min_p > 0.0 {
+        fields.insert("min_p".to_owned(), json!(generation.min_p));
+    }
+    if !generation.stop.is_empty() {
+        fields.insert("stop".to_owned(), json!(generation.stop));
+    }
+    fields
+}
+
+fn response_format(format: &Format) -> Option<Value> {
+    match format {
+        Format::Text => None,
+        Format::JsonObject => Some(json!({"type": "json_object"})),
+        Format::JsonSchema(schema) => Some(json!({
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "strict": true, "schema": schema},
+        })),
+    }
+}
+
+/// How much is to be thought, as Ollama reads it.
+fn effort(value: Value) -> Value {
+    match value.as_str() {
+        Some("none") => json!(false),
+        Some("minimal") => json!("low"),
+        _ => value,
+    }
+}
+
+/// A message as Ollama reads it: texts in one, pictures beside them, arguments of tools as objects.
+fn ollama_message(mut message: Value) -> Value {
+    if let Some(Value::Array(parts)) = message.get("content").cloned() {
+        let texts: Vec<&str> = parts.iter().filter_map(|p| p["text"].as_str()).collect();
+        let picture = |part: &Value| {
+            let url = part["image_url"]["url"].as_str()?;
+            let (_, data) = url.split_once(";base64,")?;
+            Some(json!(data))
+        };
+        let pictures: Vec<Value> = parts.iter().filter_map(picture).collect();
+        message["content"] = json!(texts.join("\n"));
+        if !pictures.is_empty() {
+            message["images"] = Value::Array(pictures);
+        }
+    }
+    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+        for call in calls {
+            let arguments = &mut call["function"]["arguments"];
+            let read = arguments
+                .as_str()
+                .and_then(|text| serde_json::from_str(text).ok());
+            if let Some(read) = read {
+                *arguments = read;
+            }
+        }
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_becomes_one_of_ollama() {
+        let message = json!({"role": "assistant", "content": [
+            {"type": "text", "text": "a"}, {"type": "text", "text": "b"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        ], "tool_calls": [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]});
+        let expected = json!({"role": "assistant", "content": "a\nb",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}], "images": ["AAAA"]});
+        assert_eq!(ollama_message(message), expected);
+    }
+}

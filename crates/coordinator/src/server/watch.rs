@@ -1,0 +1,117 @@
+//! Asks a server what it has, again and again.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tandem_sched::{Event, Serves};
+use tokio::sync::oneshot;
+
+use super::probe::{Found, probe};
+use super::{Server, locked};
+use crate::calls::CallError;
+use crate::cluster::Cluster;
+use crate::limits::Limits;
+
+/// Watches one server for ever, for these models; `first` is sent when the scheduler knows the first result.
+pub(crate) async fn watch(
+    server: Arc<Server>,
+    cluster: Cluster,
+    wanted: Vec<String>,
+    limits: Limits,
+    first: oneshot::Sender<()>,
+) {
+    let mut first = Some(first);
+    let mut last: Option<Result<Found, String>> = None;
+    let mut last_up: Option<Instant> = None;
+    loop {
+        let found = probe(&server.http, &server.config, &wanted, limits.connect).await;
+        let found = found.map(|found| server.unchanged(found));
+        if found.is_ok() {
+            last_up = Some(Instant::now());
+        }
+        let told = found
+            .as_ref()
+            .map(Clone::clone)
+            .map_err(CallError::to_string);
+        if last.as_ref() != Some(&told) {
+            announce(&server, &told);
+            last = Some(told);
+        }
+        *locked(&server.found) = found.as_ref().ok().map(|found| Arc::new(found.clone()));
+        let may_return = last_up.is_some_and(|last| last.elapsed() < limits.may_return);
+        cluster.tell(event(&server, found, may_return)).await;
+        if let Some(first) = first.take() {
+            // Nobody waits if the coordinator is stopping.
+            let _ = first.send(());
+        }
+        tokio::time::sleep(limits.server_poll).await;
+    }
+}
+
+fn event(server: &Server, found: Result<Found, CallError>, may_return: bool) -> Event {
+    let name = server.config.name.clone();
+    let down = |reason: String, may_return| Event::NodeDown {
+        node: name.clone(),
+        reason,
+        may_return,
+    };
+    match found {
+        Ok(found) if found.models.is_empty() => down(found.missing.join("; "), false),
+        Ok(found) => Event::ServerUp {
+            serves: Serves {
+                parallel: server.parallel(&found),
+                models: found.models.into_iter().map(|model| model.ours).collect(),
+            },
+            server: name,
+        },
+        Err(error) => down(error.to_string(), may_return),
+    }
+}
+
+fn announce(server: &Server, told: &Result<Found, String>) {
+    let name = &server.config.name;
+    match told {
+        Ok(found) => {
+            let dialect = found.dialect.as_str();
+            let models: Vec<&str> = found.models.iter().map(|m| m.theirs.as_str()).collect();
+            tracing::info!(server = name, dialect, ?models, "server is up");
+            for reason in &found.missing {
+                tracing::warn!(server = name, reason, "a model is not served");
+            }
+        }
+        Err(reason) => tracing::warn!(server = name, reason, "server is down"),
+    }
+}
+
+impl Server {
+    /// Requests that it is given at once.
+    pub(crate) fn parallel(&self, found: &Found) -> u32 {
+        self.config
+            .parallel
+            .unwrap_or(found.dialect.traits().parallel)
+    }
+
+    /// Leaves out models that are others than when they were first seen: nobody would know from which one an answer is.
+    fn unchanged(&self, mut found: Found) -> Found {
+        let mut first = locked(&self.first);
+        let (name, missing) = (&self.config.name, &mut found.missing);
+        found.models.retain(|model| {
+            let now = (model.theirs.clone(), model.reported.clone());
+            let known = first.entry(model.ours.clone()).or_insert_with(|| now.clone());
+            if known.1.is_empty() {
+                known.1.clone_from(&now.1);
+            }
+            // While it loads, a server may tell less.
+            let is_same = known.0 == now.0 && (now.1.is_empty() || known.1 == now.1);
+            if !is_same {
+                missing.push(format!(
+                    "`{}` is another model than before: `{}` ({}), and was `{}` ({}); start tandem again to take it, or give \
+                     server `{name}` the other one back",
+                    model.ours, now.0, now.1, known.0, known.1
+                ));
+            }
+            is_same
+        });
+        found
+    }
+}
