@@ -29,6 +29,9 @@ const SOME_FAILED: u8 = 4;
 /// Between two looks for nodes that are away.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// Between two looks whether servers have the models that they had.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
 /// Arguments of `tandem grade`.
 #[derive(Args)]
 #[command(
@@ -96,6 +99,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     settings.parallel = jobs.parallel;
     settings.keep = false;
     settings.node_wait = Duration::from_secs(arguments.wait);
+    let (http, coordinator_url) = (coordinator.http().clone(), coordinator.base_url());
     let work = async {
         await_nodes(&mut coordinator, &config, settings.node_wait).await?;
         settings.served_by = served_by(&coordinator.nodes().await?, &config);
@@ -108,8 +112,12 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             _ => dry_run(&settings, &rubric, &submissions).await,
         }
     };
+    let url = coordinator_url;
     let code = tokio::select! {
         code = work => code?,
+        changed = changed(&http, &url) => bail!(
+            "stopped: {changed}; results that were made are kept, and those of the last minute may be of either model"
+        ),
         failure = Setup::failed(&mut local) => {
             failure?;
             return Ok(ExitCode::FAILURE);
@@ -138,7 +146,7 @@ impl Arguments {
     }
 }
 
-/// Digests of the weights that the nodes hold of the configured models, each once.
+/// Digests of the weights that the nodes hold of the configured models, and what servers tell of theirs, each once.
 fn served_by(nodes: &NodeList, config: &Config) -> String {
     let mut digests = BTreeSet::new();
     for model in nodes.data.iter().flat_map(|node| &node.models) {
@@ -151,7 +159,29 @@ fn served_by(nodes: &NodeList, config: &Config) -> String {
             digests.insert(format!("{}={}", model.name, model.contract.weights));
         }
     }
+    for model in nodes.servers.iter().flat_map(|server| &server.models) {
+        digests.insert(format!(
+            "{}={} ({})",
+            model.name, model.model, model.reported
+        ));
+    }
     digests.into_iter().collect::<Vec<_>>().join(" ")
+}
+
+/// Completes when a server has another model than at the start: nobody would know which one made a grade.
+async fn changed(http: &reqwest::Client, url: &str) -> String {
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        let asked = http.get(format!("{url}/nodes")).timeout(LOOK_AGAIN).send();
+        let Ok(answer) = asked.await else { continue };
+        let Ok(nodes) = answer.json::<NodeList>().await else {
+            continue;
+        };
+        let mut changed = nodes.servers.into_iter().flat_map(|server| server.changed);
+        if let Some(changed) = changed.next() {
+            return changed;
+        }
+    }
 }
 
 /// Waits until each model has the nodes that it needs.
@@ -230,7 +260,10 @@ async fn run(
     folder.finish(&graded)?;
     // The results are there, and the status says what came out, also if nobody reads this.
     let _ = output::print(&tables::grades(&graded).to_string());
-    for line in tables::causes(&graded) {
+    for line in tables::causes(&graded)
+        .into_iter()
+        .chain(tables::notes(&graded))
+    {
         eprintln!("tandem: {line}");
     }
     let _ = output::print(&format!(

@@ -66,6 +66,10 @@ fn job_line(name: &str, record: &JobRecord) -> String {
     let how = match (&record.tandem, &record.error) {
         // Why is told with the submission, and once for all that share the cause.
         (_, Some(_)) => "no answer".to_owned(),
+        (Some(t), None) if t.server.is_some() => format!(
+            "{} tokens, by server {}, {} tokens",
+            t.prompt_tokens, t.decode_node, t.generated_tokens
+        ),
         (Some(t), None) => format!(
             "{} tokens, {} {} → {}, {} tokens",
             t.prompt_tokens, t.mode, t.prefill_node, t.decode_node, t.generated_tokens

@@ -20,20 +20,38 @@ pub fn timings(info: &TandemInfo) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
     let tokens = format!("{} + {} tokens", info.prompt_tokens, info.generated_tokens);
-    let served = format!("{}, {}", route(info), info.mode);
-    for (name, value) in [
-        ("prefill → decode", served),
-        ("prompt + answer", tokens),
-        ("queue", ms(p.queue)),
-        ("tokenize", ms(p.tokenize)),
-        ("prefill", ms(p.prefill)),
-        ("transfer", ms(p.transfer)),
-        ("exposed transfer", ms(p.exposed_transfer)),
-        ("apply", ms(p.apply)),
-        ("first token after", ms(p.first_token)),
-        ("decode", ms(p.decode)),
-        ("handoff", format!("{} MB", megabytes(info.handoff_bytes))),
+    let served = match &info.server {
+        Some(server) => format!("{}: {}", route(info), server.model),
+        None => format!("{}, {}", route(info), info.mode),
+    };
+    let has_nodes = info.server.is_none();
+    // Where no KV passed there is nothing to tell of its way.
+    let passed = info.mode == "remote" || info.handoff_bytes > 0;
+    let who = if has_nodes {
+        "prefill → decode"
+    } else {
+        "server"
+    };
+    for (name, value, is_told) in [
+        (who, served, true),
+        ("prompt + answer", tokens, true),
+        ("queue", ms(p.queue), true),
+        ("tokenize", ms(p.tokenize), has_nodes),
+        ("prefill", ms(p.prefill), true),
+        ("transfer", ms(p.transfer), passed),
+        ("exposed transfer", ms(p.exposed_transfer), passed),
+        ("apply", ms(p.apply), passed),
+        ("first token after", ms(p.first_token), true),
+        ("decode", ms(p.decode), true),
+        (
+            "handoff",
+            format!("{} MB", megabytes(info.handoff_bytes)),
+            passed,
+        ),
     ] {
+        if !is_told {
+            continue;
+        }
         table.add_row(vec![Cell::new(name), right(value)]);
     }
     table
@@ -162,7 +180,8 @@ pub fn causes(graded: &[Graded]) -> Vec<String> {
             Some(("lack an answer", format!("{}: {error}", job.job.as_str())))
         });
         let reasons: Vec<(&str, String)> = match one.status {
-            Status::Failed => vec![("failed", one.reasons.join("; "))],
+            // What else there is to look at is no cause.
+            Status::Failed => vec![("failed", one.reasons.first().cloned().unwrap_or_default())],
             _ => lacks.collect(),
         };
         for (what, reason) in reasons {
@@ -187,6 +206,24 @@ pub fn causes(graded: &[Graded]) -> Vec<String> {
         )
     };
     causes.into_iter().map(line).collect()
+}
+
+/// What went otherwise on the way to answers: a line per cause, whatever the numbers in it.
+pub fn notes(graded: &[Graded]) -> Vec<String> {
+    let mut notes: Vec<(String, String, usize)> = Vec::new();
+    let jobs = graded.iter().flat_map(|one| &one.jobs);
+    for event in jobs.flat_map(|job| job.tandem.iter().flat_map(|info| &info.events)) {
+        let kind = without_numbers(event);
+        match notes.iter_mut().find(|(known, ..)| *known == kind) {
+            Some((.., count)) => *count += 1,
+            None => notes.push((kind, event.clone(), 1)),
+        }
+    }
+    let line = |(_, event, count)| match count {
+        1 => format!("note: {event}"),
+        n => format!("note, {n} times: {event}"),
+    };
+    notes.into_iter().map(line).collect()
 }
 
 /// A reason but for its numbers; the status of an answer stays, as another one is another cause.
@@ -325,6 +362,9 @@ fn new(header: &[&str]) -> Table {
 }
 
 fn route(info: &TandemInfo) -> String {
+    if let Some(server) = &info.server {
+        return format!("{} ({})", info.decode_node, server.dialect);
+    }
     format!("{} → {}", info.prefill_node, info.decode_node)
 }
 

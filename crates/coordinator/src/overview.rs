@@ -73,6 +73,9 @@ pub struct ServerReport {
     /// Why it has not the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
+    /// Which of these are other models than when they were first seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<String>,
 }
 
 /// One model of a server.
@@ -296,6 +299,7 @@ fn server(service: &Service, view: &ServerView) -> Option<ServerReport> {
         requests: view.requests,
         models: found.map_or(Vec::new(), |f| f.models.iter().map(served).collect()),
         missing: found.map_or(Vec::new(), |f| f.missing.clone()),
+        changed: found.map_or(Vec::new(), |f| f.changed.clone()),
     })
 }
 

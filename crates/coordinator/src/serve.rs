@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::error::CoordinatorError;
 use crate::guard::guarded;
 use crate::life::Service;
-use crate::limits::MAX_CONNECTIONS;
+use crate::limits::{Limits, MAX_CONNECTIONS};
 use crate::pairs::Pairs;
 use crate::pins::{Pins, read_pins};
 use crate::poison::Poisons;
@@ -64,8 +64,7 @@ pub async fn run(
     let servers = servers_of(&config)?;
     start_polling(&config, (&calls, &servers), &cluster, &mut tasks).await;
     let gates = gates(listeners, config.limits.connect)?;
-    let (limit, head) = (config.limits.shutdown, config.limits.head);
-    let unread = config.limits.client_stall;
+    let limit = config.limits.shutdown;
     let service = Arc::new(Service {
         config,
         nodes: NodePairs {
@@ -98,13 +97,7 @@ pub async fn run(
         let _ = tell_rest.send(rest);
         told.cancel();
     };
-    let bounds = Bounds {
-        connections: MAX_CONNECTIONS,
-        silent: MAX_SILENT,
-        head,
-        unread,
-        bodies: MAX_BODIES_BYTES,
-    };
+    let bounds = bounds(&service.config.limits);
     let stop_serving = told.clone().cancelled_owned();
     let cors = service.config.cors.clone();
     let routes = guarded(router(service), cors);
@@ -122,6 +115,16 @@ pub async fn run(
         () = ending => {}
     }
     Ok(())
+}
+
+const fn bounds(limits: &Limits) -> Bounds {
+    Bounds {
+        connections: MAX_CONNECTIONS,
+        silent: MAX_SILENT,
+        head: limits.head,
+        unread: limits.client_stall,
+        bodies: MAX_BODIES_BYTES,
+    }
 }
 
 fn pins_of(config: &Config) -> Result<Pins, CoordinatorError> {

@@ -47,6 +47,9 @@ pub(crate) struct Server {
     found: Mutex<Option<Arc<Found>>>,
     /// False once an answer had another shape than the server was asked to enforce.
     enforces: AtomicBool,
+    /// True once an answer had the shape that the server was asked to enforce: until then answers are held until they are
+    /// checked.
+    proven: AtomicBool,
     /// Size of the context of each model of Ollama's, in tokens.
     contexts: Mutex<HashMap<String, u32>>,
     /// Room for answers, where one that nobody wants is computed to its end.
@@ -93,6 +96,7 @@ impl Server {
             http,
             found: Mutex::default(),
             enforces: AtomicBool::new(true),
+            proven: AtomicBool::new(false),
             contexts: Mutex::default(),
             places: Arc::new(Semaphore::new(parallel)),
             first: Mutex::default(),
@@ -133,7 +137,8 @@ impl Server {
                 context: (dialect == Dialect::Ollama).then(|| self.context(job, model)),
             };
             let post = asked.post().map_err(AttemptError::Final)?;
-            let holds = instructed || !dialect.traits().streams;
+            let is_proven = shape.is_none() || self.proven.load(Ordering::Relaxed);
+            let holds = instructed || !is_proven || !dialect.traits().streams;
             let got = match self.once(&mut call, &post, dialect, holds).await? {
                 Ok(got) => got,
                 Err(refused) if shape.is_some() && !instructed && is_about_shape(&refused) => {
@@ -147,6 +152,8 @@ impl Server {
                 .as_ref()
                 .map(|_| if instructed { "instructed" } else { "enforced" });
             let Some(wrong) = self.wrong(shape.as_ref(), &got) else {
+                let enforced = shape.is_some() && !instructed;
+                self.proven.fetch_or(enforced, Ordering::Relaxed);
                 let got = self.release(&mut call, got, shape.as_ref(), holds).await?;
                 return Ok(self.complete(&mut call, got, (dialect, model), &post, shown));
             };
@@ -155,8 +162,12 @@ impl Server {
                 "the answer of server `{}` had not the shape that was asked for: {wrong}",
                 self.config.name
             );
-            if call.sink.has_begun() || turns.len() >= MAX_CORRECTIONS {
+            if call.sink.has_begun() {
+                // The next request is held until it is checked.
                 return Err(AttemptError::Final(ApiError::bad_gateway(note)));
+            }
+            if turns.len() >= MAX_CORRECTIONS {
+                return Err(AttemptError::Final(ApiError::other_shape(note)));
             }
             call.events.push(format!("{note}; asked again"));
             turns.push((got.text, wrong));

@@ -50,6 +50,8 @@ pub(crate) enum JobError {
     Server { status: u16, message: String },
     #[error("the server failed in the middle of its answer: {0}")]
     Reported(String),
+    #[error("{0}")]
+    OtherShape(String),
     #[error("the server was silent for {} ms", .0.as_millis())]
     Silent(Duration),
     #[error("the connection broke in the middle of the answer")]
@@ -148,9 +150,12 @@ impl Client {
             .body(response, limits::MAX_ERROR_BODY_BYTES)
             .await
             .unwrap_or_default();
-        let message = serde_json::from_slice::<Value>(&body)
-            .ok()
-            .and_then(|body| error_message(&body));
+        let body = serde_json::from_slice::<Value>(&body).ok();
+        let is_other_shape = body.as_ref().is_some_and(is_other_shape);
+        let message = body.and_then(|body| error_message(&body));
+        if let (true, Some(message)) = (is_other_shape, &message) {
+            return JobError::OtherShape(message.clone());
+        }
         let message = message.unwrap_or_else(|| "no reason given".to_owned());
         match status {
             429 | 500.. => JobError::Server { status, message },
@@ -234,7 +239,10 @@ impl Answer {
     fn add(&mut self, data: &str) -> Result<(), JobError> {
         let value: Value = serde_json::from_str(data).map_err(unreadable)?;
         if let Some(message) = error_message(&value) {
-            return Err(JobError::Reported(message));
+            return Err(match is_other_shape(&value) {
+                true => JobError::OtherShape(message),
+                false => JobError::Reported(message),
+            });
         }
         let chunk: ChatCompletionChunk = serde_json::from_value(value).map_err(unreadable)?;
         if let Some(choice) = chunk.choices.into_iter().next() {
@@ -253,6 +261,11 @@ impl Answer {
 
 fn unreadable(e: serde_json::Error) -> JobError {
     JobError::Unreadable(e.to_string())
+}
+
+/// True for an error of a tandem server that asked again by itself.
+fn is_other_shape(body: &Value) -> bool {
+    body["error"]["code"] == tandem_openai::OTHER_SHAPE
 }
 
 /// The message of an error body. Servers differ in what else they put there.

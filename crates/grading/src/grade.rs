@@ -320,6 +320,12 @@ fn outcome(
             job.as_str()
         ));
     }
+    if matches!(
+        finish_reason,
+        Some(FinishReason::ContentFilter | FinishReason::ToolCalls | FinishReason::Other)
+    ) {
+        error = Some("the server ended the answer before its end".to_owned());
+    }
     let record = JobRecord {
         job,
         model: settings.model.clone(),

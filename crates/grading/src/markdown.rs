@@ -52,7 +52,22 @@ pub(crate) fn report(rubric: &Rubric, graded: &Graded) -> String {
                 job.wall_ms,
                 quiet(outcome)
             );
-            if let Some(info) = &job.tandem {
+            let server = job
+                .tandem
+                .as_ref()
+                .and_then(|info| Some((info, info.server.as_ref()?)));
+            if let Some((info, server)) = server {
+                let _ = write!(
+                    out,
+                    " (by server {}, which calls the model {}{})",
+                    quiet(&info.decode_node),
+                    quiet(&server.model),
+                    match (server.verified, server.reported.as_str()) {
+                        (true, reported) => format!(" and tells of it: {}", quiet(reported)),
+                        (false, _) => "; that it is this model is unverified".to_owned(),
+                    }
+                );
+            } else if let Some(info) = &job.tandem {
                 let (mode, from, to) = (
                     quiet(&info.mode),
                     quiet(&info.prefill_node),

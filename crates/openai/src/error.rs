@@ -35,6 +35,8 @@ pub struct ErrorBody {
 
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
+/// Code of [`ApiError::other_shape`].
+pub const OTHER_SHAPE: &str = "other_shape";
 
 impl ApiError {
     /// An error from its parts, for statuses that no constructor below covers.
@@ -112,6 +114,12 @@ impl ApiError {
     /// 502: a node gave an answer that cannot be used, or was lost on the way.
     pub fn bad_gateway(message: impl Into<String>) -> Self {
         Self::new(502, SERVER, None, Some("node_failed"), message)
+    }
+
+    /// 502: a server's answers had another shape than the request asked for, as often as it was asked; it will not be
+    /// otherwise when the request is sent again.
+    pub fn other_shape(message: impl Into<String>) -> Self {
+        Self::new(502, SERVER, None, Some(OTHER_SHAPE), message)
     }
 
     /// 503: no node can serve this now; the same request may be sent again later.

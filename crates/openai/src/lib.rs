@@ -25,7 +25,7 @@ mod unknown;
 
 pub use chat::{ChatRequest, Message, Role, parse_chat};
 pub use completion::{CompletionRequest, Prompt, parse_completion};
-pub use error::{ApiError, ErrorBody, ErrorDetail};
+pub use error::{ApiError, ErrorBody, ErrorDetail, OTHER_SHAPE};
 pub use format::ResponseFormat;
 pub use passed::{Passed, model_of, pass_chat, pass_completion, sampling_fields};
 pub use response::{

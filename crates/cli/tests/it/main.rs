@@ -20,3 +20,4 @@ mod openai_client;
 mod other_caches;
 mod pins;
 mod processes;
+mod servers;

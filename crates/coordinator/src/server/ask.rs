@@ -143,33 +143,7 @@ impl Asked<'_> {
 
     fn ollama(&self) -> Result<Post, ApiError> {
         let job = self.job;
-        let mut options = Map::new();
-        let mut body = Map::new();
-        for (name, value) in self.fields() {
-            match name.as_str() {
-                name if OPTIONS.contains(&name) => {
-                    options.insert(name.to_owned(), value);
-                }
-                "tools" | "think" => {
-                    body.insert(name, value);
-                }
-                "reasoning_effort" => {
-                    body.insert("think".to_owned(), effort(value));
-                }
-                "tool_choice" if matches!(value.as_str(), Some("auto")) => {}
-                "tool_choice" if matches!(value.as_str(), Some("none")) => {
-                    body.remove("tools");
-                }
-                name if INERT.contains(&name) || value.is_null() || name == "prompt" => {}
-                name => {
-                    let server = &self.config.name;
-                    let message = format!(
-                        "'{name}' is nothing that the server `{server}` (Ollama) knows; leave it out"
-                    );
-                    return Err(ApiError::invalid(name, message));
-                }
-            }
-        }
+        let (mut body, mut options) = self.ollama_fields()?;
         if let Some(context) = self.context {
             options.insert("num_ctx".to_owned(), json!(context));
         }
@@ -216,6 +190,38 @@ impl Asked<'_> {
             body: Value::Object(body),
             prompt: "server",
         })
+    }
+
+    /// The fields of the request that Ollama has, and its options.
+    fn ollama_fields(&self) -> Result<(Passed, Passed), ApiError> {
+        let mut options = Map::new();
+        let mut body = Map::new();
+        for (name, value) in self.fields() {
+            match name.as_str() {
+                name if OPTIONS.contains(&name) => {
+                    options.insert(name.to_owned(), value);
+                }
+                "tools" | "think" => {
+                    body.insert(name, value);
+                }
+                "reasoning_effort" => {
+                    body.insert("think".to_owned(), effort(value));
+                }
+                "tool_choice" if matches!(value.as_str(), Some("auto")) => {}
+                "tool_choice" if matches!(value.as_str(), Some("none")) => {
+                    body.remove("tools");
+                }
+                name if INERT.contains(&name) || value.is_null() || name == "prompt" => {}
+                name => {
+                    let server = &self.config.name;
+                    let message = format!(
+                        "'{name}' is nothing that the server `{server}` (Ollama) knows; leave it out"
+                    );
+                    return Err(ApiError::invalid(name, message));
+                }
+            }
+        }
+        Ok((body, options))
     }
 
     fn generate(&self) -> Result<Post, ApiError> {

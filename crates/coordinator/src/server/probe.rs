@@ -9,6 +9,9 @@ use super::dialect::Dialect;
 use super::http::{Http, error_message, shown};
 use crate::calls::CallError;
 
+/// What mlx_lm.server calls the model that it was started with. Without a cache of Hugging Face it lists none, and its
+/// answer is empty.
+const UNLISTED: &str = "default_model";
 /// Names that a message lists.
 const MAX_LISTED: usize = 8;
 
@@ -20,6 +23,8 @@ pub(crate) struct Found {
     pub(crate) models: Vec<Served>,
     /// Why it has not the others.
     pub(crate) missing: Vec<String>,
+    /// Which of these are others than before.
+    pub(crate) changed: Vec<String>,
 }
 
 /// A model on a server.
@@ -94,6 +99,14 @@ async fn listed(
         )));
     }
     let Some(body) = body else {
+        if dialect == Dialect::OpenAi && status == 200 {
+            return Ok(Ok(vec![Listed {
+                name: UNLISTED.to_owned(),
+                context: None,
+                reported: String::new(),
+                verified: false,
+            }]));
+        }
         return Ok(Err(format!("{path} answers {status} without JSON")));
     };
     let read = match dialect {
@@ -210,6 +223,7 @@ async fn found(
         dialect,
         models,
         missing,
+        changed: Vec::new(),
     }
 }
 

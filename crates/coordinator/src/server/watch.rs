@@ -94,7 +94,7 @@ impl Server {
     /// Leaves out models that are others than when they were first seen: nobody would know from which one an answer is.
     fn unchanged(&self, mut found: Found) -> Found {
         let mut first = locked(&self.first);
-        let (name, missing) = (&self.config.name, &mut found.missing);
+        let (name, changed) = (&self.config.name, &mut found.changed);
         found.models.retain(|model| {
             let now = (model.theirs.clone(), model.reported.clone());
             let known = first.entry(model.ours.clone()).or_insert_with(|| now.clone());
@@ -104,7 +104,7 @@ impl Server {
             // While it loads, a server may tell less.
             let is_same = known.0 == now.0 && (now.1.is_empty() || known.1 == now.1);
             if !is_same {
-                missing.push(format!(
+                changed.push(format!(
                     "`{}` is another model than before: `{}` ({}), and was `{}` ({}); start tandem again to take it, or give \
                      server `{name}` the other one back",
                     model.ours, now.0, now.1, known.0, known.1
@@ -112,6 +112,7 @@ impl Server {
             }
             is_same
         });
+        found.missing.extend(found.changed.iter().cloned());
         found
     }
 }

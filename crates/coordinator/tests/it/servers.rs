@@ -33,28 +33,25 @@ async fn rig(servers: Vec<ServerConfig>) -> Rig {
     Rig::start(served(servers)).await
 }
 
+/// An answer with thoughts, text and the call of a tool.
+fn says_all() -> Reply {
+    let mut pieces = events("Hello");
+    let piece = |delta: Value| {
+        let event = json!({"choices": [{"index": 0, "delta": delta}]});
+        format!("data: {event}\n\n")
+    };
+    pieces.insert(0, piece(json!({"reasoning": "Hm."})));
+    let function = json!({"name": "f", "arguments": "{\"a\""});
+    let first = json!({"index": 0, "id": "c1", "type": "function", "function": function});
+    let second = json!({"index": 0, "function": {"arguments": ": 1}"}});
+    pieces.insert(2, piece(json!({"tool_calls": [first]})));
+    pieces.insert(3, piece(json!({"tool_calls": [second]})));
+    Reply::Pieces("text/event-stream; charset=utf-8", pieces, End::Whole)
+}
+
 #[tokio::test]
 async fn a_chat_goes_on_as_it_came_and_comes_back_as_it_is() {
-    let server = FakeServer::openai(|_| {
-        let mut pieces = events("Hello");
-        let thought = json!({"choices": [{"index": 0, "delta": {"reasoning": "Hm."}}]});
-        pieces.insert(0, format!("data: {thought}\n\n"));
-        let call = |part: Value| {
-            let delta = json!({"choices": [{"index": 0, "delta": {"tool_calls": [part]}}]});
-            format!("data: {delta}\n\n")
-        };
-        let function = json!({"name": "f", "arguments": "{\"a\""});
-        pieces.insert(
-            2,
-            call(json!({"index": 0, "id": "c1", "type": "function", "function": function})),
-        );
-        pieces.insert(
-            3,
-            call(json!({"index": 0, "function": {"arguments": ": 1}"}})),
-        );
-        Reply::Pieces("text/event-stream; charset=utf-8", pieces, End::Whole)
-    })
-    .await;
+    let server = FakeServer::openai(|_| says_all()).await;
     let mut config = server.config("s");
     config.key = Some(Secret::new("secret\n"));
     config.url += "/v1/";
@@ -128,7 +125,9 @@ async fn what_no_answer_could_bring_is_refused() {
 }
 
 /// What a broken server does, and what is said of it.
-fn hostile() -> Vec<(&'static str, fn() -> Reply, &'static str)> {
+type Fault = (&'static str, fn() -> Reply, &'static str);
+
+fn hostile() -> Vec<Fault> {
     fn pieces(pieces: &[&str], end: End) -> Reply {
         let pieces = pieces.iter().map(|p| (*p).to_owned()).collect();
         Reply::Pieces("text/event-stream", pieces, end)

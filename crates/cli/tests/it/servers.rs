@@ -1,0 +1,231 @@
+//! Servers that are no nodes, as users run them: another `tandem serve` is one, and one that changes its mind is made here.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::{ask, get};
+use super::daemon::{Daemon, TANDEM};
+use super::grade::COURSE;
+
+fn model(name: &str) -> String {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    models.join(name).display().to_string()
+}
+
+/// A server with the coder or the writer.
+fn server(home: &Path, name: &str) -> Daemon {
+    let model = format!("{name}={}", model(&format!("nano-{name}.gguf")));
+    Daemon::serve_from(home, &["--model", &model, "--threads", "1", "--slots", "2"])
+}
+
+fn grade(home: &Path, arguments: &[&str]) -> (Output, PathBuf) {
+    let out = home.join("results");
+    let output = Command::new(TANDEM)
+        .arg("grade")
+        .args(arguments)
+        .args([
+            "--rubric",
+            &format!("{COURSE}/rubric.yaml"),
+            "--replace",
+            "--out",
+        ])
+        .arg(&out)
+        .arg(format!("{COURSE}/submissions"))
+        .env("HOME", home)
+        .env("TANDEM_DATA", home.join("data"))
+        .output();
+    (output.expect("the binary runs"), out)
+}
+
+/// Status and score of each submission, and which server or nodes answered for each job.
+fn graded(out: &Path) -> (Vec<String>, Vec<String>) {
+    let results = std::fs::read(out.join("results.json")).expect("results");
+    let results: Value = serde_json::from_slice(&results).expect("JSON");
+    let all = results["submissions"].as_array().expect("submissions");
+    let status = |one: &Value| format!("{} {} {}", one["name"], one["status"], one["score"]);
+    let mut by = Vec::new();
+    for job in all
+        .iter()
+        .flat_map(|one| one["jobs"].as_array().expect("jobs"))
+    {
+        let info = &job["tandem"];
+        let at = |key: &str| info[key].as_str().unwrap_or("?").to_owned();
+        by.push(format!(
+            "{} {} {}>{}",
+            at_job(job),
+            at("mode"),
+            at("prefill_node"),
+            at("decode_node")
+        ));
+    }
+    by.sort();
+    by.dedup();
+    (all.iter().map(status).collect(), by)
+}
+
+fn at_job(job: &Value) -> &str {
+    job["job"].as_str().expect("a job")
+}
+
+#[tokio::test]
+async fn a_course_is_graded_by_servers_alone_and_beside_a_pair() {
+    let home = tempfile::tempdir().expect("dir");
+    let (coder, writer) = (server(home.path(), "coder"), server(home.path(), "writer"));
+    let code = format!("code=http://{}", coder.address);
+    let feedback = format!("feedback=http://{}/v1", writer.address);
+    let (output, out) = grade(home.path(), &["--server", &code, "--server", &feedback]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    // Some of the sample course needs a person.
+    assert_eq!(output.status.code(), Some(3), "{told}");
+    let (alone, by) = graded(&out);
+    assert_eq!(
+        by,
+        [
+            "code_analysis server code>code",
+            "feedback server feedback>feedback"
+        ]
+    );
+    assert!(alone[0].contains("graded"), "{alone:?}");
+    let report = std::fs::read_to_string(out.join("s01-complete.md")).expect("a report");
+    assert!(report.contains("unverified"), "{report}");
+
+    // One job by a pair of nodes, the other by the server as it is.
+    let path = PathBuf::from(model("nano-coder.gguf"));
+    let p = Daemon::node_of(&[("code", &path)], &[]);
+    let d = Daemon::node_of(&[("code", &path)], &[]);
+    let text = format!(
+        "[[node]]\nname = \"p\"\naddress = \"{}\"\n[[node]]\nname = \"d\"\naddress = \"{}\"\n\
+         [[server]]\nname = \"mac\"\nurl = \"http://{}\"\nmodels = {{ feedback = \"writer\" }}\n\
+         [[model]]\nname = \"code\"\nprefill = [\"p\"]\ndecode = [\"d\"]\n\
+         [[model]]\nname = \"feedback\"\nservers = [\"mac\"]\n\
+         [grading.code_analysis]\nmodel = \"code\"\nmax_tokens = 6000\n\
+         [grading.feedback]\nmodel = \"feedback\"\nmax_tokens = 400\n",
+        p.address, d.address, writer.address
+    );
+    let config = home.path().join("tandem.toml");
+    std::fs::write(&config, text).expect("written");
+    let config = config.display().to_string();
+    let (output, out) = grade(home.path(), &["--plaintext", "--config", &config]);
+    assert_eq!(
+        output.status.code(),
+        Some(3),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let (mixed, by) = graded(&out);
+    assert_eq!(by, ["code_analysis remote p>d", "feedback server mac>mac"]);
+    // Whoever computes it, the grades are the same.
+    assert_eq!(alone, mixed);
+}
+
+#[tokio::test]
+async fn a_model_of_this_machine_and_a_server_answer_side_by_side() {
+    let home = tempfile::tempdir().expect("dir");
+    let writer = server(home.path(), "writer");
+    let local = format!("code={}", model("nano-coder.gguf"));
+    let remote = format!("feedback=http://{}#writer", writer.address);
+    let both = Daemon::serve_from(home.path(), &["--model", &local, "--server", &remote]);
+    for (name, node, mode) in [
+        ("code", "here", "local"),
+        ("feedback", "feedback", "server"),
+    ] {
+        let body = json!({"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0});
+        let answer = ask(both.address, &body).await;
+        assert_eq!(
+            (&answer["tandem"]["decode_node"], &answer["tandem"]["mode"]),
+            (&json!(node), &json!(mode))
+        );
+    }
+    let nodes: Value = get(both.address, "v1/nodes").await;
+    assert_eq!(nodes["servers"][0]["models"][0]["model"], "writer");
+}
+
+/// A server of one thread that says it has another model after so many answers.
+fn fickle(after: usize, pause: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let answers = Arc::new(AtomicUsize::new(0));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (Ok(mut stream), answers) = (stream, Arc::clone(&answers)) else {
+                return;
+            };
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(stream.try_clone().expect("a stream"));
+                let mut first = String::new();
+                let mut length = 0;
+                let _ = reader.read_line(&mut first);
+                loop {
+                    let mut line = String::new();
+                    if reader.read_line(&mut line).unwrap_or(0) == 0 || line.trim().is_empty() {
+                        break;
+                    }
+                    if let Some(n) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                        length = n.trim().parse().unwrap_or(0);
+                    }
+                }
+                let _ = reader.read_exact(&mut vec![0; length]);
+                let has_changed = answers.load(Ordering::SeqCst) >= after;
+                let (status, body) = match first.split(' ').nth(1) {
+                    Some("/v1/models") => {
+                        let id = if has_changed { "second" } else { "first" };
+                        (200, json!({"data": [{"id": id}]}))
+                    }
+                    Some("/v1/chat/completions") => {
+                        answers.fetch_add(1, Ordering::SeqCst);
+                        std::thread::sleep(pause);
+                        let message = json!({"role": "assistant", "content": "no JSON"});
+                        let choice =
+                            json!({"index": 0, "message": message, "finish_reason": "stop"});
+                        (200, json!({"choices": [choice]}))
+                    }
+                    _ => (404, json!({})),
+                };
+                let body = body.to_string();
+                let _ = write!(
+                    stream,
+                    "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                    body.len()
+                );
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_server_that_changes_its_model_stops_the_run() {
+    let home = tempfile::tempdir().expect("dir");
+    let code = format!("code=http://{}", fickle(4, Duration::from_secs(1)));
+    let (output, out) = grade(home.path(), &["--server", &code]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    for part in ["stopped", "`second`", "was `first`"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(!out.join("results.json").exists());
+}
+
+#[test]
+fn answers_without_a_shape_give_no_score_and_one_message() {
+    let home = tempfile::tempdir().expect("dir");
+    let code = format!("code=http://{}", fickle(usize::MAX, Duration::ZERO));
+    let (output, out) = grade(home.path(), &["--server", &code]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{told}");
+    let causes: Vec<&str> = told
+        .lines()
+        .filter(|line| line.starts_with("tandem: "))
+        .collect();
+    let failed = causes.iter().filter(|line| line.contains("failed")).count();
+    assert_eq!(failed, 1, "{told}");
+    let (statuses, _) = graded(&out);
+    assert!(statuses.iter().all(|s| s.contains("null")), "{statuses:?}");
+}
