@@ -10,8 +10,10 @@ mod cluster;
 mod config;
 mod coordinator;
 mod demo;
+mod doctor;
 mod environment;
 mod grade;
+mod import;
 mod loading;
 mod local;
 mod node;
@@ -65,6 +67,10 @@ enum Command {
     Run(run::Arguments),
     /// Grades submissions and writes the results into a folder.
     Grade(grade::Arguments),
+    /// Looks at each node and server: what it is, whether it does what it should, how fast it is; and says the mend.
+    Doctor(doctor::Arguments),
+    /// Makes a configuration of that of an earlier set-up: distributed_config.json, cluster_config.json, model_config.py.
+    Import(import::Arguments),
     /// Starts four nodes and a coordinator on this machine and grades the sample course.
     Demo(demo::Arguments),
     /// Measures what a handoff costs on this machine.
@@ -94,7 +100,11 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
     environment.start_logging(match command {
         Command::Node(_) | Command::Serve(_) => "info",
         Command::Cluster(_) | Command::Bench(_) => "warn",
-        Command::Run(_) | Command::Grade(_) | Command::Demo(_) => "error",
+        Command::Run(_)
+        | Command::Grade(_)
+        | Command::Doctor(_)
+        | Command::Import(_)
+        | Command::Demo(_) => "error",
     });
     open_files::raise_limit();
     match command {
@@ -103,6 +113,8 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Cluster(arguments) => on_runtime(cluster::main(arguments, environment)),
         Command::Run(arguments) => on_runtime(run::main(arguments, environment)),
         Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
+        Command::Doctor(arguments) => on_runtime(doctor::main(arguments, environment)),
+        Command::Import(arguments) => on_runtime(import::main(arguments)),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
         Command::Bench(arguments) => bench::main(arguments),
     }

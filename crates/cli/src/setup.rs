@@ -62,9 +62,15 @@ impl Arguments {
                     server.name
                 );
             }
+            let config = self.config.load(environment)?;
+            let security = match config.coordinator.nodes.is_empty() {
+                // Servers are no machines of a cluster.
+                true => Security::Plaintext,
+                false => self.security.security(environment)?,
+            };
             return Ok(Setup {
-                config: self.config.load(environment)?,
-                security: self.security.security(environment)?,
+                config,
+                security,
                 local: None,
             });
         }

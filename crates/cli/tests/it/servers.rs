@@ -229,3 +229,130 @@ fn answers_without_a_shape_give_no_score_and_one_message() {
     let (statuses, _) = graded(&out);
     assert!(statuses.iter().all(|s| s.contains("null")), "{statuses:?}");
 }
+
+/// What the doctor says, as JSON, and how it ends.
+fn doctor(home: &Path, arguments: &[&str]) -> (Value, Option<i32>) {
+    let output = Command::new(TANDEM)
+        .args(["doctor", "--json"])
+        .args(arguments)
+        .env("HOME", home)
+        .env("TANDEM_DATA", home.join("data"))
+        .output()
+        .expect("the binary runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report = serde_json::from_slice(&output.stdout).expect(&told);
+    (report, output.status.code())
+}
+
+/// How a check of a subject ended, and what was found.
+fn check<'a>(report: &'a Value, subject: &str, what: &str) -> (&'a str, &'a str) {
+    let subjects = report["subjects"].as_array().expect("subjects").iter();
+    let named = |s: &&Value| {
+        s["name"]
+            .as_str()
+            .is_some_and(|name| name.contains(subject))
+    };
+    let checks = subjects
+        .filter(named)
+        .flat_map(|s| s["checks"].as_array().expect("checks"));
+    let check = checks.filter(|c| c["what"] == what).last();
+    let check = check.unwrap_or_else(|| panic!("no `{what}` of `{subject}` in {report:#}"));
+    (
+        check["state"].as_str().expect("a state"),
+        check["found"].as_str().expect("a text"),
+    )
+}
+
+#[test]
+fn the_doctor_tries_what_it_is_told() {
+    let home = tempfile::tempdir().expect("dir");
+    let coder = server(home.path(), "coder");
+    let good = format!("coder=http://{}", coder.address);
+    let bad = format!("bad=http://{}", fickle(usize::MAX, Duration::ZERO));
+    let local = format!("here={}", model("nano-coder.gguf"));
+    let servers = [
+        "--server",
+        &good,
+        "--server",
+        &bad,
+        "--server",
+        "gone=http://127.0.0.1:1",
+    ];
+    let (report, code) = doctor(home.path(), &[&servers[..], &["--model", &local]].concat());
+    assert_eq!(code, Some(4), "{report:#}");
+    for (subject, what, state, found) in [
+        ("model `coder` on server", "prefill", "ok", "tokens/s"),
+        (
+            "model `coder` on server",
+            "schema",
+            "ok",
+            "enforced (tried)",
+        ),
+        ("server `coder`", "model", "ok", "unverified"),
+        ("model `here` on nodes", "schema", "ok", "enforced (tried)"),
+        ("node `here`", "model", "ok", "weights"),
+        ("model `bad` on server", "prefill", "note", "not measured"),
+        (
+            "model `bad` on server",
+            "schema",
+            "note",
+            "had not the shape",
+        ),
+        ("server `gone`", "reached", "fails", "cannot be reached"),
+    ] {
+        let (is, text) = check(&report, subject, what);
+        assert!(
+            is == state && text.contains(found),
+            "{subject} {what}: {is} {text}"
+        );
+    }
+}
+
+#[test]
+fn an_earlier_set_up_becomes_a_configuration_that_works() {
+    let home = tempfile::tempdir().expect("dir");
+    let (coder, writer) = (server(home.path(), "coder"), server(home.path(), "writer"));
+    let machine = |daemon: &Daemon, purpose: &str| {
+        let port = daemon.address.port();
+        json!({"ip": "127.0.0.1", "port": port, "model": "org/other", "purpose": purpose, "max_tokens": 1500, "temperature": 0.0})
+    };
+    let old = json!({"distributed_mode": true, "mac_2": machine(&coder, "code_analysis"),
+        "mac_1": machine(&writer, "feedback_generation"), "urls": {"qwen_server": "http://192.0.2.1:1"}});
+    let path = home.path().join("distributed_config.json");
+    std::fs::write(&path, old.to_string()).expect("written");
+    let import = |further: &[&str]| {
+        let mut command = Command::new(TANDEM);
+        command.arg("import").arg(&path).args(further);
+        command.output().expect("the binary runs")
+    };
+    let output = import(&[]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success() && told.contains("urls.qwen_server"),
+        "{told}"
+    );
+    let made = home.path().join("tandem.toml");
+    let text = std::fs::read_to_string(&made).expect("a configuration");
+    assert!(
+        text.contains("dialect = \"openai\"") && text.contains("by its own account"),
+        "{text}"
+    );
+    assert!(!import(&[]).status.success(), "it is there already");
+    assert!(import(&["--replace"]).status.success());
+    let made = made.display().to_string();
+    let (output, out) = grade(home.path(), &["--config", &made]);
+    assert_eq!(
+        output.status.code(),
+        Some(3),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let (_, by) = graded(&out);
+    assert_eq!(
+        by,
+        [
+            "code_analysis server mac_2>mac_2",
+            "feedback server mac_1>mac_1"
+        ]
+    );
+}

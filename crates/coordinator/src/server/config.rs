@@ -25,8 +25,8 @@ pub struct ServerConfig {
     pub name: String,
     /// Where it is: `http://HOST:PORT` or `https://…`, with or without the `/v1` at its end.
     pub url: String,
-    /// How it is spoken to; by itself that is found out.
-    #[serde(default)]
+    /// How it is spoken to: `openai`, `ollama`, `generate`; with `auto`, or by itself, that is found out.
+    #[serde(default, deserialize_with = "dialect")]
     pub dialect: Option<Dialect>,
     /// Name of the environment variable that holds its key.
     #[serde(default)]
@@ -65,6 +65,24 @@ pub struct ServerConfig {
     /// What renders with it.
     #[serde(skip)]
     pub render: Option<Render>,
+}
+
+fn dialect<'de, D: serde::Deserializer<'de>>(reader: D) -> Result<Option<Dialect>, D::Error> {
+    let name = String::deserialize(reader)?;
+    if name == "auto" {
+        return Ok(None);
+    }
+    let found = Dialect::ALL.into_iter().find(|d| d.as_str() == name);
+    let all = || Dialect::ALL.map(Dialect::as_str).join("`, `");
+    let unknown = || {
+        format!(
+            "unknown dialect `{name}`, expected one of `auto`, `{}`",
+            all()
+        )
+    };
+    found
+        .map(Some)
+        .ok_or_else(|| serde::de::Error::custom(unknown()))
 }
 
 /// A text that gets into no log.

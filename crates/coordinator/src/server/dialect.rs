@@ -1,10 +1,7 @@
 //! How servers are spoken to, and what each way can do: the one table of what differs.
 
-use serde::Deserialize;
-
 /// A way to speak to a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// OpenAI's: vLLM, LM Studio, llama-server, mlx_lm.server and others.
     OpenAi,
