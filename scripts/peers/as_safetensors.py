@@ -63,6 +63,7 @@ def main(source: str, folder: Path) -> None:
 
     tokens = values["tokenizer.ggml.tokens"]
     config = {
+        "architectures": [{"gemma3": "Gemma3ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[architecture]],
         "model_type": {"gemma3": "gemma3_text", "qwen3": "qwen3"}[architecture],
         "vocab_size": len(tokens),
         "hidden_size": of("embedding_length"),

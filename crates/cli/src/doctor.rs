@@ -56,7 +56,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             s.warn("written", warning, "")
         });
     }
-    report.add(Subject::new("this machine"), |s| gpu::check(s));
+    report.add(Subject::new("this machine"), gpu::check);
     if let Some(local) = setup.local.take() {
         local.stop().await;
     }

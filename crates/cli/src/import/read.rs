@@ -357,11 +357,8 @@ fn bracket_end(text: &str) -> Option<usize> {
         match (c, quote) {
             ('\n', _) => comment = false,
             _ if comment => {}
-            (c, Some(open)) => {
-                if c == open {
-                    quote = None;
-                }
-            }
+            (c, Some(open)) if c == open => quote = None,
+            (_, Some(_)) => {}
             ('#', None) => comment = true,
             ('"' | '\'', None) => quote = Some(c),
             ('[' | '{', None) => depth += 1,

@@ -252,10 +252,10 @@ fn check<'a>(report: &'a Value, subject: &str, what: &str) -> (&'a str, &'a str)
             .as_str()
             .is_some_and(|name| name.contains(subject))
     };
-    let checks = subjects
+    let mut checks = subjects
         .filter(named)
         .flat_map(|s| s["checks"].as_array().expect("checks"));
-    let check = checks.filter(|c| c["what"] == what).last();
+    let check = checks.rfind(|c| c["what"] == what);
     let check = check.unwrap_or_else(|| panic!("no `{what}` of `{subject}` in {report:#}"));
     (
         check["state"].as_str().expect("a state"),
