@@ -4,6 +4,8 @@
 #   make demo ARGS="--compare"          arguments for `tandem demo`
 #   make demo FEATURES=cuda             a GPU backend: cuda, vulkan (Metal is on by itself)
 
+#   make test-peers PEERS="dynamo_prefills_and_decodes_behind_one_address"   one of the tests beside real peers
+
 SHELL := bash
 CARGO ?= cargo
 FEATURE_FLAGS := $(if $(FEATURES),--features tandem-cli/$(FEATURES))
@@ -16,7 +18,7 @@ $(warning RUSTFLAGS is set and replaces target-cpu=native: llama.cpp will be slo
 endif
 endif
 
-.PHONY: demo build check test
+.PHONY: demo build check test test-peers
 
 demo:
 	@scripts/install-deps.sh build
@@ -42,3 +44,10 @@ test:
 		echo "$(CARGO) test $(FLAGS) --lib --bins --tests"; \
 		$(CARGO) test $(FLAGS) --lib --bins --tests; \
 	fi
+
+# Beside servers and clients of others, which are installed from PyPI into environments of their own, once.
+test-peers:
+	@scripts/install-deps.sh test
+	$(CARGO) build --release --package tandem-cli $(FEATURE_FLAGS)
+	@scripts/peers/run.sh "$$($(CARGO) metadata --format-version 1 --no-deps | \
+		python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])')/release/tandem" $(PEERS)

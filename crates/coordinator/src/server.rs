@@ -192,7 +192,7 @@ impl Server {
             return self.once_to_the_end(call, post, dialect).await;
         }
         let sent = call.arrived.elapsed();
-        let asked = self.http.ask(post.path, &post.body).await;
+        let asked = self.http.ask(post.path, &post.body, &call.job.id).await;
         let mut events = match asked.map_err(|e| self.lost(call, &e))? {
             Ok(events) => events,
             Err(refused) => return Ok(Err(refused)),
@@ -241,9 +241,10 @@ impl Server {
         };
         let sent = call.arrived.elapsed();
         let (http, path, body) = (self.http.clone(), post.path, post.body.clone());
+        let id = call.job.id.clone();
         let asking = tokio::spawn(async move {
             let mut texts = Vec::new();
-            let asked = http.ask(path, &body).await;
+            let asked = http.ask(path, &body, &id).await;
             let read = match asked {
                 Ok(Ok(mut events)) => loop {
                     match events.next().await {

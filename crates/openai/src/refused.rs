@@ -87,6 +87,9 @@ const BOTH: &[(&str, Neutral)] = &[
     ("include_stop_str_in_output", Neutral::False),
     ("skip_special_tokens", Neutral::True),
     ("spaces_between_special_tokens", Neutral::True),
+    // vllm-router adds these to each request.
+    ("no_stop_trim", Neutral::False),
+    ("return_hidden_states", Neutral::False),
     // What is kept of earlier requests depends on the configuration and on the salt.
     ("cache_prompt", Neutral::True),
     ("n_keep", Neutral::Number(0.0)),
@@ -121,6 +124,10 @@ const CHAT: &[(&str, Neutral)] = &[
     // Thoughts stay in the text.
     ("reasoning_format", Neutral::Is("none")),
     ("reasoning_in_content", Neutral::False),
+    // vllm-router adds these, too, whoever asks.
+    ("separate_reasoning", Neutral::True),
+    ("stream_reasoning", Neutral::True),
+    ("include_reasoning", Neutral::True),
 ];
 
 const COMPLETION: &[(&str, Neutral)] = &[

@@ -548,3 +548,54 @@ proptest! {
         let _ = parse_chat(text.as_bytes(), false);
     }
 }
+
+#[test]
+fn what_a_router_adds_to_each_request_changes_nothing() {
+    let both = json!({"no_stop_trim": false, "ignore_eos": false, "skip_special_tokens": true, "return_hidden_states": false});
+    let mut of_chat = both.clone();
+    for (name, value) in [
+        ("logprobs", false),
+        ("continue_final_message", false),
+        ("separate_reasoning", true),
+        ("stream_reasoning", true),
+        ("include_reasoning", true),
+    ] {
+        of_chat[name] = json!(value);
+    }
+    assert_eq!(chat(of_chat), chat(json!({})));
+    assert_eq!(completion(both), completion(json!({})));
+    refuses_chat(&[(
+        json!({"return_hidden_states": true}),
+        "return_hidden_states",
+    )]);
+}
+
+#[test]
+fn what_another_server_reads_goes_on_but_for_what_would_steer_it() {
+    let body = merged(
+        json!({"model": "m", "messages": [{"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]}]}),
+        json!({"tools": [{}], "logit_bias": {"1": 2}, "stream": true, "max_tokens": 3, "guided_json": {"type": "object"},
+            "kv_transfer_params": {}, "bootstrap_host": "x", "X-Override-Rid": "y", "x-prefiller-host-port": "z", "nvext": {}}),
+    );
+    let (request, passed) = pass_chat(&body).unwrap();
+    assert_eq!(
+        (request.stream, request.sampling.max_tokens),
+        (true, Some(3))
+    );
+    assert_eq!(request.messages[0].content, "a");
+    assert!(matches!(
+        request.response_format,
+        ResponseFormat::JsonSchema { .. }
+    ));
+    let names: Vec<&String> = passed.keys().collect();
+    assert_eq!(names, ["messages", "tools", "logit_bias"]);
+    let removed = [
+        "kv_transfer_params",
+        "bootstrap_host",
+        "X-Override-Rid",
+        "x-prefiller-host-port",
+        "nvext",
+    ];
+    assert_eq!(request.ignored, removed);
+    assert_eq!(model_of(&body).as_deref(), Some("m"));
+}

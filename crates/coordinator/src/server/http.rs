@@ -76,7 +76,7 @@ impl Http {
                 Some(_) => Method::POST,
                 None => Method::GET,
             };
-            let response = self.send(method, path, body).await?;
+            let response = self.send(method, path, body, "").await?;
             let status = response.status().as_u16();
             let read = read(response, MAX_SERVER_EVENT_BYTES, limit).await?;
             Ok((status, serde_json::from_slice(&read).ok()))
@@ -90,10 +90,15 @@ impl Http {
         method: Method,
         path: &str,
         body: Option<&Value>,
+        id: &str,
     ) -> Result<Response, CallError> {
         let mut request = self.client.request(method, format!("{}{path}", self.base));
         if let Some(key) = &self.key {
             request = request.bearer_auth(key.reveal());
+        }
+        if !id.is_empty() {
+            // The same id in both logs; never one of a client's.
+            request = request.header("x-request-id", id);
         }
         if let Some(body) = body {
             request = request.json(body);
@@ -109,8 +114,9 @@ impl Http {
         &self,
         path: &str,
         body: &Value,
+        id: &str,
     ) -> Result<Result<Events, Refused>, CallError> {
-        let sending = self.send(Method::POST, path, Some(body));
+        let sending = self.send(Method::POST, path, Some(body), id);
         let sent = timeout(self.silence, sending).await;
         let response = sent.map_err(|_| CallError::Silent(self.silence))??;
         let status = response.status();
