@@ -7,6 +7,7 @@
 mod address;
 mod bench;
 mod cluster;
+mod commands;
 mod config;
 mod coordinator;
 mod demo;
@@ -36,7 +37,7 @@ mod version;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use environment::Environment;
 
@@ -59,11 +60,11 @@ struct Arguments {
 enum Command {
     /// A worker daemon: holds models, prefills, takes KV in, decodes.
     Node(node::Arguments),
-    /// The coordinator: an OpenAI-compatible API in front of the nodes.
+    /// The coordinator: an OpenAI-compatible API in front of nodes, of servers that run already, or of models in this process.
     Serve(serve::Arguments),
     /// Which machines belong together: makes a cluster, invites, joins.
     Cluster(cluster::Arguments),
-    /// Answers one prompt on the terminal and shows the timings.
+    /// Answers one prompt on the terminal and shows the timings; without a prompt, a chat.
     Run(run::Arguments),
     /// Grades submissions and writes the results into a folder.
     Grade(grade::Arguments),
@@ -75,6 +76,9 @@ enum Command {
     Demo(demo::Arguments),
     /// Measures what a handoff costs on this machine.
     Bench(bench::Arguments),
+    /// Prints docs/commands.md.
+    #[command(hide = true)]
+    Commands,
 }
 
 fn main() -> ExitCode {
@@ -99,7 +103,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
     };
     environment.start_logging(match command {
         Command::Node(_) | Command::Serve(_) => "info",
-        Command::Cluster(_) | Command::Bench(_) => "warn",
+        Command::Cluster(_) | Command::Bench(_) | Command::Commands => "warn",
         Command::Run(_)
         | Command::Grade(_)
         | Command::Doctor(_)
@@ -117,6 +121,10 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Import(arguments) => on_runtime(import::main(arguments)),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
         Command::Bench(arguments) => bench::main(arguments),
+        Command::Commands => {
+            output::print(commands::markdown(&Arguments::command()).trim_end())?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use tandem_proto::Role;
 use crate::address::listen_address;
 use crate::environment::Environment;
 use crate::shutdown::{self, StdinWatch};
+use crate::sources::{self, Wanted};
 use crate::{cluster, loading, output, security, version};
 
 /// Largest batch that is computed at once unless the command line says otherwise, in tokens.
@@ -28,7 +29,8 @@ pub struct Arguments {
     /// What the node is for.
     #[arg(long, value_enum)]
     role: RoleName,
-    /// A model file and the name under which it is asked for; may be repeated.
+    /// A model file, or the name that Ollama, LM Studio or the Hugging Face cache has for it, and the name under which it
+    /// is asked for; may be repeated.
     #[arg(long, value_name = "NAME=PATH", required = true, value_parser = parse_model)]
     model: Vec<(String, PathBuf)>,
     /// Where the coordinator reaches this node; port 0 takes any free one.
@@ -272,10 +274,16 @@ fn load(
         fingerprints: environment.fingerprints(),
         ..LlamaOptions::default()
     };
-    let models = arguments.model.iter();
-    models
-        .map(|(name, path)| loading::load(name, path, &options))
-        .collect()
+    let load = |(name, path): &(String, PathBuf)| {
+        let wanted = Wanted {
+            name: Some(name.clone()),
+            source: path.display().to_string(),
+        };
+        let found = sources::find(&wanted, &environment.places);
+        let found = found.with_context(|| format!("--model `{name}`"))?;
+        loading::load(name, &found.path, &options)
+    };
+    arguments.model.iter().map(load).collect()
 }
 
 /// CPU cores that this process may use.
