@@ -214,6 +214,11 @@ async fn await_nodes(
         tokio::time::sleep(LOOK).await;
     }
     let nodes = coordinator.nodes().await?;
+    for model in &config.coordinator.models {
+        if let Some((reason, true)) = nodes::unequal_servers(model, &nodes) {
+            bail!("nothing was graded: {reason}");
+        }
+    }
     let found = nodes::problems(&config.coordinator, &nodes, coordinator.is_tls());
     for warning in config.warnings.iter().chain(&found) {
         eprintln!("tandem: warning: {warning}");

@@ -1,6 +1,6 @@
 //! What is wrong with the configured nodes, and the mend.
 
-use tandem_coordinator::{Config, ModelConfig, ModelReport, NodeList, NodeReport};
+use tandem_coordinator::{Config, ModelConfig, ModelReport, NodeList, NodeReport, ServerReport};
 use tandem_proto::Role;
 
 /// One sentence per fault: nodes that cannot be reached, that lack a model, or have another role than
@@ -14,7 +14,17 @@ pub fn problems(config: &Config, nodes: &NodeList, tls: bool) -> Vec<String> {
         None => mismatches(config, node),
     });
     let of_two = config.models.iter().flat_map(|m| unequal_ends(m, nodes));
-    of_one.chain(of_two).collect()
+    let of_servers = nodes.servers.iter().flat_map(|server| {
+        let missing = server.missing.iter();
+        missing.map(|reason| format!("server `{}` {reason}", server.name))
+    });
+    let of_equals = config
+        .models
+        .iter()
+        .filter_map(|m| unequal_servers(m, nodes));
+    let of_equals = of_equals.map(|(reason, _)| reason);
+    let of_servers = of_servers.chain(of_equals);
+    of_one.chain(of_two).chain(of_servers).collect()
 }
 
 /// Options that a model's prefill and decode nodes must have in common for answers to have the same
@@ -59,6 +69,31 @@ fn unequal_ends(model: &ModelConfig, nodes: &NodeList) -> Vec<String> {
         }
     }
     found
+}
+
+/// Servers of one model that tell of different ones, and whether they do so by digests; other names may be of one model.
+pub fn unequal_servers(model: &ModelConfig, nodes: &NodeList) -> Option<(String, bool)> {
+    let of = |server: &ServerReport| {
+        let served = server
+            .models
+            .iter()
+            .find(|served| served.name == model.name)?;
+        let told = match served.verified {
+            true => served.reported.clone(),
+            false => served.model.clone(),
+        };
+        Some((server.name.clone(), served.verified, told))
+    };
+    let all: Vec<_> = nodes.servers.iter().filter_map(of).collect();
+    let (first, rest) = all.split_first()?;
+    let other = rest
+        .iter()
+        .find(|(_, verified, told)| *verified == first.1 && *told != first.2)?;
+    let reason = format!(
+        "servers `{}` and `{}` have different models as `{}` ({} and {}): answers may be of either",
+        first.0, other.0, model.name, first.2, other.2
+    );
+    Some((reason, first.1))
 }
 
 /// Prefill nodes of a model whose KV is not handed over.

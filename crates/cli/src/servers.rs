@@ -44,15 +44,10 @@ pub fn parse_server(text: &str) -> Result<ServerAddress, String> {
 pub fn add(config: &mut Config, servers: &[ServerAddress], environment: &Environment) {
     for address in servers {
         let ServerAddress { name, url, model } = address;
-        let same = config
-            .servers
-            .iter()
-            .filter(|s| s.models.contains_key(name) || s.name == *name);
-        let number = same.count() + 1;
-        let own = match number {
-            1 => name.clone(),
-            n => format!("{name}-{n}"),
-        };
+        let is_free = |own: &String| config.servers.iter().all(|server| server.name != *own);
+        let further = (2..).map(|n| format!("{name}-{n}"));
+        let mut names = std::iter::once(name.clone()).chain(further);
+        let own = names.find(is_free).unwrap_or_default();
         let mut server = ServerConfig::new(own.clone(), url);
         server.key = environment.key_of(name);
         if let Some(model) = model {
@@ -123,14 +118,15 @@ mod tests {
         let servers = [
             read("code=http://a:1#x=y"),
             read("code=http://b:1"),
+            read("code=http://d:1"),
             read("feedback=http://c:1/v1"),
         ];
         let mut config = Config::new(Vec::new(), Vec::new());
         add(&mut config, &servers, &Environment::default());
         let names: Vec<&str> = config.servers.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["code", "code-2", "feedback"]);
+        assert_eq!(names, ["code", "code-2", "code-3", "feedback"]);
         assert_eq!(config.servers[0].models["code"], "x=y");
-        assert_eq!(config.models[0].servers, ["code", "code-2"]);
+        assert_eq!(config.models[0].servers, ["code", "code-2", "code-3"]);
         assert!(config.validate().is_ok());
         for text in ["x", "=http://a", "a=", "a=http://b#"] {
             assert!(parse_server(text).is_err(), "{text}");

@@ -20,6 +20,8 @@ pub const MAX_SERVER_SILENCE_S: u64 = 24 * 3600;
 pub const MAX_SERVER_ANSWER_BYTES: usize = 64 << 20;
 /// Longest part of it, in bytes.
 pub const MAX_SERVER_EVENT_BYTES: usize = 8 << 20;
+/// How long a server is taken not to bind answers to a shape after one that had another.
+pub const DISBELIEF: Duration = Duration::from_secs(600);
 /// How often a server is asked again because its answer had another shape than was asked for.
 pub const MAX_CORRECTIONS: usize = 2;
 /// Requests that are open at once, waiting or running.

@@ -9,7 +9,7 @@ use crate::cluster::Look;
 use crate::config::Config;
 use crate::life::Service;
 use crate::pairs::PairReport;
-use crate::server::probe::Served;
+use crate::server::probe::{Served, in_words};
 
 /// Answer to `GET /health`; 200 if `reasons` is empty, otherwise 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -282,7 +282,7 @@ fn server(service: &Service, view: &ServerView) -> Option<ServerReport> {
         name: served.ours.clone(),
         model: served.theirs.clone(),
         context: served.context,
-        reported: served.reported.clone(),
+        reported: in_words(&served.reported),
         verified: served.verified,
     };
     Some(ServerReport {
@@ -294,7 +294,7 @@ fn server(service: &Service, view: &ServerView) -> Option<ServerReport> {
         lacks: found.map_or(Vec::new(), |f| {
             f.dialect.lacks().into_iter().map(str::to_owned).collect()
         }),
-        enforces_schemas: found.is_some_and(|f| server.enforces(f.dialect)),
+        enforces_schemas: found.is_some_and(|f| server.enforces_all(f)),
         parallel: found.map_or(0, |f| server.parallel(f)),
         requests: view.requests,
         models: found.map_or(Vec::new(), |f| f.models.iter().map(served).collect()),

@@ -16,9 +16,9 @@ mod thoughts;
 pub(crate) mod watch;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use serde_json::Value;
@@ -29,7 +29,7 @@ use tokio::sync::Semaphore;
 use crate::backend::{Answer, Attempt, AttemptError, Backend, Running};
 use crate::calls::CallError;
 use crate::life::Job;
-use crate::limits::{Limits, MAX_CORRECTIONS};
+use crate::limits::{DISBELIEF, Limits, MAX_CORRECTIONS};
 use crate::timeline::Timeline;
 use ask::{Asked, Post};
 use config::{DEFAULT_SILENCE_S, ServerConfig};
@@ -37,7 +37,7 @@ use dialect::Dialect;
 use http::{Http, Refused};
 use probe::{Found, Served};
 use read::Part;
-use shape::Shape;
+use shape::{Kind, Shape};
 use thoughts::Thoughts;
 
 /// One server.
@@ -45,17 +45,41 @@ pub(crate) struct Server {
     pub(crate) config: ServerConfig,
     http: Http,
     found: Mutex<Option<Arc<Found>>>,
-    /// False once an answer had another shape than the server was asked to enforce.
-    enforces: AtomicBool,
-    /// True once an answer had the shape that the server was asked to enforce: until then answers are held until they are
-    /// checked.
-    proven: AtomicBool,
+    /// What is known of whether it binds answers to a shape, by model and kind of shape.
+    enforces: Mutex<HashMap<(String, Kind), Enforces>>,
+    /// Requests that it works on.
+    busy: Arc<AtomicUsize>,
     /// Size of the context of each model of Ollama's, in tokens.
     contexts: Mutex<HashMap<String, u32>>,
     /// Room for answers, where one that nobody wants is computed to its end.
     places: Arc<Semaphore>,
-    /// What each model was when it was first seen: name on the server, and what it told of it.
-    first: Mutex<BTreeMap<String, (String, String)>>,
+    /// What each model was when it was first seen.
+    first: Mutex<BTreeMap<String, Served>>,
+}
+
+/// Whether a server binds answers to a shape.
+#[derive(Debug, Clone, Copy)]
+enum Enforces {
+    /// It was asked to, and the answer had it.
+    Proven,
+    /// It was asked to, and the answer had not, or it refused; since then.
+    Not(Instant),
+}
+
+/// Counts a request for as long as it is there.
+struct Busy(Arc<AtomicUsize>);
+
+impl Busy {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What one request to a server gave.
@@ -95,8 +119,8 @@ impl Server {
         Ok(Self {
             http,
             found: Mutex::default(),
-            enforces: AtomicBool::new(true),
-            proven: AtomicBool::new(false),
+            enforces: Mutex::default(),
+            busy: Arc::default(),
             contexts: Mutex::default(),
             places: Arc::new(Semaphore::new(parallel)),
             first: Mutex::default(),
@@ -109,9 +133,35 @@ impl Server {
         locked(&self.found).clone()
     }
 
-    /// Whether it is taken to bind answers to a schema.
-    pub(crate) fn enforces(&self, dialect: Dialect) -> bool {
-        dialect.traits().has_schemas && self.enforces.load(Ordering::Relaxed)
+    /// True while it works on a request.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether it is taken to bind all answers to a schema.
+    pub(crate) fn enforces_all(&self, found: &Found) -> bool {
+        let mut models = found.models.iter();
+        models.all(|model| {
+            self.enforces(found.dialect, &model.ours, Kind::Schema)
+                .is_some()
+        })
+    }
+
+    /// Whether it is taken to bind answers of a model to such a shape, and whether that has been seen; after a time it may
+    /// have learnt to.
+    fn enforces(&self, dialect: Dialect, model: &str, kind: Kind) -> Option<bool> {
+        if !dialect.traits().has_schemas {
+            return None;
+        }
+        match locked(&self.enforces).get(&(model.to_owned(), kind)) {
+            Some(Enforces::Proven) => Some(true),
+            Some(Enforces::Not(since)) if since.elapsed() < DISBELIEF => None,
+            Some(Enforces::Not(_)) | None => Some(false),
+        }
+    }
+
+    fn learn(&self, model: &str, kind: Kind, enforces: Enforces) {
+        locked(&self.enforces).insert((model.to_owned(), kind), enforces);
     }
 
     async fn answer(&self, mut call: Attempt<'_>) -> Result<Answer, AttemptError> {
@@ -122,10 +172,15 @@ impl Server {
             Some((found.dialect, model))
         });
         let (dialect, model) = model.ok_or_else(|| self.failed(Failure::Stopping, "has gone"))?;
-        let shape = Shape::of(&job.generation.format).map_err(AttemptError::Final)?;
+        let _busy = Busy::new(&self.busy);
+        let is_only = call.config.is_served_only(&job.model);
+        let shape = Shape::of(&job.generation.format).map_err(|e| self.unable(e, is_only))?;
+        let kind = shape.as_ref().map_or(Kind::Text, Shape::kind);
         let mut turns = Vec::new();
         loop {
-            let instructed = shape.is_some() && !self.enforces(dialect);
+            let believed = self.enforces(dialect, &model.ours, kind);
+            let instructed = shape.is_some() && believed.is_none();
+            let context = self.context(dialect, job, model);
             let asked = Asked {
                 config: &self.config,
                 dialect,
@@ -134,33 +189,37 @@ impl Server {
                 shape: shape.as_ref(),
                 instructed,
                 turns: &turns,
-                context: (dialect == Dialect::Ollama).then(|| self.context(job, model)),
+                context,
             };
-            let post = asked.post().map_err(AttemptError::Final)?;
-            let is_proven = shape.is_none() || self.proven.load(Ordering::Relaxed);
+            let post = asked.post().map_err(|e| self.unable(e, is_only))?;
+            let is_proven = shape.is_none() || believed == Some(true);
             let holds = instructed || !is_proven || !dialect.traits().streams;
             let got = match self.once(&mut call, &post, dialect, holds).await? {
                 Ok(got) => got,
                 Err(refused) if shape.is_some() && !instructed && is_about_shape(&refused) => {
-                    self.enforces.store(false, Ordering::Relaxed);
+                    self.learn(&model.ours, kind, Enforces::Not(Instant::now()));
                     continue;
                 }
-                Err(refused) => return Err(self.refused(job, &refused)),
+                Err(refused) => return Err(self.refused(&mut call, &refused)),
             };
+            if let Some(context) = context {
+                locked(&self.contexts).insert(model.theirs.clone(), context);
+            }
             self.check_read(job, &got)?;
             let shown = shape
                 .as_ref()
                 .map(|_| if instructed { "instructed" } else { "enforced" });
             let Some(wrong) = self.wrong(shape.as_ref(), &got) else {
-                let enforced = shape.is_some() && !instructed;
-                self.proven.fetch_or(enforced, Ordering::Relaxed);
+                if shape.is_some() && !instructed {
+                    self.learn(&model.ours, kind, Enforces::Proven);
+                }
                 let got = self.release(&mut call, got, shape.as_ref(), holds).await?;
                 return Ok(self.complete(&mut call, got, (dialect, model), &post, shown));
             };
-            self.enforces.store(false, Ordering::Relaxed);
+            self.learn(&model.ours, kind, Enforces::Not(Instant::now()));
+            let name = &self.config.name;
             let note = format!(
-                "the answer of server `{}` had not the shape that was asked for: {wrong}",
-                self.config.name
+                "the answer of server `{name}` had not the shape that was asked for: {wrong}"
             );
             if call.sink.has_begun() {
                 // The next request is held until it is checked.
@@ -171,6 +230,14 @@ impl Server {
             }
             call.events.push(format!("{note}; asked again"));
             turns.push((got.text, wrong));
+        }
+    }
+
+    /// What this server cannot do with a request; a node of the same model may.
+    fn unable(&self, error: ApiError, is_only: bool) -> AttemptError {
+        match is_only {
+            true => AttemptError::Final(error),
+            false => self.failed(Failure::Refused, &error.detail.message),
         }
     }
 
@@ -202,11 +269,22 @@ impl Server {
             sent,
             ..Got::default()
         };
-        let mut thoughts = Thoughts::default();
-        while let Some(event) = events.next().await {
+        // What continues a text is all text.
+        let is_chat = matches!(call.job.prompt, tandem_proto::Prompt::Chat(_));
+        let mut thoughts = if is_chat {
+            Thoughts::default()
+        } else {
+            Thoughts::none()
+        };
+        // Signs of life come from servers whose engine hangs, too.
+        let limit = self.http.silence * 2;
+        loop {
+            let event = tokio::time::timeout(limit, events.next()).await;
+            let event = event.map_err(|_| self.lost(call, &CallError::Silent(limit)))?;
+            let Some(event) = event else { break };
             let event = event.map_err(|e| self.lost(call, &e))?;
             let parts = read::parts(dialect, &event);
-            let parts = parts.map_err(|why| self.failed(Failure::Refused, &why))?;
+            let parts = parts.map_err(|why| self.gave_up(call, &why))?;
             for part in parts {
                 self.take(call, part, &mut got, &mut thoughts, holds)
                     .await?;
@@ -242,6 +320,7 @@ impl Server {
         let sent = call.arrived.elapsed();
         let (http, path, body) = (self.http.clone(), post.path, post.body.clone());
         let id = call.job.id.clone();
+        let busy = Busy::new(&self.busy);
         let asking = tokio::spawn(async move {
             let mut texts = Vec::new();
             let asked = http.ask(path, &body, &id).await;
@@ -256,7 +335,7 @@ impl Server {
                 Ok(Err(refused)) => Ok(Err(refused)),
                 Err(error) => Err(error),
             };
-            drop(place);
+            drop((place, busy));
             read
         });
         let read = asking
@@ -273,7 +352,7 @@ impl Server {
         };
         for text in texts {
             let parts = read::parts(dialect, &text);
-            for part in parts.map_err(|why| self.failed(Failure::Refused, &why))? {
+            for part in parts.map_err(|why| self.gave_up(call, &why))? {
                 // All of it is there: no part of it need wait for the next.
                 match part {
                     Part::Text(text) => got.text += &text,
@@ -305,6 +384,11 @@ impl Server {
         let stops = call.job.generation.stop.iter();
         let end = stops.filter_map(|stop| got.text.find(stop.as_str())).min();
         got.text.truncate(end.unwrap_or(got.text.len()));
+        let is_shaped = call.job.generation.format != tandem_proto::Format::Text;
+        if end.is_none() && !is_shaped && !ends(&got.text) {
+            // It does not say why it ended, and this is no end.
+            got.finish = Some(FinishReason::Length);
+        }
     }
 
     /// Takes in one part.
@@ -332,7 +416,10 @@ impl Server {
                 };
                 self.said(call, apart, got, holds).await?;
             }
-            Part::Tools(calls) => {
+            Part::Tools(mut calls) => {
+                if calls.iter().any(|call| call.get("index").is_none()) {
+                    number(&mut calls, got.tools.len());
+                }
                 add_tools(&mut got.tools, &calls);
                 call.sink.tools(calls).await.map_err(AttemptError::Final)?;
             }
@@ -347,7 +434,12 @@ impl Server {
                 decode_ms,
             } => got.times = Some((prefill_ms, decode_ms)),
             Part::Model(_) => {}
-            Part::End => got.ended = true,
+            Part::End => {
+                got.ended = true;
+                if !got.tools.is_empty() && got.finish == Some(FinishReason::Stop) {
+                    got.finish = Some(FinishReason::ToolCalls);
+                }
+            }
         }
         Ok(())
     }
@@ -429,6 +521,11 @@ impl Server {
                 "server `{name}` does not tell whether its answer is complete"
             ));
         }
+        if !post.unheard.is_empty() {
+            let fields = post.unheard.join("`, `");
+            call.events
+                .push(format!("server `{name}` does not know `{fields}`"));
+        }
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let first = got.first.unwrap_or(got.last);
         let (prompt, cached, generated) = got.usage.unwrap_or_default();
@@ -446,7 +543,7 @@ impl Server {
             server: Some(ServerInfo {
                 dialect: dialect.as_str().to_owned(),
                 model: model.theirs.clone(),
-                reported: model.reported.clone(),
+                reported: probe::in_words(&model.reported),
                 verified: model.verified,
                 prompt: post.prompt.to_owned(),
                 shape: shape.map(str::to_owned),
@@ -465,12 +562,13 @@ impl Server {
         }
     }
 
-    fn context(&self, job: &Job, model: &Served) -> u32 {
-        let mut contexts = locked(&self.contexts);
-        let before = contexts.get(&model.theirs).copied().unwrap_or(0);
-        let context = ask::context_for(job, before, model.context);
-        contexts.insert(model.theirs.clone(), context);
-        context
+    /// The size of the context that Ollama is asked for; others have one already.
+    fn context(&self, dialect: Dialect, job: &Job, model: &Served) -> Option<u32> {
+        if dialect != Dialect::Ollama {
+            return None;
+        }
+        let before = locked(&self.contexts).get(&model.theirs).copied();
+        Some(ask::context_for(job, before.unwrap_or(0), model.context))
     }
 
     fn failed(&self, failure: Failure, why: &str) -> AttemptError {
@@ -492,8 +590,15 @@ impl Server {
         self.failed(failure, &error.to_string())
     }
 
-    fn refused(&self, job: &Job, refused: &Refused) -> AttemptError {
+    /// It tells in the midst of an answer that there will be no more: whatever it was that stopped it.
+    fn gave_up(&self, call: &mut Attempt<'_>, why: &str) -> AttemptError {
+        call.losses.nodes.insert(self.config.name.clone());
+        self.failed(Failure::Refused, why)
+    }
+
+    fn refused(&self, call: &mut Attempt<'_>, refused: &Refused) -> AttemptError {
         let Refused { status, message } = refused;
+        let job = call.job;
         let name = &self.config.name;
         let why = |what: &str| format!("{what} (status {status}): {message}");
         match status {
@@ -521,9 +626,27 @@ impl Server {
             404 => self.failed(Failure::Refused, &why("does not have what was asked for")),
             408 | 429 => self.failed(Failure::Busy, &why("is busy")),
             503 => self.failed(Failure::Stopping, &why("does not take the request now")),
-            _ => self.failed(Failure::Refused, &why("failed")),
+            _ => self.gave_up(call, &why("failed")),
         }
     }
+}
+
+/// Gives calls that come whole their places among all.
+fn number(calls: &mut [Value], before: usize) {
+    for (i, call) in calls.iter_mut().enumerate() {
+        if let Some(call) = call.as_object_mut() {
+            let index = before + i;
+            call.insert("index".to_owned(), index.into());
+            call.entry("id")
+                .or_insert_with(|| format!("call_{index}").into());
+        }
+    }
+}
+
+/// True for a text that ends as texts do.
+fn ends(text: &str) -> bool {
+    let last = text.trim_end().chars().next_back();
+    last.is_none_or(|c| !c.is_alphanumeric() && !matches!(c, ',' | '(' | '-' | ':'))
 }
 
 /// Puts parts of calls of tools together, by their index.
@@ -536,7 +659,11 @@ fn add_tools(all: &mut Vec<Value>, parts: &[Value]) {
         };
         let more = part["function"]["arguments"].as_str().unwrap_or_default();
         let so_far = known["function"]["arguments"].as_str().unwrap_or_default();
-        known["function"]["arguments"] = Value::String(format!("{so_far}{more}"));
+        let arguments = Value::String(format!("{so_far}{more}"));
+        let function = known.get_mut("function").and_then(Value::as_object_mut);
+        if let Some(function) = function {
+            function.insert("arguments".to_owned(), arguments);
+        }
     }
 }
 
@@ -563,8 +690,7 @@ fn is_about_shape(refused: &Refused) -> bool {
         "json_schema",
         "schema",
         "grammar",
-        "structured",
-        "format",
+        "structured output",
     ];
     matches!(refused.status, 400 | 422 | 500 | 501)
         && words.iter().any(|word| message.contains(word))

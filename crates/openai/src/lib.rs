@@ -28,6 +28,7 @@ pub use completion::{CompletionRequest, Prompt, parse_completion};
 pub use error::{ApiError, ErrorBody, ErrorDetail, OTHER_SHAPE};
 pub use format::ResponseFormat;
 pub use passed::{Passed, model_of, pass_chat, pass_completion, sampling_fields};
+pub use refused::changes_nothing;
 pub use response::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatMessage, Completion,
     CompletionChoice, Delta, FinishReason, Model, ModelList, PromptTokensDetails, Usage,

@@ -43,12 +43,17 @@ const OWN: &[&str] = &[
     "max_tokens",
     "max_completion_tokens",
     "n_predict",
+    "cache_salt",
+];
+
+/// What gives the shape of an answer, in the words of several servers. Where it is understood here it is asked anew, else it
+/// goes on as it came.
+const SHAPES: &[&str] = &[
     "response_format",
     "json_schema",
     "structured_outputs",
     "guided_json",
     "format",
-    "cache_salt",
 ];
 
 #[derive(Deserialize)]
@@ -66,8 +71,19 @@ pub fn model_of(body: &[u8]) -> Option<String> {
 /// # Errors
 /// As [`crate::parse_chat`], but for fields that are not known here.
 pub fn pass_chat(body: &[u8]) -> Result<(ChatRequest, Passed), ApiError> {
-    let (fields, tandem, passed, removed) = split(body)?;
+    let (fields, tandem, mut passed, removed) = split(body)?;
     let mut request = chat(fields, tandem, Unknown::passing())?;
+    if passed
+        .get("response_format")
+        .is_some_and(|f| f["type"] == "text")
+    {
+        passed.shift_remove("response_format");
+    }
+    if !request.response_format.is_text() {
+        for name in SHAPES {
+            passed.shift_remove(*name);
+        }
+    }
     request.ignored = removed;
     Ok((request, passed))
 }

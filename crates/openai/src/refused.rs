@@ -204,6 +204,13 @@ pub(crate) fn check_answerable(fields: &Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// True for a field of a chat or a completion that changes no answer, at least with this value.
+pub fn changes_nothing(name: &str, value: &Value) -> bool {
+    let lists = [BOTH, CHAT, COMPLETION].into_iter().flatten();
+    let mut known = lists.filter(|(known, _)| *known == name);
+    value.is_null() || INERT.contains(&name) || known.any(|(_, neutral)| neutral.accepts(value))
+}
+
 /// Looks at what is left of a request, which has fields of its own beside those that both kinds have.
 pub(crate) fn finish(fields: Fields, own: &[&str], unknown: &mut Unknown) -> Result<(), ApiError> {
     fields.finish(&[own, KNOWN].concat(), INERT, unknown)

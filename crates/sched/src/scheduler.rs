@@ -428,9 +428,18 @@ impl Scheduler {
     /// Starts every waiting request that fits, in order of arrival, and rejects those that no
     /// node can serve.
     fn dispatch(&mut self, out: &mut Vec<Action>) {
-        for model in 0..self.models.len() {
-            let queue = std::mem::take(&mut self.models[model].queue);
-            for waiting in queue {
+        // Models share servers, so that those of one must not pass those of another.
+        let queues = self.models.iter_mut().enumerate();
+        let mut all: Vec<(usize, Waiting)> = queues
+            .flat_map(|(model, m)| {
+                std::mem::take(&mut m.queue)
+                    .into_iter()
+                    .map(move |w| (model, w))
+            })
+            .collect();
+        all.sort_by_key(|(_, waiting)| waiting.arrival);
+        {
+            for (model, waiting) in all {
                 match self.choose(model, &waiting) {
                     Choice::Fits {
                         decode,

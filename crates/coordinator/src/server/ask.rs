@@ -1,7 +1,7 @@
 //! A request in the words of each dialect.
 
 use serde_json::{Map, Value, json};
-use tandem_openai::{ApiError, Passed};
+use tandem_openai::{ApiError, Passed, changes_nothing};
 use tandem_proto::{Format, Generation, Message, Prompt};
 
 use super::config::ServerConfig;
@@ -10,18 +10,8 @@ use super::probe::Served;
 use super::shape::Shape;
 use crate::life::Job;
 
-/// Fields that say nothing to Ollama and change no answer.
-const INERT: [&str; 9] = [
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "parallel_tool_calls",
-    "keep_alive",
-    "messages",
-];
+/// Fields that are written anew.
+const OWN: [&str; 4] = ["messages", "prompt", "max_tokens", "keep_alive"];
 /// Fields that are options of Ollama by the same name.
 const OPTIONS: [&str; 13] = [
     "temperature",
@@ -37,6 +27,16 @@ const OPTIONS: [&str; 13] = [
     "frequency_penalty",
     "num_keep",
     "num_gpu",
+];
+/// Fields about how tokens are chosen, which a small server leaves to itself.
+const IGNORED_SAMPLING: [&str; 7] = [
+    "seed",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
 ];
 /// Tokens beside those of its text that a message may have.
 const TOKENS_PER_MESSAGE: usize = 32;
@@ -65,6 +65,8 @@ pub(crate) struct Post {
     pub(crate) path: &'static str,
     pub(crate) body: Value,
     pub(crate) prompt: &'static str,
+    /// Fields of the request that the server does not hear.
+    pub(crate) unheard: Vec<String>,
 }
 
 impl Asked<'_> {
@@ -106,6 +108,7 @@ impl Asked<'_> {
             path,
             body: Value::Object(body),
             prompt: "server",
+            unheard: Vec::new(),
         }
     }
 
@@ -164,7 +167,8 @@ impl Asked<'_> {
         let path = match &job.prompt {
             Prompt::Chat(_) => {
                 let messages = self.messages().into_iter().map(ollama_message);
-                body.insert("messages".to_owned(), Value::Array(messages.collect()));
+                let messages = messages.collect::<Result<Vec<Value>, _>>()?;
+                body.insert("messages".to_owned(), Value::Array(messages));
                 match &job.generation.format {
                     _ if self.instructed => {}
                     Format::Text => {}
@@ -189,6 +193,7 @@ impl Asked<'_> {
             path,
             body: Value::Object(body),
             prompt: "server",
+            unheard: Vec::new(),
         })
     }
 
@@ -196,8 +201,12 @@ impl Asked<'_> {
     fn ollama_fields(&self) -> Result<(Passed, Passed), ApiError> {
         let mut options = Map::new();
         let mut body = Map::new();
+        let mut has_tools = true;
         for (name, value) in self.fields() {
             match name.as_str() {
+                "stop" => {
+                    options.insert(name, json!(self.job.generation.stop));
+                }
                 name if OPTIONS.contains(&name) => {
                     options.insert(name.to_owned(), value);
                 }
@@ -207,30 +216,39 @@ impl Asked<'_> {
                 "reasoning_effort" => {
                     body.insert("think".to_owned(), effort(value));
                 }
-                "tool_choice" if matches!(value.as_str(), Some("auto")) => {}
-                "tool_choice" if matches!(value.as_str(), Some("none")) => {
-                    body.remove("tools");
+                "tool_choice" if matches!(value.as_str(), Some("auto" | "none")) => {
+                    has_tools = value != "none";
                 }
-                name if INERT.contains(&name) || value.is_null() || name == "prompt" => {}
-                name => {
-                    let server = &self.config.name;
-                    let message = format!(
-                        "'{name}' is nothing that the server `{server}` (Ollama) knows; leave it out"
-                    );
-                    return Err(ApiError::invalid(name, message));
-                }
+                name if OWN.contains(&name) || changes_nothing(name, &value) => {}
+                name => return Err(self.unknown(name)),
             }
+        }
+        if !has_tools {
+            body.remove("tools");
         }
         Ok((body, options))
     }
 
     fn generate(&self) -> Result<Post, ApiError> {
         let job = self.job;
-        if let Some(passed) = &job.passed {
-            let asks_tools = passed.get("tools").and_then(Value::as_array);
-            if asks_tools.is_some_and(|tools| !tools.is_empty()) {
-                let message = format!("the server `{}` cannot call tools", self.config.name);
-                return Err(ApiError::invalid("tools", message));
+        let mut notes = Vec::new();
+        for (name, value) in job.passed.iter().flatten() {
+            match name.as_str() {
+                name if OWN.contains(&name) || changes_nothing(name, value) => {}
+                // What it knows, and what is done for it.
+                "temperature" | "stop" => {}
+                name if IGNORED_SAMPLING.contains(&name) => notes.push(name.to_owned()),
+                name => return Err(self.unknown(name)),
+            }
+        }
+        let parts = job
+            .passed
+            .as_ref()
+            .and_then(|passed| passed.get("messages")?.as_array());
+        for message in parts.into_iter().flatten() {
+            let parts = message["content"].as_array().into_iter().flatten();
+            if let Some(part) = parts.into_iter().find(|part| !part["text"].is_string()) {
+                return Err(unread(part));
             }
         }
         let (prompt, how) = match &job.prompt {
@@ -247,6 +265,7 @@ impl Asked<'_> {
             path: "/generate",
             body,
             prompt: how,
+            unheard: notes,
         })
     }
 
@@ -281,6 +300,14 @@ impl Asked<'_> {
             parts.push("Assistant:".to_owned());
         }
         Ok((parts.join("\n\n"), "plain text"))
+    }
+
+    fn unknown(&self, name: &str) -> ApiError {
+        let (server, dialect) = (&self.config.name, self.dialect.as_str());
+        let message = format!(
+            "'{name}' is nothing that the server `{server}` ({dialect}) knows; leave it out"
+        );
+        ApiError::invalid(name, message)
     }
 
     fn no_tokens(&self) -> ApiError {
@@ -370,15 +397,22 @@ fn effort(value: Value) -> Value {
 }
 
 /// A message as Ollama reads it: texts in one, pictures beside them, arguments of tools as objects.
-fn ollama_message(mut message: Value) -> Value {
+fn ollama_message(mut message: Value) -> Result<Value, ApiError> {
+    if message["role"] == "developer" {
+        message["role"] = json!("system");
+    }
     if let Some(Value::Array(parts)) = message.get("content").cloned() {
-        let texts: Vec<&str> = parts.iter().filter_map(|p| p["text"].as_str()).collect();
-        let picture = |part: &Value| {
-            let url = part["image_url"]["url"].as_str()?;
-            let (_, data) = url.split_once(";base64,")?;
-            Some(json!(data))
-        };
-        let pictures: Vec<Value> = parts.iter().filter_map(picture).collect();
+        let (mut texts, mut pictures) = (Vec::new(), Vec::new());
+        for part in &parts {
+            let url = part["image_url"]["url"].as_str();
+            let data = url.and_then(|url| url.split_once(";base64,"));
+            match (part["text"].as_str(), data) {
+                (Some(text), _) => texts.push(text),
+                // A picture that is elsewhere is not fetched there.
+                (None, Some((_, data))) => pictures.push(json!(data)),
+                (None, None) => return Err(unread(part)),
+            }
+        }
         message["content"] = json!(texts.join("\n"));
         if !pictures.is_empty() {
             message["images"] = Value::Array(pictures);
@@ -386,16 +420,26 @@ fn ollama_message(mut message: Value) -> Value {
     }
     if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
         for call in calls {
-            let arguments = &mut call["function"]["arguments"];
-            let read = arguments
-                .as_str()
-                .and_then(|text| serde_json::from_str(text).ok());
-            if let Some(read) = read {
+            let function = call.get_mut("function").and_then(Value::as_object_mut);
+            let Some(arguments) = function.and_then(|f| f.get_mut("arguments")) else {
+                continue;
+            };
+            let read = arguments.as_str();
+            if let Some(read) = read.and_then(|text| serde_json::from_str(text).ok()) {
                 *arguments = read;
             }
         }
     }
-    message
+    Ok(message)
+}
+
+/// A part of a content that has another kind than this server reads.
+fn unread(part: &Value) -> ApiError {
+    let kind = part["type"].as_str().unwrap_or("unknown");
+    let kind: String = kind.chars().take(32).collect();
+    let message =
+        format!("a part of type '{kind}' is nothing that this model's server reads; leave it out");
+    ApiError::invalid("messages", message)
 }
 
 #[cfg(test)]
@@ -410,6 +454,20 @@ mod tests {
         ], "tool_calls": [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]});
         let expected = json!({"role": "assistant", "content": "a\nb",
             "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}], "images": ["AAAA"]});
-        assert_eq!(ollama_message(message), expected);
+        assert_eq!(ollama_message(message).unwrap(), expected);
+        for (content, is_read) in [
+            (
+                json!([{"type": "image_url", "image_url": {"url": "https://192.0.2.1/a.png"}}]),
+                false,
+            ),
+            (json!([{"type": "input_audio", "input_audio": {}}]), false),
+            (json!([3]), false),
+            (json!("text"), true),
+        ] {
+            let message = json!({"role": "developer", "content": content, "tool_calls": ["x", {"function": "f"}]});
+            let read = ollama_message(message);
+            assert_eq!(read.is_ok(), is_read);
+            assert!(read.is_err() || read.unwrap()["role"] == "system");
+        }
     }
 }

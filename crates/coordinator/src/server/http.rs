@@ -17,8 +17,18 @@ use crate::limits::{MAX_REFUSAL_BYTES, MAX_SERVER_ANSWER_BYTES, MAX_SERVER_EVENT
 
 use super::config::ServerConfig;
 
+/// How long a connection that is not used is kept.
+const IDLE: Duration = Duration::from_secs(2);
 /// Characters of a server's own message that are shown.
 const MAX_SHOWN: usize = 300;
+/// Where servers begin to repeat what they were sent, or what a model wrote.
+const QUOTES: [&str; 5] = [
+    "'input'",
+    "\"input\"",
+    "input_value",
+    "input at pos",
+    "'msg'",
+];
 
 /// Speaks to one server.
 #[derive(Clone)]
@@ -50,6 +60,8 @@ impl Http {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(connect)
+            // Servers close a connection that is not used, some after 5 s: not in the moment in which it is used again.
+            .pool_idle_timeout(IDLE)
             .user_agent("tandem");
         if let Some(pem) = &config.ca {
             let certificates = reqwest::Certificate::from_pem_bundle(pem)
@@ -250,6 +262,8 @@ pub(crate) fn error_message(body: &Value) -> Option<String> {
 
 /// A text of somebody else, fit for a message.
 pub(crate) fn shown(text: &str) -> String {
+    let quotes = QUOTES.iter().filter_map(|quote| text.find(quote));
+    let text = &text[..quotes.min().unwrap_or(text.len())];
     let plain = text.chars().filter(|c| !c.is_control());
     let mut out: String = plain.clone().take(MAX_SHOWN).collect();
     if plain.count() > MAX_SHOWN {

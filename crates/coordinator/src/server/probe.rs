@@ -1,5 +1,6 @@
 //! What a server is and has: its dialect, its models, their contexts, and what tells them from others of the same name.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -37,16 +38,27 @@ pub(crate) struct Served {
     /// Tokens of prompt and answer together, if that is known.
     pub(crate) context: Option<u32>,
     /// What the server tells of it beside its name.
-    pub(crate) reported: String,
+    pub(crate) reported: Reported,
     /// True if that includes a digest.
     pub(crate) verified: bool,
+}
+
+/// Names and values.
+pub(crate) type Reported = BTreeMap<&'static str, String>;
+
+/// The same in one line.
+pub(crate) fn in_words(reported: &Reported) -> String {
+    let parts = reported
+        .iter()
+        .map(|(name, value)| format!("{name} {value}"));
+    parts.collect::<Vec<_>>().join(", ")
 }
 
 /// A model in a server's own list.
 struct Listed {
     name: String,
     context: Option<u32>,
-    reported: String,
+    reported: Reported,
     verified: bool,
 }
 
@@ -103,7 +115,7 @@ async fn listed(
             return Ok(Ok(vec![Listed {
                 name: UNLISTED.to_owned(),
                 context: None,
-                reported: String::new(),
+                reported: Reported::new(),
                 verified: false,
             }]));
         }
@@ -133,14 +145,14 @@ fn openai(body: &Value) -> Option<Vec<Listed>> {
         ];
         let reported = ["root", "owned_by", "quantization", "size"]
             .iter()
-            .filter_map(|key| Some(format!("{key} {}", told(model.get(*key)?)?)));
+            .filter_map(|key| Some((*key, told(model.get(*key)?)?)));
         let of_file = ["n_params", "size", "n_vocab", "n_embd"]
             .iter()
-            .filter_map(|key| Some(format!("{key} {}", told(meta.get(*key)?)?)));
+            .filter_map(|key| Some((*key, told(meta.get(*key)?)?)));
         Some(Listed {
             name: model["id"].as_str()?.to_owned(),
             context: context.into_iter().find_map(count),
-            reported: reported.chain(of_file).collect::<Vec<_>>().join(", "),
+            reported: reported.chain(of_file).collect(),
             verified: false,
         })
     };
@@ -152,15 +164,15 @@ fn ollama(body: &Value) -> Option<Vec<Listed>> {
     let entry = |model: &Value| {
         let digest = model["digest"].as_str().unwrap_or_default();
         let quantisation = model["details"]["quantization_level"].as_str();
-        let mut reported = vec![format!("digest {}", shown(digest))];
-        reported.extend(quantisation.map(|q| format!("quantisation {}", shown(q))));
+        let mut reported = Reported::from([("digest", shown(digest))]);
+        reported.extend(quantisation.map(|q| ("quantisation", shown(q))));
         Some(Listed {
             name: model["name"]
                 .as_str()
                 .or(model["model"].as_str())?
                 .to_owned(),
             context: None,
-            reported: reported.join(", "),
+            reported,
             verified: digest.len() >= 64,
         })
     };
@@ -179,7 +191,7 @@ fn generate(body: &Value) -> Result<Option<Vec<Listed>>, CallError> {
     Ok(Some(vec![Listed {
         name,
         context: None,
-        reported: String::new(),
+        reported: Reported::new(),
         verified: false,
     }]))
 }

@@ -69,12 +69,10 @@ fn openai(value: &Value) -> Vec<Part> {
         .as_array()
         .filter(|calls| !calls.is_empty())
     {
-        let indexed = calls.iter().enumerate().map(|(i, call)| {
-            let mut call = call.clone();
-            if call.get("index").is_none() {
-                call["index"] = json!(i);
-            }
-            call
+        let indexed = calls.iter().enumerate().filter_map(|(i, call)| {
+            let mut call = call.as_object()?.clone();
+            call.entry("index").or_insert_with(|| json!(i));
+            Some(Value::Object(call))
         });
         parts.push(Part::Tools(indexed.collect()));
     }
@@ -112,20 +110,17 @@ fn ollama(value: &Value) -> Vec<Part> {
         .as_array()
         .filter(|calls| !calls.is_empty())
     {
-        let call = |(i, call): (usize, &Value)| {
+        // Each comes whole; what it says of its place among others is not to be relied on, so it is counted where they are
+        // put together.
+        let call = |call: &Value| {
             let function = &call["function"];
             let arguments = match &function["arguments"] {
                 Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
-            let index = function["index"].as_u64().unwrap_or(i as u64);
-            let id = call["id"]
-                .as_str()
-                .map_or(format!("call_{index}"), str::to_owned);
-            json!({"index": index, "id": id, "type": "function",
-                   "function": {"name": function["name"], "arguments": arguments}})
+            json!({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
         };
-        parts.push(Part::Tools(calls.iter().enumerate().map(call).collect()));
+        parts.push(Part::Tools(calls.iter().map(call).collect()));
     }
     parts.extend(value["model"].as_str().map(|m| Part::Model(m.to_owned())));
     if value["done"].as_bool() == Some(true) {

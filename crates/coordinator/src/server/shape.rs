@@ -10,6 +10,14 @@ const MAX_PATH: usize = 120;
 /// Fewest words of a prompt for which it is checked that they were read.
 const MIN_WORDS: usize = 64;
 
+/// A kind of shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Text,
+    Object,
+    Schema,
+}
+
 /// The shape of an answer.
 pub(crate) enum Shape {
     /// Any JSON object.
@@ -35,6 +43,13 @@ impl Shape {
             ApiError::invalid("response_format", message)
         })?;
         Ok(Some(Self::Schema(Box::new(validator), schema.clone())))
+    }
+
+    pub(crate) const fn kind(&self) -> Kind {
+        match self {
+            Self::Object => Kind::Object,
+            Self::Schema(..) => Kind::Schema,
+        }
     }
 
     /// What to tell a model that is not bound to it.

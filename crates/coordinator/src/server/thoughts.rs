@@ -43,6 +43,14 @@ pub(crate) struct Apart {
 }
 
 impl Thoughts {
+    /// Takes nothing apart.
+    pub(crate) fn none() -> Self {
+        Self {
+            state: State::Answer,
+            held: String::new(),
+        }
+    }
+
     /// Takes in more text.
     pub(crate) fn push(&mut self, more: &str) -> Apart {
         self.held.push_str(more);

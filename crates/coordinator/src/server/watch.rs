@@ -6,7 +6,7 @@ use std::time::Instant;
 use tandem_sched::{Event, Serves};
 use tokio::sync::oneshot;
 
-use super::probe::{Found, probe};
+use super::probe::{Found, in_words, probe};
 use super::{Server, locked};
 use crate::calls::CallError;
 use crate::cluster::Cluster;
@@ -23,23 +23,33 @@ pub(crate) async fn watch(
     let mut first = Some(first);
     let mut last: Option<Result<Found, String>> = None;
     let mut last_up: Option<Instant> = None;
+    let mut missed = 0;
     loop {
         let found = probe(&server.http, &server.config, &wanted, limits.connect).await;
         let found = found.map(|found| server.unchanged(found));
+        missed = match &found {
+            Ok(_) => 0,
+            // One that does one thing at a time tells nothing while it answers.
+            Err(CallError::Silent(_)) if server.is_busy() && last_up.is_some() => 0,
+            Err(_) => missed + 1,
+        };
         if found.is_ok() {
             last_up = Some(Instant::now());
         }
-        let told = found
-            .as_ref()
-            .map(Clone::clone)
-            .map_err(CallError::to_string);
-        if last.as_ref() != Some(&told) {
-            announce(&server, &told);
-            last = Some(told);
+        let waits = found.is_err() && last_up.is_some() && missed < limits.missed_polls;
+        if !waits {
+            let told = found
+                .as_ref()
+                .map(Clone::clone)
+                .map_err(CallError::to_string);
+            if last.as_ref() != Some(&told) {
+                announce(&server, &told);
+                last = Some(told);
+            }
+            *locked(&server.found) = found.as_ref().ok().map(|found| Arc::new(found.clone()));
+            let may_return = last_up.is_some_and(|last| last.elapsed() < limits.may_return);
+            cluster.tell(event(&server, found, may_return)).await;
         }
-        *locked(&server.found) = found.as_ref().ok().map(|found| Arc::new(found.clone()));
-        let may_return = last_up.is_some_and(|last| last.elapsed() < limits.may_return);
-        cluster.tell(event(&server, found, may_return)).await;
         if let Some(first) = first.take() {
             // Nobody waits if the coordinator is stopping.
             let _ = first.send(());
@@ -96,18 +106,23 @@ impl Server {
         let mut first = locked(&self.first);
         let (name, changed) = (&self.config.name, &mut found.changed);
         found.models.retain(|model| {
-            let now = (model.theirs.clone(), model.reported.clone());
-            let known = first.entry(model.ours.clone()).or_insert_with(|| now.clone());
-            if known.1.is_empty() {
-                known.1.clone_from(&now.1);
-            }
-            // While it loads, a server may tell less.
-            let is_same = known.0 == now.0 && (now.1.is_empty() || known.1 == now.1);
-            if !is_same {
+            let known = first.entry(model.ours.clone()).or_insert_with(|| model.clone());
+            let (now, then) = (&model.reported, &known.reported);
+            // While it loads, a server tells less; what it tells later counts from then on.
+            let mut told = now.iter();
+            let is_as_told = told.all(|(key, value)| then.get(key).is_none_or(|v| v == value));
+            let is_same = known.theirs == model.theirs && is_as_told;
+            if is_same {
+                known.reported.extend(model.reported.clone());
+            } else {
                 changed.push(format!(
                     "`{}` is another model than before: `{}` ({}), and was `{}` ({}); start tandem again to take it, or give \
                      server `{name}` the other one back",
-                    model.ours, now.0, now.1, known.0, known.1
+                    model.ours,
+                    model.theirs,
+                    in_words(now),
+                    known.theirs,
+                    in_words(then)
                 ));
             }
             is_same

@@ -27,6 +27,8 @@ pub enum Reply {
     Json(u16, Value),
     /// These pieces as events of this type, and how they end.
     Pieces(&'static str, Vec<String>, End),
+    /// These events, so far apart.
+    Slow(Vec<String>, Duration),
     Redirect(String),
     /// Nothing, ever.
     Hang,
@@ -130,6 +132,14 @@ async fn take(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         }
         Reply::Redirect(to) => {
             (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, to)]).into_response()
+        }
+        Reply::Slow(pieces, pause) => {
+            let pieces = stream::iter(pieces).then(move |piece| async move {
+                tokio::time::sleep(pause).await;
+                Ok::<_, std::io::Error>(Bytes::from(piece))
+            });
+            let kind = [(header::CONTENT_TYPE, "text/event-stream")];
+            (kind, Body::from_stream(pieces)).into_response()
         }
         Reply::Hang => {
             let _open = open;

@@ -1,11 +1,12 @@
 //! Servers that are no nodes: each dialect, what they get wrong, and what becomes of it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tandem_coordinator::{Config, ModelConfig, Secret, ServerConfig};
-use tandem_openai::ChatCompletion;
+use tandem_openai::{ChatCompletion, FinishReason};
 
 use crate::fake::{FakeNode, MODEL};
 use crate::fake_server::{End, FakeServer, Reply, events, says};
@@ -366,7 +367,8 @@ async fn ollama(digest: &'static str) -> FakeServer {
             let lines = [
                 json!({"message": {"role": "assistant", "content": "", "thinking": "Hm."}, "done": false}),
                 json!({"message": {"role": "assistant", "content": "Hel"}, "done": false}),
-                json!({"message": {"content": "lo", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}, "done": false}),
+                json!({"message": {"content": "lo", "tool_calls": [{"function": {"index": 0, "name": "f", "arguments": {"a": 1}}}]}, "done": false}),
+                json!({"message": {"content": "", "tool_calls": [{"function": {"index": 0, "name": "g", "arguments": {}}}]}, "done": false}),
                 json!({"message": {"content": ""}, "done": true, "done_reason": "stop", "prompt_eval_count": 20_000,
                        "prompt_eval_duration": 2_000_000, "eval_count": 4, "eval_duration": 8_000_000}),
             ];
@@ -387,16 +389,27 @@ async fn ollama_is_spoken_to_in_its_own_words() {
     config.models.insert(MODEL.into(), "coder:30b".into());
     let rig = rig(vec![config]).await;
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    let body = json!({"temperature": 0, "seed": 7, "stop": ["END"], "max_tokens": 50, "tools": tools,
+    let body = json!({"temperature": 0, "seed": 7, "stop": "END", "n": 1, "logprobs": false, "max_tokens": 50, "tools": tools,
         "reasoning_effort": "low", "presence_penalty": 0.5});
     let answer = rig.chat(body).await.unwrap();
     let whole: ChatCompletion = answer.json().await.unwrap();
     let message = &whole.choices[0].message;
     assert_eq!(message.content.as_deref(), Some("Hello"));
     assert_eq!(message.reasoning_content.as_deref(), Some("Hm."));
+    // Both say that they are the first.
+    let calls = message.tool_calls.as_ref().unwrap();
+    let of = |call: &Value| {
+        (
+            call["index"].clone(),
+            call["function"]["name"].clone(),
+            call["function"]["arguments"].clone(),
+        )
+    };
+    assert_eq!(of(&calls[0]), (json!(0), json!("f"), json!("{\"a\":1}")));
+    assert_eq!(of(&calls[1]), (json!(1), json!("g"), json!("{}")));
     assert_eq!(
-        message.tool_calls.as_ref().unwrap()[0]["function"]["arguments"],
-        "{\"a\":1}"
+        whole.choices[0].finish_reason,
+        Some(FinishReason::ToolCalls)
     );
     let info = whole.tandem.unwrap();
     assert_eq!((info.prompt_tokens, info.generated_tokens), (20_000, 4));
@@ -424,6 +437,27 @@ async fn ollama_is_spoken_to_in_its_own_words() {
     }
     let (status, error) = error_of(rig.chat(json!({"grammar": "root ::= x"})).await.unwrap()).await;
     assert_eq!((status, error.param.as_deref()), (400, Some("grammar")));
+}
+
+#[tokio::test]
+async fn what_ollama_does_not_read_is_refused_or_changed() {
+    let server = ollama("ab").await;
+    let mut config = server.config("s");
+    config.models.insert(MODEL.into(), "coder:30b".into());
+    let rig = rig(vec![config]).await;
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    // A tool that is not to be called is not told of, wherever that is said; what has another form than it should harms nobody.
+    let odd = json!({"tool_choice": "none", "tools": tools,
+        "messages": [{"role": "assistant", "content": "x", "tool_calls": ["y"]}, {"role": "developer", "content": "z"}]});
+    assert_eq!(rig.chat(odd).await.unwrap().status(), 200);
+    let sent = server.asked("/api/chat").pop().unwrap().body;
+    assert!(
+        sent["tools"].is_null() && sent["messages"][1]["role"] == "system",
+        "{sent}"
+    );
+    let picture = json!([{"type": "image_url", "image_url": {"url": "https://192.0.2.1/a.png"}}]);
+    let answer = rig.chat(json!({"messages": [{"role": "user", "content": picture}]}));
+    assert_eq!(error_of(answer.await.unwrap()).await.0, 400);
     let completion = json!({"model": MODEL, "prompt": "a"});
     let answer: Value = rig
         .post("/v1/completions", completion)
@@ -631,4 +665,164 @@ async fn what_a_server_is_not_is_said() {
     let rig = rig(vec![good.config("s")]).await;
     let answer = rig.post("/tokenize", tokens).await.unwrap();
     assert_eq!(answer.status(), 501);
+}
+
+#[tokio::test]
+async fn a_server_that_is_busy_with_an_answer_is_not_gone() {
+    let open = Arc::new(AtomicUsize::new(0));
+    let asked = Arc::clone(&open);
+    let server = FakeServer::start(move |request| match request.path.as_str() {
+        // It does one thing at a time.
+        "/health" if asked.load(Ordering::SeqCst) > 0 => Reply::Hang,
+        "/health" => Reply::Json(
+            200,
+            json!({"status": "healthy", "model": "x", "loaded": true}),
+        ),
+        "/generate" => {
+            asked.fetch_add(1, Ordering::SeqCst);
+            Reply::Hang
+        }
+        _ => Reply::Json(404, json!({})),
+    })
+    .await;
+    let mut server_config = server.config("s");
+    server_config.silence = Some(3);
+    server_config.dialect = Some(tandem_coordinator::Dialect::Generate);
+    let mut config = served(vec![server_config]);
+    config.limits.connect = Duration::from_millis(50);
+    let rig = Rig::start(config).await;
+    let answer = rig.chat(json!({}));
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(open.load(Ordering::SeqCst), 1);
+    assert_eq!(rig.get("/health").await.0, 200, "it is only busy");
+    let (status, error) = error_of(answer.await.unwrap()).await;
+    assert_eq!(status, 502, "{error:?}");
+    assert!(error.message.contains("was silent for 3 s"), "{error:?}");
+}
+
+#[tokio::test]
+async fn signs_of_life_without_an_answer_have_a_limit() {
+    let server = FakeServer::openai(|_| {
+        let pings = (0..200).map(|_| ": ping\n\n".to_owned()).collect();
+        Reply::Slow(pings, Duration::from_millis(100))
+    })
+    .await;
+    let rig = rig(vec![server.config("s")]).await;
+    let answer = tokio::time::timeout(Duration::from_secs(8), rig.chat(json!({})));
+    let (status, error) = error_of(answer.await.expect("a limit").unwrap()).await;
+    assert_eq!(status, 502);
+    assert!(error.message.contains("was silent for 2 s"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_request_that_may_have_stopped_two_servers_gets_no_third() {
+    let fails = || {
+        FakeServer::openai(|_| {
+            Reply::Json(500, json!({"error": "llama runner process has terminated"}))
+        })
+    };
+    let (a, b) = (fails().await, fails().await);
+    let good = FakeServer::openai(|_| says("fine")).await;
+    let rig = rig(vec![a.config("a"), b.config("b"), good.config("good")]).await;
+    let (status, error) = error_of(rig.chat(json!({})).await.unwrap()).await;
+    assert_eq!(status, 502);
+    assert!(error.message.contains("no further node"), "{error:?}");
+    assert!(good.asked("completions").is_empty());
+}
+
+#[tokio::test]
+async fn what_a_server_tells_later_is_no_change() {
+    static LOADED: AtomicUsize = AtomicUsize::new(0);
+    let server = FakeServer::start(|asked| match asked.path.as_str() {
+        "/v1/models" => {
+            let meta = [Value::Null, json!({"n_params": 7}), json!({"n_params": 8})];
+            let meta = &meta[LOADED.load(Ordering::SeqCst)];
+            Reply::Json(
+                200,
+                json!({"data": [{"id": "m", "owned_by": "x", "meta": meta}]}),
+            )
+        }
+        "/v1/chat/completions" => says("fine"),
+        _ => Reply::Json(404, json!({})),
+    })
+    .await;
+    let rig = rig(vec![server.config("s")]).await;
+    for (step, status) in [(0, 200), (1, 200), (2, 503), (1, 200)] {
+        LOADED.store(step, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(
+            rig.chat(json!({})).await.unwrap().status(),
+            status,
+            "{step}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn one_shape_that_is_refused_takes_no_other_with_it() {
+    let server = FakeServer::openai(
+        |asked| match asked.body["response_format"]["type"].as_str() {
+            Some("json_object") => Reply::Json(
+                400,
+                json!({"error": "'response_format.type' must be 'json_schema'"}),
+            ),
+            Some("json_schema") => says("{\"score\": 1}"),
+            _ => says("{}"),
+        },
+    )
+    .await;
+    let rig = rig(vec![server.config("s")]).await;
+    let object = json!({"response_format": {"type": "json_object"}});
+    for (body, shape) in [(object, "instructed"), (shaped(false), "enforced")] {
+        let (_, info) = whole_of(rig.chat(body).await.unwrap()).await;
+        assert_eq!(info.server.unwrap().shape.as_deref(), Some(shape));
+    }
+    // What is no schema goes on as it came.
+    let choice = json!({"structured_outputs": {"choice": ["A", "B"]}});
+    whole_of(rig.chat(choice.clone()).await.unwrap()).await;
+    let sent = server.asked("completions").pop().unwrap().body;
+    assert_eq!(sent["structured_outputs"], choice["structured_outputs"]);
+}
+
+#[tokio::test]
+async fn texts_that_are_continued_are_not_taken_apart_and_cut_ones_are_told() {
+    let server = FakeServer::openai(|_| {
+        let choice = json!({"index": 0, "text": "<think>all of it", "finish_reason": "length"});
+        Reply::Json(200, json!({"choices": [choice]}))
+    })
+    .await;
+    let rig1 = rig(vec![server.config("s")]).await;
+    let body = json!({"model": MODEL, "prompt": "a"});
+    let answer: Value = rig1
+        .post("/v1/completions", body)
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
+    assert_eq!(answer["choices"][0]["text"], "<think>all of it");
+    for (text, finish) in [("It is good.", "stop"), ("It is", "length")] {
+        let server = FakeServer::start(move |asked| match asked.path.as_str() {
+            "/health" => Reply::Json(
+                200,
+                json!({"status": "healthy", "model": "x", "loaded": true}),
+            ),
+            "/generate" => Reply::Json(200, json!({"response": text})),
+            _ => Reply::Json(404, json!({})),
+        })
+        .await;
+        let rig = rig(vec![server.config("s")]).await;
+        let answer: Value = rig
+            .chat(json!({"seed": 3}))
+            .await
+            .unwrap()
+            .json()
+            .await
+            .unwrap();
+        assert_eq!(answer["choices"][0]["finish_reason"], finish);
+        assert!(
+            answer["tandem"]["events"].to_string().contains("`seed`"),
+            "{answer}"
+        );
+    }
 }
