@@ -1,6 +1,6 @@
 //! The configuration file: [`Typed`] is what was typed, [`Config`] is what to do.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
 use tandem_coordinator::{
-    Config as CoordinatorConfig, CorsConfig, HandoffConfig, ModelConfig, NodeConfig, ServerConfig,
+    Config as CoordinatorConfig, CorsConfig, Dialect, HandoffConfig, ModelConfig, NodeConfig,
+    PairConfig, PairKind, ServerConfig,
 };
 use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
@@ -96,8 +97,53 @@ struct Typed {
     #[serde(default)]
     server: Vec<ServerConfig>,
     #[serde(default)]
+    pair: Vec<TypedPair>,
+    #[serde(default)]
     model: Vec<ModelConfig>,
     grading: Option<TypedGrading>,
+}
+
+/// A pair of other engines; a server as far as everybody else is concerned.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedPair {
+    name: String,
+    kind: PairKind,
+    prefill: Vec<String>,
+    decode: String,
+    bootstrap_port: Option<u16>,
+    from_tokens: Option<u32>,
+    key_env: Option<String>,
+    key_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+    #[serde(default)]
+    models: BTreeMap<String, String>,
+    context: Option<u32>,
+    parallel: Option<u32>,
+    silence: Option<u64>,
+}
+
+impl TypedPair {
+    fn server(self) -> ServerConfig {
+        ServerConfig {
+            // Each speaks that one.
+            dialect: Some(Dialect::OpenAi),
+            key_env: self.key_env,
+            key_file: self.key_file,
+            ca_file: self.ca_file,
+            models: self.models,
+            context: self.context,
+            parallel: self.parallel,
+            silence: self.silence,
+            pair: Some(PairConfig {
+                kind: self.kind,
+                prefill: self.prefill,
+                bootstrap_port: self.bootstrap_port,
+                from_tokens: self.from_tokens,
+            }),
+            ..ServerConfig::new(self.name, self.decode)
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -206,6 +252,8 @@ fn parse(text: &str) -> anyhow::Result<Config> {
     coordinator.lenient = typed.lenient;
     coordinator.cors = typed.cors;
     coordinator.servers = typed.server;
+    let pairs = typed.pair.into_iter().map(TypedPair::server);
+    coordinator.servers.extend(pairs);
     coordinator.validate().map_err(|e| in_file_words(&e))?;
     let grading = typed
         .grading
@@ -354,6 +402,84 @@ mod tests {
         assert_eq!(config.warnings, Vec::<String>::new());
     }
 
+    const OTHERS: &str = r#"
+            [[server]]
+            name = "mac"
+            url = "http://10.0.0.3:11434"
+            dialect = "auto"
+            models = { code = "qwen3-coder:30b" }
+            [[pair]]
+            name = "rack"
+            kind = "llm-d"
+            prefill = ["http://10.0.0.1:8000"]
+            decode = "http://10.0.0.2:8000/v1"
+            [[model]]
+            name = "code"
+            servers = ["mac", "rack"]
+        "#;
+
+    #[test]
+    fn servers_and_pairs_of_others_are_servers() {
+        let text = OTHERS;
+        let config = parse(text).unwrap();
+        assert_eq!(
+            config.coordinator.servers[1]
+                .pair
+                .as_ref()
+                .unwrap()
+                .prefill
+                .len(),
+            1
+        );
+        assert_eq!(config.warnings, Vec::<String>::new());
+        for (old, new, parts) in [
+            (
+                "\"auto\"",
+                "\"x\"",
+                &["unknown dialect `x`", "`generate`"][..],
+            ),
+            ("\"llm-d\"", "\"x\"", &["vllm", "sglang"]),
+            (
+                "[\"http://10.0.0.1:8000\"]",
+                "[]",
+                &["`server[1].prefill`", "http://HOST:PORT"],
+            ),
+            (
+                "http://10.0.0.3:11434",
+                "10.0.0.3",
+                &["`server[0].url`", "http://HOST:PORT"],
+            ),
+            (
+                "http://10.0.0.3",
+                "http://a:b@10.0.0.3",
+                &["`server[0].url`", "key_env"],
+            ),
+            (
+                "name = \"rack\"",
+                "name = \"mac\"",
+                &["`server[1].name`", "must differ"],
+            ),
+            (
+                "\"mac\", \"rack\"",
+                "\"mac\", \"spark\"",
+                &["`model[0].servers[1]`", "[[server]]"],
+            ),
+            ("\"mac\", \"rack\"", "", &["`model[0].decode`", "`servers`"]),
+        ] {
+            assert!(text.contains(old), "{old}");
+            let error = format!("{:#}", parse(&text.replacen(old, new, 1)).unwrap_err());
+            for part in parts {
+                assert!(error.contains(part), "{new}: {error}");
+            }
+        }
+        let unused = parse(&text.replace("\"mac\", \"rack\"", "\"mac\"")).unwrap();
+        assert!(
+            unused.warnings[0].contains("server `rack`"),
+            "{:?}",
+            unused.warnings
+        );
+    }
+
     /// What to change in the good file, and what the message must say: the key and the mend.
     const BAD: &[(&str, &str, &[&str])] = &[
         ("chunk = 256", "chunks = 256", &["chunks", "`chunk`"]),
@@ -389,7 +515,11 @@ mod tests {
             "decode = []",
             &["`model[0].decode`", "at least one"],
         ),
-        ("decode = [\"b\"]", "", &["decode", "correct that line"]),
+        (
+            "decode = [\"b\"]",
+            "",
+            &["`model[0].decode`", "at least one"],
+        ),
         (
             "decode = [\"b\"]",
             "decode = [\"b\", \"b\"]",

@@ -44,4 +44,5 @@ pub use pins::{Pins, read_pins, write_pins};
 pub use serve::run;
 pub use server::config::{Render, Secret, ServerConfig};
 pub use server::dialect::Dialect;
+pub use server::legs::{PairConfig, PairKind};
 pub use tandem_sched::Pin;

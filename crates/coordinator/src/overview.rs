@@ -67,6 +67,9 @@ pub struct ServerReport {
     /// Requests of this coordinator that it answers.
     #[serde(default)]
     pub requests: u32,
+    /// Of a pair of other engines, how often each path was taken: prefilled elsewhere, too short for that, in vain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paths: Option<[u64; 3]>,
     /// The configured models that it has.
     #[serde(default)]
     pub models: Vec<ServedReport>,
@@ -297,6 +300,7 @@ fn server(service: &Service, view: &ServerView) -> Option<ServerReport> {
         enforces_schemas: found.is_some_and(|f| server.enforces_all(f)),
         parallel: found.map_or(0, |f| server.parallel(f)),
         requests: view.requests,
+        paths: server.paths(),
         models: found.map_or(Vec::new(), |f| f.models.iter().map(served).collect()),
         missing: found.map_or(Vec::new(), |f| f.missing.clone()),
         changed: found.map_or(Vec::new(), |f| f.changed.clone()),

@@ -3,12 +3,14 @@
 //! - [`config`]: what the configuration says about it; [`dialect`]: how it is spoken to, and what that cannot do;
 //! - [`probe`]: what it has; [`watch`]: the same again and again;
 //! - [`ask`], [`read`]: requests and answers in its words; [`http`]: the way there;
+//! - [`legs`]: the other leg of a pair of other engines;
 //! - [`thoughts`], [`shape`]: what is done with an answer.
 
 mod ask;
 pub(crate) mod config;
 pub(crate) mod dialect;
 mod http;
+pub(crate) mod legs;
 pub(crate) mod probe;
 mod read;
 mod shape;
@@ -24,7 +26,7 @@ use futures_util::StreamExt;
 use serde_json::Value;
 use tandem_openai::{ApiError, FinishReason, ServerInfo};
 use tandem_sched::Failure;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::backend::{Answer, Attempt, AttemptError, Backend, Running};
 use crate::calls::CallError;
@@ -34,7 +36,8 @@ use crate::timeline::Timeline;
 use ask::{Asked, Post};
 use config::{DEFAULT_SILENCE_S, ServerConfig};
 use dialect::Dialect;
-use http::{Http, Refused};
+use http::{Http, Message, Refused};
+use legs::Legs;
 use probe::{Found, Served};
 use read::Part;
 use shape::{Kind, Shape};
@@ -44,6 +47,8 @@ use thoughts::Thoughts;
 pub(crate) struct Server {
     pub(crate) config: ServerConfig,
     http: Http,
+    /// Where it is half of a pair.
+    legs: Option<Legs>,
     found: Mutex<Option<Arc<Found>>>,
     /// What is known of whether it binds answers to a shape, by model and kind of shape.
     enforces: Mutex<HashMap<(String, Kind), Enforces>>,
@@ -96,6 +101,8 @@ struct Got {
     last: Duration,
     /// From the request's arrival until it was sent.
     sent: Duration,
+    /// Which path it took through a pair.
+    path: Option<&'static str>,
     ended: bool,
 }
 
@@ -114,10 +121,16 @@ impl Server {
     /// If its certificates cannot be used.
     pub(crate) fn new(config: ServerConfig, limits: Limits) -> Result<Self, String> {
         let silence = Duration::from_secs(config.silence.unwrap_or(DEFAULT_SILENCE_S));
-        let http = Http::new(&config, limits.connect, silence)?;
+        let http = |base: &str| Http::new(&config, base, limits.connect, silence);
+        let legs = config.pair.as_ref().map(|pair| {
+            let prefill = pair.prefill.iter().map(|url| http(config::base(url)));
+            Ok::<_, String>(Legs::new(pair.clone(), prefill.collect::<Result<_, _>>()?))
+        });
+        let (http, legs) = (http(config::base(&config.url))?, legs.transpose()?);
         let parallel = config.parallel.unwrap_or(1) as usize;
         Ok(Self {
             http,
+            legs,
             found: Mutex::default(),
             enforces: Mutex::default(),
             busy: Arc::default(),
@@ -131,6 +144,12 @@ impl Server {
     /// What is known of it, if it is up.
     pub(crate) fn found(&self) -> Option<Arc<Found>> {
         locked(&self.found).clone()
+    }
+
+    /// How often each path through a pair was taken: prefilled there, short, or in vain.
+    pub(crate) fn paths(&self) -> Option<[u64; 3]> {
+        let paths = &self.legs.as_ref()?.paths;
+        Some([&paths.pd, &paths.local, &paths.fallback].map(|n| n.load(Ordering::Relaxed)))
     }
 
     /// True while it works on a request.
@@ -259,7 +278,22 @@ impl Server {
             return self.once_to_the_end(call, post, dialect).await;
         }
         let sent = call.arrived.elapsed();
-        let asked = self.http.ask(post.path, &post.body, &call.job.id).await;
+        let mut message = Message::new(post.path, &post.body, &call.job.id);
+        let path = match &self.legs {
+            Some(legs) => {
+                let path = legs
+                    .prepare(&mut message, &post.body, &call.job.prompt)
+                    .await;
+                Some(path.map_err(|why| self.failed(Failure::Refused, &why))?)
+            }
+            None => None,
+        };
+        let name = path.as_ref().map(|path| path.name);
+        call.events
+            .extend(path.as_ref().and_then(|path| path.note.clone()));
+        let mut other = path.and_then(|path| path.failed);
+        let asking = while_other(&mut other, self.http.ask(&message)).await;
+        let asked = asking.map_err(|why| self.failed(Failure::Refused, &why))?;
         let mut events = match asked.map_err(|e| self.lost(call, &e))? {
             Ok(events) => events,
             Err(refused) => return Ok(Err(refused)),
@@ -267,6 +301,7 @@ impl Server {
         call.sink.opened().await.map_err(AttemptError::Final)?;
         let mut got = Got {
             sent,
+            path: name,
             ..Got::default()
         };
         // What continues a text is all text.
@@ -279,7 +314,9 @@ impl Server {
         // Signs of life come from servers whose engine hangs, too.
         let limit = self.http.silence * 2;
         loop {
-            let event = tokio::time::timeout(limit, events.next()).await;
+            let next = tokio::time::timeout(limit, events.next());
+            let event = while_other(&mut other, next).await;
+            let event = event.map_err(|why| self.failed(Failure::Refused, &why))?;
             let event = event.map_err(|_| self.lost(call, &CallError::Silent(limit)))?;
             let Some(event) = event else { break };
             let event = event.map_err(|e| self.lost(call, &e))?;
@@ -318,12 +355,12 @@ impl Server {
             ));
         };
         let sent = call.arrived.elapsed();
-        let (http, path, body) = (self.http.clone(), post.path, post.body.clone());
-        let id = call.job.id.clone();
+        let message = Message::new(post.path, &post.body, &call.job.id);
+        let http = self.http.clone();
         let busy = Busy::new(&self.busy);
         let asking = tokio::spawn(async move {
             let mut texts = Vec::new();
-            let asked = http.ask(path, &body, &id).await;
+            let asked = http.ask(&message).await;
             let read = match asked {
                 Ok(Ok(mut events)) => loop {
                     match events.next().await {
@@ -547,6 +584,7 @@ impl Server {
                 verified: model.verified,
                 prompt: post.prompt.to_owned(),
                 shape: shape.map(str::to_owned),
+                path: got.path.map(str::to_owned),
             }),
             ..Timeline::default()
         };
@@ -627,6 +665,27 @@ impl Server {
             408 | 429 => self.failed(Failure::Busy, &why("is busy")),
             503 => self.failed(Failure::Stopping, &why("does not take the request now")),
             _ => self.gave_up(call, &why("failed")),
+        }
+    }
+}
+
+/// Goes on with a leg until it is through or the other one has failed, and tells why that is.
+async fn while_other<T>(
+    other: &mut Option<oneshot::Receiver<String>>,
+    leg: impl Future<Output = T>,
+) -> Result<T, String> {
+    let mut leg = std::pin::pin!(leg);
+    loop {
+        let Some(failed) = other else {
+            return Ok(leg.await);
+        };
+        tokio::select! {
+            done = &mut leg => return Ok(done),
+            why = failed => match why {
+                Ok(why) => return Err(why),
+                // It is through.
+                Err(_) => *other = None,
+            },
         }
     }
 }

@@ -167,6 +167,10 @@ pub struct ServerInfo {
     /// checked; absent for free text. Both are checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<String>,
+    /// Which path it took through a pair of other engines: `pd`, `local` because the prompt is short, or `fallback` because
+    /// the one that prefills failed; absent for a single server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
 }
 
 /// `tandem` in an answer: which nodes served it, how long each phase took, what went wrong on the way.

@@ -12,6 +12,7 @@ use crate::error::ConfigError;
 use crate::limits::{MAX_PARALLEL, MAX_SERVER_CONTEXT, MAX_SERVER_SILENCE_S};
 
 use super::dialect::Dialect;
+use super::legs::PairConfig;
 
 /// Longest silence of a server where nothing else is said, in seconds: one that does not stream is silent for all of its
 /// answer, and another one while it reads the prompt.
@@ -59,12 +60,21 @@ pub struct ServerConfig {
     /// How long Ollama keeps the model after an answer, as it reads it: `30m`, or `-1` for ever.
     #[serde(default)]
     pub keep_alive: Option<String>,
+    /// The leg that prefills, of a pair of other engines; `url` is then the one that decodes.
+    #[serde(skip)]
+    pub pair: Option<PairConfig>,
     /// A chat template, or a model file with one, for a server that takes a prompt as it is.
     #[serde(default)]
     pub template: Option<PathBuf>,
     /// What renders with it.
     #[serde(skip)]
     pub render: Option<Render>,
+}
+
+/// Where the paths of a server begin.
+pub(crate) fn base(url: &str) -> &str {
+    let base = url.trim_end_matches('/');
+    base.strip_suffix("/v1").unwrap_or(base)
 }
 
 fn dialect<'de, D: serde::Deserializer<'de>>(reader: D) -> Result<Option<Dialect>, D::Error> {
@@ -155,15 +165,10 @@ impl ServerConfig {
             parallel: None,
             silence: None,
             keep_alive: None,
+            pair: None,
             template: None,
             render: None,
         }
-    }
-
-    /// Where its paths begin.
-    pub(crate) fn base(&self) -> &str {
-        let base = self.url.trim_end_matches('/');
-        base.strip_suffix("/v1").unwrap_or(base)
     }
 
     /// Checks every key.
@@ -189,6 +194,14 @@ impl ServerConfig {
                 let mend =
                     "write http://HOST:PORT or https://HOST:PORT, such as http://127.0.0.1:11434";
                 return fault("url", format!("is \"{}\": {mend}", self.url));
+            }
+        }
+        if let Some(pair) = &self.pair {
+            let is_url = |url: &&String| reqwest::Url::parse(url).is_ok_and(|url| is_server(&url));
+            if pair.prefill.is_empty() || !pair.prefill.iter().all(|url| is_url(&url)) {
+                let mend =
+                    "must name the engines that prefill: write http://HOST:PORT or https://…";
+                return fault("prefill", mend.to_owned());
             }
         }
         if self.key_env.is_some() && self.key_file.is_some() {

@@ -39,6 +39,38 @@ pub(crate) struct Http {
     pub(crate) silence: Duration,
 }
 
+/// A request with a body.
+#[derive(Clone)]
+pub(crate) struct Message {
+    pub(crate) path: &'static str,
+    /// One JSON object.
+    pub(crate) body: String,
+    pub(crate) headers: Vec<(&'static str, String)>,
+}
+
+impl Message {
+    /// With this id in both logs; never one of a client's.
+    pub(crate) fn new(path: &'static str, body: &Value, id: &str) -> Self {
+        Self {
+            path,
+            body: body.to_string(),
+            headers: vec![("x-request-id", id.to_owned())],
+        }
+    }
+
+    /// Puts a field into the body whose value is JSON already, and stays as it is.
+    pub(crate) fn insert(&mut self, name: &str, json: &str) {
+        let end = self.body.rfind('}').unwrap_or(self.body.len());
+        self.body.truncate(end);
+        let comma = if self.body.trim_end().ends_with('{') {
+            ""
+        } else {
+            ","
+        };
+        self.body.push_str(&format!("{comma}\"{name}\":{json}}}"));
+    }
+}
+
 /// The parts of an answer, as texts of JSON.
 pub(crate) type Events = BoxStream<'static, Result<String, CallError>>;
 
@@ -53,6 +85,7 @@ pub(crate) struct Refused {
 impl Http {
     pub(crate) fn new(
         config: &ServerConfig,
+        base: &str,
         connect: Duration,
         silence: Duration,
     ) -> Result<Self, String> {
@@ -70,7 +103,7 @@ impl Http {
         }
         Ok(Self {
             client: builder.build().map_err(|e| innermost(&e))?,
-            base: config.base().to_owned(),
+            base: base.to_owned(),
             key: config.key.clone(),
             silence,
         })
@@ -88,7 +121,8 @@ impl Http {
                 Some(_) => Method::POST,
                 None => Method::GET,
             };
-            let response = self.send(method, path, body, "").await?;
+            let body = body.map(Value::to_string);
+            let response = self.send(method, path, body, &[]).await?;
             let status = response.status().as_u16();
             let read = read(response, MAX_SERVER_EVENT_BYTES, limit).await?;
             Ok((status, serde_json::from_slice(&read).ok()))
@@ -101,19 +135,20 @@ impl Http {
         &self,
         method: Method,
         path: &str,
-        body: Option<&Value>,
-        id: &str,
+        body: Option<String>,
+        headers: &[(&'static str, String)],
     ) -> Result<Response, CallError> {
         let mut request = self.client.request(method, format!("{}{path}", self.base));
         if let Some(key) = &self.key {
             request = request.bearer_auth(key.reveal());
         }
-        if !id.is_empty() {
-            // The same id in both logs; never one of a client's.
-            request = request.header("x-request-id", id);
+        for (name, value) in headers {
+            request = request.header(*name, value);
         }
         if let Some(body) = body {
-            request = request.json(body);
+            request = request
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(body);
         }
         request.send().await.map_err(|e| match e.is_connect() {
             true => CallError::Connect(innermost(&e)),
@@ -121,14 +156,38 @@ impl Http {
         })
     }
 
+    /// Status and whole body of the answer to a request.
+    pub(crate) async fn post(&self, message: &Message) -> Result<(u16, Vec<u8>), CallError> {
+        let body = Some(message.body.clone());
+        let sending = self.send(Method::POST, message.path, body, &message.headers);
+        let sent = timeout(self.silence, sending).await;
+        let response = sent.map_err(|_| CallError::Silent(self.silence))??;
+        let status = response.status().as_u16();
+        let body = read(response, MAX_SERVER_ANSWER_BYTES, self.silence).await?;
+        Ok((status, body))
+    }
+
+    /// `host:port` of where it asks.
+    pub(crate) fn authority(&self) -> String {
+        let url = reqwest::Url::parse(&self.base).ok();
+        let port = url.as_ref().and_then(reqwest::Url::port_or_known_default);
+        format!("{}:{}", self.host(), port.unwrap_or_default())
+    }
+
+    /// The host of where it asks.
+    pub(crate) fn host(&self) -> String {
+        let url = reqwest::Url::parse(&self.base).ok();
+        let host = url.as_ref().and_then(reqwest::Url::host_str);
+        host.unwrap_or_default().to_owned()
+    }
+
     /// Posts a request whose answer comes in parts.
     pub(crate) async fn ask(
         &self,
-        path: &str,
-        body: &Value,
-        id: &str,
+        message: &Message,
     ) -> Result<Result<Events, Refused>, CallError> {
-        let sending = self.send(Method::POST, path, Some(body), id);
+        let body = Some(message.body.clone());
+        let sending = self.send(Method::POST, message.path, body, &message.headers);
         let sent = timeout(self.silence, sending).await;
         let response = sent.map_err(|_| CallError::Silent(self.silence))??;
         let status = response.status();

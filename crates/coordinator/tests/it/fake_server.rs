@@ -1,5 +1,6 @@
 //! A server that is no node: it answers as a function says.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,12 +20,19 @@ use tokio::task::JoinHandle;
 pub struct Asked {
     pub path: String,
     pub key: Option<String>,
+    pub id: Option<String>,
+    /// What llm-d's side-car is told.
+    pub prefiller: Option<String>,
+    /// The body as it came.
+    pub text: String,
     pub body: Value,
 }
 
 /// How it answers.
 pub enum Reply {
     Json(u16, Value),
+    /// What is to be JSON, as it is.
+    Text(String),
     /// These pieces as events of this type, and how they end.
     Pieces(&'static str, Vec<String>, End),
     /// These events, so far apart.
@@ -49,6 +57,8 @@ struct Shared {
     log: Mutex<Vec<Asked>>,
     /// Answers that are not at their end.
     open: Arc<()>,
+    /// Slow answers that were read to it.
+    finished: AtomicUsize,
 }
 
 /// A running server. Dropping it stops it.
@@ -70,6 +80,7 @@ impl FakeServer {
             answer: Box::new(answer),
             log: Mutex::default(),
             open: Arc::default(),
+            finished: AtomicUsize::new(0),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -106,6 +117,11 @@ impl FakeServer {
             .collect()
     }
 
+    /// How many slow answers were read to their end.
+    pub fn finished(&self) -> usize {
+        self.shared.finished.load(Ordering::SeqCst)
+    }
+
     /// Waits until no answer is open.
     pub async fn idle(&self) {
         while Arc::strong_count(&self.shared.open) > 1 {
@@ -117,10 +133,18 @@ impl FakeServer {
 async fn take(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 24).await.unwrap();
-    let key = parts.headers.get(header::AUTHORIZATION);
+    let of = |name: &str| {
+        parts
+            .headers
+            .get(name)
+            .map(|v| v.to_str().unwrap().to_owned())
+    };
     let asked = Asked {
         path: parts.uri.path().to_owned(),
-        key: key.map(|key| key.to_str().unwrap().to_owned()),
+        key: of("authorization"),
+        id: of("x-request-id"),
+        prefiller: of("x-prefiller-host-port"),
+        text: String::from_utf8_lossy(&body).into_owned(),
         body: serde_json::from_slice(&body).unwrap_or_default(),
     };
     let open = Arc::clone(&shared.open);
@@ -130,6 +154,7 @@ async fn take(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         Reply::Json(status, body) => {
             (StatusCode::from_u16(status).unwrap(), axum::Json(body)).into_response()
         }
+        Reply::Text(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
         Reply::Redirect(to) => {
             (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, to)]).into_response()
         }
@@ -137,6 +162,14 @@ async fn take(State(shared): State<Arc<Shared>>, request: Request) -> Response {
             let pieces = stream::iter(pieces).then(move |piece| async move {
                 tokio::time::sleep(pause).await;
                 Ok::<_, std::io::Error>(Bytes::from(piece))
+            });
+            let last = stream::once(async move {
+                shared.finished.fetch_add(1, Ordering::SeqCst);
+                Ok(Bytes::new())
+            });
+            let pieces = pieces.chain(last).map(move |piece| {
+                let _open = &open;
+                piece
             });
             let kind = [(header::CONTENT_TYPE, "text/event-stream")];
             (kind, Body::from_stream(pieces)).into_response()

@@ -8,6 +8,7 @@ mod errors;
 mod failures;
 mod fake;
 mod fake_server;
+mod legs;
 mod overview;
 mod pairs;
 mod requests;

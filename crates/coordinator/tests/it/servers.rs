@@ -13,7 +13,7 @@ use crate::fake_server::{End, FakeServer, Reply, events, says};
 use crate::rig::{Rig, Sse, chat_body, config, error_of, whole_of};
 
 /// The model with these servers only.
-fn served(servers: Vec<ServerConfig>) -> Config {
+pub fn served(servers: Vec<ServerConfig>) -> Config {
     let mut config = Config::new(
         Vec::new(),
         vec![ModelConfig {

@@ -1,0 +1,308 @@
+//! Pairs of other engines: one of them prefills, another one decodes, and this coordinator tells both over HTTP. Their KV goes
+//! its own way.
+//!
+//! What differs between them is in one table, [`Terms`]. What the engines tell each other goes on as it came: nothing of it is
+//! read here.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use tandem_proto::Prompt;
+use tokio::sync::oneshot;
+
+use super::http::{Http, Message};
+use crate::calls::CallError;
+
+/// Port at which an SGLang prefill engine meets its other half, unless the configuration says it.
+pub const BOOTSTRAP_PORT: u16 = 8998;
+/// Shortest prompt that is prefilled elsewhere, in tokens, unless the configuration says it: vLLM's own
+/// `kv_recompute_threshold`.
+pub const FROM_TOKENS: u32 = 64;
+/// Bytes of a prompt that are taken for a token.
+const BYTES_PER_TOKEN: usize = 4;
+/// Fields that the leg that only prefills must not have.
+const NOT_FOR_PREFILL: [&str; 4] = [
+    "stream_options",
+    "min_tokens",
+    "min_completion_tokens",
+    "max_completion_tokens",
+];
+
+/// Which engines a pair is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum PairKind {
+    /// vLLM with its NIXL connector, which pulls.
+    #[serde(rename = "vllm")]
+    Vllm,
+    /// SGLang, through a room.
+    #[serde(rename = "sglang")]
+    Sglang,
+    /// llm-d's side-car in front of the one that decodes.
+    #[serde(rename = "llm-d")]
+    LlmD,
+}
+
+/// In which order the two are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The one that decodes, when the other one has answered.
+    Sequential,
+    /// Both at once.
+    Concurrent,
+    /// Only the one that decodes; it asks the other one itself.
+    One,
+}
+
+/// How they find each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// By what the one that prefills has answered.
+    Returned,
+    /// In a room whose number is drawn here.
+    Room,
+    /// By the address of the one that prefills.
+    Address,
+}
+
+/// Where that is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    Body,
+    Header,
+}
+
+/// What differs between kinds of pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) order: Order,
+    pub(crate) meeting: Meeting,
+    pub(crate) carrier: Carrier,
+    /// True if the one that decodes answers by itself where nothing was prefilled for it.
+    pub(crate) decodes_alone: bool,
+}
+
+impl PairKind {
+    pub(crate) const fn terms(self) -> Terms {
+        match self {
+            Self::Vllm => Terms {
+                order: Order::Sequential,
+                meeting: Meeting::Returned,
+                carrier: Carrier::Body,
+                decodes_alone: true,
+            },
+            Self::Sglang => Terms {
+                order: Order::Concurrent,
+                meeting: Meeting::Room,
+                carrier: Carrier::Body,
+                decodes_alone: false,
+            },
+            Self::LlmD => Terms {
+                order: Order::One,
+                meeting: Meeting::Address,
+                carrier: Carrier::Header,
+                decodes_alone: true,
+            },
+        }
+    }
+}
+
+/// What the configuration says of the other leg.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairConfig {
+    /// The kind.
+    pub kind: PairKind,
+    /// Where those are that prefill, as URLs; they take turns.
+    pub prefill: Vec<String>,
+    /// SGLang: the port at which they meet.
+    #[serde(default)]
+    pub bootstrap_port: Option<u16>,
+    /// Shortest prompt that is prefilled elsewhere, in tokens.
+    #[serde(default)]
+    pub from_tokens: Option<u32>,
+}
+
+/// How often each path was taken.
+#[derive(Debug, Default)]
+pub(crate) struct Paths {
+    pub(crate) pd: AtomicU64,
+    pub(crate) local: AtomicU64,
+    pub(crate) fallback: AtomicU64,
+}
+
+/// The other legs of a pair.
+pub(crate) struct Legs {
+    config: PairConfig,
+    prefill: Vec<Http>,
+    next: AtomicUsize,
+    pub(crate) paths: Paths,
+}
+
+/// Which path a request took, for its timeline, and why.
+pub(crate) struct Path {
+    pub(crate) name: &'static str,
+    pub(crate) note: Option<String>,
+    /// Tells why the other leg failed, while this one is under way.
+    pub(crate) failed: Option<oneshot::Receiver<String>>,
+}
+
+impl Path {
+    fn pd() -> Self {
+        Self {
+            name: "pd",
+            note: None,
+            failed: None,
+        }
+    }
+}
+
+impl Legs {
+    pub(crate) fn new(config: PairConfig, prefill: Vec<Http>) -> Self {
+        Self {
+            config,
+            prefill,
+            next: AtomicUsize::new(0),
+            paths: Paths::default(),
+        }
+    }
+
+    /// Prepares the message to the one that decodes, and asks the one that prefills.
+    ///
+    /// # Errors
+    /// If there is no answer without the other leg, and it cannot be asked.
+    pub(crate) async fn prepare(
+        &self,
+        message: &mut Message,
+        body: &Value,
+        prompt: &Prompt,
+    ) -> Result<Path, String> {
+        let terms = self.config.kind.terms();
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.prefill.len().max(1);
+        let other = self
+            .prefill
+            .get(turn)
+            .ok_or("names no engine that prefills")?;
+        let from = self.config.from_tokens.unwrap_or(FROM_TOKENS) as usize;
+        let path = if terms.decodes_alone && tokens(prompt) < from {
+            Path {
+                name: "local",
+                note: None,
+                failed: None,
+            }
+        } else {
+            match terms.meeting {
+                Meeting::Returned => self.returned(other, message, body).await,
+                Meeting::Room => self.room(other, message),
+                Meeting::Address => {
+                    let at = (PREFILLER_HEADER, other.authority());
+                    message.headers.push(at);
+                    Path::pd()
+                }
+            }
+        };
+        let count = match path.name {
+            "pd" => &self.paths.pd,
+            "local" => &self.paths.local,
+            _ => &self.paths.fallback,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(path)
+    }
+
+    /// One after the other: what the first one returns goes to the second as it is.
+    async fn returned(&self, other: &Http, message: &mut Message, body: &Value) -> Path {
+        let asks = json!({"do_remote_decode": true, "do_remote_prefill": false});
+        let mut first = body.clone();
+        if let Some(first) = first.as_object_mut() {
+            for name in NOT_FOR_PREFILL {
+                first.shift_remove(name);
+            }
+            first.insert("stream".to_owned(), json!(false));
+            first.insert("max_tokens".to_owned(), json!(1));
+            first.insert("kv_transfer_params".to_owned(), asks);
+        }
+        let first = Message {
+            body: first.to_string(),
+            ..message.clone()
+        };
+        match returned_by(other, &first).await {
+            Ok(parameters) => {
+                let parameters = parameters.get();
+                message.insert("kv_transfer_params", parameters);
+                Path::pd()
+            }
+            Err(why) => Path {
+                name: "fallback",
+                note: Some(format!(
+                    "the engine that prefills {why}; the one that decodes computes the prompt"
+                )),
+                failed: None,
+            },
+        }
+    }
+
+    /// Both at once, in a room. The first one's answer is read to its end and dropped; that the second one has ended does not
+    /// end it.
+    fn room(&self, other: &Http, message: &mut Message) -> Path {
+        // The standard library's only source of random bits.
+        let room = RandomState::new().build_hasher().finish() >> 1;
+        let port = self.config.bootstrap_port.unwrap_or(BOOTSTRAP_PORT);
+        message.insert("bootstrap_host", &json!(other.host()).to_string());
+        message.insert("bootstrap_port", &json!(port).to_string());
+        message.insert("bootstrap_room", &json!(room).to_string());
+        let (other, first) = (other.clone(), message.clone());
+        let (tell, failed) = oneshot::channel();
+        tokio::spawn(async move {
+            let why = match other.post(&first).await {
+                Ok((200..300, _)) => return,
+                Ok((status, _)) => format!("answered with status {status}"),
+                Err(error) => error.to_string(),
+            };
+            // The other leg may have ended.
+            let _ = tell.send(format!("its engine that prefills {why}"));
+        });
+        Path {
+            failed: Some(failed),
+            ..Path::pd()
+        }
+    }
+}
+
+/// The header in which llm-d's side-car is told who prefills.
+const PREFILLER_HEADER: &str = "x-prefiller-host-port";
+
+/// Only what is passed on.
+#[derive(Deserialize)]
+struct Returned {
+    kv_transfer_params: Option<Box<RawValue>>,
+}
+
+async fn returned_by(other: &Http, first: &Message) -> Result<Box<RawValue>, String> {
+    let mut answer = other.post(first).await;
+    if matches!(answer, Ok((502..=504, _))) {
+        answer = other.post(first).await;
+    }
+    let (status, body) = answer.map_err(|e: CallError| e.to_string())?;
+    if !(200..300).contains(&status) {
+        return Err(format!("answered with status {status}"));
+    }
+    let returned: Returned =
+        serde_json::from_slice(&body).map_err(|_| "answered with no JSON".to_owned())?;
+    let parameters = returned.kv_transfer_params.filter(|p| p.get() != "null");
+    parameters.ok_or_else(|| "returned no `kv_transfer_params`".to_owned())
+}
+
+/// About how many tokens a prompt has.
+fn tokens(prompt: &Prompt) -> usize {
+    match prompt {
+        Prompt::Chat(messages) => {
+            let bytes: usize = messages.iter().map(|m| m.content.len()).sum();
+            bytes / BYTES_PER_TOKEN
+        }
+        Prompt::Text(text) => text.len() / BYTES_PER_TOKEN,
+        Prompt::Tokens(tokens) => tokens.len(),
+    }
+}
