@@ -18,6 +18,14 @@ use crate::{output, repin, security, shutdown};
 
 const SECONDS_PER_DAY: u64 = 24 * 3600;
 
+/// A wait as people say it.
+fn in_words(wait: Duration) -> String {
+    match wait.as_secs() {
+        seconds if seconds % 60 == 0 && seconds > 60 => format!("{} minutes", seconds / 60),
+        seconds => format!("{seconds} s"),
+    }
+}
+
 /// Arguments of `tandem cluster`.
 #[derive(Args)]
 pub struct Arguments {
@@ -153,11 +161,11 @@ async fn invite_one(arguments: &Invite, environment: &Environment) -> anyhow::Re
     let token = invitation.token().reveal();
     output::print(&format!(
         "{token}\n\n\
-         On the other machine, within {} minutes and once, one of:\n  \
+         On the other machine, within {} and once, one of:\n  \
          tandem cluster join {token}\n  \
          tandem node --join {token} ...\n\n\
          It connects to {}; if it reaches this machine elsewhere, stop this and add --address.\n",
-        arguments.wait.as_secs().div_ceil(60),
+        in_words(arguments.wait),
         invitation.token().address()
     ))?;
     let joined = invitation.serve(arguments.wait).await?;

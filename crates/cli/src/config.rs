@@ -40,7 +40,7 @@ pub struct Config {
     /// Nodes, models and chunk.
     pub coordinator: CoordinatorConfig,
     /// The jobs of `tandem grade`.
-    pub grading: Option<Grading>,
+    pub grading: Grading,
     /// What is allowed and looks like a mistake.
     pub warnings: Vec<String>,
 }
@@ -212,7 +212,7 @@ impl Arguments {
         self.replace(Config {
             listen: listen_address(DEFAULT_LISTEN).map_err(anyhow::Error::msg)?,
             warnings: Vec::new(),
-            grading: Some(Grading::of(&coordinator)),
+            grading: Grading::of(&coordinator),
             coordinator,
         })
     }
@@ -255,10 +255,10 @@ fn parse(text: &str) -> anyhow::Result<Config> {
     let pairs = typed.pair.into_iter().map(TypedPair::server);
     coordinator.servers.extend(pairs);
     coordinator.validate().map_err(|e| in_file_words(&e))?;
-    let grading = typed
-        .grading
-        .map(|g| check_grading(g, &coordinator))
-        .transpose()?;
+    let grading = match typed.grading {
+        Some(typed) => check_grading(typed, &coordinator)?,
+        None => Grading::of(&coordinator),
+    };
     Ok(Config {
         listen,
         warnings: warnings(&coordinator),
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(config.coordinator.chunk, 256);
         assert_eq!(config.coordinator.nodes.len(), 2);
         assert_eq!(config.coordinator.models[0].decode, ["b"]);
-        let grading = config.grading.unwrap();
+        let grading = config.grading;
         assert_eq!(grading.parallel, 3);
         assert_eq!(grading.feedback.seed, Some(7));
         assert!(grading.code_analysis.temperature.abs() < f64::EPSILON);
@@ -594,6 +594,6 @@ mod tests {
         let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/tandem.toml");
         let config = load(&example).unwrap();
         assert_eq!(config.warnings, Vec::<String>::new());
-        assert!(config.grading.is_some());
+        assert_eq!(config.grading.code_analysis.model, "code");
     }
 }

@@ -94,13 +94,15 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let models = models::choose(&arguments.model, environment)?;
     let logs = arguments.out.join("logs");
     eprintln!("starting four nodes; their logs: {}", logs.display());
+    // One for both waits: what comes between them must not be missed.
+    let mut told = std::pin::pin!(shutdown::signal());
     let nodes = tokio::select! {
         nodes = start_nodes(&models, &logs) => nodes?,
-        () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
+        () = &mut told => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
     };
     let outcome = tokio::select! {
         outcome = run(&nodes, &task) => Some(outcome),
-        () = shutdown::signal() => None,
+        () = &mut told => None,
     };
     processes::stop(nodes).await;
     let Some(outcome) = outcome else {

@@ -203,7 +203,9 @@ async fn look_at_server(
 }
 
 fn tell_server(told: &ServerReport, config: &ServerConfig, subject: &mut Subject) {
-    if let Some(reason) = &told.reason {
+    // That it lacks a model is told of the model.
+    let away = told.reason.as_ref().filter(|_| told.missing.is_empty());
+    if let Some(reason) = away {
         let mend = match reason.contains("cannot be reached") {
             true => "start it, or correct its `url`",
             false => "",
@@ -211,7 +213,7 @@ fn tell_server(told: &ServerReport, config: &ServerConfig, subject: &mut Subject
         subject.fail("reached", reason, mend);
     }
     if let Some(dialect) = &told.dialect {
-        subject.ok("dialect", dialect);
+        subject.ok("reached", &format!("dialect {dialect}"));
     }
     if told.url.starts_with("http://") && !is_loopback(&told.url) {
         let mend = match config.key.is_some() {
@@ -254,7 +256,7 @@ fn tell_server(told: &ServerReport, config: &ServerConfig, subject: &mut Subject
             None => subject.warn(
                 "context",
                 "it does not tell",
-                "say it with `context`, so that too long a prompt is known before",
+                "say it with `context` of a [[server]] in a configuration (docs/engines.md), so that too long a prompt is known before",
             ),
         }
     }

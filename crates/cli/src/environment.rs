@@ -24,6 +24,10 @@ pub struct Environment {
     pub meeting: PathBuf,
     /// Where other programs keep models: `OLLAMA_MODELS`, `HF_HUB_CACHE`, `HF_HOME`, and their usual folders.
     pub places: Places,
+    /// `HF_ENDPOINT`: where the Hugging Face hub is.
+    pub hub_endpoint: Option<String>,
+    /// `HF_TOKEN`: for repositories that not everybody may read.
+    pub hub_token: Option<Secret>,
 }
 
 /// Ollama's folder where it runs as a service of the system.
@@ -56,6 +60,8 @@ impl Environment {
                 .or_else(|| below("XDG_DATA_HOME", "tandem"))
                 .or_else(|| below("HOME", ".local/share/tandem")),
             meeting: std::env::temp_dir().join(format!("tandem-{}", owner(text("HOME")))),
+            hub_endpoint: text("HF_ENDPOINT"),
+            hub_token: text("HF_TOKEN").map(|token| Secret::new(&token)),
             places: Places {
                 ollama: [
                     below("OLLAMA_MODELS", ""),
@@ -120,6 +126,20 @@ impl Environment {
         Ok(cache.join("fixtures"))
     }
 
+    /// The folder for model files that were fetched.
+    ///
+    /// # Errors
+    /// If no variable says where it could be.
+    pub fn models(&self) -> anyhow::Result<PathBuf> {
+        let cache = self.cache.as_ref();
+        let cache = cache.ok_or_else(|| {
+            anyhow::anyhow!(
+                "there is no folder for models that are fetched: set TANDEM_CACHE to one"
+            )
+        })?;
+        Ok(cache.join("models"))
+    }
+
     /// The folder for the keys and certificates of this machine.
     ///
     /// # Errors
@@ -145,12 +165,14 @@ impl Environment {
         Some(data.join("pins").join(format!("{}.json", &digest[..16])))
     }
 
-    /// Sends logs to standard error; `level` holds unless `TANDEM_LOG` says otherwise. The engine's
-    /// own messages are shown from warnings on.
+    /// Sends logs to standard error; `level` holds unless `TANDEM_LOG` says otherwise. Of the
+    /// engine's own messages errors are shown.
     pub fn start_logging(&self, level: &str) {
         let filter = match &self.log {
             Some(log) => EnvFilter::new(log),
-            None => EnvFilter::new(format!("{level},llama-cpp-2=warn,llama.cpp=warn,ggml=warn")),
+            None => EnvFilter::new(format!(
+                "{level},llama-cpp-2=error,llama.cpp=error,ggml=error"
+            )),
         };
         tracing_subscriber::fmt()
             .with_env_filter(filter)

@@ -77,12 +77,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         security,
         mut local,
     } = arguments.setup.prepare(environment).await?;
-    let Some(jobs) = &config.grading else {
-        bail!(
-            "the configuration has no [grading]: add [grading.code_analysis] and [grading.feedback] with `model` and \
-             `max_tokens`"
-        );
-    };
+    let jobs = &config.grading;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut coordinator = Coordinator::start(
         any_port,
@@ -199,16 +194,17 @@ async fn await_nodes(
         }
         let reasons = unavailable.join("; ");
         if since.elapsed() >= limit {
+            let nodes = coordinator.nodes().await?;
+            for problem in nodes::problems(&config.coordinator, &nodes, coordinator.is_tls()) {
+                eprintln!("tandem: warning: {problem}");
+            }
             bail!(
                 "nothing was graded: {reasons} (waited for {} s)",
                 limit.as_secs()
             );
         }
         if !told {
-            eprintln!(
-                "tandem: waiting for nodes, at most {} s: {reasons}",
-                limit.as_secs()
-            );
+            eprintln!("tandem: waiting, at most {} s: {reasons}", limit.as_secs());
             told = true;
         }
         tokio::time::sleep(LOOK).await;

@@ -79,6 +79,13 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     for note in &imported.notes {
         eprintln!("tandem: {note}");
     }
+    for server in found.iter().filter(|server| !server.up) {
+        let reason = server.reason.as_deref().unwrap_or_default();
+        eprintln!(
+            "tandem: server `{}` at {}: {reason}",
+            server.name, server.url
+        );
+    }
     output::print(&format!(
         "{shown} is written; `tandem doctor --config {shown}` looks at its servers"
     ))?;
@@ -133,11 +140,10 @@ fn toml(imported: &Imported, found: &[ServerReport]) -> String {
             names.join(", ")
         );
     }
-    let _ = write!(
-        out,
-        "\n[grading]\nparallel = {}\n",
-        imported.parallel.unwrap_or(1)
-    );
+    let most = imported.jobs().iter().map(|(_, names)| names.len()).max();
+    // So that each of several equal servers has something to do.
+    let parallel = imported.parallel.unwrap_or(2 * most.unwrap_or(1) as u64);
+    let _ = write!(out, "\n[grading]\nparallel = {parallel} # works at once\n");
     for (job, key, most) in [
         (Job::Analysis, "code_analysis", ANALYSIS_TOKENS),
         (Job::Feedback, "feedback", FEEDBACK_TOKENS),
@@ -181,6 +187,9 @@ fn server(machine: &Machine, report: Option<&ServerReport>) -> String {
             "dialect = \"auto\" # it did not answer when this was written"
         ),
     };
+    if let Some(context) = machine.context {
+        let _ = writeln!(out, "context = {context}");
+    }
     if let Some(seconds) = machine.silence {
         let _ = writeln!(out, "silence = {seconds}");
     }

@@ -1,12 +1,14 @@
 //! A node inside this process, on loopback: what `--model` without a configuration stands for.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use tandem_engine::{Capacity, KvEngine};
 use tandem_identity::{Ending, Security};
+use tandem_llama::gguf::{Value, metadata};
 use tandem_llama::{LlamaOptions, MAX_SEQUENCES};
 use tandem_node::{Limits, NodeConfig, PagesConfig, RunError};
 use tandem_proto::Role;
@@ -21,6 +23,8 @@ use crate::{loading, version};
 
 /// Name of the node in routes and answers.
 pub const NAME: &str = "here";
+/// Tokens of one sequence, unless the command line says it or the model was trained for less.
+const CONTEXT: u32 = 16384;
 /// Tokens of a chunk, and computed at once.
 const CHUNK: u32 = tandem_coordinator::Config::DEFAULT_CHUNK;
 /// Memory for KV of earlier requests, in bytes.
@@ -31,9 +35,10 @@ const END: Duration = Duration::from_secs(10);
 /// How models are loaded here.
 #[derive(Args, Clone)]
 pub struct Arguments {
-    /// Tokens of one sequence, prompt and answer together, of each --model.
-    #[arg(long, value_name = "TOKENS", default_value_t = 16384, value_parser = clap::value_parser!(u32).range(2..=i64::from(tandem_kv::limits::MAX_TOKENS)))]
-    context: u32,
+    /// Tokens of one sequence, prompt and answer together, of each --model [default: 16384, or what it was trained for if
+    /// that is less].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..=i64::from(tandem_kv::limits::MAX_TOKENS)))]
+    context: Option<u32>,
     /// Sequences at once, of each --model.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SEQUENCES)))]
     slots: u32,
@@ -46,11 +51,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    fn options(&self, environment: &Environment) -> LlamaOptions {
+    fn options(&self, path: &Path, environment: &Environment) -> LlamaOptions {
+        let trained = || trained_context(path).unwrap_or(CONTEXT).clamp(2, CONTEXT);
         LlamaOptions {
             capacity: Capacity {
                 sequences: self.slots,
-                tokens_per_sequence: self.context,
+                tokens_per_sequence: self.context.unwrap_or_else(trained),
                 prefill_tokens: CHUNK,
                 microbatch_tokens: CHUNK,
             },
@@ -61,6 +67,18 @@ impl Arguments {
             fingerprints: environment.fingerprints(),
             ..LlamaOptions::default()
         }
+    }
+}
+
+/// Tokens that a model was trained for, by its file.
+fn trained_context(path: &Path) -> Option<u32> {
+    let metadata = metadata(path).ok()?;
+    let Some(Value::Text(architecture)) = metadata.get("general.architecture") else {
+        return None;
+    };
+    match metadata.get(&format!("{architecture}.context_length")) {
+        Some(Value::Int(tokens)) => u32::try_from(*tokens).ok(),
+        _ => None,
     }
 }
 
@@ -83,11 +101,15 @@ impl LocalNode {
         environment: &Environment,
     ) -> anyhow::Result<Self> {
         loading::take_turns(environment);
-        let options = arguments.options(environment);
+        let load = |model: Source| {
+            let options = arguments.options(&model.path, environment);
+            (model, options)
+        };
+        let models: Vec<(Source, LlamaOptions)> = models.into_iter().map(load).collect();
         let loading = move || -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
             let models = models.iter();
             models
-                .map(|model| loading::load_visibly(&model.name, &model.path, &options))
+                .map(|(model, options)| loading::load_visibly(&model.name, &model.path, options))
                 .collect()
         };
         let models = tokio::task::spawn_blocking(loading).await??;

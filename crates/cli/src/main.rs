@@ -13,6 +13,7 @@ mod coordinator;
 mod demo;
 mod doctor;
 mod environment;
+mod fetch;
 mod grade;
 mod import;
 mod loading;
@@ -133,7 +134,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Runs a command to its end on a new runtime. Work that is then still going on is left behind.
-fn on_runtime(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+fn on_runtime<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

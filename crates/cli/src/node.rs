@@ -279,7 +279,7 @@ fn load(
             name: Some(name.clone()),
             source: path.display().to_string(),
         };
-        let found = sources::find(&wanted, &environment.places);
+        let found = crate::on_runtime(sources::obtain(&wanted, environment));
         let found = found.with_context(|| format!("--model `{name}`"))?;
         loading::load(name, &found.path, &options)
     };

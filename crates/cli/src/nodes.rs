@@ -16,7 +16,15 @@ pub fn problems(config: &Config, nodes: &NodeList, tls: bool) -> Vec<String> {
     let of_two = config.models.iter().flat_map(|m| unequal_ends(m, nodes));
     let of_servers = nodes.servers.iter().flat_map(|server| {
         let missing = server.missing.iter();
-        missing.map(|reason| format!("server `{}` {reason}", server.name))
+        let missing = missing.map(|reason| format!("server `{}` {reason}", server.name));
+        let away = server.reason.as_ref().filter(|_| server.missing.is_empty());
+        let away = away.map(|reason| {
+            let (name, url) = (&server.name, &server.url);
+            format!(
+                "server `{name}` at {url} cannot be used: {reason}; start it, or correct its `url`"
+            )
+        });
+        missing.chain(away)
     });
     let of_equals = config
         .models

@@ -20,8 +20,8 @@ pub struct Arguments {
     #[command(flatten)]
     security: security::Arguments,
     /// Without --config: a model of this machine, which this process loads; may be repeated. A path, or a name that
-    /// Ollama, LM Studio or the Hugging Face cache has for it, such as qwen3-coder:30b. With --config: which of its
-    /// models to ask (`tandem run`).
+    /// Ollama, LM Studio or the Hugging Face cache has for it, such as qwen3-coder:30b; or hf:OWNER/REPO:FILE.gguf, which
+    /// is fetched. With --config: which of its models to ask (`tandem run`).
     #[arg(long, value_name = "[NAME=]MODEL", value_parser = parse_wanted)]
     model: Vec<Wanted>,
     /// Without --config: a server that runs already and the name of the model that it is asked for; may be repeated, also
@@ -80,7 +80,7 @@ impl Arguments {
                  runs already, or --config FILE for machines of a cluster"
             );
         }
-        let sources = self.sources(environment)?;
+        let sources = self.sources(environment).await?;
         let models = sources.iter().map(|source| ModelConfig {
             name: source.name.clone(),
             prefill: Vec::new(),
@@ -108,9 +108,11 @@ impl Arguments {
     }
 
     /// The files of the models, with names that differ.
-    fn sources(&self, environment: &Environment) -> anyhow::Result<Vec<Source>> {
-        let find = |wanted| sources::find(wanted, &environment.places);
-        let found: Vec<Source> = self.model.iter().map(find).collect::<Result<_, _>>()?;
+    async fn sources(&self, environment: &Environment) -> anyhow::Result<Vec<Source>> {
+        let mut found = Vec::new();
+        for wanted in &self.model {
+            found.push(sources::obtain(wanted, environment).await?);
+        }
         for (i, source) in found.iter().enumerate() {
             if found[..i].iter().any(|other| other.name == source.name) {
                 bail!(

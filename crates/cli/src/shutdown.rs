@@ -22,15 +22,6 @@ pub async fn signal() {
     });
 }
 
-/// Completes when the process is told to stop, and says whether by Ctrl-C, which may mean less.
-pub async fn told() -> bool {
-    match Signals::listen() {
-        Ok(mut signals) => signals.next().await,
-        // Without a handler a signal ends the process.
-        Err(_) => std::future::pending().await,
-    }
-}
-
 /// From now on a terminal that goes away does not end this process, as is usual for a server. Needs a Tokio runtime.
 pub fn ignore_hangup() {
     #[cfg(unix)]
@@ -43,14 +34,18 @@ pub fn ignore_hangup() {
 
 /// Ctrl-C and SIGTERM. None that comes after [`Signals::listen`] is missed.
 #[cfg(unix)]
-struct Signals {
+pub struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
 }
 
 #[cfg(unix)]
 impl Signals {
-    fn listen() -> std::io::Result<Self> {
+    /// From now on.
+    ///
+    /// # Errors
+    /// If the system does not permit it.
+    pub fn listen() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -58,8 +53,8 @@ impl Signals {
         })
     }
 
-    /// True if it is Ctrl-C.
-    async fn next(&mut self) -> bool {
+    /// The next one; true if it is Ctrl-C.
+    pub async fn next(&mut self) -> bool {
         tokio::select! {
             _ = self.interrupt.recv() => true,
             _ = self.terminate.recv() => false,
@@ -69,15 +64,20 @@ impl Signals {
 
 /// Ctrl-C.
 #[cfg(windows)]
-struct Signals(tokio::signal::windows::CtrlC);
+pub struct Signals(tokio::signal::windows::CtrlC);
 
 #[cfg(windows)]
 impl Signals {
-    fn listen() -> std::io::Result<Self> {
+    /// From now on.
+    ///
+    /// # Errors
+    /// If the system does not permit it.
+    pub fn listen() -> std::io::Result<Self> {
         Ok(Self(tokio::signal::windows::ctrl_c()?))
     }
 
-    async fn next(&mut self) -> bool {
+    /// True, as it is always Ctrl-C.
+    pub async fn next(&mut self) -> bool {
         self.0.recv().await;
         true
     }

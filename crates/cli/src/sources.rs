@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
+use crate::environment::Environment;
+use crate::fetch;
+
 /// Largest manifest of a model, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 /// Folders below each other in which model files are looked for.
@@ -67,7 +70,22 @@ pub fn parse_wanted(text: &str) -> Result<Wanted, String> {
     })
 }
 
-/// Finds the file of a model.
+/// The file of a model: one that is here, or one of the Hugging Face hub, which is fetched.
+///
+/// # Errors
+/// As [`find`], or if it cannot be fetched.
+pub async fn obtain(wanted: &Wanted, environment: &Environment) -> anyhow::Result<Source> {
+    if !wanted.source.starts_with(fetch::PREFIX) {
+        return find(wanted, &environment.places);
+    }
+    let path = fetch::fetch(&wanted.source, environment).await?;
+    Ok(Source {
+        name: wanted.name.clone().unwrap_or_else(|| stem(&path)),
+        path,
+    })
+}
+
+/// Finds the file of a model on this machine.
 ///
 /// # Errors
 /// Says where it was looked for, and what is there.
@@ -110,7 +128,9 @@ fn locate(text: &str, places: &Places) -> anyhow::Result<(String, PathBuf)> {
             if n > MAX_LISTED { " and others" } else { "" }
         ),
     };
-    bail!("there is no file `{text}`, and no model of that name{listed}")
+    bail!(
+        "there is no file `{text}`, and no model of that name{listed}; give a path, pull it there, or name hf:OWNER/REPO:FILE.gguf"
+    )
 }
 
 /// The name of a file without what tells its kind and its part.

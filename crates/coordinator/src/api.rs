@@ -13,6 +13,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use bytes::BytesMut;
 use futures_util::StreamExt;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use tandem_openai::limits::MAX_BODY_BYTES;
 use tandem_openai::{
     ApiError, Model, ModelList, Passed, TandemOptions, model_of, parse_chat, parse_completion,
@@ -281,17 +283,30 @@ fn check_content(headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-async fn models(State(server): State<Arc<Server>>) -> Json<ModelList> {
-    let models = &server.service.config.models;
+async fn models(State(server): State<Arc<Server>>) -> Result<Json<ModelList>, Refusal> {
+    let service = &server.service;
+    let look = service.cluster.look().await?;
+    let models = &service.config.models;
     let names = models.iter().map(|m| m.name.as_str());
-    Json(ModelList::new(names, server.started))
+    let mut list = ModelList::new(names, server.started);
+    for model in &mut list.data {
+        let nodes = look.decoders.get(&model.id).into_iter().flatten();
+        let nodes = nodes.map(|(_, context)| *context);
+        let servers = service.servers.values().filter_map(|server| {
+            let found = server.found()?;
+            let served = found.models.iter().find(|served| served.ours == model.id)?;
+            served.context
+        });
+        model.max_model_len = nodes.chain(servers).max();
+    }
+    Ok(Json(list))
 }
 
 async fn model(
     State(server): State<Arc<Server>>,
     Path(name): Path<String>,
 ) -> Result<Json<Model>, Refusal> {
-    let Json(all) = models(State(server)).await;
+    let Json(all) = models(State(server)).await?;
     let found = all.data.into_iter().find(|m| m.id == name);
     found
         .map(Json)
@@ -305,8 +320,12 @@ async fn nodes(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
 }
 
 async fn metrics(State(server): State<Arc<Server>>) -> Result<Response, Refusal> {
-    let text = server.service.pairs.metrics();
-    let text = text.map_err(|e| ApiError::internal(e.to_string()))?;
+    let look = server.service.cluster.look().await?;
+    let mut registry = Registry::with_prefix("tandem");
+    server.service.pairs.register(&mut registry);
+    server.service.totals.register(&mut registry, &look.queued);
+    let mut text = String::new();
+    encode(&mut text, &registry).map_err(|e| ApiError::internal(e.to_string()))?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

@@ -342,6 +342,21 @@ impl Config {
                 return Err(ConfigError { key, problem });
             }
         }
+        for (i, server) in self.servers.iter().enumerate() {
+            let unknown = server
+                .models
+                .keys()
+                .find(|name| !models.contains(name.as_str()));
+            if let Some(name) = unknown {
+                let known: Vec<&str> = models.iter().copied().collect();
+                let problem = format!(
+                    "names unknown model \"{name}\": use one of {}",
+                    known.join(", ")
+                );
+                let key = format!("servers[{i}].models");
+                return Err(ConfigError { key, problem });
+            }
+        }
         if self.chunk == 0 || self.chunk > MAX_CHUNK_TOKENS {
             return Err(ConfigError {
                 key: "chunk".to_owned(),

@@ -28,6 +28,7 @@ mod serve;
 mod server;
 mod timeline;
 mod tokenize;
+mod totals;
 mod translate;
 
 pub use calls::{CallError, Calls};

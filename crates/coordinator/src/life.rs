@@ -22,6 +22,7 @@ use crate::pairs::Pairs;
 use crate::poison::{Losses, Poisons};
 use crate::prefix::Beginning;
 use crate::server::Server;
+use crate::totals::Totals;
 use crate::translate;
 
 /// What all requests share.
@@ -35,6 +36,8 @@ pub(crate) struct Service {
     pub(crate) cluster: Cluster,
     /// Pairs of nodes and how they get on.
     pub(crate) pairs: Pairs,
+    /// What was answered.
+    pub(crate) totals: Totals,
     /// For digests of prompts.
     pub(crate) prefix_keys: RandomState,
     /// Requests that may kill nodes.
@@ -323,9 +326,11 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
                 events.extend(busy_note(busy));
                 events.append(&mut attempt_events);
                 service.pairs.answered(&plan, &answer.timeline);
-                return Ok(outcome(job, answer, |timeline| {
+                let outcome = outcome(job, answer, |timeline| {
                     timeline.info(&job.id, &plan, queue, events)
-                }));
+                });
+                service.totals.add(&job.model, &outcome.info);
+                return Ok(outcome);
             }
             Err(AttemptError::Final(error)) => return Err(error),
             Err(AttemptError::TooLong(error)) => {

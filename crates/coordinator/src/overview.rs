@@ -1,5 +1,7 @@
 //! `GET /health` and `GET /v1/nodes`: what each node holds and does. No text of any prompt.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use tandem_kv::{Contract, ElementType};
 use tandem_proto::{Capacity, ModelStatus, Role, SequenceStatus};
@@ -67,9 +69,12 @@ pub struct ServerReport {
     /// Requests of this coordinator that it answers.
     #[serde(default)]
     pub requests: u32,
-    /// Of a pair of other engines, how often each path was taken: prefilled elsewhere, too short for that, in vain.
+    /// Of a pair of other engines, how often each path was taken: `pd`, `local`, `fallback`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub paths: Option<[u64; 3]>,
+    pub paths: Option<BTreeMap<String, u64>>,
+    /// Where those are that prefill for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefill: Vec<String>,
     /// The configured models that it has.
     #[serde(default)]
     pub models: Vec<ServedReport>,
@@ -301,6 +306,11 @@ fn server(service: &Service, view: &ServerView) -> Option<ServerReport> {
         parallel: found.map_or(0, |f| server.parallel(f)),
         requests: view.requests,
         paths: server.paths(),
+        prefill: server
+            .config
+            .pair
+            .as_ref()
+            .map_or(Vec::new(), |pair| pair.prefill.clone()),
         models: found.map_or(Vec::new(), |f| f.models.iter().map(served).collect()),
         missing: found.map_or(Vec::new(), |f| f.missing.clone()),
         changed: found.map_or(Vec::new(), |f| f.changed.clone()),

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -99,13 +98,9 @@ impl Pairs {
         self.by_nodes().values().cloned().collect()
     }
 
-    /// The same in the text format of Prometheus.
-    ///
-    /// # Errors
-    /// If the text cannot be written.
-    pub(crate) fn metrics(&self) -> Result<String, std::fmt::Error> {
+    /// Adds all of them to what is told.
+    pub(crate) fn register(&self, registry: &mut Registry) {
         let reports = self.reports();
-        let mut registry = Registry::with_prefix("tandem");
         for (name, help, value) in COUNTERS {
             let family = Family::<Labels, Counter>::default();
             for pair in &reports {
@@ -120,9 +115,6 @@ impl Pairs {
             }
             registry.register(name, help, family);
         }
-        let mut out = String::new();
-        encode(&mut out, &registry)?;
-        Ok(out)
     }
 }
 

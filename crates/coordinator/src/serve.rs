@@ -31,6 +31,7 @@ use crate::poll::poll;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::server::watch::watch;
+use crate::totals::Totals;
 
 /// Serves the public API on each of `listeners` until `shutdown` completes, and speaks to the nodes with
 /// `security`. Connections are accepted as
@@ -74,6 +75,7 @@ pub async fn run(
         servers,
         cluster,
         pairs: Pairs::default(),
+        totals: Totals::default(),
         poisons: Poisons::default(),
         prefix_keys: RandomState::new(),
         answers: Answers::new(),

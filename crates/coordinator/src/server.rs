@@ -147,9 +147,17 @@ impl Server {
     }
 
     /// How often each path through a pair was taken: prefilled there, short, or in vain.
-    pub(crate) fn paths(&self) -> Option<[u64; 3]> {
+    pub(crate) fn paths(&self) -> Option<BTreeMap<String, u64>> {
         let paths = &self.legs.as_ref()?.paths;
-        Some([&paths.pd, &paths.local, &paths.fallback].map(|n| n.load(Ordering::Relaxed)))
+        let all = [
+            ("pd", &paths.pd),
+            ("local", &paths.local),
+            ("fallback", &paths.fallback),
+        ];
+        Some(
+            all.map(|(name, count)| (name.to_owned(), count.load(Ordering::Relaxed)))
+                .into(),
+        )
     }
 
     /// True while it works on a request.

@@ -146,7 +146,7 @@ impl Run<'_> {
         if worst > usize::try_from(max_tokens).unwrap_or(usize::MAX) {
             (self.progress)(Progress::Warning(format!(
                 "code_analysis.max_tokens is {max_tokens}; the longest answer has {worst} bytes and would be cut if \
-                 every token were one byte"
+                 every token were one byte; raise it if answers are cut"
             )));
         }
     }

@@ -362,6 +362,9 @@ pub struct Model {
     /// Who offers it.
     #[serde(default)]
     pub owned_by: String,
+    /// Extension, as in vLLM: tokens of a prompt and its answer together, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u32>,
 }
 
 impl ModelList {
@@ -372,6 +375,7 @@ impl ModelList {
             object: "model".to_owned(),
             created,
             owned_by: "tandem".to_owned(),
+            max_model_len: None,
         };
         Self {
             object: "list".to_owned(),

@@ -185,7 +185,7 @@ pub enum Rejection {
         model: String,
     },
     /// No node can generate now.
-    #[error("no node can decode `{model}`: {}", reasons.join("; "))]
+    #[error("nobody can answer with `{model}`: {}", reasons.join("; "))]
     NoDecodeNode {
         /// Name of the model.
         model: String,

@@ -97,6 +97,19 @@ fn rates(answer: &ChatCompletion, subject: &mut Subject) {
             "",
         ),
     }
+    let server = info.server.as_ref();
+    match server.and_then(|server| server.path.as_deref()) {
+        Some("fallback") => {
+            let why = info.events.first().map_or("", String::as_str);
+            subject.fail(
+                "pair",
+                why,
+                "start the engine that prefills, or correct its address",
+            );
+        }
+        Some(path) => subject.ok("pair", &format!("this prompt took the path `{path}`")),
+        None => {}
+    }
     if let Some(server) = info.server.filter(|server| server.prompt == "plain text") {
         subject.warn(
             "prompt",

@@ -55,6 +55,8 @@ pub struct Machine {
     pub theirs: Option<String>,
     pub max_tokens: Option<u64>,
     pub temperature: Option<f64>,
+    /// Tokens of prompt and answer together.
+    pub context: Option<u64>,
     /// Longest silence, in seconds.
     pub silence: Option<u64>,
     /// Which file it is from.
@@ -144,7 +146,11 @@ fn distributed(imported: &mut Imported, from: &str, map: &Map<String, Value>) {
     for (key, entry) in map {
         let (Some(ip), Some(port)) = (entry["ip"].as_str(), entry["port"].as_u64()) else {
             if !["distributed_mode", "urls"].contains(&key.as_str()) {
-                imported.note(from, format!("`{key}` is not mapped"));
+                let why = match entry.is_object() {
+                    true => ", because it has no `ip` and `port`",
+                    false => "",
+                };
+                imported.note(from, format!("`{key}` is not mapped{why}"));
             }
             continue;
         };
@@ -184,6 +190,7 @@ fn distributed(imported: &mut Imported, from: &str, map: &Map<String, Value>) {
             theirs: None,
             max_tokens: entry["max_tokens"].as_u64(),
             temperature: entry["temperature"].as_f64(),
+            context: None,
             silence: None,
             from: from.to_owned(),
         });
@@ -268,6 +275,7 @@ fn vllm(imported: &mut Imported, from: &str, part: &Value) {
             theirs: Some(model.to_owned()),
             max_tokens: None,
             temperature: None,
+            context: None,
             silence: part["timeout"].as_u64().filter(|seconds| *seconds > 0),
             from: from.to_owned(),
         });
@@ -311,6 +319,19 @@ fn python(imported: &mut Imported, from: &str, text: &str) {
             continue;
         }
         let setting = &settings[&model];
+        let others = setting.as_object().into_iter().flat_map(Map::keys);
+        let others = others
+            .filter(|name| !["temperature", "max_tokens", "num_ctx"].contains(&name.as_str()));
+        let others: Vec<String> = others.map(|name| format!("`{name}`")).collect();
+        if !others.is_empty() {
+            imported.note(
+                from,
+                format!(
+                    "settings of {model} that are not mapped: {}",
+                    others.join(", ")
+                ),
+            );
+        }
         imported.add(Machine {
             name: format!("ollama-{}", job.model()),
             url: OLLAMA.to_owned(),
@@ -319,6 +340,7 @@ fn python(imported: &mut Imported, from: &str, text: &str) {
             theirs: Some(model.clone()),
             max_tokens: setting["max_tokens"].as_u64(),
             temperature: setting["temperature"].as_f64(),
+            context: setting["num_ctx"].as_u64(),
             silence: None,
             from: format!("{from}, {constant}"),
         });
@@ -471,7 +493,7 @@ mod tests {
             imported.notes
         );
         let primary = "PRIMARY_GRADING_MODEL = \"gemma3:27b\"\nFALLBACK_MODELS = [\n  'a:1',  # first ]\n  \"b:2\",\n]\n\
-            MODEL_SETTINGS = {\n    \"gemma3:27b\": {\"temperature\": 0.2, 'max_tokens': 900},  # {\n    'a:1': {},\n}\n";
+            MODEL_SETTINGS = {\n    \"gemma3:27b\": {\"temperature\": 0.2, 'max_tokens': 900, 'num_ctx': 16384, 'top_k': 5},  # {\n    'a:1': {},\n}\n";
         let imported = read(&[("model_config.py", primary)]);
         assert_eq!(
             shown(&imported),

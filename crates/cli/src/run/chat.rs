@@ -28,6 +28,7 @@ pub async fn chat(
 ) -> anyhow::Result<ExitCode> {
     let is_terminal = std::io::stdin().is_terminal();
     let mut lines = lines();
+    let mut signals = shutdown::Signals::listen()?;
     let mut messages = Vec::new();
     loop {
         if is_terminal {
@@ -35,7 +36,7 @@ pub async fn chat(
         }
         let line = tokio::select! {
             line = lines.recv() => line,
-            _ = shutdown::told() => None,
+            _ = signals.next() => None,
         };
         let Some(line) = line else {
             return Ok(ExitCode::SUCCESS);
@@ -53,7 +54,7 @@ pub async fn chat(
         let request = request(arguments, model.to_owned(), messages.clone());
         let answered = tokio::select! {
             answered = ask(coordinator, &request, &mut text) => answered,
-            is_cut = shutdown::told() => {
+            is_cut = signals.next() => {
                 output::print("")?;
                 if !is_cut {
                     return Ok(ExitCode::SUCCESS);

@@ -21,3 +21,4 @@ mod other_caches;
 mod pins;
 mod processes;
 mod servers;
+mod tiny_http;

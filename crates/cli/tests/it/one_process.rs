@@ -3,12 +3,14 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
 use super::client::{ask, get};
 use super::daemon::{Daemon, TANDEM};
 use super::grade::COURSE;
+use super::tiny_http::{self, Answer};
 
 fn model(name: &str) -> PathBuf {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
@@ -185,4 +187,100 @@ fn what_is_missing_is_said_before_anything_is_loaded() {
             "{arguments:?}: {told}"
         );
     }
+}
+
+/// What was asked, each with the header that matters there.
+type Log = Arc<Mutex<Vec<(String, Option<String>)>>>;
+
+/// A hub, which tells the digest and where the bytes are, and the place where these are, which breaks off once.
+fn hub(content: Vec<u8>, digest: String) -> (String, Log) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&asked);
+    let bytes = tiny_http::listen(move |request| {
+        let range = request.header("range").map(str::to_owned);
+        let mut log = log.lock().expect("a log");
+        let is_first = !log.iter().any(|(what, _)| what == "GET bytes");
+        log.push(("GET bytes".to_owned(), range.clone()));
+        assert_eq!(
+            request.header("authorization"),
+            None,
+            "the token is for the hub"
+        );
+        let from = range.and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+        let mut answer = match from {
+            Some(from) => Answer::new(206, &content[from..]),
+            None => Answer::new(200, content.as_slice()),
+        };
+        answer.breaks_after = is_first.then_some(content.len() / 2);
+        answer
+    });
+    let log = Arc::clone(&asked);
+    let hub = tiny_http::listen(move |request| {
+        let key = request.header("authorization").map(str::to_owned);
+        log.lock()
+            .expect("a log")
+            .push((format!("{} {}", request.method, request.path), key));
+        match request.path.as_str() {
+            "/owner/repo/resolve/main/x.gguf" => Answer::new(302, "")
+                .with("location", format!("http://{bytes}/bytes?signed"))
+                .with("x-linked-etag", format!("\"{digest}\"")),
+            _ => Answer::new(404, ""),
+        }
+    });
+    (format!("http://{hub}"), asked)
+}
+
+fn sha256(content: &[u8]) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, content);
+    digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[test]
+fn a_model_of_the_hub_is_fetched_once_and_goes_on_where_it_broke_off() {
+    let home = tempfile::tempdir().expect("dir");
+    let content = std::fs::read(model("nano-coder.gguf")).expect("a model");
+    let fetch = |endpoint: &str, file: &str| {
+        Command::new(TANDEM)
+            .args([
+                "run",
+                "--model",
+                &format!("hf:owner/repo:{file}"),
+                "--max-tokens",
+                "3",
+                "Hi",
+            ])
+            .env("HOME", home.path())
+            .env("TANDEM_CACHE", home.path().join("cache"))
+            .env("HF_ENDPOINT", endpoint)
+            .env("HF_TOKEN", "secret")
+            .output()
+            .expect("the binary runs")
+    };
+    let (endpoint, _) = hub(content.clone(), "0".repeat(64));
+    let out = fetch(&endpoint, "x.gguf");
+    let told = text(&out.stderr);
+    assert!(
+        !out.status.success() && told.contains("SHA-256") && told.contains("removed"),
+        "{told}"
+    );
+    let (endpoint, asked) = hub(content.clone(), sha256(&content));
+    for _ in 0..2 {
+        let out = fetch(&endpoint, "x.gguf");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    let asked = asked.lock().expect("a log").clone();
+    let head = (
+        "HEAD /owner/repo/resolve/main/x.gguf".to_owned(),
+        Some("Bearer secret".to_owned()),
+    );
+    let half = format!("bytes={}-", content.len() / 2);
+    let bytes = |range: Option<String>| ("GET bytes".to_owned(), range);
+    assert_eq!(asked, [head.clone(), bytes(None), head, bytes(Some(half))]);
+    let out = fetch(&endpoint, "y.gguf");
+    let told = text(&out.stderr);
+    assert!(
+        told.contains("no file of that name") && told.contains("give its path"),
+        "{told}"
+    );
+    assert!(!told.contains("secret"), "{told}");
 }

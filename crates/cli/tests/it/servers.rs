@@ -1,10 +1,8 @@
 //! Servers that are no nodes, as users run them: another `tandem serve` is one, and one that changes its mind is made here.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -13,6 +11,7 @@ use serde_json::{Value, json};
 use super::client::{ask, get};
 use super::daemon::{Daemon, TANDEM};
 use super::grade::COURSE;
+use super::tiny_http::{self, Answer};
 
 fn model(name: &str) -> String {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
@@ -147,57 +146,27 @@ async fn a_model_of_this_machine_and_a_server_answer_side_by_side() {
     assert_eq!(nodes["servers"][0]["models"][0]["model"], "writer");
 }
 
-/// A server of one thread that says it has another model after so many answers.
+/// A server that says it has another model after so many answers, of which each takes so long.
 fn fickle(after: usize, pause: Duration) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let answers = Arc::new(AtomicUsize::new(0));
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (Ok(mut stream), answers) = (stream, Arc::clone(&answers)) else {
-                return;
-            };
-            std::thread::spawn(move || {
-                let mut reader = BufReader::new(stream.try_clone().expect("a stream"));
-                let mut first = String::new();
-                let mut length = 0;
-                let _ = reader.read_line(&mut first);
-                loop {
-                    let mut line = String::new();
-                    if reader.read_line(&mut line).unwrap_or(0) == 0 || line.trim().is_empty() {
-                        break;
-                    }
-                    if let Some(n) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                        length = n.trim().parse().unwrap_or(0);
-                    }
-                }
-                let _ = reader.read_exact(&mut vec![0; length]);
+    let answers = AtomicUsize::new(0);
+    tiny_http::listen(move |asked| {
+        let (status, body) = match asked.path.as_str() {
+            "/v1/models" => {
                 let has_changed = answers.load(Ordering::SeqCst) >= after;
-                let (status, body) = match first.split(' ').nth(1) {
-                    Some("/v1/models") => {
-                        let id = if has_changed { "second" } else { "first" };
-                        (200, json!({"data": [{"id": id}]}))
-                    }
-                    Some("/v1/chat/completions") => {
-                        answers.fetch_add(1, Ordering::SeqCst);
-                        std::thread::sleep(pause);
-                        let message = json!({"role": "assistant", "content": "no JSON"});
-                        let choice =
-                            json!({"index": 0, "message": message, "finish_reason": "stop"});
-                        (200, json!({"choices": [choice]}))
-                    }
-                    _ => (404, json!({})),
-                };
-                let body = body.to_string();
-                let _ = write!(
-                    stream,
-                    "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-                    body.len()
-                );
-            });
-        }
-    });
-    address
+                let id = if has_changed { "second" } else { "first" };
+                (200, json!({"data": [{"id": id}]}))
+            }
+            "/v1/chat/completions" => {
+                answers.fetch_add(1, Ordering::SeqCst);
+                std::thread::sleep(pause);
+                let message = json!({"role": "assistant", "content": "no JSON"});
+                let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
+                (200, json!({"choices": [choice]}))
+            }
+            _ => (404, json!({})),
+        };
+        Answer::new(status, body.to_string()).with("content-type", "application/json")
+    })
 }
 
 #[test]

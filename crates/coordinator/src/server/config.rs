@@ -105,7 +105,8 @@ impl Secret {
         Self(text.trim().to_owned())
     }
 
-    pub(crate) fn reveal(&self) -> &str {
+    /// The text itself, for whom it is meant.
+    pub fn reveal(&self) -> &str {
         &self.0
     }
 }

@@ -267,7 +267,7 @@ fn choose<'a>(
             _ => names.join(", "),
         };
         let more = if listed.len() > MAX_LISTED { " and others" } else { "" };
-        format!("has no model `{theirs}`, but {there}{more}; say which one is `{ours}`: `models = {{ \"{ours}\" = \"…\" }}`")
+        format!("has no model `{theirs}`, but {there}{more}; say which one is `{ours}`: --server {ours}=URL#NAME, or `models = {{ \"{ours}\" = \"…\" }}` in a [[server]]")
     })
 }
 

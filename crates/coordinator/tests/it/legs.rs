@@ -135,7 +135,10 @@ async fn where_nothing_is_prefilled_vllm_decodes_alone_and_says_why() {
     let (_, info) = whole_of(rig.chat(json!({})).await.unwrap()).await;
     assert_eq!(info.server.unwrap().path.as_deref(), Some("local"));
     let nodes = rig.get("/v1/nodes").await.1;
-    assert_eq!(nodes["servers"][0]["paths"], json!([0, 1, 0]));
+    assert_eq!(
+        nodes["servers"][0]["paths"],
+        json!({"pd": 0, "local": 1, "fallback": 0})
+    );
 }
 
 #[tokio::test]

@@ -294,7 +294,7 @@ fn a_turn_of_which_its_decode_node_has_less_than_was_thought_waits() {
     // A node that says so again and again is one that cannot.
     let actions = shown(&tell(&mut s, lacks()));
     assert!(
-        actions[0].starts_with("next!no node can decode"),
+        actions[0].starts_with("next!nobody can answer with"),
         "{actions:?}"
     );
 }
@@ -662,7 +662,7 @@ fn a_lost_decode_node_is_left_alone_until_its_next_status() {
     check(&mut s, d0(), &["b@d0<p1"]);
     // A report about a plan that is no longer in force changes nothing.
     check(&mut s, failed("a", "d0", Failure::Lost, true), &[]);
-    let both = "a!no node can decode `m`: `d0` failed this request; `d1` failed this request";
+    let both = "a!nobody can answer with `m`: `d0` failed this request; `d1` failed this request";
     check(&mut s, failed("a", "d1", Failure::Lost, true), &[both]);
 }
 
@@ -689,11 +689,11 @@ fn a_node_that_has_just_gone_is_waited_for() {
     assert_eq!(s.unavailable().len(), 1);
     check(&mut s, status(), &["a@d<-", "b@d<-"]);
     // One that may have killed it does not wait for it.
-    let killed = "a!no node can decode `m`: `d` failed this request";
+    let killed = "a!nobody can answer with `m`: `d` failed this request";
     check(&mut s, down(true), &[]);
     check(&mut s, failed("a", "d", Failure::Lost, true), &[killed]);
     check(&mut s, submit("c", "m", Route::Auto), &["c?0"]);
-    let gone = "c!no node can decode `m`: `d` is down: connection refused";
+    let gone = "c!nobody can answer with `m`: `d` is down: connection refused";
     check(&mut s, down(false), &[gone]);
 }
 
