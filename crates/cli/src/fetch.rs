@@ -130,6 +130,8 @@ fn parts(file: &str) -> Vec<String> {
 impl Hub {
     fn new(environment: &Environment) -> anyhow::Result<Self> {
         let endpoint = environment.hub_endpoint.as_deref().unwrap_or(HUB);
+        // What is joined to it comes behind all of its path.
+        let endpoint = &format!("{}/", endpoint.trim_end_matches('/'));
         Ok(Self {
             // Redirects are followed here, so that the token goes to the hub only.
             http: Client::builder()
@@ -152,32 +154,57 @@ impl Hub {
         let url = self.endpoint.join(&at)?;
         fs::create_dir_all(path.parent().unwrap_or(path))?;
         let partial = path.with_extension("gguf.part");
-        let bar = bar(file);
-        let mut told = self.look(&url).await?;
-        let mut attempt = 1;
-        while let Err(error) = self.transfer(&told, &partial, &bar).await {
-            if attempt >= ATTEMPTS || error.is::<Refused>() {
-                bar.finish_and_clear();
-                return Err(error);
-            }
-            attempt += 1;
-            tokio::time::sleep(PAUSE).await;
-            // Where the bytes are is told for a while only.
-            told = self.look(&url).await?;
+        let _lock = lock(path).await?;
+        if path.is_file() {
+            // Whoever was waited for has fetched it.
+            return Ok(());
         }
+        let bar = bar(file);
+        let fetched = self.whole(&url, &partial, &bar).await;
         bar.finish_and_clear();
-        if let Some(expected) = &told.sha256 {
-            let hashed = partial.clone();
-            let found = tokio::task::spawn_blocking(move || sha256(&hashed)).await??;
-            if found != *expected {
-                fs::remove_file(&partial)?;
-                bail!(
-                    "{file} has SHA-256 {found}, and should have {expected}; it was removed, so fetch it again"
-                );
+        let told = fetched?;
+        match &told.sha256 {
+            Some(expected) => {
+                let hashed = partial.clone();
+                let found = tokio::task::spawn_blocking(move || sha256(&hashed)).await??;
+                if found != *expected {
+                    fs::remove_file(&partial)?;
+                    bail!(
+                        "{file} has SHA-256 {found}, and should have {expected}; it was removed, so fetch it again"
+                    );
+                }
             }
+            None => eprintln!("tandem: {file} is not checked: this hub tells no digest of it"),
         }
         fs::rename(&partial, path)?;
         Ok(())
+    }
+
+    /// Fetches all of a file, and goes on where it breaks off. Only what can be checked in the end is put together of parts.
+    async fn whole(&self, url: &Url, partial: &Path, bar: &ProgressBar) -> anyhow::Result<Told> {
+        let size = || partial.metadata().map_or(0, |meta| meta.len());
+        let mut attempt = 1;
+        loop {
+            let before = size();
+            let tried = async {
+                // Where the bytes are is told for a while only.
+                let told = self.look(url).await?;
+                if told.sha256.is_none() && before > 0 {
+                    fs::remove_file(partial)?;
+                }
+                self.transfer(&told, partial, bar).await?;
+                Ok(told)
+            };
+            let error: anyhow::Error = match tried.await {
+                Ok(told) => return Ok(told),
+                Err(error) => error,
+            };
+            attempt = if size() > before { 1 } else { attempt + 1 };
+            if attempt > ATTEMPTS || error.is::<Refused>() {
+                return Err(error);
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// Asks where the bytes of a file are, and what they are to be.
@@ -190,7 +217,8 @@ impl Hub {
                 request = request.bearer_auth(token.reveal());
             }
             let sent = tokio::time::timeout(SILENCE, request.send()).await;
-            let answer = sent.context("the hub is silent")??;
+            let answer = sent.context("the hub is silent")?;
+            let answer = answer.map_err(reqwest::Error::without_url)?;
             let text = |name: &str| answer.headers().get(name)?.to_str().ok().map(str::to_owned);
             let digest = text("x-linked-etag").map(|etag| etag.trim_matches('"').to_owned());
             sha256 = sha256
@@ -203,7 +231,7 @@ impl Hub {
                 }
                 Some(location) => url = url.join(&location)?,
                 None if status.is_success() => return Ok(Told { url, sha256 }),
-                None => bail!(refusal(status)),
+                None => return Err(refusal(status)),
             }
         }
         bail!("the hub redirects without end")
@@ -225,24 +253,27 @@ impl Hub {
             request = request.header(header::RANGE, format!("bytes={have}-"));
         }
         let sent = tokio::time::timeout(SILENCE, request.send()).await;
-        let mut answer = sent.context("the hub is silent")??;
+        // Addresses of bytes are signed, and no text for others.
+        let sent = sent.context("the hub is silent")?;
+        let mut answer = sent.map_err(reqwest::Error::without_url)?;
         match answer.status() {
             StatusCode::PARTIAL_CONTENT => {}
             // All of it is there.
-            StatusCode::RANGE_NOT_SATISFIABLE if have > 0 => return Ok(()),
+            StatusCode::RANGE_NOT_SATISFIABLE if have > 0 && told.sha256.is_some() => return Ok(()),
             // Whoever has it begins anew.
             StatusCode::OK => {
                 file.set_len(0)?;
                 file.rewind()?;
             }
-            status => bail!(refusal(status)),
+            status => return Err(refusal(status)),
         }
         let begun = file.metadata()?.len();
         bar.set_length(begun + answer.content_length().unwrap_or(0));
         bar.set_position(begun);
         loop {
             let chunk = tokio::time::timeout(SILENCE, answer.chunk()).await;
-            let Some(bytes) = chunk.context("the hub is silent")?? else {
+            let chunk = chunk.context("the hub is silent")?;
+            let Some(bytes) = chunk.map_err(reqwest::Error::without_url)? else {
                 break;
             };
             file.write_all(&bytes)?;
@@ -258,15 +289,34 @@ impl Hub {
 #[error("{0}")]
 struct Refused(String);
 
-fn refusal(status: StatusCode) -> Refused {
-    Refused(match status.as_u16() {
+/// What an answer with this status means; some of them are for a while only.
+fn refusal(status: StatusCode) -> anyhow::Error {
+    let text = match status.as_u16() {
         401 | 403 => {
             "the hub wants a token for this repository (HF_TOKEN), or has none of that name"
                 .to_owned()
         }
         404 => "the hub has no file of that name".to_owned(),
         status => format!("the hub answers with status {status}"),
-    })
+    };
+    match status.as_u16() {
+        408 | 429 | 500.. => anyhow::anyhow!(text),
+        _ => Refused(text).into(),
+    }
+}
+
+/// Held while a file is fetched, so that two processes do not write into one.
+async fn lock(path: &Path) -> anyhow::Result<File> {
+    let file = File::create(path.with_extension("gguf.lock"))?;
+    if file.try_lock().is_ok() {
+        return Ok(file);
+    }
+    eprintln!(
+        "tandem: another process fetches {}; waiting for it",
+        path.display()
+    );
+    let locking = tokio::task::spawn_blocking(move || file.lock().map(|()| file));
+    Ok(locking.await??)
 }
 
 fn bar(file: &str) -> ProgressBar {

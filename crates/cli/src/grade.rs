@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
-use tandem_coordinator::NodeList;
+use tandem_coordinator::{ModelConfig, NodeList};
 use tandem_grading::{
     EarlierRun, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission, forecast,
     grade, load_submissions,
@@ -102,17 +102,17 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             (false, Some(out)) => {
                 let earlier = arguments.earlier_run();
                 let folder = Folder::open(out, &settings, &rubric, &submissions, earlier)?;
-                run(&settings, &rubric, &submissions, folder).await
+                let last = look_once(&http, &coordinator_url, &config.coordinator.models);
+                run(&settings, &rubric, &submissions, folder, last).await
             }
             _ => dry_run(&settings, &rubric, &submissions).await,
         }
     };
-    let url = coordinator_url;
     let code = tokio::select! {
         code = work => code?,
-        changed = changed(&http, &url) => bail!(
-            "stopped: {changed}; results that were made are kept, and those of the last minute may be of either model"
-        ),
+        changed = changed(&http, &coordinator_url, &config.coordinator.models) => {
+            bail!("{}", stopped(&changed));
+        }
         failure = Setup::failed(&mut local) => {
             failure?;
             return Ok(ExitCode::FAILURE);
@@ -164,19 +164,43 @@ fn served_by(nodes: &NodeList, config: &Config) -> String {
 }
 
 /// Completes when a server has another model than at the start: nobody would know which one made a grade.
-async fn changed(http: &reqwest::Client, url: &str) -> String {
+async fn changed(http: &reqwest::Client, url: &str, models: &[ModelConfig]) -> String {
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
-        let asked = http.get(format!("{url}/nodes")).timeout(LOOK_AGAIN).send();
-        let Ok(answer) = asked.await else { continue };
-        let Ok(nodes) = answer.json::<NodeList>().await else {
-            continue;
-        };
-        let mut changed = nodes.servers.into_iter().flat_map(|server| server.changed);
-        if let Some(changed) = changed.next() {
+        if let Some(changed) = look_once(http, url, models).await {
             return changed;
         }
     }
+}
+
+/// The same at once.
+async fn look_once(http: &reqwest::Client, url: &str, models: &[ModelConfig]) -> Option<String> {
+    let asked = http.get(format!("{url}/nodes")).timeout(LOOK_AGAIN).send();
+    let nodes: NodeList = asked.await.ok()?.json().await.ok()?;
+    is_changed(&nodes, models)
+}
+
+/// What is said of a run that ends for that.
+fn stopped(changed: &str) -> String {
+    format!(
+        "stopped: {changed}; results that were made are kept, and those of the last minute may be of either model"
+    )
+}
+
+/// That a server has another model than before, or than an equal one.
+fn is_changed(nodes: &NodeList, models: &[ModelConfig]) -> Option<String> {
+    let changed = nodes
+        .servers
+        .iter()
+        .flat_map(|server| &server.changed)
+        .next();
+    let unequal = models
+        .iter()
+        .filter_map(|m| nodes::unequal_servers(m, nodes));
+    let unequal = unequal
+        .filter(|(_, is_sure)| *is_sure)
+        .map(|(reason, _)| reason);
+    changed.cloned().or(unequal.into_iter().next())
 }
 
 /// Waits until each model has the nodes that it needs.
@@ -246,18 +270,23 @@ fn exit_code(some_failed: bool, some_need_a_person: bool) -> ExitCode {
     }
 }
 
-/// Grades with progress on standard error; the folder gets each result when it is made.
+/// Grades with progress on standard error; the folder gets each result when it is made. `last` says why the whole is not to
+/// be trusted, when all is graded.
 async fn run(
     settings: &GradingConfig,
     rubric: &Rubric,
     submissions: &[Submission],
     mut folder: Folder<'_>,
+    last: impl Future<Output = Option<String>>,
 ) -> anyhow::Result<ExitCode> {
     let reporter = Reporter::new("grading", submissions.len());
     let report = |progress: Progress<'_>| reporter.report(&progress);
     let graded = grade(settings, rubric, submissions, &mut folder, &report).await;
     reporter.finish();
     let graded = graded?;
+    if let Some(changed) = last.await {
+        bail!("{}", stopped(&changed));
+    }
     folder.finish(&graded)?;
     // The results are there, and the status says what came out, also if nobody reads this.
     let _ = output::print(&tables::grades(&graded).to_string());

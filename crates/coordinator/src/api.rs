@@ -51,7 +51,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route("/v1/completions", post(completion))
         .route("/tokenize", post(tokenize))
         .route("/v1/models", get(models))
-        .route("/v1/models/{name}", get(model))
+        .route("/v1/models/{*name}", get(model))
         .route("/v1/nodes", get(nodes))
         .route("/metrics", get(metrics))
         .route("/health", get(health))

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tandem_sched::Plan;
 
 use crate::timeline::Timeline;
+use crate::totals::label;
 
 /// What is known of a prefill node and a decode node together.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -127,8 +128,8 @@ type Labels = [(&'static str, String); 2];
 
 fn labels(pair: &PairReport) -> Labels {
     [
-        ("prefill", pair.prefill.clone()),
-        ("decode", pair.decode.clone()),
+        ("prefill", label(&pair.prefill)),
+        ("decode", label(&pair.decode)),
     ]
 }
 

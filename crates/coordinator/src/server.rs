@@ -26,7 +26,7 @@ use futures_util::StreamExt;
 use serde_json::Value;
 use tandem_openai::{ApiError, FinishReason, ServerInfo};
 use tandem_sched::Failure;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 
 use crate::backend::{Answer, Attempt, AttemptError, Backend, Running};
 use crate::calls::CallError;
@@ -37,7 +37,7 @@ use ask::{Asked, Post};
 use config::{DEFAULT_SILENCE_S, ServerConfig};
 use dialect::Dialect;
 use http::{Http, Message, Refused};
-use legs::Legs;
+use legs::{Legs, Other};
 use probe::{Found, Served};
 use read::Part;
 use shape::{Kind, Shape};
@@ -299,9 +299,9 @@ impl Server {
         let name = path.as_ref().map(|path| path.name);
         call.events
             .extend(path.as_ref().and_then(|path| path.note.clone()));
-        let mut other = path.and_then(|path| path.failed);
+        let mut other = path.and_then(|path| path.other);
         let asking = while_other(&mut other, self.http.ask(&message)).await;
-        let asked = asking.map_err(|why| self.failed(Failure::Refused, &why))?;
+        let asked = asking.map_err(|(failure, why)| self.failed(failure, &why))?;
         let mut events = match asked.map_err(|e| self.lost(call, &e))? {
             Ok(events) => events,
             Err(refused) => return Ok(Err(refused)),
@@ -324,7 +324,7 @@ impl Server {
         loop {
             let next = tokio::time::timeout(limit, events.next());
             let event = while_other(&mut other, next).await;
-            let event = event.map_err(|why| self.failed(Failure::Refused, &why))?;
+            let event = event.map_err(|(failure, why)| self.failed(failure, &why))?;
             let event = event.map_err(|_| self.lost(call, &CallError::Silent(limit)))?;
             let Some(event) = event else { break };
             let event = event.map_err(|e| self.lost(call, &e))?;
@@ -333,6 +333,12 @@ impl Server {
             for part in parts {
                 self.take(call, part, &mut got, &mut thoughts, holds)
                     .await?;
+            }
+            if got.first.is_some()
+                && let Some(other) = other.take()
+            {
+                // The KV is there: what becomes of the other leg does not matter any more.
+                other.detach();
             }
             if got.ended {
                 break;
@@ -679,12 +685,12 @@ impl Server {
 
 /// Goes on with a leg until it is through or the other one has failed, and tells why that is.
 async fn while_other<T>(
-    other: &mut Option<oneshot::Receiver<String>>,
+    other: &mut Option<Other>,
     leg: impl Future<Output = T>,
-) -> Result<T, String> {
+) -> Result<T, (Failure, String)> {
     let mut leg = std::pin::pin!(leg);
     loop {
-        let Some(failed) = other else {
+        let Some(Other { failed, .. }) = other else {
             return Ok(leg.await);
         };
         tokio::select! {
@@ -692,7 +698,7 @@ async fn while_other<T>(
             why = failed => match why {
                 Ok(why) => return Err(why),
                 // It is through.
-                Err(_) => *other = None,
+                Err(_) => drop(other.take()),
             },
         }
     }

@@ -35,6 +35,11 @@ const COUNTERS: [Metric; 3] = [
     }),
 ];
 
+/// A name as the value of a label: the library writes it as it is.
+pub(crate) fn label(name: &str) -> String {
+    name.replace(['"', '\\', '\n'], "_")
+}
+
 impl Totals {
     /// A request was answered.
     pub(crate) fn add(&self, model: &str, info: &TandemInfo) {
@@ -54,7 +59,7 @@ impl Totals {
         for (name, help, value) in COUNTERS {
             let family = Family::<[(&'static str, String); 2], Counter>::default();
             for ((model, by), total) in &*all {
-                let labels = [("model", model.clone()), ("by", by.clone())];
+                let labels = [("model", label(model)), ("by", label(by))];
                 family.get_or_create(&labels).inc_by(value(total));
             }
             registry.register(name, help, family);
@@ -63,7 +68,7 @@ impl Totals {
         for (model, waiting) in queued {
             let waiting = i64::try_from(*waiting).unwrap_or(i64::MAX);
             family
-                .get_or_create(&[("model", model.clone())])
+                .get_or_create(&[("model", label(model))])
                 .set(waiting);
         }
         registry.register("waiting", "Requests that wait for a model", family);

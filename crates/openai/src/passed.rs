@@ -31,6 +31,9 @@ const STEERING: &[&str] = &[
     "id_slot",
     "priority",
     "cache_hit_threshold",
+    // vLLM takes parameters of transfers from here, too.
+    "vllm_xargs",
+    "extra_args",
 ];
 /// What the names of others begin with.
 const STEERING_PREFIXES: &[&str] = &["bootstrap_", "x-", "x_override"];

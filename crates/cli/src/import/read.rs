@@ -282,6 +282,48 @@ fn vllm(imported: &mut Imported, from: &str, part: &Value) {
     }
 }
 
+/// Names the constants whose value is computed.
+fn note_computed(imported: &mut Imported, from: &str, text: &str) {
+    let constants = [
+        "CODE_MODEL",
+        "FEEDBACK_MODEL",
+        "PRIMARY_GRADING_MODEL",
+        "MODEL_SETTINGS",
+    ];
+    for name in constants
+        .into_iter()
+        .filter(|name| literal(text, name).is_none())
+    {
+        let is_there = |line: &str| {
+            let rest = line.strip_prefix(name).map(str::trim_start);
+            rest.is_some_and(|rest| rest.starts_with('='))
+        };
+        if text.lines().any(is_there) {
+            imported.note(
+                from,
+                format!("`{name}` is computed there, which is not run here"),
+            );
+        }
+    }
+}
+
+/// Names the settings of a model that have no place here.
+fn note_settings(imported: &mut Imported, from: &str, model: &str, setting: &Value) {
+    let others = setting.as_object().into_iter().flat_map(Map::keys);
+    let others =
+        others.filter(|name| !["temperature", "max_tokens", "num_ctx"].contains(&name.as_str()));
+    let others: Vec<String> = others.map(|name| format!("`{name}`")).collect();
+    if !others.is_empty() {
+        imported.note(
+            from,
+            format!(
+                "settings of {model} that are not mapped: {}",
+                others.join(", ")
+            ),
+        );
+    }
+}
+
 /// Python, read as text: constants whose value is a text, a list or a dictionary.
 fn python(imported: &mut Imported, from: &str, text: &str) {
     let settings = literal(text, "MODEL_SETTINGS").unwrap_or(Value::Null);
@@ -301,6 +343,7 @@ fn python(imported: &mut Imported, from: &str, text: &str) {
         let names: Vec<&str> = fallbacks.iter().filter_map(Value::as_str).collect();
         imported.note(from, format!("`FALLBACK_MODELS` is not mapped ({}): equal servers take over for each other here, other models do not", names.join(", ")));
     }
+    note_computed(imported, from, text);
     if wanted.is_empty() {
         imported.note(from, "no constant is there that names a model (CODE_MODEL, FEEDBACK_MODEL, PRIMARY_GRADING_MODEL)".into());
     }
@@ -319,19 +362,7 @@ fn python(imported: &mut Imported, from: &str, text: &str) {
             continue;
         }
         let setting = &settings[&model];
-        let others = setting.as_object().into_iter().flat_map(Map::keys);
-        let others = others
-            .filter(|name| !["temperature", "max_tokens", "num_ctx"].contains(&name.as_str()));
-        let others: Vec<String> = others.map(|name| format!("`{name}`")).collect();
-        if !others.is_empty() {
-            imported.note(
-                from,
-                format!(
-                    "settings of {model} that are not mapped: {}",
-                    others.join(", ")
-                ),
-            );
-        }
+        note_settings(imported, from, &model, setting);
         imported.add(Machine {
             name: format!("ollama-{}", job.model()),
             url: OLLAMA.to_owned(),
@@ -350,25 +381,32 @@ fn python(imported: &mut Imported, from: &str, text: &str) {
 /// The value of a constant that stands at the beginning of a line. Such values are also YAML, but for the names of truth.
 fn literal(text: &str, name: &str) -> Option<Value> {
     let mut offset = 0;
+    let mut found = None;
     for line in text.split_inclusive('\n') {
         let rest = line.strip_prefix(name).map(str::trim_start);
         if let Some(value) = rest.and_then(|rest| rest.strip_prefix('='))
             && !value.starts_with('=')
         {
             let start = offset + line.len() - value.len();
-            return parse(text[start..].trim_start());
+            // As in Python, the last one counts.
+            found = parse(text[start..].trim_start());
         }
         offset += line.len();
     }
-    None
+    found
 }
 
+/// A text, a list or a dictionary with nothing behind it; anything else is computed, and not known here.
 fn parse(text: &str) -> Option<Value> {
     let end = match text.chars().next()? {
         quote @ ('"' | '\'') => text[1..].find(quote)? + 2,
         '[' | '{' => bracket_end(text)?,
-        _ => text.find(['\n', '#']).unwrap_or(text.len()),
+        _ => return None,
     };
+    let behind = text[end..].lines().next().unwrap_or_default().trim();
+    if !behind.is_empty() && !behind.starts_with('#') {
+        return None;
+    }
     serde_saphyr::from_str(&text[..end]).ok()
 }
 
@@ -508,7 +546,18 @@ mod tests {
             "x.py",
             "__import__('os').system('false')\nCODE_MODEL = f(\"x\")\n",
         )]);
-        assert!(dangerous.machines.is_empty() && dangerous.notes.len() == 1);
+        assert!(
+            dangerous.machines.is_empty() && dangerous.notes[0].contains("is computed"),
+            "{:?}",
+            dangerous.notes
+        );
+        let computed = "CODE_MODEL = os.environ.get(\"CODE_MODEL\", \"qwen3-coder:30b\")\nFEEDBACK_MODEL = \"a:1\"\nFEEDBACK_MODEL = \"b:2\"\n";
+        let computed = read(&[("x.py", computed)]);
+        assert_eq!(
+            shown(&computed),
+            ["ollama-feedback http://127.0.0.1:11434 feedback b:2 None None"]
+        );
+        assert!(computed.notes[0].contains("`CODE_MODEL` is computed"));
         let disaggregated = read(&[("x.py", "CODE_MODEL = \"disaggregated:qwen\"\n")]);
         assert!(disaggregated.notes[0].contains("not mapped"));
     }

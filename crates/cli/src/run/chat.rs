@@ -30,6 +30,8 @@ pub async fn chat(
     let mut lines = lines();
     let mut signals = shutdown::Signals::listen()?;
     let mut messages = Vec::new();
+    // Whoever pipes questions in is to see that one was not answered.
+    let mut code = ExitCode::SUCCESS;
     loop {
         if is_terminal {
             output::print_part(PROMPT)?;
@@ -39,7 +41,7 @@ pub async fn chat(
             _ = signals.next() => None,
         };
         let Some(line) = line else {
-            return Ok(ExitCode::SUCCESS);
+            return Ok(code);
         };
         match line.trim() {
             "" => continue,
@@ -47,7 +49,7 @@ pub async fn chat(
                 messages.clear();
                 continue;
             }
-            end if END.contains(&end) => return Ok(ExitCode::SUCCESS),
+            end if END.contains(&end) => return Ok(code),
             text => messages.push(said(Role::User, text.to_owned())),
         }
         let mut text = String::new();
@@ -72,6 +74,9 @@ pub async fn chat(
             Err(error) => {
                 eprintln!("tandem: {}", output::explain(&error));
                 messages.pop();
+                if !is_terminal {
+                    code = ExitCode::FAILURE;
+                }
             }
         }
     }
@@ -102,7 +107,13 @@ fn lines() -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
-            let Ok(line) = line else { return };
+            let line = match line {
+                Ok(line) => line,
+                Err(error) => {
+                    eprintln!("tandem: a line cannot be read: {error}");
+                    continue;
+                }
+            };
             if sender.blocking_send(line).is_err() {
                 return;
             }

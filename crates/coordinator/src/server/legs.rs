@@ -6,14 +6,18 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tandem_proto::Prompt;
+use tandem_sched::Failure;
 use tokio::sync::oneshot;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::http::{Http, Message};
+use super::http::{Http, Message, error_message};
 use crate::calls::CallError;
 
 /// Port at which an SGLang prefill engine meets its other half, unless the configuration says it.
@@ -21,6 +25,10 @@ pub const BOOTSTRAP_PORT: u16 = 8998;
 /// Shortest prompt that is prefilled elsewhere, in tokens, unless the configuration says it: vLLM's own
 /// `kv_recompute_threshold`.
 pub const FROM_TOKENS: u32 = 64;
+/// How long an engine that failed to prefill gets nothing, where there are others.
+const AVOIDED: Duration = Duration::from_secs(30);
+/// How long the half that decodes has to refuse by itself what the other half has refused.
+const REFUSED_TWICE: Duration = Duration::from_secs(5);
 /// Bytes of a prompt that are taken for a token.
 const BYTES_PER_TOKEN: usize = 4;
 /// Fields that the leg that only prefills must not have.
@@ -137,6 +145,8 @@ pub(crate) struct Paths {
 pub(crate) struct Legs {
     config: PairConfig,
     prefill: Vec<Http>,
+    /// When each of them failed last.
+    failed: Arc<Mutex<Vec<Option<Instant>>>>,
     next: AtomicUsize,
     pub(crate) paths: Paths,
 }
@@ -145,8 +155,22 @@ pub(crate) struct Legs {
 pub(crate) struct Path {
     pub(crate) name: &'static str,
     pub(crate) note: Option<String>,
-    /// Tells why the other leg failed, while this one is under way.
-    pub(crate) failed: Option<oneshot::Receiver<String>>,
+    /// The other leg, while this one is under way.
+    pub(crate) other: Option<Other>,
+}
+
+/// A leg that goes on beside another one. Dropping it ends it.
+pub(crate) struct Other {
+    /// Tells why it failed.
+    pub(crate) failed: oneshot::Receiver<(Failure, String)>,
+    task: AbortOnDropHandle<()>,
+}
+
+impl Other {
+    /// What came of it is of use to others, and its answer is read to its end.
+    pub(crate) fn detach(self) {
+        drop(self.task.detach());
+    }
 }
 
 impl Path {
@@ -154,7 +178,7 @@ impl Path {
         Self {
             name: "pd",
             note: None,
-            failed: None,
+            other: None,
         }
     }
 }
@@ -163,6 +187,7 @@ impl Legs {
     pub(crate) fn new(config: PairConfig, prefill: Vec<Http>) -> Self {
         Self {
             config,
+            failed: Arc::new(Mutex::new(vec![None; prefill.len()])),
             prefill,
             next: AtomicUsize::new(0),
             paths: Paths::default(),
@@ -180,7 +205,7 @@ impl Legs {
         prompt: &Prompt,
     ) -> Result<Path, String> {
         let terms = self.config.kind.terms();
-        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.prefill.len().max(1);
+        let turn = self.turn();
         let other = self
             .prefill
             .get(turn)
@@ -190,12 +215,12 @@ impl Legs {
             Path {
                 name: "local",
                 note: None,
-                failed: None,
+                other: None,
             }
         } else {
             match terms.meeting {
-                Meeting::Returned => self.returned(other, message, body).await,
-                Meeting::Room => self.room(other, message),
+                Meeting::Returned => self.returned((turn, other), message, body).await,
+                Meeting::Room => self.room((turn, other), message),
                 Meeting::Address => {
                     let at = (PREFILLER_HEADER, other.authority());
                     message.headers.push(at);
@@ -212,8 +237,26 @@ impl Legs {
         Ok(path)
     }
 
+    /// The one whose turn it is, but for those that have failed a short time ago, if others have not.
+    fn turn(&self) -> usize {
+        let count = self.prefill.len().max(1);
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_well = |turn: &usize| {
+            let last = failed.get(*turn).copied().flatten();
+            last.is_none_or(|since| since.elapsed() >= AVOIDED)
+        };
+        let mut turns = (0..count).map(|i| (first + i) % count);
+        turns.find(is_well).unwrap_or(first % count)
+    }
+
     /// One after the other: what the first one returns goes to the second as it is.
-    async fn returned(&self, other: &Http, message: &mut Message, body: &Value) -> Path {
+    async fn returned(
+        &self,
+        (turn, other): (usize, &Http),
+        message: &mut Message,
+        body: &Value,
+    ) -> Path {
         let asks = json!({"do_remote_decode": true, "do_remote_prefill": false});
         let mut first = body.clone();
         if let Some(first) = first.as_object_mut() {
@@ -234,19 +277,22 @@ impl Legs {
                 message.insert("kv_transfer_params", parameters);
                 Path::pd()
             }
-            Err(why) => Path {
-                name: "fallback",
-                note: Some(format!(
-                    "the engine that prefills {why}; the one that decodes computes the prompt"
-                )),
-                failed: None,
-            },
+            Err(why) => {
+                note_failure(&self.failed, turn);
+                Path {
+                    name: "fallback",
+                    note: Some(format!(
+                        "the engine that prefills {why}; the one that decodes computes the prompt"
+                    )),
+                    other: None,
+                }
+            }
         }
     }
 
     /// Both at once, in a room. The first one's answer is read to its end and dropped; that the second one has ended does not
     /// end it.
-    fn room(&self, other: &Http, message: &mut Message) -> Path {
+    fn room(&self, (turn, other): (usize, &Http), message: &mut Message) -> Path {
         // The standard library's only source of random bits.
         let room = RandomState::new().build_hasher().finish() >> 1;
         let port = self.config.bootstrap_port.unwrap_or(BOOTSTRAP_PORT);
@@ -255,19 +301,54 @@ impl Legs {
         message.insert("bootstrap_room", &json!(room).to_string());
         let (other, first) = (other.clone(), message.clone());
         let (tell, failed) = oneshot::channel();
-        tokio::spawn(async move {
-            let why = match other.post(&first).await {
+        let known = Arc::clone(&self.failed);
+        let task = tokio::spawn(async move {
+            let (failure, why) = match other.post(&first).await {
                 Ok((200..300, _)) => return,
-                Ok((status, _)) => format!("answered with status {status}"),
-                Err(error) => error.to_string(),
+                Ok((status @ 400..500, body)) => {
+                    // What is wrong with a request is said by the other half, too, and in its words.
+                    tokio::time::sleep(REFUSED_TWICE).await;
+                    let body = serde_json::from_slice::<Value>(&body).ok();
+                    let said = body.as_ref().and_then(error_message).unwrap_or_default();
+                    (
+                        Failure::Refused,
+                        format!("answered with status {status}: {said}"),
+                    )
+                }
+                Ok((status, _)) => {
+                    note_failure(&known, turn);
+                    let failure = match status {
+                        503 => Failure::Stopping,
+                        _ => Failure::Refused,
+                    };
+                    (failure, format!("answered with status {status}"))
+                }
+                Err(error) => {
+                    note_failure(&known, turn);
+                    let failure = match &error {
+                        CallError::Connect(_) => Failure::Unreachable,
+                        _ => Failure::Lost,
+                    };
+                    (failure, error.to_string())
+                }
             };
             // The other leg may have ended.
-            let _ = tell.send(format!("its engine that prefills {why}"));
+            let _ = tell.send((failure, format!("its engine that prefills {why}")));
         });
         Path {
-            failed: Some(failed),
+            other: Some(Other {
+                failed,
+                task: AbortOnDropHandle::new(task),
+            }),
             ..Path::pd()
         }
+    }
+}
+
+fn note_failure(failed: &Mutex<Vec<Option<Instant>>>, turn: usize) {
+    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(last) = failed.get_mut(turn) {
+        *last = Some(Instant::now());
     }
 }
 

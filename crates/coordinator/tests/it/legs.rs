@@ -235,3 +235,70 @@ async fn llm_d_is_told_in_one_header() {
     assert_eq!(info.server.unwrap().path.as_deref(), Some("local"));
     assert_eq!(decode.asked("completions")[2].prefiller, None);
 }
+
+#[tokio::test]
+async fn what_is_wrong_with_a_request_is_said_by_the_half_that_decodes() {
+    let wrong = |_: &_| {
+        Reply::Json(
+            400,
+            json!({"error": {"message": "maximum context length is 3 tokens"}}),
+        )
+    };
+    let prefill = FakeServer::openai(wrong).await;
+    let decode = FakeServer::openai(move |_| {
+        std::thread::sleep(Duration::from_millis(100));
+        Reply::Json(
+            400,
+            json!({"error": {"message": "maximum context length is 3 tokens"}}),
+        )
+    })
+    .await;
+    let rig = rig(PairKind::Sglang, &[&prefill], &decode).await;
+    let (status, error) = error_of(rig.chat(long(json!({}))).await.unwrap()).await;
+    assert_eq!(
+        (status, error.code.as_deref()),
+        (400, Some("context_length_exceeded")),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_engine_that_failed_to_prefill_is_avoided_for_a_while() {
+    let bad = FakeServer::openai(|_| Reply::Json(500, json!({"error": "x"}))).await;
+    let good = FakeServer::openai(|_| says("dropped")).await;
+    let decode = FakeServer::openai(|_| {
+        let pieces = events("Hello");
+        Reply::Slow(pieces, Duration::from_millis(50))
+    })
+    .await;
+    let rig = rig(PairKind::Sglang, &[&bad, &good], &decode).await;
+    assert_eq!(rig.chat(long(json!({}))).await.unwrap().status(), 502);
+    for _ in 0..3 {
+        whole_of(rig.chat(long(json!({}))).await.unwrap()).await;
+    }
+    assert_eq!(bad.asked("completions").len(), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_ends_both_halves() {
+    let silent = |_: &_| {
+        let pieces = vec![": waiting\n\n".to_owned()];
+        Reply::Pieces("text/event-stream", pieces, End::Silent)
+    };
+    let (prefill, decode) = (
+        FakeServer::openai(silent).await,
+        FakeServer::openai(silent).await,
+    );
+    let rig = rig(PairKind::Sglang, &[&prefill], &decode).await;
+    let asking = rig.chat(long(json!({"stream": true})));
+    while prefill.asked("completions").is_empty() || decode.asked("completions").is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    asking.abort();
+    drop(asking);
+    for half in [&prefill, &decode] {
+        tokio::time::timeout(Duration::from_secs(4), half.idle())
+            .await
+            .expect("closed");
+    }
+}
