@@ -17,7 +17,7 @@ use tandem_proto::CodecChoice;
 
 use crate::address::listen_address;
 use crate::environment::Environment;
-use crate::servers;
+use crate::{files, servers};
 
 /// Where the coordinator listens unless the file says otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -229,16 +229,8 @@ impl Arguments {
 
 /// Reads and checks a configuration file.
 fn load(path: &Path) -> anyhow::Result<Config> {
-    let shown = path.display();
-    let size = std::fs::metadata(path)
-        .with_context(|| format!("cannot read the configuration {shown}"))?
-        .len();
-    if size > MAX_CONFIG_BYTES {
-        bail!("{shown} has {size} bytes; a configuration has at most {MAX_CONFIG_BYTES}");
-    }
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("cannot read the configuration {shown}"))?;
-    parse(&text).with_context(|| shown.to_string())
+    let text = files::read_text(path, MAX_CONFIG_BYTES).context("the configuration")?;
+    parse(&text).with_context(|| path.display().to_string())
 }
 
 fn parse(text: &str) -> anyhow::Result<Config> {

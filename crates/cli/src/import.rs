@@ -18,7 +18,7 @@ use tandem_identity::{Public, Security};
 
 use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS};
 use crate::coordinator::Coordinator;
-use crate::output;
+use crate::{files, output};
 use read::{Imported, Job, Machine};
 
 /// Name of the file that is written.
@@ -48,14 +48,7 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut imported = Imported::default();
     for path in &arguments.files {
         let shown = path.display();
-        let size = path
-            .metadata()
-            .with_context(|| format!("cannot read {shown}"))?
-            .len();
-        if size > MAX_BYTES {
-            bail!("{shown} has {size} bytes, and {MAX_BYTES} are allowed");
-        }
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+        let text = files::read_text(path, MAX_BYTES)?;
         read::add(&mut imported, path, &text).with_context(|| shown.to_string())?;
     }
     if imported.machines.is_empty() {

@@ -14,6 +14,7 @@ mod demo;
 mod doctor;
 mod environment;
 mod fetch;
+mod files;
 mod grade;
 mod import;
 mod loading;

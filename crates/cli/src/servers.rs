@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tandem_coordinator::{Config, ModelConfig, Render, Secret, ServerConfig};
 
 use crate::environment::Environment;
-use crate::template;
+use crate::{files, template};
 
 /// Largest file of a key or of certificates, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -80,12 +80,11 @@ pub fn complete(
         server.key = Some(environment.key(variable).context("`key_env`")?);
     }
     if let Some(file) = &server.key_file {
-        let text = read(&folder.join(file)).context("`key_file`")?;
-        let text = String::from_utf8(text).context("`key_file`: it is no text")?;
+        let text = files::read_text(&folder.join(file), MAX_FILE_BYTES).context("`key_file`")?;
         server.key = Some(Secret::new(&text));
     }
     if let Some(file) = &server.ca_file {
-        server.ca = Some(read(&folder.join(file)).context("`ca_file`")?);
+        server.ca = Some(files::read(&folder.join(file), MAX_FILE_BYTES).context("`ca_file`")?);
     }
     if let Some(file) = &server.template {
         let template = template::load(&folder.join(file)).context("`template`")?;
@@ -94,18 +93,6 @@ pub fn complete(
         }));
     }
     Ok(())
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let shown = path.display();
-    let size = path
-        .metadata()
-        .with_context(|| format!("cannot read {shown}"))?
-        .len();
-    if size > MAX_FILE_BYTES {
-        bail!("{shown} has {size} bytes, and {MAX_FILE_BYTES} are allowed");
-    }
-    std::fs::read(path).with_context(|| format!("cannot read {shown}"))
 }
 
 #[cfg(test)]

@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tandem_engine::chat::{ChatMessage, ChatTemplate};
 use tandem_engine::tokenizer::{SpecialTokens, Token, Tokenizer};
 use tandem_llama::gguf::{Value, metadata};
 use tandem_proto::Message;
+
+use crate::files;
 
 /// Largest template, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -132,15 +134,7 @@ fn of_model(path: &Path) -> anyhow::Result<Controls> {
 
 /// Control tokens are what in the template looks like one.
 fn of_text(path: &Path) -> anyhow::Result<Controls> {
-    let shown = path.display();
-    let size = path
-        .metadata()
-        .with_context(|| format!("cannot read {shown}"))?
-        .len();
-    if size > MAX_BYTES {
-        bail!("{shown} has {size} bytes, and a template {MAX_BYTES} at most");
-    }
-    let template = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    let template = files::read_text(path, MAX_BYTES)?;
     let mut names = BTreeSet::new();
     for (open, close) in [('<', '>'), ('[', ']')] {
         for (at, _) in template.match_indices(open) {

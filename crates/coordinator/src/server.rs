@@ -237,7 +237,9 @@ impl Server {
                 .as_ref()
                 .map(|_| if instructed { "instructed" } else { "enforced" });
             let Some(wrong) = self.wrong(shape.as_ref(), &got) else {
-                if shape.is_some() && !instructed {
+                // One that was cut has not been checked.
+                let is_whole = got.finish == Some(FinishReason::Stop);
+                if shape.is_some() && !instructed && is_whole {
                     self.learn(&model.ours, kind, Enforces::Proven);
                 }
                 let got = self.release(&mut call, got, shape.as_ref(), holds).await?;

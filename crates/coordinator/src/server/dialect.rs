@@ -37,26 +37,21 @@ impl Dialect {
     pub const ALL: [Self; 3] = [Self::Ollama, Self::OpenAi, Self::Generate];
 
     pub(crate) const fn traits(self) -> Traits {
+        const WHOLE: Traits = Traits {
+            name: "openai",
+            streams: true,
+            cancels: true,
+            has_template: true,
+            has_schemas: true,
+            has_tools: true,
+            tells_end: true,
+            parallel: 4,
+        };
         match self {
-            Self::OpenAi => Traits {
-                name: "openai",
-                streams: true,
-                cancels: true,
-                has_template: true,
-                has_schemas: true,
-                has_tools: true,
-                tells_end: true,
-                parallel: 4,
-            },
+            Self::OpenAi => WHOLE,
             Self::Ollama => Traits {
                 name: "ollama",
-                streams: true,
-                cancels: true,
-                has_template: true,
-                has_schemas: true,
-                has_tools: true,
-                tells_end: true,
-                parallel: 4,
+                ..WHOLE
             },
             // Threads that share one model without a lock: one request at a time.
             Self::Generate => Traits {

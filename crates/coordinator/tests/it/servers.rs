@@ -10,7 +10,7 @@ use tandem_openai::{ChatCompletion, FinishReason};
 
 use crate::fake::{FakeNode, MODEL};
 use crate::fake_server::{End, FakeServer, Reply, events, says};
-use crate::rig::{Rig, Sse, chat_body, config, error_of, whole_of};
+use crate::rig::{Rig, Sse, chat_body, config, error_of, text_of, whole_of};
 
 /// The model with these servers only.
 pub fn served(servers: Vec<ServerConfig>) -> Config {
@@ -321,6 +321,30 @@ async fn a_shape_that_a_server_does_not_enforce_is_told_and_asked_for_again() {
         .filter_map(|e| e["choices"][0]["delta"]["content"].as_str())
         .collect();
     assert_eq!(texts, ["", "{\"score\": 7}"]);
+}
+
+#[tokio::test]
+async fn an_answer_that_was_cut_proves_nothing() {
+    let times = AtomicUsize::new(0);
+    let server = FakeServer::openai(move |_| match times.fetch_add(1, Ordering::SeqCst) {
+        0 => {
+            let choice =
+                json!({"index": 0, "message": {"content": "{\"sco"}, "finish_reason": "length"});
+            Reply::Json(200, json!({"choices": [choice]}))
+        }
+        1 => says("no JSON"),
+        _ => says("{\"score\": 1}"),
+    })
+    .await;
+    let rig = rig(vec![server.config("s")]).await;
+    assert_eq!(
+        whole_of(rig.chat(shaped(false)).await.unwrap()).await.0,
+        "{\"sco"
+    );
+    // What follows is held until it is checked, so that it can be asked for again.
+    let (events, done) = Sse::new(rig.chat(shaped(true)).await.unwrap()).rest().await;
+    assert!(done, "{events:?}");
+    assert_eq!(text_of(&events), "{\"score\": 1}");
 }
 
 #[tokio::test]
