@@ -2,14 +2,15 @@
 # Installs what the build needs and this machine lacks.
 #
 #   scripts/install-deps.sh build   cmake and a C++ compiler (llama.cpp), libclang (bindgen)
-#   scripts/install-deps.sh test    the same, and Python with venv (the official OpenAI client)
+#   scripts/install-deps.sh test    the same, Python with venv (the official OpenAI client), and Chromium with its
+#                                   driver (the pages; CHROMEDRIVER and CHROMIUM name others)
 #
 # Uses apt, dnf or brew; sudo only if it is needed and there. Otherwise prints what to run and fails.
 # With TANDEM_DEPS=print it only prints what is missing, and installs nothing.
 set -euo pipefail
 
 purpose="${1:-build}"
-missing=() # cmake, compiler, libclang, python
+missing=() # cmake, compiler, libclang, python, browser
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
@@ -46,12 +47,15 @@ has_libclang_library() {
 
 has_python() { has python3 && python3 -c 'import venv, ensurepip' >/dev/null 2>&1; }
 
+has_browser() { has "${CHROMEDRIVER:-chromedriver}"; }
+
 find_missing() {
     has cmake || missing+=(cmake)
     has_compiler || missing+=(compiler)
     has_libclang || missing+=(libclang)
     if [[ "$purpose" == test ]]; then
         has_python || missing+=(python)
+        has_browser || missing+=(browser)
     fi
 }
 
@@ -68,6 +72,9 @@ packages() {
         brew/libclang) echo llvm ;;
         apt/python) echo python3 python3-venv ;;
         dnf/python | brew/python) echo python3 ;;
+        apt/browser) echo chromium chromium-driver ;;
+        dnf/browser) echo chromium chromedriver ;;
+        brew/browser) echo chromium chromedriver ;;
         esac
     done
 }

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList};
+use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList, run_with_pages};
+use tandem_gradebook::Gradebook;
 use tandem_identity::{Ending, Public, Security};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -43,6 +44,20 @@ impl Coordinator {
         config: Config,
         security: Security,
     ) -> anyhow::Result<Self> {
+        Self::start_with_pages(address, public, config, security, None).await
+    }
+
+    /// The same, with the pages of a gradebook.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn start_with_pages(
+        address: SocketAddr,
+        public: Public,
+        config: Config,
+        security: Security,
+        gradebook: Option<&Gradebook>,
+    ) -> anyhow::Result<Self> {
         config
             .check_security(&security)
             .map_err(|e| config::in_file_words(&e))?;
@@ -59,6 +74,7 @@ impl Coordinator {
             own = listener.local_addr()?;
             listeners.push((listener, Public::plaintext()));
         }
+        let pages = gradebook.map(Gradebook::router).unwrap_or_default();
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         let (drain, drained) = oneshot::channel::<()>();
@@ -75,7 +91,7 @@ impl Coordinator {
             tls: security.is_tls(),
             // Prompts stay on the way that the configuration names: no proxy.
             http: reqwest::Client::builder().no_proxy().build()?,
-            task: tokio::spawn(tandem_coordinator::run(listeners, config, security, ending)),
+            task: tokio::spawn(run_with_pages(listeners, config, security, pages, ending)),
             stop,
             drain: Some(drain),
         })

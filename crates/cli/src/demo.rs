@@ -19,8 +19,8 @@ use anyhow::bail;
 use clap::Args;
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_grading::{
-    EarlierRun, Folder, Graded, GradingConfig, JobConfig, Progress, Rubric, Submission, grade,
-    load_submissions,
+    EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, JobConfig, Progress, Rubric,
+    Submission, grade, load_submissions,
 };
 use tandem_identity::{Public, Security};
 use tandem_openai::RouteChoice;
@@ -201,6 +201,8 @@ async fn run_once(
     settings.route = route;
     settings.return_tokens = task.compare;
     settings.keep = false;
+    // Its models were trained to write without having seen points.
+    settings.feedback_mode = FeedbackMode::Parallel;
     // The second run must not find KV of the first: it would compare it with itself.
     settings.cache_salt = format!("demo {route:?}");
     let label = match route {
@@ -213,9 +215,9 @@ async fn run_once(
         RouteChoice::Local => task.out.join("local"),
         _ => task.out.clone(),
     };
-    let mut folder = Folder::open(&out, &settings, rubric, submissions, EarlierRun::Replace)?;
+    let folder = Folder::open(&out, &settings, rubric, submissions, EarlierRun::Replace)?;
     let report = |p: Progress<'_>| reporter.report(&p);
-    let graded = grade(&settings, rubric, submissions, &mut folder, &report).await;
+    let graded = grade(&settings, rubric, submissions, &folder, &report).await;
     reporter.finish();
     let graded = graded?;
     folder.finish(&graded)?;

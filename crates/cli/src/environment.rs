@@ -152,6 +152,18 @@ impl Environment {
         Ok(data.join("cluster"))
     }
 
+    /// The file of the gradebook.
+    ///
+    /// # Errors
+    /// If no variable says where it could be.
+    pub fn gradebook(&self) -> anyhow::Result<PathBuf> {
+        let data = self.data.as_ref();
+        let data = data.ok_or_else(|| {
+            anyhow::anyhow!("there is no folder for the gradebook: set TANDEM_DATA to one")
+        })?;
+        Ok(data.join("gradebook.sqlite"))
+    }
+
     /// The folder for fingerprints of model files; none if no variable says where it could be.
     pub fn fingerprints(&self) -> Option<PathBuf> {
         self.data.as_ref().map(|data| data.join("fingerprints"))

@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tandem_coordinator::{ModelConfig, NodeList};
 use tandem_grading::{
-    EarlierRun, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission, forecast,
-    grade, load_submissions,
+    EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission,
+    forecast, grade, load_submissions,
 };
 use tandem_identity::Public;
 
@@ -31,6 +31,24 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// Between two looks whether servers have the models that they had.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// When the feedback is written.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Feedback {
+    /// After the analysis, from its points.
+    After,
+    /// At the same time, without points.
+    Parallel,
+}
+
+impl From<Feedback> for FeedbackMode {
+    fn from(feedback: Feedback) -> Self {
+        match feedback {
+            Feedback::After => Self::After,
+            Feedback::Parallel => Self::Parallel,
+        }
+    }
+}
 
 /// Arguments of `tandem grade`.
 #[derive(Args)]
@@ -57,6 +75,9 @@ pub struct Arguments {
     /// Grades nothing: shows how large each prompt is, and whether it fits.
     #[arg(long)]
     dry_run: bool,
+    /// When the feedback is written: after the analysis and from its points, or at the same time and without them.
+    #[arg(long, value_enum, default_value_t = Feedback::After)]
+    feedback: Feedback,
     /// How long nodes that are away are waited for, in seconds: at the start, and by each request.
     #[arg(long, value_name = "SECONDS", default_value_t = tandem_grading::limits::DEFAULT_NODE_WAIT.as_secs())]
     wait: u64,
@@ -93,6 +114,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     );
     settings.parallel = jobs.parallel;
     settings.keep = false;
+    settings.feedback_mode = arguments.feedback.into();
     settings.node_wait = Duration::from_secs(arguments.wait);
     let (http, coordinator_url) = (coordinator.http().clone(), coordinator.base_url());
     let work = async {
@@ -276,12 +298,12 @@ async fn run(
     settings: &GradingConfig,
     rubric: &Rubric,
     submissions: &[Submission],
-    mut folder: Folder<'_>,
+    folder: Folder<'_>,
     last: impl Future<Output = Option<String>>,
 ) -> anyhow::Result<ExitCode> {
     let reporter = Reporter::new("grading", submissions.len());
     let report = |progress: Progress<'_>| reporter.report(&progress);
-    let graded = grade(settings, rubric, submissions, &mut folder, &report).await;
+    let graded = grade(settings, rubric, submissions, &folder, &report).await;
     reporter.finish();
     let graded = graded?;
     if let Some(changed) = last.await {

@@ -34,12 +34,13 @@ impl Reporter {
     pub fn report(&self, progress: &Progress<'_>) {
         match progress {
             Progress::Warning(warning) => self.line(&format!("warning: {warning}")),
-            Progress::Started { .. } => {}
-            Progress::JobFinished { name, record } => self.line(&job_line(name, record)),
+            Progress::Asked { .. } | Progress::Text { .. } => {}
+            Progress::JobFinished { name, record, .. } => self.line(&job_line(name, record)),
             Progress::Finished {
                 graded,
                 done,
                 total,
+                ..
             } => {
                 let score = match graded.score {
                     Some(score) => format!(" {score}/{}", graded.max_score),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use tandem_gradebook::Gradebook;
 use tandem_identity::Public;
 
 use crate::address::listen_address;
@@ -53,9 +54,11 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let mut nodes = config.coordinator.clone();
     nodes.limits.drain = Duration::from_secs(arguments.drain);
     shutdown::ignore_hangup();
-    let mut coordinator = Coordinator::start(listen, public, nodes, security).await?;
+    let gradebook = gradebook(environment);
+    let mut coordinator =
+        Coordinator::start_with_pages(listen, public, nodes, security, gradebook.as_ref()).await?;
     tokio::select! {
-        result = serve(&mut coordinator, &config) => result?,
+        result = serve(&mut coordinator, &config, gradebook.as_ref()) => result?,
         failure = Setup::failed(&mut local) => failure?,
         () = shutdown::signal() => coordinator.drain().await?,
     }
@@ -65,7 +68,23 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result<()> {
+/// The gradebook; models are served without one, too.
+fn gradebook(environment: &Environment) -> Option<Gradebook> {
+    let open = |path: PathBuf| Ok(Gradebook::open(&path)?);
+    match environment.gradebook().and_then(open) {
+        Ok(gradebook) => Some(gradebook),
+        Err(reason) => {
+            eprintln!("tandem: warning: there are no pages for grading: {reason}");
+            None
+        }
+    }
+}
+
+async fn serve(
+    coordinator: &mut Coordinator,
+    config: &Config,
+    gradebook: Option<&Gradebook>,
+) -> anyhow::Result<()> {
     let found = nodes::problems(
         &config.coordinator,
         &coordinator.nodes().await?,
@@ -75,5 +94,9 @@ async fn serve(coordinator: &mut Coordinator, config: &Config) -> anyhow::Result
         eprintln!("tandem: warning: {warning}");
     }
     output::print(&format!("ready {}", coordinator.url()))?;
+    if let Some(gradebook) = gradebook {
+        let address = gradebook.address(&coordinator.url());
+        output::print(&format!("gradebook {address}"))?;
+    }
     coordinator.failed().await
 }

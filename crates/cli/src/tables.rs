@@ -181,7 +181,7 @@ pub fn causes(graded: &[Graded]) -> Vec<String> {
         });
         let reasons: Vec<(&str, String)> = match one.status {
             // What else there is to look at is no cause.
-            Status::Failed => vec![("failed", one.reasons.first().cloned().unwrap_or_default())],
+            Status::Failed => vec![("failed", first_reason(one).to_owned())],
             _ => lacks.collect(),
         };
         for (what, reason) in reasons {
@@ -242,9 +242,15 @@ fn without_numbers(reason: &str) -> String {
     out.join(" ")
 }
 
+fn first_reason(one: &Graded) -> &str {
+    one.reasons
+        .first()
+        .map_or("", |reason| reason.text.as_str())
+}
+
 /// The beginning of the first reason; the whole is told once, with its cause.
 pub fn short_reason(one: &Graded) -> String {
-    let reason = one.reasons.first().map_or("", String::as_str);
+    let reason = first_reason(one);
     let short: String = reason.chars().take(REMARK_CHARS).collect();
     let cut = if short.len() < reason.len() {
         "…"

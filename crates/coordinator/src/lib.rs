@@ -42,7 +42,7 @@ pub use overview::{
 };
 pub use pairs::PairReport;
 pub use pins::{Pins, read_pins, write_pins};
-pub use serve::run;
+pub use serve::{run, run_with_pages};
 pub use server::config::{Render, Secret, ServerConfig};
 pub use server::dialect::Dialect;
 pub use server::legs::{PairConfig, PairKind};

@@ -6,6 +6,7 @@ use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
 use tandem_identity::{Bounds, Ending, Gate, LinkError, Public, Security};
 use tandem_sched::Scheduler;
@@ -33,7 +34,20 @@ use crate::server::config::ServerConfig;
 use crate::server::watch::watch;
 use crate::totals::Totals;
 
-/// Serves the public API on each of `listeners` until `shutdown` completes, and speaks to the nodes with
+/// [`run_with_pages`] without pages.
+///
+/// # Errors
+/// The same.
+pub async fn run(
+    listeners: Vec<(TcpListener, Public)>,
+    config: Config,
+    security: Security,
+    shutdown: impl Future<Output = impl Into<Ending>> + Send + 'static,
+) -> Result<(), CoordinatorError> {
+    run_with_pages(listeners, config, security, Router::new(), shutdown).await
+}
+
+/// Serves the public API, and `pages` beside it, on each of `listeners` until `shutdown` completes, and speaks to the nodes with
 /// `security`. Connections are accepted as
 /// soon as every node has told its status or failed to. After `shutdown` open answers may go on
 /// for [`crate::Limits::shutdown`], then they end with an error; with [`Ending::Drain`], before that, for
@@ -41,10 +55,11 @@ use crate::totals::Totals;
 ///
 /// # Errors
 /// If the configuration cannot be used, or a listener needs TLS and has none.
-pub async fn run(
+pub async fn run_with_pages(
     listeners: Vec<(TcpListener, Public)>,
     config: Config,
     security: Security,
+    pages: Router,
     shutdown: impl Future<Output = impl Into<Ending>> + Send + 'static,
 ) -> Result<(), CoordinatorError> {
     config.validate()?;
@@ -102,7 +117,7 @@ pub async fn run(
     let bounds = bounds(&service.config.limits);
     let stop_serving = told.clone().cancelled_owned();
     let cors = service.config.cors.clone();
-    let routes = guarded(router(service), cors);
+    let routes = guarded(router(service).merge(pages), cors);
     let serving = tandem_identity::serve(gates, routes, bounds, stop_serving);
     let serving = async { tokio::join!(serving, telling) };
     let ending = async {

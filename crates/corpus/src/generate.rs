@@ -178,7 +178,7 @@ fn read(path: &Path, pages: &[Page]) -> Result<Submission, String> {
     let found = load_submissions(&[path.to_owned()]).map_err(|e| e.to_string())?;
     let submission = found.into_iter().next().ok_or("nothing was read")?;
     if let Some(problem) = &submission.problem {
-        return Err(problem.clone());
+        return Err(problem.text.clone());
     }
     let same = submission.files.len() == pages.len()
         && submission.files.iter().zip(pages).all(|(file, page)| {
@@ -263,7 +263,7 @@ impl Example {
     #[must_use]
     pub fn to_json(&self) -> Value {
         let job = |job: Job, answer: &str| {
-            let prompt = build_prompt(job, &self.rubric, &self.submission);
+            let prompt = build_prompt(job, &self.rubric, &self.submission, None);
             json!({"system": prompt.system, "shared": prompt.shared,
                 "submission": prompt.submission, "answer": answer})
         };

@@ -44,7 +44,7 @@ fn the_grading_accepts_every_analysis_and_its_points_are_the_labels() {
     for example in both_sides() {
         let verdict = read_verdict(&example.analysis, &example.rubric, &example.submission)
             .unwrap_or_else(|e| panic!("{e}: {}", example.analysis));
-        assert_eq!(verdict.doubts, Vec::<String>::new(), "{}", example.analysis);
+        assert_eq!(verdict.doubts, [], "{}", example.analysis);
         let relative: Vec<(&str, f64)> = verdict
             .criteria
             .iter()

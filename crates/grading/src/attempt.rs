@@ -7,11 +7,12 @@ use crate::error::GradingError;
 use crate::files;
 use crate::limits;
 use crate::submission::{LeftOut, SourceFile, kind_of, read_source, read_tree};
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// What students started from: a file, or the files of a folder.
-#[derive(Debug, Clone)]
-pub(crate) struct Template {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Template {
     files: Vec<SourceFile>,
     /// What else its folder has.
     unread: Vec<String>,

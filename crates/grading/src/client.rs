@@ -2,13 +2,14 @@
 
 use crate::config::GradingConfig;
 use crate::error::GradingError;
+use crate::finding::{Finding, FindingKind};
 use crate::limits;
 use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
 use reqwest::Response;
 use serde::Deserialize;
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tandem_openai::{
     ChatCompletion, ChatCompletionChunk, ChatRequest, FinishReason, TandemInfo, Usage,
 };
@@ -34,6 +35,8 @@ pub(crate) struct Counted {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Answer {
     pub(crate) text: String,
+    /// Milliseconds from sending to the first part of the text.
+    pub(crate) first_ms: Option<f64>,
     pub(crate) finish: Option<FinishReason>,
     pub(crate) usage: Option<Usage>,
     pub(crate) tandem: Option<TandemInfo>,
@@ -63,6 +66,20 @@ pub(crate) enum JobError {
 }
 
 impl JobError {
+    /// What a person is told of it.
+    pub(crate) fn finding(&self) -> Finding {
+        let kind = match self {
+            Self::Unreachable(_)
+            | Self::Server { .. }
+            | Self::Reported(_)
+            | Self::Silent(_)
+            | Self::Broken => FindingKind::NoAnswer,
+            Self::Refused { .. } => FindingKind::Refused,
+            Self::OtherShape(_) | Self::Unreadable(_) | Self::TooLong(_) => FindingKind::Unusable,
+        };
+        Finding::new(kind, self.to_string())
+    }
+
     /// Whether the server, or the node behind it, is away for the moment.
     pub(crate) fn is_away(&self) -> bool {
         matches!(
@@ -106,8 +123,13 @@ impl Client {
         })
     }
 
-    /// Sends a request and collects its answer.
-    pub(crate) async fn ask(&self, request: &ChatRequest) -> Result<Answer, JobError> {
+    /// Sends a request and collects its answer; `text` sees each part of it when it comes.
+    pub(crate) async fn ask(
+        &self,
+        request: &ChatRequest,
+        text: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<Answer, JobError> {
+        let since = Instant::now();
         let sending = self.http.post(&self.url).json(request).send();
         let response = timeout(self.idle, sending)
             .await
@@ -125,7 +147,7 @@ impl Client {
         if kind.starts_with("application/json") {
             return self.whole(response).await;
         }
-        self.streamed(response).await
+        self.streamed(response, since, text).await
     }
 
     /// How many tokens the prompt of a request has; nothing if the server has no route for that.
@@ -171,13 +193,19 @@ impl Client {
         let choice = choice.ok_or_else(|| JobError::Unreadable("it has no choices".to_owned()))?;
         Ok(Answer {
             text: choice.message.content.unwrap_or_default(),
+            first_ms: None,
             finish: choice.finish_reason,
             usage: whole.usage,
             tandem: whole.tandem,
         })
     }
 
-    async fn streamed(&self, response: Response) -> Result<Answer, JobError> {
+    async fn streamed(
+        &self,
+        response: Response,
+        since: Instant,
+        text: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<Answer, JobError> {
         let mut events = Box::pin(
             self.bytes_of(response, limits::MAX_STREAM_BYTES)
                 .eventsource(),
@@ -191,7 +219,13 @@ impl Client {
             if event.data == "[DONE]" {
                 break;
             }
+            let from = answer.text.len();
             answer.add(&event.data)?;
+            if answer.text.len() > from {
+                let first = || since.elapsed().as_secs_f64() * 1e3;
+                answer.first_ms.get_or_insert_with(first);
+                text(&answer.text[from..]);
+            }
         }
         if answer.finish.is_none() {
             return Err(JobError::Broken);

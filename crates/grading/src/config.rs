@@ -7,6 +7,17 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tandem_openai::RouteChoice;
 
+/// When the feedback is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FeedbackMode {
+    /// After the analysis, from its points; while it is written, the analysis of other submissions goes on.
+    #[default]
+    After,
+    /// At the same time; it knows of no points, and is told to judge nothing.
+    Parallel,
+}
+
 /// Configuration of a run.
 #[derive(Debug, Clone)]
 pub struct GradingConfig {
@@ -16,7 +27,9 @@ pub struct GradingConfig {
     pub code_analysis: JobConfig,
     /// The job that writes to the student.
     pub feedback: JobConfig,
-    /// Submissions graded at once; each has both jobs in flight.
+    /// When the feedback is written.
+    pub feedback_mode: FeedbackMode,
+    /// Requests of each job at once.
     pub parallel: usize,
     /// Where the prefill may run; only sent when not `auto`, so that any server can be used.
     pub route: RouteChoice,
@@ -66,6 +79,7 @@ impl GradingConfig {
             base_url: base_url.into(),
             code_analysis,
             feedback,
+            feedback_mode: FeedbackMode::default(),
             parallel: 1,
             route: RouteChoice::Auto,
             return_tokens: false,

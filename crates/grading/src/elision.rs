@@ -11,7 +11,7 @@ use crate::submission::SourceFile;
 
 /// What is shown of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Shown<'a> {
+pub enum Shown<'a> {
     /// A line and its number, from 1.
     Line(usize, &'a str),
     /// These lines, from 1 and both included, are those of the template.

@@ -1,16 +1,19 @@
-//! A run: two jobs per submission, both at once, several submissions at once.
+//! A run: two jobs per submission, several submissions at once.
+//!
+//! Every request is kept when it ends, by what it asks: the same is not asked twice, however a run ended.
 //!
 //! Nothing is spawned: dropping the future of [`grade`] drops every request, which a server sees as
 //! a client that went away.
 
 use crate::client::{Answer, Client, JobError};
-use crate::config::{GradingConfig, JobConfig};
+use crate::config::{FeedbackMode, GradingConfig, JobConfig};
 use crate::error::GradingError;
 use crate::feedback::check_feedback;
-use crate::graded::{Graded, Job, JobRecord, Status};
+use crate::finding::{Finding, FindingKind};
+use crate::graded::{CriterionResult, Graded, Job, JobRecord, Status};
 use crate::hidden::mark_hidden;
 use crate::limits;
-use crate::request::request;
+use crate::request::{question, request};
 use crate::rubric::Rubric;
 use crate::schema::worst_case_bytes;
 use crate::size::PromptSize;
@@ -18,28 +21,44 @@ use crate::submission::Submission;
 use crate::verdict::read_verdict;
 use futures_util::StreamExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tandem_openai::{ChatRequest, FinishReason};
+use tokio::sync::Semaphore;
 
-/// What a run reports while it goes on.
+/// What a run reports while it goes on. Submissions are named by their place in the run.
 #[derive(Debug)]
 pub enum Progress<'a> {
     /// Something to know beforehand, such as a limit that may be too low.
     Warning(String),
-    /// A submission's jobs were sent.
-    Started {
+    /// A request is sent; what came of an earlier attempt counts no more.
+    Asked {
         /// Which submission.
-        name: &'a str,
+        index: usize,
+        /// Which job.
+        job: Job,
+    },
+    /// A part of an answer.
+    Text {
+        /// Which submission.
+        index: usize,
+        /// Which job.
+        job: Job,
+        /// What came since the part before.
+        text: &'a str,
     },
     /// One job ended, well or not.
     JobFinished {
         /// Which submission.
+        index: usize,
+        /// What it is called.
         name: &'a str,
         /// The job's record.
         record: &'a JobRecord,
     },
     /// A submission is done.
     Finished {
+        /// Which submission.
+        index: usize,
         /// Its record.
         graded: &'a Graded,
         /// Submissions done so far, this one included.
@@ -50,41 +69,60 @@ pub enum Progress<'a> {
 }
 
 /// A job's record, and its answer if it is complete.
-type Outcome = (JobRecord, Option<Answer>);
+type Outcome = (JobRecord, Option<String>);
 
 struct Run<'a> {
     config: &'a GradingConfig,
     rubric: &'a Rubric,
     client: Client,
+    store: &'a dyn Store,
+    /// Requests of each job at once.
+    analyses: Semaphore,
+    feedbacks: Semaphore,
     /// A request has waited for the server in vain.
     is_gone: AtomicBool,
     progress: &'a (dyn Fn(Progress<'_>) + Send + Sync),
 }
 
 /// Where results go as they are made, and where earlier ones are.
-pub trait Store {
+pub trait Store: Send + Sync {
     /// The result that a submission, by its place in the run, has already.
-    fn earlier(&mut self, index: usize) -> Option<Graded>;
+    fn earlier(&self, _index: usize) -> Option<Graded> {
+        None
+    }
+
+    /// The complete answer that the same question got earlier.
+    fn answered(&self, _index: usize, _job: Job, _question: &str) -> Option<JobRecord> {
+        None
+    }
+
+    /// Keeps the record of a request.
+    ///
+    /// # Errors
+    /// If that fails; the run ends.
+    fn keep_answer(&self, _index: usize, _record: &JobRecord) -> Result<(), GradingError> {
+        Ok(())
+    }
 
     /// Keeps a new result.
     ///
     /// # Errors
     /// If that fails; the run ends.
-    fn keep(&mut self, index: usize, graded: &Graded) -> Result<(), GradingError>;
+    fn keep(&self, _index: usize, _graded: &Graded) -> Result<(), GradingError> {
+        Ok(())
+    }
+
+    /// Whether another request may be begun; those that were begun come to their end.
+    fn goes_on(&self) -> bool {
+        true
+    }
 }
 
 /// Keeps nothing.
-impl Store for () {
-    fn earlier(&mut self, _: usize) -> Option<Graded> {
-        None
-    }
+impl Store for () {}
 
-    fn keep(&mut self, _: usize, _: &Graded) -> Result<(), GradingError> {
-        Ok(())
-    }
-}
-
-/// Grades submissions; the results stand in the order of the submissions.
+/// Grades submissions; the results stand in the order of the submissions. A run that is told to stop returns those that
+/// there are.
 ///
 /// A submission that fails gets a record that says so and stops nothing. Runs on any Tokio runtime
 /// with time and network enabled.
@@ -95,7 +133,7 @@ pub async fn grade(
     config: &GradingConfig,
     rubric: &Rubric,
     submissions: &[Submission],
-    store: &mut (dyn Store + Send),
+    store: &dyn Store,
     progress: &(dyn Fn(Progress<'_>) + Send + Sync),
 ) -> Result<Vec<Graded>, GradingError> {
     config.check()?;
@@ -103,6 +141,9 @@ pub async fn grade(
         config,
         rubric,
         client: Client::new(config)?,
+        store,
+        analyses: Semaphore::new(config.parallel),
+        feedbacks: Semaphore::new(config.parallel),
         is_gone: AtomicBool::new(false),
         progress,
     };
@@ -115,13 +156,19 @@ pub async fn grade(
     let left: Vec<_> = left.filter(|(i, _)| results[*i].is_none()).collect();
     let tasks = left
         .into_iter()
-        .map(|(i, submission)| async move { (i, run.submission(submission).await) });
-    let mut tasks =
-        futures_util::stream::iter(tasks.collect::<Vec<_>>()).buffer_unordered(config.parallel);
+        .map(|(i, submission)| async move { (i, run.submission(i, submission).await) });
+    // While the feedback on some is written, the analysis of as many others goes on; none waits for long before its feedback.
+    let at_once = match config.feedback_mode {
+        FeedbackMode::Parallel => config.parallel,
+        FeedbackMode::After => config.parallel.saturating_mul(2),
+    };
+    let mut tasks = futures_util::stream::iter(tasks.collect::<Vec<_>>()).buffer_unordered(at_once);
     while let Some((i, graded)) = tasks.next().await {
+        let Some(graded) = graded? else { continue };
         store.keep(i, &graded)?;
         done += 1;
         progress(Progress::Finished {
+            index: i,
             graded: &graded,
             done,
             total: submissions.len(),
@@ -151,30 +198,59 @@ impl Run<'_> {
         }
     }
 
-    async fn submission(&self, submission: &Submission) -> Graded {
+    /// The result of a submission; none if the run was told to stop before there was one.
+    async fn submission(
+        &self,
+        index: usize,
+        submission: &Submission,
+    ) -> Result<Option<Graded>, GradingError> {
+        let without = |status, reason| Ok(Some(self.without_models(submission, status, reason)));
         if let Some(problem) = &submission.problem {
-            return self.without_models(submission, Status::Failed, problem.clone());
+            return without(Status::Failed, problem.clone());
         }
         if let Some(how) = submission.untouched(self.rubric) {
-            return self.without_models(submission, Status::NotAttempted, how.as_str().to_owned());
+            let how = Finding::new(FindingKind::Untouched, how.as_str());
+            return without(Status::NotAttempted, how);
         }
-        if let Some(problem) = self.too_large(submission).await {
-            return self.without_models(submission, Status::Failed, problem);
-        }
-        (self.progress)(Progress::Started {
-            name: &submission.name,
-        });
-        let (analysis, feedback) = tokio::join!(
-            self.job(Job::CodeAnalysis, submission),
-            self.job(Job::Feedback, submission)
-        );
-        self.combined(submission, analysis, feedback)
+        let of = (index, submission);
+        let (analysis, feedback) = match self.config.feedback_mode {
+            FeedbackMode::Parallel => {
+                if let Some(problem) = self.too_large(submission).await {
+                    return without(Status::Failed, problem);
+                }
+                let (analysis, feedback) = tokio::join!(
+                    self.job(Job::CodeAnalysis, of, None),
+                    self.job(Job::Feedback, of, None)
+                );
+                (analysis?, feedback?)
+            }
+            FeedbackMode::After => {
+                if let Some(problem) = self.too_large(submission).await {
+                    return without(Status::Failed, problem);
+                }
+                let Some(analysis) = self.job(Job::CodeAnalysis, of, None).await? else {
+                    return Ok(None);
+                };
+                let verdict = analysis.1.as_deref();
+                let verdict = verdict.and_then(|a| read_verdict(a, self.rubric, submission).ok());
+                let Some(verdict) = verdict else {
+                    return Ok(Some(self.combined(submission, analysis, None)));
+                };
+                let assessment = Some(verdict.criteria.as_slice());
+                let feedback = self.job(Job::Feedback, of, assessment).await?;
+                (Some(analysis), feedback)
+            }
+        };
+        let (Some(analysis), Some(feedback)) = (analysis, feedback) else {
+            return Ok(None);
+        };
+        Ok(Some(self.combined(submission, analysis, Some(feedback))))
     }
 
     /// Why the code analysis cannot be asked for; no score could be made. Nothing if that is not known.
-    async fn too_large(&self, submission: &Submission) -> Option<String> {
+    async fn too_large(&self, submission: &Submission) -> Option<Finding> {
         let job = Job::CodeAnalysis;
-        let request = request(self.config, self.rubric, job, submission);
+        let request = request(self.config, self.rubric, (job, None), submission);
         let counted = self.client.count(&request).await.ok()??;
         let size = PromptSize {
             prompt: counted.count,
@@ -185,7 +261,7 @@ impl Run<'_> {
         size.problem(job)
     }
 
-    fn without_models(&self, submission: &Submission, status: Status, reason: String) -> Graded {
+    fn without_models(&self, submission: &Submission, status: Status, reason: Finding) -> Graded {
         Graded {
             name: submission.name.clone(),
             status,
@@ -200,29 +276,62 @@ impl Run<'_> {
         }
     }
 
-    async fn job(&self, job: Job, submission: &Submission) -> Outcome {
-        let settings = self.config.job(job);
-        let request = request(self.config, self.rubric, job, submission);
+    /// Asks for one job, unless the same was answered earlier; none if the run was told to stop.
+    async fn job(
+        &self,
+        job: Job,
+        (index, submission): (usize, &Submission),
+        assessment: Option<&[CriterionResult]>,
+    ) -> Result<Option<Outcome>, GradingError> {
+        let places = match job {
+            Job::CodeAnalysis => &self.analyses,
+            Job::Feedback => &self.feedbacks,
+        };
+        // The semaphore is never closed.
+        let _place = places.acquire().await;
+        if !self.store.goes_on() {
+            return Ok(None);
+        }
+        let request = request(self.config, self.rubric, (job, assessment), submission);
+        let question = question(self.config, &request);
+        if let Some(record) = self.store.answered(index, job, &question) {
+            let answer = record.answer.clone();
+            return Ok(Some((record, answer)));
+        }
+        let started_ms = since_1970();
         let started = Instant::now();
-        let (attempts, answer) = self.ask(&request).await;
-        let wall_ms = started.elapsed().as_secs_f64() * 1000.0;
-        let outcome = outcome(job, settings, attempts, wall_ms, answer);
+        let (attempts, answer) = self.ask((index, job), &request).await;
+        let asked = Asked {
+            question,
+            started_ms,
+            attempts,
+            wall_ms: started.elapsed().as_secs_f64() * 1000.0,
+        };
+        let outcome = outcome(job, self.config.job(job), asked, answer);
+        self.store.keep_answer(index, &outcome.0)?;
         (self.progress)(Progress::JobFinished {
+            index,
             name: &submission.name,
             record: &outcome.0,
         });
-        outcome
+        Ok(Some(outcome))
     }
 
     /// The number of attempts made, and how the last one ended. A server that is away is asked for as long as it is
     /// waited for, one that fails a few times. Where one request has waited in vain, others do not wait before one succeeds.
-    async fn ask(&self, request: &ChatRequest) -> (u32, Result<Answer, JobError>) {
+    async fn ask(
+        &self,
+        (index, job): (usize, Job),
+        request: &ChatRequest,
+    ) -> (u32, Result<Answer, JobError>) {
+        let text = |text: &str| (self.progress)(Progress::Text { index, job, text });
         let first = self.config.retry_delay;
         let (mut delay, mut attempts, mut failures) = (first, 0, 0);
         let mut away: Option<Instant> = None;
         loop {
             attempts += 1;
-            let error = match self.client.ask(request).await {
+            (self.progress)(Progress::Asked { index, job });
+            let error = match self.client.ask(request, &text).await {
                 Err(e) if e.is_retryable() => e,
                 result => {
                     self.is_gone.store(false, Ordering::Relaxed);
@@ -245,49 +354,38 @@ impl Run<'_> {
         }
     }
 
-    fn combined(&self, submission: &Submission, analysis: Outcome, feedback: Outcome) -> Graded {
+    /// Both answers together; no feedback was asked for where the analysis gave nothing to write about.
+    fn combined(
+        &self,
+        submission: &Submission,
+        analysis: Outcome,
+        feedback: Option<Outcome>,
+    ) -> Graded {
         let (mut analysis_record, analysis_answer) = analysis;
-        let (feedback_record, feedback_answer) = feedback;
-        let mut graded = self.without_models(submission, Status::Failed, String::new());
+        let none = Finding::new(FindingKind::Other, "");
+        let mut graded = self.without_models(submission, Status::Failed, none);
         graded.reasons.clear();
         if let Some(answer) = analysis_answer {
-            match read_verdict(&answer.text, self.rubric, submission) {
+            match read_verdict(&answer, self.rubric, submission) {
                 Ok(verdict) => {
                     graded.score = Some(verdict.total.as_f64());
                     graded.criteria = verdict.criteria;
                     graded.reasons.extend(verdict.doubts);
                 }
-                Err(e) => analysis_record.error = Some(e.to_string()),
+                Err(e) => {
+                    let unusable = Finding::new(FindingKind::Unusable, e.to_string());
+                    analysis_record.error = Some(unusable);
+                }
             }
         }
         if let Some(error) = &analysis_record.error {
-            graded.reasons.push(format!("code_analysis: {error}"));
+            let text = format!("code_analysis: {error}");
+            graded.reasons.push(Finding::new(error.kind, text));
         }
-        match (feedback_answer, &feedback_record.error) {
-            (Some(answer), _) => {
-                let (text, hidden) = mark_hidden(answer.text.trim());
-                graded.reasons.extend(
-                    check_feedback(&text)
-                        .into_iter()
-                        .map(|f| format!("feedback: contains {f}")),
-                );
-                if hidden > 0 {
-                    graded
-                        .reasons
-                        .push(format!("feedback: contains {hidden} hidden character(s)"));
-                }
-                if text.is_empty() {
-                    graded.reasons.push("feedback: it is empty".to_owned());
-                } else {
-                    graded.feedback = Some(text);
-                }
-            }
-            (None, error) => {
-                graded.reasons.push(format!(
-                    "feedback: {}",
-                    error.as_deref().unwrap_or("no answer")
-                ));
-            }
+        graded.jobs = vec![analysis_record];
+        if let Some((record, answer)) = feedback {
+            put_feedback(&mut graded, &record, answer.as_deref());
+            graded.jobs.push(record);
         }
         graded.reasons.extend(submission.flags.iter().cloned());
         graded.status = match (graded.score, graded.reasons.is_empty()) {
@@ -295,48 +393,93 @@ impl Run<'_> {
             (Some(_), true) => Status::Graded,
             (Some(_), false) => Status::NeedsReview,
         };
-        graded.jobs = vec![analysis_record, feedback_record];
         graded
     }
+}
+
+/// Takes over the feedback, and says what is wrong with it.
+fn put_feedback(graded: &mut Graded, record: &JobRecord, answer: Option<&str>) {
+    let Some(answer) = answer else {
+        let error = record.error.as_ref();
+        let why = error.map_or("no answer", |e| e.text.as_str());
+        let text = format!("feedback: {why}");
+        graded.reasons.push(Finding::new(FindingKind::NoText, text));
+        return;
+    };
+    let (text, hidden) = mark_hidden(answer.trim());
+    let mut rule = |what: String| {
+        let text = format!("feedback: contains {what}");
+        graded
+            .reasons
+            .push(Finding::new(FindingKind::TextRule, text));
+    };
+    check_feedback(&text).into_iter().for_each(&mut rule);
+    if hidden > 0 {
+        rule(format!("{hidden} hidden character(s)"));
+    }
+    if text.is_empty() {
+        let empty = Finding::new(FindingKind::NoText, "feedback: it is empty");
+        graded.reasons.push(empty);
+    } else {
+        graded.feedback = Some(text);
+    }
+}
+
+/// What is known of a request besides its answer.
+struct Asked {
+    question: String,
+    started_ms: u64,
+    attempts: u32,
+    wall_ms: f64,
+}
+
+/// Milliseconds.
+fn since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// An answer that was cut at its limit is an error, never a result.
 fn outcome(
     job: Job,
     settings: &JobConfig,
-    attempts: u32,
-    wall_ms: f64,
+    asked: Asked,
     answer: Result<Answer, JobError>,
 ) -> Outcome {
     let (answer, mut error) = match answer {
         Ok(answer) => (Some(answer), None),
-        Err(e) => (None, Some(e.to_string())),
+        Err(e) => (None, Some(e.finding())),
     };
     let finish_reason = answer.as_ref().and_then(|a| a.finish);
     if finish_reason == Some(FinishReason::Length) {
-        error = Some(format!(
+        let text = format!(
             "the answer was cut at {} tokens; raise {}.max_tokens",
             settings.max_tokens,
             job.as_str()
-        ));
+        );
+        error = Some(Finding::new(FindingKind::Cut, text));
     }
     if matches!(
         finish_reason,
         Some(FinishReason::ContentFilter | FinishReason::ToolCalls | FinishReason::Other)
     ) {
-        error = Some("the server ended the answer before its end".to_owned());
+        let text = "the server ended the answer before its end";
+        error = Some(Finding::new(FindingKind::Unusable, text));
     }
     let record = JobRecord {
         job,
         model: settings.model.clone(),
         finish_reason,
-        wall_ms,
-        attempts,
+        question: asked.question,
+        started_ms: asked.started_ms,
+        first_ms: answer.as_ref().and_then(|a| a.first_ms),
+        wall_ms: asked.wall_ms,
+        attempts: asked.attempts,
         usage: answer.as_ref().and_then(|a| a.usage),
         tandem: answer.as_ref().and_then(|a| a.tandem.clone()),
         answer: answer.as_ref().map(|a| a.text.clone()),
         error,
     };
     let complete = answer.filter(|_| record.error.is_none());
-    (record, complete)
+    (record, complete.map(|answer| answer.text))
 }

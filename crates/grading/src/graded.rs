@@ -1,5 +1,6 @@
 //! What a run says about each submission.
 
+use crate::finding::Finding;
 use crate::points::Points;
 use serde::{Deserialize, Serialize};
 use tandem_openai::{FinishReason, TandemInfo, Usage};
@@ -58,7 +59,7 @@ pub struct Graded {
     /// How far it got.
     pub status: Status,
     /// Why it is not simply graded.
-    pub reasons: Vec<String>,
+    pub reasons: Vec<Finding>,
     /// Sum of the criteria's points, made in code; null unless all criteria were assessed.
     pub score: Option<f64>,
     /// Points for full marks.
@@ -68,7 +69,7 @@ pub struct Graded {
     /// Markdown for the student.
     pub feedback: Option<String>,
     /// What was found in the submission itself, such as hidden characters.
-    pub flags: Vec<String>,
+    pub flags: Vec<Finding>,
     /// What is good to know and asks for nothing, such as files that were not read.
     pub notes: Vec<String>,
     /// The requests that were made; empty if no model was asked.
@@ -114,6 +115,15 @@ pub struct JobRecord {
     pub job: Job,
     /// Which model was asked.
     pub model: String,
+    /// Digest of what was asked, and of whom.
+    #[serde(default)]
+    pub question: String,
+    /// When it was sent, in milliseconds since 1970.
+    #[serde(default)]
+    pub started_ms: u64,
+    /// Milliseconds from sending to the first part of the answer, of the last attempt.
+    #[serde(default)]
+    pub first_ms: Option<f64>,
     /// Why its answer ended.
     pub finish_reason: Option<FinishReason>,
     /// Milliseconds from sending to the end of the answer, all attempts together.
@@ -125,7 +135,7 @@ pub struct JobRecord {
     /// How a tandem server served it.
     pub tandem: Option<TandemInfo>,
     /// Why there is no usable answer.
-    pub error: Option<String>,
+    pub error: Option<Finding>,
     /// The answer as it came, for the record.
     pub answer: Option<String>,
 }

@@ -91,3 +91,10 @@ pub const DEFAULT_CONNECT_LIMIT: Duration = Duration::from_secs(10);
 pub const MAX_FILE_NAME_CHARS: usize = 80;
 /// Most bytes of it: file systems allow 255, and what else it is called there needs some.
 pub const MAX_FILE_NAME_BYTES: usize = 200;
+
+/// Most items of a feedback.
+pub const MAX_ITEMS: usize = 40;
+/// Most characters of one of them that a person writes.
+pub const MAX_ITEM_CHARS: usize = 4_000;
+/// Most characters of a note for those who grade.
+pub const MAX_NOTE_CHARS: usize = 10_000;

@@ -6,6 +6,18 @@ use std::fmt::Write;
 
 const LABEL: &str = "> AI-suggested. A person must check and approve it before it counts.";
 
+/// What to look at, and what else was found.
+fn findings(out: &mut String, graded: &Graded) {
+    for reason in &graded.reasons {
+        let _ = writeln!(out, "- Look at: {}", quiet(&reason.text));
+    }
+    let flags = graded.flags.iter().filter(|f| !graded.reasons.contains(f));
+    let flags = flags.map(|flag| &flag.text);
+    for flag in flags.chain(&graded.notes) {
+        let _ = writeln!(out, "- Found in the submission: {}", quiet(flag));
+    }
+}
+
 /// The Markdown report. Writing into a `String` cannot fail, hence the ignored results.
 pub(crate) fn report(rubric: &Rubric, graded: &Graded) -> String {
     let mut out = String::new();
@@ -22,13 +34,7 @@ pub(crate) fn report(rubric: &Rubric, graded: &Graded) -> String {
         graded.status.as_str(),
         graded.max_score
     );
-    for reason in &graded.reasons {
-        let _ = writeln!(out, "- Look at: {}", quiet(reason));
-    }
-    let flags = graded.flags.iter().filter(|f| !graded.reasons.contains(f));
-    for flag in flags.chain(&graded.notes) {
-        let _ = writeln!(out, "- Found in the submission: {}", quiet(flag));
-    }
+    findings(&mut out, graded);
     if !graded.criteria.is_empty() {
         out.push_str("\n## Criteria\n");
         graded.criteria.iter().for_each(|c| criterion(&mut out, c));
@@ -43,7 +49,7 @@ pub(crate) fn report(rubric: &Rubric, graded: &Graded) -> String {
     if !graded.jobs.is_empty() {
         out.push_str("\n## How it was made\n\n");
         for job in &graded.jobs {
-            let outcome = job.error.as_deref().unwrap_or("done");
+            let outcome = job.error.as_ref().map_or("done", |e| e.text.as_str());
             let _ = write!(
                 out,
                 "- {}: {}, {:.0} ms, {}",

@@ -35,6 +35,18 @@ impl Points {
         f64::from(self.0) / f64::from(SCALE)
     }
 
+    /// As whole thousandths, as stores keep it.
+    #[must_use]
+    pub fn thousandths(self) -> u32 {
+        self.0
+    }
+
+    /// From whole thousandths.
+    #[must_use]
+    pub fn from_thousandths(thousandths: u32) -> Self {
+        Self(thousandths)
+    }
+
     /// All multiples of `self` up to `max`, zero included; `None` if `max` is not one of them.
     pub(crate) fn multiples_up_to(self, max: Self) -> Option<Vec<Self>> {
         if self.0 == 0 || !max.0.is_multiple_of(self.0) {

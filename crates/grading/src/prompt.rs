@@ -5,7 +5,7 @@
 
 use crate::attempt::Template;
 use crate::elision::{self, Shown};
-use crate::graded::Job;
+use crate::graded::{CriterionResult, Job};
 use crate::rubric::{Rubric, Scale};
 use crate::submission::{SourceFile, Submission};
 use std::fmt::Write;
@@ -52,7 +52,14 @@ const ELIDED: &str = "Of the template that students started from, long parts are
 in the template]` without a number stands for them, and `[here N lines of the template were deleted]` says what is gone.\n";
 
 /// Builds the prompt of a job.
-pub fn build_prompt(job: Job, rubric: &Rubric, submission: &Submission) -> Prompt {
+///
+/// `assessment` is what the feedback is written from, where the analysis came before it.
+pub fn build_prompt(
+    job: Job,
+    rubric: &Rubric,
+    submission: &Submission,
+    assessment: Option<&[CriterionResult]>,
+) -> Prompt {
     let system = match job {
         Job::CodeAnalysis => ANALYSIS_SYSTEM.to_owned(),
         Job::Feedback => feedback_system(rubric),
@@ -60,7 +67,7 @@ pub fn build_prompt(job: Job, rubric: &Rubric, submission: &Submission) -> Promp
     Prompt {
         system,
         shared: shared_part(job, rubric),
-        submission: submission_part(job, rubric, submission),
+        submission: submission_part(job, rubric, submission, assessment),
     }
 }
 
@@ -118,15 +125,34 @@ fn shared_part(job: Job, rubric: &Rubric) -> String {
     out
 }
 
-fn submission_part(job: Job, rubric: &Rubric, submission: &Submission) -> String {
+fn submission_part(
+    job: Job,
+    rubric: &Rubric,
+    submission: &Submission,
+    assessment: Option<&[CriterionResult]>,
+) -> String {
     let (body, is_elided) = body(&submission.files, &rubric.templates);
     let explanation = if is_elided { ELIDED } else { "" };
     let nonce = nonce(&body);
-    let restatement = match job {
-        Job::CodeAnalysis => "Assess the lines between the fences by the rubric.",
-        Job::Feedback => "Write the feedback. No scores.",
+    let restatement = match (job, assessment) {
+        (Job::CodeAnalysis, _) => "Assess the lines between the fences by the rubric.",
+        (Job::Feedback, Some(_)) => "Write the feedback that fits this assessment. No scores.",
+        (Job::Feedback, None) => "Write the feedback. No scores.",
     };
-    format!("--- begin {nonce} ---\n{body}--- end {nonce} ---\n{explanation}{restatement}")
+    let assessment = assessment.map(assessed).unwrap_or_default();
+    format!(
+        "--- begin {nonce} ---\n{body}--- end {nonce} ---\n{explanation}{assessment}{restatement}"
+    )
+}
+
+/// What the analysis found, for the one who writes.
+fn assessed(criteria: &[CriterionResult]) -> String {
+    let mut out = String::from("# Assessment, for you alone\n");
+    for one in criteria {
+        let (points, max) = (one.points, one.max_points);
+        let _ = writeln!(out, "- {}: {points} of {max}. {}", one.id, one.rationale);
+    }
+    out
 }
 
 /// What is shown of the files, and whether anything is left out.

@@ -2,6 +2,7 @@
 
 use crate::config::GradingConfig;
 use crate::error::GradingError;
+use crate::finding::joined;
 use crate::grade::Store;
 use crate::graded::{Graded, Job, JobRecord, Status};
 use crate::limits;
@@ -35,7 +36,7 @@ const TOGETHER: [&str; 2] = ["results.json", "results.csv"];
 const LOCK: &str = ".lock";
 
 /// Number of the form of a result's file; what a later version changes, it reads from the earlier one.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 
 /// One submission's result, as its own JSON file holds it.
 #[derive(Serialize)]
@@ -162,21 +163,21 @@ impl<'a> Folder<'a> {
 
 impl Store for Folder<'_> {
     /// One that depends on the same as this run's would. A failure may have passed.
-    fn earlier(&mut self, index: usize) -> Option<Graded> {
+    fn earlier(&self, index: usize) -> Option<Graded> {
         let place = self.places.get(index)?;
         if self.earlier_run != EarlierRun::Resume {
             return None;
         }
         let bytes = fs::read(self.file(place)).ok()?;
         let earlier: Earlier = serde_json::from_slice(&bytes).ok()?;
-        let same = earlier.form == FORM
+        let same = (1..=FORM).contains(&earlier.form)
             && earlier.inputs == place.inputs
             && earlier.graded.name == place.submission;
         (same && comes_out_again(&earlier.graded)).then_some(earlier.graded)
     }
 
     /// The report first: where the JSON is, the result is complete.
-    fn keep(&mut self, index: usize, graded: &Graded) -> Result<(), GradingError> {
+    fn keep(&self, index: usize, graded: &Graded) -> Result<(), GradingError> {
         let Some(place) = self.places.get(index) else {
             return Ok(());
         };
@@ -377,8 +378,8 @@ fn row(rubric: &Rubric, one: &Graded, file: &str) -> Vec<String> {
                 .unwrap_or_default(),
         );
     }
-    row.push(cell(&one.reasons.join("; ")));
-    row.push(cell(&one.flags.join("; ")));
+    row.push(cell(&joined(&one.reasons)));
+    row.push(cell(&joined(&one.flags)));
     row
 }
 

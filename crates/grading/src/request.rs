@@ -1,7 +1,8 @@
 //! What is sent to a server for one job.
 
-use crate::config::GradingConfig;
-use crate::graded::Job;
+use crate::config::{FeedbackMode, GradingConfig};
+use crate::finding::joined;
+use crate::graded::{CriterionResult, Job};
 use crate::prompt::build_prompt;
 use crate::rubric::Rubric;
 use crate::schema::verdict_schema;
@@ -12,7 +13,7 @@ use tandem_openai::{ChatRequest, ResponseFormat, Sampling, StreamOptions, Tandem
 pub(crate) fn request(
     config: &GradingConfig,
     rubric: &Rubric,
-    job: Job,
+    (job, assessment): (Job, Option<&[CriterionResult]>),
     submission: &Submission,
 ) -> ChatRequest {
     let settings = config.job(job);
@@ -26,7 +27,7 @@ pub(crate) fn request(
     };
     ChatRequest {
         model: settings.model.clone(),
-        messages: build_prompt(job, rubric, submission).messages(),
+        messages: build_prompt(job, rubric, submission, assessment).messages(),
         sampling: Sampling {
             max_tokens: Some(settings.max_tokens),
             temperature: Some(settings.temperature),
@@ -49,6 +50,14 @@ pub(crate) fn request(
     }
 }
 
+/// A digest of what a request asks, and of whom.
+pub(crate) fn question(config: &GradingConfig, request: &ChatRequest) -> String {
+    let mut digest = blake3::Hasher::new();
+    digest.update(config.served_by.as_bytes());
+    digest.update(&serde_json::to_vec(request).unwrap_or_default());
+    digest.finalize().to_hex().to_string()
+}
+
 /// A digest of all that a result depends on: what is sent, and what was found in the submission.
 pub(crate) fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submission) -> String {
     let mut digest = blake3::Hasher::new();
@@ -57,7 +66,7 @@ pub(crate) fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submi
         digest.update(part);
     };
     for job in [Job::CodeAnalysis, Job::Feedback] {
-        let request = request(config, rubric, job, submission);
+        let request = request(config, rubric, (job, None), submission);
         add(&serde_json::to_vec(&request).unwrap_or_default());
     }
     // Evidence is quoted from the files, also where a prompt does not show it.
@@ -67,12 +76,19 @@ pub(crate) fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submi
             add(line.as_bytes());
         }
     }
+    add(match config.feedback_mode {
+        FeedbackMode::After => b"after",
+        FeedbackMode::Parallel => b"parallel",
+    });
     add(config.served_by.as_bytes());
     add(rubric.id.as_bytes());
     add(submission.name.as_bytes());
-    add(submission.problem.as_deref().unwrap_or_default().as_bytes());
-    for finding in submission.flags.iter().chain(&submission.notes) {
-        add(finding.as_bytes());
+    add(joined(submission.problem.as_slice()).as_bytes());
+    for finding in &submission.flags {
+        add(finding.text.as_bytes());
+    }
+    for note in &submission.notes {
+        add(note.as_bytes());
     }
     let untouched = submission.untouched(rubric).map(|how| how.as_str());
     add(untouched.unwrap_or_default().as_bytes());

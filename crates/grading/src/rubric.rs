@@ -30,8 +30,10 @@ pub struct Rubric {
     pub max_points: Points,
     /// What a person should look at before using the rubric, such as vague words.
     pub warnings: Vec<String>,
+    /// The text that it was read from.
+    pub source: String,
     /// What students started from; each is an alternative.
-    pub(crate) templates: Vec<Template>,
+    pub templates: Vec<Template>,
 }
 
 /// One criterion.
@@ -227,6 +229,7 @@ fn parse(text: &str) -> Result<(Rubric, Vec<PathBuf>), GradingError> {
         criteria,
         max_points: sum,
         warnings,
+        source: text.to_owned(),
         templates: Vec::new(),
     };
     Ok((rubric, raw.template))

@@ -3,6 +3,7 @@
 use crate::client::{Client, Counted, JobError};
 use crate::config::{GradingConfig, JobConfig};
 use crate::error::GradingError;
+use crate::finding::{Finding, FindingKind};
 use crate::graded::Job;
 use crate::limits;
 use crate::request::request;
@@ -40,17 +41,18 @@ impl PromptSize {
     }
 
     /// Why it is too large, for a person.
-    pub(crate) fn problem(&self, job: Job) -> Option<String> {
+    pub(crate) fn problem(&self, job: Job) -> Option<Finding> {
         let (excess, context) = (self.excess(), self.context?);
         (excess > 0).then(|| {
-            format!(
+            let text = format!(
                 "too large: its {} prompt has {} tokens and the answer may take {}, together {excess} more than \
                  the context of {context}; start the nodes with --context {}, or grade it by hand",
                 job.as_str(),
                 self.prompt,
                 self.answer,
                 self.needed()
-            )
+            );
+            Finding::new(FindingKind::TooLong, text)
         })
     }
 }
@@ -94,7 +96,7 @@ async fn of_submission(
     submission: &Submission,
 ) -> Result<Forecast, GradingError> {
     if let Some(problem) = &submission.problem {
-        return Ok(Forecast::Problem(problem.clone()));
+        return Ok(Forecast::Problem(problem.text.clone()));
     }
     if let Some(how) = submission.untouched(rubric) {
         return Ok(Forecast::NotAttempted(how.as_str()));
@@ -138,7 +140,7 @@ async fn of_prompt(
     submission: &Submission,
     (job, settings): (Job, &JobConfig),
 ) -> Result<PromptSize, JobError> {
-    let request = request(config, rubric, job, submission);
+    let request = request(config, rubric, (job, None), submission);
     let counted = counted(config, client, &request).await?;
     let bytes: usize = request.messages.iter().map(|m| m.content.len()).sum();
     let whole = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);

@@ -1,30 +1,33 @@
 //! Submissions: found under the given paths, read within limits, made ready for a prompt.
 
 use crate::attempt::{self, Untouched};
+use crate::elision::{self, Shown};
 use crate::error::GradingError;
 use crate::files;
 use crate::files::Decoded;
+use crate::finding::{Finding, FindingKind};
 use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
 use crate::rubric::Rubric;
 use crate::suspicion::suspicious;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use walkdir::WalkDir;
 
 /// One student's work.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Submission {
     /// What it is called in reports: the file's name without extension, or the folder's name.
     pub name: String,
     /// Its files, in the order of their names.
     pub files: Vec<SourceFile>,
     /// Why it cannot be graded, if so.
-    pub problem: Option<String>,
+    pub problem: Option<Finding>,
     /// What the teacher should look at, such as hidden characters.
-    pub flags: Vec<String>,
+    pub flags: Vec<Finding>,
     /// What is good to know and asks for nothing, such as files that were not read.
     pub notes: Vec<String>,
     /// Files and folders that were not read and may be somebody's work.
@@ -37,20 +40,20 @@ pub(crate) struct LeftOut {
     /// A line for each.
     notes: Vec<String>,
     /// A line for each that should have been read.
-    flags: Vec<String>,
+    flags: Vec<Finding>,
     /// Names of those that may be somebody's work.
     pub(crate) names: Vec<String>,
 }
 
 /// One file of a submission, as it is shown to models and quoted in reports.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceFile {
     /// Path within the submission.
     pub name: String,
     /// Lines, numbered from 1 wherever they are cited. Of a notebook: its cells and outputs in order.
     pub lines: Vec<String>,
     /// Findings for the teacher.
-    pub flags: Vec<String>,
+    pub flags: Vec<Finding>,
     /// Lines that a person wrote: of a notebook no outputs.
     pub(crate) written: Vec<String>,
 }
@@ -205,7 +208,10 @@ fn load(path: &Path, name: String) -> Submission {
     let mut left_out = LeftOut::default();
     let (files, problem) = match read_files(path, &mut left_out) {
         Ok(files) => (files, None),
-        Err(problem) => (Vec::new(), Some(problem)),
+        Err(problem) => {
+            let problem = Finding::new(FindingKind::Unreadable, problem);
+            (Vec::new(), Some(problem))
+        }
     };
     let of_files = files.iter().flat_map(|f| f.flags.iter().cloned());
     let mut submission = Submission {
@@ -218,9 +224,9 @@ fn load(path: &Path, name: String) -> Submission {
     };
     if submission.problem.is_none() && submission.text_bytes() > limits::MAX_PROMPT_TEXT_BYTES {
         let limit = limits::MAX_PROMPT_TEXT_BYTES;
-        submission.problem = Some(format!(
-            "it has more than {limit} bytes of text; shorten it or grade it by hand"
-        ));
+        let problem =
+            format!("it has more than {limit} bytes of text; shorten it or grade it by hand");
+        submission.problem = Some(Finding::new(FindingKind::TooLong, problem));
     }
     submission
 }
@@ -299,7 +305,8 @@ pub(crate) fn read_tree(path: &Path, left_out: &mut LeftOut) -> Result<Vec<Sourc
     }
     let flags = unreadable
         .iter()
-        .map(|problem| format!("{problem}; it was left out"));
+        .map(|problem| format!("{problem}; it was left out"))
+        .map(|text| Finding::new(FindingKind::LeftOut, text));
     left_out.flags.extend(flags);
     Ok(files)
 }
@@ -351,22 +358,26 @@ pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<Source
     let name = mark_name(name);
     let mut flags = Vec::new();
     if let Some(what) = suspicious(&name) {
-        flags.push(format!("{name}: its name: {what}"));
+        flags.push(Finding::new(
+            FindingKind::Orders,
+            format!("{name}: its name: {what}"),
+        ));
     }
     if let Some(guess) = guess {
-        flags.push(format!("{name}: {guess}"));
+        flags.push(Finding::new(
+            FindingKind::Encoding,
+            format!("{name}: {guess}"),
+        ));
     }
     let mut lines = Vec::with_capacity(raw.len());
     for (i, line) in raw.iter().enumerate() {
         let (marked, hidden) = mark_hidden(line);
         if hidden > 0 {
-            flags.push(format!(
-                "{name} line {}: {hidden} hidden character(s)",
-                i + 1
-            ));
+            let what = format!("{hidden} hidden character(s)");
+            flags.push(Finding::at(FindingKind::Hidden, &name, i + 1, &what));
         }
         if let Some(what) = suspicious(line) {
-            flags.push(format!("{name} line {}: {what}", i + 1));
+            flags.push(Finding::at(FindingKind::Orders, &name, i + 1, what));
         }
         lines.push(marked);
     }
@@ -408,6 +419,12 @@ impl Submission {
             return None;
         }
         attempt::untouched(&self.files, &self.unread, &rubric.templates)
+    }
+
+    /// What is shown of each file beside the rubric's templates, in the order of the files.
+    #[must_use]
+    pub fn shown(&self, rubric: &Rubric) -> Vec<Vec<Shown<'_>>> {
+        elision::shown(&self.files, &rubric.templates)
     }
 
     /// Lines of the longest file.

@@ -1,6 +1,7 @@
 //! An answer of the code analysis, checked in code. A grammar bounds each field; what it cannot
 //! bound is checked here, and totals are made here and nowhere else.
 
+use crate::finding::{Finding, FindingKind};
 use crate::graded::{CriterionResult, Evidence};
 use crate::hidden::mark_hidden;
 use crate::limits;
@@ -18,7 +19,7 @@ pub struct Verdict {
     /// Sum of the points.
     pub total: Points,
     /// What a person must look at, such as evidence that points nowhere.
-    pub doubts: Vec<String>,
+    pub doubts: Vec<Finding>,
 }
 
 /// Why an answer gives no score.
@@ -107,35 +108,42 @@ fn check(
     raw: RawCriterion,
     criterion: &Criterion,
     submission: &Submission,
-    doubts: &mut Vec<String>,
+    doubts: &mut Vec<Finding>,
 ) -> Result<CriterionResult, VerdictError> {
     let id = &criterion.id;
     let points = Points::from_f64(raw.points).filter(|p| criterion.allowed().contains(p));
     let points = points.ok_or_else(|| VerdictError::Points(id.clone()))?;
+    let mut doubt = |kind, what: String| {
+        doubts.push(Finding::new(kind, format!("criterion '{id}': {what}")));
+    };
     if raw.evidence.len() > limits::MAX_EVIDENCE {
-        doubts.push(format!(
-            "criterion '{id}': more than {} pieces of evidence",
-            limits::MAX_EVIDENCE
-        ));
+        doubt(
+            FindingKind::Evidence,
+            format!("more than {} pieces of evidence", limits::MAX_EVIDENCE),
+        );
     }
     let mut evidence = Vec::new();
     for piece in raw.evidence.into_iter().take(limits::MAX_EVIDENCE) {
         match quote(&piece, submission) {
             Some(found) => evidence.push(found),
-            None => doubts.push(format!(
-                "criterion '{id}': evidence at lines {} to {} does not exist",
-                piece.line_start, piece.line_end
-            )),
+            None => doubt(
+                FindingKind::Evidence,
+                format!(
+                    "evidence at lines {} to {} does not exist",
+                    piece.line_start, piece.line_end
+                ),
+            ),
         }
     }
     if evidence.is_empty() && points > Points::ZERO {
-        doubts.push(format!("criterion '{id}': points without evidence"));
+        doubt(FindingKind::Evidence, "points without evidence".to_owned());
     }
     let (rationale, hidden) = mark_hidden(&raw.rationale.replace(['\n', '\r', '\t'], " "));
     if hidden > 0 || rationale.trim().is_empty() {
-        doubts.push(format!(
-            "criterion '{id}': the rationale is empty or has hidden characters"
-        ));
+        doubt(
+            FindingKind::Rationale,
+            "the rationale is empty or has hidden characters".to_owned(),
+        );
     }
     Ok(CriterionResult {
         id: id.clone(),

@@ -7,6 +7,7 @@ mod fixtures;
 mod fuzz;
 mod limits;
 mod nano_eval;
+mod sample;
 mod sampling;
 mod schemas;
 mod templates;
@@ -35,6 +36,8 @@ enum Task {
     Codecs(codecs::CodecsArguments),
     /// Feeds edited handoffs to everything that reads bytes of a peer.
     Fuzz(fuzz::FuzzArguments),
+    /// Writes the sample course of the gradebook, from the results of a run of it.
+    Sample(sample::Arguments),
     /// Compiles and follows JSON schemas that mean harm.
     Schemas(schemas::SchemasArguments),
     /// Measures how long choosing a token takes.
@@ -57,6 +60,7 @@ fn main() -> anyhow::Result<()> {
         Task::Codecs(arguments) => codecs::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(root(), &arguments),
         Task::Sampling(arguments) => sampling::measure(&arguments),
+        Task::Sample(arguments) => sample::main(root(), &arguments),
         Task::Schemas(arguments) => schemas::run(root(), &arguments),
         Task::Templates(arguments) => templates::run(&arguments),
         Task::Limits => limits::run(root(), false),

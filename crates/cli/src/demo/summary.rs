@@ -142,11 +142,12 @@ fn faults_of(one: &Graded) -> Vec<String> {
         return Vec::new();
     }
     if one.jobs.is_empty() {
-        return vec![format!("`{}`: {}", one.name, one.reasons.join(", "))];
+        let reasons: Vec<&str> = one.reasons.iter().map(|r| r.text.as_str()).collect();
+        return vec![format!("`{}`: {}", one.name, reasons.join(", "))];
     }
     let fault = |record: &JobRecord| {
         let name = format!("`{}` {}", one.name, record.job.as_str());
-        let error = record.error.as_deref();
+        let error = record.error.as_ref().map(|e| e.text.as_str());
         if record.answer.is_none() || (record.job == Job::CodeAnalysis && error.is_some()) {
             return Some(format!("{name}: {}", error.unwrap_or("no answer")));
         }
@@ -169,6 +170,7 @@ pub fn notes(graded: &[Graded]) -> Vec<(&str, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use tandem_grading::{Finding, FindingKind};
     use tandem_openai::{FinishReason, TandemInfo};
 
     use super::*;
@@ -178,6 +180,9 @@ mod tests {
             job,
             model: "m".into(),
             finish_reason: Some(FinishReason::Stop),
+            question: String::new(),
+            started_ms: 0,
+            first_ms: None,
             wall_ms: 1.0,
             attempts: 1,
             usage: None,
@@ -226,7 +231,10 @@ mod tests {
         };
         for (record, expected) in [
             (with(|r| r.answer = None), "no answer"),
-            (with(|r| r.error = Some("cut".into())), "cut"),
+            (
+                with(|r| r.error = Some(Finding::new(FindingKind::Cut, "cut"))),
+                "cut",
+            ),
             (with(|r| r.tandem = None), "no phases"),
             (
                 with(|r| r.tandem.get_or_insert_default().mode = "local".into()),

@@ -7,7 +7,19 @@ mod fake;
 mod feedback;
 mod prompts;
 mod reports;
+mod reviews;
 mod rubrics;
 mod runs;
 mod sources;
 mod verdicts;
+
+/// What findings say, in one line.
+fn texts(findings: &[tandem_grading::Finding]) -> String {
+    let texts: Vec<&str> = findings.iter().map(|f| f.text.as_str()).collect();
+    texts.join("; ")
+}
+
+/// What a finding says, or "none".
+fn text(finding: Option<&tandem_grading::Finding>) -> &str {
+    finding.map_or("none", |f| f.text.as_str())
+}

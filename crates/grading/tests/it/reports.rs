@@ -4,8 +4,8 @@ use crate::course::{RUBRIC, rubric, submissions};
 use serde_json::Value;
 use std::path::Path;
 use tandem_grading::{
-    CriterionResult, EarlierRun, Evidence, Folder, Graded, GradingConfig, GradingError, Job,
-    JobConfig, JobRecord, Points, Rubric, Status, Store, Submission,
+    CriterionResult, EarlierRun, Evidence, Finding, FindingKind, Folder, Graded, GradingConfig,
+    GradingError, Job, JobConfig, JobRecord, Points, Rubric, Status, Store, Submission,
 };
 use tandem_openai::FinishReason;
 
@@ -36,7 +36,11 @@ fn graded(name: &str, score: Option<f64>) -> Graded {
         reasons: if score.is_some() {
             vec![]
         } else {
-            vec!["=cmd|' /C calc'!A0, \"quoted\"".to_owned()]
+            vec![Finding {
+                kind: FindingKind::Other,
+                text: "=cmd|' /C calc'!A0, \"quoted\"".to_owned(),
+                place: None,
+            }]
         },
         score,
         max_score: 5.0,
@@ -76,7 +80,7 @@ fn named(list: &[Graded]) -> Vec<Submission> {
 
 fn write_results(dir: &Path, rubric: &Rubric, list: &[Graded]) -> Result<(), GradingError> {
     let replace = EarlierRun::Replace;
-    let mut folder = Folder::open(dir, &config(), rubric, &named(list), replace)?;
+    let folder = Folder::open(dir, &config(), rubric, &named(list), replace)?;
     for (i, graded) in list.iter().enumerate() {
         folder.keep(i, graded)?;
     }
@@ -96,7 +100,7 @@ fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
     let open = |config: &GradingConfig, works: &[Submission], earlier| {
         Folder::open(dir.path(), config, &rubric, works, earlier)
     };
-    let mut folder = open(&config(), &works, EarlierRun::Refuse).unwrap();
+    let folder = open(&config(), &works, EarlierRun::Refuse).unwrap();
     let second = open(&config(), &works, EarlierRun::Resume).unwrap_err();
     assert!(second.to_string().contains("another run"), "{second}");
     folder.keep(0, &list[0]).unwrap();
@@ -109,7 +113,7 @@ fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
 
     let refused = open(&config(), &works, EarlierRun::Refuse).unwrap_err();
     assert!(refused.to_string().contains("--resume"), "{refused}");
-    let mut resumed = open(&config(), &works, EarlierRun::Resume).unwrap();
+    let resumed = open(&config(), &works, EarlierRun::Resume).unwrap();
     // Half of a file is gone, and what would not be that of the results beside it.
     for gone in [".c.json.part", "results.json", "results.csv"] {
         assert!(!dir.path().join(gone).exists(), "{gone}");
@@ -169,23 +173,30 @@ fn what_lacks_an_answer_is_made_anew_unless_it_would_be_cut_again() {
     let (rubric, config) = (rubric(), config());
     let open = |earlier| Folder::open(dir.path(), &config, &rubric, &works, earlier);
     for (finish, kept) in [(None, false), (Some(FinishReason::Length), true)] {
-        let mut folder = open(EarlierRun::Replace).unwrap();
+        let folder = open(EarlierRun::Replace).unwrap();
         let mut lacking = graded("a", Some(2.0));
         lacking.status = Status::NeedsReview;
         lacking.jobs.push(JobRecord {
             job: Job::Feedback,
             model: "words".to_owned(),
             finish_reason: finish,
+            question: String::new(),
+            started_ms: 0,
+            first_ms: None,
             wall_ms: 1.0,
             attempts: 3,
             usage: None,
             tandem: None,
-            error: Some("no answer".to_owned()),
+            error: Some(Finding {
+                kind: FindingKind::NoAnswer,
+                text: "no answer".to_owned(),
+                place: None,
+            }),
             answer: None,
         });
         folder.keep(0, &lacking).unwrap();
         drop(folder);
-        let mut resumed = open(EarlierRun::Resume).unwrap();
+        let resumed = open(EarlierRun::Resume).unwrap();
         assert_eq!(resumed.earlier(0).is_some(), kept, "{finish:?}");
     }
 }

@@ -7,8 +7,9 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tandem_grading::{
-    EarlierRun, Folder, Forecast, Graded, GradingConfig, Job, JobConfig, Progress, Rubric, Status,
-    Submission, forecast, grade, load_submissions,
+    EarlierRun, FeedbackMode, Folder, Forecast, Graded, GradingConfig, GradingError, Job,
+    JobConfig, JobRecord, Progress, Rubric, Status, Store, Submission, forecast, grade,
+    load_submissions,
 };
 use tandem_openai::{ChatRequest, FinishReason, RouteChoice};
 
@@ -25,6 +26,7 @@ fn config(server: &Server) -> GradingConfig {
     let mut config = GradingConfig::new(&server.url, job("code"), job("words"));
     config.retry_delay = Duration::from_millis(1);
     config.node_wait = Duration::ZERO;
+    config.feedback_mode = FeedbackMode::Parallel;
     config
 }
 
@@ -43,7 +45,7 @@ fn good(request: &ChatRequest) -> Script {
 }
 
 async fn run(config: &GradingConfig, rubric: &Rubric, list: &[Submission]) -> Vec<Graded> {
-    grade(config, rubric, list, &mut (), &|_| {})
+    grade(config, rubric, list, &(), &|_| {})
         .await
         .expect("configuration")
 }
@@ -59,16 +61,18 @@ async fn a_good_run() {
     let note = |p: Progress<'_>| {
         events.lock().unwrap().push(match p {
             Progress::Warning(w) => w,
-            Progress::Started { name } => format!("start {name}"),
-            Progress::JobFinished { name, record } => format!("{name} {}", record.job.as_str()),
+            Progress::Asked { index, job } => format!("ask {index} {}", job.as_str()),
+            Progress::Text { .. } => return,
+            Progress::JobFinished { name, record, .. } => format!("{name} {}", record.job.as_str()),
             Progress::Finished {
                 graded,
                 done,
                 total,
+                ..
             } => format!("{} {done}/{total}", graded.name),
         });
     };
-    let graded = grade(&config(&server), &rubric(), &one(), &mut (), &note)
+    let graded = grade(&config(&server), &rubric(), &one(), &(), &note)
         .await
         .unwrap();
     assert_eq!(
@@ -79,7 +83,7 @@ async fn a_good_run() {
         graded[0].feedback.as_deref(),
         Some("Nice loop. Next: name things.")
     );
-    assert_eq!(graded[0].reasons, Vec::<String>::new());
+    assert_eq!(graded[0].reasons, []);
     assert_eq!(
         graded[0]
             .jobs
@@ -94,9 +98,9 @@ async fn a_good_run() {
             events.first().unwrap().as_str(),
             events.last().unwrap().as_str()
         ),
-        ("start a", "a 1/1")
+        ("ask 0 code_analysis", "a 1/1")
     );
-    assert_eq!(events.len(), 4, "{events:?}");
+    assert_eq!(events.len(), 5, "{events:?}");
     for request in server.seen.lock().unwrap().iter() {
         assert!(
             request.get("tandem").is_none(),
@@ -187,7 +191,7 @@ async fn a_failed_analysis_has_no_score() {
             graded
                 .reasons
                 .iter()
-                .any(|r| r.starts_with("code_analysis: ") && r.contains(expected)),
+                .any(|r| r.text.starts_with("code_analysis: ") && r.text.contains(expected)),
             "{expected}: {:?}",
             graded.reasons
         );
@@ -231,7 +235,7 @@ async fn a_failed_feedback_keeps_the_score() {
             "{expected}"
         );
         assert!(
-            graded.reasons.iter().any(|r| r.starts_with(expected)),
+            graded.reasons.iter().any(|r| r.text.starts_with(expected)),
             "{expected}: {:?}",
             graded.reasons
         );
@@ -354,7 +358,7 @@ async fn an_obeyed_injection_is_seen() {
             (status, (points == 4).then_some(5.0))
         );
         assert!(
-            graded.flags.iter().any(|f| f.contains("line 1")),
+            graded.flags.iter().any(|f| f.text.contains("line 1")),
             "{:?}",
             graded.flags
         );
@@ -378,7 +382,7 @@ async fn an_unreachable_server_fails_each_submission() {
         (Status::Failed, None, 3)
     );
     assert!(
-        graded.reasons[0].contains("cannot be reached"),
+        graded.reasons[0].text.contains("cannot be reached"),
         "{:?}",
         graded.reasons
     );
@@ -398,7 +402,7 @@ async fn bad_configurations_name_the_field() {
     for (field, change) in changes {
         let mut config = config(&server);
         change(&mut config);
-        let error = grade(&config, &rubric(), &one(), &mut (), &|_| {})
+        let error = grade(&config, &rubric(), &one(), &(), &|_| {})
             .await
             .expect_err(field)
             .to_string();
@@ -418,7 +422,7 @@ async fn a_limit_that_may_be_too_low_is_a_warning() {
             *warnings.lock().unwrap() += 1;
         }
     };
-    let graded = grade(&config, &rubric(), &one(), &mut (), &count)
+    let graded = grade(&config, &rubric(), &one(), &(), &count)
         .await
         .unwrap();
     assert_eq!(
@@ -433,7 +437,7 @@ async fn a_dropped_run_stops() {
     let server = serve(Some(3), |request, _| good(request)).await;
     let (config, rubric, list) = (config(&server), rubric(), one());
     let running = tokio::spawn(async move {
-        grade(&config, &rubric, &list, &mut (), &|_| {})
+        grade(&config, &rubric, &list, &(), &|_| {})
             .await
             .map(|g| g.len())
     });
@@ -512,7 +516,7 @@ async fn what_does_not_fit_is_known_before_and_asked_of_no_model() {
         [Status::Graded, Status::Failed, Status::NotAttempted]
     );
     assert_eq!(graded[1].reasons.len(), 1);
-    let reason = &graded[1].reasons[0];
+    let reason = &graded[1].reasons[0].text;
     for part in [large.prompt, large.excess(), large.needed()] {
         assert!(reason.contains(&part.to_string()), "{part}: {reason}");
     }
@@ -565,8 +569,8 @@ async fn a_run_goes_on_where_it_was_and_waits_for_a_server_that_is_away() {
     config.node_wait = Duration::from_secs(60);
     let rubric = rubric();
     let open = |earlier| Folder::open(dir.path(), &config, &rubric, &list, earlier).unwrap();
-    let mut folder = open(EarlierRun::Refuse);
-    let first = grade(&config, &rubric, &list[..2], &mut folder, &|_| {}).await;
+    let folder = open(EarlierRun::Refuse);
+    let first = grade(&config, &rubric, &list[..2], &folder, &|_| {}).await;
     let first = first.unwrap();
     assert!(
         first.iter().all(|g| g.status == Status::Graded),
@@ -577,8 +581,8 @@ async fn a_run_goes_on_where_it_was_and_waits_for_a_server_that_is_away() {
     let asked = server.seen.lock().unwrap().len();
     drop(folder);
 
-    let mut folder = open(EarlierRun::Resume);
-    let all = grade(&config, &rubric, &list, &mut folder, &|_| {})
+    let folder = open(EarlierRun::Resume);
+    let all = grade(&config, &rubric, &list, &folder, &|_| {})
         .await
         .unwrap();
     folder.finish(&all).unwrap();
@@ -590,4 +594,121 @@ async fn a_run_goes_on_where_it_was_and_waits_for_a_server_that_is_away() {
     assert_eq!(server.seen.lock().unwrap().len(), asked + 2);
     let results: Value = serde_json::from_slice(&bytes("results.json")).unwrap();
     assert_eq!(results["submissions"].as_array().unwrap().len(), 3);
+}
+
+/// The feedback after the analysis: it is told the points, and the analysis of the next goes on meanwhile.
+#[tokio::test]
+async fn feedback_comes_after_the_points_and_other_works_go_on() {
+    let list = submissions(&[("a.py", "x = 1"), ("b.py", "x = 2"), ("c.py", "x = 3")]);
+    let server = serve(None, |request, _| good(request)).await;
+    let mut config = config(&server);
+    config.feedback_mode = FeedbackMode::After;
+    let order = Mutex::new(Vec::new());
+    let note = |p: Progress<'_>| {
+        if let Progress::Asked { index, job } = p {
+            order.lock().unwrap().push((index, job));
+        }
+    };
+    let graded = grade(&config, &rubric(), &list, &(), &note).await.unwrap();
+    assert!(graded.iter().all(|g| g.status == Status::Graded));
+    let order = order.into_inner().unwrap();
+    let place = |index, job| order.iter().position(|o| *o == (index, job)).unwrap();
+    for index in 0..3 {
+        assert!(place(index, Job::CodeAnalysis) < place(index, Job::Feedback));
+    }
+    assert!(
+        place(1, Job::CodeAnalysis) < place(0, Job::Feedback) + 2,
+        "{order:?}"
+    );
+    let seen = server.seen.lock().unwrap();
+    let prompts: Vec<String> = seen
+        .iter()
+        .map(|r| r["messages"][1]["content"].to_string())
+        .collect();
+    let of = |model: &str| {
+        let pairs = seen
+            .iter()
+            .zip(&prompts)
+            .filter(|(r, _)| r["model"] == model);
+        pairs.map(|(_, prompt)| prompt.clone()).collect::<Vec<_>>()
+    };
+    assert!(
+        of("words")
+            .iter()
+            .all(|p| p.contains("Assessment, for you alone") && p.contains("Seen."))
+    );
+    assert!(
+        of("code")
+            .iter()
+            .all(|p| !p.contains("Assessment, for you alone"))
+    );
+    // What all have in common comes first, to the byte.
+    for model in ["words", "code"] {
+        let prompts = of(model);
+        let end = |p: &str| p.find("--- begin").unwrap();
+        let shared: Vec<&str> = prompts.iter().map(|p| &p[..end(p)]).collect();
+        assert!(shared.windows(2).all(|w| w[0] == w[1]) && shared[0].len() > 100);
+    }
+}
+
+/// Keeps answers, and says when it is enough.
+#[derive(Default)]
+struct Kept {
+    answers: Mutex<Vec<(usize, JobRecord)>>,
+    limit: Option<usize>,
+}
+
+impl Store for Kept {
+    fn answered(&self, index: usize, job: Job, question: &str) -> Option<JobRecord> {
+        let answers = self.answers.lock().unwrap();
+        let found = answers.iter().find(|(i, r)| {
+            (*i, r.job, r.question.as_str(), r.error.is_none()) == (index, job, question, true)
+        });
+        found.map(|(_, record)| record.clone())
+    }
+
+    fn keep_answer(&self, index: usize, record: &JobRecord) -> Result<(), GradingError> {
+        self.answers.lock().unwrap().push((index, record.clone()));
+        Ok(())
+    }
+
+    fn goes_on(&self) -> bool {
+        let kept = self.answers.lock().unwrap().len();
+        self.limit.is_none_or(|limit| kept < limit)
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_asked_twice_however_a_run_ended() {
+    let list = submissions(&[("a.py", "x = 1"), ("b.py", "x = 2"), ("c.py", "x = 3")]);
+    for mode in [FeedbackMode::After, FeedbackMode::Parallel] {
+        let server = serve(None, |request, _| good(request)).await;
+        let mut config = config(&server);
+        config.feedback_mode = mode;
+        let mut store = Kept {
+            limit: Some(3),
+            ..Kept::default()
+        };
+        let some = grade(&config, &rubric(), &list, &store, &|_| {})
+            .await
+            .unwrap();
+        let asked = server.seen.lock().unwrap().len();
+        assert!(
+            asked < 6 && some.len() < 3,
+            "{mode:?}: {asked} {}",
+            some.len()
+        );
+        store.limit = None;
+        let all = grade(&config, &rubric(), &list, &store, &|_| {})
+            .await
+            .unwrap();
+        assert_eq!(server.seen.lock().unwrap().len(), 6, "{mode:?}");
+        assert!(all.iter().all(|g| g.status == Status::Graded));
+        // Another model is another question, for its own job alone.
+        config.feedback.model = "words 2".into();
+        grade(&config, &rubric(), &list, &store, &|_| {})
+            .await
+            .unwrap();
+        assert_eq!(server.seen.lock().unwrap().len(), 9, "{mode:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Reading submissions: kinds, notebooks, encodings, hidden characters, limits, attempts.
 
 use crate::course::{example, submissions, write};
+use crate::{text, texts};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::fs;
@@ -28,18 +29,8 @@ fn files_and_folders_are_submissions() {
     assert_eq!(names(&list), ["a", "b", "c", "d", "e.R", "e.js"]);
     let files: Vec<&str> = list[0].files.iter().map(|f| f.name.as_str()).collect();
     assert_eq!(files, ["Main.java", "notes.txt", "sub/Help.java"]);
-    assert!(
-        list[2]
-            .problem
-            .as_deref()
-            .is_some_and(|p| p.contains("not supported"))
-    );
-    assert!(
-        list[3]
-            .problem
-            .as_deref()
-            .is_some_and(|p| p.contains("no supported file"))
-    );
+    assert!(text(list[2].problem.as_ref()).contains("not supported"));
+    assert!(text(list[3].problem.as_ref()).contains("no supported file"));
     assert!([0, 1, 4, 5].iter().all(|&i| list[i].problem.is_none()));
 }
 
@@ -81,7 +72,7 @@ fn a_file_that_cannot_be_read_stops_nothing() {
     ];
     for (name, expected) in table {
         let found = list.iter().find(|s| s.name == name).expect(name);
-        let problem = found.problem.as_deref().unwrap_or("none");
+        let problem = text(found.problem.as_ref());
         assert!(problem.contains(expected), "{name}: {problem}");
     }
     assert!(
@@ -104,7 +95,7 @@ fn encodings_and_line_ends() {
     assert!(list[0].flags.is_empty());
     assert_eq!(list[1].files[0].lines[0], "# café €");
     assert!(
-        list[1].flags[0].contains("Windows-1252"),
+        list[1].flags[0].text.contains("Windows-1252"),
         "{:?}",
         list[1].flags
     );
@@ -140,11 +131,11 @@ fn injections_are_flagged_by_line() {
         let list = submissions(&[("s.py", text)]);
         match expected {
             Some(part) => assert!(
-                list[0].flags.iter().any(|f| f.contains(part)),
+                list[0].flags.iter().any(|f| f.text.contains(part)),
                 "{text}: {:?}",
                 list[0].flags
             ),
-            None => assert_eq!(list[0].flags, Vec::<String>::new(), "{text}"),
+            None => assert_eq!(list[0].flags, [], "{text}"),
         }
     }
 }
@@ -449,7 +440,7 @@ fn a_declared_encoding_is_used() {
             "{name}: {:?}",
             file.lines
         );
-        let flags = list[0].flags.join("; ");
+        let flags = texts(&list[0].flags);
         assert_eq!(flags.is_empty(), guess.is_none(), "{name}: {flags}");
         assert!(flags.contains(guess.unwrap_or_default()), "{name}: {flags}");
     }
@@ -487,7 +478,7 @@ fn the_example_course_is_read() {
         tandem_grading::Job::CodeAnalysis,
         tandem_grading::Job::Feedback,
     ] {
-        let prompt = tandem_grading::build_prompt(job, &rubric, &list[0]);
+        let prompt = tandem_grading::build_prompt(job, &rubric, &list[0], None);
         let shared = prompt.system.len() + prompt.shared.len();
         assert!(shared <= 1800, "{job:?}: {shared} bytes");
     }
@@ -527,8 +518,8 @@ fn what_is_not_read_of_a_folder_is_noted() {
     assert_eq!(submissions[0].problem, None);
     // What should have been read is for a person to look at.
     assert_eq!(
-        submissions[0].flags,
-        ["broken.py: it is not text; it was left out"]
+        texts(&submissions[0].flags),
+        "broken.py: it is not text; it was left out"
     );
     let notes = submissions[0].notes.join("; ");
     let told = |name: &str, why: &str| {

@@ -27,7 +27,7 @@ pub fn prompt_tokens(
     job: Job,
     example: &Example,
 ) -> anyhow::Result<Vec<Token>> {
-    let prompt = build_prompt(job, &example.rubric, &example.submission);
+    let prompt = build_prompt(job, &example.rubric, &example.submission, None);
     let messages = [
         ("system", prompt.system),
         ("user", format!("{}{}", prompt.shared, prompt.submission)),

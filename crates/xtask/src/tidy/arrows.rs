@@ -52,6 +52,7 @@ const RULES: &[Rule] = &[
         &[],
     ),
     rule("grading", &["openai"], &[]),
+    rule("gradebook", &["grading", "openai"], &[]),
     rule("corpus", &["grading"], &[]),
     rule(
         "xtask",
@@ -72,6 +73,7 @@ const RULES: &[Rule] = &[
             "node",
             "coordinator",
             "grading",
+            "gradebook",
         ],
         &[],
     ),

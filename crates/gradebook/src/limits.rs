@@ -1,0 +1,14 @@
+//! Named limits of the pages.
+
+/// Most bytes of a form.
+pub const MAX_FORM_BYTES: usize = 64 << 10;
+/// Most entries of the queue that a page lists; the others are counted.
+pub const MAX_QUEUE: usize = 200;
+/// Most values of a criterion that are shown as buttons.
+pub const MAX_BUTTONS: usize = 11;
+/// Longest line that gets colours, in bytes.
+pub const MAX_COLOURED_LINE: usize = 512;
+/// Most bytes of one submission that get colours.
+pub const MAX_COLOURED: usize = 128 << 10;
+/// How long a browser is let in, in seconds.
+pub const SESSION_SECONDS: u64 = 180 * 24 * 3600;

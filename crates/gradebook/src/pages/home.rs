@@ -1,0 +1,64 @@
+//! The list of assignments, and what belongs to no assignment.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use super::{NAMES, names_hidden};
+use crate::Shared;
+use crate::error::PageError;
+use crate::routes;
+use crate::view::queue::Ordered;
+use crate::view::{self, Home, HomeRow};
+
+/// The list of assignments.
+pub(crate) async fn show(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
+    let rows = shared
+        .store
+        .read(|reader| {
+            let mut rows = Vec::new();
+            for assignment in reader.assignments()? {
+                let Some(held) = reader.rubric(assignment.id)? else {
+                    continue;
+                };
+                let works = reader.works(assignment.id)?;
+                rows.push(HomeRow {
+                    href: routes::assignment(assignment.id),
+                    course: assignment.course,
+                    title: assignment.title,
+                    meter: Ordered::new(&works, &held.rubric, true).meter(),
+                });
+            }
+            Ok(rows)
+        })
+        .await?;
+    Ok(view::page(StatusCode::OK, &Home { assignments: rows }))
+}
+
+/// Hides names, or shows them again, and goes back to where that was asked.
+pub(crate) async fn names(headers: HeaderMap) -> Response {
+    let next = match names_hidden(&headers) {
+        true => "shown",
+        false => "hidden",
+    };
+    let cookie =
+        format!("{NAMES}={next}; Path=/grading; HttpOnly; SameSite=Strict; Max-Age=31536000");
+    let back = headers
+        .get("x-page")
+        .and_then(|v| v.to_str().ok())
+        .filter(|path| path.starts_with(routes::HOME))
+        .unwrap_or(routes::HOME)
+        .to_owned();
+    (
+        StatusCode::SEE_OTHER,
+        [(header::SET_COOKIE, cookie), (header::LOCATION, back)],
+    )
+        .into_response()
+}
+
+/// There is no such page.
+pub(crate) async fn nothing() -> PageError {
+    PageError::NotFound
+}

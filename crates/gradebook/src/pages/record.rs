@@ -1,0 +1,107 @@
+//! How a work's values came about: what the models were sent, what they answered, what persons did.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use tandem_grading::{Job, JobRecord, build_prompt};
+
+use super::names_hidden;
+use crate::Shared;
+use crate::error::PageError;
+use crate::routes;
+use crate::view::queue::label;
+use crate::view::{self, CallRow, PromptPage, RecordPage, words};
+
+/// What the models are sent for a work, word by word.
+pub(crate) async fn prompt(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+    headers: HeaderMap,
+) -> Result<Response, PageError> {
+    let found = shared
+        .store
+        .read(move |reader| {
+            let (Some(work), Some(submission)) = (reader.work(id)?, reader.submission(id)?) else {
+                return Ok(None);
+            };
+            let held = reader.rubric(work.assignment)?;
+            Ok(held.map(|held| (work, submission, held.rubric)))
+        })
+        .await?;
+    let (work, submission, rubric) = found.ok_or(PageError::NotFound)?;
+    let mut parts = Vec::new();
+    for (job, title) in [
+        (Job::CodeAnalysis, "To the model that gives points"),
+        (Job::Feedback, "To the model that writes the feedback"),
+    ] {
+        let prompt = build_prompt(job, &rubric, &submission, None);
+        let text = format!(
+            "{}\n\n{}{}",
+            prompt.system, prompt.shared, prompt.submission
+        );
+        parts.push((title, text));
+    }
+    let page = PromptPage {
+        label: label(&work.name, work.draw, names_hidden(&headers)),
+        back: routes::work(id),
+        parts,
+    };
+    Ok(view::page(StatusCode::OK, &page))
+}
+
+/// What was done to a work.
+pub(crate) async fn show(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+    headers: HeaderMap,
+) -> Result<Response, PageError> {
+    let found = shared
+        .store
+        .read(move |reader| {
+            let Some(work) = reader.work(id)? else {
+                return Ok(None);
+            };
+            Ok(Some((work, reader.history(id)?, reader.calls(id)?)))
+        })
+        .await?;
+    let (work, history, calls) = found.ok_or(PageError::NotFound)?;
+    let page = RecordPage {
+        label: label(&work.name, work.draw, names_hidden(&headers)),
+        back: routes::work(id),
+        history,
+        calls: calls
+            .into_iter()
+            .map(|(at, record)| call(at, &record))
+            .collect(),
+    };
+    Ok(view::page(StatusCode::OK, &page))
+}
+
+fn call(at: i64, record: &JobRecord) -> CallRow {
+    let machines = record.tandem.as_ref().map(|t| {
+        match (t.server.is_some(), t.prefill_node == t.decode_node) {
+            (true, _) | (_, true) => t.decode_node.clone(),
+            _ => format!("read on {}, written on {}", t.prefill_node, t.decode_node),
+        }
+    });
+    let count = |n: Option<u32>| n.map_or_else(|| "–".to_owned(), |n| n.to_string());
+    let usage = record.usage.as_ref();
+    CallRow {
+        at,
+        job: match record.job {
+            Job::CodeAnalysis => "points",
+            Job::Feedback => "feedback",
+        },
+        model: record.model.clone(),
+        outcome: match &record.error {
+            Some(error) => words::finding(error.kind).to_owned(),
+            None => "answered".to_owned(),
+        },
+        seconds: format!("{:.1} s", record.wall_ms / 1e3),
+        machines: machines.unwrap_or_default(),
+        read: count(usage.map(|u| u.prompt_tokens)),
+        written: count(usage.map(|u| u.completion_tokens)),
+    }
+}

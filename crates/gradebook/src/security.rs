@@ -1,0 +1,137 @@
+//! Who may ask, and what a browser may do with an answer.
+//!
+//! A browser is let in by a token in the address that tandem prints, and has a cookie from then on. A form counts only
+//! if the browser says that a page of this server sent it: the cookie alone would come along with forms of other pages
+//! on this machine, as cookies do not tell ports apart.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::Shared;
+use crate::error::PageError;
+use crate::limits::SESSION_SECONDS;
+use crate::store::{Role, StoreError, Writer};
+use crate::view;
+
+/// Name of the cookie of a session.
+const COOKIE: &str = "tandem_grading";
+
+/// What a page may do: show itself, with its own styles and scripts. Nothing of a student is ever more than text.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// 128 random bits as text.
+pub(crate) fn random_text() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+fn digest(secret: &str) -> String {
+    blake3::hash(secret.as_bytes()).to_hex().to_string()
+}
+
+/// The value of a cookie.
+pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let all = headers.get_all(header::COOKIE).iter();
+    all.filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(';'))
+        .find_map(|pair| pair.trim().strip_prefix(name)?.strip_prefix('='))
+}
+
+/// Lets in who has a session, and who comes with the token; others see what to do.
+pub(crate) async fn let_in(
+    State(shared): State<Arc<Shared>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, PageError> {
+    if let Some(token) = token_of(&request) {
+        return enter(&shared, &token, request.uri().path()).await;
+    }
+    let session = cookie(request.headers(), COOKIE).map(digest);
+    let session = session.ok_or(PageError::NotLetIn)?;
+    let person = shared
+        .store
+        .read(move |reader| reader.person_of_session(&session))
+        .await?;
+    let person = person.ok_or(PageError::NotLetIn)?;
+    if request.method() != Method::GET && !is_own_form(request.headers()) {
+        return Err(PageError::Foreign);
+    }
+    request.extensions_mut().insert(person);
+    Ok(next.run(request).await)
+}
+
+fn token_of(request: &Request) -> Option<String> {
+    let query = request.uri().query().unwrap_or_default();
+    let mut pairs = query.split('&');
+    let token = pairs.find_map(|pair| pair.strip_prefix("token="))?;
+    (request.method() == Method::GET).then(|| token.to_owned())
+}
+
+/// Starts a session. The answer is a page that opens the address without the token: after a redirect from a page of
+/// somebody else, such as a mail, the browser would not send the new cookie along.
+async fn enter(shared: &Shared, token: &str, path: &str) -> Result<Response, PageError> {
+    // Digests are compared, so that the time tells nothing of the token.
+    if digest(token) != digest(&shared.token) {
+        return Err(PageError::NotLetIn);
+    }
+    let session = random_text();
+    let kept = digest(&session);
+    let start = move |writer: &Writer<'_>| {
+        let person = writer.person(Role::Teacher)?;
+        writer.start_session(&kept, person).map(Ok)
+    };
+    shared.store.write::<(), StoreError>(start).await?;
+    let mut response = view::page(
+        StatusCode::OK,
+        &view::Enter {
+            path: path.to_owned(),
+        },
+    );
+    let cookie = format!(
+        "{COOKIE}={session}; Path=/grading; HttpOnly; SameSite=Strict; Max-Age={SESSION_SECONDS}"
+    );
+    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    Ok(response)
+}
+
+/// True if the browser says that a page of this server sent it. What says nothing is refused.
+fn is_own_form(headers: &HeaderMap) -> bool {
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|v: &HeaderValue| v.to_str().ok())
+    };
+    if let Some(site) = text("sec-fetch-site") {
+        return site == "same-origin";
+    }
+    let origin = text("origin").and_then(|origin| origin.split_once("://"));
+    match (origin, text("host")) {
+        (Some((_, origin)), Some(host)) => origin == host,
+        _ => false,
+    }
+}
+
+/// Sets the headers of every answer.
+pub(crate) async fn headers(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await.into_response();
+    let headers = response.headers_mut();
+    let mut set = |name: &'static str, value: &'static str| {
+        headers
+            .entry(name)
+            .or_insert(HeaderValue::from_static(value));
+    };
+    set("content-security-policy", POLICY);
+    set("x-content-type-options", "nosniff");
+    set("referrer-policy", "no-referrer");
+    set("cross-origin-opener-policy", "same-origin");
+    set("cross-origin-resource-policy", "same-origin");
+    // Grades do not stay in the browser's cache.
+    set("cache-control", "no-store");
+    response
+}

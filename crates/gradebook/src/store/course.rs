@@ -1,0 +1,134 @@
+//! Courses, assignments and the versions of their rubrics.
+
+use rusqlite::OptionalExtension;
+use tandem_grading::{Rubric, Template};
+
+use super::{Reader, Writer, json, read_json};
+
+/// An assignment of a course.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assignment {
+    /// Number.
+    pub id: i64,
+    /// The course's name.
+    pub course: String,
+    /// What it is called.
+    pub title: String,
+}
+
+/// A version of an assignment's rubric.
+#[derive(Debug, Clone)]
+pub struct RubricVersion {
+    /// Number among all.
+    pub id: i64,
+    /// Number among those of its assignment, from 1.
+    pub number: i64,
+    /// The rubric.
+    pub rubric: Rubric,
+}
+
+const ASSIGNMENT: &str = "SELECT assignment.id, course.name, assignment.title
+    FROM assignment JOIN course ON course.id = assignment.course";
+
+fn assignment(row: &rusqlite::Row<'_>) -> rusqlite::Result<Assignment> {
+    Ok(Assignment {
+        id: row.get(0)?,
+        course: row.get(1)?,
+        title: row.get(2)?,
+    })
+}
+
+impl Reader<'_> {
+    /// All assignments, the latest first.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn assignments(&self) -> rusqlite::Result<Vec<Assignment>> {
+        let mut query = self
+            .sql
+            .prepare_cached(&format!("{ASSIGNMENT} ORDER BY assignment.id DESC"))?;
+        query.query_map([], assignment)?.collect()
+    }
+
+    /// One assignment.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn assignment(&self, id: i64) -> rusqlite::Result<Option<Assignment>> {
+        let mut query = self
+            .sql
+            .prepare_cached(&format!("{ASSIGNMENT} WHERE assignment.id = ?1"))?;
+        query.query_row([id], assignment).optional()
+    }
+
+    /// The version of an assignment's rubric that holds.
+    ///
+    /// # Errors
+    /// If SQLite says no, or the rubric that was kept cannot be read any more.
+    pub fn rubric(&self, assignment: i64) -> rusqlite::Result<Option<RubricVersion>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT id, number, source, templates FROM rubric_version WHERE assignment = ?1
+             ORDER BY number DESC LIMIT 1",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let source: String = row.get(2)?;
+            let mut rubric = Rubric::parse(&source).map_err(|e| {
+                let kind = rusqlite::types::Type::Text;
+                rusqlite::Error::FromSqlConversionFailure(2, kind, Box::new(e))
+            })?;
+            rubric.templates = read_json::<Vec<Template>>(3, &row.get::<_, String>(3)?)?;
+            Ok(RubricVersion {
+                id: row.get(0)?,
+                number: row.get(1)?,
+                rubric,
+            })
+        };
+        query.query_row([assignment], read).optional()
+    }
+}
+
+impl Writer<'_> {
+    /// The assignment of a course with this rubric's id, which is made if there is none; a rubric that differs from the
+    /// one that holds becomes its next version.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn keep_assignment(&self, course: &str, rubric: &Rubric) -> rusqlite::Result<i64> {
+        self.sql.execute(
+            "INSERT INTO course (name, created) VALUES (?1, ?2) ON CONFLICT (name) DO NOTHING",
+            (course, self.now),
+        )?;
+        let course: i64 =
+            self.sql
+                .query_row("SELECT id FROM course WHERE name = ?1", [course], |row| {
+                    row.get(0)
+                })?;
+        self.sql.execute(
+            "INSERT INTO assignment (course, key, title, created) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (course, key) DO UPDATE SET title = ?3",
+            (course, &rubric.id, &rubric.title, self.now),
+        )?;
+        let id: i64 = self.sql.query_row(
+            "SELECT id FROM assignment WHERE course = ?1 AND key = ?2",
+            (course, &rubric.id),
+            |row| row.get(0),
+        )?;
+        let held = self.rubric(id)?;
+        let is_same = held.as_ref().is_some_and(|held| {
+            held.rubric.source == rubric.source && held.rubric.templates == rubric.templates
+        });
+        if !is_same {
+            self.sql.execute(
+                "INSERT INTO rubric_version (assignment, number, source, templates, created) VALUES (?1, ?2, ?3, ?4, ?5)",
+                (
+                    id,
+                    held.map_or(1, |held| held.number + 1),
+                    &rubric.source,
+                    json(&rubric.templates),
+                    self.now,
+                ),
+            )?;
+        }
+        Ok(id)
+    }
+}

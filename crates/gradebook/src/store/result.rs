@@ -1,0 +1,225 @@
+//! What models made: runs, calls and results. Nothing here is ever changed; the last result of a work holds.
+
+use std::collections::HashMap;
+
+use rusqlite::OptionalExtension;
+use tandem_grading::{CriterionResult, Graded, JobRecord, Points, Status};
+
+use super::{Reader, Writer, json, read_json};
+
+/// Where a result comes from.
+#[derive(Debug, Clone)]
+pub struct Kept<'a> {
+    /// The run.
+    pub run: i64,
+    /// The work.
+    pub work: i64,
+    /// Digests of the weights, or what a server tells of its model.
+    pub weights: &'a str,
+    /// Digest of all that the result depends on.
+    pub inputs: &'a str,
+}
+
+fn status(text: &str) -> Status {
+    let all = [Status::Graded, Status::NeedsReview, Status::NotAttempted];
+    all.into_iter()
+        .find(|status| status.as_str() == text)
+        .unwrap_or(Status::Failed)
+}
+
+fn points(thousandths: u32) -> Points {
+    Points::from_thousandths(thousandths)
+}
+
+/// The columns that an outline has.
+fn outline(row: &rusqlite::Row<'_>, from: usize, name: String) -> rusqlite::Result<Graded> {
+    Ok(Graded {
+        name,
+        status: status(&row.get::<_, String>(from)?),
+        score: row
+            .get::<_, Option<u32>>(from + 1)?
+            .map(|score| points(score).as_f64()),
+        reasons: read_json(from + 2, &row.get::<_, String>(from + 2)?)?,
+        max_score: 0.0,
+        criteria: Vec::new(),
+        feedback: None,
+        flags: Vec::new(),
+        notes: Vec::new(),
+        jobs: Vec::new(),
+    })
+}
+
+impl Reader<'_> {
+    /// The results that hold, by work: without rationales, evidence and feedback.
+    pub(super) fn outlines(&self, assignment: i64) -> rusqlite::Result<HashMap<i64, Graded>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT submission.id, result.status, result.score, result.findings, result.id
+             FROM submission JOIN result ON result.id =
+                (SELECT max(id) FROM result WHERE submission = submission.id)
+             WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let graded = outline(row, 1, String::new())?;
+            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(4)?, graded))
+        };
+        let mut all = HashMap::new();
+        let mut works = HashMap::new();
+        for row in query.query_map([assignment], read)? {
+            let (work, result, graded) = row?;
+            works.insert(result, work);
+            all.insert(work, graded);
+        }
+        let mut query = self.sql.prepare_cached(
+            "SELECT ai_value.result, ai_value.criterion, ai_value.title, ai_value.points, ai_value.max_points
+             FROM submission JOIN ai_value ON ai_value.result =
+                (SELECT max(id) FROM result WHERE submission = submission.id)
+             WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let result = CriterionResult {
+                id: row.get(1)?,
+                title: row.get(2)?,
+                points: points(row.get(3)?),
+                max_points: points(row.get(4)?),
+                evidence: Vec::new(),
+                rationale: String::new(),
+                level: None,
+            };
+            Ok((row.get::<_, i64>(0)?, result))
+        };
+        for row in query.query_map([assignment], read)? {
+            let (result, criterion) = row?;
+            let graded = works.get(&result).and_then(|work| all.get_mut(work));
+            if let Some(graded) = graded {
+                graded.criteria.push(criterion);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The result of a work that holds, but for its calls.
+    pub(super) fn graded(&self, work: i64, name: &str) -> rusqlite::Result<Option<Graded>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT id, status, score, findings, feedback, flags, notes FROM result WHERE submission = ?1
+             ORDER BY id DESC LIMIT 1",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let mut graded = outline(row, 1, name.to_owned())?;
+            graded.feedback = row.get(4)?;
+            graded.flags = read_json(5, &row.get::<_, String>(5)?)?;
+            graded.notes = read_json(6, &row.get::<_, String>(6)?)?;
+            Ok((row.get::<_, i64>(0)?, graded))
+        };
+        let Some((result, mut graded)) = query.query_row([work], read).optional()? else {
+            return Ok(None);
+        };
+        graded.criteria = self.ai_values(result)?;
+        let maxima: Points = graded.criteria.iter().map(|c| c.max_points).sum();
+        graded.max_score = maxima.as_f64();
+        Ok(Some(graded))
+    }
+
+    fn ai_values(&self, result: i64) -> rusqlite::Result<Vec<CriterionResult>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT criterion, title, points, max_points, level, rationale, evidence FROM ai_value WHERE result = ?1",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            Ok(CriterionResult {
+                id: row.get(0)?,
+                title: row.get(1)?,
+                points: points(row.get(2)?),
+                max_points: points(row.get(3)?),
+                level: row.get(4)?,
+                rationale: row.get(5)?,
+                evidence: read_json(6, &row.get::<_, String>(6)?)?,
+            })
+        };
+        query.query_map([result], read)?.collect()
+    }
+
+    /// The calls that were made for a work, the latest first, with the time of each in milliseconds since 1970.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn calls(&self, work: i64) -> rusqlite::Result<Vec<(i64, JobRecord)>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT created, record FROM model_call WHERE submission = ?1 ORDER BY id DESC",
+        )?;
+        let read =
+            |row: &rusqlite::Row<'_>| Ok((row.get(0)?, read_json(1, &row.get::<_, String>(1)?)?));
+        query.query_map([work], read)?.collect()
+    }
+}
+
+impl Writer<'_> {
+    /// Starts a run of an assignment by the rubric that holds.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn start_run(&self, assignment: i64, settings: &str) -> rusqlite::Result<i64> {
+        self.sql.execute(
+            "INSERT INTO run (assignment, rubric_version, settings, created)
+             SELECT ?1, id, ?2, ?3 FROM rubric_version WHERE assignment = ?1 ORDER BY number DESC LIMIT 1",
+            (assignment, settings, self.now),
+        )?;
+        Ok(self.sql.last_insert_rowid())
+    }
+
+    /// Keeps a result with its calls; what persons decided stays as it is.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn keep_result(&self, of: &Kept<'_>, graded: &Graded) -> rusqlite::Result<()> {
+        for job in &graded.jobs {
+            self.sql.execute(
+                "INSERT INTO model_call (run, submission, job, model, weights, prompt_digest, sampling, record, created)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                (
+                    of.run,
+                    of.work,
+                    job.job.as_str(),
+                    &job.model,
+                    of.weights,
+                    of.inputs,
+                    "",
+                    json(job),
+                    self.now,
+                ),
+            )?;
+        }
+        let score = graded.score.and_then(Points::from_f64);
+        self.sql.execute(
+            "INSERT INTO result (run, submission, status, score, findings, feedback, flags, notes, created)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            (
+                of.run,
+                of.work,
+                graded.status.as_str(),
+                score.map(Points::thousandths),
+                json(&graded.reasons),
+                &graded.feedback,
+                json(&graded.flags),
+                json(&graded.notes),
+                self.now,
+            ),
+        )?;
+        let result = self.sql.last_insert_rowid();
+        for criterion in &graded.criteria {
+            self.sql.execute(
+                "INSERT INTO ai_value (result, criterion, title, points, max_points, level, rationale, evidence)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                (
+                    result,
+                    &criterion.id,
+                    &criterion.title,
+                    criterion.points.thousandths(),
+                    criterion.max_points.thousandths(),
+                    &criterion.level,
+                    &criterion.rationale,
+                    json(&criterion.evidence),
+                ),
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! What persons decided, and the history of it.
+
+use std::collections::HashMap;
+
+use rusqlite::OptionalExtension;
+use tandem_grading::Points;
+use tandem_grading::review::{Change, Decision, PointsOf, Refusal, Review, Standing};
+
+use super::submission::Work;
+use super::{Reader, StoreError, Writer, json, read_json};
+
+/// Why a change was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// There is no such work.
+    #[error("there is no such work")]
+    Unknown,
+    /// Somebody else changed it meanwhile.
+    #[error("somebody changed this work meanwhile")]
+    Conflict,
+    /// The rules do not allow it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// There is nothing to undo.
+    #[error("there is nothing to undo")]
+    NothingToUndo,
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A change that was taken back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undone {
+    /// The work.
+    pub work: i64,
+    /// What had been done.
+    pub action: String,
+}
+
+/// A line of the history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Past {
+    /// When, in milliseconds since 1970.
+    pub at: i64,
+    /// Who; empty if no name was told.
+    pub who: String,
+    /// What was done.
+    pub action: String,
+    /// True if it was taken back.
+    pub is_undone: bool,
+}
+
+/// A review with who changed it last.
+pub(super) struct KeptReview {
+    review: Review,
+    version: i64,
+    changed: i64,
+    by: String,
+}
+
+impl KeptReview {
+    pub(super) fn put(self, work: &mut Work) {
+        work.review = self.review;
+        work.version = self.version;
+        work.changed = Some(self.changed);
+        work.changed_by = Some(self.by);
+    }
+}
+
+const REVIEW: &str = "SELECT review.submission, review.version, review.decision, review.text, review.text_for,
+        review.second_look, review.note, review.changed, person.name
+    FROM review JOIN person ON person.id = review.person JOIN submission ON submission.id = review.submission";
+
+fn decision(text: &str) -> Decision {
+    match text {
+        "approved" => Decision::Approved,
+        "without_points" => Decision::WithoutPoints,
+        _ => Decision::Open,
+    }
+}
+
+const fn decision_text(decision: Decision) -> &'static str {
+    match decision {
+        Decision::Open => "open",
+        Decision::Approved => "approved",
+        Decision::WithoutPoints => "without_points",
+    }
+}
+
+fn read_review(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, KeptReview)> {
+    let text: Option<String> = row.get(3)?;
+    let review = Review {
+        points: PointsOf::new(),
+        text: text.map(|text| read_json(3, &text)).transpose()?,
+        text_for: read_json(4, &row.get::<_, String>(4)?)?,
+        decision: decision(&row.get::<_, String>(2)?),
+        second_look: row.get(5)?,
+        note: row.get(6)?,
+    };
+    let kept = KeptReview {
+        review,
+        version: row.get(1)?,
+        changed: row.get(7)?,
+        by: row.get(8)?,
+    };
+    Ok((row.get(0)?, kept))
+}
+
+impl Reader<'_> {
+    /// The reviews of an assignment's current works, by work.
+    pub(super) fn reviews(&self, assignment: i64) -> rusqlite::Result<HashMap<i64, KeptReview>> {
+        let mut query = self.sql.prepare_cached(&format!(
+            "{REVIEW} WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL"
+        ))?;
+        let mut all: HashMap<i64, KeptReview> = query
+            .query_map([assignment], read_review)?
+            .collect::<Result<_, _>>()?;
+        let mut query = self.sql.prepare_cached(
+            "SELECT human_value.submission, human_value.criterion, human_value.points
+             FROM submission JOIN human_value ON human_value.submission = submission.id
+             WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        for row in query.query_map([assignment], read)? {
+            let (work, criterion, points): (i64, String, u32) = row?;
+            if let Some(kept) = all.get_mut(&work) {
+                let points = Points::from_thousandths(points);
+                kept.review.points.insert(criterion, points);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The review of a work.
+    pub(super) fn review(&self, work: i64) -> rusqlite::Result<Option<KeptReview>> {
+        let mut query = self
+            .sql
+            .prepare_cached(&format!("{REVIEW} WHERE review.submission = ?1"))?;
+        let Some((_, mut kept)) = query.query_row([work], read_review).optional()? else {
+            return Ok(None);
+        };
+        let mut query = self
+            .sql
+            .prepare_cached("SELECT criterion, points FROM human_value WHERE submission = ?1")?;
+        let read =
+            |row: &rusqlite::Row<'_>| Ok((row.get(0)?, Points::from_thousandths(row.get(1)?)));
+        kept.review.points = query.query_map([work], read)?.collect::<Result<_, _>>()?;
+        Ok(Some(kept))
+    }
+
+    /// What persons did to a work, the latest first.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn history(&self, work: i64) -> rusqlite::Result<Vec<Past>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT history.created, person.name, history.action, history.undone
+             FROM history JOIN person ON person.id = history.person
+             WHERE history.submission = ?1 ORDER BY history.id DESC",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            Ok(Past {
+                at: row.get(0)?,
+                who: row.get(1)?,
+                action: row.get(2)?,
+                is_undone: row.get(3)?,
+            })
+        };
+        query.query_map([work], read)?.collect()
+    }
+}
+
+impl Writer<'_> {
+    /// Makes a change that a person made on a version of a work; returns the work as it is then.
+    ///
+    /// # Errors
+    /// If SQLite says no; inside, if the change was not made.
+    pub fn change(
+        &self,
+        (work, version): (i64, i64),
+        person: i64,
+        change: &Change,
+    ) -> rusqlite::Result<Result<(), WriteError>> {
+        let Some(held) = self.work(work)? else {
+            return Ok(Err(WriteError::Unknown));
+        };
+        let Some(rubric) = self.rubric(held.assignment)? else {
+            return Ok(Err(WriteError::Unknown));
+        };
+        if held.version != version {
+            return Ok(Err(WriteError::Conflict));
+        }
+        let standing = Standing {
+            rubric: &rubric.rubric,
+            model: held.graded.as_ref(),
+            review: &held.review,
+        };
+        match standing.after(change) {
+            Err(refusal) => Ok(Err(refusal.into())),
+            Ok(next) if next == held.review => Ok(Ok(())),
+            Ok(next) => {
+                let action = action(change, &rubric.rubric);
+                self.keep_review(&held, &next, person)?;
+                self.remember((work, person), &action, (&held.review, &next))?;
+                Ok(Ok(()))
+            }
+        }
+    }
+
+    /// Takes back the last change that a person made to a work of an assignment.
+    ///
+    /// # Errors
+    /// If SQLite says no; inside, if there is none, or somebody changed that work since.
+    pub fn undo(
+        &self,
+        assignment: i64,
+        person: i64,
+    ) -> rusqlite::Result<Result<Undone, WriteError>> {
+        let last = self
+            .sql
+            .query_row(
+                "SELECT history.id, history.submission, history.action, history.before, history.after
+                 FROM history JOIN submission ON submission.id = history.submission
+                 WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL
+                    AND history.person = ?2 AND history.undone = 0
+                 ORDER BY history.id DESC LIMIT 1",
+                (assignment, person),
+                |row| {
+                    let before: Review = read_json(3, &row.get::<_, String>(3)?)?;
+                    let after: Review = read_json(4, &row.get::<_, String>(4)?)?;
+                    let undone = Undone {
+                        work: row.get(1)?,
+                        action: row.get(2)?,
+                    };
+                    Ok((row.get::<_, i64>(0)?, undone, before, after))
+                },
+            )
+            .optional()?;
+        let Some((id, undone, before, after)) = last else {
+            return Ok(Err(WriteError::NothingToUndo));
+        };
+        let Some(held) = self.work(undone.work)? else {
+            return Ok(Err(WriteError::Unknown));
+        };
+        if held.review != after {
+            return Ok(Err(WriteError::Conflict));
+        }
+        self.keep_review(&held, &before, person)?;
+        self.sql
+            .execute("UPDATE history SET undone = 1 WHERE id = ?1", [id])?;
+        Ok(Ok(undone))
+    }
+
+    fn keep_review(&self, held: &Work, next: &Review, person: i64) -> rusqlite::Result<()> {
+        self.sql.execute(
+            "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+             ON CONFLICT (submission) DO UPDATE SET version = ?2, decision = ?3, text = ?4, text_for = ?5,
+                second_look = ?6, note = ?7, changed = ?8, person = ?9",
+            (
+                held.id,
+                held.version + 1,
+                decision_text(next.decision),
+                next.text.as_ref().map(json),
+                json(&next.text_for),
+                next.second_look,
+                &next.note,
+                self.now,
+                person,
+            ),
+        )?;
+        self.sql
+            .execute("DELETE FROM human_value WHERE submission = ?1", [held.id])?;
+        for (criterion, points) in &next.points {
+            self.sql.execute(
+                "INSERT INTO human_value (submission, criterion, points) VALUES (?1, ?2, ?3)",
+                (held.id, criterion, points.thousandths()),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn remember(
+        &self,
+        (work, person): (i64, i64),
+        action: &str,
+        (before, after): (&Review, &Review),
+    ) -> rusqlite::Result<()> {
+        self.sql.execute(
+            "INSERT INTO history (submission, person, created, action, before, after) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            (work, person, self.now, action, json(before), json(after)),
+        )?;
+        Ok(())
+    }
+}
+
+/// A change in words, with the titles as they are now.
+fn action(change: &Change, rubric: &tandem_grading::Rubric) -> String {
+    let title = |id: &str| {
+        let found = rubric.criteria.iter().find(|c| c.id == id);
+        found.map_or(id, |c| c.title.as_str()).to_owned()
+    };
+    match change {
+        Change::Points { criterion, points } => match points {
+            Some(points) => format!("{}: {points} points", title(criterion)),
+            None => format!("{}: back to the model's points", title(criterion)),
+        },
+        Change::Item { index, item } if item.text.trim().is_empty() => {
+            format!("feedback: item {} removed", index + 1)
+        }
+        Change::Item { index, .. } => format!("feedback: item {} written", index + 1),
+        Change::ModelText => "feedback: back to the model's text".to_owned(),
+        Change::Approve { .. } => "approved".to_owned(),
+        Change::WithoutPoints => "settled without points".to_owned(),
+        Change::Reopen => "opened again".to_owned(),
+        Change::SecondLook(true) => "second look wanted".to_owned(),
+        Change::SecondLook(false) => "no second look wanted".to_owned(),
+        Change::Note(_) => "note written".to_owned(),
+        Change::Reset => "back to the model's values".to_owned(),
+    }
+}

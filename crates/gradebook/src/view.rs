@@ -1,0 +1,145 @@
+//! What a page shows, as plain values: templates hold no rules, and escape every text.
+
+pub(crate) mod code;
+pub(crate) mod desk;
+pub(crate) mod queue;
+pub(crate) mod words;
+
+use askama::Template;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::store::{Assignment, Past};
+
+/// A page or a part of one as an answer.
+pub(crate) fn page(status: StatusCode, template: &impl Template) -> Response {
+    match template.render() {
+        Ok(text) => {
+            let kind = HeaderValue::from_static("text/html; charset=utf-8");
+            (status, [(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "a page cannot be made");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// The path of an asset.
+fn asset(name: &str) -> String {
+    crate::assets::path(name)
+}
+
+/// Why there is nothing to see.
+#[derive(Template)]
+#[template(path = "problem.html")]
+pub(crate) struct Problem {
+    pub(crate) title: &'static str,
+    pub(crate) text: String,
+}
+
+/// Opens an address again, without its token.
+#[derive(Template)]
+#[template(path = "enter.html")]
+pub(crate) struct Enter {
+    pub(crate) path: String,
+}
+
+/// All assignments.
+#[derive(Template)]
+#[template(path = "home.html")]
+pub(crate) struct Home {
+    pub(crate) assignments: Vec<HomeRow>,
+}
+
+/// One of them.
+pub(crate) struct HomeRow {
+    pub(crate) href: String,
+    pub(crate) course: String,
+    pub(crate) title: String,
+    pub(crate) meter: Meter,
+}
+
+/// How many works are how far, as a bar and in words.
+pub(crate) struct Meter {
+    /// Class, first and size of each part, in hundredths.
+    pub(crate) parts: Vec<(&'static str, usize, usize)>,
+    pub(crate) text: String,
+}
+
+/// The top of a page about an assignment.
+pub(crate) struct Head {
+    pub(crate) course: String,
+    pub(crate) title: String,
+    pub(crate) meter: Meter,
+    pub(crate) names_hidden: bool,
+}
+
+impl Head {
+    pub(crate) fn new(assignment: &Assignment, meter: Meter, names_hidden: bool) -> Self {
+        Self {
+            course: assignment.course.clone(),
+            title: assignment.title.clone(),
+            meter,
+            names_hidden,
+        }
+    }
+}
+
+/// A work under review.
+#[derive(Template)]
+#[template(path = "review.html")]
+pub(crate) struct ReviewPage {
+    pub(crate) head: Head,
+    pub(crate) queue: queue::Queue,
+    pub(crate) code: code::Code,
+    pub(crate) desk: desk::Desk,
+}
+
+/// The same but for the work itself: what a change can change.
+#[derive(Template)]
+#[template(path = "parts.html")]
+pub(crate) struct ReviewParts {
+    pub(crate) head: Head,
+    pub(crate) queue: queue::Queue,
+    pub(crate) desk: desk::Desk,
+}
+
+/// An assignment without works.
+#[derive(Template)]
+#[template(path = "empty.html")]
+pub(crate) struct Empty {
+    pub(crate) title: String,
+}
+
+/// What the models were sent.
+#[derive(Template)]
+#[template(path = "prompt.html")]
+pub(crate) struct PromptPage {
+    pub(crate) label: String,
+    pub(crate) back: String,
+    /// What it is called, and its text.
+    pub(crate) parts: Vec<(&'static str, String)>,
+}
+
+/// What was done to a work.
+#[derive(Template)]
+#[template(path = "record.html")]
+pub(crate) struct RecordPage {
+    pub(crate) label: String,
+    pub(crate) back: String,
+    pub(crate) history: Vec<Past>,
+    pub(crate) calls: Vec<CallRow>,
+}
+
+/// One call of a model, in a teacher's words.
+pub(crate) struct CallRow {
+    pub(crate) at: i64,
+    pub(crate) job: &'static str,
+    pub(crate) model: String,
+    pub(crate) outcome: String,
+    pub(crate) seconds: String,
+    pub(crate) machines: String,
+    pub(crate) read: String,
+    pub(crate) written: String,
+}

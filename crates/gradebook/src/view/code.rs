@@ -1,0 +1,273 @@
+//! A work's files: lines with colours, and the lines that evidence cites.
+
+use std::sync::LazyLock;
+
+use syntect::parsing::{ParseState, Scope, ScopeStack, SyntaxReference, SyntaxSet};
+use tandem_grading::{Graded, Rubric, Shown, SourceFile, Submission};
+
+use crate::limits::{MAX_COLOURED, MAX_COLOURED_LINE};
+use crate::routes;
+
+/// The work in the middle of the page.
+pub(crate) struct Code {
+    pub(crate) work: i64,
+    pub(crate) prompt: String,
+    pub(crate) files: Vec<CodeFile>,
+    /// Why there are none.
+    pub(crate) problem: Option<String>,
+    /// What is good to know, such as files that were not read.
+    pub(crate) notes: Vec<String>,
+}
+
+/// One file.
+pub(crate) struct CodeFile {
+    /// From 0.
+    pub(crate) index: usize,
+    pub(crate) name: String,
+    /// Criteria that cite it.
+    pub(crate) cited: usize,
+    pub(crate) blocks: Vec<Block>,
+}
+
+/// Lines in a row.
+pub(crate) struct Block {
+    /// What stands for them while they are folded; nothing if they are simply there.
+    pub(crate) folded: Option<String>,
+    pub(crate) is_open: bool,
+    pub(crate) lines: Vec<Line>,
+}
+
+/// One line.
+pub(crate) struct Line {
+    pub(crate) number: usize,
+    pub(crate) spans: Vec<Span>,
+    /// Numbers of the criteria whose evidence it is, as shown.
+    pub(crate) marks: String,
+    /// Ids of them, with spaces.
+    pub(crate) criteria: String,
+    pub(crate) is_flagged: bool,
+}
+
+/// Text of one colour.
+pub(crate) struct Span {
+    pub(crate) class: &'static str,
+    pub(crate) text: String,
+}
+
+impl Code {
+    pub(crate) fn new(
+        work: i64,
+        submission: &Submission,
+        rubric: &Rubric,
+        graded: Option<&Graded>,
+    ) -> Self {
+        let mut budget = MAX_COLOURED;
+        let shown = submission.shown(rubric);
+        let files = submission.files.iter().zip(shown).enumerate();
+        let file = |(index, (file, shown)): (usize, (&SourceFile, Vec<Shown<'_>>))| {
+            let cites = Cites {
+                rubric,
+                graded,
+                file,
+            };
+            code_file(index, file, &shown, &cites, &mut budget)
+        };
+        Self {
+            work,
+            prompt: routes::prompt(work),
+            files: files.map(file).collect(),
+            problem: submission.problem.as_ref().map(|p| p.text.clone()),
+            notes: submission.notes.clone(),
+        }
+    }
+}
+
+/// What cites lines of a file.
+struct Cites<'a> {
+    rubric: &'a Rubric,
+    graded: Option<&'a Graded>,
+    file: &'a SourceFile,
+}
+
+impl Cites<'_> {
+    /// Numbers, from 1, and ids of the criteria whose evidence a line is.
+    fn of(&self, line: usize) -> Vec<(usize, &str)> {
+        let Some(graded) = self.graded else {
+            return Vec::new();
+        };
+        let criteria = (1..).zip(&self.rubric.criteria);
+        let is_cited = |id: &str| {
+            let result = graded.criteria.iter().find(|c| c.id == id);
+            result.is_some_and(|result| {
+                result.evidence.iter().any(|e| {
+                    e.file == self.file.name && (e.line_start..=e.line_end).contains(&line)
+                })
+            })
+        };
+        criteria
+            .filter(|(_, c)| is_cited(&c.id))
+            .map(|(number, c)| (number, c.id.as_str()))
+            .collect()
+    }
+
+    fn is_flagged(&self, line: usize) -> bool {
+        let mut places = self
+            .file
+            .flags
+            .iter()
+            .filter_map(|flag| flag.place.as_ref());
+        places.any(|place| place.line == line)
+    }
+}
+
+fn code_file(
+    index: usize,
+    file: &SourceFile,
+    shown: &[Shown<'_>],
+    cites: &Cites<'_>,
+    budget: &mut usize,
+) -> CodeFile {
+    let mut coloured = coloured(file, budget).into_iter();
+    let mut line = |number: usize| {
+        let cited = cites.of(number);
+        let marks: Vec<String> = cited.iter().map(|(n, _)| n.to_string()).collect();
+        let criteria: Vec<&str> = cited.iter().map(|(_, id)| *id).collect();
+        Line {
+            number,
+            spans: coloured.next().unwrap_or_default(),
+            marks: marks.join(" "),
+            criteria: criteria.join(" "),
+            is_flagged: cites.is_flagged(number),
+        }
+    };
+    let mut blocks: Vec<Block> = Vec::new();
+    for part in shown {
+        match part {
+            Shown::Line(number, _) => {
+                let next = line(*number);
+                match blocks.last_mut() {
+                    Some(block) if block.folded.is_none() => block.lines.push(next),
+                    _ => blocks.push(Block {
+                        folded: None,
+                        is_open: true,
+                        lines: vec![next],
+                    }),
+                }
+            }
+            Shown::Same(first, last) => {
+                let lines: Vec<Line> = (*first..=*last).map(&mut line).collect();
+                let count = lines.len();
+                blocks.push(Block {
+                    folded: Some(format!("{count} lines of the template, unchanged")),
+                    is_open: lines.iter().any(|l| !l.marks.is_empty() || l.is_flagged),
+                    lines,
+                });
+            }
+            Shown::Gone(count) => blocks.push(Block {
+                folded: Some(format!("here {count} lines of the template were deleted")),
+                is_open: false,
+                lines: Vec::new(),
+            }),
+        }
+    }
+    let all = blocks.iter().flat_map(|block| &block.lines);
+    let mut criteria: Vec<&str> = all.flat_map(|l| l.criteria.split_whitespace()).collect();
+    criteria.sort_unstable();
+    criteria.dedup();
+    CodeFile {
+        index,
+        name: file.name.clone(),
+        cited: criteria.len(),
+        blocks,
+    }
+}
+
+static SYNTAXES: LazyLock<SyntaxSet> = LazyLock::new(SyntaxSet::load_defaults_newlines);
+
+/// Beginnings of scopes and the class of their colour; the first that fits counts.
+static CLASSES: LazyLock<Vec<(Scope, &'static str)>> = LazyLock::new(|| {
+    let all = [
+        ("comment", "c"),
+        ("string", "s"),
+        ("constant.numeric", "n"),
+        ("constant.language", "k"),
+        ("keyword.operator", ""),
+        ("keyword", "k"),
+        ("storage", "k"),
+        ("entity.name.function", "f"),
+        ("variable.function", "f"),
+        ("support.function", "f"),
+    ];
+    all.iter()
+        .filter_map(|(scope, class)| Some((Scope::new(scope).ok()?, *class)))
+        .collect()
+});
+
+fn syntax(name: &str) -> Option<&'static SyntaxReference> {
+    let (_, extension) = name.rsplit_once('.')?;
+    let extension = match extension.to_lowercase().as_str() {
+        "ts" | "tsx" | "jsx" | "mjs" => "js".to_owned(),
+        "kt" | "kts" => "java".to_owned(),
+        // Cells of another language get plausible colours, too.
+        "ipynb" => "py".to_owned(),
+        "r" | "rmd" | "qmd" => "R".to_owned(),
+        other => other.to_owned(),
+    };
+    SYNTAXES.find_syntax_by_extension(&extension)
+}
+
+/// The lines of a file with their colours; without them what is too long, or of a kind that is not known.
+fn coloured(file: &SourceFile, budget: &mut usize) -> Vec<Vec<Span>> {
+    let plain = |line: &String| {
+        vec![Span {
+            class: "",
+            text: line.clone(),
+        }]
+    };
+    let bytes: usize = file.lines.iter().map(|line| line.len() + 1).sum();
+    let (Some(syntax), true) = (syntax(&file.name), bytes <= *budget) else {
+        return file.lines.iter().map(plain).collect();
+    };
+    *budget -= bytes;
+    let mut state = ParseState::new(syntax);
+    let mut stack = ScopeStack::new();
+    let mut line_of = |line: &String| {
+        if line.len() > MAX_COLOURED_LINE {
+            return plain(line);
+        }
+        spans(line, &mut state, &mut stack).unwrap_or_else(|| plain(line))
+    };
+    file.lines.iter().map(&mut line_of).collect()
+}
+
+fn spans(line: &str, state: &mut ParseState, stack: &mut ScopeStack) -> Option<Vec<Span>> {
+    let whole = format!("{line}\n");
+    let mut spans: Vec<Span> = Vec::new();
+    let mut from = 0;
+    let mut push = |text: &str, class: &'static str| match spans.last_mut() {
+        _ if text.is_empty() => {}
+        Some(last) if last.class == class => last.text.push_str(text),
+        _ => spans.push(Span {
+            class,
+            text: text.to_owned(),
+        }),
+    };
+    for (at, op) in state.parse_line(&whole, &SYNTAXES).ok()? {
+        let at = at.min(line.len());
+        push(line.get(from..at)?, class_of(stack));
+        from = at;
+        stack.apply(&op).ok()?;
+    }
+    push(line.get(from..)?, class_of(stack));
+    Some(spans)
+}
+
+fn class_of(stack: &ScopeStack) -> &'static str {
+    let class = |scope: &Scope| {
+        let found = CLASSES
+            .iter()
+            .find(|(prefix, _)| prefix.is_prefix_of(*scope));
+        found.map(|(_, class)| *class)
+    };
+    stack.as_slice().iter().rev().find_map(class).unwrap_or("")
+}

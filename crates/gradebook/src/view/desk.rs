@@ -1,0 +1,295 @@
+//! The right side of the review: points, reasons, feedback, and what can be done.
+
+use tandem_grading::review::{Decision, Standing};
+use tandem_grading::{Criterion, Evidence, Item, ItemKind, Points, Rubric, Scale, Submission};
+
+use super::queue::{Ordered, href, label};
+use super::words;
+use crate::limits::MAX_BUTTONS;
+use crate::routes;
+use crate::store::Work;
+
+/// All of it.
+pub(crate) struct Desk {
+    pub(crate) work: i64,
+    pub(crate) version: i64,
+    pub(crate) action: String,
+    pub(crate) record: String,
+    pub(crate) label: String,
+    pub(crate) state: &'static str,
+    pub(crate) is_settled: bool,
+    /// The points that hold, and the model's.
+    pub(crate) total: Option<String>,
+    pub(crate) model_total: Option<String>,
+    pub(crate) max: String,
+    /// When it was saved last, in milliseconds since 1970, and by whom.
+    pub(crate) saved: Option<i64>,
+    pub(crate) saved_by: String,
+    pub(crate) findings: Vec<FindingView>,
+    pub(crate) criteria: Vec<CriterionView>,
+    pub(crate) text: Vec<ItemView>,
+    pub(crate) text_is_marked: bool,
+    pub(crate) text_is_own: bool,
+    /// True if nothing stands against approving it.
+    pub(crate) can_approve: bool,
+    pub(crate) second_look: bool,
+    pub(crate) note: String,
+    pub(crate) notice: Option<Notice>,
+    pub(crate) previous: Option<String>,
+    pub(crate) next: Option<String>,
+    pub(crate) next_open: Option<String>,
+}
+
+/// Something to look at.
+pub(crate) struct FindingView {
+    pub(crate) text: &'static str,
+    /// Where: a link into the work, and what it is called.
+    pub(crate) place: Option<(String, String)>,
+}
+
+/// One criterion.
+pub(crate) struct CriterionView {
+    /// From 1.
+    pub(crate) number: usize,
+    pub(crate) id: String,
+    pub(crate) title: String,
+    pub(crate) description: String,
+    pub(crate) is_open: bool,
+    pub(crate) model: Option<String>,
+    pub(crate) person: Option<String>,
+    pub(crate) max: String,
+    pub(crate) levels: Vec<LevelView>,
+    /// True if the values are short buttons in a row.
+    pub(crate) is_compact: bool,
+    /// The values, where they are too many for buttons.
+    pub(crate) values: Vec<String>,
+    pub(crate) evidence: Vec<EvidenceView>,
+    pub(crate) rationale: String,
+}
+
+/// Points that can be given.
+pub(crate) struct LevelView {
+    pub(crate) key: Option<usize>,
+    pub(crate) text: String,
+    pub(crate) points: String,
+    pub(crate) is_model: bool,
+    pub(crate) is_person: bool,
+}
+
+/// A quote with a link to it.
+pub(crate) struct EvidenceView {
+    pub(crate) href: String,
+    pub(crate) place: String,
+    pub(crate) quote: String,
+}
+
+/// An item of the feedback.
+pub(crate) struct ItemView {
+    pub(crate) index: usize,
+    pub(crate) kind: &'static str,
+    pub(crate) text: String,
+    /// The same, cut where code begins and ends; true for code.
+    pub(crate) parts: Vec<(bool, String)>,
+}
+
+/// What did not go as asked.
+pub(crate) struct Notice {
+    pub(crate) text: String,
+    /// What to send again, if that is what the person wants: its button, and the form's fields.
+    pub(crate) again: Option<(&'static str, Vec<(String, String)>)>,
+    /// True if somebody else changed the work meanwhile.
+    pub(crate) is_conflict: bool,
+}
+
+/// What a desk is made of.
+pub(crate) struct DeskOf<'a> {
+    pub(crate) work: &'a Work,
+    pub(crate) rubric: &'a Rubric,
+    pub(crate) submission: &'a Submission,
+    pub(crate) order: &'a Ordered,
+    pub(crate) names_hidden: bool,
+    pub(crate) shows_all: bool,
+    /// The criterion that is open; the first if there is no such.
+    pub(crate) open: Option<&'a str>,
+}
+
+impl Desk {
+    pub(crate) fn new(of: &DeskOf<'_>, notice: Option<Notice>) -> Self {
+        let work = of.work;
+        let standing = Standing {
+            rubric: of.rubric,
+            model: work.graded.as_ref(),
+            review: &work.review,
+        };
+        let open = of
+            .open
+            .filter(|id| of.rubric.criteria.iter().any(|c| c.id == **id));
+        let open = open.or(of.rubric.criteria.first().map(|c| c.id.as_str()));
+        let criterion = |(i, c): (usize, &Criterion)| {
+            let is_open = open == Some(c.id.as_str());
+            criterion(i + 1, c, &standing, of.submission, is_open)
+        };
+        let text = standing.text().into_iter().enumerate();
+        let text_is_marked = standing.text_is_marked();
+        let link = |id: i64| href(id, of.shows_all);
+        let (previous, next) = of.order.beside(work.id);
+        Self {
+            work: work.id,
+            version: work.version,
+            action: routes::work(work.id),
+            record: routes::record(work.id),
+            label: label(&work.name, work.draw, of.names_hidden),
+            state: words::state(standing.state()),
+            is_settled: standing.state().is_settled(),
+            total: standing.total().map(|p| p.to_string()),
+            model_total: standing.model_total().map(|p| p.to_string()),
+            max: of.rubric.max_points.to_string(),
+            saved: work.changed,
+            saved_by: work.changed_by.clone().unwrap_or_default(),
+            findings: findings(work, of.submission),
+            criteria: of
+                .rubric
+                .criteria
+                .iter()
+                .enumerate()
+                .map(criterion)
+                .collect(),
+            text: text.map(item).collect(),
+            text_is_marked,
+            text_is_own: work.review.text.is_some(),
+            can_approve: standing.total().is_some() && !text_is_marked,
+            second_look: work.review.second_look,
+            note: work.review.note.clone(),
+            notice,
+            previous: previous.map(link),
+            next: next.map(link),
+            next_open: of.order.next_open(work.id).map(link),
+        }
+    }
+}
+
+fn findings(work: &Work, submission: &Submission) -> Vec<FindingView> {
+    if work.review.decision != Decision::Open {
+        return Vec::new();
+    }
+    let reasons = work.graded.iter().flat_map(|graded| &graded.reasons);
+    let mut found: Vec<FindingView> = Vec::new();
+    for reason in reasons {
+        let place = reason.place.as_ref().and_then(|place| {
+            let file = file_index(submission, &place.file)?;
+            let link = format!("#f{file}l{}", place.line);
+            let name = match submission.files.len() {
+                1 => format!("line {}", place.line),
+                _ => format!("{} {}", place.file, place.line),
+            };
+            Some((link, name))
+        });
+        let text = words::finding(reason.kind);
+        let is_known = found.iter().any(|f| f.text == text && f.place == place);
+        if !is_known {
+            found.push(FindingView { text, place });
+        }
+    }
+    found
+}
+
+fn file_index(submission: &Submission, name: &str) -> Option<usize> {
+    submission.files.iter().position(|f| f.name == name)
+}
+
+fn item((index, item): (usize, Item)) -> ItemView {
+    ItemView {
+        index,
+        kind: match item.kind {
+            ItemKind::Strength => "strength",
+            ItemKind::NextStep => "next_step",
+        },
+        parts: parts(&item.text),
+        text: item.text,
+    }
+}
+
+/// Text and code between backticks. A backtick without another one is a backtick.
+fn parts(text: &str) -> Vec<(bool, String)> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while let Some((before, (code, after))) = rest
+        .split_once('`')
+        .and_then(|(before, rest)| Some((before, rest.split_once('`')?)))
+    {
+        parts.push((false, before.to_owned()));
+        parts.push((true, code.to_owned()));
+        rest = after;
+    }
+    parts.push((false, rest.to_owned()));
+    parts.retain(|(_, text)| !text.is_empty());
+    parts
+}
+
+fn criterion(
+    number: usize,
+    of: &Criterion,
+    standing: &Standing<'_>,
+    submission: &Submission,
+    is_open: bool,
+) -> CriterionView {
+    let (model, person) = (standing.model_points(of), standing.person_points(of));
+    let result = standing.model_result(of);
+    let evidence = result.into_iter().flat_map(|r| &r.evidence);
+    let mut levels: Vec<(Points, String)> = match &of.scale {
+        Scale::Levels(levels) => {
+            let text = |l: &tandem_grading::Level| (l.points, l.description.clone());
+            levels.iter().map(text).collect()
+        }
+        Scale::Steps(steps) => steps.iter().map(|p| (*p, String::new())).collect(),
+    };
+    levels.sort_by_key(|(points, _)| *points);
+    let is_compact = matches!(of.scale, Scale::Steps(_));
+    let values = match levels.len() > MAX_BUTTONS {
+        true => levels.iter().map(|(p, _)| p.to_string()).collect(),
+        false => Vec::new(),
+    };
+    let level = |(i, (points, text)): (usize, (Points, String))| LevelView {
+        key: (i < 9).then_some(i + 1),
+        text,
+        points: points.to_string(),
+        is_model: model == Some(points),
+        is_person: person == Some(points),
+    };
+    let mut views: Vec<LevelView> = match values.is_empty() {
+        true => levels.into_iter().enumerate().map(level).collect(),
+        false => Vec::new(),
+    };
+    if !is_compact {
+        views.reverse();
+    }
+    CriterionView {
+        number,
+        id: of.id.clone(),
+        title: of.title.clone(),
+        description: of.description.clone(),
+        is_open,
+        model: model.map(|p| p.to_string()),
+        person: person.map(|p| p.to_string()),
+        max: of.max_points.to_string(),
+        levels: views,
+        is_compact,
+        values,
+        evidence: evidence.map(|e| quote(e, submission)).collect(),
+        rationale: result.map(|r| r.rationale.clone()).unwrap_or_default(),
+    }
+}
+
+fn quote(evidence: &Evidence, submission: &Submission) -> EvidenceView {
+    let file = file_index(submission, &evidence.file).unwrap_or_default();
+    let lines = match evidence.line_end > evidence.line_start {
+        true => format!("{}–{}", evidence.line_start, evidence.line_end),
+        false => evidence.line_start.to_string(),
+    };
+    let first = evidence.quote.lines().find(|line| !line.trim().is_empty());
+    EvidenceView {
+        href: format!("#f{file}l{}", evidence.line_start),
+        place: format!("{} {lines}", evidence.file),
+        quote: first.unwrap_or_default().trim().to_owned(),
+    }
+}

@@ -1,0 +1,39 @@
+//! Words that a teacher knows, for what the program tells apart.
+
+use tandem_grading::FindingKind;
+use tandem_grading::review::State;
+
+/// What to look at, in a few words.
+pub(crate) const fn finding(kind: FindingKind) -> &'static str {
+    match kind {
+        FindingKind::Orders => "⚑ the text speaks to the grader",
+        FindingKind::Hidden => "⚑ has invisible characters",
+        FindingKind::NoAnswer => "failed: no answer in time",
+        FindingKind::Refused => "failed: the model did not take it",
+        FindingKind::Cut => "the answer was cut",
+        FindingKind::Unusable => "failed: the answer could not be used",
+        FindingKind::TooLong => "too long for the model",
+        FindingKind::Unreadable => "cannot be read",
+        FindingKind::LeftOut => "a file could not be read",
+        FindingKind::Evidence => "a quote is missing, or not in the file",
+        FindingKind::Rationale => "a reason is missing",
+        FindingKind::TextRule => "the feedback speaks of points",
+        FindingKind::NoText => "there is no feedback",
+        FindingKind::Encoding => "odd letters: check how it was read",
+        FindingKind::Untouched => "nothing was written",
+        FindingKind::Other => "something to look at",
+    }
+}
+
+/// How far a work is, where nothing more is to say.
+pub(crate) const fn state(state: State) -> &'static str {
+    match state {
+        State::ToReview => "to review",
+        State::Failed => "failed",
+        State::ToApprove => "to approve",
+        State::NotAttempted => "not attempted",
+        State::Ungraded => "not graded yet",
+        State::Approved => "approved",
+        State::WithoutPoints => "settled without points",
+    }
+}

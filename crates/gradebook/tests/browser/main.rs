@@ -1,0 +1,8 @@
+//! The pages in a real browser: Debian's Chromium, driven by its own driver.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod access;
+mod harness;
+mod hostile;
+mod review;
+mod speed;

@@ -1,0 +1,229 @@
+//! Who gets in, what a form may do, and what stands on every page.
+
+use tandem_grading::Status;
+use tandem_grading::review::Decision;
+
+use crate::site::Site;
+
+/// Every page, with parameters. `routes_are_all_here` holds this list to the router's table.
+const PAGES: &[(&str, &str)] = &[
+    ("/grading", "/grading"),
+    ("/grading/a/{id}", "/grading/a/1"),
+    ("/grading/w/{id}", "/grading/w/1"),
+    ("/grading/w/{id}/prompt", "/grading/w/1/prompt"),
+    ("/grading/w/{id}/record", "/grading/w/1/record"),
+];
+
+#[test]
+fn routes_are_all_here() {
+    let table = include_str!("../../src/routes.rs");
+    let named: Vec<&str> = table
+        .split(".route(")
+        .skip(1)
+        .filter(|route| route.contains("get("))
+        .filter_map(|route| route.split('"').nth(1))
+        .filter(|path| path.contains('{') && !path.contains("assets") && !path.contains('*'))
+        .collect();
+    assert!(named.len() >= 4, "{named:?}");
+    for path in named {
+        assert!(
+            PAGES.iter().any(|(route, _)| *route == path),
+            "{path} is not tried"
+        );
+    }
+}
+
+#[tokio::test]
+async fn nobody_gets_in_without_the_token() {
+    let site = Site::new().await;
+    for (_, path) in PAGES {
+        for path in [
+            (*path).to_owned(),
+            format!("{path}?token=0"),
+            format!("{path}?token="),
+        ] {
+            let answer = site.client.get(format!("{}{path}", site.base)).send().await;
+            let answer = answer.unwrap();
+            assert_eq!(answer.status(), 401, "{path}");
+            assert!(answer.headers().get("set-cookie").is_none());
+            assert!(
+                !answer.text().await.unwrap().contains("Mean above"),
+                "{path}"
+            );
+        }
+    }
+    let cookie = ("cookie", "tandem_grading=00000000000000000000000000000000");
+    let url = format!("{}/grading", site.base);
+    let answer = site.client.get(url).header(cookie.0, cookie.1).send().await;
+    assert_eq!(answer.unwrap().status(), 401);
+    // The cookie is for this server's pages alone, and no script reads it.
+    let entered = site
+        .client
+        .get(site.gradebook.address(&site.base))
+        .send()
+        .await;
+    let entered = entered.unwrap();
+    let cookie = entered.headers()["set-cookie"].to_str().unwrap();
+    for part in ["HttpOnly", "SameSite=Strict", "Path=/grading"] {
+        assert!(cookie.contains(part), "{cookie}");
+    }
+}
+
+#[tokio::test]
+async fn a_form_counts_only_from_a_page_of_this_server() {
+    let site = Site::new().await;
+    let form = [("do", "second-look"), ("version", "0")];
+    let host = site.base.trim_start_matches("http://").to_owned();
+    let refused: &[&[(&str, &str)]] = &[
+        &[],
+        &[("sec-fetch-site", "cross-site")],
+        &[("sec-fetch-site", "same-site")],
+        &[("sec-fetch-site", "none")],
+        &[("origin", "http://127.0.0.1:1")],
+        &[("origin", "null")],
+    ];
+    for headers in refused {
+        let mut request = site.form("/grading/w/1", &form);
+        for (name, value) in *headers {
+            request = request.header(*name, *value);
+        }
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status(), 403, "{headers:?}");
+    }
+    let own = format!("http://{host}");
+    let request = site.form("/grading/w/1", &form).header("origin", own);
+    assert_eq!(request.send().await.unwrap().status(), 303);
+}
+
+#[tokio::test]
+async fn every_page_has_the_same_guard_and_words_that_a_teacher_knows() {
+    let site = Site::new().await;
+    for (_, path) in PAGES {
+        let mut answer = site.get(path).await;
+        if answer.status() == 303 {
+            let to = answer.headers()["location"].to_str().unwrap().to_owned();
+            answer = site.get(&to).await;
+        }
+        assert_eq!(answer.status(), 200, "{path}");
+        let headers = answer.headers().clone();
+        let policy = headers["content-security-policy"].to_str().unwrap();
+        assert_eq!(
+            policy,
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+             form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        );
+        assert_eq!(headers["cache-control"], "no-store");
+        let page = answer.text().await.unwrap();
+        for forbidden in [
+            " style=", "<style", " onclick", " onload", "<script>", "http://", "https://",
+        ] {
+            assert!(!page.contains(forbidden), "{path}: {forbidden}");
+        }
+        // What was sent to a model is shown as it was.
+        if path.ends_with("/prompt") {
+            continue;
+        }
+        let words = page.to_lowercase();
+        let words: Vec<&str> = words
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .collect();
+        for forbidden in ["schema", "node", "hash", "finish_reason", "json"] {
+            assert!(!words.contains(&forbidden), "{path}: {forbidden}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_not_graded_shows_no_points() {
+    let site = Site::new().await;
+    let read = |reader: &tandem_gradebook::store::Reader<'_>| reader.works(1);
+    let works = site.gradebook.store().read_now(read).unwrap();
+    let mut seen = 0;
+    for work in works {
+        let graded = work.graded.unwrap();
+        let page = site.get(&format!("/grading/w/{}", work.id)).await;
+        let page = page.text().await.unwrap();
+        let total = page
+            .split("<div class=\"total\"><strong class=\"num\">")
+            .nth(1);
+        let total = total.unwrap().split('<').next().unwrap();
+        match graded.score {
+            Some(score) => assert_eq!(total, score.to_string(), "{}", work.name),
+            None => {
+                assert_eq!((graded.status, total), (Status::NotAttempted, "–"));
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, 1);
+}
+
+#[tokio::test]
+async fn forms_work_without_a_script() {
+    let site = Site::new().await;
+    let form = |version| {
+        [
+            ("do", "points"),
+            ("version", version),
+            ("criterion", "correct"),
+            ("points", "2"),
+        ]
+    };
+    let done = site.post("/grading/w/1", &form("0")).await;
+    assert_eq!(
+        (done.status().as_u16(), &done.headers()["location"]),
+        (303, &"/grading/w/1".parse().unwrap())
+    );
+    // The same version again: somebody else's, by now.
+    let late = site.post("/grading/w/1", &form("0")).await;
+    assert_eq!(late.status(), 409);
+    let page = late.text().await.unwrap();
+    assert!(page.contains("Yours was: 2 points") && page.contains("Take mine"));
+    let bad = [
+        ("points", "3"),
+        ("points", "-1"),
+        ("points", "x"),
+        ("points", "NaN"),
+        ("criterion", "other"),
+        ("version", "x"),
+        ("do", "nothing"),
+    ];
+    for (name, value) in bad {
+        let mut form = form("1").to_vec();
+        form.retain(|(field, _)| *field != name);
+        form.push((name, value));
+        let answer = site.post("/grading/w/1", &form).await;
+        assert_eq!(answer.status(), 422, "{name}={value}");
+    }
+    let approve = [("do", "approve"), ("version", "1"), ("confirmed", "yes")];
+    let done = site.post("/grading/w/1", &approve).await;
+    let next = done.headers()["location"].to_str().unwrap();
+    assert!(
+        done.status() == 303 && next != "/grading/w/1",
+        "the next open one: {next}"
+    );
+    let undone = site.post("/grading/a/1/undo", &[]).await;
+    assert_eq!(undone.headers()["location"], "/grading/w/1");
+    let read = |reader: &tandem_gradebook::store::Reader<'_>| reader.work(1);
+    let work = site.gradebook.store().read_now(read).unwrap().unwrap();
+    assert_eq!((work.review.decision, work.version), (Decision::Open, 3));
+    assert_eq!(work.review.points["correct"].to_string(), "2");
+    let missing = site.get("/grading/w/999").await;
+    assert_eq!(missing.status(), 404);
+}
+
+#[tokio::test]
+async fn names_can_be_hidden() {
+    let site = Site::new().await;
+    let page = site.get("/grading/w/1").await.text().await.unwrap();
+    assert!(page.contains("s01-complete"));
+    let done = site.post("/grading/names", &[]).await;
+    let cookie = done.headers()["set-cookie"].to_str().unwrap();
+    let cookie = cookie.split(';').next().unwrap();
+    let request = site.client.get(format!("{}/grading/w/1", site.base));
+    let page = site.with_cookie(request).header("cookie", cookie);
+    let page = page.send().await.unwrap().text().await.unwrap();
+    let desk = page.split("<nav class=\"queue\"").nth(1).unwrap();
+    let queue = desk.split("</nav>").next().unwrap();
+    assert!(!queue.contains("s0") && queue.contains("P-"), "{queue}");
+}

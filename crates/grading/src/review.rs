@@ -1,0 +1,405 @@
+//! What a person decides about a submission, beside what a model suggested. Pure: who, when and where it is kept is
+//! the store's business.
+
+use crate::feedback::{Item, items};
+use crate::finding::{Finding, FindingKind};
+use crate::graded::{CriterionResult, Graded, Status};
+use crate::limits::{MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS};
+use crate::points::Points;
+use crate::rubric::{Criterion, Rubric};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Points by the id of the criterion.
+pub type PointsOf = BTreeMap<String, Points>;
+
+/// All that persons decided about one submission. A model's values are never in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Review {
+    /// Points that a person gave.
+    pub points: PointsOf,
+    /// The feedback in a person's words; nothing while the model's stands.
+    pub text: Option<Vec<Item>>,
+    /// The points that stood when a person last wrote the text.
+    pub text_for: PointsOf,
+    /// What was decided at last.
+    pub decision: Decision,
+    /// Somebody should look once more.
+    pub second_look: bool,
+    /// For those who grade; no student sees it.
+    pub note: String,
+}
+
+/// What was decided about a submission as a whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// Nothing yet.
+    #[default]
+    Open,
+    /// The points and the text are right.
+    Approved,
+    /// There is nothing to give points for.
+    WithoutPoints,
+}
+
+/// One act of a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Gives points to a criterion, or goes back to the model's.
+    Points {
+        /// The criterion's id.
+        criterion: String,
+        /// The points; nothing for the model's.
+        points: Option<Points>,
+    },
+    /// Writes one item of the feedback; an empty text removes it, an index behind the last adds it.
+    Item {
+        /// Which item, from 0.
+        index: usize,
+        /// The item.
+        item: Item,
+    },
+    /// Goes back to the model's text.
+    ModelText,
+    /// Approves points and text.
+    Approve {
+        /// The text was written for other points, and that is known.
+        confirmed: bool,
+    },
+    /// Decides that there is nothing to give points for.
+    WithoutPoints,
+    /// Takes the decision back.
+    Reopen,
+    /// Asks for a second look, or no more.
+    SecondLook(bool),
+    /// Writes the note.
+    Note(String),
+    /// Takes all back that a person decided, but for the note.
+    Reset,
+}
+
+/// Why a change cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The rubric has no such criterion.
+    #[error("the rubric has no criterion '{0}'")]
+    Criterion(String),
+    /// The rubric does not allow these points.
+    #[error("{criterion}: the rubric does not allow {points} points")]
+    Points {
+        /// The criterion's title.
+        criterion: String,
+        /// What was asked for.
+        points: Points,
+    },
+    /// Something has no points yet.
+    #[error("without points yet: {0}")]
+    Missing(String),
+    /// The text was written for other points.
+    #[error("the feedback was written for other points")]
+    Marked,
+    /// A text is too long, or there are too many.
+    #[error("{0}")]
+    Limit(String),
+}
+
+/// A submission as it stands: what the model suggested and what persons decided.
+#[derive(Debug, Clone, Copy)]
+pub struct Standing<'a> {
+    /// The rubric that holds now.
+    pub rubric: &'a Rubric,
+    /// The model's result, if there is one.
+    pub model: Option<&'a Graded>,
+    /// What persons decided.
+    pub review: &'a Review,
+}
+
+impl<'a> Standing<'a> {
+    /// What the model said of a criterion, if all criteria were assessed and the rubric still allows these points.
+    #[must_use]
+    pub fn model_result(&self, criterion: &Criterion) -> Option<&'a CriterionResult> {
+        let graded = self.model.filter(|graded| graded.score.is_some())?;
+        let result = graded.criteria.iter().find(|c| c.id == criterion.id)?;
+        criterion
+            .allowed()
+            .contains(&result.points)
+            .then_some(result)
+    }
+
+    /// The points that the model suggests.
+    #[must_use]
+    pub fn model_points(&self, criterion: &Criterion) -> Option<Points> {
+        self.model_result(criterion).map(|result| result.points)
+    }
+
+    /// The points that a person gave, if the rubric still allows them.
+    #[must_use]
+    pub fn person_points(&self, criterion: &Criterion) -> Option<Points> {
+        let points = self.review.points.get(&criterion.id).copied();
+        points.filter(|points| criterion.allowed().contains(points))
+    }
+
+    /// The points that hold: a person's, else the model's.
+    #[must_use]
+    pub fn points(&self, criterion: &Criterion) -> Option<Points> {
+        self.person_points(criterion)
+            .or_else(|| self.model_points(criterion))
+    }
+
+    /// The points that hold of all criteria that have some.
+    #[must_use]
+    pub fn all_points(&self) -> PointsOf {
+        let criteria = self.rubric.criteria.iter();
+        criteria
+            .filter_map(|c| Some((c.id.clone(), self.points(c)?)))
+            .collect()
+    }
+
+    /// Sum of the points that hold; nothing while a criterion has none. The only place where a total is made.
+    #[must_use]
+    pub fn total(&self) -> Option<Points> {
+        if self.review.decision == Decision::WithoutPoints {
+            return None;
+        }
+        sum(self.rubric.criteria.iter().map(|c| self.points(c)))
+    }
+
+    /// Sum of the model's points; nothing while a criterion has none.
+    #[must_use]
+    pub fn model_total(&self) -> Option<Points> {
+        sum(self.rubric.criteria.iter().map(|c| self.model_points(c)))
+    }
+
+    /// True if a person gave points.
+    #[must_use]
+    pub fn is_changed(&self) -> bool {
+        self.rubric
+            .criteria
+            .iter()
+            .any(|c| self.person_points(c).is_some())
+    }
+
+    /// The model's text, item by item.
+    #[must_use]
+    pub fn model_text(&self) -> Vec<Item> {
+        let text = self.model.and_then(|graded| graded.feedback.as_deref());
+        items(text.unwrap_or_default())
+    }
+
+    /// The text that holds: a person's, else the model's.
+    #[must_use]
+    pub fn text(&self) -> Vec<Item> {
+        match &self.review.text {
+            Some(own) => own.clone(),
+            None => self.model_text(),
+        }
+    }
+
+    /// True if the text was written for other points than those that hold.
+    #[must_use]
+    pub fn text_is_marked(&self) -> bool {
+        let written_for = match &self.review.text {
+            Some(own) if own.is_empty() => return false,
+            Some(_) => self.review.text_for.clone(),
+            None if self.model_text().is_empty() => return false,
+            None => {
+                let criteria = self.rubric.criteria.iter();
+                criteria
+                    .filter_map(|c| Some((c.id.clone(), self.model_points(c)?)))
+                    .collect()
+            }
+        };
+        written_for != self.all_points()
+    }
+
+    /// What to look at first: the kind that counts most, while nothing is decided.
+    #[must_use]
+    pub fn first_finding(&self) -> Option<&'a Finding> {
+        let open = self.review.decision == Decision::Open;
+        let reasons = self.model.filter(|_| open)?.reasons.iter();
+        reasons.min_by_key(|finding| finding.kind)
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match (self.review.decision, self.model) {
+            (Decision::Approved, _) => State::Approved,
+            (Decision::WithoutPoints, _) => State::WithoutPoints,
+            (Decision::Open, None) => State::Ungraded,
+            (Decision::Open, Some(graded)) => match graded.status {
+                Status::Graded => State::ToApprove,
+                Status::NeedsReview => State::ToReview,
+                Status::NotAttempted => State::NotAttempted,
+                Status::Failed => State::Failed,
+            },
+        }
+    }
+
+    /// The review after a change.
+    ///
+    /// # Errors
+    /// If the change cannot be made; nothing is changed then.
+    pub fn after(&self, change: &Change) -> Result<Review, Refusal> {
+        let mut next = self.review.clone();
+        match change {
+            Change::Points { criterion, points } => {
+                self.check_points(criterion, *points)?;
+                match points {
+                    Some(points) => next.points.insert(criterion.clone(), *points),
+                    None => next.points.remove(criterion),
+                };
+                next.decision = Decision::Open;
+            }
+            Change::Item { index, item } => {
+                next.text = Some(edited(self.text(), *index, item)?);
+                next.text_for = self.all_points();
+                next.decision = Decision::Open;
+            }
+            Change::ModelText => {
+                next.text = None;
+                next.text_for = PointsOf::new();
+                next.decision = Decision::Open;
+            }
+            Change::Approve { confirmed } => {
+                self.check_complete()?;
+                if self.text_is_marked() && !confirmed {
+                    return Err(Refusal::Marked);
+                }
+                next.decision = Decision::Approved;
+                next.second_look = false;
+            }
+            Change::WithoutPoints => next.decision = Decision::WithoutPoints,
+            Change::Reopen => next.decision = Decision::Open,
+            Change::SecondLook(wanted) => next.second_look = *wanted,
+            Change::Note(note) => {
+                check_length("the note", note, MAX_NOTE_CHARS)?;
+                next.note = note.trim().to_owned();
+            }
+            Change::Reset => {
+                let note = std::mem::take(&mut next.note);
+                next = Review {
+                    note,
+                    ..Review::default()
+                };
+            }
+        }
+        Ok(next)
+    }
+
+    fn check_points(&self, id: &str, points: Option<Points>) -> Result<(), Refusal> {
+        let criterion = self.rubric.criteria.iter().find(|c| c.id == id);
+        let criterion = criterion.ok_or_else(|| Refusal::Criterion(id.to_owned()))?;
+        match points {
+            Some(points) if !criterion.allowed().contains(&points) => Err(Refusal::Points {
+                criterion: criterion.title.clone(),
+                points,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_complete(&self) -> Result<(), Refusal> {
+        let criteria = self.rubric.criteria.iter();
+        let missing: Vec<&str> = criteria
+            .filter(|c| self.points(c).is_none())
+            .map(|c| c.title.as_str())
+            .collect();
+        match missing.as_slice() {
+            [] => Ok(()),
+            missing => Err(Refusal::Missing(missing.join(", "))),
+        }
+    }
+}
+
+fn sum(points: impl Iterator<Item = Option<Points>>) -> Option<Points> {
+    let all: Option<Vec<Points>> = points.collect();
+    all.map(|all| all.into_iter().sum())
+}
+
+fn check_length(what: &str, text: &str, limit: usize) -> Result<(), Refusal> {
+    match text.chars().count() > limit {
+        true => Err(Refusal::Limit(format!(
+            "{what} is longer than {limit} characters"
+        ))),
+        false => Ok(()),
+    }
+}
+
+fn edited(mut text: Vec<Item>, index: usize, item: &Item) -> Result<Vec<Item>, Refusal> {
+    check_length("the text", &item.text, MAX_ITEM_CHARS)?;
+    let item = Item {
+        text: item.text.trim().to_owned(),
+        ..item.clone()
+    };
+    match (item.text.is_empty(), index < text.len()) {
+        (true, true) => drop(text.remove(index)),
+        (true, false) => {}
+        (false, true) => text[index] = item,
+        (false, false) => text.push(item),
+    }
+    match text.len() > MAX_ITEMS {
+        true => Err(Refusal::Limit(format!(
+            "the feedback has more than {MAX_ITEMS} items"
+        ))),
+        false => Ok(text),
+    }
+}
+
+/// How far a submission is; the first ones need a person first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum State {
+    /// There is something to look at.
+    ToReview,
+    /// There is no score.
+    Failed,
+    /// The model's score passed all checks.
+    ToApprove,
+    /// Nothing was written.
+    NotAttempted,
+    /// No model was asked yet.
+    Ungraded,
+    /// A person approved it.
+    Approved,
+    /// A person decided that there is nothing to give points for.
+    WithoutPoints,
+}
+
+impl State {
+    /// True if a person has decided.
+    #[must_use]
+    pub const fn is_settled(self) -> bool {
+        matches!(self, Self::Approved | Self::WithoutPoints)
+    }
+}
+
+/// Where a submission stands in the queue: what needs a person first, then a random order that stays; never the
+/// alphabet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank {
+    settled: bool,
+    without_reason: bool,
+    reason: Option<FindingKind>,
+    draw: u32,
+}
+
+impl Rank {
+    /// Of a submission whose random number is `draw`.
+    #[must_use]
+    pub fn new(
+        state: State,
+        reason: Option<FindingKind>,
+        wants_second_look: bool,
+        draw: u32,
+    ) -> Self {
+        let needs_a_person = matches!(state, State::ToReview | State::Failed);
+        let has_reason = (needs_a_person || wants_second_look) && !state.is_settled();
+        Self {
+            settled: state.is_settled(),
+            without_reason: !has_reason,
+            reason: reason.filter(|_| has_reason),
+            draw,
+        }
+    }
+}
