@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList, run_with_pages};
-use tandem_gradebook::Gradebook;
+use tandem_gradebook::{Gradebook, ModelServer};
 use tandem_identity::{Ending, Public, Security};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config;
+use crate::config::{self, Grading};
 
 /// Longest wait for a coordinator on this machine to answer. It first asks every node once.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -115,6 +115,16 @@ impl Coordinator {
     /// True if it speaks to the nodes with TLS.
     pub fn is_tls(&self) -> bool {
         self.tls
+    }
+
+    /// Tells a gradebook where to ask for models.
+    pub fn connect(&self, gradebook: &Gradebook, jobs: &Grading) {
+        gradebook.connect(ModelServer {
+            base_url: self.base_url(),
+            code_analysis: jobs.code_analysis.clone(),
+            feedback: jobs.feedback.clone(),
+            parallel: jobs.parallel,
+        });
     }
 
     /// A client without proxies.

@@ -10,6 +10,7 @@ mod models;
 mod processes;
 mod summary;
 
+use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ use std::time::Instant;
 use anyhow::bail;
 use clap::Args;
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
+use tandem_gradebook::Gradebook;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, JobConfig, Progress, Rubric,
     Submission, grade, load_submissions,
@@ -26,7 +28,7 @@ use tandem_identity::{Public, Security};
 use tandem_openai::RouteChoice;
 use tandem_proto::Role;
 
-use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS};
+use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS, Grading};
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
 use crate::node::parse_model;
@@ -50,6 +52,9 @@ pub struct Arguments {
     /// Grades once more with prefill and decode on the same node, and compares every token.
     #[arg(long)]
     compare: bool,
+    /// Ends after the table. Otherwise, in a terminal, the course is there as pages until Ctrl-C.
+    #[arg(long)]
+    once: bool,
     /// Folder for results and logs.
     #[arg(long, value_name = "DIR", default_value = "out/demo")]
     out: PathBuf,
@@ -100,16 +105,100 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         nodes = start_nodes(&models, &logs) => nodes?,
         () = &mut told => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
     };
-    let outcome = tokio::select! {
-        outcome = run(&nodes, &task) => Some(outcome),
+    let work = async {
+        let (coordinator, gradebook) = start_coordinator(&nodes, &arguments.out).await?;
+        let outcome = run(&coordinator, &task).await?;
+        let code = finish(&arguments, &models, &outcome)?;
+        if arguments.stays() {
+            show_pages(&coordinator, &gradebook, &models, &task, &outcome)?;
+            return Ok((code, Some(coordinator)));
+        }
+        coordinator.stop().await?;
+        anyhow::Ok((code, None))
+    };
+    let done = tokio::select! {
+        done = work => Some(done),
         () = &mut told => None,
     };
-    processes::stop(nodes).await;
-    let Some(outcome) = outcome else {
-        eprintln!("tandem: stopped, with everything that was started");
-        return Ok(ExitCode::from(shutdown::INTERRUPTED));
+    let code = match done {
+        Some(Ok((code, Some(mut coordinator)))) => {
+            tokio::select! {
+                failed = coordinator.failed() => failed.map(|()| code),
+                () = &mut told => coordinator.stop().await.map(|()| code),
+            }
+        }
+        Some(Ok((code, None))) => Ok(code),
+        Some(Err(error)) => Err(error),
+        None => {
+            eprintln!("tandem: stopped, with everything that was started");
+            Ok(ExitCode::from(shutdown::INTERRUPTED))
+        }
     };
-    finish(&arguments, &models, &outcome?)
+    processes::stop(nodes).await;
+    code
+}
+
+impl Arguments {
+    /// True if pages are served after the table, until somebody ends it.
+    fn stays(&self) -> bool {
+        !self.json && !self.once && std::io::stdout().is_terminal()
+    }
+}
+
+/// Starts a coordinator in front of the nodes, with a gradebook in the demo's own folder.
+async fn start_coordinator(
+    nodes: &[NodeProcess],
+    out: &Path,
+) -> anyhow::Result<(Coordinator, Gradebook)> {
+    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let config = config(nodes);
+    let gradebook = Gradebook::open(&out.join("gradebook.sqlite"))?;
+    let mut coordinator = Coordinator::start_with_pages(
+        any_port,
+        Public::plaintext(),
+        config.clone(),
+        Security::Plaintext,
+        Some(&gradebook),
+    )
+    .await?;
+    let mut faults = nodes::problems(&config, &coordinator.nodes().await?, false);
+    faults.extend(coordinator.unavailable().await?);
+    if !faults.is_empty() {
+        bail!("the nodes cannot be used: {}", faults.join("; "));
+    }
+    let [code_analysis, feedback] = jobs();
+    coordinator.connect(
+        &gradebook,
+        &Grading {
+            parallel: 1,
+            code_analysis,
+            feedback,
+        },
+    );
+    Ok((coordinator, gradebook))
+}
+
+/// The last line: the address of the graded course. Random scores are not put into a gradebook; then it is the sample that
+/// comes with tandem.
+fn show_pages(
+    coordinator: &Coordinator,
+    gradebook: &Gradebook,
+    models: &Models,
+    task: &Task,
+    outcome: &Outcome,
+) -> anyhow::Result<()> {
+    let page = match models.random {
+        true => gradebook.sample_page(),
+        false => gradebook.keep_run(
+            "Demo",
+            &task.rubric,
+            &task.submissions,
+            &outcome.remote,
+            ("demo", "demo"),
+        )?,
+    };
+    eprintln!("the course as pages, until Ctrl-C; open this address:");
+    output::print(&gradebook.address_of(&coordinator.url(), &page))
 }
 
 async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodeProcess>> {
@@ -126,30 +215,15 @@ async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodePro
     Ok(nodes)
 }
 
-/// Starts a coordinator in front of the nodes and grades, once or twice.
-async fn run(nodes: &[NodeProcess], task: &Task) -> anyhow::Result<Outcome> {
-    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let config = config(nodes);
-    let mut coordinator = Coordinator::start(
-        any_port,
-        Public::plaintext(),
-        config.clone(),
-        Security::Plaintext,
-    )
-    .await?;
-    let mut faults = nodes::problems(&config, &coordinator.nodes().await?, false);
-    faults.extend(coordinator.unavailable().await?);
-    if !faults.is_empty() {
-        bail!("the nodes cannot be used: {}", faults.join("; "));
-    }
+/// Grades, once or twice.
+async fn run(coordinator: &Coordinator, task: &Task) -> anyhow::Result<Outcome> {
     let start = Instant::now();
-    let remote = run_once(&coordinator, task, RouteChoice::Auto).await?;
+    let remote = run_once(coordinator, task, RouteChoice::Auto).await?;
     let wall_ms = start.elapsed().as_secs_f64() * 1e3;
     let local = match task.compare {
-        true => Some(run_once(&coordinator, task, RouteChoice::Local).await?),
+        true => Some(run_once(coordinator, task, RouteChoice::Local).await?),
         false => None,
     };
-    coordinator.stop().await?;
     Ok(Outcome {
         remote,
         local,
@@ -180,11 +254,8 @@ fn config(nodes: &[NodeProcess]) -> Config {
     )
 }
 
-async fn run_once(
-    coordinator: &Coordinator,
-    task: &Task,
-    route: RouteChoice,
-) -> anyhow::Result<Vec<Graded>> {
+/// The analysis and the feedback.
+fn jobs() -> [JobConfig; 2] {
     let code = JobConfig {
         model: "code".to_owned(),
         max_tokens: ANALYSIS_TOKENS,
@@ -197,6 +268,15 @@ async fn run_once(
         temperature: FEEDBACK_TEMPERATURE,
         seed: Some(FEEDBACK_SEED),
     };
+    [code, feedback]
+}
+
+async fn run_once(
+    coordinator: &Coordinator,
+    task: &Task,
+    route: RouteChoice,
+) -> anyhow::Result<Vec<Graded>> {
+    let [code, feedback] = jobs();
     let mut settings = GradingConfig::new(coordinator.base_url(), code, feedback);
     settings.route = route;
     settings.return_tokens = task.compare;

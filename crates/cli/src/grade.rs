@@ -1,7 +1,7 @@
 //! `tandem grade`: a batch of submissions.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use tandem_coordinator::{ModelConfig, NodeList};
+use tandem_gradebook::Gradebook;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission,
     forecast, grade, load_submissions,
 };
 use tandem_identity::Public;
 
+use crate::address::listen_address;
 use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
@@ -26,6 +28,8 @@ use crate::{nodes, output, shutdown, tables};
 const NEEDS_A_PERSON: u8 = 3;
 /// Exit status if some submissions have failed.
 const SOME_FAILED: u8 = 4;
+/// A free port of this machine.
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Between two looks for nodes that are away.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -63,8 +67,22 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     rubric: PathBuf,
     /// Folder for the results; each is written when it is made.
-    #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["dry_run", "web"])]
     out: Option<PathBuf>,
+    /// Puts the submissions into the gradebook and serves its pages, on which the run is started, watched and reviewed.
+    #[arg(long, conflicts_with_all = ["out", "dry_run", "resume", "replace"])]
+    web: bool,
+    /// Where the pages are [default: any free port of this machine].
+    #[arg(long, value_name = "IP:PORT", value_parser = listen_address, requires = "web")]
+    listen: Option<SocketAddr>,
+    /// What the gradebook calls the course.
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "My course",
+        requires = "web"
+    )]
+    course: String,
     /// Goes on with the results of an earlier run in that folder. Kept is what would come out again; what failed is
     /// graded anew.
     #[arg(long, conflicts_with = "replace")]
@@ -93,15 +111,20 @@ pub struct Arguments {
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let rubric = Rubric::load(&arguments.rubric)?;
     let submissions = load_submissions(&arguments.submissions)?;
+    if arguments.web {
+        let gradebook = Gradebook::open(&environment.gradebook()?)?;
+        let page = gradebook.hand_in(&arguments.course, &rubric, &submissions)?;
+        let setup = arguments.setup.prepare(environment).await?;
+        return serve_pages(&gradebook, &page, setup, arguments.listen).await;
+    }
     let Setup {
         config,
         security,
         mut local,
     } = arguments.setup.prepare(environment).await?;
     let jobs = &config.grading;
-    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut coordinator = Coordinator::start(
-        any_port,
+        ANY_PORT,
         Public::plaintext(),
         config.coordinator.clone(),
         security,
@@ -151,6 +174,41 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         local.stop().await;
     }
     Ok(code)
+}
+
+/// Serves the pages until it is told to stop.
+async fn serve_pages(
+    gradebook: &Gradebook,
+    page: &str,
+    setup: Setup,
+    listen: Option<SocketAddr>,
+) -> anyhow::Result<ExitCode> {
+    let Setup {
+        config,
+        security,
+        mut local,
+    } = setup;
+    let mut coordinator = Coordinator::start_with_pages(
+        listen.unwrap_or(ANY_PORT),
+        Public::plaintext(),
+        config.coordinator.clone(),
+        security,
+        Some(gradebook),
+    )
+    .await?;
+    coordinator.connect(gradebook, &config.grading);
+    let address = gradebook.address_of(&coordinator.url(), page);
+    output::print(&format!("gradebook {address}"))?;
+    eprintln!("tandem: open this address; Ctrl-C ends it, and what was graded is kept");
+    tokio::select! {
+        failed = coordinator.failed() => failed?,
+        failure = Setup::failed(&mut local) => failure?,
+        () = shutdown::signal() => coordinator.stop().await?,
+    }
+    if let Some(local) = local {
+        local.stop().await;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Arguments {

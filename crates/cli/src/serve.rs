@@ -57,6 +57,9 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let gradebook = gradebook(environment);
     let mut coordinator =
         Coordinator::start_with_pages(listen, public, nodes, security, gradebook.as_ref()).await?;
+    if let Some(gradebook) = &gradebook {
+        coordinator.connect(gradebook, &config.grading);
+    }
     tokio::select! {
         result = serve(&mut coordinator, &config, gradebook.as_ref()) => result?,
         failure = Setup::failed(&mut local) => failure?,

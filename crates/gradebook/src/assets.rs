@@ -30,6 +30,11 @@ const ASSETS: &[Asset] = &[
         kind: "text/javascript; charset=utf-8",
         content: include_str!("../assets/desk.js"),
     },
+    Asset {
+        name: "live.js",
+        kind: "text/javascript; charset=utf-8",
+        content: include_str!("../assets/live.js"),
+    },
 ];
 
 /// Paths and contents, by name.

@@ -31,6 +31,8 @@ pub(crate) enum PageError {
     Foreign,
     /// The form cannot be read.
     Form(String),
+    /// There is no model to ask.
+    NoModels,
     /// The store failed; the log has why.
     Store,
 }
@@ -65,6 +67,12 @@ impl IntoResponse for PageError {
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "This cannot be kept",
                 problem,
+            ),
+            Self::NoModels => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "No model is loaded",
+                "Start tandem with a model, and open this page again. What is kept can be reviewed meanwhile."
+                    .to_owned(),
             ),
             Self::Store => (
                 StatusCode::INTERNAL_SERVER_ERROR,

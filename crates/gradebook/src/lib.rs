@@ -9,24 +9,35 @@
 //! - `view`: what a page shows, as plain values for a template;
 //! - `security`: who may ask, and what a browser may do with an answer.
 
+mod activity;
 mod assets;
 mod error;
 pub mod limits;
+mod live;
+mod machines;
 mod pages;
 mod routes;
+mod runs;
 mod sample;
 mod security;
+mod server;
 pub mod store;
+mod trial;
 mod view;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use tandem_grading::{Graded, GradingError, Rubric, Submission};
 
+use activity::Activity;
 pub use error::GradebookError;
-use store::{Kept, Store, StoreError};
+use error::PageError;
+use runs::Runs;
+pub use server::ModelServer;
+use store::{Kept, Outcome, Store, StoreError};
+use trial::Trials;
 
 /// A gradebook. Copies share it.
 #[derive(Clone)]
@@ -39,6 +50,18 @@ struct Shared {
     store: Store,
     /// Lets a browser in.
     token: String,
+    /// Where models are asked, once that is known.
+    server: OnceLock<ModelServer>,
+    activity: Arc<Activity>,
+    trials: Trials,
+    runs: Runs,
+}
+
+impl Shared {
+    /// Where models are asked.
+    fn server(&self) -> Result<&ModelServer, PageError> {
+        self.server.get().ok_or(PageError::NoModels)
+    }
 }
 
 /// Name of the token among the settings.
@@ -65,17 +88,61 @@ impl Gradebook {
             Ok(Ok(token))
         })?;
         let gradebook = Self {
-            shared: Arc::new(Shared { store, token }),
+            shared: Arc::new(Shared {
+                store,
+                token,
+                server: OnceLock::new(),
+                activity: Arc::default(),
+                trials: Trials::default(),
+                runs: Runs::default(),
+            }),
         };
         gradebook.put_sample()?;
         Ok(gradebook)
     }
 
+    /// Says where models are asked; only the first time counts.
+    pub fn connect(&self, server: ModelServer) {
+        let _ = self.shared.server.set(server);
+    }
+
     /// The address to open, below that of the server. Whoever has it may do everything.
     #[must_use]
     pub fn address(&self, server: &str) -> String {
+        self.address_of(server, routes::HOME)
+    }
+
+    /// The same for a page.
+    #[must_use]
+    pub fn address_of(&self, server: &str, path: &str) -> String {
         let server = server.trim_end_matches('/');
-        format!("{server}{}?token={}", routes::HOME, self.shared.token)
+        format!("{server}{path}?token={}", self.shared.token)
+    }
+
+    /// The path of the sample course.
+    #[must_use]
+    pub fn sample_page(&self) -> String {
+        // It is the first assignment of every gradebook.
+        routes::assignment(1)
+    }
+
+    /// Puts submissions into an assignment of a course, which is made if there is none; returns the path of the page on
+    /// which they are graded.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn hand_in(
+        &self,
+        course: &str,
+        rubric: &Rubric,
+        submissions: &[Submission],
+    ) -> Result<String, GradebookError> {
+        let assignment = self.shared.store.write_now(|writer| {
+            let assignment = writer.keep_assignment(course, rubric)?;
+            writer.hand_in_all(assignment, submissions)?;
+            Ok(Ok::<_, StoreError>(assignment))
+        })?;
+        Ok(routes::runs(assignment))
     }
 
     /// The pages.
@@ -89,7 +156,8 @@ impl Gradebook {
         &self.shared.store
     }
 
-    /// Keeps the results of a run: `graded` has those of `submissions`, in their order.
+    /// Keeps the results of a run: `graded` has those of `submissions`, in their order. Returns the path of the page on
+    /// which they are reviewed.
     ///
     /// # Errors
     /// If the store fails.
@@ -100,23 +168,26 @@ impl Gradebook {
         submissions: &[Submission],
         graded: &[Graded],
         (settings, weights): (&str, &str),
-    ) -> Result<i64, GradebookError> {
+    ) -> Result<String, GradebookError> {
         let kept = self.shared.store.write_now(|writer| {
             let assignment = writer.keep_assignment(course, rubric)?;
-            let run = writer.start_run(assignment, settings)?;
-            for (submission, graded) in submissions.iter().zip(graded) {
-                let work = writer.hand_in(assignment, submission)?.id();
+            let works = writer.hand_in_all(assignment, submissions)?;
+            let run = writer.start_run(assignment, &works, settings)?;
+            for (work, graded) in works.into_iter().zip(graded) {
+                for record in &graded.jobs {
+                    writer.keep_call((run, work), weights, record)?;
+                }
                 let of = Kept {
                     run,
                     work,
-                    weights,
                     inputs: "",
                 };
                 writer.keep_result(&of, graded)?;
             }
+            writer.end_run(run, Outcome::Done, None)?;
             Ok(Ok::<_, StoreError>(assignment))
         });
-        Ok(kept?)
+        Ok(routes::assignment(kept?))
     }
 
     fn put_sample(&self) -> Result<(), GradebookError> {

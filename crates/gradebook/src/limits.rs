@@ -2,6 +2,10 @@
 
 /// Most bytes of a form.
 pub const MAX_FORM_BYTES: usize = 64 << 10;
+/// Most bytes of a submission that is pasted.
+pub const MAX_PASTED_BYTES: usize = 24 << 20;
+/// Trials that are remembered.
+pub const MAX_TRIALS: usize = 8;
 /// Most entries of the queue that a page lists; the others are counted.
 pub const MAX_QUEUE: usize = 200;
 /// Most values of a criterion that are shown as buttons.

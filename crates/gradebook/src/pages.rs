@@ -4,6 +4,8 @@ pub(crate) mod act;
 pub(crate) mod home;
 pub(crate) mod record;
 pub(crate) mod review;
+pub(crate) mod run;
+pub(crate) mod trial;
 
 use axum::http::HeaderMap;
 

@@ -7,7 +7,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
-use crate::limits::MAX_FORM_BYTES;
+use crate::limits::{MAX_FORM_BYTES, MAX_PASTED_BYTES};
 use crate::{Shared, assets, pages, security};
 
 /// Where the pages begin.
@@ -38,6 +38,46 @@ pub(crate) fn record(work: i64) -> String {
     format!("{HOME}/w/{work}/record")
 }
 
+/// One submission, graded live.
+pub(crate) fn trial(id: u64) -> String {
+    format!("{HOME}/try/{id}")
+}
+
+/// What comes of it.
+pub(crate) fn trial_events(id: u64) -> String {
+    format!("{HOME}/try/{id}/events")
+}
+
+/// Ends it.
+pub(crate) fn stop_trial(id: u64) -> String {
+    format!("{HOME}/try/{id}/stop")
+}
+
+/// What would be graded of an assignment, and where runs are started.
+pub(crate) fn runs(assignment: i64) -> String {
+    format!("{HOME}/a/{assignment}/run")
+}
+
+/// A run.
+pub(crate) fn run(id: i64) -> String {
+    format!("{HOME}/r/{id}")
+}
+
+/// What changes of it.
+pub(crate) fn run_events(id: i64) -> String {
+    format!("{HOME}/r/{id}/events")
+}
+
+/// Tells it to stop.
+pub(crate) fn stop_run(id: i64) -> String {
+    format!("{HOME}/r/{id}/stop")
+}
+
+/// Goes on with it.
+pub(crate) fn continue_run(id: i64) -> String {
+    format!("{HOME}/r/{id}/continue")
+}
+
 /// Hides or shows names.
 pub(crate) const NAMES: &str = "/grading/names";
 
@@ -53,6 +93,23 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         )
         .route("/grading/w/{id}/prompt", get(pages::record::prompt))
         .route("/grading/w/{id}/record", get(pages::record::show))
+        .route(
+            "/grading/a/{id}/run",
+            get(pages::run::form).post(pages::run::start),
+        )
+        .route("/grading/r/{id}", get(pages::run::show))
+        .route("/grading/r/{id}/stop", post(pages::run::stop))
+        .route("/grading/r/{id}/continue", post(pages::run::go_on))
+        .route("/grading/r/{id}/events", get(pages::run::events))
+        .route(
+            "/grading/try",
+            get(pages::trial::form)
+                .post(pages::trial::start)
+                .layer(DefaultBodyLimit::max(MAX_PASTED_BYTES)),
+        )
+        .route("/grading/try/{trial}", get(pages::trial::show))
+        .route("/grading/try/{trial}/stop", post(pages::trial::stop))
+        .route("/grading/try/{trial}/events", get(pages::trial::events))
         .route(NAMES, post(pages::home::names))
         .route("/grading/{*rest}", get(pages::home::nothing))
         .layer(from_fn_with_state(Arc::clone(&shared), security::let_in))

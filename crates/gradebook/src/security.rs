@@ -128,7 +128,8 @@ pub(crate) async fn headers(request: Request, next: Next) -> Response {
     };
     set("content-security-policy", POLICY);
     set("x-content-type-options", "nosniff");
-    set("referrer-policy", "no-referrer");
+    // With "no-referrer" browsers would not say where a form comes from.
+    set("referrer-policy", "same-origin");
     set("cross-origin-opener-policy", "same-origin");
     set("cross-origin-resource-policy", "same-origin");
     // Grades do not stay in the browser's cache.

@@ -7,6 +7,7 @@ mod course;
 mod migrations;
 mod result;
 mod review;
+mod run;
 mod session;
 mod submission;
 
@@ -20,6 +21,7 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 pub use course::{Assignment, RubricVersion};
 pub use result::Kept;
 pub use review::{Past, Undone, WriteError};
+pub use run::{Outcome, RunRow, RunWork, Sums};
 pub use session::{Person, Role};
 pub use submission::{Handed, Work};
 
@@ -192,7 +194,7 @@ impl Store {
             .map_err(|e| self.sql(e))?;
         let writer = Writer {
             reader: Reader { sql },
-            now: now(),
+            now: i64::try_from(now_ms()).unwrap_or(i64::MAX),
         };
         let done = task(&writer).map_err(|e| self.sql(e))?;
         if done.is_ok() {
@@ -243,9 +245,9 @@ fn private(path: &Path) {
 fn private(_: &Path) {}
 
 /// Milliseconds since 1970.
-fn now() -> i64 {
+pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
+    since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// A document as JSON. Plain structs with string keys always serialise.

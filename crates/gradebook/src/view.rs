@@ -2,7 +2,9 @@
 
 pub(crate) mod code;
 pub(crate) mod desk;
+pub(crate) mod live;
 pub(crate) mod queue;
+pub(crate) mod run;
 pub(crate) mod words;
 
 use askama::Template;
@@ -69,6 +71,8 @@ pub(crate) struct Meter {
 
 /// The top of a page about an assignment.
 pub(crate) struct Head {
+    /// Where the assignment is graded.
+    pub(crate) grade: String,
     pub(crate) course: String,
     pub(crate) title: String,
     pub(crate) meter: Meter,
@@ -78,6 +82,7 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn new(assignment: &Assignment, meter: Meter, names_hidden: bool) -> Self {
         Self {
+            grade: crate::routes::runs(assignment.id),
             course: assignment.course.clone(),
             title: assignment.title.clone(),
             meter,
@@ -103,6 +108,62 @@ pub(crate) struct ReviewParts {
     pub(crate) head: Head,
     pub(crate) queue: queue::Queue,
     pub(crate) desk: desk::Desk,
+}
+
+/// A run.
+#[derive(Template)]
+#[template(path = "run.html")]
+pub(crate) struct RunPage {
+    pub(crate) run: run::RunView,
+    pub(crate) events: Option<String>,
+}
+
+/// What would be graded.
+#[derive(Template)]
+#[template(path = "start.html")]
+pub(crate) struct StartPage {
+    pub(crate) course: String,
+    pub(crate) title: String,
+    pub(crate) action: String,
+    pub(crate) review: String,
+    pub(crate) new: usize,
+    pub(crate) failed: usize,
+    pub(crate) stale: usize,
+    pub(crate) fresh: usize,
+    pub(crate) due: usize,
+    pub(crate) few: usize,
+    pub(crate) is_first: bool,
+    /// How long all would take.
+    pub(crate) time: Option<String>,
+    /// Link, name and reason of works that no model is asked about.
+    pub(crate) odd: Vec<(String, String, String)>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) models: Vec<String>,
+    pub(crate) chosen: [String; 2],
+    pub(crate) is_parallel: bool,
+    pub(crate) runs: Vec<run::RunLink>,
+}
+
+/// One submission, graded live.
+#[derive(Template)]
+#[template(path = "try.html")]
+pub(crate) struct TrialPage {
+    pub(crate) form: TrialForm,
+    pub(crate) stop: Option<String>,
+    pub(crate) events: Option<String>,
+    pub(crate) live: Option<live::LiveView>,
+}
+
+/// What is graded, by what and by whom.
+pub(crate) struct TrialForm {
+    pub(crate) name: String,
+    pub(crate) text: String,
+    /// Number, title, and whether it is chosen.
+    pub(crate) rubrics: Vec<(i64, String, bool)>,
+    pub(crate) models: Vec<String>,
+    /// For the points, and for the feedback.
+    pub(crate) chosen: [String; 2],
+    pub(crate) is_after: bool,
 }
 
 /// An assignment without works.

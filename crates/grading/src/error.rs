@@ -44,6 +44,9 @@ pub enum GradingError {
         /// What can be done.
         mend: &'static str,
     },
+    /// A result could not be kept.
+    #[error("a result cannot be kept: {0}")]
+    Store(String),
     /// A result could not be written.
     #[error("cannot write {path}: {source}", path = .path.display())]
     Write {

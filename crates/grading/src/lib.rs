@@ -44,6 +44,7 @@ pub use notebook::{NotebookCell, read_notebook};
 pub use points::Points;
 pub use prompt::{Prompt, build_prompt};
 pub use report::{EarlierRun, Folder};
+pub use request::inputs;
 pub use rubric::{Criterion, Level, Rubric, Scale};
 pub use schema::{verdict_schema, worst_case_bytes};
 pub use size::{Forecast, PromptSize, forecast};

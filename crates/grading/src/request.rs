@@ -59,7 +59,7 @@ pub(crate) fn question(config: &GradingConfig, request: &ChatRequest) -> String 
 }
 
 /// A digest of all that a result depends on: what is sent, and what was found in the submission.
-pub(crate) fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submission) -> String {
+pub fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submission) -> String {
     let mut digest = blake3::Hasher::new();
     let mut add = |part: &[u8]| {
         digest.update(&u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());

@@ -206,19 +206,25 @@ fn lossy(part: Option<&OsStr>) -> String {
 
 fn load(path: &Path, name: String) -> Submission {
     let mut left_out = LeftOut::default();
-    let (files, problem) = match read_files(path, &mut left_out) {
-        Ok(files) => (files, None),
-        Err(problem) => {
-            let problem = Finding::new(FindingKind::Unreadable, problem);
-            (Vec::new(), Some(problem))
-        }
-    };
+    match read_files(path, &mut left_out) {
+        Ok(files) => finished(name, files, None, left_out),
+        Err(problem) => finished(name, Vec::new(), Some(problem), left_out),
+    }
+}
+
+/// What was read, within the limit of what a prompt may have.
+fn finished(
+    name: String,
+    files: Vec<SourceFile>,
+    problem: Option<String>,
+    left_out: LeftOut,
+) -> Submission {
     let of_files = files.iter().flat_map(|f| f.flags.iter().cloned());
     let mut submission = Submission {
         name,
         flags: of_files.chain(left_out.flags).collect(),
         files,
-        problem,
+        problem: problem.map(|problem| Finding::new(FindingKind::Unreadable, problem)),
         notes: left_out.notes,
         unread: left_out.names,
     };
@@ -412,6 +418,27 @@ fn notebook_lines(language: &str, cells: &[NotebookCell]) -> Vec<String> {
 }
 
 impl Submission {
+    /// A submission of one text, such as one that was pasted; the name tells its kind.
+    #[must_use]
+    pub fn of_text(name: &str, text: &str) -> Self {
+        let kind = kind_of(Path::new(name)).unwrap_or(Kind::Text);
+        let read = match u64::try_from(text.len()).is_ok_and(|n| n <= kind.max_bytes()) {
+            true => read_source(name, kind, text.as_bytes()),
+            false => Err(format!("it is larger than {} bytes", kind.max_bytes())),
+        };
+        let (files, problem) = match read {
+            Ok(file) => (vec![file], None),
+            Err(problem) => (Vec::new(), Some(problem)),
+        };
+        let name = Path::new(name);
+        finished(
+            mark_name(&lossy(name.file_stem())),
+            files,
+            problem,
+            LeftOut::default(),
+        )
+    }
+
     /// Whether it is blank or equals one of the rubric's templates; such work reaches no model.
     /// A submission with a `problem` is not judged.
     pub fn untouched(&self, rubric: &Rubric) -> Option<Untouched> {

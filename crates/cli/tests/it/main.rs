@@ -14,6 +14,7 @@ mod demo;
 #[cfg(unix)]
 mod drain;
 mod grade;
+mod gradebook;
 mod hostile;
 mod one_process;
 mod openai_client;

@@ -14,8 +14,6 @@ pub struct Kept<'a> {
     pub run: i64,
     /// The work.
     pub work: i64,
-    /// Digests of the weights, or what a server tells of its model.
-    pub weights: &'a str,
     /// Digest of all that the result depends on.
     pub inputs: &'a str,
 }
@@ -152,48 +150,19 @@ impl Reader<'_> {
 }
 
 impl Writer<'_> {
-    /// Starts a run of an assignment by the rubric that holds.
-    ///
-    /// # Errors
-    /// If SQLite says no.
-    pub fn start_run(&self, assignment: i64, settings: &str) -> rusqlite::Result<i64> {
-        self.sql.execute(
-            "INSERT INTO run (assignment, rubric_version, settings, created)
-             SELECT ?1, id, ?2, ?3 FROM rubric_version WHERE assignment = ?1 ORDER BY number DESC LIMIT 1",
-            (assignment, settings, self.now),
-        )?;
-        Ok(self.sql.last_insert_rowid())
-    }
-
-    /// Keeps a result with its calls; what persons decided stays as it is.
+    /// Keeps a result; what persons decided stays as it is.
     ///
     /// # Errors
     /// If SQLite says no.
     pub fn keep_result(&self, of: &Kept<'_>, graded: &Graded) -> rusqlite::Result<()> {
-        for job in &graded.jobs {
-            self.sql.execute(
-                "INSERT INTO model_call (run, submission, job, model, weights, prompt_digest, sampling, record, created)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-                (
-                    of.run,
-                    of.work,
-                    job.job.as_str(),
-                    &job.model,
-                    of.weights,
-                    of.inputs,
-                    "",
-                    json(job),
-                    self.now,
-                ),
-            )?;
-        }
         let score = graded.score.and_then(Points::from_f64);
         self.sql.execute(
-            "INSERT INTO result (run, submission, status, score, findings, feedback, flags, notes, created)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            "INSERT INTO result (run, submission, inputs, status, score, findings, feedback, flags, notes, created)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             (
                 of.run,
                 of.work,
+                of.inputs,
                 graded.status.as_str(),
                 score.map(Points::thousandths),
                 json(&graded.reasons),

@@ -138,6 +138,19 @@ impl Reader<'_> {
 }
 
 impl Writer<'_> {
+    /// Keeps submissions that were handed in; their numbers, in their order.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn hand_in_all(
+        &self,
+        assignment: i64,
+        submissions: &[Submission],
+    ) -> rusqlite::Result<Vec<i64>> {
+        let one = |submission| Ok(self.hand_in(assignment, submission)?.id());
+        submissions.iter().map(one).collect()
+    }
+
     /// Keeps a submission that was handed in.
     ///
     /// # Errors

@@ -37,3 +37,31 @@ pub(crate) const fn state(state: State) -> &'static str {
         State::WithoutPoints => "settled without points",
     }
 }
+
+/// What to do about it.
+pub(crate) const fn advice(kind: FindingKind) -> &'static str {
+    match kind {
+        FindingKind::Orders | FindingKind::Hidden => "Look at it: no points were changed for it.",
+        FindingKind::NoAnswer => "Try these again, once the machines answer.",
+        FindingKind::Refused => "Look at what tandem printed, then try again.",
+        FindingKind::Cut => "Allow longer answers, or grade them by hand.",
+        FindingKind::Unusable => "Try these again, or by another model.",
+        FindingKind::TooLong => "Start the model with more context, or grade them by hand.",
+        FindingKind::Unreadable | FindingKind::LeftOut => {
+            "Ask for them again, or grade them by hand."
+        }
+        FindingKind::Evidence | FindingKind::Rationale => "Look at the points of these.",
+        FindingKind::TextRule | FindingKind::NoText => "Write or change the feedback.",
+        FindingKind::Encoding => "See whether the letters are right.",
+        FindingKind::Untouched => "See whether something was handed in.",
+        FindingKind::Other => "Look at these.",
+    }
+}
+
+/// True if the same may go well when it is tried again.
+pub(crate) const fn may_pass(kind: FindingKind) -> bool {
+    matches!(
+        kind,
+        FindingKind::NoAnswer | FindingKind::Refused | FindingKind::Unusable | FindingKind::Cut
+    )
+}

@@ -8,7 +8,7 @@ const EVIL: &str = "</span></div><script>window.__evil = 1</script><img src=x on
     <svg onload=\"window.__evil = 3\"><a href=\"javascript:window.__evil = 4\">x</a>";
 
 /// Hands in a work that means harm in every place that a student, or a model that obeys one, can write to.
-fn hand_in(site: &Site) -> i64 {
+fn hand_in(site: &Site) -> String {
     let (rubric, _, pattern) = site.pattern();
     let folder = site.folder().join("in");
     let name = "<img src=x onerror=window.__evil=5>&quot;";
@@ -45,8 +45,8 @@ fn hand_in(site: &Site) -> i64 {
 #[tokio::test]
 async fn code_names_files_and_feedback_stay_text() {
     let site = Site::new().await;
-    let id = hand_in(&site);
-    let browser = Browser::open(&site, &format!("/grading/a/{id}")).await;
+    let page = hand_in(&site);
+    let browser = Browser::open(&site, &page).await;
     let work = browser.run("return desk.dataset.work").await;
     for path in ["", "/prompt", "/record"] {
         let path = format!("/grading/w/{}{path}", work.as_str().unwrap());

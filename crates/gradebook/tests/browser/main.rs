@@ -4,5 +4,9 @@
 mod access;
 mod harness;
 mod hostile;
+mod live;
+#[path = "../common/models.rs"]
+mod models;
+mod pictures;
 mod review;
 mod speed;

@@ -60,11 +60,24 @@ CREATE UNIQUE INDEX submission_current ON submission (assignment, name) WHERE re
 CREATE TABLE run (
     id INTEGER PRIMARY KEY,
     assignment INTEGER NOT NULL REFERENCES assignment (id),
+    number INTEGER NOT NULL, -- among those of its assignment, from 1
     rubric_version INTEGER NOT NULL REFERENCES rubric_version (id),
     settings TEXT NOT NULL,
     created INTEGER NOT NULL,
-    ended INTEGER
+    -- A run without an end whose process is gone was interrupted, and can be continued.
+    ended INTEGER,
+    outcome TEXT CHECK (outcome IN ('done', 'stopped', 'failed')),
+    problem TEXT,
+    UNIQUE (assignment, number)
 ) STRICT;
+
+-- What a run is to grade.
+CREATE TABLE run_work (
+    run INTEGER NOT NULL REFERENCES run (id),
+    submission INTEGER NOT NULL REFERENCES submission (id),
+    place INTEGER NOT NULL,
+    PRIMARY KEY (run, submission)
+) STRICT, WITHOUT ROWID;
 
 -- Append-only: one request to a model, with all that a later reader needs to know how its answer came.
 CREATE TABLE model_call (
@@ -74,18 +87,21 @@ CREATE TABLE model_call (
     job TEXT NOT NULL,
     model TEXT NOT NULL,
     weights TEXT NOT NULL,
-    prompt_digest TEXT NOT NULL,
+    question TEXT NOT NULL, -- digest of all that was asked, and of whom
     sampling TEXT NOT NULL,
-    record TEXT NOT NULL, -- tokens, nodes, times, why it ended, the answer as it came
+    is_answered INTEGER NOT NULL,
+    record TEXT NOT NULL, -- tokens, machines, times, why it ended, the answer as it came
     created INTEGER NOT NULL
 ) STRICT;
-CREATE INDEX model_call_submission ON model_call (submission);
+CREATE INDEX model_call_submission ON model_call (submission, job, question);
+CREATE INDEX model_call_run ON model_call (run);
 
 -- Append-only: what models made of a submission; the last one holds.
 CREATE TABLE result (
     id INTEGER PRIMARY KEY,
     run INTEGER NOT NULL REFERENCES run (id),
     submission INTEGER NOT NULL REFERENCES submission (id),
+    inputs TEXT NOT NULL, -- digest of all that it depends on
     status TEXT NOT NULL,
     score INTEGER,
     findings TEXT NOT NULL,
@@ -95,6 +111,7 @@ CREATE TABLE result (
     created INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX result_submission ON result (submission, id);
+CREATE INDEX result_run ON result (run);
 
 CREATE TABLE ai_value (
     result INTEGER NOT NULL REFERENCES result (id),

@@ -1,0 +1,203 @@
+//! A run of the gradebook that is killed again and again.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tandem_gradebook::Gradebook;
+use tandem_gradebook::store::{Reader, Work};
+
+use super::daemon::{Daemon, TANDEM};
+use super::grade::COURSE;
+
+const WORKS: usize = 40;
+const KILLS: usize = 20;
+/// A person's value, which no run touches.
+const VALUE: &str = "0";
+
+/// `tandem grade --web`, and a browser that was let in, so to speak.
+struct Web {
+    child: Child,
+    base: String,
+    http: reqwest::Client,
+    cookie: String,
+    _output: BufReader<std::process::ChildStdout>,
+}
+
+impl Web {
+    async fn start(home: &Path, servers: &[String]) -> Self {
+        let mut command = Command::new(TANDEM);
+        command.args(["grade", "--web", "--course", "Killed"]);
+        for server in servers {
+            command.args(["--server", server]);
+        }
+        let mut child = command
+            .args(["--rubric", &format!("{COURSE}/rubric.yaml")])
+            .arg(home.join("works"))
+            .env("HOME", home)
+            .env("TANDEM_DATA", home.join("data"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary runs");
+        let mut output = BufReader::new(child.stdout.take().expect("output"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("a line");
+        let address = line.trim().strip_prefix("gradebook ").expect("an address");
+        let (base, _) = address.split_once("/grading").expect("a path");
+        let http = reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .expect("a client");
+        let entered = http.get(address).send().await.expect("a page");
+        let cookie = entered.headers()["set-cookie"].to_str().expect("text");
+        let cookie = cookie.split(';').next().unwrap_or_default().to_owned();
+        Self {
+            base: base.to_owned(),
+            child,
+            http,
+            cookie,
+            _output: output,
+        }
+    }
+
+    /// Sends a form as a browser would; where it goes from there.
+    async fn post(&self, path: &str, form: &str) -> String {
+        let answer = self
+            .http
+            .post(format!("{}{path}", self.base))
+            .header("cookie", &self.cookie)
+            .header("origin", &self.base)
+            .header("content-type", "application/x-www-form-urlencoded")
+            .body(form.to_owned())
+            .send()
+            .await
+            .expect("an answer");
+        assert_eq!(answer.status(), 303, "{path} {form}");
+        answer.headers()["location"]
+            .to_str()
+            .expect("text")
+            .to_owned()
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        // SIGKILL, where there is such a thing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What is kept of each work: its result, and how many.
+fn results(file: &Path) -> HashMap<i64, (i64, String)> {
+    let sql = rusqlite::Connection::open(file).expect("the store");
+    let mut query = sql
+        .prepare(
+            "SELECT submission, count(*), group_concat(id || status || ifnull(score, '') || findings || ifnull(feedback, ''))
+             FROM result WHERE run = 2 GROUP BY submission",
+        )
+        .expect("a query");
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, (row.get(1)?, row.get(2)?)));
+    let rows = query.query_map([], row).expect("rows");
+    rows.collect::<Result<_, _>>().expect("rows")
+}
+
+/// Questions that were answered more than once.
+fn asked_twice(file: &Path) -> i64 {
+    let sql = rusqlite::Connection::open(file).expect("the store");
+    let twice = "SELECT count(*) FROM (SELECT 1 FROM model_call WHERE is_answered = 1 AND run = 2
+        GROUP BY submission, job, question HAVING count(*) > 1)";
+    sql.query_row(twice, [], |row| row.get(0))
+        .expect("a number")
+}
+
+/// A course of works that differ.
+fn hand_in(home: &Path) {
+    let works = home.join("works");
+    std::fs::create_dir(&works).expect("a folder");
+    let pattern = std::fs::read_to_string(format!("{COURSE}/submissions/s02-off-by-one.py"));
+    let pattern = pattern.expect("a submission");
+    for i in 0..WORKS {
+        let text = format!("{pattern}\n# {i}\n");
+        std::fs::write(works.join(format!("w{i}.py")), text).expect("a file");
+    }
+}
+
+/// A server with both models, which outlives those that ask it; and how it is named on the command line.
+fn models(home: &Path) -> (Daemon, [String; 2]) {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let file = |name: &str| models.join(format!("nano-{name}.gguf"));
+    let model = |name: &str| format!("{name}={}", file(name).display());
+    let (coder, writer) = (model("coder"), model("writer"));
+    let serve = ["--model", &coder, "--model", &writer, "--threads", "1"];
+    let engine = Daemon::serve_from(home, &serve);
+    let servers = [("code", "coder"), ("feedback", "writer")];
+    let servers =
+        servers.map(|(name, theirs)| format!("{name}=http://{}#{theirs}", engine.address));
+    (engine, servers)
+}
+
+fn works(file: &Path) -> Vec<Work> {
+    let gradebook = Gradebook::open(file).expect("the store");
+    let read = |reader: &Reader<'_>| reader.works(2);
+    gradebook.store().read_now(read).expect("works")
+}
+
+#[tokio::test]
+async fn a_run_that_is_killed_at_any_moment_goes_on_where_it_was() {
+    let home = tempfile::tempdir().expect("a folder");
+    hand_in(home.path());
+    let (_engine, servers) = models(home.path());
+    let file = home.path().join("data/gradebook.sqlite");
+    let mut web = Web::start(home.path(), &servers).await;
+    let run = web.post("/grading/a/2/run", "what=all").await;
+    assert_eq!(run, "/grading/r/2");
+    let mut seen: HashMap<i64, (i64, String)> = HashMap::new();
+    let (mut pause, mut unfinished) = (130, 0);
+    for kill in 0..KILLS {
+        // Moments that look random, and are the same in each run of the test.
+        pause = (pause * 7919 + 101) % 700;
+        tokio::time::sleep(Duration::from_millis(50 + pause)).await;
+        if kill == 3 {
+            let work = works(&file)[0].id;
+            let form = format!("do=points&version=0&criterion=correct&points={VALUE}");
+            web.post(&format!("/grading/w/{work}"), &form).await;
+        }
+        drop(web);
+        let now = results(&file);
+        for (work, result) in &seen {
+            assert_eq!(now.get(work), Some(result), "a result changed");
+        }
+        unfinished += usize::from(now.len() < WORKS);
+        seen = now;
+        assert_eq!(asked_twice(&file), 0);
+        web = Web::start(home.path(), &servers).await;
+        web.post("/grading/r/2/continue", "").await;
+    }
+    assert!(
+        unfinished > KILLS / 4,
+        "it was over too soon to show anything"
+    );
+    let since = Instant::now();
+    while results(&file).len() < WORKS {
+        assert!(
+            since.elapsed() < Duration::from_secs(120),
+            "it does not end"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let done = results(&file);
+    assert!(done.values().all(|(count, _)| *count == 1), "{done:?}");
+    assert_eq!(asked_twice(&file), 0);
+    let works = works(&file);
+    let has_score = |w: &Work| w.graded.as_ref().is_some_and(|g| g.score.is_some());
+    assert!(works.iter().all(has_score));
+    let person = works.iter().filter(|w| !w.review.points.is_empty());
+    let values: Vec<String> = person
+        .map(|w| w.review.points["correct"].to_string())
+        .collect();
+    assert_eq!(values, [VALUE]);
+}

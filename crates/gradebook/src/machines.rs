@@ -1,0 +1,87 @@
+//! What a tandem server tells of its models: `GET /v1/nodes`, which has no text of anybody.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Longest wait for it.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// The parts of the server's answer that are needed here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Told {
+    #[serde(default)]
+    data: Vec<ToldNode>,
+    #[serde(default)]
+    servers: Vec<ToldServer>,
+    #[serde(default)]
+    queued: Vec<ToldModel>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToldNode {
+    #[serde(default)]
+    models: Vec<ToldHeld>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToldHeld {
+    name: String,
+    #[serde(default)]
+    contract: ToldContract,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ToldContract {
+    #[serde(default)]
+    weights: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToldServer {
+    #[serde(default)]
+    models: Vec<ToldServed>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToldServed {
+    name: String,
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    reported: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToldModel {
+    model: String,
+}
+
+impl Told {
+    /// Asks the server; nothing if it is none of tandem's, or does not answer.
+    pub(crate) async fn ask(http: &reqwest::Client, base_url: &str) -> Option<Self> {
+        let request = http.get(format!("{base_url}/nodes")).timeout(WAIT);
+        request.send().await.ok()?.json().await.ok()
+    }
+
+    /// The models that can be asked.
+    pub(crate) fn models(&self) -> Vec<String> {
+        self.queued.iter().map(|q| q.model.clone()).collect()
+    }
+
+    /// What serves some models: digests of weights, and what servers tell of theirs, each once.
+    pub(crate) fn served_by(&self, models: &[&str]) -> String {
+        let held = self.data.iter().flat_map(|node| &node.models);
+        let held = held.map(|m| (&m.name, format!("{}={}", m.name, m.contract.weights)));
+        let served = self.servers.iter().flat_map(|server| &server.models);
+        let served = served.map(|m| (&m.name, format!("{}={} ({})", m.name, m.model, m.reported)));
+        let all = held.chain(served);
+        let mut told: Vec<String> = all
+            .filter(|(name, _)| models.contains(&name.as_str()))
+            .map(|(_, told)| told)
+            .collect();
+        told.sort();
+        told.dedup();
+        told.join(" ")
+    }
+}

@@ -1,0 +1,220 @@
+//! Runs: what would be graded, a run that goes on, and what needs a person.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use askama::Template;
+use axum::extract::rejection::FormRejection;
+use axum::extract::{Form, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+use tandem_grading::FeedbackMode;
+
+use crate::Shared;
+use crate::error::PageError;
+use crate::live::{self, Shown};
+use crate::routes;
+use crate::runs::{self, Choice, Settings};
+use crate::store::{Reader, now_ms};
+use crate::view::run::{RunView, per_work_ms};
+use crate::view::{self, RunPage, StartPage};
+
+/// Between two looks at what has changed.
+const LOOK: Duration = Duration::from_millis(500);
+/// Works of the first try.
+const FEW: usize = 5;
+
+/// What is to be graded, and by whom.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct Wanted {
+    what: String,
+    #[serde(default)]
+    analysis: String,
+    #[serde(default)]
+    feedback: String,
+    #[serde(default)]
+    mode: String,
+}
+
+/// The settings that were used last, else the server's own.
+fn last_settings(reader: &Reader<'_>, assignment: i64) -> rusqlite::Result<Option<Settings>> {
+    let runs = reader.runs(assignment)?;
+    Ok(runs
+        .iter()
+        .find_map(|run| serde_json::from_str(&run.settings).ok()))
+}
+
+/// What would be graded.
+pub(crate) async fn form(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+) -> Result<Response, PageError> {
+    let server = shared.server().ok();
+    let last = shared.store.read(move |r| last_settings(r, id)).await?;
+    let settings = last.or_else(|| server.map(Settings::of));
+    let config = match (&settings, server) {
+        (Some(settings), Some(server)) => Some(settings.config(server).await),
+        _ => None,
+    };
+    let read = move |reader: &Reader<'_>| {
+        let (Some(assignment), Some(held)) = (reader.assignment(id)?, reader.rubric(id)?) else {
+            return Ok(None);
+        };
+        let choice = match &config {
+            Some(config) => runs::choice(reader, id, &held.rubric, config)?,
+            None => Choice::default(),
+        };
+        let mut odd = Vec::new();
+        for work in reader.works(id)? {
+            let Some(submission) = reader.submission(work.id)? else {
+                continue;
+            };
+            let problem = submission.problem.as_ref().map(|p| p.text.clone());
+            let untouched = submission.untouched(&held.rubric);
+            let why = problem.or_else(|| untouched.map(|how| how.as_str().to_owned()));
+            if let Some(why) = why {
+                odd.push((routes::work(work.id), work.name, why));
+            }
+        }
+        let runs = reader.runs(id)?;
+        let per_work = per_work_ms(reader, &runs)?;
+        Ok(Some((assignment, held.rubric, choice, odd, runs, per_work)))
+    };
+    let found = shared.store.read(read).await?;
+    let (assignment, rubric, choice, odd, runs, per_work) = found.ok_or(PageError::NotFound)?;
+    let due = choice.due().len();
+    let page = StartPage {
+        course: assignment.course,
+        title: assignment.title,
+        action: routes::runs(id),
+        review: routes::assignment(id),
+        new: choice.new.len(),
+        failed: choice.failed.len(),
+        stale: choice.stale.len(),
+        fresh: choice.fresh.len(),
+        due,
+        few: due.min(FEW),
+        is_first: choice.fresh.is_empty() && choice.stale.is_empty(),
+        time: per_work.map(|ms| view::run::about(ms * u64::try_from(due).unwrap_or(u64::MAX))),
+        odd,
+        warnings: rubric.warnings.clone(),
+        models: match server {
+            Some(server) => server.models().await,
+            None => Vec::new(),
+        },
+        chosen: settings.as_ref().map_or_else(Default::default, |s| {
+            [s.code_analysis.model.clone(), s.feedback.model.clone()]
+        }),
+        is_parallel: settings.is_some_and(|s| s.feedback_mode == FeedbackMode::Parallel),
+        runs: runs.iter().map(view::run::RunLink::new).collect(),
+    };
+    Ok(view::page(StatusCode::OK, &page))
+}
+
+/// Starts a run.
+pub(crate) async fn start(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+    form: Result<Form<Wanted>, FormRejection>,
+) -> Result<Response, PageError> {
+    let Form(wanted) = form.map_err(|e| PageError::Form(e.body_text()))?;
+    let server = shared.server()?;
+    let last = shared.store.read(move |r| last_settings(r, id)).await?;
+    let mut settings = last.unwrap_or_else(|| Settings::of(server));
+    for (model, job) in [
+        (&wanted.analysis, &mut settings.code_analysis),
+        (&wanted.feedback, &mut settings.feedback),
+    ] {
+        if !model.is_empty() {
+            job.model.clone_from(model);
+        }
+    }
+    match wanted.mode.as_str() {
+        "parallel" => settings.feedback_mode = FeedbackMode::Parallel,
+        "after" => settings.feedback_mode = FeedbackMode::After,
+        _ => {}
+    }
+    let config = settings.config(server).await;
+    let choice = shared
+        .store
+        .read(move |reader| {
+            let held = reader.rubric(id)?;
+            let choice =
+                |held: crate::store::RubricVersion| runs::choice(reader, id, &held.rubric, &config);
+            held.map(choice).transpose()
+        })
+        .await?;
+    let choice = choice.ok_or(PageError::NotFound)?;
+    let works = match wanted.what.as_str() {
+        // The new ones first: they stand in a random order.
+        "few" => [choice.new.as_slice(), &choice.failed, &choice.stale]
+            .concat()
+            .into_iter()
+            .take(FEW)
+            .collect(),
+        "failed" => choice.failed,
+        "stale" => choice.stale,
+        _ => choice.due(),
+    };
+    if works.is_empty() {
+        return Err(PageError::Form("There is nothing to grade.".to_owned()));
+    }
+    let run = runs::start(&shared, id, works, &settings).await?;
+    Ok(Redirect::to(&routes::run(run)).into_response())
+}
+
+/// A run.
+pub(crate) async fn show(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+) -> Result<Response, PageError> {
+    let view = look(&shared, id).await?.ok_or(PageError::NotFound)?;
+    let page = RunPage {
+        events: (!view.is_over).then(|| routes::run_events(id)),
+        run: view,
+    };
+    Ok(view::page(StatusCode::OK, &page))
+}
+
+/// What changes of it, as it changes.
+pub(crate) async fn events(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+) -> Result<Response, PageError> {
+    Ok(live::stream(LOOK, move || {
+        let shared = Arc::clone(&shared);
+        async move {
+            let view = look(&shared, id).await.ok().flatten()?;
+            let is_final = view.is_over;
+            let html = view.render().ok()?;
+            Some(Shown { html, is_final })
+        }
+    }))
+}
+
+async fn look(shared: &Arc<Shared>, id: i64) -> Result<Option<RunView>, PageError> {
+    let going = shared.runs.going(id);
+    let activity = Arc::clone(&shared.activity);
+    let read =
+        move |reader: &Reader<'_>| RunView::new(reader, id, going.as_deref(), &activity, now_ms());
+    Ok(shared.store.read(read).await?)
+}
+
+/// Tells a run to stop.
+pub(crate) async fn stop(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+) -> Result<Response, PageError> {
+    shared.runs.stop(id);
+    Ok(Redirect::to(&routes::run(id)).into_response())
+}
+
+/// Goes on with a run.
+pub(crate) async fn go_on(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<i64>,
+) -> Result<Response, PageError> {
+    runs::go_on(&shared, id).await?;
+    Ok(Redirect::to(&routes::run(id)).into_response())
+}

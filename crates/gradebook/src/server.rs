@@ -1,0 +1,51 @@
+//! The server that answers for the models.
+
+use tandem_grading::{GradingConfig, JobConfig};
+
+use crate::machines::Told;
+
+/// Where models are asked, and which ones unless somebody chooses others.
+#[derive(Debug, Clone)]
+pub struct ModelServer {
+    /// Where the API is, with its version: `http://127.0.0.1:8080/v1`.
+    pub base_url: String,
+    /// The job that assesses each criterion.
+    pub code_analysis: JobConfig,
+    /// The job that writes to the student.
+    pub feedback: JobConfig,
+    /// Requests of each job at once.
+    pub parallel: usize,
+}
+
+impl ModelServer {
+    /// The configuration of a run.
+    pub(crate) fn config(&self) -> GradingConfig {
+        let mut config = GradingConfig::new(
+            &self.base_url,
+            self.code_analysis.clone(),
+            self.feedback.clone(),
+        );
+        config.parallel = self.parallel;
+        config.keep = false;
+        config
+    }
+
+    /// What the server tells of its models; nothing if it is none of tandem's.
+    pub(crate) async fn told(&self) -> Option<Told> {
+        // Student work and grades stay on the way that was configured: no proxy.
+        let http = reqwest::Client::builder().no_proxy().build().ok()?;
+        Told::ask(&http, &self.base_url).await
+    }
+
+    /// The models that can be chosen.
+    pub(crate) async fn models(&self) -> Vec<String> {
+        let told = self.told().await.map(|told| told.models());
+        let mut models = told.unwrap_or_default();
+        for model in [&self.code_analysis.model, &self.feedback.model] {
+            if !model.is_empty() && !models.contains(model) {
+                models.push(model.clone());
+            }
+        }
+        models
+    }
+}

@@ -1,0 +1,251 @@
+//! A run: how far it is, what the machines do, and what needs a person.
+
+use std::collections::{BTreeMap, HashMap};
+
+use askama::Template;
+use tandem_grading::review::{Decision, Standing};
+use tandem_grading::{FindingKind, Status};
+
+use super::live::{Lane, lanes};
+use super::words;
+use crate::activity::{Activity, WINDOW_MS};
+use crate::routes;
+use crate::runs::{Going, GoingState};
+use crate::store::{Outcome, Reader, RunRow};
+
+/// The part of the page that changes.
+#[derive(Template)]
+#[template(path = "parts/run.html")]
+pub(crate) struct RunView {
+    pub(crate) course: String,
+    pub(crate) title: String,
+    pub(crate) number: i64,
+    pub(crate) state: String,
+    pub(crate) is_going: bool,
+    pub(crate) is_stopping: bool,
+    pub(crate) can_go_on: bool,
+    pub(crate) is_over: bool,
+    pub(crate) problem: Option<String>,
+    pub(crate) done: usize,
+    pub(crate) all: usize,
+    pub(crate) left: Option<String>,
+    pub(crate) per_hour: Option<u64>,
+    pub(crate) failed: usize,
+    pub(crate) saved: Option<u64>,
+    pub(crate) parts: Vec<(&'static str, usize, usize)>,
+    pub(crate) counts: Vec<(&'static str, usize, &'static str)>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) needs: Vec<Need>,
+    pub(crate) review: String,
+    pub(crate) again: String,
+    pub(crate) stop: String,
+    pub(crate) go_on: String,
+}
+
+/// Works that need a person for the same reason.
+pub(crate) struct Need {
+    pub(crate) what: &'static str,
+    pub(crate) works: usize,
+    pub(crate) href: String,
+    /// What to do.
+    pub(crate) advice: &'static str,
+    /// True if the same may go well when it is tried again.
+    pub(crate) may_pass: bool,
+}
+
+/// A run in a list.
+pub(crate) struct RunLink {
+    pub(crate) href: String,
+    pub(crate) number: i64,
+    pub(crate) at: i64,
+    pub(crate) state: &'static str,
+}
+
+const fn outcome(outcome: Option<Outcome>) -> &'static str {
+    match outcome {
+        Some(Outcome::Done) => "done",
+        Some(Outcome::Stopped) => "stopped",
+        Some(Outcome::Failed) => "could not go on",
+        None => "not finished",
+    }
+}
+
+impl RunLink {
+    pub(crate) fn new(run: &RunRow) -> Self {
+        Self {
+            href: routes::run(run.id),
+            number: run.number,
+            at: run.created,
+            state: outcome(run.outcome),
+        }
+    }
+}
+
+/// A length of time as a person says it.
+pub(crate) fn about(ms: u64) -> String {
+    match ms.div_ceil(1000) {
+        seconds @ 0..=90 => format!("about {seconds} s"),
+        seconds if seconds < 5400 => format!("about {} min", seconds.div_ceil(60)),
+        seconds => format!("about {} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// Milliseconds that the last run with an end took for each of its works.
+pub(crate) fn per_work_ms(reader: &Reader<'_>, runs: &[RunRow]) -> rusqlite::Result<Option<u64>> {
+    for run in runs.iter().filter(|run| run.outcome == Some(Outcome::Done)) {
+        let (Some(took), works) = (run.took_ms(), reader.run_works(run.id)?.len()) else {
+            continue;
+        };
+        // The sample's own run was put in at once.
+        if took > 0 && works > 0 {
+            return Ok(Some(took / u64::try_from(works).unwrap_or(1)));
+        }
+    }
+    Ok(None)
+}
+
+impl RunView {
+    pub(crate) fn new(
+        reader: &Reader<'_>,
+        id: i64,
+        going: Option<&Going>,
+        activity: &Activity,
+        now_ms: u64,
+    ) -> rusqlite::Result<Option<Self>> {
+        let Some(run) = reader.run(id)? else {
+            return Ok(None);
+        };
+        let Some(assignment) = reader.assignment(run.assignment)? else {
+            return Ok(None);
+        };
+        let works = reader.run_works(id)?;
+        let state = going.map(Going::state).unwrap_or_default();
+        let done = works.iter().filter(|w| w.status.is_some()).count();
+        let with = |status: Status| {
+            let is = |w: &&crate::store::RunWork| w.status.as_deref() == Some(status.as_str());
+            works.iter().filter(is).count()
+        };
+        let failed = with(Status::Failed);
+        let in_flight = state.in_flight.len();
+        let counts = vec![
+            (
+                "m-person",
+                with(Status::Graded) + with(Status::NotAttempted),
+                "graded",
+            ),
+            ("m-review", with(Status::NeedsReview), "to review"),
+            ("m-bad", failed, "failed"),
+            ("m-run", in_flight, "running"),
+            (
+                "m-wait",
+                works.len() - done - in_flight.min(works.len() - done),
+                "waiting",
+            ),
+        ];
+        let pace = pace(going, &state, now_ms);
+        let sums = reader.run_sums(id)?;
+        let begin = now_ms.saturating_sub(WINDOW_MS);
+        let left = works.len() - done;
+        Ok(Some(Self {
+            course: assignment.course,
+            title: assignment.title,
+            number: run.number,
+            state: outcome(run.outcome).to_owned(),
+            is_going: going.is_some(),
+            is_stopping: going.is_some_and(Going::is_stopping),
+            can_go_on: going.is_none() && left > 0,
+            is_over: going.is_none(),
+            problem: run.problem.clone(),
+            done,
+            all: works.len(),
+            left: pace
+                .filter(|_| left > 0)
+                .map(|ms| about(ms * u64::try_from(left).unwrap_or(u64::MAX))),
+            per_hour: pace
+                .map(|ms| 3_600_000 / ms.max(1))
+                .or_else(|| finished_pace(&run, done)),
+            failed,
+            saved: (sums.cached_tokens * 100)
+                .checked_div(sums.prompt_tokens)
+                .filter(|percent| *percent > 0),
+            parts: parts(&counts, works.len()),
+            counts,
+            lanes: lanes(activity, begin, now_ms),
+            needs: needs(reader, &run, &works)?,
+            review: routes::assignment(run.assignment),
+            again: routes::runs(run.assignment),
+            stop: routes::stop_run(id),
+            go_on: routes::continue_run(id),
+        }))
+    }
+}
+
+/// Milliseconds for each work, since the run was started or continued.
+fn pace(going: Option<&Going>, state: &GoingState, now_ms: u64) -> Option<u64> {
+    let going = going?;
+    (state.finished > 0).then(|| (now_ms.saturating_sub(going.since_ms)) / state.finished)
+}
+
+/// Works an hour of a run that has ended.
+fn finished_pace(run: &RunRow, done: usize) -> Option<u64> {
+    let took = run.took_ms().filter(|ms| *ms > 0)?;
+    Some(u64::try_from(done).ok()? * 3_600_000 / took)
+}
+
+/// First and size of each part, in hundredths.
+fn parts(
+    counts: &[(&'static str, usize, &'static str)],
+    all: usize,
+) -> Vec<(&'static str, usize, usize)> {
+    let mut from = 0;
+    let mut parts = Vec::new();
+    for (class, count, _) in counts {
+        let size = (count * 1000).div_ceil(all.max(1)).min(1000 - from);
+        parts.push((*class, from, size));
+        from += size;
+    }
+    parts
+}
+
+/// Why works of a run need a person, the most pressing first.
+fn needs(
+    reader: &Reader<'_>,
+    run: &RunRow,
+    works: &[crate::store::RunWork],
+) -> rusqlite::Result<Vec<Need>> {
+    let Some(held) = reader.rubric(run.assignment)? else {
+        return Ok(Vec::new());
+    };
+    let all = reader.works(run.assignment)?;
+    let of: HashMap<i64, &crate::store::Work> = all.iter().map(|w| (w.id, w)).collect();
+    let mut kinds: BTreeMap<FindingKind, (i64, usize, bool)> = BTreeMap::new();
+    for work in works.iter().filter_map(|w| of.get(&w.id)) {
+        let standing = Standing {
+            rubric: &held.rubric,
+            model: work.graded.as_ref(),
+            review: &work.review,
+        };
+        let failed = work
+            .graded
+            .as_ref()
+            .is_some_and(|g| g.status == Status::Failed);
+        let needs = work
+            .graded
+            .as_ref()
+            .is_some_and(|g| matches!(g.status, Status::Failed | Status::NeedsReview));
+        if let (Some(finding), true, Decision::Open) =
+            (standing.first_finding(), needs, work.review.decision)
+        {
+            let entry = kinds.entry(finding.kind).or_insert((work.id, 0, failed));
+            entry.1 += 1;
+        }
+    }
+    let need = |(kind, (work, count, failed)): (FindingKind, (i64, usize, bool))| Need {
+        what: words::finding(kind),
+        works: count,
+        href: routes::work(work),
+        advice: words::advice(kind),
+        may_pass: failed && words::may_pass(kind),
+    };
+    Ok(kinds.into_iter().map(need).collect())
+}

@@ -1,0 +1,63 @@
+//! The pictures of `docs/grading.md`. They are always taken; with `TANDEM_PICTURES=docs` they are put there.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use crate::harness::{Browser, Site};
+use crate::models::Models;
+
+async fn take(browser: &Browser, name: &str) {
+    let picture = browser.page.screenshot().await.unwrap();
+    assert!(
+        picture.starts_with(b"\x89PNG") && picture.len() > 10_000,
+        "{name}"
+    );
+    if let Ok(folder) = std::env::var("TANDEM_PICTURES") {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        std::fs::write(root.join(folder).join(name), picture).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_documents_show_the_pages_as_they_are() {
+    let site = Site::new().await;
+    let models = Models::default();
+    models.pause_ms.store(60, Ordering::Relaxed);
+    site.gradebook.connect(models.serve().await);
+    let browser = Browser::open(&site, "/grading/a/1").await;
+    browser.press("2").await;
+    browser
+        .until("document.querySelector('.chip.warn') !== null")
+        .await;
+    take(&browser, "review.png").await;
+    browser.enter(&site, "/grading/try").await;
+    browser
+        .run("document.getElementById('text').value = 'def mean_above(numbers, limit):\\n    total = 0\\n    count = 0\\n    for n in numbers:\\n        if n >= limit:\\n            total += n\\n            count += 1\\n    return total / count\\n'; document.getElementById('name').value = 'mean.py'; document.querySelector('#try .primary').click()")
+        .await;
+    browser
+        .until("document.querySelectorAll('.answer b').length >= 3")
+        .await;
+    take(&browser, "try.png").await;
+    let (rubric, pattern, _) = site.pattern();
+    let works: Vec<_> = (0..30)
+        .map(|i| {
+            let mut work = pattern.clone();
+            work.name = format!("work-{i}");
+            work.files[0].lines.push(format!("# {i}"));
+            work
+        })
+        .collect();
+    let path = site
+        .gradebook
+        .hand_in("Intro course", &rubric, &works)
+        .unwrap();
+    models.pause_ms.store(15, Ordering::Relaxed);
+    browser.enter(&site, &path).await;
+    browser
+        .run("document.querySelector('button[value=all]').click()")
+        .await;
+    browser
+        .until("/^1[0-9] of 30$/.test(document.getElementById('done').textContent)")
+        .await;
+    take(&browser, "run.png").await;
+}
