@@ -9,27 +9,36 @@
 
   // --- Saves: each waits for the one before it, and names the version that this one left.
   const versions = new Map();
-  // What could not be kept because of somebody else, by work: it stays until the person has decided.
-  const conflicts = new Map();
+  // What was not saved, by work: it stays until the person has decided. While there is some, what follows waits with it.
+  const held = new Map();
   let line = Promise.resolve();
   let waiting = 0;
   let status = "";
 
-  const tell = (text) => {
+  const tell = (text = status) => {
     status = text;
     const place = document.getElementById("status");
-    if (place) place.textContent = text;
+    const count = [...held.values()].flat().length;
+    const rest = count > 0 ? `${count} not saved: see the marked work` : "";
+    if (place) place.textContent = [text === "saved" && rest ? "" : text, rest].filter(Boolean).join(" · ");
   };
 
-  const remember = () => {
-    const now = desk();
-    if (now && waiting === 0) versions.set(now.dataset.work, now.dataset.version);
+  const hold = (work, entry) => held.set(work, [...(held.get(work) ?? []), entry]);
+
+  const words = (body) => {
+    const what = body.get("do").replaceAll("-", " ");
+    const value = body.get("points") ?? body.get("text");
+    return value ? `${what}: ${value}` : what;
   };
 
+  // A body that is too large for it must not be sent with `keepalive`.
+  const SMALL = 50_000;
   const send = async (action, body) => {
     for (;;) {
       try {
-        return await fetch(action, { method: "POST", body, headers: { "X-Parts": "1" }, keepalive: true });
+        const keepalive = body.toString().length < SMALL;
+        const signal = AbortSignal.timeout(30_000);
+        return await fetch(action, { method: "POST", body, headers: { "X-Parts": "1" }, keepalive, signal });
       } catch {
         tell("Not saved yet: tandem cannot be reached. Trying again …");
         await sleep(1000);
@@ -37,53 +46,98 @@
     }
   };
 
-  const save = (form, submitter) => {
-    const body = new URLSearchParams(new FormData(form, submitter));
-    const work = form.dataset.save;
-    if ("again" in form.dataset) conflicts.delete(work);
+  const save = (action, body, work) => {
     ready.clear();
     generation += 1;
     waiting += 1;
     tell("saving …");
     const done = line.then(async () => {
-      if (versions.has(work)) body.set("version", versions.get(work));
-      const response = await send(form.action, body);
-      const page = parse(await response.text());
-      waiting -= 1;
-      take(page, work, response.status);
-      return response.ok;
+      try {
+        if (held.has(work)) {
+          hold(work, { action, body, text: `Not sent, because of what is above: ${words(body)}.` });
+          return false;
+        }
+        if (versions.has(work)) body.set("version", versions.get(work));
+        const response = await send(action, body);
+        return take(parse(await response.text()), response.status, { action, body, work });
+      } catch (error) {
+        console.error(error);
+        hold(work, { action, body, text: `Perhaps not saved: ${words(body)}.` });
+        return false;
+      } finally {
+        waiting -= 1;
+        ready.clear();
+        generation += 1;
+        settle();
+      }
     });
-    line = done.catch((error) => {
-      waiting -= 1;
-      tell("Not saved. Load the page again.");
-      console.error(error);
-    });
+    line = done;
     return done;
   };
 
-  // Takes over what came back for a work; the work itself only if it is the one that is shown.
-  const take = (page, work, code) => {
+  // Takes over what came back for a work; the work itself only if it is the one that is shown. True if it was saved.
+  const take = (page, code, { action, body, work }) => {
     const next = page.getElementById("desk");
-    if (!next) {
-      tell(page.querySelector("h1")?.textContent ?? "Not saved.");
-      return;
+    const isSaved = code < 300;
+    const notice = next?.querySelector(".notice");
+    const message = notice?.querySelector("p")?.textContent ?? page.querySelector("h1")?.textContent ?? "not saved";
+    // What the rules refuse is said on the desk; all else waits for the person.
+    if (!isSaved && (code !== 422 || !next || shown() !== work)) {
+      notice?.remove();
+      hold(work, { action, body, text: next ? message : `${message}: ${words(body)}.` });
     }
-    versions.set(work, next.dataset.version);
-    const conflict = next.querySelector(".conflict");
-    if (code === 409 && conflict) conflicts.set(work, [...(conflicts.get(work) ?? []), conflict]);
-    replace("head", page);
-    replace("queue", page);
-    if (shown() === work) {
-      const open = current()?.dataset.criterion;
-      const focus = focused();
-      replace("desk", page);
-      openCriterion(open);
-      restore(focus);
+    if (next && (isSaved || shown() === work)) versions.set(work, next.dataset.version);
+    if (next) {
+      replace("head", page);
+      replace("queue", page);
+      if (shown() === work) {
+        const open = current()?.dataset.criterion;
+        const focus = focused();
+        if (isSaved) written(body);
+        keepDrafts();
+        replace("desk", page);
+        putDrafts();
+        openCriterion(open);
+        restore(focus);
+      }
     }
-    if (code < 300) tell(waiting > 0 ? "saving …" : "saved");
-    else if (shown() !== work) tell("Something was not saved: look at the work that is marked.");
-    else tell("not saved");
-    settle();
+    tell(isSaved ? (waiting > 1 ? "saving …" : "saved") : "");
+    return isSaved;
+  };
+
+  // --- Texts that are being written, by work and field.
+  const drafts = new Map();
+  const fields = () => [...(desk()?.querySelectorAll("textarea") ?? [])];
+  const keepDrafts = () => {
+    const own = fields().filter((field) => field.value !== field.defaultValue);
+    const draft = (field) => ({
+      field: field.getAttribute("aria-label"),
+      value: field.value,
+      isFocused: field === document.activeElement,
+      range: [field.selectionStart, field.selectionEnd],
+    });
+    if (own.length > 0) drafts.set(shown(), own.map(draft));
+    else drafts.delete(shown());
+  };
+  const putDrafts = () => {
+    for (const draft of drafts.get(shown()) ?? []) {
+      const field = fields().find((f) => f.getAttribute("aria-label") === draft.field);
+      if (!field) continue;
+      field.value = draft.value;
+      field.closest("details")?.setAttribute("open", "");
+      if (draft.isFocused) {
+        field.focus();
+        field.setSelectionRange(...draft.range);
+      }
+    }
+  };
+  // What was saved is no draft any more.
+  const written = (body) => {
+    const text = body.get("text");
+    if (text === null) return;
+    for (const field of fields()) {
+      if (field.value === text && field.form.elements.do.value === body.get("do")) field.value = field.defaultValue;
+    }
   };
 
   const replace = (id, page) => {
@@ -96,19 +150,56 @@
     for (const link of document.querySelectorAll("#queue [data-work]")) {
       if (link.dataset.work === shown()) link.setAttribute("aria-current", "true");
       else link.removeAttribute("aria-current");
-      if (conflicts.has(link.dataset.work)) link.dataset.conflict = "";
+      if (held.has(link.dataset.work)) link.dataset.conflict = "";
     }
-    const open = conflicts.get(shown());
-    const notices = document.getElementById("notices");
-    if (open && notices) {
-      notices.querySelectorAll(".conflict").forEach((notice) => notice.remove());
-      notices.append(...open);
-    }
-    tell(status);
+    putHeld();
+    tell();
     light();
     tabs();
     document.dispatchEvent(new Event("tandem-shown"));
     prefetch();
+  };
+
+  const button = (text, act) => {
+    const one = document.createElement("button");
+    one.type = "button";
+    one.textContent = text;
+    one.addEventListener("click", act);
+    return one;
+  };
+
+  // What was not saved of the work that is shown, with what can be done about it.
+  const putHeld = () => {
+    const notices = document.getElementById("notices");
+    const work = shown();
+    if (!notices) return;
+    notices.querySelectorAll(".conflict").forEach((notice) => notice.remove());
+    for (const entry of held.get(work) ?? []) {
+      const box = document.createElement("div");
+      box.className = "notice conflict";
+      box.setAttribute("role", "alert");
+      const text = document.createElement("p");
+      text.textContent = entry.text;
+      const row = document.createElement("div");
+      row.className = "row";
+      const drop = () => {
+        const rest = held.get(work).filter((other) => other !== entry);
+        if (rest.length > 0) held.set(work, rest);
+        else held.delete(work);
+      };
+      const again = button("Take mine", () => {
+        // The others wait until this one was answered.
+        const rest = held.get(work).filter((other) => other !== entry);
+        held.delete(work);
+        save(entry.action, entry.body, work).then(() => {
+          if (rest.length > 0) held.set(work, [...(held.get(work) ?? []), ...rest]);
+          settle();
+        });
+      });
+      row.append(again, button("Drop mine", () => { drop(); settle(); }));
+      box.append(text, row);
+      notices.append(box);
+    }
   };
 
   const focused = () => {
@@ -153,6 +244,7 @@
       location.href = page.url;
       return;
     }
+    keepDrafts();
     document.querySelector("main.review").replaceWith(main);
     replace("head", next);
     document.title = next.title;
@@ -160,6 +252,7 @@
     const now = desk();
     // A save of this work may be on its way; then its answer says the version.
     if (waiting === 0 || !versions.has(now.dataset.work)) versions.set(now.dataset.work, now.dataset.version);
+    putDrafts();
     settle();
     lookAtFirst();
     main.querySelector("#queue [aria-current]")?.scrollIntoView({ block: "nearest" });
@@ -176,7 +269,7 @@
       const page = await load(href);
       if (turn === turns) show(page, push);
     } catch {
-      location.href = href;
+      if (turn === turns) tell("The page cannot be reached. Try again.");
     }
   };
 
@@ -193,28 +286,36 @@
     }
     if ("undo" in form.dataset) {
       event.preventDefault();
-      await line;
-      generation += 1;
-      ready.clear();
-      const response = await send(form.action, new URLSearchParams());
-      const page = { text: await response.text(), url: response.url };
-      if (response.ok) {
-        show(page, true);
-        tell("undone");
-      } else tell(parse(page.text).querySelector("main p")?.textContent ?? "not undone");
+      // It takes its place in the line: what is saved before it is what it undoes.
+      line = line.then(async () => {
+        try {
+          const response = await fetch(form.action, { method: "POST", signal: AbortSignal.timeout(30_000) });
+          const page = { text: await response.text(), url: response.url };
+          ready.clear();
+          generation += 1;
+          if (response.ok) {
+            show(page, true);
+            tell("undone");
+          } else tell(parse(page.text).querySelector("main p")?.textContent ?? "not undone");
+        } catch {
+          tell("Perhaps not undone: look at the work.");
+        }
+      });
       return;
     }
     if (!form.dataset.save) return;
     event.preventDefault();
+    const body = new URLSearchParams(new FormData(form, event.submitter));
+    const work = form.dataset.save;
     if (!("approve" in form.dataset)) {
-      save(form, event.submitter);
+      save(form.action, body, work);
       return;
     }
     const next = document.querySelector('[data-go="open"]')?.href;
-    const isSure = waiting === 0 && "canApprove" in desk().dataset && !conflicts.has(form.dataset.save);
+    keepDrafts();
+    const isSure = waiting === 0 && "canApprove" in desk().dataset && !held.has(work) && !drafts.has(work);
     const kept = next && ready.get(next);
-    const work = form.dataset.save;
-    const done = save(form, event.submitter);
+    const done = save(form.action, body, work);
     if (isSure && kept) {
       turns += 1;
       show(kept, true);
@@ -243,18 +344,16 @@
     }
   });
 
-  // Forms that were opened get the place to write.
-  document.addEventListener(
-    "toggle",
-    (event) => {
-      if (event.target.open) event.target.querySelector("textarea")?.focus();
-    },
-    true,
-  );
+  // Forms that a person opens get the place to write; not those that come open.
+  document.addEventListener("click", (event) => {
+    const details = event.target instanceof Element ? event.target.closest("summary")?.parentElement : null;
+    if (details) setTimeout(() => details.open && details.querySelector("textarea")?.focus());
+  });
 
   window.addEventListener("popstate", () => go(location.href, false));
   window.addEventListener("beforeunload", (event) => {
-    if (waiting > 0) event.preventDefault();
+    keepDrafts();
+    if (waiting > 0 || held.size > 0 || drafts.size > 0) event.preventDefault();
   });
 
   // --- The open criterion and its lines.
@@ -336,7 +435,7 @@
     }
   };
 
-  remember();
+  versions.set(shown(), desk().dataset.version);
   settle();
   lookAtFirst();
 })();

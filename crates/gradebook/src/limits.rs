@@ -1,11 +1,13 @@
 //! Named limits of the pages.
 
 /// Most bytes of a form.
-pub const MAX_FORM_BYTES: usize = 64 << 10;
+pub const MAX_FORM_BYTES: usize = 256 << 10;
 /// Most bytes of a submission that is pasted.
 pub const MAX_PASTED_BYTES: usize = 24 << 20;
 /// Trials that are remembered.
 pub const MAX_TRIALS: usize = 8;
+/// Most findings that are listed beside a work.
+pub const MAX_FINDINGS: usize = 20;
 /// Most entries of the queue that a page lists; the others are counted.
 pub const MAX_QUEUE: usize = 200;
 /// Most values of a criterion that are shown as buttons.

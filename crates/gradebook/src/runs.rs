@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use tandem_grading::review::Decision;
 use tandem_grading::{
-    FeedbackMode, Graded, GradingConfig, GradingError, Job, JobConfig, JobRecord, Progress, Rubric,
-    Submission, grade, inputs,
+    FeedbackMode, FindingKind, Graded, GradingConfig, GradingError, Job, JobConfig, JobRecord,
+    Progress, Rubric, Status, Submission, grade, inputs,
 };
 
 use crate::activity::CallId;
@@ -368,10 +369,13 @@ pub(crate) fn choice(
     let mut works = reader.works(assignment)?;
     // The order in which a teacher looks at the first ones: random, and the same each time.
     works.sort_by_key(|work| work.draw);
+    // What was approved stays as it is.
+    works.retain(|work| work.review.decision == Decision::Open);
     for work in works {
+        let lacks_text = |g: &Graded| g.reasons.iter().any(|r| r.kind == FindingKind::NoText);
         let list = match (&work.graded, kept.get(&work.id)) {
             (None, _) | (_, None) => &mut choice.new,
-            (Some(graded), _) if graded.status == tandem_grading::Status::Failed => {
+            (Some(graded), _) if graded.status == Status::Failed || lacks_text(graded) => {
                 &mut choice.failed
             }
             (Some(_), Some(known)) => {

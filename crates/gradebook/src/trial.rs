@@ -1,7 +1,7 @@
 //! One submission graded live: nothing of it is stored, and only the last few are remembered.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_grading::{
@@ -16,7 +16,6 @@ use crate::store::now_ms;
 /// The trials that are remembered.
 #[derive(Default)]
 pub(crate) struct Trials {
-    next: AtomicU64,
     kept: Mutex<VecDeque<Arc<Trial>>>,
 }
 
@@ -83,8 +82,10 @@ impl Trials {
         config: GradingConfig,
         activity: Arc<Activity>,
     ) -> Arc<Trial> {
+        let evicted = Arc::clone(&activity);
         let trial = Arc::new(Trial {
-            id: self.next.fetch_add(1, Ordering::Relaxed) + 1,
+            // An old page of an earlier process finds none of this one's.
+            id: rand::random::<u32>().into(),
             assignment,
             rubric,
             submission,
@@ -107,7 +108,7 @@ impl Trials {
         if kept.len() > MAX_TRIALS
             && let Some(old) = kept.pop_front()
         {
-            old.abort();
+            old.stop(&evicted);
         }
         trial
     }

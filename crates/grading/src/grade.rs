@@ -307,7 +307,8 @@ impl Run<'_> {
             attempts,
             wall_ms: started.elapsed().as_secs_f64() * 1000.0,
         };
-        let outcome = outcome(job, self.config.job(job), asked, answer);
+        let mut outcome = outcome(job, self.config.job(job), asked, answer);
+        self.check_answer(job, submission, &mut outcome);
         self.store.keep_answer(index, &outcome.0)?;
         (self.progress)(Progress::JobFinished {
             index,
@@ -315,6 +316,17 @@ impl Run<'_> {
             record: &outcome.0,
         });
         Ok(Some(outcome))
+    }
+
+    /// An analysis that gives no score is no answer: it is not kept as one.
+    fn check_answer(&self, job: Job, submission: &Submission, (record, answer): &mut Outcome) {
+        let Some(text) = answer.as_ref().filter(|_| job == Job::CodeAnalysis) else {
+            return;
+        };
+        if let Err(error) = read_verdict(text, self.rubric, submission) {
+            record.error = Some(Finding::new(FindingKind::Unusable, error.to_string()));
+            *answer = None;
+        }
     }
 
     /// The number of attempts made, and how the last one ended. A server that is away is asked for as long as it is

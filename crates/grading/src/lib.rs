@@ -4,6 +4,7 @@
 //! submission to any OpenAI-compatible server, and a [`Folder`] keeps what came back. Every score
 //! is a suggestion for a person to approve; what could not be graded has no score.
 
+mod archive;
 mod attempt;
 mod client;
 mod config;

@@ -21,6 +21,14 @@ pub const MAX_TEMPLATES: usize = 16;
 
 /// Most submissions in one run.
 pub const MAX_SUBMISSIONS: usize = 10_000;
+/// Most bytes that come out of an archive, all in it together.
+pub const MAX_ARCHIVE_BYTES: u64 = 4 << 30;
+/// Most bytes that come out of an archive in an archive.
+pub const MAX_INNER_ARCHIVE_BYTES: u64 = 64 << 20;
+/// Most files in an archive.
+pub const MAX_ARCHIVE_MEMBERS: usize = 200_000;
+/// Archives in archives, the first included.
+pub const MAX_ARCHIVE_DEPTH: usize = 3;
 /// Most files in one submission.
 pub const MAX_FILES: usize = 256;
 /// Deepest sub-folder that is searched for the files of one submission.

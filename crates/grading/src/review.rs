@@ -53,13 +53,17 @@ pub enum Change {
         /// The points; nothing for the model's.
         points: Option<Points>,
     },
-    /// Writes one item of the feedback; an empty text removes it, an index behind the last adds it.
+    /// Writes one item of the feedback; an empty text removes it.
     Item {
         /// Which item, from 0.
         index: usize,
+        /// What it said before.
+        was: String,
         /// The item.
         item: Item,
     },
+    /// Adds an item to the feedback.
+    Add(Item),
     /// Goes back to the model's text.
     ModelText,
     /// Approves points and text.
@@ -99,6 +103,9 @@ pub enum Refusal {
     /// The text was written for other points.
     #[error("the feedback was written for other points")]
     Marked,
+    /// The text is not the one that was changed.
+    #[error("the feedback was changed meanwhile; look at it and write it again")]
+    Text,
     /// A text is too long, or there are too many.
     #[error("{0}")]
     Limit(String),
@@ -252,8 +259,13 @@ impl<'a> Standing<'a> {
                 };
                 next.decision = Decision::Open;
             }
-            Change::Item { index, item } => {
-                next.text = Some(edited(self.text(), *index, item)?);
+            Change::Item { index, was, item } => {
+                next.text = Some(edited(self.text(), *index, was, item)?);
+                next.text_for = self.all_points();
+                next.decision = Decision::Open;
+            }
+            Change::Add(item) => {
+                next.text = Some(added(self.text(), item)?);
                 next.text_for = self.all_points();
                 next.decision = Decision::Open;
             }
@@ -267,6 +279,10 @@ impl<'a> Standing<'a> {
                 if self.text_is_marked() && !confirmed {
                     return Err(Refusal::Marked);
                 }
+                // From here on they are the person's: no later run changes what was approved.
+                next.points = self.all_points();
+                next.text = Some(self.text());
+                next.text_for = self.all_points();
                 next.decision = Decision::Approved;
                 next.second_look = false;
             }
@@ -327,17 +343,27 @@ fn check_length(what: &str, text: &str, limit: usize) -> Result<(), Refusal> {
     }
 }
 
-fn edited(mut text: Vec<Item>, index: usize, item: &Item) -> Result<Vec<Item>, Refusal> {
+fn trimmed(item: &Item) -> Result<Item, Refusal> {
     check_length("the text", &item.text, MAX_ITEM_CHARS)?;
-    let item = Item {
+    Ok(Item {
         text: item.text.trim().to_owned(),
         ..item.clone()
-    };
-    match (item.text.is_empty(), index < text.len()) {
-        (true, true) => drop(text.remove(index)),
-        (true, false) => {}
-        (false, true) => text[index] = item,
-        (false, false) => text.push(item),
+    })
+}
+
+fn edited(mut text: Vec<Item>, index: usize, was: &str, item: &Item) -> Result<Vec<Item>, Refusal> {
+    let item = trimmed(item)?;
+    let held = text.get_mut(index).filter(|held| held.text == was);
+    let held = held.ok_or(Refusal::Text)?;
+    *held = item;
+    text.retain(|item| !item.text.is_empty());
+    Ok(text)
+}
+
+fn added(mut text: Vec<Item>, item: &Item) -> Result<Vec<Item>, Refusal> {
+    let item = trimmed(item)?;
+    if !item.text.is_empty() {
+        text.push(item);
     }
     match text.len() > MAX_ITEMS {
         true => Err(Refusal::Limit(format!(

@@ -1,5 +1,6 @@
 //! Submissions: found under the given paths, read within limits, made ready for a prompt.
 
+use crate::archive;
 use crate::attempt::{self, Untouched};
 use crate::elision::{self, Shown};
 use crate::error::GradingError;
@@ -93,7 +94,7 @@ pub(crate) fn kind_of(path: &Path) -> Option<Kind> {
     }
 }
 
-/// Finds and reads submissions: each path is a file, or a folder in which every file and every
+/// Finds and reads submissions: each path is a file, or a folder or a zip archive in which every file and every
 /// sub-folder is one submission.
 ///
 /// What cannot be read becomes a submission with a `problem`; it never stops the others.
@@ -102,16 +103,28 @@ pub(crate) fn kind_of(path: &Path) -> Option<Kind> {
 /// A path that does not exist, no submission at all, or more than [`limits::MAX_SUBMISSIONS`].
 pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
     let mut found = Vec::new();
+    // Gone with what was unpacked when all of it was read.
+    let mut unpacked = Vec::new();
     for path in paths {
         let read = |source| GradingError::Read {
             path: path.clone(),
             source,
         };
-        if !std::fs::metadata(path).map_err(read)?.is_dir() {
-            found.push(path.clone());
-            continue;
-        }
-        let entries = std::fs::read_dir(path)
+        let is_folder = std::fs::metadata(path).map_err(read)?.is_dir();
+        let folder = match (is_folder, archive::is_archive(path)) {
+            (true, _) => path.clone(),
+            (false, true) => {
+                let place = tempfile::tempdir().map_err(read)?;
+                let folder = archive::unpack(path, place.path())?;
+                unpacked.push(place);
+                folder
+            }
+            (false, false) => {
+                found.push(path.clone());
+                continue;
+            }
+        };
+        let entries = std::fs::read_dir(folder)
             .map_err(read)?
             .collect::<Result<Vec<_>, _>>()
             .map_err(read)?;
@@ -180,7 +193,7 @@ fn names_of(paths: &[PathBuf]) -> Vec<String> {
 }
 
 /// Entries that operating systems, editors and compilers leave behind, and that nobody writes.
-fn is_junk(path: &Path) -> bool {
+pub(crate) fn is_junk(path: &Path) -> bool {
     let name = lossy(path.file_name());
     name.starts_with('.')
         || name.ends_with(".class")

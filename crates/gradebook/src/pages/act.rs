@@ -32,6 +32,7 @@ pub(crate) struct Act {
     points: Option<String>,
     index: Option<usize>,
     kind: Option<String>,
+    was: Option<String>,
     text: Option<String>,
     confirmed: Option<String>,
 }
@@ -40,7 +41,7 @@ impl Act {
     /// The change that a form asks for.
     fn change(&self) -> Result<Change, PageError> {
         let missing = |field| PageError::Form(format!("The form lacks the field `{field}`."));
-        let text = || self.text.clone().ok_or_else(|| missing("text"));
+        let text = || self.text.as_deref().ok_or_else(|| missing("text"));
         Ok(match self.act.as_str() {
             "points" => Change::Points {
                 criterion: self.criterion.clone().ok_or_else(|| missing("criterion"))?,
@@ -51,15 +52,10 @@ impl Act {
             },
             "item" => Change::Item {
                 index: self.index.ok_or_else(|| missing("index"))?,
-                item: Item {
-                    kind: match self.kind.as_deref() {
-                        Some("strength") => ItemKind::Strength,
-                        _ => ItemKind::NextStep,
-                    },
-                    // Browsers send line breaks as CR LF.
-                    text: text()?.replace("\r\n", "\n"),
-                },
+                was: lines(self.was.as_deref().ok_or_else(|| missing("was"))?),
+                item: self.item(text()?),
             },
+            "add" => Change::Add(self.item(text()?)),
             "model-text" => Change::ModelText,
             "approve" => Change::Approve {
                 confirmed: self.confirmed.is_some(),
@@ -68,10 +64,20 @@ impl Act {
             "reopen" => Change::Reopen,
             "second-look" => Change::SecondLook(true),
             "no-second-look" => Change::SecondLook(false),
-            "note" => Change::Note(text()?.replace("\r\n", "\n")),
+            "note" => Change::Note(lines(text()?)),
             "reset" => Change::Reset,
             _ => return Err(missing("do")),
         })
+    }
+
+    fn item(&self, text: &str) -> Item {
+        Item {
+            kind: match self.kind.as_deref() {
+                Some("strength") => ItemKind::Strength,
+                _ => ItemKind::NextStep,
+            },
+            text: lines(text),
+        }
     }
 
     /// The fields, to send them again.
@@ -83,6 +89,7 @@ impl Act {
             ("points", self.points.as_ref()),
             ("index", index.as_ref()),
             ("kind", self.kind.as_ref()),
+            ("was", self.was.as_ref()),
             ("text", self.text.as_ref()),
         ];
         let some = all
@@ -91,6 +98,11 @@ impl Act {
         some.map(|(name, value)| (name.to_owned(), value.clone()))
             .collect()
     }
+}
+
+/// Browsers send line breaks as CR LF.
+fn lines(text: &str) -> String {
+    text.replace("\r\n", "\n")
 }
 
 fn points(text: &str) -> Result<Points, PageError> {
@@ -188,7 +200,7 @@ impl Act {
                 "" => "the model's points".to_owned(),
                 points => format!("{points} points"),
             },
-            "item" | "note" => format!("“{}”", self.text.as_deref().unwrap_or_default()),
+            "item" | "add" | "note" => format!("“{}”", self.text.as_deref().unwrap_or_default()),
             "approve" => "approved".to_owned(),
             other => other.replace('-', " "),
         }

@@ -306,10 +306,11 @@ fn action(change: &Change, rubric: &tandem_grading::Rubric) -> String {
             Some(points) => format!("{}: {points} points", title(criterion)),
             None => format!("{}: back to the model's points", title(criterion)),
         },
-        Change::Item { index, item } if item.text.trim().is_empty() => {
+        Change::Item { index, item, .. } if item.text.trim().is_empty() => {
             format!("feedback: item {} removed", index + 1)
         }
         Change::Item { index, .. } => format!("feedback: item {} written", index + 1),
+        Change::Add(_) => "feedback: an item added".to_owned(),
         Change::ModelText => "feedback: back to the model's text".to_owned(),
         Change::Approve { .. } => "approved".to_owned(),
         Change::WithoutPoints => "settled without points".to_owned(),

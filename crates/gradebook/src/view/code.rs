@@ -1,5 +1,6 @@
 //! A work's files: lines with colours, and the lines that evidence cites.
 
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use syntect::parsing::{ParseState, Scope, ScopeStack, SyntaxReference, SyntaxSet};
@@ -65,10 +66,12 @@ impl Code {
         let shown = submission.shown(rubric);
         let files = submission.files.iter().zip(shown).enumerate();
         let file = |(index, (file, shown)): (usize, (&SourceFile, Vec<Shown<'_>>))| {
+            let places = file.flags.iter().filter_map(|flag| flag.place.as_ref());
             let cites = Cites {
                 rubric,
                 graded,
                 file,
+                flagged: places.map(|place| place.line).collect(),
             };
             code_file(index, file, &shown, &cites, &mut budget)
         };
@@ -87,6 +90,7 @@ struct Cites<'a> {
     rubric: &'a Rubric,
     graded: Option<&'a Graded>,
     file: &'a SourceFile,
+    flagged: HashSet<usize>,
 }
 
 impl Cites<'_> {
@@ -109,15 +113,6 @@ impl Cites<'_> {
             .map(|(number, c)| (number, c.id.as_str()))
             .collect()
     }
-
-    fn is_flagged(&self, line: usize) -> bool {
-        let mut places = self
-            .file
-            .flags
-            .iter()
-            .filter_map(|flag| flag.place.as_ref());
-        places.any(|place| place.line == line)
-    }
 }
 
 fn code_file(
@@ -137,7 +132,7 @@ fn code_file(
             spans: coloured.next().unwrap_or_default(),
             marks: marks.join(" "),
             criteria: criteria.join(" "),
-            is_flagged: cites.is_flagged(number),
+            is_flagged: cites.flagged.contains(&number),
         }
     };
     let mut blocks: Vec<Block> = Vec::new();

@@ -5,7 +5,7 @@ use tandem_grading::{Criterion, Evidence, Item, ItemKind, Points, Rubric, Scale,
 
 use super::queue::{Ordered, href, label};
 use super::words;
-use crate::limits::MAX_BUTTONS;
+use crate::limits::{MAX_BUTTONS, MAX_FINDINGS};
 use crate::routes;
 use crate::store::Work;
 
@@ -174,7 +174,7 @@ fn findings(work: &Work, submission: &Submission) -> Vec<FindingView> {
     }
     let reasons = work.graded.iter().flat_map(|graded| &graded.reasons);
     let mut found: Vec<FindingView> = Vec::new();
-    for reason in reasons {
+    for reason in reasons.take(MAX_FINDINGS) {
         let place = reason.place.as_ref().and_then(|place| {
             let file = file_index(submission, &place.file)?;
             let link = format!("#f{file}l{}", place.line);

@@ -39,7 +39,7 @@ pub(crate) fn lanes(activity: &Activity, begin_ms: u64, now_ms: u64) -> Vec<Lane
                 Does::Writes => "p-decode",
             },
             from: from * BAR / whole,
-            size: ((to - from) * BAR / whole).max(2),
+            size: (to.saturating_sub(from) * BAR / whole).max(2),
         }
     };
     let lane = |(machine, spans): (String, Vec<Span>)| Lane {

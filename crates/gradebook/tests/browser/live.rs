@@ -11,7 +11,7 @@ use crate::models::Models;
 async fn one_submission_is_graded_live_by_two_models() {
     let site = Site::new().await;
     let models = Models::default();
-    models.pause_ms.store(40, Ordering::Relaxed);
+    models.pause_ms.store(80, Ordering::Relaxed);
     site.gradebook.connect(models.serve().await);
     let browser = Browser::open(&site, "/grading/try").await;
     assert_eq!(browser.accessibility().await, Vec::<String>::new());

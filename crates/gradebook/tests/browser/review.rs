@@ -178,7 +178,10 @@ async fn twenty_works_take_at_most_thirty_keys() {
         .iter()
         .filter(|w| w.review.decision == Decision::Approved);
     assert_eq!(approved.count(), 20);
-    let changed = all.iter().filter(|w| !w.review.points.is_empty());
+    // The model gave all of them the same.
+    let changed = all
+        .iter()
+        .filter(|w| w.review.points["correct"].to_string() != "4");
     assert_eq!(changed.count(), 3);
 }
 

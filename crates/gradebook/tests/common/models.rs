@@ -69,9 +69,12 @@ async fn answer(State(models): State<Models>, body: Bytes) -> Response {
     }
     let schema = &request["response_format"]["json_schema"]["schema"];
     let text = match schema.is_null() {
-        true => {
-            "**What works:** It says what it does.\n\n**Next step:** Try an empty list.".to_owned()
-        }
+        true => format!(
+            "**What works:** It says what it does. {}\n\n**Next step:** Try an empty list.",
+            "The names say what they hold, and the loop does one thing. "
+                .repeat(5)
+                .trim()
+        ),
         false => verdict(schema).to_string(),
     };
     let parts: Vec<String> = text

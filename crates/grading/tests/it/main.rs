@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+mod archives;
 mod course;
 mod fake;
 mod feedback;

@@ -97,6 +97,7 @@ fn changed_points_mark_the_text_until_a_person_writes_it() {
     );
     let write = Change::Item {
         index: 1,
+        was: "Name it.".into(),
         item: Item {
             kind: ItemKind::NextStep,
             text: "Well done.".into(),
@@ -164,10 +165,12 @@ fn change(rubric: &Rubric) -> impl Strategy<Value = Change> + use<> {
     prop_oneof![
         4 => (prop::sample::select(ids), points)
             .prop_map(|(criterion, points)| Change::Points { criterion, points }),
-        2 => (0usize..6, "[a-z ]{0,9}").prop_map(|(index, text)| Change::Item {
+        1 => (0usize..6, "[a-z ]{0,9}").prop_map(|(index, text)| Change::Item {
             index,
+            was: "It runs.".into(),
             item: Item { kind: ItemKind::NextStep, text },
         }),
+        1 => "[a-z ]{0,9}".prop_map(|text| Change::Add(Item { kind: ItemKind::NextStep, text })),
         1 => Just(Change::ModelText),
         2 => any::<bool>().prop_map(|confirmed| Change::Approve { confirmed }),
         1 => Just(Change::WithoutPoints),
