@@ -59,11 +59,21 @@ fn what_was_kept_is_there_after_opening_again() {
     let work = works.iter().find(|w| w.id == 1).unwrap();
     assert_eq!(work.review.points["empty"].to_string(), "1");
     assert_eq!(Gradebook::open(&path).unwrap().address("http://x"), address);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o077, 0, "nobody else reads it");
+}
+
+#[cfg(unix)]
+#[test]
+fn nobody_else_reads_any_of_its_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    // While it is open, what was written last stands in files beside it.
+    let _store = open(&folder.path().join("g.sqlite"));
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert!(files.len() > 1, "there are none beside it");
+    for file in files {
+        let file = file.unwrap();
+        let mode = file.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "others read {:?}", file.file_name());
     }
 }
 
