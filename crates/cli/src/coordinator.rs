@@ -74,7 +74,8 @@ impl Coordinator {
             own = listener.local_addr()?;
             listeners.push((listener, Public::plaintext()));
         }
-        let pages = gradebook.map(Gradebook::router).unwrap_or_default();
+        let pages = gradebook.map(|g| g.router(public.is_tls()));
+        let pages = pages.unwrap_or_default();
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         let (drain, drained) = oneshot::channel::<()>();

@@ -47,6 +47,8 @@
   };
 
   const save = (action, body, work) => {
+    // What is sent twice, because its answer was lost, is done once.
+    if (!body.has("key")) body.set("key", crypto.randomUUID());
     ready.clear();
     generation += 1;
     waiting += 1;
@@ -103,6 +105,24 @@
     }
     tell(isSaved ? (waiting > 1 ? "saving …" : "saved") : "");
     return isSaved;
+  };
+
+  // The model takes its time: what is saved meanwhile does not wait for it.
+  const rewrite = async (form) => {
+    const work = shown();
+    form.querySelector("button").disabled = true;
+    await line;
+    tell("the model writes …");
+    const body = new URLSearchParams([["do", "rewrite"]]);
+    try {
+      const response = await fetch(form.action, { method: "POST", headers: { "X-Parts": "1" } });
+      take(parse(await response.text()), response.status, { action: form.action, body, work });
+    } catch {
+      hold(work, { action: form.action, body, text: "Perhaps not written: tandem cannot be reached." });
+    }
+    ready.clear();
+    generation += 1;
+    settle();
   };
 
   // --- Texts that are being written, by work and field.
@@ -284,6 +304,12 @@
       location.reload();
       return;
     }
+    if ("find" in form.dataset) {
+      event.preventDefault();
+      const query = new URLSearchParams(new FormData(form));
+      go(`${form.action}?${query}`);
+      return;
+    }
     if ("undo" in form.dataset) {
       event.preventDefault();
       // It takes its place in the line: what is saved before it is what it undoes.
@@ -301,6 +327,11 @@
           tell("Perhaps not undone: look at the work.");
         }
       });
+      return;
+    }
+    if ("rewrite" in form.dataset) {
+      event.preventDefault();
+      rewrite(form);
       return;
     }
     if (!form.dataset.save) return;
@@ -324,7 +355,7 @@
 
   document.addEventListener("click", (event) => {
     if (!(event.target instanceof Element) || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    const link = event.target.closest("#queue a, .steps a");
+    const link = event.target.closest("#queue a, .steps a, a[data-list]");
     if (link) {
       event.preventDefault();
       go(link.href);

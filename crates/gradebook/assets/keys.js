@@ -43,7 +43,8 @@
     const element = target(key);
     if (!element) return;
     event.preventDefault();
-    element.click();
+    if (element.matches("input")) element.select();
+    else element.click();
   });
 
   const help = () => {
@@ -54,7 +55,8 @@
       const key = element.dataset.key;
       if (seen.has(key) || /^[0-9]$/.test(key) || key === "?") continue;
       seen.add(key);
-      const words = key === "f" ? "write feedback" : element.textContent.trim();
+      let words = key === "f" ? "write feedback" : element.textContent.trim();
+      if (element.matches("input")) words = element.getAttribute("aria-label").toLowerCase();
       rows.push([key, words.replace(new RegExp(`\\s${CSS.escape(key)}$`), "")]);
     }
     rows.push(["Ctrl ↵", "in a field: save"], ["Esc", "leave a field"]);

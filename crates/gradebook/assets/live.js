@@ -10,7 +10,7 @@
     const page = new DOMParser().parseFromString(html, "text/html");
     const ends = [...live.querySelectorAll(".answer")].map((a) => a.scrollTop + a.clientHeight >= a.scrollHeight - 30);
     const tops = [...live.querySelectorAll(".answer")].map((a) => a.scrollTop);
-    live.replaceChildren(...page.body.childNodes);
+    update(live, page.body);
     // Whoever has scrolled up reads there; the others see what comes.
     [...live.querySelectorAll(".answer")].forEach((a, i) => {
       a.scrollTop = ends[i] ?? true ? a.scrollHeight : tops[i];
@@ -18,20 +18,47 @@
     document.dispatchEvent(new Event("tandem-shown"));
   };
 
-  if (live?.dataset.events) {
-    const source = new EventSource(live.dataset.events);
+  // Replaces what differs and nothing else, so that a button stays under the finger.
+  const update = (old, next) => {
+    const [from, to] = [[...old.children], [...next.children]];
+    const isSame = from.length === to.length && from.every((one, i) => one.tagName === to[i].tagName);
+    if (!isSame || from.length === 0) {
+      old.replaceChildren(...next.childNodes);
+      return;
+    }
+    from.forEach((one, i) => {
+      if (one.outerHTML === to[i].outerHTML) return;
+      const isGroup = ["HEADER", "MAIN"].includes(one.tagName) && one.className === to[i].className;
+      if (isGroup) update(one, to[i]);
+      else one.replaceWith(to[i]);
+    });
+  };
+
+  // A browser keeps few connections to one server: a page that nobody sees gives its own up.
+  let source = null;
+  const open = () => {
+    if (source || "over" in live.dataset || document.hidden) return;
+    source = new EventSource(live.dataset.events);
     source.onmessage = (event) => {
       tell("");
       take(event.data);
     };
     source.addEventListener("final", (event) => {
-      source.close();
+      close();
       take(event.data);
       live.dataset.over = "";
       const stop = document.getElementById("stop");
       if (stop) stop.disabled = true;
     });
     source.onerror = () => tell("The connection broke. Trying again …");
+  };
+  const close = () => {
+    source?.close();
+    source = null;
+  };
+  if (live?.dataset.events) {
+    open();
+    document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   }
 
   const text = document.getElementById("text");

@@ -27,12 +27,18 @@ pub(crate) enum PageError {
     NotFound,
     /// The browser has not been let in.
     NotLetIn,
+    /// Only the teacher may do it.
+    NotAllowed,
     /// The request comes from elsewhere.
     Foreign,
     /// The form cannot be read.
     Form(String),
     /// There is no model to ask.
     NoModels,
+    /// The server of the models does not say which ones it has.
+    NoAnswer,
+    /// A run goes on already.
+    Busy,
     /// The store failed; the log has why.
     Store,
 }
@@ -58,6 +64,11 @@ impl IntoResponse for PageError {
                 "Open the address that tandem printed when it started; it ends with a token."
                     .to_owned(),
             ),
+            Self::NotAllowed => (
+                StatusCode::FORBIDDEN,
+                "Only the teacher may do this",
+                "Ask the person who invited you.".to_owned(),
+            ),
             Self::Foreign => (
                 StatusCode::FORBIDDEN,
                 "This was asked by another page",
@@ -73,6 +84,16 @@ impl IntoResponse for PageError {
                 "No model is loaded",
                 "Start tandem with a model, and open this page again. What is kept can be reviewed meanwhile."
                     .to_owned(),
+            ),
+            Self::NoAnswer => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "The models do not answer",
+                "Nothing was started. Try again; if it stays so, look at what tandem printed.".to_owned(),
+            ),
+            Self::Busy => (
+                StatusCode::CONFLICT,
+                "Another run is going on",
+                "Wait for its end, or stop it. It may be one of another tandem on this machine.".to_owned(),
             ),
             Self::Store => (
                 StatusCode::INTERNAL_SERVER_ERROR,

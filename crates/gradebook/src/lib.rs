@@ -26,6 +26,7 @@ mod trial;
 mod view;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
@@ -55,6 +56,8 @@ struct Shared {
     activity: Arc<Activity>,
     trials: Trials,
     runs: Runs,
+    /// Browsers come by TLS alone.
+    is_tls: AtomicBool,
 }
 
 impl Shared {
@@ -94,7 +97,8 @@ impl Gradebook {
                 server: OnceLock::new(),
                 activity: Arc::default(),
                 trials: Trials::default(),
-                runs: Runs::default(),
+                runs: Runs::new(path),
+                is_tls: AtomicBool::new(false),
             }),
         };
         gradebook.put_sample()?;
@@ -145,8 +149,9 @@ impl Gradebook {
         Ok(routes::runs(assignment))
     }
 
-    /// The pages.
-    pub fn router(&self) -> Router {
+    /// The pages; `is_tls` says that browsers come by TLS alone.
+    pub fn router(&self, is_tls: bool) -> Router {
+        self.shared.is_tls.store(is_tls, Ordering::Relaxed);
         routes::router(Arc::clone(&self.shared))
     }
 
@@ -180,7 +185,7 @@ impl Gradebook {
                 let of = Kept {
                     run,
                     work,
-                    inputs: "",
+                    inputs: None,
                 };
                 writer.keep_result(&of, graded)?;
             }

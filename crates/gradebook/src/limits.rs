@@ -16,5 +16,11 @@ pub const MAX_BUTTONS: usize = 11;
 pub const MAX_COLOURED_LINE: usize = 512;
 /// Most bytes of one submission that get colours.
 pub const MAX_COLOURED: usize = 128 << 10;
+/// Most changes that undo looks back over.
+pub const MAX_UNDO: u32 = 50;
+/// Most characters of a name of somebody who grades.
+pub const MAX_NAME_CHARS: usize = 80;
+/// Most characters of the key that a form carries.
+pub const MAX_KEY_CHARS: usize = 64;
 /// How long a browser is let in, in seconds.
 pub const SESSION_SECONDS: u64 = 180 * 24 * 3600;

@@ -1,5 +1,6 @@
 //! What a tandem server tells of its models: `GET /v1/nodes`, which has no text of anybody.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -58,10 +59,23 @@ struct ToldModel {
 }
 
 impl Told {
-    /// Asks the server; nothing if it is none of tandem's, or does not answer.
-    pub(crate) async fn ask(http: &reqwest::Client, base_url: &str) -> Option<Self> {
+    /// Asks the server; nothing if it is none of tandem's.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub(crate) async fn ask(
+        http: &reqwest::Client,
+        base_url: &str,
+    ) -> Result<Option<Self>, reqwest::Error> {
         let request = http.get(format!("{base_url}/nodes")).timeout(WAIT);
-        request.send().await.ok()?.json().await.ok()
+        let response = request.send().await?;
+        if response.status().is_server_error() {
+            return response.error_for_status().map(|_| None);
+        }
+        match response.bytes().await {
+            Ok(body) => Ok(serde_json::from_slice(&body).ok()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The models that can be asked.
@@ -69,19 +83,15 @@ impl Told {
         self.queued.iter().map(|q| q.model.clone()).collect()
     }
 
-    /// What serves some models: digests of weights, and what servers tell of theirs, each once.
-    pub(crate) fn served_by(&self, models: &[&str]) -> String {
+    /// What serves some models: digests of weights, and what servers tell of theirs.
+    pub(crate) fn served_by(&self, models: &[&str]) -> BTreeSet<String> {
         let held = self.data.iter().flat_map(|node| &node.models);
         let held = held.map(|m| (&m.name, format!("{}={}", m.name, m.contract.weights)));
         let served = self.servers.iter().flat_map(|server| &server.models);
         let served = served.map(|m| (&m.name, format!("{}={} ({})", m.name, m.model, m.reported)));
         let all = held.chain(served);
-        let mut told: Vec<String> = all
-            .filter(|(name, _)| models.contains(&name.as_str()))
+        all.filter(|(name, _)| models.contains(&name.as_str()))
             .map(|(_, told)| told)
-            .collect();
-        told.sort();
-        told.dedup();
-        told.join(" ")
+            .collect()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use crate::limits::{MAX_FORM_BYTES, MAX_PASTED_BYTES};
@@ -26,6 +26,11 @@ pub(crate) fn undo(assignment: i64) -> String {
 /// A work under review, and where its forms go.
 pub(crate) fn work(id: i64) -> String {
     format!("{HOME}/w/{id}")
+}
+
+/// Has a model write its feedback once more.
+pub(crate) fn rewrite(work: i64) -> String {
+    format!("{HOME}/w/{work}/rewrite")
 }
 
 /// What the models were sent.
@@ -81,6 +86,22 @@ pub(crate) fn continue_run(id: i64) -> String {
 /// Hides or shows names.
 pub(crate) const NAMES: &str = "/grading/names";
 
+/// Tells one's name.
+pub(crate) const ME: &str = "/grading/me";
+
+/// Invites somebody.
+pub(crate) const PEOPLE: &str = "/grading/people";
+
+/// Lets somebody in no more.
+pub(crate) fn dismiss(person: i64) -> String {
+    format!("{PEOPLE}/{person}/dismiss")
+}
+
+/// Divides the works of an assignment.
+pub(crate) fn shares(assignment: i64) -> String {
+    format!("{HOME}/a/{assignment}/shares")
+}
+
 /// All pages, guarded.
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
@@ -91,16 +112,31 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
             "/grading/w/{id}",
             get(pages::review::show).post(pages::act::act),
         )
+        .route("/grading/w/{id}/rewrite", post(pages::rewrite::write))
         .route("/grading/w/{id}/prompt", get(pages::record::prompt))
         .route("/grading/w/{id}/record", get(pages::record::show))
+        .route("/grading/r/{id}", get(pages::run::show))
+        .route("/grading/r/{id}/events", get(pages::run::events))
+        .route(NAMES, post(pages::home::names))
+        .route(ME, post(pages::people::name))
+        .route("/grading/{*rest}", get(pages::home::nothing))
+        .merge(of_teachers())
+        .layer(from_fn_with_state(Arc::clone(&shared), security::let_in))
+        .route("/grading/assets/{name}", get(assets::serve))
+        .layer(DefaultBodyLimit::max(MAX_FORM_BYTES))
+        .layer(from_fn(security::headers))
+        .with_state(shared)
+}
+
+/// Those that ask models, and those about people.
+fn of_teachers() -> Router<Arc<Shared>> {
+    Router::new()
         .route(
             "/grading/a/{id}/run",
             get(pages::run::form).post(pages::run::start),
         )
-        .route("/grading/r/{id}", get(pages::run::show))
         .route("/grading/r/{id}/stop", post(pages::run::stop))
         .route("/grading/r/{id}/continue", post(pages::run::go_on))
-        .route("/grading/r/{id}/events", get(pages::run::events))
         .route(
             "/grading/try",
             get(pages::trial::form)
@@ -110,11 +146,8 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/grading/try/{trial}", get(pages::trial::show))
         .route("/grading/try/{trial}/stop", post(pages::trial::stop))
         .route("/grading/try/{trial}/events", get(pages::trial::events))
-        .route(NAMES, post(pages::home::names))
-        .route("/grading/{*rest}", get(pages::home::nothing))
-        .layer(from_fn_with_state(Arc::clone(&shared), security::let_in))
-        .route("/grading/assets/{name}", get(assets::serve))
-        .layer(DefaultBodyLimit::max(MAX_FORM_BYTES))
-        .layer(axum::middleware::from_fn(security::headers))
-        .with_state(shared)
+        .route(PEOPLE, post(pages::people::invite))
+        .route("/grading/people/{id}/dismiss", post(pages::people::dismiss))
+        .route("/grading/a/{id}/shares", post(pages::people::divide))
+        .route_layer(from_fn(security::teachers))
 }

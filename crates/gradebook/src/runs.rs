@@ -1,19 +1,23 @@
 //! The run that goes on: one at a time. What it makes is in the store at once; only what is in flight is here.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tandem_grading::review::Decision;
+use tandem_grading::review::{Decision, Standing};
+use tandem_grading::revision::{Inputs, Staleness};
 use tandem_grading::{
-    FeedbackMode, FindingKind, Graded, GradingConfig, GradingError, Job, JobConfig, JobRecord,
-    Progress, Rubric, Status, Submission, grade, inputs,
+    FeedbackMode, FindingKind, Graded, GradingConfig, GradingError, Held, Job, JobConfig,
+    JobRecord, Progress, Rubric, Status, Style, Submission, grade,
 };
 
 use crate::activity::CallId;
 use crate::error::PageError;
-use crate::store::{Kept, Outcome, Reader, Store, StoreError, Writer, now_ms};
+use crate::store::{Kept, Outcome, Reader, Store, StoreError, Work, Writer, now_ms};
 use crate::{ModelServer, Shared};
 
 /// Which models a run asks, and how; a run keeps it.
@@ -22,6 +26,12 @@ pub(crate) struct Settings {
     pub(crate) code_analysis: JobConfig,
     pub(crate) feedback: JobConfig,
     pub(crate) feedback_mode: FeedbackMode,
+    /// How the feedback is written, where otherwise than the rubric says.
+    #[serde(default)]
+    pub(crate) style: Style,
+    /// What was answered in earlier runs is asked once more.
+    #[serde(default)]
+    pub(crate) asks_anew: bool,
 }
 
 impl Settings {
@@ -31,29 +41,60 @@ impl Settings {
             code_analysis: server.code_analysis.clone(),
             feedback: server.feedback.clone(),
             feedback_mode: FeedbackMode::After,
+            style: Style::default(),
+            asks_anew: false,
         }
     }
 
+    /// The rubric with the style that was chosen.
+    pub(crate) fn applied(&self, mut rubric: Rubric) -> Rubric {
+        rubric.style = self.style.or(&rubric.style);
+        rubric
+    }
+
+    fn models(&self) -> [&str; 2] {
+        [&self.code_analysis.model, &self.feedback.model]
+    }
+
     /// The configuration of a run by a server that holds these models.
-    pub(crate) async fn config(&self, server: &ModelServer) -> GradingConfig {
+    pub(crate) async fn config(&self, server: &ModelServer) -> Result<GradingConfig, PageError> {
         let mut config = server.config();
         config.code_analysis = self.code_analysis.clone();
         config.feedback = self.feedback.clone();
         config.feedback_mode = self.feedback_mode;
-        let models = [
-            self.code_analysis.model.as_str(),
-            self.feedback.model.as_str(),
-        ];
-        let told = server.told().await;
-        config.served_by = told.map(|told| told.served_by(&models)).unwrap_or_default();
-        config
+        let told = server.told().await.map_err(|error| {
+            tracing::warn!(%error, "the server does not say which models it has");
+            PageError::NoAnswer
+        })?;
+        let served_by = told.map(|told| told.served_by(&self.models()));
+        let served_by: Vec<String> = served_by.unwrap_or_default().into_iter().collect();
+        config.served_by = served_by.join(SEPARATOR);
+        Ok(config)
     }
 }
 
+/// Between what several servers tell.
+const SEPARATOR: &str = "; ";
+/// Between two looks at what serves the models of a run.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
 /// The run that goes on, if one does.
-#[derive(Default)]
 pub(crate) struct Runs {
     going: Mutex<Option<Arc<Going>>>,
+    /// Who has it locked may run: the system frees it when a process ends, however it does.
+    lock: PathBuf,
+}
+
+/// The right to run, until it is dropped.
+struct Place {
+    shared: Arc<Shared>,
+    _lock: File,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *lock(&self.shared.runs.going) = None;
+    }
 }
 
 /// A run that goes on.
@@ -94,6 +135,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Runs {
+    /// Of a gradebook in this file.
+    pub(crate) fn new(gradebook: &Path) -> Self {
+        let mut lock = gradebook.as_os_str().to_owned();
+        lock.push(".run");
+        Self {
+            going: Mutex::default(),
+            lock: lock.into(),
+        }
+    }
+
     /// The run, if it goes on.
     pub(crate) fn going(&self, run: i64) -> Option<Arc<Going>> {
         self.any().filter(|going| going.run == run)
@@ -110,21 +161,25 @@ impl Runs {
             going.wants_stop.store(true, Ordering::Relaxed);
         }
     }
+}
 
-    /// Takes the place; false if another run has it.
-    fn take(&self, going: &Arc<Going>) -> bool {
-        let mut place = lock(&self.going);
-        let is_free = place.is_none();
-        if is_free {
-            *place = Some(Arc::clone(going));
-        }
-        is_free
-    }
-
-    fn free(&self, run: i64) {
-        let mut place = lock(&self.going);
-        if place.as_ref().is_some_and(|going| going.run == run) {
-            *place = None;
+impl Place {
+    /// Takes it, unless another run of this process or of another one has it.
+    fn take(shared: &Arc<Shared>) -> Result<Self, PageError> {
+        let file = File::create(&shared.runs.lock).map_err(|error| {
+            tracing::error!(%error, "the lock of the runs cannot be made");
+            PageError::Store
+        })?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self {
+                shared: Arc::clone(shared),
+                _lock: file,
+            }),
+            Err(TryLockError::WouldBlock) => Err(PageError::Busy),
+            Err(TryLockError::Error(error)) => {
+                tracing::error!(%error, "the lock of the runs cannot be taken");
+                Err(PageError::Store)
+            }
         }
     }
 }
@@ -145,15 +200,11 @@ pub(crate) async fn start(
     settings: &Settings,
 ) -> Result<i64, PageError> {
     shared.server()?;
-    if shared.runs.any().is_some() {
-        return Err(PageError::Form(
-            "Another run is going on. Wait for its end, or stop it.".to_owned(),
-        ));
-    }
+    let place = Place::take(shared)?;
     let text = serde_json::to_string(settings).unwrap_or_default();
     let start = move |writer: &Writer<'_>| writer.start_run(assignment, &works, &text).map(Ok);
     let run = shared.store.write::<i64, StoreError>(start).await?;
-    spawn(shared, run).await?;
+    spawn(place, run).await?;
     Ok(run)
 }
 
@@ -163,36 +214,23 @@ pub(crate) async fn go_on(shared: &Arc<Shared>, run: i64) -> Result<(), PageErro
     if shared.runs.going(run).is_some() {
         return Ok(());
     }
+    let place = Place::take(shared)?;
     let go_on = move |writer: &Writer<'_>| writer.continue_run(run).map(Ok);
     shared.store.write::<(), StoreError>(go_on).await?;
-    spawn(shared, run).await
+    spawn(place, run).await
 }
 
-async fn spawn(shared: &Arc<Shared>, run: i64) -> Result<(), PageError> {
+async fn spawn(place: Place, run: i64) -> Result<(), PageError> {
+    let shared = Arc::clone(&place.shared);
+    let read = move |reader: &Reader<'_>| task(reader, run);
+    let task = shared.store.read(read).await?.ok_or(PageError::NotFound)?;
     let going = Arc::new(Going {
         run,
         since_ms: now_ms(),
         wants_stop: AtomicBool::new(false),
         state: Mutex::default(),
     });
-    if !shared.runs.take(&going) {
-        return Err(PageError::Form(
-            "Another run is going on. Wait for its end, or stop it.".to_owned(),
-        ));
-    }
-    let read = move |reader: &Reader<'_>| task(reader, run);
-    let task = match shared.store.read(read).await {
-        Ok(Some(task)) => task,
-        Ok(None) => {
-            shared.runs.free(run);
-            return Err(PageError::NotFound);
-        }
-        Err(error) => {
-            shared.runs.free(run);
-            return Err(error.into());
-        }
-    };
-    let shared = Arc::clone(shared);
+    *lock(&shared.runs.going) = Some(Arc::clone(&going));
     tokio::spawn(async move {
         let outcome = work(&shared, &going, task).await;
         shared.activity.closed(&going.name());
@@ -206,7 +244,7 @@ async fn spawn(shared: &Arc<Shared>, run: i64) -> Result<(), PageError> {
         if let Err(error) = shared.store.write::<(), StoreError>(end).await {
             tracing::error!(%error, "the end of a run cannot be kept");
         }
-        shared.runs.free(run);
+        drop(place);
     });
     Ok(())
 }
@@ -216,16 +254,16 @@ fn task(reader: &Reader<'_>, run: i64) -> rusqlite::Result<Option<Task>> {
     let Some(row) = reader.run(run)? else {
         return Ok(None);
     };
-    let Some(held) = reader.rubric(row.assignment)? else {
+    let Some(held) = reader.rubric_of_run(run)? else {
         return Ok(None);
     };
-    let Ok(settings) = serde_json::from_str(&row.settings) else {
+    let Ok(settings) = serde_json::from_str::<Settings>(&row.settings) else {
         return Ok(None);
     };
     let works = reader.run_works(run)?.into_iter();
     let works: Vec<i64> = works.filter(|w| w.status.is_none()).map(|w| w.id).collect();
     Ok(Some(Task {
-        rubric: held.rubric,
+        rubric: settings.applied(held.rubric),
         submissions: reader.submissions(&works)?,
         works,
         settings,
@@ -238,6 +276,7 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
         .server()
         .map_err(|_| "no model is loaded".to_owned())?;
     let config = task.settings.config(server).await;
+    let config = config.map_err(|_| "the models do not answer".to_owned())?;
     let store = RunStore {
         store: &shared.store,
         going,
@@ -245,9 +284,34 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
         task: &task,
     };
     let note = |progress: Progress<'_>| store.note(shared, &progress);
-    let graded = grade(&config, &task.rubric, &task.submissions, &store, &note).await;
-    let graded = graded.map_err(|e| e.to_string())?;
+    let graded = tokio::select! {
+        graded = grade(&config, &task.rubric, &task.submissions, &store, &note) => graded,
+        () = changed(server, &task.settings, &config.served_by) => return Err(CHANGED.to_owned()),
+    };
+    let graded = graded.map_err(|error| {
+        tracing::error!(%error, "a run cannot go on");
+        "what it makes cannot be kept; look at what tandem printed".to_owned()
+    })?;
     Ok(graded.len() == task.works.len())
+}
+
+/// Why a run ends when other weights answer than those that it began with.
+const CHANGED: &str = "a machine has another model than when the run began, so that works would be graded by unequal ones";
+
+/// Completes when weights serve a model that did not at the start: nobody would know which ones made a grade.
+async fn changed(server: &ModelServer, settings: &Settings, served_by: &str) {
+    let known: Vec<&str> = served_by.split(SEPARATOR).collect();
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        // What does not answer now is looked at again.
+        let Ok(Some(told)) = server.told().await else {
+            continue;
+        };
+        let now = told.served_by(&settings.models());
+        if !served_by.is_empty() && now.iter().any(|one| !known.contains(&one.as_str())) {
+            return;
+        }
+    }
 }
 
 /// Keeps what a run makes.
@@ -303,11 +367,25 @@ impl RunStore<'_> {
 }
 
 impl tandem_grading::Store for RunStore<'_> {
+    fn held(&self, index: usize) -> Held {
+        let id = self.task.works[index];
+        let submission = &self.task.submissions[index];
+        let now = Inputs::new(self.config, &self.task.rubric, submission);
+        let held = self.store.read_now(|reader| {
+            let (Some(work), Some(then)) = (reader.work(id)?, reader.inputs_of(id)?) else {
+                return Ok(Held::default());
+            };
+            Ok(held(&work, &then.staleness(&now), &self.task.rubric))
+        });
+        held.unwrap_or_default()
+    }
+
     fn answered(&self, index: usize, job: Job, question: &str) -> Option<JobRecord> {
         let work = self.task.works[index];
+        let run = self.task.settings.asks_anew.then_some(self.going.run);
         let found = self
             .store
-            .read_now(|reader| reader.answered(work, job, question));
+            .read_now(|reader| reader.answered((work, run), job, question));
         found.ok().flatten()
     }
 
@@ -317,21 +395,38 @@ impl tandem_grading::Store for RunStore<'_> {
     }
 
     fn keep(&self, index: usize, graded: &Graded) -> Result<(), GradingError> {
-        let inputs = inputs(
-            self.config,
-            &self.task.rubric,
-            &self.task.submissions[index],
-        );
+        let submission = &self.task.submissions[index];
+        let inputs = Inputs::new(self.config, &self.task.rubric, submission);
         let of = Kept {
             run: self.going.run,
             work: self.task.works[index],
-            inputs: &inputs,
+            inputs: Some(&inputs),
         };
         self.write(|writer| writer.keep_result(&of, graded))
     }
 
     fn goes_on(&self) -> bool {
         !self.going.is_stopping()
+    }
+}
+
+/// What holds of a work's result where only some criteria are stale.
+fn held(work: &Work, staleness: &Staleness, rubric: &Rubric) -> Held {
+    let (Staleness::Criteria(stale), Some(graded)) = (staleness, &work.graded) else {
+        return Held::default();
+    };
+    let standing = Standing {
+        rubric,
+        model: Some(graded),
+        review: &work.review,
+    };
+    let criteria = standing.model_results_without(stale);
+    let holds = |id: &String| criteria.iter().any(|c| c.id == *id);
+    let findings = graded.reasons.iter();
+    let findings = findings.filter(|f| f.criterion.as_ref().is_some_and(holds));
+    Held {
+        findings: findings.cloned().collect(),
+        criteria,
     }
 }
 
@@ -344,11 +439,19 @@ pub(crate) struct Choice {
     pub(crate) failed: Vec<i64>,
     /// Whose result would come out otherwise now.
     pub(crate) stale: Vec<i64>,
+    /// How many of them for the words of each criterion alone, by its title.
+    pub(crate) stale_for: BTreeMap<String, usize>,
     /// All others.
     pub(crate) fresh: Vec<i64>,
 }
 
 impl Choice {
+    /// Whether a work of the assignment is one that a run may grade.
+    pub(crate) fn has(&self, work: i64) -> bool {
+        let all = [&self.new, &self.failed, &self.stale, &self.fresh];
+        all.into_iter().any(|list| list.contains(&work))
+    }
+
     /// All that is not fresh, in one order.
     pub(crate) fn due(&self) -> Vec<i64> {
         let mut due = [self.new.as_slice(), &self.failed, &self.stale].concat();
@@ -365,7 +468,7 @@ pub(crate) fn choice(
     config: &GradingConfig,
 ) -> rusqlite::Result<Choice> {
     let mut choice = Choice::default();
-    let kept: HashMap<i64, String> = reader.inputs(assignment)?.into_iter().collect();
+    let kept: HashMap<i64, Option<Inputs>> = reader.inputs(assignment)?.into_iter().collect();
     let mut works = reader.works(assignment)?;
     // The order in which a teacher looks at the first ones: random, and the same each time.
     works.sort_by_key(|work| work.draw);
@@ -380,10 +483,20 @@ pub(crate) fn choice(
             }
             (Some(_), Some(known)) => {
                 let submission = reader.submission(work.id)?;
-                let is_fresh = submission.is_some_and(|s| inputs(config, rubric, &s) == *known);
-                match is_fresh {
-                    true => &mut choice.fresh,
-                    false => &mut choice.stale,
+                let now = submission.map(|s| Inputs::new(config, rubric, &s));
+                let staleness = match (known, &now) {
+                    (Some(known), Some(now)) => known.staleness(now),
+                    _ => Staleness::All,
+                };
+                if let Staleness::Criteria(ids) = &staleness {
+                    let titled = rubric.criteria.iter().filter(|c| ids.contains(&c.id));
+                    for criterion in titled {
+                        *choice.stale_for.entry(criterion.title.clone()).or_default() += 1;
+                    }
+                }
+                match staleness {
+                    Staleness::Fresh => &mut choice.fresh,
+                    _ => &mut choice.stale,
                 }
             }
         };

@@ -3,7 +3,7 @@
 //! `cargo xtask sample` makes the file from `examples/intro-course` and the results of a run of it.
 
 use serde::Deserialize;
-use tandem_grading::{Graded, GradingError, Rubric, Submission, Template};
+use tandem_grading::{Graded, GradingError, Material, Rubric, Submission};
 
 /// Name of the course.
 pub(crate) const COURSE: &str = "Sample course";
@@ -22,7 +22,7 @@ pub(crate) struct Sample {
 #[derive(Deserialize)]
 struct File {
     rubric: String,
-    templates: Vec<Template>,
+    templates: Vec<Material>,
     submissions: Vec<Submission>,
     results: Vec<Graded>,
     made_by: String,

@@ -31,16 +31,19 @@ impl ModelServer {
     }
 
     /// What the server tells of its models; nothing if it is none of tandem's.
-    pub(crate) async fn told(&self) -> Option<Told> {
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub(crate) async fn told(&self) -> Result<Option<Told>, reqwest::Error> {
         // Student work and grades stay on the way that was configured: no proxy.
-        let http = reqwest::Client::builder().no_proxy().build().ok()?;
+        let http = reqwest::Client::builder().no_proxy().build()?;
         Told::ask(&http, &self.base_url).await
     }
 
     /// The models that can be chosen.
     pub(crate) async fn models(&self) -> Vec<String> {
-        let told = self.told().await.map(|told| told.models());
-        let mut models = told.unwrap_or_default();
+        let told = self.told().await.ok().flatten();
+        let mut models = told.map(|told| told.models()).unwrap_or_default();
         for model in [&self.code_analysis.model, &self.feedback.model] {
             if !model.is_empty() && !models.contains(model) {
                 models.push(model.clone());

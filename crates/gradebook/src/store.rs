@@ -20,10 +20,10 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 pub use course::{Assignment, RubricVersion};
 pub use result::Kept;
-pub use review::{Past, Undone, WriteError};
+pub use review::{By, Past, Undone, WriteError};
 pub use run::{Outcome, RunRow, RunWork, Sums};
-pub use session::{Person, Role};
-pub use submission::{Handed, Work};
+pub use session::{Member, Person, Role};
+pub use submission::{Handed, Seen, Work};
 
 /// How long one process waits for another that writes.
 const BUSY: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_grading::{
-    FeedbackMode, Graded, GradingConfig, Job, JobRecord, Progress, Rubric, Submission, grade,
+    FeedbackMode, Graded, GradingConfig, Job, JobRecord, Progress, Rubric, Style, Submission, grade,
 };
 use tokio::task::AbortHandle;
 
@@ -25,6 +25,8 @@ pub(crate) struct Trial {
     /// The assignment whose rubric it is.
     pub(crate) assignment: i64,
     pub(crate) rubric: Rubric,
+    /// What was chosen, where otherwise than the rubric says.
+    pub(crate) style: Style,
     pub(crate) submission: Submission,
     /// What was pasted, as it was.
     pub(crate) pasted: (String, String),
@@ -77,7 +79,7 @@ impl Trials {
     /// Starts one.
     pub(crate) fn start(
         &self,
-        (assignment, rubric): (i64, Rubric),
+        (assignment, rubric, style): (i64, Rubric, Style),
         (pasted, submission): ((String, String), Submission),
         config: GradingConfig,
         activity: Arc<Activity>,
@@ -88,6 +90,7 @@ impl Trials {
             id: rand::random::<u32>().into(),
             assignment,
             rubric,
+            style,
             submission,
             pasted,
             models: [

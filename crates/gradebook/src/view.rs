@@ -2,6 +2,7 @@
 
 pub(crate) mod code;
 pub(crate) mod desk;
+pub(crate) mod list;
 pub(crate) mod live;
 pub(crate) mod queue;
 pub(crate) mod run;
@@ -12,6 +13,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::store::{Assignment, Past};
+use tandem_grading::{Length, Style};
 
 /// A page or a part of one as an answer.
 pub(crate) fn page(status: StatusCode, template: &impl Template) -> Response {
@@ -52,6 +54,25 @@ pub(crate) struct Enter {
 #[template(path = "home.html")]
 pub(crate) struct Home {
     pub(crate) assignments: Vec<HomeRow>,
+    /// One's own name.
+    pub(crate) name: String,
+    pub(crate) is_teacher: bool,
+    pub(crate) people: Vec<PersonRow>,
+}
+
+/// Somebody who grades.
+pub(crate) struct PersonRow {
+    pub(crate) name: String,
+    pub(crate) works: i64,
+    pub(crate) dismiss: String,
+}
+
+/// The link of somebody who was invited.
+#[derive(Template)]
+#[template(path = "invited.html")]
+pub(crate) struct Invited {
+    pub(crate) name: String,
+    pub(crate) link: String,
 }
 
 /// One of them.
@@ -63,6 +84,7 @@ pub(crate) struct HomeRow {
 }
 
 /// How many works are how far, as a bar and in words.
+#[derive(Clone)]
 pub(crate) struct Meter {
     /// Class, first and size of each part, in hundredths.
     pub(crate) parts: Vec<(&'static str, usize, usize)>,
@@ -71,8 +93,8 @@ pub(crate) struct Meter {
 
 /// The top of a page about an assignment.
 pub(crate) struct Head {
-    /// Where the assignment is graded.
-    pub(crate) grade: String,
+    /// Where the assignment is graded, for a teacher.
+    pub(crate) grade: Option<String>,
     pub(crate) course: String,
     pub(crate) title: String,
     pub(crate) meter: Meter,
@@ -80,9 +102,13 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub(crate) fn new(assignment: &Assignment, meter: Meter, names_hidden: bool) -> Self {
+    pub(crate) fn new(
+        assignment: &Assignment,
+        meter: Meter,
+        (names_hidden, is_teacher): (bool, bool),
+    ) -> Self {
         Self {
-            grade: crate::routes::runs(assignment.id),
+            grade: is_teacher.then(|| crate::routes::runs(assignment.id)),
             course: assignment.course.clone(),
             title: assignment.title.clone(),
             meter,
@@ -129,6 +155,8 @@ pub(crate) struct StartPage {
     pub(crate) new: usize,
     pub(crate) failed: usize,
     pub(crate) stale: usize,
+    /// How many of them for one criterion alone.
+    pub(crate) stale_for: Vec<(String, usize)>,
     pub(crate) fresh: usize,
     pub(crate) due: usize,
     pub(crate) few: usize,
@@ -141,7 +169,36 @@ pub(crate) struct StartPage {
     pub(crate) models: Vec<String>,
     pub(crate) chosen: [String; 2],
     pub(crate) is_parallel: bool,
+    pub(crate) style: StyleView,
+    /// Where works are divided, among how many, and whether they are.
+    pub(crate) shares: String,
+    pub(crate) people: usize,
+    pub(crate) is_divided: bool,
     pub(crate) runs: Vec<run::RunLink>,
+}
+
+/// How the feedback is to be written.
+pub(crate) struct StyleView {
+    pub(crate) language: String,
+    pub(crate) tone: String,
+    /// Each length, with its words, and whether it is chosen.
+    pub(crate) lengths: Vec<(&'static str, usize, bool)>,
+    pub(crate) advice: bool,
+    /// True if something is otherwise than the rubric says.
+    pub(crate) is_set: bool,
+}
+
+impl StyleView {
+    pub(crate) fn new(style: &Style) -> Self {
+        let length = |l: Length| (l.as_str(), l.words(), style.length == Some(l));
+        Self {
+            language: style.language.clone().unwrap_or_default(),
+            tone: style.tone.clone().unwrap_or_default(),
+            lengths: Length::ALL.into_iter().map(length).collect(),
+            advice: style.advice_at_full_marks,
+            is_set: *style != Style::default(),
+        }
+    }
 }
 
 /// One submission, graded live.
@@ -164,6 +221,7 @@ pub(crate) struct TrialForm {
     /// For the points, and for the feedback.
     pub(crate) chosen: [String; 2],
     pub(crate) is_after: bool,
+    pub(crate) style: StyleView,
 }
 
 /// An assignment without works.

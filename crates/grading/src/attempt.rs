@@ -10,24 +10,25 @@ use crate::submission::{LeftOut, SourceFile, kind_of, read_source, read_tree};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What students started from: a file, or the files of a folder.
+/// What a teacher gives with a rubric, such as a template or a solution: a file, or the files of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Template {
+pub struct Material {
     files: Vec<SourceFile>,
     /// What else its folder has.
     unread: Vec<String>,
 }
 
-impl Template {
+impl Material {
     /// What was read of it.
-    pub(crate) fn files(&self) -> &[SourceFile] {
+    #[must_use]
+    pub fn files(&self) -> &[SourceFile] {
         &self.files
     }
 
-    /// Reads a file or a folder.
-    pub(crate) fn read(path: &Path) -> Result<Self, GradingError> {
+    /// Reads a file or a folder; `what` names it in an error.
+    pub(crate) fn read(what: &str, path: &Path) -> Result<Self, GradingError> {
         let fault = |problem: String| GradingError::Rubric {
-            field: format!("template {}", path.display()),
+            field: format!("{what} {}", path.display()),
             problem,
         };
         if path.is_dir() {
@@ -51,22 +52,22 @@ impl Template {
     }
 }
 
-/// `template.<kind>` and `template/` in the rubric's folder.
-pub(crate) fn templates_beside(folder: &Path) -> Vec<PathBuf> {
+/// `template.<kind>` and `template/` in the rubric's folder, or the same of another stem.
+pub(crate) fn beside(folder: &Path, stem: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
-    let is_template = |path: &PathBuf| {
-        path.file_stem().is_some_and(|stem| stem == "template")
+    let is_named = |path: &PathBuf| {
+        path.file_stem().is_some_and(|found| found == stem)
             && (kind_of(path).is_some() || path.is_dir())
     };
     let mut found: Vec<PathBuf> = entries
         .flatten()
         .map(|e| e.path())
-        .filter(is_template)
+        .filter(is_named)
         .collect();
     found.sort();
-    found.truncate(limits::MAX_TEMPLATES);
+    found.truncate(limits::MAX_MATERIALS);
     found
 }
 
@@ -101,7 +102,7 @@ impl Untouched {
 pub(crate) fn untouched(
     files: &[SourceFile],
     unread: &[String],
-    templates: &[Template],
+    templates: &[Material],
 ) -> Option<Untouched> {
     let contents = |files: &[SourceFile]| {
         let contents = files
@@ -112,7 +113,7 @@ pub(crate) fn untouched(
         contents
     };
     let own = contents(files);
-    let is_of = |template: &Template| {
+    let is_of = |template: &Material| {
         let is_known = |name| template.unread.contains(name);
         unread.iter().all(is_known) && (own.is_empty() || contents(&template.files) == own)
     };

@@ -5,7 +5,7 @@
 
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 
-use crate::attempt::Template;
+use crate::attempt::Material;
 use crate::limits::{ELISION_CONTEXT, MAX_ELISION_LINES, MIN_ELIDED_LINES};
 use crate::submission::SourceFile;
 
@@ -36,8 +36,8 @@ struct Compared {
 }
 
 /// What is shown of each file of a submission, beside the template that has most of its lines.
-pub(crate) fn shown<'a>(files: &'a [SourceFile], templates: &[Template]) -> Vec<Vec<Shown<'a>>> {
-    let of = |template: &Template| -> Vec<Compared> {
+pub(crate) fn shown<'a>(files: &'a [SourceFile], templates: &[Material]) -> Vec<Vec<Shown<'a>>> {
+    let of = |template: &Material| -> Vec<Compared> {
         files.iter().map(|file| compared(file, template)).collect()
     };
     let count = |all: &Vec<Compared>| -> usize {
@@ -66,7 +66,7 @@ pub(crate) fn shown<'a>(files: &'a [SourceFile], templates: &[Template]) -> Vec<
 }
 
 /// Compares a file with the template's file whose path ends most like its own, or with its only one.
-fn compared(file: &SourceFile, template: &Template) -> Compared {
+fn compared(file: &SourceFile, template: &Material) -> Compared {
     let candidates = template.files();
     let best = candidates
         .iter()

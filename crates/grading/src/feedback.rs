@@ -105,47 +105,172 @@ fn bullet(line: &str) -> (bool, &str) {
     }
 }
 
+/// A feedback without its advice; nothing if no strength is left then.
+pub(crate) fn without_advice(markdown: &str) -> Option<String> {
+    let strengths = items(markdown).into_iter();
+    let strengths = strengths.filter(|item| item.kind == ItemKind::Strength);
+    let lines: Vec<String> = strengths
+        .map(|item| format!("- {}", item.text.replace('\n', "\n  ")))
+        .collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+/// Words for points, by language.
+const POINTS: &[&str] = &[
+    "points", "point", "pts", "marks", // English
+    "punkte", "punkten", "punkt", // German
+    "puntos", "punto",  // Spanish
+    "punti",  // Italian
+    "punten", // Dutch
+    "pontos", // Portuguese
+];
+
+/// Words before a value that make it a grade.
+const SCORES: &[&str] = &[
+    "score",
+    "scores",
+    "grade",
+    "grades",
+    "mark",
+    "points",
+    "rating", // English
+    "note",
+    "bewertung",
+    "punktzahl",
+    "punkte", // German; `note` also French
+    "nota",
+    "calificación",
+    "puntuación", // Spanish; `nota` also Italian and Portuguese
+    "voto",
+    "punteggio", // Italian
+    "cijfer",
+    "score", // Dutch
+];
+
+/// Grades in words, whatever stands beside them.
+const PHRASES: &[&str] = &[
+    "full marks",
+    "full points",
+    "full credit",
+    "full score",
+    "partial credit",
+    "half credit",
+    "half marks",
+    "half the points",
+    "points off",
+    "lose points",
+    "lost points",
+    "loses points",
+    "deduct",
+    "passing grade",
+    "failing grade",
+    "top grade",
+    "top marks",
+    "perfect score",
+    "straight a",
+    "volle punktzahl",
+    "volle punkte",
+    "punktabzug",
+    "halbe punkte",
+    "note sehr gut",
+    "note maximale",
+    "nota máxima",
+    "máxima puntuación",
+    "voto massimo",
+];
+
+/// Languages of which the words above are known, as a teacher may write them.
+const LANGUAGES: &[&str] = &[
+    "english",
+    "en",
+    "german",
+    "de",
+    "deutsch",
+    "french",
+    "fr",
+    "français",
+    "francais",
+    "spanish",
+    "es",
+    "español",
+    "espanol",
+    "italian",
+    "it",
+    "italiano",
+    "dutch",
+    "nl",
+    "nederlands",
+    "portuguese",
+    "pt",
+    "português",
+    "portugues",
+];
+
+/// True if the words for grades are known of a language.
+pub(crate) fn knows(language: &str) -> bool {
+    let first = language
+        .split(|c: char| !c.is_alphabetic())
+        .find(|word| !word.is_empty());
+    first.is_some_and(|word| LANGUAGES.contains(&word.to_lowercase().as_str()))
+}
+
 /// What in a feedback text looks like a score. Empty if nothing does. A finding sends the text to a
 /// person; it is a heuristic and removes nothing.
 pub fn check_feedback(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in prose_lines(text) {
         let words = words(&line);
-        if words
-            .windows(3)
-            .any(|w| is_number(&w[0]) && w[1] == "/" && is_number(&w[2]))
-        {
-            found.push("a fraction such as 7/10".to_owned());
-        }
-        if words.windows(2).any(|w| is_number(&w[0]) && w[1] == "%") {
-            found.push("a percentage".to_owned());
-        }
-        if words
-            .windows(4)
-            .any(|w| is_number(&w[0]) && w[1] == "out" && w[2] == "of" && is_number(&w[3]))
-        {
-            found.push("a score 'out of'".to_owned());
-        }
-        let names = ["points", "point", "pts", "marks"];
-        if words
-            .windows(2)
-            .any(|w| is_number(&w[0]) && names.contains(&w[1].as_str()))
-        {
-            found.push("a number of points".to_owned());
-        }
-        if words
-            .iter()
-            .enumerate()
-            .any(|(i, w)| is_score_word(w) && gives_value(&words[i + 1..]))
-        {
-            found.push("a score or grade".to_owned());
-        }
+        let has = |count, is: &dyn Fn(&[String]) -> bool| words.windows(count).any(is);
+        let is_points = |word: &String| POINTS.contains(&word.as_str());
+        let tests: [(bool, &str); 6] = [
+            (
+                has(3, &|w| is_number(&w[0]) && w[1] == "/" && is_number(&w[2])),
+                "a fraction such as 7/10",
+            ),
+            (
+                has(2, &|w| {
+                    is_number(&w[0]) && ["%", "percent", "prozent"].contains(&w[1].as_str())
+                }),
+                "a percentage",
+            ),
+            (
+                has(4, &|w| {
+                    is_number(&w[0]) && w[1] == "out" && w[2] == "of" && is_number(&w[3])
+                }) || has(3, &|w| {
+                    is_number(&w[0]) && w[1] == "von" && is_number(&w[2])
+                }),
+                "a score 'out of'",
+            ),
+            (
+                has(2, &|w| is_number(&w[0]) && is_points(&w[1])),
+                "a number of points",
+            ),
+            (
+                (1..=words.len()).any(|i| is_score_word(&words[i - 1]) && gives_value(&words[i..])),
+                "a score or grade",
+            ),
+            (has_phrase(&words), "words for a grade"),
+        ];
+        found.extend(
+            tests
+                .iter()
+                .filter(|(is, _)| *is)
+                .map(|(_, what)| (*what).to_owned()),
+        );
     }
+    found.sort();
     found.dedup();
     found
 }
 
-/// Lines outside fenced code. Inline code stays, so that a score cannot hide in it.
+fn has_phrase(words: &[String]) -> bool {
+    let line = format!(" {} ", words.join(" "));
+    PHRASES
+        .iter()
+        .any(|phrase| line.contains(&format!(" {phrase}")))
+}
+
+/// Lines outside fenced code, in lower case. Of code in a line stays what has no letter, so that no score hides in it.
 fn prose_lines(text: &str) -> Vec<String> {
     let mut fenced = false;
     let mut out = Vec::new();
@@ -153,7 +278,24 @@ fn prose_lines(text: &str) -> Vec<String> {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
         } else if !fenced {
-            out.push(line.to_lowercase());
+            out.push(without_code(line).to_lowercase());
+        }
+    }
+    out
+}
+
+fn without_code(line: &str) -> String {
+    let mut out = String::new();
+    let parts: Vec<&str> = line.split('`').collect();
+    for (i, part) in parts.iter().enumerate() {
+        // The last backtick of an odd number opens nothing.
+        let is_code = i % 2 == 1 && i + 1 < parts.len();
+        let is_expression = part
+            .chars()
+            .any(|c| c.is_alphabetic() || "=<>()[]".contains(c));
+        match is_code && is_expression {
+            true => out.push_str(" · "),
+            false => out.push_str(part),
         }
     }
     out
@@ -173,7 +315,7 @@ fn words(line: &str) -> Vec<String> {
         if !current.is_empty() {
             out.push(std::mem::take(&mut current));
         }
-        if matches!(c, '/' | '%' | ':' | '=' | '+' | '-') {
+        if !c.is_whitespace() && c != '*' {
             out.push(c.to_string());
         }
     }
@@ -192,15 +334,25 @@ fn is_number(word: &str) -> bool {
 }
 
 fn is_score_word(word: &str) -> bool {
-    ["score", "scores", "grade", "mark", "points", "rating"].contains(&word)
+    SCORES.contains(&word)
 }
 
 /// Whether the next word or two are a number or a letter grade.
 fn gives_value(after: &[String]) -> bool {
     let value = |w: &String| is_number(w) || ["a", "b", "c", "d", "e", "f"].contains(&w.as_str());
     match after {
-        [sign, next, ..] if [":", "="].contains(&sign.as_str()) => value(next),
-        [link, next, ..] if ["is", "of"].contains(&link.as_str()) => is_number(next),
+        // "Note: a loop" gives no grade.
+        [sign, next, rest @ ..] if [":", "="].contains(&sign.as_str()) => {
+            let goes_on = rest
+                .first()
+                .is_some_and(|w| w.chars().all(char::is_alphanumeric));
+            is_number(next) || (value(next) && !goes_on)
+        }
+        [link, next, ..]
+            if ["is", "of", "ist", "von", "de", "est", "es", "è", "é"].contains(&link.as_str()) =>
+        {
+            is_number(next)
+        }
         [next, ..] => is_number(next),
         [] => false,
     }

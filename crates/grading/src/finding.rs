@@ -13,6 +13,9 @@ pub struct Finding {
     /// Where in the submission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
+    /// The criterion that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub criterion: Option<String>,
 }
 
 /// A line of a submission.
@@ -48,8 +51,14 @@ pub enum FindingKind {
     LeftOut,
     /// Lines that are cited do not exist, or none are.
     Evidence,
+    /// Something is said to be missing, and what is missing cannot be cited.
+    Absence,
+    /// A reflection is shorter than asked for.
+    TooShort,
     /// The rationale says nothing.
     Rationale,
+    /// The feedback repeats what only those who grade may see.
+    Disclosed,
     /// The feedback gives scores, or is not what was asked for.
     TextRule,
     /// There is no feedback.
@@ -69,18 +78,26 @@ impl Finding {
             kind,
             text: text.into(),
             place: None,
+            criterion: None,
+        }
+    }
+
+    /// One about a criterion.
+    pub(crate) fn about(kind: FindingKind, criterion: &str, what: &str) -> Self {
+        Self {
+            criterion: Some(criterion.to_owned()),
+            ..Self::new(kind, format!("criterion '{criterion}': {what}"))
         }
     }
 
     /// One in a line of a file.
     pub(crate) fn at(kind: FindingKind, file: &str, line: usize, what: &str) -> Self {
         Self {
-            kind,
-            text: format!("{file} line {line}: {what}"),
             place: Some(Place {
                 file: file.to_owned(),
                 line,
             }),
+            ..Self::new(kind, format!("{file} line {line}: {what}"))
         }
     }
 }
@@ -107,6 +124,8 @@ enum Stored {
         text: String,
         #[serde(default)]
         place: Option<Place>,
+        #[serde(default)]
+        criterion: Option<String>,
     },
 }
 
@@ -114,7 +133,17 @@ impl From<Stored> for Finding {
     fn from(stored: Stored) -> Self {
         match stored {
             Stored::Text(text) => Self::new(FindingKind::Other, text),
-            Stored::Whole { kind, text, place } => Self { kind, text, place },
+            Stored::Whole {
+                kind,
+                text,
+                place,
+                criterion,
+            } => Self {
+                kind,
+                text,
+                place,
+                criterion,
+            },
         }
     }
 }

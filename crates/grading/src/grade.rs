@@ -7,8 +7,9 @@
 
 use crate::client::{Answer, Client, JobError};
 use crate::config::{FeedbackMode, GradingConfig, JobConfig};
+use crate::disclosure;
 use crate::error::GradingError;
-use crate::feedback::check_feedback;
+use crate::feedback::{self, ItemKind, check_feedback, items, without_advice};
 use crate::finding::{Finding, FindingKind};
 use crate::graded::{CriterionResult, Graded, Job, JobRecord, Status};
 use crate::hidden::mark_hidden;
@@ -17,9 +18,11 @@ use crate::request::{question, request};
 use crate::rubric::Rubric;
 use crate::schema::worst_case_bytes;
 use crate::size::PromptSize;
+use crate::style::word_count;
 use crate::submission::Submission;
-use crate::verdict::read_verdict;
+use crate::verdict::{Verdict, VerdictError, read_verdict};
 use futures_util::StreamExt;
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tandem_openai::{ChatRequest, FinishReason};
@@ -91,6 +94,11 @@ pub trait Store: Send + Sync {
         None
     }
 
+    /// What holds of an earlier result: these criteria are not asked for again.
+    fn held(&self, _index: usize) -> Held {
+        Held::default()
+    }
+
     /// The complete answer that the same question got earlier.
     fn answered(&self, _index: usize, _job: Job, _question: &str) -> Option<JobRecord> {
         None
@@ -120,6 +128,40 @@ pub trait Store: Send + Sync {
 
 /// Keeps nothing.
 impl Store for () {}
+
+/// What holds of an earlier result.
+#[derive(Debug, Clone, Default)]
+pub struct Held {
+    /// The criteria, by the rubric of the run.
+    pub criteria: Vec<CriterionResult>,
+    /// What was found about them.
+    pub findings: Vec<Finding>,
+}
+
+/// A submission of a run, and what is asked about it.
+struct Task<'a> {
+    index: usize,
+    submission: &'a Submission,
+    /// The rubric, with those criteria alone that are asked for.
+    asked: Cow<'a, Rubric>,
+    held: Held,
+}
+
+impl Task<'_> {
+    /// What an answer says, with what holds already.
+    fn verdict(&self, answer: &str, rubric: &Rubric) -> Result<Verdict, VerdictError> {
+        let mut verdict = read_verdict(answer, &self.asked, self.submission)?;
+        if self.held.criteria.is_empty() {
+            return Ok(verdict);
+        }
+        verdict.criteria.extend(self.held.criteria.iter().cloned());
+        let place = |id: &str| rubric.criteria.iter().position(|c| c.id == id);
+        verdict.criteria.sort_by_key(|result| place(&result.id));
+        verdict.total = verdict.criteria.iter().map(|c| c.points).sum();
+        verdict.doubts.extend(self.held.findings.iter().cloned());
+        Ok(verdict)
+    }
+}
 
 /// Grades submissions; the results stand in the order of the submissions. A run that is told to stop returns those that
 /// there are.
@@ -212,45 +254,54 @@ impl Run<'_> {
             let how = Finding::new(FindingKind::Untouched, how.as_str());
             return without(Status::NotAttempted, how);
         }
-        let of = (index, submission);
+        if !self.store.goes_on() {
+            return Ok(None);
+        }
+        let task = self.task(index, submission);
+        let is_counted = match self.size(&task).await {
+            Some(Some(problem)) => return without(Status::Failed, problem),
+            size => size.is_some(),
+        };
+        let combined = |analysis, feedback| {
+            let mut graded = self.combined(&task, analysis, feedback);
+            if !is_counted {
+                graded.notes.push(UNCOUNTED.to_owned());
+            }
+            Ok(Some(graded))
+        };
         let (analysis, feedback) = match self.config.feedback_mode {
             FeedbackMode::Parallel => {
-                if let Some(problem) = self.too_large(submission).await {
-                    return without(Status::Failed, problem);
-                }
                 let (analysis, feedback) = tokio::join!(
-                    self.job(Job::CodeAnalysis, of, None),
-                    self.job(Job::Feedback, of, None)
+                    self.job(Job::CodeAnalysis, &task, None),
+                    self.job(Job::Feedback, &task, None)
                 );
                 (analysis?, feedback?)
             }
             FeedbackMode::After => {
-                if let Some(problem) = self.too_large(submission).await {
-                    return without(Status::Failed, problem);
-                }
-                let Some(analysis) = self.job(Job::CodeAnalysis, of, None).await? else {
+                let Some(analysis) = self.job(Job::CodeAnalysis, &task, None).await? else {
                     return Ok(None);
                 };
                 let verdict = analysis.1.as_deref();
-                let verdict = verdict.and_then(|a| read_verdict(a, self.rubric, submission).ok());
+                let verdict = verdict.and_then(|a| task.verdict(a, self.rubric).ok());
                 let Some(verdict) = verdict else {
-                    return Ok(Some(self.combined(submission, analysis, None)));
+                    return combined(analysis, None);
                 };
                 let assessment = Some(verdict.criteria.as_slice());
-                let feedback = self.job(Job::Feedback, of, assessment).await?;
+                let feedback = self.job(Job::Feedback, &task, assessment).await?;
                 (Some(analysis), feedback)
             }
         };
         let (Some(analysis), Some(feedback)) = (analysis, feedback) else {
             return Ok(None);
         };
-        Ok(Some(self.combined(submission, analysis, Some(feedback))))
+        combined(analysis, Some(feedback))
     }
 
-    /// Why the code analysis cannot be asked for; no score could be made. Nothing if that is not known.
-    async fn too_large(&self, submission: &Submission) -> Option<Finding> {
+    /// Why the code analysis cannot be asked for, if it is too large; no score could be made. Nothing at all if the server
+    /// counts no tokens.
+    async fn size(&self, task: &Task<'_>) -> Option<Option<Finding>> {
         let job = Job::CodeAnalysis;
-        let request = request(self.config, self.rubric, (job, None), submission);
+        let request = self.request(task, (job, None));
         let counted = self.client.count(&request).await.ok()??;
         let size = PromptSize {
             prompt: counted.count,
@@ -258,7 +309,26 @@ impl Run<'_> {
             context: counted.context,
             estimated: false,
         };
-        size.problem(job)
+        Some(size.problem(job))
+    }
+
+    fn task<'a>(&'a self, index: usize, submission: &'a Submission) -> Task<'a> {
+        let held = self.store.held(index);
+        let is_held = |id: &str| held.criteria.iter().any(|c| c.id == id);
+        let mut asked = Cow::Borrowed(self.rubric);
+        if !held.criteria.is_empty() {
+            asked.to_mut().criteria.retain(|c| !is_held(&c.id));
+        }
+        Task {
+            index,
+            submission,
+            asked,
+            held,
+        }
+    }
+
+    fn request(&self, task: &Task<'_>, of: (Job, Option<&[CriterionResult]>)) -> ChatRequest {
+        request(self.config, (self.rubric, &task.asked), of, task.submission)
     }
 
     fn without_models(&self, submission: &Submission, status: Status, reason: Finding) -> Graded {
@@ -280,9 +350,10 @@ impl Run<'_> {
     async fn job(
         &self,
         job: Job,
-        (index, submission): (usize, &Submission),
+        task: &Task<'_>,
         assessment: Option<&[CriterionResult]>,
     ) -> Result<Option<Outcome>, GradingError> {
+        let index = task.index;
         let places = match job {
             Job::CodeAnalysis => &self.analyses,
             Job::Feedback => &self.feedbacks,
@@ -292,7 +363,7 @@ impl Run<'_> {
         if !self.store.goes_on() {
             return Ok(None);
         }
-        let request = request(self.config, self.rubric, (job, assessment), submission);
+        let request = self.request(task, (job, assessment));
         let question = question(self.config, &request);
         if let Some(record) = self.store.answered(index, job, &question) {
             let answer = record.answer.clone();
@@ -308,22 +379,22 @@ impl Run<'_> {
             wall_ms: started.elapsed().as_secs_f64() * 1000.0,
         };
         let mut outcome = outcome(job, self.config.job(job), asked, answer);
-        self.check_answer(job, submission, &mut outcome);
+        self.check_answer(job, task, &mut outcome);
         self.store.keep_answer(index, &outcome.0)?;
         (self.progress)(Progress::JobFinished {
             index,
-            name: &submission.name,
+            name: &task.submission.name,
             record: &outcome.0,
         });
         Ok(Some(outcome))
     }
 
     /// An analysis that gives no score is no answer: it is not kept as one.
-    fn check_answer(&self, job: Job, submission: &Submission, (record, answer): &mut Outcome) {
+    fn check_answer(&self, job: Job, task: &Task<'_>, (record, answer): &mut Outcome) {
         let Some(text) = answer.as_ref().filter(|_| job == Job::CodeAnalysis) else {
             return;
         };
-        if let Err(error) = read_verdict(text, self.rubric, submission) {
+        if let Err(error) = task.verdict(text, self.rubric) {
             record.error = Some(Finding::new(FindingKind::Unusable, error.to_string()));
             *answer = None;
         }
@@ -367,18 +438,14 @@ impl Run<'_> {
     }
 
     /// Both answers together; no feedback was asked for where the analysis gave nothing to write about.
-    fn combined(
-        &self,
-        submission: &Submission,
-        analysis: Outcome,
-        feedback: Option<Outcome>,
-    ) -> Graded {
+    fn combined(&self, task: &Task<'_>, analysis: Outcome, feedback: Option<Outcome>) -> Graded {
+        let submission = task.submission;
         let (mut analysis_record, analysis_answer) = analysis;
         let none = Finding::new(FindingKind::Other, "");
         let mut graded = self.without_models(submission, Status::Failed, none);
         graded.reasons.clear();
         if let Some(answer) = analysis_answer {
-            match read_verdict(&answer, self.rubric, submission) {
+            match task.verdict(&answer, self.rubric) {
                 Ok(verdict) => {
                     graded.score = Some(verdict.total.as_f64());
                     graded.criteria = verdict.criteria;
@@ -396,7 +463,14 @@ impl Run<'_> {
         }
         graded.jobs = vec![analysis_record];
         if let Some((record, answer)) = feedback {
-            put_feedback(&mut graded, &record, answer.as_deref());
+            let is_full =
+                graded.score.is_some() && graded.criteria.iter().all(|c| c.points == c.max_points);
+            match answer {
+                Some(answer) => {
+                    put_feedback(&mut graded, &answer, (self.rubric, submission), is_full)
+                }
+                None => lacks_feedback(&mut graded, &record),
+            }
             graded.jobs.push(record);
         }
         graded.reasons.extend(submission.flags.iter().cloned());
@@ -409,32 +483,143 @@ impl Run<'_> {
     }
 }
 
-/// Takes over the feedback, and says what is wrong with it.
-fn put_feedback(graded: &mut Graded, record: &JobRecord, answer: Option<&str>) {
-    let Some(answer) = answer else {
-        let error = record.error.as_ref();
-        let why = error.map_or("no answer", |e| e.text.as_str());
-        let text = format!("feedback: {why}");
-        graded.reasons.push(Finding::new(FindingKind::NoText, text));
-        return;
-    };
-    let (text, hidden) = mark_hidden(answer.trim());
-    let mut rule = |what: String| {
-        let text = format!("feedback: contains {what}");
+/// Says why there is no feedback.
+fn lacks_feedback(graded: &mut Graded, record: &JobRecord) {
+    let error = record.error.as_ref();
+    let why = error.map_or("no answer", |e| e.text.as_str());
+    let text = format!("feedback: {why}");
+    graded.reasons.push(Finding::new(FindingKind::NoText, text));
+}
+
+/// Takes over the feedback, and says what is wrong with it, and what could not be checked.
+fn put_feedback(
+    graded: &mut Graded,
+    answer: &str,
+    (rubric, submission): (&Rubric, &Submission),
+    is_full: bool,
+) {
+    let (mut text, hidden) = mark_hidden(answer.trim());
+    let mut find = |kind, what: String| {
         graded
             .reasons
-            .push(Finding::new(FindingKind::TextRule, text));
+            .push(Finding::new(kind, format!("feedback: {what}")));
     };
-    check_feedback(&text).into_iter().for_each(&mut rule);
-    if hidden > 0 {
-        rule(format!("{hidden} hidden character(s)"));
-    }
     if text.is_empty() {
-        let empty = Finding::new(FindingKind::NoText, "feedback: it is empty");
-        graded.reasons.push(empty);
-    } else {
-        graded.feedback = Some(text);
+        find(FindingKind::NoText, "it is empty".to_owned());
+        return;
     }
+    let has_advice = items(&text)
+        .iter()
+        .any(|item| item.kind == ItemKind::NextStep);
+    if is_full && has_advice && !rubric.style.advice_at_full_marks {
+        match without_advice(&text) {
+            Some(strengths) => {
+                text = strengths;
+                graded
+                    .notes
+                    .push("feedback: its advice was left out, as all points were given".to_owned());
+            }
+            None => find(
+                FindingKind::TextRule,
+                "it is all advice, and all points were given".to_owned(),
+            ),
+        }
+    }
+    for what in check_feedback(&text) {
+        find(FindingKind::TextRule, format!("contains {what}"));
+    }
+    if hidden > 0 {
+        find(
+            FindingKind::TextRule,
+            format!("contains {hidden} hidden character(s)"),
+        );
+    }
+    for what in disclosure::disclosed(&text, rubric, submission) {
+        find(FindingKind::Disclosed, format!("repeats {what}"));
+    }
+    if let Some(length) = rubric.style.length
+        && word_count(&text) > 2 * length.words()
+    {
+        let (count, most) = (word_count(&text), length.words());
+        find(
+            FindingKind::TextRule,
+            format!("has {count} words; at most {most} were asked for"),
+        );
+    }
+    for secret in disclosure::too_short(rubric) {
+        let note = format!(
+            "not checked: whether the feedback repeats {secret}, which is too short for that"
+        );
+        graded.notes.push(note);
+    }
+    if let Some(language) = rubric
+        .style
+        .language
+        .as_deref()
+        .filter(|l| !feedback::knows(l))
+    {
+        let note = format!(
+            "not checked: words for grades in the feedback, which are not known of '{language}'"
+        );
+        graded.notes.push(note);
+    }
+    graded.feedback = Some(text);
+}
+
+/// The note on a work whose prompt was not counted.
+const UNCOUNTED: &str =
+    "not checked: whether the prompt is too long for the model; its server counts no tokens";
+
+/// A feedback that was written once more, for points that a person gave.
+#[derive(Debug)]
+pub struct Rewritten {
+    /// The record of the request.
+    pub record: JobRecord,
+    /// The text; nothing if there is no usable answer.
+    pub text: Option<String>,
+    /// What is wrong with it.
+    pub findings: Vec<Finding>,
+}
+
+/// Writes the feedback on a submission for points that stand.
+///
+/// # Errors
+/// A configuration that cannot be used.
+pub async fn rewrite(
+    config: &GradingConfig,
+    rubric: &Rubric,
+    submission: &Submission,
+    criteria: &[CriterionResult],
+) -> Result<Rewritten, GradingError> {
+    config.check()?;
+    let run = Run {
+        config,
+        rubric,
+        client: Client::new(config)?,
+        store: &(),
+        analyses: Semaphore::new(1),
+        feedbacks: Semaphore::new(1),
+        is_gone: AtomicBool::new(false),
+        progress: &|_| {},
+    };
+    let task = run.task(0, submission);
+    let job = run.job(Job::Feedback, &task, Some(criteria)).await?;
+    // Nothing tells it to stop.
+    let stopped = || GradingError::Server("it was told to stop".to_owned());
+    let (record, answer) = job.ok_or_else(stopped)?;
+    let none = Finding::new(FindingKind::Other, "");
+    let mut graded = run.without_models(submission, Status::Graded, none);
+    graded.reasons.clear();
+    let is_full = criteria.iter().all(|c| c.points == c.max_points);
+    match answer {
+        Some(answer) => put_feedback(&mut graded, &answer, (rubric, submission), is_full),
+        None => lacks_feedback(&mut graded, &record),
+    }
+    Ok(Rewritten {
+        record,
+        text: graded.feedback,
+        findings: graded.reasons,
+    })
 }
 
 /// What is known of a request besides its answer.

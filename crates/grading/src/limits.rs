@@ -16,8 +16,19 @@ pub const MAX_TITLE_CHARS: usize = 200;
 pub const MAX_DESCRIPTION_CHARS: usize = 2_000;
 /// Most characters of the task or of the guidelines.
 pub const MAX_TASK_CHARS: usize = 20_000;
-/// Most template files of one rubric.
-pub const MAX_TEMPLATES: usize = 16;
+/// Most templates, and most solutions, of one rubric.
+pub const MAX_MATERIALS: usize = 16;
+
+/// Most words of a reflection that a rubric may ask for at least.
+pub const MAX_LEAST_WORDS: usize = 2_000;
+/// Words of a short feedback.
+pub const SHORT_WORDS: usize = 60;
+/// Words of a feedback of medium length.
+pub const MEDIUM_WORDS: usize = 120;
+/// Words of a long feedback.
+pub const LONG_WORDS: usize = 250;
+/// Pieces of code or words in a row that a feedback must not share with a solution.
+pub const DISCLOSED_PIECES: usize = 7;
 
 /// Most submissions in one run.
 pub const MAX_SUBMISSIONS: usize = 10_000;

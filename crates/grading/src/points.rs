@@ -55,6 +55,14 @@ impl Points {
         Some((0..=max.0 / self.0).map(|i| Self(i * self.0)).collect())
     }
 
+    /// The same share of another maximum; `None` if it is finer than 0.001, or the first maximum is 0.
+    pub(crate) fn share_of(self, max: Self, other: Self) -> Option<Self> {
+        let product = u64::from(self.0) * u64::from(other.0);
+        let max = u64::from(max.0);
+        let is_whole = max > 0 && product.is_multiple_of(max);
+        is_whole.then(|| u32::try_from(product / max).ok().map(Self))?
+    }
+
     /// As a JSON number: `4`, not `4.0`, when whole.
     pub(crate) fn to_json(self) -> Value {
         if self.0.is_multiple_of(SCALE) {

@@ -9,10 +9,11 @@ use crate::schema::verdict_schema;
 use crate::submission::Submission;
 use tandem_openai::{ChatRequest, ResponseFormat, Sampling, StreamOptions, TandemOptions};
 
-/// The request of a job for a submission.
+/// The request of a job for a submission. The analysis is asked for the criteria of `asked`, which may be fewer than the
+/// rubric's.
 pub(crate) fn request(
     config: &GradingConfig,
-    rubric: &Rubric,
+    (rubric, asked): (&Rubric, &Rubric),
     (job, assessment): (Job, Option<&[CriterionResult]>),
     submission: &Submission,
 ) -> ChatRequest {
@@ -21,13 +22,20 @@ pub(crate) fn request(
         Job::Feedback => ResponseFormat::Text,
         Job::CodeAnalysis => ResponseFormat::JsonSchema {
             name: "verdict".to_owned(),
-            schema: verdict_schema(rubric, submission, config.rationale_chars),
+            schema: verdict_schema(asked, submission, config.rationale_chars),
             strict: true,
         },
     };
+    let mut prompt = build_prompt(job, rubric, submission, assessment);
+    if job == Job::CodeAnalysis && asked.criteria.len() < rubric.criteria.len() {
+        let ids: Vec<&str> = asked.criteria.iter().map(|c| c.id.as_str()).collect();
+        prompt.submission.push_str(" Of the criteria assess only: ");
+        prompt.submission.push_str(&ids.join(", "));
+        prompt.submission.push('.');
+    }
     ChatRequest {
         model: settings.model.clone(),
-        messages: build_prompt(job, rubric, submission, assessment).messages(),
+        messages: prompt.messages(),
         sampling: Sampling {
             max_tokens: Some(settings.max_tokens),
             temperature: Some(settings.temperature),
@@ -66,7 +74,7 @@ pub fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submission) 
         digest.update(part);
     };
     for job in [Job::CodeAnalysis, Job::Feedback] {
-        let request = request(config, rubric, (job, None), submission);
+        let request = request(config, (rubric, rubric), (job, None), submission);
         add(&serde_json::to_vec(&request).unwrap_or_default());
     }
     // Evidence is quoted from the files, also where a prompt does not show it.

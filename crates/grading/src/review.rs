@@ -6,6 +6,7 @@ use crate::finding::{Finding, FindingKind};
 use crate::graded::{CriterionResult, Graded, Status};
 use crate::limits::{MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS};
 use crate::points::Points;
+use crate::revision::carried_result;
 use crate::rubric::{Criterion, Rubric};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,8 +21,11 @@ pub struct Review {
     pub points: PointsOf,
     /// The feedback in a person's words; nothing while the model's stands.
     pub text: Option<Vec<Item>>,
-    /// The points that stood when a person last wrote the text.
+    /// The points that the text was written for.
     pub text_for: PointsOf,
+    /// The text is a model's, which wrote it for points that a person gave.
+    #[serde(default)]
+    pub text_is_models: bool,
     /// What was decided at last.
     pub decision: Decision,
     /// Somebody should look once more.
@@ -66,6 +70,13 @@ pub enum Change {
     Add(Item),
     /// Goes back to the model's text.
     ModelText,
+    /// Takes over what a model wrote for these points.
+    Rewrite {
+        /// The text.
+        text: Vec<Item>,
+        /// The points.
+        points: PointsOf,
+    },
     /// Approves points and text.
     Approve {
         /// The text was written for other points, and that is known.
@@ -123,21 +134,38 @@ pub struct Standing<'a> {
 }
 
 impl<'a> Standing<'a> {
-    /// What the model said of a criterion, if all criteria were assessed and the rubric still allows these points.
+    /// What the model said of a criterion, if all criteria were assessed; its points are those of the rubric then.
     #[must_use]
     pub fn model_result(&self, criterion: &Criterion) -> Option<&'a CriterionResult> {
         let graded = self.model.filter(|graded| graded.score.is_some())?;
-        let result = graded.criteria.iter().find(|c| c.id == criterion.id)?;
-        criterion
-            .allowed()
-            .contains(&result.points)
-            .then_some(result)
+        graded.criteria.iter().find(|c| c.id == criterion.id)
     }
 
-    /// The points that the model suggests.
+    /// The points that the model suggests, by the rubric that holds now.
     #[must_use]
     pub fn model_points(&self, criterion: &Criterion) -> Option<Points> {
-        self.model_result(criterion).map(|result| result.points)
+        carried_result(self.model_result(criterion)?, criterion)
+    }
+
+    /// What the model said of all criteria but some, by the rubric that holds now; nothing of those without a value.
+    #[must_use]
+    pub fn model_results_without(&self, stale: &[String]) -> Vec<CriterionResult> {
+        let kept = self
+            .rubric
+            .criteria
+            .iter()
+            .filter(|c| !stale.contains(&c.id));
+        let now = |c: &Criterion| {
+            let points = self.model_points(c)?;
+            Some(CriterionResult {
+                title: c.title.clone(),
+                level: c.level_of(points).map(str::to_owned),
+                points,
+                max_points: c.max_points,
+                ..self.model_result(c)?.clone()
+            })
+        };
+        kept.filter_map(now).collect()
     }
 
     /// The points that a person gave, if the rubric still allows them.
@@ -161,6 +189,30 @@ impl<'a> Standing<'a> {
         criteria
             .filter_map(|c| Some((c.id.clone(), self.points(c)?)))
             .collect()
+    }
+
+    /// What stands of each criterion, as a model is told it that writes the feedback; nothing while one has no points.
+    #[must_use]
+    pub fn assessment(&self) -> Option<Vec<CriterionResult>> {
+        let one = |c: &Criterion| {
+            let points = self.points(c)?;
+            let said = self
+                .model_result(c)
+                .filter(|_| self.model_points(c) == Some(points));
+            Some(CriterionResult {
+                id: c.id.clone(),
+                title: c.title.clone(),
+                evidence: said.map(|said| said.evidence.clone()).unwrap_or_default(),
+                // The model's reason is for other points.
+                rationale: said
+                    .map_or("The teacher gave these points.", |s| &s.rationale)
+                    .to_owned(),
+                level: c.level_of(points).map(str::to_owned),
+                points,
+                max_points: c.max_points,
+            })
+        };
+        self.rubric.criteria.iter().map(one).collect()
     }
 
     /// Sum of the points that hold; nothing while a criterion has none. The only place where a total is made.
@@ -261,17 +313,26 @@ impl<'a> Standing<'a> {
             }
             Change::Item { index, was, item } => {
                 next.text = Some(edited(self.text(), *index, was, item)?);
-                next.text_for = self.all_points();
-                next.decision = Decision::Open;
+                self.becomes_own(&mut next);
             }
             Change::Add(item) => {
                 next.text = Some(added(self.text(), item)?);
-                next.text_for = self.all_points();
-                next.decision = Decision::Open;
+                self.becomes_own(&mut next);
             }
             Change::ModelText => {
                 next.text = None;
                 next.text_for = PointsOf::new();
+                next.text_is_models = false;
+                next.decision = Decision::Open;
+            }
+            Change::Rewrite { text, points } => {
+                // What a person wrote is never overwritten, and what was written for other points is of no use.
+                if !self.may_rewrite() || *points != self.all_points() {
+                    return Err(Refusal::Text);
+                }
+                next.text = Some(text.clone());
+                next.text_for = points.clone();
+                next.text_is_models = true;
                 next.decision = Decision::Open;
             }
             Change::Approve { confirmed } => {
@@ -281,6 +342,7 @@ impl<'a> Standing<'a> {
                 }
                 // From here on they are the person's: no later run changes what was approved.
                 next.points = self.all_points();
+                next.text_is_models |= next.text.is_none();
                 next.text = Some(self.text());
                 next.text_for = self.all_points();
                 next.decision = Decision::Approved;
@@ -302,6 +364,19 @@ impl<'a> Standing<'a> {
             }
         }
         Ok(next)
+    }
+
+    /// True if a model may write the text once more: no person has written in it.
+    #[must_use]
+    pub fn may_rewrite(&self) -> bool {
+        self.review.text.is_none() || self.review.text_is_models
+    }
+
+    /// A person wrote in the text.
+    fn becomes_own(&self, next: &mut Review) {
+        next.text_for = self.all_points();
+        next.text_is_models = false;
+        next.decision = Decision::Open;
     }
 
     fn check_points(&self, id: &str, points: Option<Points>) -> Result<(), Refusal> {

@@ -1,10 +1,11 @@
 //! The rubric: read from YAML, checked completely before any submission is graded.
 
-use crate::attempt::{self, Template};
+use crate::attempt::{self, Material};
 use crate::error::GradingError;
 use crate::files;
 use crate::limits;
 use crate::points::Points;
+use crate::style::{Length, Style};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -20,10 +21,8 @@ pub struct Rubric {
     pub task: String,
     /// How the teacher wants work to be judged.
     pub guidelines: String,
-    /// Language of the feedback, if not the model's own choice.
-    pub language: Option<String>,
-    /// Tone of the feedback.
-    pub tone: Option<String>,
+    /// How the feedback is to be written.
+    pub style: Style,
     /// The criteria, in the teacher's order; at least one.
     pub criteria: Vec<Criterion>,
     /// Sum of the criteria's maxima.
@@ -33,7 +32,9 @@ pub struct Rubric {
     /// The text that it was read from.
     pub source: String,
     /// What students started from; each is an alternative.
-    pub templates: Vec<Template>,
+    pub templates: Vec<Material>,
+    /// Ways to solve the task, for those who grade; no student sees them.
+    pub solutions: Vec<Material>,
 }
 
 /// One criterion.
@@ -45,10 +46,23 @@ pub struct Criterion {
     pub title: String,
     /// What it asks for.
     pub description: String,
+    /// The question that a student answers in words, if it is a reflection.
+    pub reflection: Option<Reflection>,
+    /// A model answer, for those who grade; no student sees it.
+    pub answer: Option<String>,
     /// Points for full marks.
     pub max_points: Points,
     /// Which points can be given.
     pub scale: Scale,
+}
+
+/// A question that is answered in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reflection {
+    /// The question.
+    pub question: String,
+    /// Fewest words of an answer that gets points without a second look.
+    pub min_words: Option<usize>,
 }
 
 /// Which points a criterion can give.
@@ -104,9 +118,14 @@ struct RawRubric {
     guidelines: String,
     language: Option<String>,
     tone: Option<String>,
+    length: Option<Length>,
+    #[serde(default)]
+    advice_at_full_marks: bool,
     max_points: Option<f64>,
     #[serde(default)]
     template: Vec<PathBuf>,
+    #[serde(default)]
+    solution: Vec<PathBuf>,
     criteria: Vec<RawCriterion>,
 }
 
@@ -115,10 +134,24 @@ struct RawRubric {
 struct RawCriterion {
     id: String,
     title: String,
+    #[serde(default)]
+    kind: Kind,
     description: String,
+    question: Option<String>,
+    min_words: Option<usize>,
+    answer: Option<String>,
     max_points: f64,
     levels: Option<Vec<RawLevel>>,
     step: Option<f64>,
+}
+
+/// What is judged.
+#[derive(Default, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    #[default]
+    Code,
+    Reflection,
 }
 
 #[derive(Deserialize)]
@@ -130,7 +163,8 @@ struct RawLevel {
 }
 
 impl Rubric {
-    /// Reads a rubric and the templates that it names; also a folder `template` and any `template.*` beside it.
+    /// Reads a rubric and the templates and solutions that it names; also what is called `template` or `solution` beside
+    /// it.
     ///
     /// # Errors
     /// An unreadable file, or a rubric that fails a check; the message names the field.
@@ -143,17 +177,28 @@ impl Rubric {
         })?;
         let text = String::from_utf8(bytes)
             .map_err(|_| fault("file", "it is not UTF-8 text; save it as UTF-8"))?;
-        let (mut rubric, named) = parse(&text)?;
+        let (mut rubric, [templates, solutions]) = parse(&text)?;
         let folder = path.parent().unwrap_or(Path::new("."));
-        let mut templates: Vec<PathBuf> = named.into_iter().map(|p| folder.join(p)).collect();
-        templates.extend(attempt::templates_beside(folder));
-        for template in templates {
-            rubric.templates.push(Template::read(&template)?);
-        }
+        let read = |what: &str, named: Vec<PathBuf>| -> Result<Vec<Material>, GradingError> {
+            let named = named.into_iter().map(|p| folder.join(p));
+            let mut found: Vec<PathBuf> = named.collect();
+            // What is named need not be found once more.
+            for beside in attempt::beside(folder, what) {
+                if !found.contains(&beside) {
+                    found.push(beside);
+                }
+            }
+            found
+                .iter()
+                .map(|path| Material::read(what, path))
+                .collect()
+        };
+        rubric.templates = read("template", templates)?;
+        rubric.solutions = read("solution", solutions)?;
         Ok(rubric)
     }
 
-    /// Reads a rubric from text, without its templates.
+    /// Reads a rubric from text, without its templates and solutions.
     ///
     /// # Errors
     /// A rubric that fails a check; the message names the field.
@@ -169,15 +214,14 @@ fn fault(field: impl Into<String>, problem: impl Into<String>) -> GradingError {
     }
 }
 
-fn parse(text: &str) -> Result<(Rubric, Vec<PathBuf>), GradingError> {
+/// The rubric, and the templates and solutions that it names.
+fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
     let raw: RawRubric = serde_saphyr::from_str(text).map_err(|e| fault("file", e.to_string()))?;
     check_id("id", &raw.id)?;
     check_text("title", &raw.title, limits::MAX_TITLE_CHARS)?;
     check_text("task", &raw.task, limits::MAX_TASK_CHARS)?;
     for (field, text) in [("language", &raw.language), ("tone", &raw.tone)] {
-        if let Some(text) = text {
-            check_text(field, text, limits::MAX_TITLE_CHARS)?;
-        }
+        check_optional(field, text.as_deref(), limits::MAX_TITLE_CHARS)?;
     }
     if raw.guidelines.chars().count() > limits::MAX_TASK_CHARS {
         return Err(fault(
@@ -185,11 +229,13 @@ fn parse(text: &str) -> Result<(Rubric, Vec<PathBuf>), GradingError> {
             format!("longer than {} characters", limits::MAX_TASK_CHARS),
         ));
     }
-    if raw.template.len() > limits::MAX_TEMPLATES {
-        return Err(fault(
-            "template",
-            format!("more than {} files", limits::MAX_TEMPLATES),
-        ));
+    for (field, files) in [("template", &raw.template), ("solution", &raw.solution)] {
+        if files.len() > limits::MAX_MATERIALS {
+            return Err(fault(
+                field,
+                format!("more than {} files", limits::MAX_MATERIALS),
+            ));
+        }
     }
     if raw.criteria.is_empty() || raw.criteria.len() > limits::MAX_CRITERIA {
         return Err(fault(
@@ -224,15 +270,20 @@ fn parse(text: &str) -> Result<(Rubric, Vec<PathBuf>), GradingError> {
         title: raw.title,
         task: raw.task.trim().to_owned(),
         guidelines: raw.guidelines.trim().to_owned(),
-        language: raw.language,
-        tone: raw.tone,
+        style: Style {
+            language: raw.language,
+            tone: raw.tone,
+            length: raw.length,
+            advice_at_full_marks: raw.advice_at_full_marks,
+        },
         criteria,
         max_points: sum,
         warnings,
         source: text.to_owned(),
         templates: Vec::new(),
+        solutions: Vec::new(),
     };
-    Ok((rubric, raw.template))
+    Ok((rubric, [raw.template, raw.solution]))
 }
 
 fn criterion(path: &str, raw: RawCriterion) -> Result<Criterion, GradingError> {
@@ -247,6 +298,13 @@ fn criterion(path: &str, raw: RawCriterion) -> Result<Criterion, GradingError> {
         &raw.description,
         limits::MAX_DESCRIPTION_CHARS,
     )?;
+    let answer = format!("{path}.answer");
+    check_optional(
+        &answer,
+        raw.answer.as_deref(),
+        limits::MAX_DESCRIPTION_CHARS,
+    )?;
+    let reflection = reflection(path, &raw.kind, raw.question, raw.min_words)?;
     let max_points = points(&format!("{path}.max_points"), raw.max_points)?;
     if max_points == Points::ZERO {
         return Err(fault(format!("{path}.max_points"), "must be above 0"));
@@ -261,9 +319,45 @@ fn criterion(path: &str, raw: RawCriterion) -> Result<Criterion, GradingError> {
         id: raw.id,
         title: raw.title,
         description: raw.description.trim().to_owned(),
+        reflection,
+        answer: raw.answer.map(|answer| answer.trim().to_owned()),
         max_points,
         scale,
     })
+}
+
+fn reflection(
+    path: &str,
+    kind: &Kind,
+    question: Option<String>,
+    min_words: Option<usize>,
+) -> Result<Option<Reflection>, GradingError> {
+    let field = format!("{path}.question");
+    if *kind == Kind::Code {
+        let is_set = [
+            (question.is_some(), "question"),
+            (min_words.is_some(), "min_words"),
+        ];
+        return match is_set.into_iter().find(|(is_set, _)| *is_set) {
+            Some((_, key)) => Err(fault(
+                format!("{path}.{key}"),
+                "is for reflections; add `kind: reflection`, or take it out",
+            )),
+            None => Ok(None),
+        };
+    }
+    let question = question.ok_or_else(|| fault(&field, "a reflection needs one"))?;
+    check_text(&field, &question, limits::MAX_DESCRIPTION_CHARS)?;
+    if min_words.is_some_and(|n| n == 0 || n > limits::MAX_LEAST_WORDS) {
+        return Err(fault(
+            format!("{path}.min_words"),
+            format!("must be 1 to {}", limits::MAX_LEAST_WORDS),
+        ));
+    }
+    Ok(Some(Reflection {
+        question: question.trim().to_owned(),
+        min_words,
+    }))
 }
 
 fn levels(path: &str, raw: Vec<RawLevel>, max: Points) -> Result<Vec<Level>, GradingError> {
@@ -371,6 +465,10 @@ fn check_text(field: &str, text: &str, limit: usize) -> Result<(), GradingError>
         return Err(fault(field, format!("longer than {limit} characters")));
     }
     Ok(())
+}
+
+fn check_optional(field: &str, text: Option<&str>, limit: usize) -> Result<(), GradingError> {
+    text.map_or(Ok(()), |text| check_text(field, text, limit))
 }
 
 /// Words that leave the decision to the reader.

@@ -140,7 +140,7 @@ async fn of_prompt(
     submission: &Submission,
     (job, settings): (Job, &JobConfig),
 ) -> Result<PromptSize, JobError> {
-    let request = request(config, rubric, (job, None), submission);
+    let request = request(config, (rubric, rubric), (job, None), submission);
     let counted = counted(config, client, &request).await?;
     let bytes: usize = request.messages.iter().map(|m| m.content.len()).sum();
     let whole = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);

@@ -10,6 +10,7 @@ use crate::finding::{Finding, FindingKind};
 use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
+use crate::prompt::shown_name;
 use crate::rubric::Rubric;
 use crate::suspicion::suspicious;
 use serde::{Deserialize, Serialize};
@@ -465,6 +466,12 @@ impl Submission {
     #[must_use]
     pub fn shown(&self, rubric: &Rubric) -> Vec<Vec<Shown<'_>>> {
         elision::shown(&self.files, &rubric.templates)
+    }
+
+    /// What a file is called where no student may be known by it.
+    #[must_use]
+    pub fn shown_name(&self, file: &SourceFile) -> String {
+        shown_name(&self.files, file)
     }
 
     /// Lines of the longest file.

@@ -7,9 +7,11 @@ use crate::hidden::mark_hidden;
 use crate::limits;
 use crate::points::Points;
 use crate::rubric::{Criterion, Rubric};
+use crate::style::word_count;
 use crate::submission::Submission;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 /// A checked answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -114,7 +116,7 @@ fn check(
     let points = Points::from_f64(raw.points).filter(|p| criterion.allowed().contains(p));
     let points = points.ok_or_else(|| VerdictError::Points(id.clone()))?;
     let mut doubt = |kind, what: String| {
-        doubts.push(Finding::new(kind, format!("criterion '{id}': {what}")));
+        doubts.push(Finding::about(kind, id, &what));
     };
     if raw.evidence.len() > limits::MAX_EVIDENCE {
         doubt(
@@ -138,6 +140,22 @@ fn check(
     if evidence.is_empty() && points > Points::ZERO {
         doubt(FindingKind::Evidence, "points without evidence".to_owned());
     }
+    // The work is not empty, or no model was asked: whether something is missing in it, no quote can show.
+    if points == Points::ZERO {
+        doubt(FindingKind::Absence, "no points".to_owned());
+    } else if points == criterion.max_points && says_missing(&raw.rationale) {
+        let what = "all points, and the rationale says that something is missing";
+        doubt(FindingKind::Absence, what.to_owned());
+    }
+    if let Some(min) = criterion.reflection.as_ref().and_then(|r| r.min_words)
+        && points > Points::ZERO
+    {
+        let count = cited_words(&evidence, submission);
+        if count < min {
+            let what = format!("the cited answer has {count} words; at least {min} are asked for");
+            doubt(FindingKind::TooShort, what);
+        }
+    }
     let (rationale, hidden) = mark_hidden(&raw.rationale.replace(['\n', '\r', '\t'], " "));
     if hidden > 0 || rationale.trim().is_empty() {
         doubt(
@@ -154,6 +172,55 @@ fn check(
         points,
         max_points: criterion.max_points,
     })
+}
+
+/// Words that say that something is missing.
+const MISSING: &[&str] = &[
+    "missing",
+    "misses",
+    "lacks",
+    "lacking",
+    "absent", // English
+    "fehlt",
+    "fehlen", // German
+    "manque",
+    "manquent", // French
+    "falta",
+    "faltan", // Spanish; the first also Portuguese
+    "manca",
+    "mancano", // Italian
+    "ontbreekt",
+    "ontbreken", // Dutch
+];
+/// Words shortly before them that say that nothing is.
+const NOTHING: &[&str] = &[
+    "nothing", "not", "no", "never", "nichts", "nicht", "kein", "keine", "rien", "nada", "nulla",
+    "niets",
+];
+
+fn says_missing(rationale: &str) -> bool {
+    let words: Vec<String> = rationale
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    words.iter().enumerate().any(|(i, word)| {
+        let before = &words[i.saturating_sub(4)..i];
+        MISSING.contains(&word.as_str()) && !before.iter().any(|w| NOTHING.contains(&w.as_str()))
+    })
+}
+
+/// Words in the cited lines, each line once.
+fn cited_words(evidence: &[Evidence], submission: &Submission) -> usize {
+    let mut cited = BTreeSet::new();
+    for piece in evidence {
+        cited.extend((piece.line_start..=piece.line_end).map(|line| (piece.file.as_str(), line)));
+    }
+    let words = |(name, number): &(&str, usize)| {
+        let file = submission.files.iter().find(|f| f.name == *name)?;
+        Some(word_count(file.lines.get(number - 1)?))
+    };
+    cited.iter().filter_map(words).sum()
 }
 
 /// The cited lines, if they exist.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Form, Path, Query, State};
+use axum::extract::{Form, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Extension, extract::rejection::FormRejection};
@@ -10,12 +10,13 @@ use serde::Deserialize;
 use tandem_grading::review::{Change, Refusal};
 use tandem_grading::{Item, ItemKind, Points};
 
-use super::names_hidden;
 use super::review::{Asked, Loaded, load};
+use super::{Id, Viewer, fields};
 use crate::Shared;
 use crate::error::PageError;
+use crate::limits::MAX_KEY_CHARS;
 use crate::routes;
-use crate::store::{Person, WriteError};
+use crate::store::{By, Person, Seen, WriteError};
 use crate::view::desk::Notice;
 
 /// The header with which a script asks for parts of a page.
@@ -27,7 +28,10 @@ pub(crate) struct Act {
     /// What to do.
     #[serde(rename = "do")]
     act: String,
-    version: i64,
+    /// What the page showed.
+    version: String,
+    /// Of this form alone, so that it counts once, however often it is sent.
+    key: Option<String>,
     criterion: Option<String>,
     points: Option<String>,
     index: Option<usize>,
@@ -40,19 +44,18 @@ pub(crate) struct Act {
 impl Act {
     /// The change that a form asks for.
     fn change(&self) -> Result<Change, PageError> {
-        let missing = |field| PageError::Form(format!("The form lacks the field `{field}`."));
-        let text = || self.text.as_deref().ok_or_else(|| missing("text"));
+        let text = || self.text.as_deref().ok_or_else(not_whole);
         Ok(match self.act.as_str() {
             "points" => Change::Points {
-                criterion: self.criterion.clone().ok_or_else(|| missing("criterion"))?,
+                criterion: self.criterion.clone().ok_or_else(not_whole)?,
                 points: match self.points.as_deref().unwrap_or_default() {
                     "" => None,
                     number => Some(points(number)?),
                 },
             },
             "item" => Change::Item {
-                index: self.index.ok_or_else(|| missing("index"))?,
-                was: lines(self.was.as_deref().ok_or_else(|| missing("was"))?),
+                index: self.index.ok_or_else(not_whole)?,
+                was: lines(self.was.as_deref().ok_or_else(not_whole)?),
                 item: self.item(text()?),
             },
             "add" => Change::Add(self.item(text()?)),
@@ -66,7 +69,7 @@ impl Act {
             "no-second-look" => Change::SecondLook(false),
             "note" => Change::Note(lines(text()?)),
             "reset" => Change::Reset,
-            _ => return Err(missing("do")),
+            _ => return Err(not_whole()),
         })
     }
 
@@ -100,6 +103,12 @@ impl Act {
     }
 }
 
+fn not_whole() -> PageError {
+    PageError::Form(
+        "The form is not whole. Open the page again, and send it from there.".to_owned(),
+    )
+}
+
 /// Browsers send line breaks as CR LF.
 fn lines(text: &str) -> String {
     text.replace("\r\n", "\n")
@@ -115,17 +124,27 @@ fn points(text: &str) -> Result<Points, PageError> {
 pub(crate) async fn act(
     State(shared): State<Arc<Shared>>,
     Extension(person): Extension<Person>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
     Query(asked): Query<Asked>,
     headers: HeaderMap,
     form: Result<Form<Act>, FormRejection>,
 ) -> Result<Response, PageError> {
-    let Form(act) = form.map_err(|e| PageError::Form(e.body_text()))?;
+    let act = fields(form)?;
     let change = act.change()?;
-    let (version, by, kept) = (act.version, person.id, change.clone());
+    let seen: Seen = act.version.parse().map_err(|_| not_whole())?;
+    let key = act.key.clone().filter(|key| key.len() <= MAX_KEY_CHARS);
+    let viewer = Viewer::new(&headers, &person);
+    let kept = change.clone();
     let done = shared
         .store
-        .write(move |writer| writer.change((id, version), by, &kept))
+        .write(move |writer| {
+            let by = By {
+                person: person.id,
+                session: &person.session,
+                key: key.as_deref(),
+            };
+            writer.change((id, seen), &by, &kept)
+        })
         .await;
     let (status, notice) = match done {
         Ok(()) => (StatusCode::OK, None),
@@ -133,20 +152,38 @@ pub(crate) async fn act(
         Err(WriteError::Store(e)) => return Err(e.into()),
         Err(error) => told(&error, &act),
     };
-    let loaded = shared.store.read(move |reader| load(reader, id)).await?;
-    let loaded: Loaded = loaded.ok_or(PageError::NotFound)?;
-    let is_part = headers.contains_key(PARTS);
-    if !is_part && status == StatusCode::OK {
-        let is_settling = matches!(change, Change::Approve { .. } | Change::WithoutPoints);
-        let next = loaded.next_open().filter(|_| is_settling).unwrap_or(id);
-        return Ok(Redirect::to(&routes::work(next)).into_response());
-    }
+    let is_settling = matches!(change, Change::Approve { .. } | Change::WithoutPoints);
     let asked = Asked {
         c: asked.c.or(act.criterion),
         ..asked
     };
-    let hidden = names_hidden(&headers);
-    Ok(loaded.show((status, is_part), &asked, hidden, notice))
+    answer(
+        &shared,
+        (id, viewer),
+        (status, &headers),
+        (&asked, is_settling),
+        notice,
+    )
+    .await
+}
+
+/// Shows a work after something was done to it: parts of the page for a script, else the page that comes next.
+pub(super) async fn answer(
+    shared: &Shared,
+    (id, viewer): (i64, Viewer),
+    (status, headers): (StatusCode, &HeaderMap),
+    (asked, is_settling): (&Asked, bool),
+    notice: Option<Notice>,
+) -> Result<Response, PageError> {
+    let loaded = shared.store.read(move |reader| load(reader, id)).await?;
+    let loaded: Loaded = loaded.ok_or(PageError::NotFound)?;
+    let is_part = headers.contains_key(PARTS);
+    if !is_part && status == StatusCode::OK {
+        let next = loaded.next_open(&viewer.list(&asked.list));
+        let next = next.filter(|_| is_settling).unwrap_or(id);
+        return Ok(Redirect::to(&asked.list.href(next)).into_response());
+    }
+    Ok(loaded.show((status, is_part), asked, viewer, notice))
 }
 
 /// What is said of a change that was not made.
@@ -160,6 +197,22 @@ fn told(error: &WriteError, act: &Act) -> (StatusCode, Option<Notice>) {
             ),
             Some(("Take mine", act.fields())),
             true,
+        ),
+        WriteError::Outdated => (
+            StatusCode::CONFLICT,
+            format!(
+                "A run or another rubric has changed this work meanwhile. What is shown is new. Yours was: {}.",
+                act.in_words()
+            ),
+            Some(("Take mine", act.fields())),
+            true,
+        ),
+        WriteError::Replaced(_) => (
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "This work was handed in again. Nothing was kept; open the new one from the queue."
+                .to_owned(),
+            None,
+            false,
         ),
         WriteError::Refused(Refusal::Marked) => {
             let mut fields = act.fields();
@@ -211,21 +264,26 @@ impl Act {
 pub(crate) async fn undo(
     State(shared): State<Arc<Shared>>,
     Extension(person): Extension<Person>,
-    Path(assignment): Path<i64>,
+    Id(assignment): Id<i64>,
 ) -> Result<Response, PageError> {
     let undone = shared
         .store
-        .write(move |writer| writer.undo(assignment, person.id))
+        .write(move |writer| {
+            let by = By {
+                person: person.id,
+                session: &person.session,
+                key: None,
+            };
+            writer.undo(assignment, &by)
+        })
         .await;
     match undone {
         Ok(undone) => Ok(Redirect::to(&routes::work(undone.work)).into_response()),
         Err(WriteError::NothingToUndo) => Err(PageError::Form(
-            "There is nothing of yours to undo here.".to_owned(),
-        )),
-        Err(WriteError::Conflict) => Err(PageError::Form(
-            "Somebody else changed that work since. It was left as it is.".to_owned(),
+            "There is nothing to undo that this browser did here, or somebody changed it since."
+                .to_owned(),
         )),
         Err(WriteError::Store(e)) => Err(e.into()),
-        Err(WriteError::Unknown | WriteError::Refused(_)) => Err(PageError::NotFound),
+        Err(_) => Err(PageError::NotFound),
     }
 }

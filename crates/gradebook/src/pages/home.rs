@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -10,12 +11,17 @@ use super::{NAMES, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::routes;
-use crate::view::queue::Ordered;
-use crate::view::{self, Home, HomeRow};
+use crate::store::{Member, Person, Role};
+use crate::view::list::List;
+use crate::view::queue::{ListOf, Ordered};
+use crate::view::{self, Home, HomeRow, PersonRow};
 
 /// The list of assignments.
-pub(crate) async fn show(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
-    let rows = shared
+pub(crate) async fn show(
+    State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
+) -> Result<Response, PageError> {
+    let (rows, members) = shared
         .store
         .read(|reader| {
             let mut rows = Vec::new();
@@ -28,13 +34,32 @@ pub(crate) async fn show(State(shared): State<Arc<Shared>>) -> Result<Response, 
                     href: routes::assignment(assignment.id),
                     course: assignment.course,
                     title: assignment.title,
-                    meter: Ordered::new(&works, &held.rubric, true).meter(),
+                    meter: {
+                        let of = ListOf {
+                            list: &List::default(),
+                            names_hidden: true,
+                            person: 0,
+                        };
+                        Ordered::new(&works, &held.rubric, &of).meter()
+                    },
                 });
             }
-            Ok(rows)
+            Ok((rows, reader.members()?))
         })
         .await?;
-    Ok(view::page(StatusCode::OK, &Home { assignments: rows }))
+    let row = |member: Member| PersonRow {
+        dismiss: routes::dismiss(member.id),
+        name: member.name,
+        works: member.works,
+    };
+    let assistants = members.into_iter().filter(|m| m.is_invited);
+    let page = Home {
+        assignments: rows,
+        name: person.name,
+        is_teacher: person.role == Role::Teacher,
+        people: assistants.map(row).collect(),
+    };
+    Ok(view::page(StatusCode::OK, &page))
 }
 
 /// Hides names, or shows them again, and goes back to where that was asked.

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use tandem_grading::{Job, JobRecord, build_prompt};
 
-use super::names_hidden;
+use super::{Id, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::routes;
@@ -17,7 +17,7 @@ use crate::view::{self, CallRow, PromptPage, RecordPage, words};
 /// What the models are sent for a work, word by word.
 pub(crate) async fn prompt(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
     let found = shared
@@ -54,7 +54,7 @@ pub(crate) async fn prompt(
 /// What was done to a work.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
     let found = shared

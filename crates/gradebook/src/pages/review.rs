@@ -2,35 +2,30 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::Extension;
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 use tandem_grading::{Rubric, Submission};
 
-use super::names_hidden;
+use super::{Id, Viewer};
 use crate::Shared;
 use crate::error::PageError;
-use crate::routes;
-use crate::store::{Assignment, Reader, Work};
+use crate::store::{Assignment, Person, Reader, Work};
 use crate::view::code::Code;
 use crate::view::desk::{Desk, DeskOf, Notice};
-use crate::view::queue::Ordered;
+use crate::view::list::List;
+use crate::view::queue::{ListOf, Ordered};
 use crate::view::{self, Empty, Head, ReviewPage, ReviewParts};
 
 /// What an address says besides the work.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Asked {
-    /// `all` lists settled works, too.
-    pub(crate) list: Option<String>,
+    #[serde(flatten)]
+    pub(crate) list: List,
     /// The criterion that is open.
     pub(crate) c: Option<String>,
-}
-
-impl Asked {
-    fn shows_all(&self) -> bool {
-        self.list.as_deref() == Some("all")
-    }
 }
 
 /// All that a review shows.
@@ -68,28 +63,40 @@ impl Loaded {
         &self,
         (status, is_part): (StatusCode, bool),
         asked: &Asked,
-        names_hidden: bool,
+        viewer: Viewer,
         notice: Option<Notice>,
     ) -> Response {
-        let order = Ordered::new(&self.works, &self.rubric, names_hidden);
-        let shows_all = asked.shows_all();
+        let names_hidden = viewer.names_hidden;
+        let list = viewer.list(&asked.list);
+        let order = Ordered::new(&self.works, &self.rubric, &list);
         let of = DeskOf {
             work: &self.work,
             rubric: &self.rubric,
             submission: &self.submission,
             order: &order,
+            list: &asked.list,
             names_hidden,
-            shows_all,
-            open: asked.c.as_deref(),
+            may_run: viewer.is_teacher,
+            open: asked.c.as_deref().or(asked.list.by.as_deref()),
         };
         let desk = Desk::new(&of, notice);
-        let head = Head::new(&self.assignment, order.meter(), names_hidden);
-        let queue = order.queue(self.assignment.id, self.work.id, shows_all);
+        let head = Head::new(
+            &self.assignment,
+            order.meter(),
+            (names_hidden, viewer.is_teacher),
+        );
+        let queue = order.queue(self.assignment.id, self.work.id);
         if is_part {
             return view::page(status, &ReviewParts { head, queue, desk });
         }
         let graded = self.work.graded.as_ref();
-        let code = Code::new(self.work.id, &self.submission, &self.rubric, graded);
+        let code = Code::new(
+            self.work.id,
+            &self.submission,
+            &self.rubric,
+            graded,
+            names_hidden,
+        );
         let page = ReviewPage {
             head,
             queue,
@@ -99,17 +106,30 @@ impl Loaded {
         view::page(status, &page)
     }
 
-    /// The next work that needs a person.
-    pub(crate) fn next_open(&self) -> Option<i64> {
-        Ordered::new(&self.works, &self.rubric, true).next_open(self.work.id)
+    /// The next work of a list that needs a person.
+    pub(crate) fn next_open(&self, list: &ListOf<'_>) -> Option<i64> {
+        Ordered::new(&self.works, &self.rubric, list).next_open(self.work.id)
+    }
+}
+
+impl Loaded {
+    /// The first work that a search finds, if it does not find the one that is shown.
+    fn found(&self, list: &List, viewer: Viewer) -> Option<i64> {
+        list.finds()?;
+        let of = viewer.list(list);
+        let order = Ordered::new(&self.works, &self.rubric, &of);
+        order.first().filter(|_| !order.has(self.work.id))
     }
 }
 
 /// Goes to the first work of an assignment.
 pub(crate) async fn first(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Extension(person): Extension<Person>,
+    Id(id): Id<i64>,
+    headers: HeaderMap,
 ) -> Result<Response, PageError> {
+    let viewer = Viewer::new(&headers, &person);
     let found = shared
         .store
         .read(move |reader| {
@@ -118,13 +138,23 @@ pub(crate) async fn first(
                 return Ok(None);
             };
             let works = reader.works(id)?;
-            let first = Ordered::new(&works, &held.rubric, true).first();
-            Ok(Some((assignment, first)))
+            // One's own share, while there is something to do in it.
+            let first = ["mine", "open"].map(|name| {
+                let list = List::default().with(name);
+                let of = viewer.list(&list);
+                let order = Ordered::new(&works, &held.rubric, &of);
+                let is_worth_it = name == "open" || order.has_open();
+                order
+                    .first()
+                    .filter(|_| is_worth_it)
+                    .map(|first| list.href(first))
+            });
+            Ok(Some((assignment, first.into_iter().flatten().next())))
         })
         .await?;
     match found {
         None => Err(PageError::NotFound),
-        Some((_, Some(first))) => Ok(Redirect::to(&routes::work(first)).into_response()),
+        Some((_, Some(first))) => Ok(Redirect::to(&first).into_response()),
         Some((assignment, None)) => Ok(view::page(
             StatusCode::OK,
             &Empty {
@@ -137,12 +167,16 @@ pub(crate) async fn first(
 /// Shows a work.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Extension(person): Extension<Person>,
+    Id(id): Id<i64>,
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
     let loaded = shared.store.read(move |reader| load(reader, id)).await?;
     let loaded = loaded.ok_or(PageError::NotFound)?;
-    let hidden = names_hidden(&headers);
-    Ok(loaded.show((StatusCode::OK, false), &asked, hidden, None))
+    let viewer = Viewer::new(&headers, &person);
+    if let Some(found) = loaded.found(&asked.list, viewer) {
+        return Ok(Redirect::to(&asked.list.href(found)).into_response());
+    }
+    Ok(loaded.show((StatusCode::OK, false), &asked, viewer, None))
 }

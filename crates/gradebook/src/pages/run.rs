@@ -5,20 +5,22 @@ use std::time::Duration;
 
 use askama::Template;
 use axum::extract::rejection::FormRejection;
-use axum::extract::{Form, Path, State};
-use axum::http::StatusCode;
+use axum::extract::{Form, State};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
-use tandem_grading::FeedbackMode;
+use tandem_grading::{FeedbackMode, GradingConfig, Rubric};
 
+use super::{Id, StyleFields, fields, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::live::{self, Shown};
 use crate::routes;
 use crate::runs::{self, Choice, Settings};
-use crate::store::{Reader, now_ms};
+use crate::store::{Assignment, Reader, RubricVersion, RunRow, now_ms};
+use crate::view::queue::label;
 use crate::view::run::{RunView, per_work_ms};
-use crate::view::{self, RunPage, StartPage};
+use crate::view::{self, RunPage, StartPage, StyleView};
 
 /// Between two looks at what has changed.
 const LOOK: Duration = Duration::from_millis(500);
@@ -35,6 +37,10 @@ pub(crate) struct Wanted {
     feedback: String,
     #[serde(default)]
     mode: String,
+    /// The work, where one alone is graded again.
+    work: Option<String>,
+    #[serde(flatten)]
+    style: StyleFields,
 }
 
 /// The settings that were used last, else the server's own.
@@ -45,25 +51,35 @@ fn last_settings(reader: &Reader<'_>, assignment: i64) -> rusqlite::Result<Optio
         .find_map(|run| serde_json::from_str(&run.settings).ok()))
 }
 
-/// What would be graded.
-pub(crate) async fn form(
-    State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
-) -> Result<Response, PageError> {
-    let server = shared.server().ok();
-    let last = shared.store.read(move |r| last_settings(r, id)).await?;
-    let settings = last.or_else(|| server.map(Settings::of));
-    let config = match (&settings, server) {
-        (Some(settings), Some(server)) => Some(settings.config(server).await),
-        _ => None,
-    };
-    let read = move |reader: &Reader<'_>| {
+/// What the page of an assignment's runs is made of.
+struct Found {
+    assignment: Assignment,
+    rubric: Rubric,
+    choice: Choice,
+    /// Link, name and reason of works that no model is asked about.
+    odd: Vec<(String, String, String)>,
+    runs: Vec<RunRow>,
+    /// Milliseconds that a work took.
+    per_work: Option<u64>,
+    /// How many grade, and whether they have shares.
+    people: usize,
+    is_divided: bool,
+}
+
+impl Found {
+    fn new(
+        reader: &Reader<'_>,
+        id: i64,
+        settings: Option<&Settings>,
+        config: Option<&GradingConfig>,
+        names_hidden: bool,
+    ) -> rusqlite::Result<Option<Self>> {
         let (Some(assignment), Some(held)) = (reader.assignment(id)?, reader.rubric(id)?) else {
             return Ok(None);
         };
-        let choice = match &config {
-            Some(config) => runs::choice(reader, id, &held.rubric, config)?,
-            None => Choice::default(),
+        let rubric = match settings {
+            Some(settings) => settings.applied(held.rubric),
+            None => held.rubric,
         };
         let mut odd = Vec::new();
         for work in reader.works(id)? {
@@ -71,34 +87,77 @@ pub(crate) async fn form(
                 continue;
             };
             let problem = submission.problem.as_ref().map(|p| p.text.clone());
-            let untouched = submission.untouched(&held.rubric);
+            let untouched = submission.untouched(&rubric);
             let why = problem.or_else(|| untouched.map(|how| how.as_str().to_owned()));
             if let Some(why) = why {
-                odd.push((routes::work(work.id), work.name, why));
+                let label = label(&work.name, work.draw, names_hidden);
+                odd.push((routes::work(work.id), label, why));
             }
         }
         let runs = reader.runs(id)?;
-        let per_work = per_work_ms(reader, &runs)?;
-        Ok(Some((assignment, held.rubric, choice, odd, runs, per_work)))
+        let members = reader.members()?;
+        Ok(Some(Self {
+            people: members.iter().filter(|m| m.is_let_in()).count(),
+            is_divided: reader.works(id)?.iter().any(|work| work.share.is_some()),
+            choice: match config {
+                Some(config) => runs::choice(reader, id, &rubric, config)?,
+                None => Choice::default(),
+            },
+            per_work: per_work_ms(reader, &runs)?,
+            assignment,
+            rubric,
+            odd,
+            runs,
+        }))
+    }
+}
+
+/// What would be graded.
+pub(crate) async fn form(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+    headers: HeaderMap,
+) -> Result<Response, PageError> {
+    let hidden = names_hidden(&headers);
+    let server = shared.server().ok();
+    let last = shared.store.read(move |r| last_settings(r, id)).await?;
+    let settings = last.or_else(|| server.map(Settings::of));
+    let config = match (&settings, server) {
+        (Some(settings), Some(server)) => settings.config(server).await.ok(),
+        _ => None,
     };
-    let found = shared.store.read(read).await?;
-    let (assignment, rubric, choice, odd, runs, per_work) = found.ok_or(PageError::NotFound)?;
+    let of = settings.clone();
+    let read =
+        move |reader: &Reader<'_>| Found::new(reader, id, of.as_ref(), config.as_ref(), hidden);
+    let found = shared.store.read(read).await?.ok_or(PageError::NotFound)?;
+    let choice = &found.choice;
     let due = choice.due().len();
+    let style = settings
+        .as_ref()
+        .map(|s| s.style.clone())
+        .unwrap_or_default();
     let page = StartPage {
-        course: assignment.course,
-        title: assignment.title,
+        course: found.assignment.course,
+        title: found.assignment.title,
         action: routes::runs(id),
         review: routes::assignment(id),
         new: choice.new.len(),
         failed: choice.failed.len(),
         stale: choice.stale.len(),
+        stale_for: choice.stale_for.clone().into_iter().collect(),
         fresh: choice.fresh.len(),
         due,
         few: due.min(FEW),
         is_first: choice.fresh.is_empty() && choice.stale.is_empty(),
-        time: per_work.map(|ms| view::run::about(ms * u64::try_from(due).unwrap_or(u64::MAX))),
-        odd,
-        warnings: rubric.warnings.clone(),
+        time: found
+            .per_work
+            .map(|ms| view::run::about(ms * u64::try_from(due).unwrap_or(u64::MAX))),
+        odd: found.odd,
+        warnings: found.rubric.warnings,
+        style: StyleView::new(&style),
+        shares: routes::shares(id),
+        people: found.people,
+        is_divided: found.is_divided,
         models: match server {
             Some(server) => server.models().await,
             None => Vec::new(),
@@ -107,7 +166,7 @@ pub(crate) async fn form(
             [s.code_analysis.model.clone(), s.feedback.model.clone()]
         }),
         is_parallel: settings.is_some_and(|s| s.feedback_mode == FeedbackMode::Parallel),
-        runs: runs.iter().map(view::run::RunLink::new).collect(),
+        runs: found.runs.iter().map(view::run::RunLink::new).collect(),
     };
     Ok(view::page(StatusCode::OK, &page))
 }
@@ -115,10 +174,10 @@ pub(crate) async fn form(
 /// Starts a run.
 pub(crate) async fn start(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
     form: Result<Form<Wanted>, FormRejection>,
 ) -> Result<Response, PageError> {
-    let Form(wanted) = form.map_err(|e| PageError::Form(e.body_text()))?;
+    let wanted = fields(form)?;
     let server = shared.server()?;
     let last = shared.store.read(move |r| last_settings(r, id)).await?;
     let mut settings = last.unwrap_or_else(|| Settings::of(server));
@@ -135,18 +194,25 @@ pub(crate) async fn start(
         "after" => settings.feedback_mode = FeedbackMode::After,
         _ => {}
     }
-    let config = settings.config(server).await;
+    if let Some(style) = wanted.style.style()? {
+        settings.style = style;
+    }
+    let config = settings.config(server).await?;
+    let of = settings.clone();
     let choice = shared
         .store
         .read(move |reader| {
             let held = reader.rubric(id)?;
             let choice =
-                |held: crate::store::RubricVersion| runs::choice(reader, id, &held.rubric, &config);
+                |held: RubricVersion| runs::choice(reader, id, &of.applied(held.rubric), &config);
             held.map(choice).transpose()
         })
         .await?;
     let choice = choice.ok_or(PageError::NotFound)?;
+    let one: Option<i64> = wanted.work.as_deref().and_then(|work| work.parse().ok());
+    settings.asks_anew = wanted.what == "one";
     let works = match wanted.what.as_str() {
+        "one" => one.filter(|work| choice.has(*work)).into_iter().collect(),
         // The new ones first: they stand in a random order.
         "few" => [choice.new.as_slice(), &choice.failed, &choice.stale]
             .concat()
@@ -167,7 +233,7 @@ pub(crate) async fn start(
 /// A run.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     let view = look(&shared, id).await?.ok_or(PageError::NotFound)?;
     let page = RunPage {
@@ -180,7 +246,7 @@ pub(crate) async fn show(
 /// What changes of it, as it changes.
 pub(crate) async fn events(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     Ok(live::stream(LOOK, move || {
         let shared = Arc::clone(&shared);
@@ -204,7 +270,7 @@ async fn look(shared: &Arc<Shared>, id: i64) -> Result<Option<RunView>, PageErro
 /// Tells a run to stop.
 pub(crate) async fn stop(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     shared.runs.stop(id);
     Ok(Redirect::to(&routes::run(id)).into_response())
@@ -213,7 +279,7 @@ pub(crate) async fn stop(
 /// Goes on with a run.
 pub(crate) async fn go_on(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<i64>,
+    Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     runs::go_on(&shared, id).await?;
     Ok(Redirect::to(&routes::run(id)).into_response())

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use askama::Template;
 use axum::extract::rejection::FormRejection;
-use axum::extract::{Form, Path, State};
+use axum::extract::{Form, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 use tandem_grading::{FeedbackMode, Submission};
 
+use super::{Id, StyleFields, fields};
 use crate::Shared;
 use crate::error::PageError;
 use crate::live::{self, Shown};
@@ -18,7 +19,7 @@ use crate::routes;
 use crate::store::{Assignment, now_ms};
 use crate::trial::Trial;
 use crate::view::live::LiveView;
-use crate::view::{self, TrialForm, TrialPage};
+use crate::view::{self, StyleView, TrialForm, TrialPage};
 
 /// Between two looks at what has changed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -34,6 +35,8 @@ pub(crate) struct Pasted {
     feedback: String,
     #[serde(default)]
     mode: String,
+    #[serde(flatten)]
+    style: StyleFields,
 }
 
 /// The form alone.
@@ -46,7 +49,7 @@ pub(crate) async fn start(
     State(shared): State<Arc<Shared>>,
     form: Result<Form<Pasted>, FormRejection>,
 ) -> Result<Response, PageError> {
-    let Form(pasted) = form.map_err(|e| PageError::Form(e.body_text()))?;
+    let pasted = fields(form)?;
     let server = shared.server()?;
     let id = pasted.assignment;
     let held = shared.store.read(move |reader| reader.rubric(id)).await?;
@@ -67,8 +70,11 @@ pub(crate) async fn start(
         "after" => FeedbackMode::After,
         _ => FeedbackMode::Parallel,
     };
+    let mut rubric = held.rubric;
+    let style = pasted.style.style()?.unwrap_or_default();
+    rubric.style = style.or(&rubric.style);
     let trial = shared.trials.start(
-        (id, held.rubric),
+        (id, rubric, style),
         ((name, text), submission),
         config,
         Arc::clone(&shared.activity),
@@ -79,7 +85,7 @@ pub(crate) async fn start(
 /// One that was started.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<u64>,
+    Id(id): Id<u64>,
 ) -> Result<Response, PageError> {
     let trial = shared.trials.get(id).ok_or(PageError::NotFound)?;
     page(&shared, Some(trial)).await
@@ -88,7 +94,7 @@ pub(crate) async fn show(
 /// Ends one.
 pub(crate) async fn stop(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<u64>,
+    Id(id): Id<u64>,
 ) -> Result<Response, PageError> {
     let trial = shared.trials.get(id).ok_or(PageError::NotFound)?;
     trial.stop(&shared.activity);
@@ -98,7 +104,7 @@ pub(crate) async fn stop(
 /// What comes of it, as it comes.
 pub(crate) async fn events(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<u64>,
+    Id(id): Id<u64>,
 ) -> Result<Response, PageError> {
     let trial = shared.trials.get(id).ok_or(PageError::NotFound)?;
     Ok(live::stream(LOOK, move || {
@@ -135,9 +141,11 @@ async fn page(shared: &Shared, trial: Option<Arc<Trial>>) -> Result<Response, Pa
         (a.id, format!("{} ({})", a.title, a.course), is_chosen)
     };
     let (name, text) = trial.as_ref().map(|t| t.pasted.clone()).unwrap_or_default();
+    let style = trial.as_ref().map(|t| t.style.clone()).unwrap_or_default();
     let form = TrialForm {
         name,
         text,
+        style: StyleView::new(&style),
         rubrics: assignments.iter().map(option).collect(),
         models,
         chosen,

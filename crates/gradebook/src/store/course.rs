@@ -1,7 +1,7 @@
 //! Courses, assignments and the versions of their rubrics.
 
 use rusqlite::OptionalExtension;
-use tandem_grading::{Rubric, Template};
+use tandem_grading::{Material, Rubric};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -29,6 +29,23 @@ pub struct RubricVersion {
 
 const ASSIGNMENT: &str = "SELECT assignment.id, course.name, assignment.title
     FROM assignment JOIN course ON course.id = assignment.course";
+
+const RUBRIC: &str = "SELECT id, number, source, templates, solutions FROM rubric_version";
+
+fn rubric_version(row: &rusqlite::Row<'_>) -> rusqlite::Result<RubricVersion> {
+    let source: String = row.get(2)?;
+    let mut rubric = Rubric::parse(&source).map_err(|e| {
+        let kind = rusqlite::types::Type::Text;
+        rusqlite::Error::FromSqlConversionFailure(2, kind, Box::new(e))
+    })?;
+    rubric.templates = read_json::<Vec<Material>>(3, &row.get::<_, String>(3)?)?;
+    rubric.solutions = read_json::<Vec<Material>>(4, &row.get::<_, String>(4)?)?;
+    Ok(RubricVersion {
+        id: row.get(0)?,
+        number: row.get(1)?,
+        rubric,
+    })
+}
 
 fn assignment(row: &rusqlite::Row<'_>) -> rusqlite::Result<Assignment> {
     Ok(Assignment {
@@ -66,24 +83,21 @@ impl Reader<'_> {
     /// # Errors
     /// If SQLite says no, or the rubric that was kept cannot be read any more.
     pub fn rubric(&self, assignment: i64) -> rusqlite::Result<Option<RubricVersion>> {
-        let mut query = self.sql.prepare_cached(
-            "SELECT id, number, source, templates FROM rubric_version WHERE assignment = ?1
-             ORDER BY number DESC LIMIT 1",
-        )?;
-        let read = |row: &rusqlite::Row<'_>| {
-            let source: String = row.get(2)?;
-            let mut rubric = Rubric::parse(&source).map_err(|e| {
-                let kind = rusqlite::types::Type::Text;
-                rusqlite::Error::FromSqlConversionFailure(2, kind, Box::new(e))
-            })?;
-            rubric.templates = read_json::<Vec<Template>>(3, &row.get::<_, String>(3)?)?;
-            Ok(RubricVersion {
-                id: row.get(0)?,
-                number: row.get(1)?,
-                rubric,
-            })
-        };
-        query.query_row([assignment], read).optional()
+        let mut query = self.sql.prepare_cached(&format!(
+            "{RUBRIC} WHERE assignment = ?1 ORDER BY number DESC LIMIT 1"
+        ))?;
+        query.query_row([assignment], rubric_version).optional()
+    }
+
+    /// The version of a rubric that a run was started with.
+    ///
+    /// # Errors
+    /// If SQLite says no, or the rubric that was kept cannot be read any more.
+    pub fn rubric_of_run(&self, run: i64) -> rusqlite::Result<Option<RubricVersion>> {
+        let mut query = self.sql.prepare_cached(&format!(
+            "{RUBRIC} WHERE id = (SELECT rubric_version FROM run WHERE id = ?1)"
+        ))?;
+        query.query_row([run], rubric_version).optional()
     }
 }
 
@@ -115,19 +129,26 @@ impl Writer<'_> {
         )?;
         let held = self.rubric(id)?;
         let is_same = held.as_ref().is_some_and(|held| {
-            held.rubric.source == rubric.source && held.rubric.templates == rubric.templates
+            let held = &held.rubric;
+            (&held.source, &held.templates, &held.solutions)
+                == (&rubric.source, &rubric.templates, &rubric.solutions)
         });
         if !is_same {
             self.sql.execute(
-                "INSERT INTO rubric_version (assignment, number, source, templates, created) VALUES (?1, ?2, ?3, ?4, ?5)",
+                "INSERT INTO rubric_version (assignment, number, source, templates, solutions, created)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
                 (
                     id,
-                    held.map_or(1, |held| held.number + 1),
+                    held.as_ref().map_or(1, |held| held.number + 1),
                     &rubric.source,
                     json(&rubric.templates),
+                    json(&rubric.solutions),
                     self.now,
                 ),
             )?;
+            if let Some(held) = &held {
+                self.carry_reviews(id, (&held.rubric, rubric))?;
+            }
         }
         Ok(id)
     }

@@ -7,7 +7,10 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::StoreError;
 
 /// The steps, in their order; a step that was ever published is never changed.
-const STEPS: &[&str] = &[include_str!("migrations/0001_initial.sql")];
+const STEPS: &[&str] = &[
+    include_str!("migrations/0001_initial.sql"),
+    include_str!("migrations/0002_second.sql"),
+];
 
 /// Takes a file to the form of this version; each step is made as a whole or not at all.
 pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
+use tandem_grading::revision::Inputs;
 use tandem_grading::{CriterionResult, Graded, JobRecord, Points, Status};
 
 use super::{Reader, Writer, json, read_json};
@@ -14,8 +15,8 @@ pub struct Kept<'a> {
     pub run: i64,
     /// The work.
     pub work: i64,
-    /// Digest of all that the result depends on.
-    pub inputs: &'a str,
+    /// What the result depends on, if that is known.
+    pub inputs: Option<&'a Inputs>,
 }
 
 fn status(text: &str) -> Status {
@@ -68,7 +69,8 @@ impl Reader<'_> {
             all.insert(work, graded);
         }
         let mut query = self.sql.prepare_cached(
-            "SELECT ai_value.result, ai_value.criterion, ai_value.title, ai_value.points, ai_value.max_points
+            "SELECT ai_value.result, ai_value.criterion, ai_value.title, ai_value.points, ai_value.max_points,
+                    ai_value.level
              FROM submission JOIN ai_value ON ai_value.result =
                 (SELECT max(id) FROM result WHERE submission = submission.id)
              WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL",
@@ -81,7 +83,7 @@ impl Reader<'_> {
                 max_points: points(row.get(4)?),
                 evidence: Vec::new(),
                 rationale: String::new(),
-                level: None,
+                level: row.get(5)?,
             };
             Ok((row.get::<_, i64>(0)?, result))
         };
@@ -95,8 +97,8 @@ impl Reader<'_> {
         Ok(all)
     }
 
-    /// The result of a work that holds, but for its calls.
-    pub(super) fn graded(&self, work: i64, name: &str) -> rusqlite::Result<Option<Graded>> {
+    /// The result of a work that holds, with its number, but for its calls.
+    pub(super) fn graded(&self, work: i64, name: &str) -> rusqlite::Result<Option<(i64, Graded)>> {
         let mut query = self.sql.prepare_cached(
             "SELECT id, status, score, findings, feedback, flags, notes FROM result WHERE submission = ?1
              ORDER BY id DESC LIMIT 1",
@@ -114,7 +116,7 @@ impl Reader<'_> {
         graded.criteria = self.ai_values(result)?;
         let maxima: Points = graded.criteria.iter().map(|c| c.max_points).sum();
         graded.max_score = maxima.as_f64();
-        Ok(Some(graded))
+        Ok(Some((result, graded)))
     }
 
     fn ai_values(&self, result: i64) -> rusqlite::Result<Vec<CriterionResult>> {
@@ -162,7 +164,7 @@ impl Writer<'_> {
             (
                 of.run,
                 of.work,
-                of.inputs,
+                of.inputs.map(json).unwrap_or_default(),
                 graded.status.as_str(),
                 score.map(Points::thousandths),
                 json(&graded.reasons),

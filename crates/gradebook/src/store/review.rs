@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
-use tandem_grading::Points;
 use tandem_grading::review::{Change, Decision, PointsOf, Refusal, Review, Standing};
+use tandem_grading::revision::carried_review;
+use tandem_grading::{Points, Rubric};
 
-use super::submission::Work;
+use super::session::Role;
+use super::submission::{Seen, Work};
 use super::{Reader, StoreError, Writer, json, read_json};
+use crate::limits::MAX_UNDO;
 
 /// Why a change was not made.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +21,12 @@ pub enum WriteError {
     /// Somebody else changed it meanwhile.
     #[error("somebody changed this work meanwhile")]
     Conflict,
+    /// The model's result or the rubric is another one than the page showed.
+    #[error("a run or another rubric changed what the page showed")]
+    Outdated,
+    /// Another work took its place.
+    #[error("it was handed in again")]
+    Replaced(i64),
     /// The rules do not allow it.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -27,6 +36,17 @@ pub enum WriteError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Who makes a change.
+#[derive(Debug, Clone, Copy)]
+pub struct By<'a> {
+    /// The person.
+    pub person: i64,
+    /// Digest of the browser's session.
+    pub session: &'a str,
+    /// Of the form, so that what is sent twice is done once.
+    pub key: Option<&'a str>,
 }
 
 /// A change that was taken back.
@@ -62,14 +82,14 @@ pub(super) struct KeptReview {
 impl KeptReview {
     pub(super) fn put(self, work: &mut Work) {
         work.review = self.review;
-        work.version = self.version;
+        work.seen.review = self.version;
         work.changed = Some(self.changed);
         work.changed_by = Some(self.by);
     }
 }
 
 const REVIEW: &str = "SELECT review.submission, review.version, review.decision, review.text, review.text_for,
-        review.second_look, review.note, review.changed, person.name
+        review.second_look, review.note, review.changed, person.name, review.text_is_models
     FROM review JOIN person ON person.id = review.person JOIN submission ON submission.id = review.submission";
 
 fn decision(text: &str) -> Decision {
@@ -97,6 +117,7 @@ fn read_review(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, KeptReview)> {
         decision: decision(&row.get::<_, String>(2)?),
         second_look: row.get(5)?,
         note: row.get(6)?,
+        text_is_models: row.get(9)?,
     };
     let kept = KeptReview {
         review,
@@ -178,18 +199,31 @@ impl Writer<'_> {
     /// If SQLite says no; inside, if the change was not made.
     pub fn change(
         &self,
-        (work, version): (i64, i64),
-        person: i64,
+        (work, seen): (i64, Seen),
+        by: &By<'_>,
         change: &Change,
     ) -> rusqlite::Result<Result<(), WriteError>> {
+        if self.was_done(work, by.key)? {
+            return Ok(Ok(()));
+        }
         let Some(held) = self.work(work)? else {
             return Ok(Err(WriteError::Unknown));
         };
         let Some(rubric) = self.rubric(held.assignment)? else {
             return Ok(Err(WriteError::Unknown));
         };
-        if held.version != version {
+        if let Some(next) = held.replaced_by {
+            return Ok(Err(WriteError::Replaced(next)));
+        }
+        if held.seen.review != seen.review {
             return Ok(Err(WriteError::Conflict));
+        }
+        let is_free = matches!(
+            change,
+            Change::Note(_) | Change::SecondLook(_) | Change::Reopen
+        );
+        if held.seen != seen && !is_free {
+            return Ok(Err(WriteError::Outdated));
         }
         let standing = Standing {
             rubric: &rubric.rubric,
@@ -201,66 +235,95 @@ impl Writer<'_> {
             Ok(next) if next == held.review => Ok(Ok(())),
             Ok(next) => {
                 let action = action(change, &rubric.rubric);
-                self.keep_review(&held, &next, person)?;
-                self.remember((work, person), &action, (&held.review, &next))?;
+                self.keep_review(&held, &next, by.person)?;
+                self.remember((work, by), &action, (&held.review, &next))?;
                 Ok(Ok(()))
             }
         }
     }
 
-    /// Takes back the last change that a person made to a work of an assignment.
+    /// Takes what persons decided about the works of an assignment over to a new version of its rubric.
+    pub(super) fn carry_reviews(
+        &self,
+        assignment: i64,
+        (from, to): (&Rubric, &Rubric),
+    ) -> rusqlite::Result<()> {
+        let by = By {
+            person: self.person(Role::Teacher)?,
+            session: "",
+            key: None,
+        };
+        for work in self.works(assignment)? {
+            let next = carried_review(&work.review, from, to);
+            if next != work.review {
+                self.keep_review(&work, &next, by.person)?;
+                let action = "values by the new version of the rubric";
+                self.remember((work.id, &by), action, (&work.review, &next))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the form with this key was taken before.
+    fn was_done(&self, work: i64, key: Option<&str>) -> rusqlite::Result<bool> {
+        let query = "SELECT count(*) FROM history WHERE key = ?1 AND submission = ?2";
+        let count = |key| {
+            self.sql
+                .query_row(query, (key, work), |row| row.get::<_, i64>(0))
+        };
+        Ok(key.map(count).transpose()?.is_some_and(|count| count > 0))
+    }
+
+    /// Takes back the last change that a browser made to a work of an assignment, but for works that somebody has changed
+    /// since.
     ///
     /// # Errors
-    /// If SQLite says no; inside, if there is none, or somebody changed that work since.
+    /// If SQLite says no; inside, if there is none.
     pub fn undo(
         &self,
         assignment: i64,
-        person: i64,
+        by: &By<'_>,
     ) -> rusqlite::Result<Result<Undone, WriteError>> {
-        let last = self
-            .sql
-            .query_row(
-                "SELECT history.id, history.submission, history.action, history.before, history.after
+        let mut query = self.sql.prepare_cached(
+            "SELECT history.id, history.submission, history.action, history.before, history.after
                  FROM history JOIN submission ON submission.id = history.submission
                  WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL
-                    AND history.person = ?2 AND history.undone = 0
-                 ORDER BY history.id DESC LIMIT 1",
-                (assignment, person),
-                |row| {
-                    let before: Review = read_json(3, &row.get::<_, String>(3)?)?;
-                    let after: Review = read_json(4, &row.get::<_, String>(4)?)?;
-                    let undone = Undone {
-                        work: row.get(1)?,
-                        action: row.get(2)?,
-                    };
-                    Ok((row.get::<_, i64>(0)?, undone, before, after))
-                },
-            )
-            .optional()?;
-        let Some((id, undone, before, after)) = last else {
-            return Ok(Err(WriteError::NothingToUndo));
+                    AND history.session = ?2 AND history.undone = 0
+                 ORDER BY history.id DESC LIMIT ?3",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let before: Review = read_json(3, &row.get::<_, String>(3)?)?;
+            let after: Review = read_json(4, &row.get::<_, String>(4)?)?;
+            let undone = Undone {
+                work: row.get(1)?,
+                action: row.get(2)?,
+            };
+            Ok((row.get::<_, i64>(0)?, undone, before, after))
         };
-        let Some(held) = self.work(undone.work)? else {
-            return Ok(Err(WriteError::Unknown));
-        };
-        if held.review != after {
-            return Ok(Err(WriteError::Conflict));
+        for row in query.query_map((assignment, by.session, MAX_UNDO), read)? {
+            let (id, undone, before, after) = row?;
+            let held = self.work(undone.work)?;
+            let Some(held) = held.filter(|held| held.review == after) else {
+                continue;
+            };
+            self.keep_review(&held, &before, by.person)?;
+            self.sql
+                .execute("UPDATE history SET undone = 1 WHERE id = ?1", [id])?;
+            return Ok(Ok(undone));
         }
-        self.keep_review(&held, &before, person)?;
-        self.sql
-            .execute("UPDATE history SET undone = 1 WHERE id = ?1", [id])?;
-        Ok(Ok(undone))
+        Ok(Err(WriteError::NothingToUndo))
     }
 
     fn keep_review(&self, held: &Work, next: &Review, person: i64) -> rusqlite::Result<()> {
         self.sql.execute(
-            "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+            "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person,
+                text_is_models)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
              ON CONFLICT (submission) DO UPDATE SET version = ?2, decision = ?3, text = ?4, text_for = ?5,
-                second_look = ?6, note = ?7, changed = ?8, person = ?9",
+                second_look = ?6, note = ?7, changed = ?8, person = ?9, text_is_models = ?10",
             (
                 held.id,
-                held.version + 1,
+                held.seen.review + 1,
                 decision_text(next.decision),
                 next.text.as_ref().map(json),
                 json(&next.text_for),
@@ -268,6 +331,7 @@ impl Writer<'_> {
                 &next.note,
                 self.now,
                 person,
+                next.text_is_models,
             ),
         )?;
         self.sql
@@ -283,20 +347,30 @@ impl Writer<'_> {
 
     fn remember(
         &self,
-        (work, person): (i64, i64),
+        (work, by): (i64, &By<'_>),
         action: &str,
         (before, after): (&Review, &Review),
     ) -> rusqlite::Result<()> {
         self.sql.execute(
-            "INSERT INTO history (submission, person, created, action, before, after) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            (work, person, self.now, action, json(before), json(after)),
+            "INSERT INTO history (submission, person, created, action, before, after, session, key)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            (
+                work,
+                by.person,
+                self.now,
+                action,
+                json(before),
+                json(after),
+                by.session,
+                by.key,
+            ),
         )?;
         Ok(())
     }
 }
 
 /// A change in words, with the titles as they are now.
-fn action(change: &Change, rubric: &tandem_grading::Rubric) -> String {
+fn action(change: &Change, rubric: &Rubric) -> String {
     let title = |id: &str| {
         let found = rubric.criteria.iter().find(|c| c.id == id);
         found.map_or(id, |c| c.title.as_str()).to_owned()
@@ -312,6 +386,7 @@ fn action(change: &Change, rubric: &tandem_grading::Rubric) -> String {
         Change::Item { index, .. } => format!("feedback: item {} written", index + 1),
         Change::Add(_) => "feedback: an item added".to_owned(),
         Change::ModelText => "feedback: back to the model's text".to_owned(),
+        Change::Rewrite { .. } => "feedback: written by the model for these points".to_owned(),
         Change::Approve { .. } => "approved".to_owned(),
         Change::WithoutPoints => "settled without points".to_owned(),
         Change::Reopen => "opened again".to_owned(),

@@ -1,6 +1,7 @@
 //! Runs: what they are to grade, how far they are, and the calls that they made.
 
 use rusqlite::OptionalExtension;
+use tandem_grading::revision::Inputs;
 use tandem_grading::{Job, JobRecord, Submission};
 
 use super::{Reader, Writer, json, read_json};
@@ -110,6 +111,17 @@ impl Reader<'_> {
         query.query_row([id], read_run).optional()
     }
 
+    /// The run that made the result of a work.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn run_of_result(&self, work: i64) -> rusqlite::Result<Option<RunRow>> {
+        let mut query = self.sql.prepare_cached(&format!(
+            "{RUN} WHERE id = (SELECT run FROM result WHERE submission = ?1 ORDER BY id DESC LIMIT 1)"
+        ))?;
+        query.query_row([work], read_run).optional()
+    }
+
     /// The runs of an assignment, the latest first.
     ///
     /// # Errors
@@ -146,10 +158,8 @@ impl Reader<'_> {
     /// If SQLite says no.
     pub fn run_sums(&self, run: i64) -> rusqlite::Result<Sums> {
         let mut query = self.sql.prepare_cached(
-            "SELECT count(*),
-                    ifnull(sum(json_extract(record, '$.usage.prompt_tokens')), 0),
-                    ifnull(sum(json_extract(record, '$.usage.prompt_tokens_details.cached_tokens')), 0)
-             FROM model_call WHERE run = ?1 AND is_answered = 1",
+            "SELECT count(*), ifnull(sum(prompt_tokens), 0), ifnull(sum(cached_tokens), 0) FROM model_call
+             WHERE run = ?1 AND is_answered = 1",
         )?;
         let read = |row: &rusqlite::Row<'_>| {
             let whole = |i: usize| row.get::<_, i64>(i).map(|n| u64::try_from(n).unwrap_or(0));
@@ -162,22 +172,23 @@ impl Reader<'_> {
         query.query_row([run], read)
     }
 
-    /// The answer that the same question got for a work.
+    /// The answer that the same question got for a work, in one run if it is named.
     ///
     /// # Errors
     /// If SQLite says no.
     pub fn answered(
         &self,
-        work: i64,
+        (work, run): (i64, Option<i64>),
         job: Job,
         question: &str,
     ) -> rusqlite::Result<Option<JobRecord>> {
         let mut query = self.sql.prepare_cached(
             "SELECT record FROM model_call
-             WHERE submission = ?1 AND job = ?2 AND question = ?3 AND is_answered = 1 ORDER BY id DESC LIMIT 1",
+             WHERE submission = ?1 AND job = ?2 AND question = ?3 AND is_answered = 1 AND run = ifnull(?4, run)
+             ORDER BY id DESC LIMIT 1",
         )?;
         query
-            .query_row((work, job.as_str(), question), |row| {
+            .query_row((work, job.as_str(), question, run), |row| {
                 read_json(0, &row.get::<_, String>(0)?)
             })
             .optional()
@@ -195,17 +206,33 @@ impl Reader<'_> {
         works.iter().map(one).collect()
     }
 
-    /// What the result of each current work of an assignment depends on, by work.
+    /// What the result of a work depends on; nothing if there is none, or an earlier version kept it.
     ///
     /// # Errors
     /// If SQLite says no.
-    pub fn inputs(&self, assignment: i64) -> rusqlite::Result<Vec<(i64, String)>> {
+    pub fn inputs_of(&self, work: i64) -> rusqlite::Result<Option<Inputs>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT inputs FROM result WHERE submission = ?1 ORDER BY id DESC LIMIT 1",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| row.get::<_, String>(0);
+        let found = query.query_row([work], read).optional()?;
+        Ok(found.and_then(|text| serde_json::from_str(&text).ok()))
+    }
+
+    /// The same of each current work of an assignment that has a result.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn inputs(&self, assignment: i64) -> rusqlite::Result<Vec<(i64, Option<Inputs>)>> {
         let mut query = self.sql.prepare_cached(
             "SELECT submission.id, result.inputs FROM submission JOIN result ON result.id =
                 (SELECT max(id) FROM result WHERE submission = submission.id)
              WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL",
         )?;
-        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let read = |row: &rusqlite::Row<'_>| {
+            let inputs = serde_json::from_str(&row.get::<_, String>(1)?);
+            Ok((row.get(0)?, inputs.ok()))
+        };
         query.query_map([assignment], read)?.collect()
     }
 }
@@ -276,10 +303,12 @@ impl Writer<'_> {
         weights: &str,
         record: &JobRecord,
     ) -> rusqlite::Result<()> {
+        let cached = record.usage.and_then(|usage| usage.prompt_tokens_details);
         self.sql.execute(
             "INSERT INTO model_call
-                (run, submission, job, model, weights, question, sampling, is_answered, record, created)
-             SELECT ?1, ?2, ?3, ?4, ?5, ?6, settings, ?7, ?8, ?9 FROM run WHERE id = ?1",
+                (run, submission, job, model, weights, question, sampling, is_answered, record, created,
+                 prompt_tokens, cached_tokens)
+             SELECT ?1, ?2, ?3, ?4, ?5, ?6, settings, ?7, ?8, ?9, ?10, ?11 FROM run WHERE id = ?1",
             (
                 run,
                 work,
@@ -290,6 +319,8 @@ impl Writer<'_> {
                 record.error.is_none(),
                 json(record),
                 self.now,
+                record.usage.map_or(0, |usage| usage.prompt_tokens),
+                cached.map_or(0, |details| details.cached_tokens),
             ),
         )?;
         Ok(())

@@ -13,6 +13,8 @@ pub struct Person {
     pub name: String,
     /// What it may do.
     pub role: Role,
+    /// Digest of the browser's session.
+    pub session: String,
 }
 
 /// What a person may do.
@@ -53,30 +55,149 @@ impl Reader<'_> {
             .optional()
     }
 
-    /// The person whose browser has the session with this digest.
+    /// The person whose browser has the session with this digest, if it was started after a time, in milliseconds since
+    /// 1970.
     ///
     /// # Errors
     /// If SQLite says no.
-    pub fn person_of_session(&self, digest: &str) -> rusqlite::Result<Option<Person>> {
+    pub fn person_of_session(&self, digest: &str, after: i64) -> rusqlite::Result<Option<Person>> {
         let read = |row: &rusqlite::Row<'_>| {
             Ok(Person {
                 id: row.get(0)?,
                 name: row.get(1)?,
                 role: Role::read(&row.get::<_, String>(2)?),
+                session: digest.to_owned(),
             })
         };
         self.sql
             .query_row(
                 "SELECT person.id, person.name, person.role FROM session JOIN person ON person.id = session.person
-                 WHERE session.digest = ?1",
-                [digest],
+                 WHERE session.digest = ?1 AND session.created > ?2",
+                (digest, after),
                 read,
             )
             .optional()
     }
 }
 
+/// Somebody, as the teacher sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Who.
+    pub id: i64,
+    /// As the history shows it.
+    pub name: String,
+    /// What they may do.
+    pub role: Role,
+    /// True if a link lets them in.
+    pub is_invited: bool,
+    /// Works that are their share.
+    pub works: i64,
+}
+
+impl Member {
+    /// True if they can come in.
+    #[must_use]
+    pub fn is_let_in(&self) -> bool {
+        self.is_invited || self.role == Role::Teacher
+    }
+}
+
+impl Reader<'_> {
+    /// Everybody.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn members(&self) -> rusqlite::Result<Vec<Member>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT id, name, role, token IS NOT NULL,
+                    (SELECT count(*) FROM submission WHERE share = person.id AND replaced_by IS NULL)
+             FROM person ORDER BY id",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            Ok(Member {
+                id: row.get(0)?,
+                name: row.get(1)?,
+                role: Role::read(&row.get::<_, String>(2)?),
+                is_invited: row.get(3)?,
+                works: row.get(4)?,
+            })
+        };
+        query.query_map([], read)?.collect()
+    }
+
+    /// The person whom a link with this digest of its token lets in.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn person_of_token(&self, digest: &str) -> rusqlite::Result<Option<i64>> {
+        let query = "SELECT id FROM person WHERE token = ?1";
+        self.sql
+            .query_row(query, [digest], |row| row.get(0))
+            .optional()
+    }
+}
+
 impl Writer<'_> {
+    /// Gives a person a name.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn name_person(&self, person: i64, name: &str) -> rusqlite::Result<()> {
+        self.sql
+            .execute("UPDATE person SET name = ?2 WHERE id = ?1", (person, name))?;
+        Ok(())
+    }
+
+    /// Invites an assistant by a link with this digest of its token.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn invite(&self, name: &str, digest: &str) -> rusqlite::Result<i64> {
+        self.sql.execute(
+            "INSERT INTO person (name, role, created, token) VALUES (?1, ?2, ?3, ?4)",
+            (name, Role::Assistant.as_str(), self.now, digest),
+        )?;
+        Ok(self.sql.last_insert_rowid())
+    }
+
+    /// Lets an assistant in no more; what was decided stays, and the share is nobody's.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn dismiss(&self, person: i64) -> rusqlite::Result<()> {
+        let query = "UPDATE person SET token = NULL WHERE id = ?1 AND role = ?2";
+        let count = self
+            .sql
+            .execute(query, (person, Role::Assistant.as_str()))?;
+        if count > 0 {
+            self.sql
+                .execute("DELETE FROM session WHERE person = ?1", [person])?;
+            self.sql.execute(
+                "UPDATE submission SET share = NULL WHERE share = ?1",
+                [person],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Divides the current works of an assignment among persons, in the random order; without any they are nobody's share.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn divide(&self, assignment: i64, persons: &[i64]) -> rusqlite::Result<()> {
+        let mut works = self.works(assignment)?;
+        works.sort_by_key(|work| work.draw);
+        let mut update = self
+            .sql
+            .prepare_cached("UPDATE submission SET share = ?2 WHERE id = ?1")?;
+        for (place, work) in works.iter().enumerate() {
+            let share = persons.get(place % persons.len().max(1));
+            update.execute((work.id, share))?;
+        }
+        Ok(())
+    }
+
     /// Keeps a setting.
     ///
     /// # Errors
@@ -113,11 +234,13 @@ impl Writer<'_> {
         Ok(self.sql.last_insert_rowid())
     }
 
-    /// Starts a session.
+    /// Starts a session, and forgets those that were started before a time, in milliseconds since 1970.
     ///
     /// # Errors
     /// If SQLite says no.
-    pub fn start_session(&self, digest: &str, person: i64) -> rusqlite::Result<()> {
+    pub fn start_session(&self, digest: &str, person: i64, before: i64) -> rusqlite::Result<()> {
+        self.sql
+            .execute("DELETE FROM session WHERE created <= ?1", [before])?;
         self.sql.execute(
             "INSERT INTO session (digest, person, created) VALUES (?1, ?2, ?3)",
             (digest, person, self.now),

@@ -19,16 +19,51 @@ pub struct Work {
     pub name: String,
     /// Its place in the random order.
     pub draw: u32,
+    /// The work that took its place.
+    pub replaced_by: Option<i64>,
+    /// The person whose share it is.
+    pub share: Option<i64>,
     /// What models made of it; in lists without rationales, evidence and feedback.
     pub graded: Option<Graded>,
     /// What persons decided.
     pub review: Review,
-    /// Counts the changes of the review.
-    pub version: i64,
+    /// What a page that shows it shows.
+    pub seen: Seen,
     /// When it was last changed, in milliseconds since 1970.
     pub changed: Option<i64>,
     /// Name of the person who did.
     pub changed_by: Option<String>,
+}
+
+/// The state of a work that a page showed; a change must name the one that it was made on. In lists only the review's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Counts the changes of the review.
+    pub review: i64,
+    /// Number of the model's result; 0 while there is none.
+    pub result: i64,
+    /// Number of the rubric's version.
+    pub rubric: i64,
+}
+
+impl std::fmt::Display for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}.{}", self.review, self.result, self.rubric)
+    }
+}
+
+impl std::str::FromStr for Seen {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.splitn(3, '.');
+        let mut next = || parts.next().unwrap_or_default().parse();
+        Ok(Self {
+            review: next()?,
+            result: next()?,
+            rubric: next()?,
+        })
+    }
 }
 
 /// What became of a submission that was handed in.
@@ -52,30 +87,36 @@ impl Handed {
     }
 }
 
+const WORK: &str = "SELECT id, assignment, name, draw, replaced_by, share FROM submission";
+
+/// A work without what models and persons made of it.
+fn bare(row: &rusqlite::Row<'_>) -> rusqlite::Result<Work> {
+    Ok(Work {
+        id: row.get(0)?,
+        assignment: row.get(1)?,
+        name: row.get(2)?,
+        draw: row.get(3)?,
+        replaced_by: row.get(4)?,
+        share: row.get(5)?,
+        graded: None,
+        review: Review::default(),
+        seen: Seen::default(),
+        changed: None,
+        changed_by: None,
+    })
+}
+
 impl Reader<'_> {
     /// All current works of an assignment, in the order in which they came.
     ///
     /// # Errors
     /// If SQLite says no.
     pub fn works(&self, assignment: i64) -> rusqlite::Result<Vec<Work>> {
-        let mut query = self.sql.prepare_cached(
-            "SELECT id, name, draw FROM submission WHERE assignment = ?1 AND replaced_by IS NULL ORDER BY id",
-        )?;
-        let read = |row: &rusqlite::Row<'_>| {
-            Ok(Work {
-                id: row.get(0)?,
-                assignment,
-                name: row.get(1)?,
-                draw: row.get(2)?,
-                graded: None,
-                review: Review::default(),
-                version: 0,
-                changed: None,
-                changed_by: None,
-            })
-        };
+        let mut query = self.sql.prepare_cached(&format!(
+            "{WORK} WHERE assignment = ?1 AND replaced_by IS NULL ORDER BY id"
+        ))?;
         let mut works: Vec<Work> = query
-            .query_map([assignment], read)?
+            .query_map([assignment], bare)?
             .collect::<Result<_, _>>()?;
         let places: HashMap<i64, usize> =
             works.iter().enumerate().map(|(i, w)| (w.id, i)).collect();
@@ -97,29 +138,18 @@ impl Reader<'_> {
     /// # Errors
     /// If SQLite says no.
     pub fn work(&self, id: i64) -> rusqlite::Result<Option<Work>> {
-        let mut query = self
-            .sql
-            .prepare_cached("SELECT assignment, name, draw FROM submission WHERE id = ?1")?;
-        let read = |row: &rusqlite::Row<'_>| {
-            Ok(Work {
-                id,
-                assignment: row.get(0)?,
-                name: row.get(1)?,
-                draw: row.get(2)?,
-                graded: None,
-                review: Review::default(),
-                version: 0,
-                changed: None,
-                changed_by: None,
-            })
-        };
-        let Some(mut work) = query.query_row([id], read).optional()? else {
+        let mut query = self.sql.prepare_cached(&format!("{WORK} WHERE id = ?1"))?;
+        let Some(mut work) = query.query_row([id], bare).optional()? else {
             return Ok(None);
         };
-        work.graded = self.graded(id, &work.name)?;
+        if let Some((result, graded)) = self.graded(id, &work.name)? {
+            work.seen.result = result;
+            work.graded = Some(graded);
+        }
         if let Some(kept) = self.review(id)? {
             kept.put(&mut work);
         }
+        work.seen.rubric = self.rubric(work.assignment)?.map_or(0, |held| held.id);
         Ok(Some(work))
     }
 

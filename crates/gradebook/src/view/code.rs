@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use syntect::parsing::{ParseState, Scope, ScopeStack, SyntaxReference, SyntaxSet};
-use tandem_grading::{Graded, Rubric, Shown, SourceFile, Submission};
+use tandem_grading::{Graded, Material, Rubric, Shown, SourceFile, Submission};
 
 use crate::limits::{MAX_COLOURED, MAX_COLOURED_LINE};
 use crate::routes;
@@ -18,6 +18,8 @@ pub(crate) struct Code {
     pub(crate) problem: Option<String>,
     /// What is good to know, such as files that were not read.
     pub(crate) notes: Vec<String>,
+    /// Name and text of each file of a solution, for those who grade.
+    pub(crate) solutions: Vec<(String, String)>,
 }
 
 /// One file.
@@ -61,6 +63,7 @@ impl Code {
         submission: &Submission,
         rubric: &Rubric,
         graded: Option<&Graded>,
+        names_hidden: bool,
     ) -> Self {
         let mut budget = MAX_COLOURED;
         let shown = submission.shown(rubric);
@@ -73,14 +76,26 @@ impl Code {
                 file,
                 flagged: places.map(|place| place.line).collect(),
             };
-            code_file(index, file, &shown, &cites, &mut budget)
+            let mut view = code_file(index, file, &shown, &cites, &mut budget);
+            if names_hidden {
+                view.name = submission.shown_name(file);
+            }
+            view
         };
         Self {
             work,
             prompt: routes::prompt(work),
             files: files.map(file).collect(),
             problem: submission.problem.as_ref().map(|p| p.text.clone()),
-            notes: submission.notes.clone(),
+            notes: graded
+                .map_or(&submission.notes, |graded| &graded.notes)
+                .clone(),
+            solutions: rubric
+                .solutions
+                .iter()
+                .flat_map(Material::files)
+                .map(|file| (file.name.clone(), file.lines.join("\n")))
+                .collect(),
         }
     }
 }

@@ -3,7 +3,8 @@
 use tandem_grading::review::{Decision, Standing};
 use tandem_grading::{Criterion, Evidence, Item, ItemKind, Points, Rubric, Scale, Submission};
 
-use super::queue::{Ordered, href, label};
+use super::list::List;
+use super::queue::{Ordered, label};
 use super::words;
 use crate::limits::{MAX_BUTTONS, MAX_FINDINGS};
 use crate::routes;
@@ -12,8 +13,11 @@ use crate::store::Work;
 /// All of it.
 pub(crate) struct Desk {
     pub(crate) work: i64,
-    pub(crate) version: i64,
+    pub(crate) version: String,
     pub(crate) action: String,
+    /// Where it is graded once more, and whether this person may.
+    pub(crate) runs: String,
+    pub(crate) may_run: bool,
     pub(crate) record: String,
     pub(crate) label: String,
     pub(crate) state: &'static str,
@@ -30,6 +34,8 @@ pub(crate) struct Desk {
     pub(crate) text: Vec<ItemView>,
     pub(crate) text_is_marked: bool,
     pub(crate) text_is_own: bool,
+    /// Where a model is asked to write it once more, if it may.
+    pub(crate) rewrite: Option<String>,
     /// True if nothing stands against approving it.
     pub(crate) can_approve: bool,
     pub(crate) second_look: bool,
@@ -65,6 +71,16 @@ pub(crate) struct CriterionView {
     pub(crate) values: Vec<String>,
     pub(crate) evidence: Vec<EvidenceView>,
     pub(crate) rationale: String,
+    /// Of a reflection.
+    pub(crate) question: String,
+    /// For those who grade.
+    pub(crate) answer: String,
+    /// Other works with the same points, and where they are listed.
+    pub(crate) others: usize,
+    pub(crate) others_href: String,
+    /// True if it stays open through all works; and where that is begun or ended.
+    pub(crate) is_alone: bool,
+    pub(crate) alone_href: String,
 }
 
 /// Points that can be given.
@@ -106,9 +122,11 @@ pub(crate) struct DeskOf<'a> {
     pub(crate) work: &'a Work,
     pub(crate) rubric: &'a Rubric,
     pub(crate) submission: &'a Submission,
-    pub(crate) order: &'a Ordered,
+    pub(crate) order: &'a Ordered<'a>,
+    pub(crate) list: &'a List,
     pub(crate) names_hidden: bool,
-    pub(crate) shows_all: bool,
+    /// True if this person may have works graded.
+    pub(crate) may_run: bool,
     /// The criterion that is open; the first if there is no such.
     pub(crate) open: Option<&'a str>,
 }
@@ -127,16 +145,26 @@ impl Desk {
         let open = open.or(of.rubric.criteria.first().map(|c| c.id.as_str()));
         let criterion = |(i, c): (usize, &Criterion)| {
             let is_open = open == Some(c.id.as_str());
-            criterion(i + 1, c, &standing, of.submission, is_open)
+            let mut view = criterion(i + 1, c, &standing, of.submission, is_open);
+            if let Some(points) = standing.points(c) {
+                view.others = of.order.others_with(i, points);
+                view.others_href = List::at_points(&c.id, points).href(work.id);
+            }
+            view.is_alone = of.list.by.as_ref() == Some(&c.id);
+            let way = (!view.is_alone).then_some(c.id.as_str());
+            view.alone_href = of.list.by(way).href(work.id);
+            view
         };
         let text = standing.text().into_iter().enumerate();
         let text_is_marked = standing.text_is_marked();
-        let link = |id: i64| href(id, of.shows_all);
+        let link = |id: i64| of.list.href(id);
         let (previous, next) = of.order.beside(work.id);
         Self {
             work: work.id,
-            version: work.version,
-            action: routes::work(work.id),
+            version: work.seen.to_string(),
+            action: link(work.id),
+            runs: routes::runs(work.assignment),
+            may_run: of.may_run,
             record: routes::record(work.id),
             label: label(&work.name, work.draw, of.names_hidden),
             state: words::state(standing.state()),
@@ -156,7 +184,9 @@ impl Desk {
                 .collect(),
             text: text.map(item).collect(),
             text_is_marked,
-            text_is_own: work.review.text.is_some(),
+            text_is_own: work.review.text.is_some() && !work.review.text_is_models,
+            rewrite: (text_is_marked && standing.may_rewrite() && work.graded.is_some())
+                .then(|| routes::rewrite(work.id)),
             can_approve: standing.total().is_some() && !text_is_marked,
             second_look: work.review.second_look,
             note: work.review.note.clone(),
@@ -268,6 +298,16 @@ fn criterion(
         id: of.id.clone(),
         title: of.title.clone(),
         description: of.description.clone(),
+        question: of
+            .reflection
+            .as_ref()
+            .map(|r| r.question.clone())
+            .unwrap_or_default(),
+        answer: of.answer.clone().unwrap_or_default(),
+        others: 0,
+        others_href: String::new(),
+        is_alone: false,
+        alone_href: String::new(),
         is_open,
         model: model.map(|p| p.to_string()),
         person: person.map(|p| p.to_string()),
@@ -289,7 +329,10 @@ fn quote(evidence: &Evidence, submission: &Submission) -> EvidenceView {
     let first = evidence.quote.lines().find(|line| !line.trim().is_empty());
     EvidenceView {
         href: format!("#f{file}l{}", evidence.line_start),
-        place: format!("{} {lines}", evidence.file),
+        place: match submission.files.len() {
+            1 => format!("line {lines}"),
+            _ => format!("{} {lines}", evidence.file),
+        },
         quote: first.unwrap_or_default().trim().to_owned(),
     }
 }

@@ -1,8 +1,11 @@
 //! The queue: what needs a person first, then a random order that stays.
 
-use tandem_grading::Rubric;
-use tandem_grading::review::{Rank, Standing, State};
+use std::collections::HashMap;
 
+use tandem_grading::review::{Rank, Standing, State};
+use tandem_grading::{Points, Rubric};
+
+use super::list::List;
 use super::{Meter, words};
 use crate::limits::MAX_QUEUE;
 use crate::routes;
@@ -11,14 +14,16 @@ use crate::store::Work;
 /// Works in their order, around the one that is shown.
 pub(crate) struct Queue {
     pub(crate) undo: String,
+    /// Where a search goes.
+    pub(crate) here: String,
     pub(crate) entries: Vec<Entry>,
-    pub(crate) open: usize,
-    pub(crate) all: usize,
-    /// True if all works are listed, and not only those that are open.
-    pub(crate) shows_all: bool,
-    /// Where the other list is.
-    pub(crate) open_href: String,
-    pub(crate) all_href: String,
+    /// Link, name, and whether it is the one that is shown: the lists that there are.
+    pub(crate) lists: Vec<(String, String, bool)>,
+    /// The same of the ways to work through them: by submission, or by a criterion.
+    pub(crate) ways: Vec<(String, String, bool)>,
+    /// What is listed, where it is a part.
+    pub(crate) part: String,
+    pub(crate) finds: String,
     /// Works that are not listed here.
     pub(crate) unlisted: usize,
 }
@@ -34,31 +39,45 @@ pub(crate) struct Entry {
 }
 
 /// The works of an assignment in their order.
-pub(crate) struct Ordered {
+pub(crate) struct Ordered<'a> {
     rows: Vec<Row>,
-    names_hidden: bool,
+    rubric: &'a Rubric,
+    of: &'a ListOf<'a>,
+    meter: Meter,
+    /// How many have which points for each criterion, by place and thousandths.
+    spread: HashMap<(usize, u32), usize>,
+    has_shares: bool,
+}
+
+/// Which list, and for whom.
+pub(crate) struct ListOf<'a> {
+    pub(crate) list: &'a List,
+    pub(crate) names_hidden: bool,
+    pub(crate) person: i64,
 }
 
 /// What the order and the list need of a work.
 struct Row {
     id: i64,
-    name: String,
-    draw: u32,
+    label: String,
+    is_mine: bool,
     state: State,
-    /// Its place while it is not settled, and its place now.
-    open_rank: Rank,
-    rank: Rank,
+    /// Nothing more is to be done in this way of working.
+    is_done: bool,
+    /// Its place while it is not done, and its place now.
+    open_place: Place,
+    place: Place,
     remark: &'static str,
     points: Option<String>,
+    /// The points for the criterion that is open through all works.
+    at: Option<Points>,
 }
 
+/// Where a work stands: by a criterion equal suggestions stand together.
+type Place = (bool, u32, Rank);
+
 impl Row {
-    fn new(work: &Work, rubric: &Rubric) -> Self {
-        let standing = Standing {
-            rubric,
-            model: work.graded.as_ref(),
-            review: &work.review,
-        };
+    fn new(work: &Work, standing: &Standing<'_>, of: &ListOf<'_>) -> Self {
         let state = standing.state();
         let finding = standing.first_finding().map(|f| f.kind);
         let second_look = work.review.second_look;
@@ -73,16 +92,41 @@ impl Row {
             (_, State::ToApprove) => "",
             (_, state) => words::state(state),
         };
+        let by = of.list.by.as_deref();
+        let by = by.and_then(|id| standing.rubric.criteria.iter().find(|c| c.id == id));
+        let is_done = match by {
+            Some(criterion) => state.is_settled() || standing.person_points(criterion).is_some(),
+            None => state.is_settled(),
+        };
+        let suggested = by.and_then(|criterion| standing.model_points(criterion));
+        let group = suggested.map_or(0, |points| points.thousandths());
+        let at = by.and_then(|criterion| standing.points(criterion));
+        let open_rank = Rank::new(unsettled, finding, second_look, work.draw);
+        let rank = Rank::new(state, finding, second_look, work.draw);
         Self {
             id: work.id,
-            name: work.name.clone(),
-            draw: work.draw,
+            label: label(&work.name, work.draw, of.names_hidden),
+            is_mine: work.share == Some(of.person),
             state,
-            open_rank: Rank::new(unsettled, finding, second_look, work.draw),
-            rank: Rank::new(state, finding, second_look, work.draw),
+            is_done,
+            open_place: (false, group, open_rank),
+            place: (by.is_some() && is_done, group, rank),
             remark,
-            points: standing.total().map(|points| points.to_string()),
+            points: match by {
+                Some(_) => at,
+                None => standing.total(),
+            }
+            .map(|points| points.to_string()),
+            at,
         }
+    }
+
+    fn is_in(&self, list: &List) -> bool {
+        let is_found = list
+            .finds()
+            .is_none_or(|text| self.label.to_lowercase().contains(&text));
+        let has_points = list.at().is_none_or(|points| self.at == Some(points));
+        is_found && has_points && (!list.is_mine() || self.is_mine)
     }
 }
 
@@ -107,11 +151,34 @@ pub(crate) fn label(name: &str, draw: u32, names_hidden: bool) -> String {
     }
 }
 
-impl Ordered {
-    pub(crate) fn new(works: &[Work], rubric: &Rubric, names_hidden: bool) -> Self {
-        let mut rows: Vec<Row> = works.iter().map(|work| Row::new(work, rubric)).collect();
-        rows.sort_by_key(|row| (row.rank, row.id));
-        Self { rows, names_hidden }
+impl<'a> Ordered<'a> {
+    pub(crate) fn new(works: &[Work], rubric: &'a Rubric, of: &'a ListOf<'a>) -> Self {
+        let mut spread = HashMap::new();
+        let row = |work: &Work| {
+            let standing = Standing {
+                rubric,
+                model: work.graded.as_ref(),
+                review: &work.review,
+            };
+            for (i, criterion) in rubric.criteria.iter().enumerate() {
+                if let Some(points) = standing.points(criterion) {
+                    *spread.entry((i, points.thousandths())).or_default() += 1;
+                }
+            }
+            Row::new(work, &standing, of)
+        };
+        let mut rows: Vec<Row> = works.iter().map(row).collect();
+        let meter = meter(&rows);
+        rows.retain(|row| row.is_in(of.list));
+        rows.sort_by_key(|row| (row.place, row.id));
+        Self {
+            rows,
+            rubric,
+            of,
+            meter,
+            spread,
+            has_shares: works.iter().any(|work| work.share.is_some()),
+        }
     }
 
     fn place(&self, id: i64) -> Option<usize> {
@@ -123,6 +190,16 @@ impl Ordered {
         self.rows.first().map(|row| row.id)
     }
 
+    /// True if some of the list is not done.
+    pub(crate) fn has_open(&self) -> bool {
+        self.rows.iter().any(|row| !row.is_done)
+    }
+
+    /// Whether a work is in the list.
+    pub(crate) fn has(&self, id: i64) -> bool {
+        self.place(id).is_some()
+    }
+
     /// The works before and after one, in the order of the list.
     pub(crate) fn beside(&self, id: i64) -> (Option<i64>, Option<i64>) {
         let Some(place) = self.place(id) else {
@@ -132,22 +209,27 @@ impl Ordered {
         (before, self.rows.get(place + 1).map(|row| row.id))
     }
 
-    /// The next work after one that is not settled, from the place that it had before it was settled itself; after the
-    /// last one the first.
+    /// The next work after one that is not done, from the place that it had before it was done itself; after the last one
+    /// the first.
     pub(crate) fn next_open(&self, id: i64) -> Option<i64> {
-        let from = self.place(id).map(|i| (self.rows[i].open_rank, id))?;
-        let open = || {
-            self.rows
-                .iter()
-                .filter(|row| !row.state.is_settled() && row.id != id)
+        let open = || self.rows.iter().filter(|row| !row.is_done && row.id != id);
+        let Some(from) = self.place(id).map(|i| (self.rows[i].open_place, id)) else {
+            return open().next().map(|row| row.id);
         };
-        let after = open().find(|row| (row.rank, row.id) > from);
+        let after = open().find(|row| (row.place, row.id) > from);
         after.or_else(|| open().next()).map(|row| row.id)
     }
 
+    /// How many other works have these points for a criterion, by its place.
+    pub(crate) fn others_with(&self, criterion: usize, points: Points) -> usize {
+        let all = self.spread.get(&(criterion, points.thousandths()));
+        all.copied().unwrap_or_default().saturating_sub(1)
+    }
+
     /// The list around a work.
-    pub(crate) fn queue(&self, assignment: i64, current: i64, shows_all: bool) -> Queue {
-        let is_listed = |row: &&Row| shows_all || !row.state.is_settled() || row.id == current;
+    pub(crate) fn queue(&self, assignment: i64, current: i64) -> Queue {
+        let list = self.of.list;
+        let is_listed = |row: &&Row| list.shows_all() || !row.is_done || row.id == current;
         let listed: Vec<&Row> = self.rows.iter().filter(is_listed).collect();
         let place = listed.iter().position(|row| row.id == current).unwrap_or(0);
         let from = place
@@ -157,71 +239,106 @@ impl Ordered {
             .iter()
             .skip(from)
             .take(MAX_QUEUE)
-            .map(|row| self.entry(row, current, shows_all))
+            .map(|row| self.entry(row, current))
             .collect();
-        let href = |all: bool| href(current, all);
         Queue {
             undo: routes::undo(assignment),
+            here: routes::work(current),
             unlisted: listed.len() - entries.len(),
             entries,
-            open: self.count(|state| !state.is_settled()),
-            all: self.rows.len(),
-            shows_all,
-            open_href: href(false),
-            all_href: href(true),
+            lists: self.lists(current),
+            ways: self.ways(current),
+            part: self.part(),
+            finds: list.finds().unwrap_or_default(),
         }
     }
 
-    fn entry(&self, row: &Row, current: i64, shows_all: bool) -> Entry {
+    fn lists(&self, current: i64) -> Vec<(String, String, bool)> {
+        let list = self.of.list;
+        let is_part = list.finds().is_some() || list.at().is_some();
+        let open = self.rows.iter().filter(|row| !row.is_done).count();
+        let mut lists = Vec::new();
+        let mut add = |name: &str, text: &str, is_shown: bool, count: usize| {
+            let text = match is_shown {
+                true => format!("{text} {count}"),
+                false => text.to_owned(),
+            };
+            lists.push((list.with(name).href(current), text, is_shown));
+        };
+        if self.has_shares {
+            add("mine", "Mine", list.is_mine(), open);
+        }
+        let is_all = list.shows_all() && !is_part;
+        let is_open = !list.shows_all() && !list.is_mine();
+        add("open", "Open", is_open, open);
+        add("all", "All", is_all, self.rows.len());
+        lists
+    }
+
+    fn ways(&self, current: i64) -> Vec<(String, String, bool)> {
+        let list = self.of.list;
+        let way = |id: Option<&str>, title: &str| {
+            let is_shown = list.by.as_deref() == id;
+            (list.by(id).href(current), title.to_owned(), is_shown)
+        };
+        let mut ways = vec![way(None, "by submission")];
+        let criteria = self.rubric.criteria.iter();
+        ways.extend(criteria.map(|c| way(Some(&c.id), &format!("by {}", c.title))));
+        ways
+    }
+
+    fn part(&self) -> String {
+        let count = self.rows.len();
+        match (self.of.list.at(), self.of.list.finds()) {
+            (Some(points), _) => format!("{count} with {points} points here"),
+            (None, Some(text)) => format!("{count} with “{text}” in the name"),
+            (None, None) => String::new(),
+        }
+    }
+
+    fn entry(&self, row: &Row, current: i64) -> Entry {
         Entry {
             id: row.id,
-            href: href(row.id, shows_all),
-            label: label(&row.name, row.draw, self.names_hidden),
+            href: self.of.list.href(row.id),
+            label: row.label.clone(),
             points: row.points.clone().unwrap_or_else(|| "–".to_owned()),
             remark: row.remark,
             is_current: row.id == current,
         }
     }
 
-    fn count(&self, is_counted: impl Fn(State) -> bool) -> usize {
-        self.rows.iter().filter(|row| is_counted(row.state)).count()
-    }
-
     /// How many are how far.
     pub(crate) fn meter(&self) -> Meter {
-        let all = self.rows.len();
-        let approved = self.count(State::is_settled);
-        let failed = self.count(|state| state == State::Failed);
-        let review = self.count(|state| state == State::ToReview);
-        let mut text = vec![format!("{approved} of {all} settled")];
-        for (count, what) in [(review, "to review"), (failed, "failed")] {
-            if count > 0 {
-                text.push(format!("{count} {what}"));
-            }
-        }
-        let mut from = 0;
-        let mut parts = Vec::new();
-        for (class, count) in [
-            ("m-person", approved),
-            ("m-review", review),
-            ("m-bad", failed),
-        ] {
-            let size = (count * 100).div_ceil(all.max(1)).min(100 - from);
-            parts.push((class, from, size));
-            from += size;
-        }
-        Meter {
-            parts,
-            text: text.join(" · "),
-        }
+        self.meter.clone()
     }
 }
 
-/// A work in one of the two lists.
-pub(crate) fn href(id: i64, shows_all: bool) -> String {
-    let work = routes::work(id);
-    match shows_all {
-        true => format!("{work}?list=all"),
-        false => work,
+/// How many are how far.
+fn meter(rows: &[Row]) -> Meter {
+    let all = rows.len();
+    let count = |is: &dyn Fn(State) -> bool| rows.iter().filter(|row| is(row.state)).count();
+    let approved = count(&State::is_settled);
+    let failed = count(&|state| state == State::Failed);
+    let review = count(&|state| state == State::ToReview);
+    let mut text = vec![format!("{approved} of {all} settled")];
+    for (count, what) in [(review, "to review"), (failed, "failed")] {
+        if count > 0 {
+            text.push(format!("{count} {what}"));
+        }
+    }
+    let mut from = 0;
+    let mut parts = Vec::new();
+    for (class, count) in [
+        ("m-person", approved),
+        ("m-review", review),
+        ("m-bad", failed),
+    ] {
+        let size = (count * 100).div_ceil(all.max(1)).min(100 - from);
+        parts.push((class, from, size));
+        from += size;
+    }
+    Meter {
+        parts,
+        text: text.join(" · "),
     }
 }

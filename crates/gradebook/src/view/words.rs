@@ -16,8 +16,11 @@ pub(crate) const fn finding(kind: FindingKind) -> &'static str {
         FindingKind::Unreadable => "cannot be read",
         FindingKind::LeftOut => "a file could not be read",
         FindingKind::Evidence => "a quote is missing, or not in the file",
+        FindingKind::Absence => "something is said to be missing: see for yourself",
+        FindingKind::TooShort => "an answer is shorter than asked for",
         FindingKind::Rationale => "a reason is missing",
-        FindingKind::TextRule => "the feedback speaks of points",
+        FindingKind::Disclosed => "the feedback gives the solution away",
+        FindingKind::TextRule => "the feedback is not as asked for",
         FindingKind::NoText => "there is no feedback",
         FindingKind::Encoding => "odd letters: check how it was read",
         FindingKind::Untouched => "nothing was written",
@@ -50,8 +53,13 @@ pub(crate) const fn advice(kind: FindingKind) -> &'static str {
         FindingKind::Unreadable | FindingKind::LeftOut => {
             "Ask for them again, or grade them by hand."
         }
-        FindingKind::Evidence | FindingKind::Rationale => "Look at the points of these.",
-        FindingKind::TextRule | FindingKind::NoText => "Write or change the feedback.",
+        FindingKind::Evidence
+        | FindingKind::Absence
+        | FindingKind::TooShort
+        | FindingKind::Rationale => "Look at the points of these.",
+        FindingKind::TextRule | FindingKind::Disclosed | FindingKind::NoText => {
+            "Write or change the feedback."
+        }
         FindingKind::Encoding => "See whether the letters are right.",
         FindingKind::Untouched => "See whether something was handed in.",
         FindingKind::Other => "Look at these.",

@@ -30,7 +30,7 @@ impl Site {
         let gradebook = Gradebook::open(&folder.path().join("g.sqlite")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let router = gradebook.router();
+        let router = gradebook.router(false);
         tokio::spawn(async move { axum::serve(listener, router).await });
         Self {
             gradebook,

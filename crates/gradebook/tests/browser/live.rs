@@ -185,3 +185,50 @@ async fn failures_are_counted_apart_and_tried_again() {
         .until("document.getElementById('done').textContent === '3 of 3' && document.querySelector('.facts').textContent.includes('0failed')")
         .await;
 }
+
+#[tokio::test]
+async fn a_text_for_other_points_is_written_anew_by_one_key_but_never_a_persons() {
+    let site = Site::new().await;
+    let models = Models::default();
+    site.gradebook.connect(models.serve().await);
+    let course = site.course("Anew", 2);
+    let browser = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let marked = "document.querySelector('.feedback .chip.warn') !== null";
+    browser.press("1").await;
+    browser.until(marked).await;
+    browser.press("w").await;
+    browser
+        .until("document.querySelector('.feedback').textContent.includes('It says what it does')")
+        .await;
+    browser.until(&format!("!({marked})")).await;
+    let prompt = models.asked.lock().unwrap().last().unwrap().clone();
+    assert!(
+        prompt.contains("correct: 0 of 4. The teacher gave these points."),
+        "{prompt}"
+    );
+    // It is no person's, so it may be written once more.
+    browser.press("3").await;
+    browser
+        .until("document.querySelector('[data-key=w]') !== null")
+        .await;
+    // From here on it is.
+    browser
+        .run(
+            "document.querySelector('.feedback summary').click();
+              const area = document.querySelector('.feedback textarea');
+              area.value = 'My own words.'; area.form.requestSubmit()",
+        )
+        .await;
+    browser
+        .until("document.querySelector('.feedback .chip.ok') !== null")
+        .await;
+    browser.press("1").await;
+    browser.until(marked).await;
+    assert_eq!(
+        browser
+            .run("return document.querySelector('[data-key=w]')")
+            .await,
+        Value::Null
+    );
+    assert_eq!(browser.complaints().await, Vec::<String>::new());
+}

@@ -4,9 +4,11 @@
 mod access;
 mod harness;
 mod hostile;
+mod lists;
 mod live;
 #[path = "../common/models.rs"]
 mod models;
 mod pictures;
 mod review;
+mod saves;
 mod speed;

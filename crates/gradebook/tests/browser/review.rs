@@ -101,7 +101,7 @@ async fn fifty_edits_with_next_in_the_same_tick_are_all_kept() {
         let work = works.iter().find(|w| w.id.to_string() == id).unwrap();
         let kept = work.review.points["correct"].to_string();
         assert_eq!(Value::String(kept), points, "work {id}");
-        assert_eq!(work.version, 1, "one change, once");
+        assert_eq!(work.seen.review, 1, "one change, once");
     }
 }
 

@@ -1,6 +1,11 @@
 //! The gradebook's pages and store, by what comes over HTTP.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../common/models.rs"]
+mod models;
 mod pages;
+mod people;
+mod runs;
+mod scores;
 mod site;
 mod stores;

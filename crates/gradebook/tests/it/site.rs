@@ -1,5 +1,7 @@
 //! A gradebook that is served on loopback, and a client that has been let in.
 
+use std::sync::Arc;
+
 use reqwest::{Client, RequestBuilder, Response};
 use tandem_gradebook::Gradebook;
 use tempfile::TempDir;
@@ -10,7 +12,14 @@ pub struct Site {
     pub base: String,
     pub client: Client,
     cookie: String,
-    _folder: TempDir,
+    _folder: Arc<TempDir>,
+}
+
+/// The cookie that an address gives.
+async fn enter(client: &Client, address: &str) -> Option<String> {
+    let entered = client.get(address).send().await.unwrap();
+    let cookie = entered.headers().get("set-cookie")?.to_str().unwrap();
+    Some(cookie.split(';').next().unwrap().to_owned())
 }
 
 impl Site {
@@ -19,22 +28,32 @@ impl Site {
         let gradebook = Gradebook::open(&folder.path().join("g.sqlite")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let router = gradebook.router();
+        let router = gradebook.router(false);
         tokio::spawn(async move { axum::serve(listener, router).await });
         let client = Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .unwrap();
-        let entered = client.get(gradebook.address(&base)).send().await.unwrap();
-        let cookie = entered.headers()["set-cookie"].to_str().unwrap();
-        let cookie = cookie.split(';').next().unwrap().to_owned();
+        let cookie = enter(&client, &gradebook.address(&base)).await.unwrap();
         Self {
             gradebook,
             base,
             client,
             cookie,
-            _folder: folder,
+            _folder: Arc::new(folder),
         }
+    }
+
+    /// The same for a browser that comes with another token.
+    pub async fn with_token(&self, token: &str) -> Option<Self> {
+        let address = format!("{}/grading?token={token}", self.base);
+        Some(Self {
+            gradebook: self.gradebook.clone(),
+            base: self.base.clone(),
+            client: self.client.clone(),
+            cookie: enter(&self.client, &address).await?,
+            _folder: Arc::clone(&self._folder),
+        })
     }
 
     /// Asks for a page as a browser that was let in.

@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use tandem_gradebook::Gradebook;
-use tandem_gradebook::store::{Handed, Reader, Role, Store, StoreError, WriteError, Writer};
-use tandem_grading::Points;
+use tandem_gradebook::store::{
+    By, Handed, Reader, Role, Seen, Store, StoreError, WriteError, Writer,
+};
 use tandem_grading::review::Change;
+use tandem_grading::{Item, ItemKind, Points, Submission};
 
 fn open(path: &Path) -> Store {
     Gradebook::open(path).unwrap().store().clone()
@@ -14,6 +16,23 @@ fn open(path: &Path) -> Store {
 fn write<T>(store: &Store, task: impl FnOnce(&Writer<'_>) -> rusqlite::Result<T>) -> T {
     let task = |writer: &Writer<'_>| task(writer).map(Ok::<T, StoreError>);
     store.write_now(task).unwrap()
+}
+
+const fn by(person: i64, session: &str) -> By<'_> {
+    By {
+        person,
+        session,
+        key: None,
+    }
+}
+
+/// What a page of the first work shows now.
+fn seen(store: &Store) -> Seen {
+    store
+        .read_now(|reader| reader.work(1))
+        .unwrap()
+        .unwrap()
+        .seen
 }
 
 #[test]
@@ -44,7 +63,7 @@ fn what_was_kept_is_there_after_opening_again() {
         points: Points::from_f64(1.0),
     };
     let done: Result<(), WriteError> =
-        store.write_now(|writer| writer.change((1, 0), person, &change));
+        store.write_now(|writer| writer.change((1, seen(&store)), &by(person, "one"), &change));
     done.unwrap();
     let (first, address) = (
         store.read_now(|reader| reader.works(1)).unwrap().len(),
@@ -88,7 +107,7 @@ fn a_new_result_leaves_what_persons_decided() {
         points: Points::from_f64(2.0),
     };
     let done: Result<(), WriteError> =
-        store.write_now(|writer| writer.change((1, 0), person, &change));
+        store.write_now(|writer| writer.change((1, seen(store)), &by(person, "one"), &change));
     done.unwrap();
     let before = store.read_now(|reader| reader.work(1)).unwrap().unwrap();
     let rubric = store.read_now(|reader| reader.rubric(1)).unwrap().unwrap();
@@ -110,9 +129,18 @@ fn a_new_result_leaves_what_persons_decided() {
         .unwrap();
     let after = store.read_now(|reader| reader.work(1)).unwrap().unwrap();
     assert_eq!(
-        (&after.review, after.version),
-        (&before.review, before.version)
+        (&after.review, after.seen.review),
+        (&before.review, before.seen.review)
     );
+    // A page that shows the earlier result approves nothing.
+    let approve = Change::Approve { confirmed: true };
+    let done: Result<(), WriteError> =
+        store.write_now(|writer| writer.change((1, before.seen), &by(person, "one"), &approve));
+    assert!(matches!(done, Err(WriteError::Outdated)), "{done:?}");
+    let note = Change::Note("still mine".into());
+    let done: Result<(), WriteError> =
+        store.write_now(|writer| writer.change((1, before.seen), &by(person, "one"), &note));
+    done.unwrap();
     assert_eq!(after.graded.unwrap().criteria[0].points, Points::ZERO);
     let again = store.read_now(|reader| reader.rubric(1)).unwrap().unwrap();
     assert_eq!(again.number, 1, "the same rubric is no new version");
@@ -140,35 +168,126 @@ fn work_that_is_handed_in_again_takes_the_place_of_the_earlier() {
     assert!(earlier.graded.is_some(), "its values stay");
     let new = works.iter().find(|w| w.id == id).unwrap();
     assert!(new.graded.is_none(), "they are not those of the new one");
+    let person = write(&store, |writer| writer.person(Role::Teacher));
+    let late: Result<(), WriteError> = store.write_now(|writer| {
+        writer.change(
+            (1, earlier.seen),
+            &by(person, "one"),
+            &Change::WithoutPoints,
+        )
+    });
+    assert!(
+        matches!(late, Err(WriteError::Replaced(new)) if new == id),
+        "{late:?}"
+    );
 }
 
 #[test]
-fn undo_goes_back_step_by_step_and_only_over_ones_own() {
+fn undo_goes_back_step_by_step_and_only_over_what_the_same_browser_did() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder.path().join("g.sqlite"));
-    let teacher = write(&store, |writer| writer.person(Role::Teacher));
-    let assistant = write(&store, |writer| writer.person(Role::Assistant));
-    let change = |version, person, change: Change| {
-        let done: Result<(), WriteError> =
-            store.write_now(|writer| writer.change((1, version), person, &change));
-        done
+    let person = write(&store, |writer| writer.person(Role::Teacher));
+    let change = |work, session, change: Change| {
+        let held = store.read_now(|reader| reader.work(work)).unwrap().unwrap();
+        let done: Result<(), WriteError> = store
+            .write_now(|writer| writer.change((work, held.seen), &by(person, session), &change));
+        done.unwrap();
     };
-    let undo = |person| {
-        let done: Result<_, WriteError> = store.write_now(|writer| writer.undo(1, person));
-        done.map(|undone| undone.action)
+    let undo = |session| {
+        let done: Result<_, WriteError> =
+            store.write_now(|writer| writer.undo(1, &by(person, session)));
+        done.map(|undone| undone.action).map_err(|e| e.to_string())
     };
-    change(0, teacher, Change::SecondLook(true)).unwrap();
-    change(1, teacher, Change::Note("hm".into())).unwrap();
-    assert!(matches!(undo(assistant), Err(WriteError::NothingToUndo)));
-    change(2, assistant, Change::SecondLook(false)).unwrap();
-    assert!(matches!(undo(teacher), Err(WriteError::Conflict)));
-    assert_eq!(undo(assistant).unwrap(), "no second look wanted");
-    assert_eq!(undo(teacher).unwrap(), "note written");
-    assert_eq!(undo(teacher).unwrap(), "second look wanted");
-    assert!(matches!(undo(teacher), Err(WriteError::NothingToUndo)));
+    change(1, "one", Change::SecondLook(true));
+    change(1, "one", Change::Note("hm".into()));
+    assert_eq!(undo("two").unwrap_err(), "there is nothing to undo");
+    change(2, "one", Change::WithoutPoints);
+    change(2, "two", Change::Reopen);
+    // The last change of the first browser was changed since; the one before it was not.
+    assert_eq!(undo("one").unwrap(), "note written");
+    assert_eq!(undo("two").unwrap(), "opened again");
+    assert_eq!(undo("one").unwrap(), "settled without points");
+    assert_eq!(undo("one").unwrap(), "second look wanted");
+    assert_eq!(undo("one").unwrap_err(), "there is nothing to undo");
     let work = store.read_now(|reader| reader.work(1)).unwrap().unwrap();
     assert_eq!(work.review, tandem_grading::review::Review::default());
     let history = store.read_now(|reader| reader.history(1)).unwrap();
-    assert_eq!(history.len(), 3);
-    assert!(history.iter().all(|past| past.is_undone));
+    assert!(history.len() == 2 && history.iter().all(|past| past.is_undone));
+}
+
+#[test]
+fn what_is_sent_twice_is_done_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder.path().join("g.sqlite"));
+    let person = write(&store, |writer| writer.person(Role::Teacher));
+    let first = seen(&store);
+    let by = By {
+        key: Some("a-key"),
+        ..by(person, "one")
+    };
+    let add = Change::Add(Item {
+        kind: ItemKind::Strength,
+        text: "Clear names.".into(),
+    });
+    for _ in 0..2 {
+        let done: Result<(), WriteError> =
+            store.write_now(|writer| writer.change((1, first), &by, &add));
+        done.unwrap();
+    }
+    let work = store.read_now(|reader| reader.work(1)).unwrap().unwrap();
+    assert_eq!(work.seen.review, 1);
+    let text = work.review.text.unwrap();
+    assert_eq!(
+        text.iter()
+            .filter(|item| item.text == "Clear names.")
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn a_file_of_the_first_version_is_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("g.sqlite");
+    let sql = rusqlite::Connection::open(&path).unwrap();
+    sql.execute_batch(include_str!("../../src/store/migrations/0001_initial.sql"))
+        .unwrap();
+    let rubric = include_str!("../../../../examples/intro-course/rubric.yaml");
+    sql.execute_batch(
+        "INSERT INTO setting VALUES ('sample', '1');
+         INSERT INTO course VALUES (1, 'Old', 0);
+         INSERT INTO assignment VALUES (1, 1, 'mean-above', 'Old', 0);
+         INSERT INTO person VALUES (1, '', 'teacher', 0);",
+    )
+    .unwrap();
+    sql.execute(
+        "INSERT INTO rubric_version VALUES (1, 1, 1, ?1, '[]', 0)",
+        [rubric],
+    )
+    .unwrap();
+    let submission = serde_json::to_string(&Submission::of_text("a.py", "x = 1")).unwrap();
+    sql.execute(
+        "INSERT INTO submission VALUES (1, 1, 'a', 7, ?1, 0, NULL)",
+        [submission],
+    )
+    .unwrap();
+    sql.execute_batch(
+        "INSERT INTO review VALUES (1, 3, 'approved', '[]', '{}', 0, 'note', 5, 1);
+         INSERT INTO human_value VALUES (1, 'correct', 4000);
+         INSERT INTO run VALUES (1, 1, 1, 1, '{}', 0, 1, 'done', NULL);
+         INSERT INTO model_call VALUES (1, 1, 1, 'feedback', 'm', '', 'q', '{}', 1,
+            '{\"usage\": {\"prompt_tokens\": 9, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}', 0);",
+    )
+    .unwrap();
+    sql.pragma_update(None, "user_version", 1).unwrap();
+    drop(sql);
+    let store = open(&path);
+    let work = store.read_now(|reader| reader.work(1)).unwrap().unwrap();
+    assert_eq!((work.seen.review, work.review.note.as_str()), (3, "note"));
+    assert_eq!(work.review.points["correct"].to_string(), "4");
+    let sums = store.read_now(|reader| reader.run_sums(1)).unwrap();
+    assert_eq!(
+        (sums.calls, sums.prompt_tokens, sums.cached_tokens),
+        (1, 9, 4)
+    );
 }

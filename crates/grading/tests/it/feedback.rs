@@ -18,6 +18,17 @@ fn scores_are_found() {
         "**Score:** 4",
         "`7/10`",
         "8,5 Points",
+        "That costs two lines; full marks otherwise.",
+        "I deducted for style.",
+        "You lost points for the names.",
+        "This would be a passing grade.",
+        "Note: 2,3",
+        "Das sind 3 Punkte.",
+        "Volle Punktzahl!",
+        "8 von 10",
+        "Tu nota es 7",
+        "Grade: B+",
+        "9 percent",
     ] {
         assert!(!check_feedback(text).is_empty(), "{text}");
     }
@@ -33,6 +44,15 @@ fn plain_feedback_passes() {
         "You point out the edge case; a good point.",
         "The function returns 3 and 4 for both calls.",
         "Try the cases 1, 2 and 3 / other inputs.",
+        "See line 12.",
+        "Loop from 0 to 10.",
+        "`a[0]` is the first one, and a[0] is not a[1].",
+        "`x = 1/2` is 0 here.",
+        "Note: a loop is enough, and note that it ends.",
+        "Every value of `range(0, 10)` is used.",
+        "Write `n % 2 == 0`, not `n % 10`.",
+        "Two points stand out: the names and the tests.",
+        "Sortiere die Werte von a bis z.",
     ] {
         assert_eq!(check_feedback(text), Vec::<String>::new(), "{text}");
     }

@@ -1,6 +1,7 @@
 //! Written results: safe names, no formulas, no number where there is no score.
 
 use crate::course::{RUBRIC, rubric, submissions};
+use proptest::prelude::*;
 use serde_json::Value;
 use std::path::Path;
 use tandem_grading::{
@@ -40,6 +41,7 @@ fn graded(name: &str, score: Option<f64>) -> Graded {
                 kind: FindingKind::Other,
                 text: "=cmd|' /C calc'!A0, \"quoted\"".to_owned(),
                 place: None,
+                criterion: None,
             }]
         },
         score,
@@ -191,6 +193,7 @@ fn what_lacks_an_answer_is_made_anew_unless_it_would_be_cut_again() {
                 kind: FindingKind::NoAnswer,
                 text: "no answer".to_owned(),
                 place: None,
+                criterion: None,
             }),
             answer: None,
         });
@@ -368,5 +371,47 @@ fn the_report_is_for_a_teacher() {
         "> # Score",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn no_file_has_a_score_for_what_was_not_graded(
+        works in proptest::collection::vec((proptest::option::of(0..=4u8), 0..3usize), 1..6)
+    ) {
+        let list: Vec<Graded> = works
+            .iter()
+            .enumerate()
+            .map(|(i, (score, status))| {
+                let mut one = graded(&format!("w{i}"), score.map(f64::from));
+                if score.is_none() {
+                    one.status = [Status::Failed, Status::NotAttempted, Status::NeedsReview][*status];
+                }
+                one
+            })
+            .collect();
+        let dir = tempfile::tempdir().unwrap();
+        write_results(dir.path(), &rubric(), &list).unwrap();
+        let all = std::fs::read(dir.path().join("results.json")).unwrap();
+        let all: Value = serde_json::from_slice(&all).unwrap();
+        let mut csv = csv::Reader::from_path(dir.path().join("results.csv")).unwrap();
+        let rows: Vec<csv::StringRecord> = csv.records().map(Result::unwrap).collect();
+        for (i, one) in list.iter().enumerate() {
+            let text = std::fs::read_to_string(dir.path().join(format!("w{i}.md"))).unwrap();
+            let single = std::fs::read(dir.path().join(format!("w{i}.json"))).unwrap();
+            let single: Value = serde_json::from_slice(&single).unwrap();
+            let has_score = one.score.is_some();
+            prop_assert_eq!(all["submissions"][i]["score"].is_null(), !has_score);
+            prop_assert_eq!(single["score"].is_null(), !has_score);
+            prop_assert_eq!(rows[i][3].is_empty(), !has_score);
+            prop_assert_eq!(text.contains("- Score: **none** of 5"), !has_score, "{}", text);
+            prop_assert_eq!(text.contains("### Works: "), has_score, "{}", text);
+            if !has_score {
+                prop_assert!(rows[i][5].is_empty() && rows[i][6].is_empty());
+                prop_assert_eq!(&single["criteria"], &Value::Array(vec![]));
+            }
+        }
     }
 }

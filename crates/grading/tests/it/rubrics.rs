@@ -34,6 +34,53 @@ fn refused(table: &[(&str, &str, &str)]) {
 }
 
 #[test]
+fn reflections_and_answers_are_read_and_checked() {
+    let with = |more: &str| {
+        Rubric::parse(&RUBRIC.replace("    title: Style", &format!("    title: Style\n{more}")))
+    };
+    let rubric = with(
+        "    kind: reflection\n    question: Why?\n    min_words: 30\n    answer: Because it says so.",
+    );
+    let style = rubric.unwrap().criteria.remove(1);
+    let reflection = style.reflection.unwrap();
+    assert_eq!(
+        (reflection.question.as_str(), reflection.min_words),
+        ("Why?", Some(30))
+    );
+    assert_eq!(style.answer.as_deref(), Some("Because it says so."));
+    for (more, expected) in [
+        (
+            "    kind: reflection",
+            "criteria[1].question: a reflection needs one",
+        ),
+        (
+            "    question: Why?",
+            "criteria[1].question: is for reflections",
+        ),
+        (
+            "    min_words: 3",
+            "criteria[1].min_words: is for reflections",
+        ),
+        (
+            "    kind: reflection\n    question: Why?\n    min_words: 0",
+            "criteria[1].min_words",
+        ),
+        ("    kind: essay", "essay"),
+        ("    answer: ''", "criteria[1].answer: must not be empty"),
+    ] {
+        let error = with(more).unwrap_err().to_string();
+        assert!(error.contains(expected), "{more}: {error}");
+    }
+    let long = RUBRIC.replace("title: Demo", "title: Demo\nlength: endless");
+    assert!(
+        Rubric::parse(&long)
+            .unwrap_err()
+            .to_string()
+            .contains("endless")
+    );
+}
+
+#[test]
 fn mistakes_in_texts_and_levels_name_the_field() {
     let long = "x".repeat(3000);
     let table: &[(&str, &str, &str)] = &[

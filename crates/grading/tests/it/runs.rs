@@ -1,15 +1,15 @@
 //! Whole runs against the scripted server.
 
-use crate::course::{rubric, submissions};
+use crate::course::{RUBRIC, rubric, submissions, write};
 use crate::fake::{Script, Server, serve};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tandem_grading::{
-    EarlierRun, FeedbackMode, Folder, Forecast, Graded, GradingConfig, GradingError, Job,
-    JobConfig, JobRecord, Progress, Rubric, Status, Store, Submission, forecast, grade,
-    load_submissions,
+    EarlierRun, FeedbackMode, FindingKind, Folder, Forecast, Graded, GradingConfig, GradingError,
+    Job, JobConfig, JobRecord, Progress, Rubric, Status, Store, Submission, build_prompt, forecast,
+    grade, load_submissions,
 };
 use tandem_openai::{ChatRequest, FinishReason, RouteChoice};
 
@@ -711,4 +711,119 @@ async fn nothing_is_asked_twice_however_a_run_ended() {
             .unwrap();
         assert_eq!(server.seen.lock().unwrap().len(), 9, "{mode:?}");
     }
+}
+
+/// The rubric of the tests with all that a teacher can say of the feedback, beside a solution.
+fn whole_rubric(extra: &str) -> Rubric {
+    let dir = tempfile::tempdir().unwrap();
+    let text = RUBRIC
+        .replace("guidelines:", &format!("{extra}\nguidelines:"))
+        .replace(
+            "    title: Style",
+            "    title: Style\n    answer: Names are nouns, and each of them is used exactly once.",
+        );
+    write(dir.path(), "rubric.yaml", text.as_bytes());
+    write(
+        dir.path(),
+        "solution/a.py",
+        b"def best(values):\n    return sorted(set(values))[-2]\n",
+    );
+    Rubric::load(&dir.path().join("rubric.yaml")).unwrap()
+}
+
+async fn with_feedback(rubric: &Rubric, points: [f64; 2], feedback: &str) -> Graded {
+    let criterion = |points: f64| json!({"evidence": [{"line_start": 1, "line_end": 1}], "rationale": "Seen.", "points": points});
+    let verdict =
+        json!({"criteria": {"works": criterion(points[0]), "style": criterion(points[1])}});
+    let feedback = feedback.to_owned();
+    let server = serve(None, move |request, _| {
+        Script::Text(match request.model.as_str() {
+            "code" => verdict.to_string(),
+            _ => feedback.clone(),
+        })
+    });
+    run(&config(&server.await), rubric, &one()).await.remove(0)
+}
+
+fn reasons(graded: &Graded) -> Vec<FindingKind> {
+    graded.reasons.iter().map(|reason| reason.kind).collect()
+}
+
+#[tokio::test]
+async fn what_only_graders_see_stands_in_front_and_is_not_repeated() {
+    let rubric = whole_rubric("");
+    for job in [Job::CodeAnalysis, Job::Feedback] {
+        let prompt = build_prompt(job, &rubric, &one()[0], None);
+        assert!(prompt.shared.contains("return sorted(set(values))[-2]"));
+        assert!(prompt.shared.contains("Names are nouns"));
+        assert!(!prompt.submission.contains("sorted") && !prompt.submission.contains("nouns"));
+    }
+    let table = [
+        ("- Write `return sorted( set(values) )[-2]`.", true),
+        (
+            "- Try this:\n```python\nRETURN sorted(set(values))[-2]\n```",
+            true,
+        ),
+        (
+            "- Remember that names are nouns, and each of them is used.",
+            true,
+        ),
+        ("- Sort the values, and think of equal ones.", false),
+        ("- Names should be nouns.", false),
+    ];
+    for (feedback, is_refused) in table {
+        let graded = with_feedback(&rubric, [2.0, 1.0], feedback).await;
+        let expected = if is_refused {
+            vec![FindingKind::Disclosed]
+        } else {
+            vec![]
+        };
+        assert_eq!(reasons(&graded), expected, "{feedback}");
+        assert_eq!(graded.score, Some(3.0));
+    }
+    // What the student wrote is nothing that others tell.
+    let own = submissions(&[("a.py", "return sorted(set(values))[-2]")]);
+    let server = serve(None, |request, _| match request.model.as_str() {
+        "code" => good(request),
+        _ => Script::Text("- `return sorted(set(values))[-2]` is short.".to_owned()),
+    });
+    let graded = run(&config(&server.await), &rubric, &own).await;
+    assert_eq!(reasons(&graded[0]), []);
+}
+
+#[tokio::test]
+async fn a_feedback_is_as_it_was_asked_for() {
+    let rubric = whole_rubric("language: Finnish\nlength: short");
+    let text = "## Strengths\n- Clear names.\n\n## Next steps\n- Try an empty list.";
+    let full = with_feedback(&rubric, [4.0, 1.0], text).await;
+    assert_eq!(full.feedback.as_deref(), Some("- Clear names."));
+    assert_eq!(reasons(&full), []);
+    assert_eq!(
+        full.jobs[1].answer.as_deref(),
+        Some(text),
+        "the model's own text is kept"
+    );
+    let notes = full.notes.join("\n");
+    for part in ["its advice was left out", "'Finnish'", "counts no tokens"] {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+    let less = with_feedback(&rubric, [4.0, 0.5], text).await;
+    assert_eq!(less.feedback.as_deref(), Some(text));
+    let all_advice =
+        with_feedback(&rubric, [4.0, 1.0], "## Next steps\n- Try an empty list.").await;
+    assert_eq!(reasons(&all_advice), [FindingKind::TextRule]);
+    let asked_for = whole_rubric("advice_at_full_marks: true");
+    let kept = with_feedback(&asked_for, [4.0, 1.0], text).await;
+    assert_eq!(kept.feedback.as_deref(), Some(text));
+    let long = with_feedback(&rubric, [2.0, 1.0], &"word ".repeat(121)).await;
+    assert_eq!(reasons(&long), [FindingKind::TextRule]);
+    let prompt = build_prompt(Job::Feedback, &rubric, &one()[0], Some(&full.criteria));
+    assert!(
+        prompt.system.contains("Language: Finnish.") && prompt.system.contains("at most 60 words")
+    );
+    assert!(
+        prompt
+            .submission
+            .contains("Give no advice where all points were given")
+    );
 }

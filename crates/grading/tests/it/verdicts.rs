@@ -1,9 +1,11 @@
 //! Verdicts: the schema against an independent validator, and the checks in code.
 
-use crate::course::{rubric, submissions};
+use crate::course::{RUBRIC, rubric, submissions};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tandem_grading::{Submission, VerdictError, read_verdict, verdict_schema, worst_case_bytes};
+use tandem_grading::{
+    FindingKind, Rubric, Submission, VerdictError, read_verdict, verdict_schema, worst_case_bytes,
+};
 
 const CHARS: u32 = 50;
 
@@ -112,14 +114,61 @@ fn doubtful_evidence_is_dropped_and_named() {
         );
         assert!(verdict.criteria[0].evidence.is_empty());
     }
-    let none = json!({"evidence": [], "rationale": "Nothing there.", "points": 0});
-    let verdict = read_verdict(
-        &with("/criteria/works", none).to_string(),
-        &rubric,
-        &submission,
-    )
-    .unwrap();
-    assert_eq!(verdict.doubts, [], "no points need no evidence");
+}
+
+#[test]
+fn what_is_said_to_be_missing_is_looked_at() {
+    let (rubric, submission) = (rubric(), single());
+    let cited = json!([{"line_start": 1, "line_end": 1}]);
+    let table = [
+        (json!([]), "Nothing there.", 0, true),
+        (cited.clone(), "Wrong result.", 0, true),
+        (cited.clone(), "The empty case is missing.", 4, true),
+        (cited.clone(), "Der leere Fall fehlt.", 4, true),
+        (cited.clone(), "Nothing at all is missing.", 4, false),
+        (cited.clone(), "The empty case is missing.", 2, false),
+        (cited, "It does what was asked.", 4, false),
+    ];
+    for (evidence, rationale, points, is_doubted) in table {
+        let answer = json!({"evidence": evidence, "rationale": rationale, "points": points});
+        let answer = with("/criteria/works", answer).to_string();
+        let verdict = read_verdict(&answer, &rubric, &submission).unwrap();
+        let kinds: Vec<FindingKind> = verdict.doubts.iter().map(|d| d.kind).collect();
+        let expected = if is_doubted {
+            vec![FindingKind::Absence]
+        } else {
+            vec![]
+        };
+        assert_eq!(kinds, expected, "{answer}");
+    }
+}
+
+#[test]
+fn a_short_reflection_is_looked_at() {
+    let rubric = RUBRIC.replace(
+        "    title: Style",
+        "    title: Style\n    kind: reflection\n    question: Why these names?\n    min_words: 6",
+    );
+    let rubric = Rubric::parse(&rubric).unwrap();
+    let text = "# Names\nThey say\nwhat the values hold.\n\n";
+    let submission = submissions(&[("a.md", text)]).remove(0);
+    let doubts = |evidence: Value, points: f64| {
+        let answer = json!({"evidence": evidence, "rationale": "Seen.", "points": points});
+        let verdict = with("/criteria/style", answer).to_string();
+        let verdict = read_verdict(&verdict, &rubric, &submission).unwrap();
+        let doubts = verdict
+            .doubts
+            .into_iter()
+            .filter(|d| d.kind == FindingKind::TooShort);
+        doubts.map(|d| d.text).collect::<Vec<_>>()
+    };
+    let lines = |first: u32, last: u32| json!({"line_start": first, "line_end": last});
+    assert_eq!(doubts(json!([lines(2, 3)]), 1.0), Vec::<String>::new());
+    // A line that is cited twice has its words once.
+    for cited in [json!([lines(2, 2)]), json!([lines(3, 3), lines(3, 4)])] {
+        assert!(doubts(cited, 1.0)[0].contains("at least 6"));
+    }
+    assert_eq!(doubts(json!([]), 0.0), Vec::<String>::new());
 }
 
 #[test]

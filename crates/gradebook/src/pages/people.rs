@@ -1,0 +1,112 @@
+//! Who is there: one's own name, assistants, and shares of the work.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::rejection::FormRejection;
+use axum::extract::{Form, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::Deserialize;
+
+use super::{Id, fields};
+use crate::Shared;
+use crate::error::PageError;
+use crate::limits::MAX_NAME_CHARS;
+use crate::routes;
+use crate::security::{digest, random_text};
+use crate::store::{Person, StoreError, Writer};
+use crate::view::{self, Invited};
+
+/// A name.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Name {
+    name: String,
+}
+
+impl Name {
+    fn checked(&self) -> Result<String, PageError> {
+        let name = self.name.trim();
+        match name.chars().count() {
+            0 => Err(PageError::Form("The name is empty.".to_owned())),
+            n if n > MAX_NAME_CHARS || name.chars().any(char::is_control) => Err(PageError::Form(
+                format!("A name has at most {MAX_NAME_CHARS} letters, in one line."),
+            )),
+            _ => Ok(name.to_owned()),
+        }
+    }
+}
+
+async fn write<T: Send + 'static>(
+    shared: &Shared,
+    task: impl FnOnce(&Writer<'_>) -> rusqlite::Result<T> + Send + 'static,
+) -> Result<T, PageError> {
+    let task = move |writer: &Writer<'_>| task(writer).map(Ok);
+    Ok(shared.store.write::<T, StoreError>(task).await?)
+}
+
+/// Tells one's name, which the history shows from then on.
+pub(crate) async fn name(
+    State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
+    form: Result<Form<Name>, FormRejection>,
+) -> Result<Response, PageError> {
+    let name = fields(form)?.checked()?;
+    write(&shared, move |writer| writer.name_person(person.id, &name)).await?;
+    Ok(Redirect::to(routes::HOME).into_response())
+}
+
+/// Invites an assistant: the link is shown this once.
+pub(crate) async fn invite(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    form: Result<Form<Name>, FormRejection>,
+) -> Result<Response, PageError> {
+    let name = fields(form)?.checked()?;
+    let token = random_text();
+    let (kept, given) = (digest(&token), name.clone());
+    write(&shared, move |writer| writer.invite(&given, &kept)).await?;
+    let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
+    let scheme = match shared.is_tls.load(std::sync::atomic::Ordering::Relaxed) {
+        true => "https",
+        false => "http",
+    };
+    let home = routes::HOME;
+    let link = format!(
+        "{scheme}://{}{home}?token={token}",
+        host.unwrap_or_default()
+    );
+    Ok(view::page(StatusCode::OK, &Invited { name, link }))
+}
+
+/// Lets an assistant in no more.
+pub(crate) async fn dismiss(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+) -> Result<Response, PageError> {
+    write(&shared, move |writer| writer.dismiss(id)).await?;
+    Ok(Redirect::to(routes::HOME).into_response())
+}
+
+/// Whether works are divided.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Division {
+    divided: String,
+}
+
+/// Divides the works of an assignment among all who are let in, or takes the shares back.
+pub(crate) async fn divide(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+    form: Result<Form<Division>, FormRejection>,
+) -> Result<Response, PageError> {
+    let is_divided = fields(form)?.divided == "yes";
+    let divide = move |writer: &Writer<'_>| {
+        let members = writer.members()?.into_iter();
+        let here = members.filter(|m| is_divided && m.is_let_in());
+        let persons: Vec<i64> = here.map(|m| m.id).collect();
+        writer.divide(id, &persons)
+    };
+    write(&shared, divide).await?;
+    Ok(Redirect::to(&routes::runs(id)).into_response())
+}

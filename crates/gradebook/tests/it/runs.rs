@@ -1,0 +1,190 @@
+//! What a new version of a rubric, and a changed setting, ask of the models again.
+
+use std::time::Duration;
+
+use tandem_gradebook::store::{Reader, Work};
+use tandem_grading::review::{Decision, Standing};
+use tandem_grading::{Rubric, Submission};
+
+use crate::models::Models;
+use crate::site::Site;
+
+const COURSE: &str = "Course";
+
+/// The sample's rubric with changes.
+fn rubric(changes: &[(&str, &str)]) -> Rubric {
+    let mut text = include_str!("../../../../examples/intro-course/rubric.yaml").to_owned();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    Rubric::parse(&text).unwrap()
+}
+
+/// The first criterion with half its points, and another title.
+const HALVED: &[(&str, &str)] = &[
+    ("max_points: 10", "max_points: 8"),
+    ("max_points: 4", "max_points: 2"),
+    ("full, points: 4", "full, points: 2"),
+    ("partial, points: 2", "partial, points: 1"),
+    ("title: Correct result", "title: Result"),
+];
+
+fn submissions() -> Vec<Submission> {
+    let one = |i| Submission::of_text(&format!("w{i}.py"), &format!("def f(x):\n    return {i}\n"));
+    (0..3).map(one).collect()
+}
+
+struct Course {
+    site: Site,
+    models: Models,
+    page: String,
+}
+
+impl Course {
+    async fn new() -> Self {
+        let site = Site::new().await;
+        let models = Models::default();
+        site.gradebook.connect(models.serve().await);
+        let rubric = rubric(&[]);
+        let page = site.gradebook.hand_in(COURSE, &rubric, &submissions());
+        Self {
+            page: page.unwrap(),
+            site,
+            models,
+        }
+    }
+
+    fn keep(&self, rubric: &Rubric) {
+        let kept = self.site.gradebook.hand_in(COURSE, rubric, &submissions());
+        assert_eq!(kept.unwrap(), self.page);
+    }
+
+    /// Runs to the end; what was asked meanwhile.
+    async fn run(&self, form: &[(&str, &str)]) -> Vec<String> {
+        self.models.asked.lock().unwrap().clear();
+        let started = self.site.post(&self.page, form).await;
+        assert_eq!(started.status(), 303);
+        let run = started.headers()["location"].to_str().unwrap().to_owned();
+        for _ in 0..400 {
+            let page = self.site.get(&run).await.text().await.unwrap();
+            if page.contains("<span class=\"chip\">done") {
+                return self.models.asked.lock().unwrap().clone();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("the run does not end");
+    }
+
+    async fn shown(&self) -> String {
+        let page = self.site.get(&self.page).await.text().await.unwrap();
+        let text = page.replace("</td><td class=\"num\">", " ");
+        text.replace("&#8220;", "“")
+    }
+
+    fn works(&self) -> Vec<(Work, Option<String>)> {
+        let read = |reader: &Reader<'_>| {
+            let assignment = reader.assignments()?[0].id;
+            let rubric = reader.rubric(assignment)?.unwrap().rubric;
+            let works = reader.works(assignment)?;
+            let total = |work: &Work| {
+                let standing = Standing {
+                    rubric: &rubric,
+                    model: work.graded.as_ref(),
+                    review: &work.review,
+                };
+                standing.total().map(|points| points.to_string())
+            };
+            Ok(works
+                .iter()
+                .map(|work| (work.clone(), total(work)))
+                .collect())
+        };
+        self.site.gradebook.store().read_now(read).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn words_of_one_criterion_are_asked_again_alone_and_points_of_none() {
+    let course = Course::new().await;
+    assert_eq!(course.run(&[("what", "all")]).await.len(), 6);
+    assert!(course.shown().await.contains("would come out the same 3"));
+    // A person changes one before the rubric changes.
+    let id = course.works()[0].0.id;
+    let held = course.site.gradebook.store().read_now(move |r| r.work(id));
+    let version = held.unwrap().unwrap().seen.to_string();
+    let form = [
+        ("do", "points"),
+        ("version", version.as_str()),
+        ("criterion", "correct"),
+        ("points", "2"),
+    ];
+    let done = course.site.post(&format!("/grading/w/{id}"), &form).await;
+    assert_eq!(done.status(), 303);
+    // Points, and a title: computed anew, and nothing is asked.
+    course.keep(&rubric(HALVED));
+    assert!(course.shown().await.contains("would come out the same 3"));
+    let totals: Vec<_> = course.works().into_iter().map(|(_, total)| total).collect();
+    let [seven, eight] = ["7", "8"].map(|total| Some(total.to_owned()));
+    assert_eq!(totals, [seven, eight.clone(), eight]);
+    // The words of one: that one is asked for, of the works that nobody has settled.
+    let words = [("Names say what they hold", "Names are nouns")];
+    course.keep(&rubric(&[HALVED, &words].concat()));
+    let shown = course.shown().await;
+    assert!(shown.contains("“Readability” alone 3"), "{shown}");
+    let asked = course.run(&[("what", "stale")]).await;
+    let analyses: Vec<_> = asked
+        .iter()
+        .filter(|p| p.contains("Answer in JSON"))
+        .collect();
+    assert_eq!(analyses.len(), 3);
+    assert!(
+        analyses
+            .iter()
+            .all(|p| p.contains("assess only: readable."))
+    );
+    let kept = course.works();
+    assert_eq!(kept[0].0.review.points["correct"].to_string(), "1");
+    assert_eq!(kept[0].1.as_deref(), Some("7"));
+    let graded = kept[1].0.graded.as_ref().unwrap();
+    assert_eq!(graded.criteria.len(), 4);
+    // The guidelines: everything.
+    let words = [("First-semester", "Second-semester")];
+    course.keep(&rubric(&[HALVED, &words].concat()));
+    let shown = course.shown().await;
+    assert!(
+        shown.contains("other settings 3") && !shown.contains("alone"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn an_approved_value_that_no_level_stands_for_is_looked_at_again() {
+    let course = Course::new().await;
+    course.run(&[("what", "all")]).await;
+    for (work, _) in course.works() {
+        let seen = course
+            .site
+            .gradebook
+            .store()
+            .read_now(move |r| r.work(work.id));
+        let version = seen.unwrap().unwrap().seen.to_string();
+        let approve = [("do", "approve"), ("version", version.as_str())];
+        let done = course
+            .site
+            .post(&format!("/grading/w/{}", work.id), &approve)
+            .await;
+        assert_eq!(done.status(), 303);
+    }
+    course.keep(&rubric(&[(
+        "{label: full, points: 4",
+        "{label: whole, points: 4",
+    )]));
+    for (work, total) in course.works() {
+        assert_eq!(
+            (work.review.decision, work.review.second_look),
+            (Decision::Open, true)
+        );
+        assert_eq!(total, None, "nothing stands for the value any more");
+    }
+}

@@ -1,0 +1,101 @@
+//! Whether a feedback repeats what only those who grade may see: the solution, or a model answer.
+//!
+//! Texts are compared as pieces: words, numbers and single signs, in lower case, whatever the space between them. What
+//! shares [`limits::DISCLOSED_PIECES`] of them in a row repeats it, unless a student has seen these, too.
+
+use crate::attempt::Material;
+use crate::limits::DISCLOSED_PIECES;
+use crate::rubric::{Criterion, Rubric, Scale};
+use crate::submission::{SourceFile, Submission};
+use std::collections::HashSet;
+
+/// Words that pieces in a row must have, so that brackets alone are none of anybody's.
+const LEAST_WORDS: usize = 3;
+
+/// What of a rubric a feedback repeats, for a person; empty if nothing.
+pub(crate) fn disclosed(text: &str, rubric: &Rubric, submission: &Submission) -> Vec<String> {
+    let secrets = secrets(rubric);
+    if secrets.is_empty() {
+        return Vec::new();
+    }
+    let text = pieces(text);
+    let written: HashSet<&[String]> = rows(&text).collect();
+    let seen: Vec<Vec<String>> = seen(rubric, submission).iter().map(|t| pieces(t)).collect();
+    let seen: HashSet<&[String]> = seen.iter().flat_map(|pieces| rows(pieces)).collect();
+    let repeats = |secret: &str| {
+        let secret = pieces(secret);
+        rows(&secret).any(|row| written.contains(row) && !seen.contains(row))
+    };
+    let found = secrets.iter().filter(|(_, secret)| repeats(secret));
+    found.map(|(what, _)| what.clone()).collect()
+}
+
+/// Secrets that are too short to be found again.
+pub(crate) fn too_short(rubric: &Rubric) -> Vec<String> {
+    let secrets = secrets(rubric);
+    let short = secrets
+        .iter()
+        .filter(|(_, secret)| rows(&pieces(secret)).next().is_none());
+    short.map(|(what, _)| what.clone()).collect()
+}
+
+/// What no student may see: what it is called, and its text.
+fn secrets(rubric: &Rubric) -> Vec<(String, String)> {
+    let files = rubric.solutions.iter().flat_map(Material::files);
+    let solutions = files.map(|file| (format!("the solution ({})", file.name), joined(file)));
+    let answer = |c: &Criterion| {
+        let answer = c.answer.clone()?;
+        Some((format!("the model answer of '{}'", c.id), answer))
+    };
+    let answers = rubric.criteria.iter().filter_map(answer);
+    solutions.chain(answers).collect()
+}
+
+/// What a student has seen or written.
+fn seen(rubric: &Rubric, submission: &Submission) -> Vec<String> {
+    let templates = rubric.templates.iter().flat_map(Material::files);
+    let mut seen: Vec<String> = submission
+        .files
+        .iter()
+        .chain(templates)
+        .map(joined)
+        .collect();
+    seen.push(rubric.task.clone());
+    for criterion in &rubric.criteria {
+        seen.push(criterion.title.clone());
+        seen.push(criterion.description.clone());
+        seen.extend(criterion.reflection.iter().map(|r| r.question.clone()));
+        if let Scale::Levels(levels) = &criterion.scale {
+            seen.extend(levels.iter().map(|level| level.description.clone()));
+        }
+    }
+    seen
+}
+
+fn joined(file: &SourceFile) -> String {
+    file.lines.join("\n")
+}
+
+fn pieces(text: &str) -> Vec<String> {
+    let mut pieces: Vec<String> = Vec::new();
+    let mut is_open = false;
+    for c in text.chars().flat_map(char::to_lowercase) {
+        let is_word = c.is_alphanumeric() || c == '_';
+        match pieces.last_mut() {
+            Some(last) if is_open && is_word => last.push(c),
+            _ if c.is_whitespace() => {}
+            // Quotes and backticks are set otherwise in a text than in code.
+            _ if matches!(c, '`' | '"' | '\'' | '*') => {}
+            _ => pieces.push(c.to_string()),
+        }
+        is_open = is_word;
+    }
+    pieces
+}
+
+fn rows(pieces: &[String]) -> impl Iterator<Item = &[String]> {
+    let is_word = |piece: &String| piece.chars().all(|c| c.is_alphanumeric() || c == '_');
+    pieces
+        .windows(DISCLOSED_PIECES)
+        .filter(move |row| row.iter().filter(|piece| is_word(piece)).count() >= LEAST_WORDS)
+}
