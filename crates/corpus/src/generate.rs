@@ -41,8 +41,10 @@ pub struct Example {
 pub struct Order {
     /// The same seed gives the same examples.
     pub seed: u64,
-    /// Submissions; every [`GROUP`] share a task and a rubric.
+    /// Submissions.
     pub count: usize,
+    /// How many share a task and a rubric; [`GROUP`] for training, at most 999.
+    pub group: usize,
     /// Which tasks.
     pub split: Split,
     /// The rubric's shape; drawn per group if `None`.
@@ -61,6 +63,7 @@ pub fn generate(order: &Order) -> Result<Vec<Example>, CorpusError> {
     let Order {
         seed,
         count,
+        group: size,
         split,
         shape,
         varied,
@@ -73,13 +76,13 @@ pub fn generate(order: &Order) -> Result<Vec<Example>, CorpusError> {
         Split::Heldout => 1 << 40,
     };
     let mut out = Vec::with_capacity(count);
-    for group in 0..count.div_ceil(GROUP) {
+    for group in 0..count.div_ceil(size) {
         let mut dice = Dice::new(seed, lane + group as u64 * 1000);
         let task = dice.pick(&tasks);
         let shape = shape.unwrap_or_else(|| Shape::draw(&mut dice));
         let mut rubric = shape.rubric(task)?;
         rubric.guidelines.push_str(&notes::draw(notes, &mut dice));
-        for i in 0..GROUP.min(count - group * GROUP) {
+        for i in 0..size.min(count - group * size) {
             let dice = Dice::new(seed, lane + group as u64 * 1000 + i as u64 + 1);
             let place = (group, folder.path());
             out.push(example(place, task, &rubric, (shape, varied), dice)?);

@@ -13,6 +13,7 @@ fn generate(seed: u64, count: usize, split: Split, shape: Option<Shape>) -> Vec<
     let order = |varied| Order {
         seed,
         count: count / 2,
+        group: GROUP,
         split,
         shape,
         varied,

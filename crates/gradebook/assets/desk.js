@@ -77,61 +77,93 @@
     return done;
   };
 
+  // Which list an address is of.
+  const query = (address) => {
+    const params = new URL(address, location.href).searchParams;
+    params.delete("c");
+    return params.toString();
+  };
+
   // Takes over what came back for a work; the work itself only if it is the one that is shown. True if it was saved.
   const take = (page, code, { action, body, work }) => {
     const next = page.getElementById("desk");
     const isSaved = code < 300;
     const notice = next?.querySelector(".notice");
     const message = notice?.querySelector("p")?.textContent ?? page.querySelector("h1")?.textContent ?? "not saved";
-    // What the rules refuse is said on the desk; all else waits for the person.
-    if (!isSaved && (code !== 422 || !next || shown() !== work)) {
+    // What the rules refuse is said on the desk, unless the person is leaving it; all else waits for the person.
+    if (!isSaved && (code !== 422 || !next || shown() !== work || leaving > 0)) {
       notice?.remove();
       hold(work, { action, body, text: next ? message : `${message}: ${words(body)}.` });
     }
     if (next && (isSaved || shown() === work)) versions.set(work, next.dataset.version);
+    if (isSaved) written(work, body);
     if (next) {
+      const isHere = query(action) === query(location.href);
       replace("head", page);
-      replace("queue", page);
-      if (shown() === work) {
-        const open = current()?.dataset.criterion;
-        const focus = focused();
-        if (isSaved) written(body);
-        keepDrafts();
-        replace("desk", page);
-        putDrafts();
-        openCriterion(open);
-        restore(focus);
-      }
+      if (isHere) replace("queue", page);
+      if (shown() === work && isHere) showParts(page, work);
+      else if (shown() === work) go(location.href, false);
     }
     tell(isSaved ? (waiting > 1 ? "saving …" : "saved") : "");
     return isSaved;
   };
 
-  // The model takes its time: what is saved meanwhile does not wait for it.
-  const rewrite = async (form) => {
+  // The model takes its time: what is saved meanwhile does not wait for it. What does not come is told, and is no edit.
+  const askModel = async (form) => {
     const work = shown();
     form.querySelector("button").disabled = true;
     await line;
-    tell("the model writes …");
-    const body = new URLSearchParams([["do", "rewrite"]]);
+    tell("the model works …");
     try {
       const response = await fetch(form.action, { method: "POST", headers: { "X-Parts": "1" } });
-      take(parse(await response.text()), response.status, { action: form.action, body, work });
+      const page = parse(await response.text());
+      if (!page.getElementById("desk")) {
+        const why = [page.querySelector("h1")?.textContent, page.querySelector("main p")?.textContent];
+        tell(why.filter(Boolean).join(": "));
+      } else if (shown() === work) {
+        tell("");
+        if (waiting === 0 && query(form.action) === query(location.href)) showParts(page, work);
+        else {
+          await line;
+          await go(location.href, false);
+        }
+      }
     } catch {
-      hold(work, { action: form.action, body, text: "Perhaps not written: tandem cannot be reached." });
+      tell("tandem cannot be reached. Look at the work again.");
     }
+    form.querySelector("button").disabled = false;
     ready.clear();
     generation += 1;
     settle();
   };
 
+  // Shows the parts of a work that is shown already.
+  const showParts = (page, work) => {
+    const next = page.getElementById("desk");
+    const open = current()?.dataset.criterion;
+    const focus = focused();
+    versions.set(work, next.dataset.version);
+    keepDrafts();
+    replace("head", page);
+    replace("queue", page);
+    replace("desk", page);
+    putDrafts();
+    openCriterion(open);
+    restore(focus);
+  };
+
   // --- Texts that are being written, by work and field.
   const drafts = new Map();
   const fields = () => [...(desk()?.querySelectorAll("textarea") ?? [])];
+  // A field is known by what it changes: items move when one of them is removed.
+  const nameOf = (field) => {
+    const { do: act, was } = field.form.elements;
+    return `${act.value} ${was?.value ?? ""}`;
+  };
   const keepDrafts = () => {
     const own = fields().filter((field) => field.value !== field.defaultValue);
     const draft = (field) => ({
-      field: field.getAttribute("aria-label"),
+      field: nameOf(field),
       value: field.value,
       isFocused: field === document.activeElement,
       range: [field.selectionStart, field.selectionEnd],
@@ -141,9 +173,11 @@
   };
   const putDrafts = () => {
     for (const draft of drafts.get(shown()) ?? []) {
-      const field = fields().find((f) => f.getAttribute("aria-label") === draft.field);
+      // What belongs to no item any more becomes a new one, so that nothing is lost.
+      const field = fields().find((f) => nameOf(f) === draft.field) ?? fields().find((f) => nameOf(f) === "add ");
       if (!field) continue;
-      field.value = draft.value;
+      const isTaken = field.value !== field.defaultValue && nameOf(field) !== draft.field;
+      field.value = isTaken ? `${field.value}\n${draft.value}` : draft.value;
       field.closest("details")?.setAttribute("open", "");
       if (draft.isFocused) {
         field.focus();
@@ -151,12 +185,17 @@
       }
     }
   };
-  // What was saved is no draft any more.
-  const written = (body) => {
+  // What was saved is no draft any more, also of a work that was left meanwhile.
+  const written = (work, body) => {
     const text = body.get("text");
     if (text === null) return;
+    const isIt = (act, value) => value === text && act === body.get("do");
+    const rest = (drafts.get(work) ?? []).filter((draft) => !isIt(draft.field.split(" ")[0], draft.value));
+    if (rest.length > 0) drafts.set(work, rest);
+    else drafts.delete(work);
+    if (shown() !== work) return;
     for (const field of fields()) {
-      if (field.value === text && field.form.elements.do.value === body.get("do")) field.value = field.defaultValue;
+      if (isIt(field.form.elements.do.value, field.value)) field.value = field.defaultValue;
     }
   };
 
@@ -236,6 +275,7 @@
   const ready = new Map();
   let generation = 0;
   let turns = 0;
+  let leaving = 0;
 
   const load = async (href) => {
     const response = await fetch(href);
@@ -285,11 +325,14 @@
       show(kept, push);
       return;
     }
+    leaving += 1;
     try {
       const page = await load(href);
       if (turn === turns) show(page, push);
     } catch {
       if (turn === turns) tell("The page cannot be reached. Try again.");
+    } finally {
+      leaving -= 1;
     }
   };
 
@@ -320,6 +363,8 @@
           ready.clear();
           generation += 1;
           if (response.ok) {
+            const now = parse(page.text).getElementById("desk");
+            if (now) versions.set(now.dataset.work, now.dataset.version);
             show(page, true);
             tell("undone");
           } else tell(parse(page.text).querySelector("main p")?.textContent ?? "not undone");
@@ -329,9 +374,9 @@
       });
       return;
     }
-    if ("rewrite" in form.dataset) {
+    if ("model" in form.dataset) {
       event.preventDefault();
-      rewrite(form);
+      askModel(form);
       return;
     }
     if (!form.dataset.save) return;

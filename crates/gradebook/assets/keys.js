@@ -43,8 +43,10 @@
     const element = target(key);
     if (!element) return;
     event.preventDefault();
-    if (element.matches("input")) element.select();
-    else element.click();
+    if (element.matches("input")) {
+      element.focus();
+      element.select();
+    } else element.click();
   });
 
   const help = () => {

@@ -11,6 +11,7 @@
 
 mod activity;
 mod assets;
+mod bare;
 mod error;
 pub mod limits;
 mod live;

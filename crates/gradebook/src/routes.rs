@@ -33,6 +33,11 @@ pub(crate) fn rewrite(work: i64) -> String {
     format!("{HOME}/w/{work}/rewrite")
 }
 
+/// Has a work assessed without its comments.
+pub(crate) fn bare(work: i64) -> String {
+    format!("{HOME}/w/{work}/bare")
+}
+
 /// What the models were sent.
 pub(crate) fn prompt(work: i64) -> String {
     format!("{HOME}/w/{work}/prompt")
@@ -113,12 +118,15 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
             get(pages::review::show).post(pages::act::act),
         )
         .route("/grading/w/{id}/rewrite", post(pages::rewrite::write))
+        .route(
+            "/grading/w/{id}/bare",
+            post(pages::rewrite::without_comments),
+        )
         .route("/grading/w/{id}/prompt", get(pages::record::prompt))
         .route("/grading/w/{id}/record", get(pages::record::show))
         .route("/grading/r/{id}", get(pages::run::show))
         .route("/grading/r/{id}/events", get(pages::run::events))
         .route(NAMES, post(pages::home::names))
-        .route(ME, post(pages::people::name))
         .route("/grading/{*rest}", get(pages::home::nothing))
         .merge(of_teachers())
         .layer(from_fn_with_state(Arc::clone(&shared), security::let_in))
@@ -146,6 +154,7 @@ fn of_teachers() -> Router<Arc<Shared>> {
         .route("/grading/try/{trial}", get(pages::trial::show))
         .route("/grading/try/{trial}/stop", post(pages::trial::stop))
         .route("/grading/try/{trial}/events", get(pages::trial::events))
+        .route(ME, post(pages::people::name))
         .route(PEOPLE, post(pages::people::invite))
         .route("/grading/people/{id}/dismiss", post(pages::people::dismiss))
         .route("/grading/a/{id}/shares", post(pages::people::divide))

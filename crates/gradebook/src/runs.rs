@@ -16,8 +16,9 @@ use tandem_grading::{
 };
 
 use crate::activity::CallId;
+use crate::bare;
 use crate::error::PageError;
-use crate::store::{Kept, Outcome, Reader, Store, StoreError, Work, Writer, now_ms};
+use crate::store::{Kept, Outcome, Reader, Store, StoreError, Work, Writer, now_ms, private};
 use crate::{ModelServer, Shared};
 
 /// Which models a run asks, and how; a run keeps it.
@@ -170,6 +171,7 @@ impl Place {
             tracing::error!(%error, "the lock of the runs cannot be made");
             PageError::Store
         })?;
+        private(&shared.runs.lock);
         match file.try_lock() {
             Ok(()) => Ok(Self {
                 shared: Arc::clone(shared),
@@ -292,7 +294,27 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
         tracing::error!(%error, "a run cannot go on");
         "what it makes cannot be kept; look at what tandem printed".to_owned()
     })?;
-    Ok(graded.len() == task.works.len())
+    let is_whole = graded.len() == task.works.len();
+    if is_whole {
+        read_flagged(shared, going, &task, &config).await;
+    }
+    Ok(is_whole)
+}
+
+/// Has the works that speak to the grader read without their comments. What fails is tried again from its page.
+async fn read_flagged(shared: &Shared, going: &Going, task: &Task, config: &GradingConfig) {
+    for (id, submission) in task.works.iter().zip(&task.submissions) {
+        let work = *id;
+        let read = move |reader: &Reader<'_>| reader.work(work);
+        let Ok(Some(held)) = shared.store.read(read).await else {
+            continue;
+        };
+        if going.is_stopping() || !held.graded.as_ref().is_some_and(bare::is_flagged) {
+            continue;
+        }
+        let of = (work, going.run);
+        let _ = bare::read(&shared.store, of, (config, &task.rubric), submission).await;
+    }
 }
 
 /// Why a run ends when other weights answer than those that it began with.

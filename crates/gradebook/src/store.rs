@@ -234,7 +234,7 @@ fn connection(path: &Path) -> rusqlite::Result<Connection> {
 
 /// Nobody else on this machine may read what students wrote.
 #[cfg(unix)]
-fn private(path: &Path) {
+pub(crate) fn private(path: &Path) {
     use std::os::unix::fs::PermissionsExt;
     if let Err(reason) = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
         tracing::warn!(%reason, "others on this machine may be able to read the gradebook");
@@ -242,7 +242,7 @@ fn private(path: &Path) {
 }
 
 #[cfg(not(unix))]
-fn private(_: &Path) {}
+pub(crate) fn private(_: &Path) {}
 
 /// Milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {

@@ -19,6 +19,11 @@ pub struct Material {
 }
 
 impl Material {
+    /// What else its folder has, which nobody sees.
+    pub(crate) fn unread(&self) -> &[String] {
+        &self.unread
+    }
+
     /// What was read of it.
     #[must_use]
     pub fn files(&self) -> &[SourceFile] {

@@ -4,10 +4,11 @@
 //! shares [`limits::DISCLOSED_PIECES`] of them in a row repeats it, unless a student has seen these, too.
 
 use crate::attempt::Material;
-use crate::limits::DISCLOSED_PIECES;
+use crate::limits::{DISCLOSED_LINE_PIECES, DISCLOSED_LINES, DISCLOSED_PIECES};
 use crate::rubric::{Criterion, Rubric, Scale};
 use crate::submission::{SourceFile, Submission};
 use std::collections::HashSet;
+use unicode_normalization::UnicodeNormalization;
 
 /// Words that pieces in a row must have, so that brackets alone are none of anybody's.
 const LEAST_WORDS: usize = 3;
@@ -21,13 +22,27 @@ pub(crate) fn disclosed(text: &str, rubric: &Rubric, submission: &Submission) ->
     let text = pieces(text);
     let written: HashSet<&[String]> = rows(&text).collect();
     let seen: Vec<Vec<String>> = seen(rubric, submission).iter().map(|t| pieces(t)).collect();
+    let seen_pieces: Vec<&[String]> = seen.iter().map(Vec::as_slice).collect();
     let seen: HashSet<&[String]> = seen.iter().flat_map(|pieces| rows(pieces)).collect();
     let repeats = |secret: &str| {
-        let secret = pieces(secret);
-        rows(&secret).any(|row| written.contains(row) && !seen.contains(row))
+        let whole = pieces(secret);
+        rows(&whole).any(|row| written.contains(row) && !seen.contains(row))
+            || has_most_lines(secret, &text, &seen_pieces)
     };
     let found = secrets.iter().filter(|(_, secret)| repeats(secret));
     found.map(|(what, _)| what.clone()).collect()
+}
+
+/// Whether a text has most of the lines of a secret that nobody has seen, wherever they stand in it.
+fn has_most_lines(secret: &str, text: &[String], seen: &[&[String]]) -> bool {
+    let has = |text: &[String], line: &[String]| text.windows(line.len()).any(|part| part == line);
+    let lines = secret.lines().map(pieces);
+    let own: HashSet<Vec<String>> = lines
+        .filter(|line| line.len() >= DISCLOSED_LINE_PIECES)
+        .filter(|line| !seen.iter().any(|text| has(text, line)))
+        .collect();
+    let found = own.iter().filter(|line| has(text, line)).count();
+    found >= DISCLOSED_LINES && found * 2 > own.len()
 }
 
 /// Secrets that are too short to be found again.
@@ -79,13 +94,16 @@ fn joined(file: &SourceFile) -> String {
 fn pieces(text: &str) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut is_open = false;
-    for c in text.chars().flat_map(char::to_lowercase) {
+    for c in text.nfc().flat_map(char::to_lowercase) {
         let is_word = c.is_alphanumeric() || c == '_';
         match pieces.last_mut() {
             Some(last) if is_open && is_word => last.push(c),
             _ if c.is_whitespace() => {}
             // Quotes and backticks are set otherwise in a text than in code.
-            _ if matches!(c, '`' | '"' | '\'' | '*') => {}
+            _ if matches!(
+                c,
+                '`' | '"' | '\'' | '*' | '\\' | '“' | '”' | '„' | '’' | '‘'
+            ) => {}
             _ => pieces.push(c.to_string()),
         }
         is_open = is_word;

@@ -21,9 +21,30 @@ pub enum ItemKind {
     NextStep,
 }
 
-/// Words of a heading under which a text says what to do.
+/// Beginnings of words in a heading under which a text says what to do.
 const NEXT: &[&str] = &[
-    "next", "improve", "step", "suggest", "advice", "better", "could", "problem", "issue", "weak",
+    "next",
+    "improv",
+    "suggest",
+    "advice",
+    "better",
+    "could",
+    "problems",
+    "issues",
+    "weakness",
+    "growth", // English
+    "nächste",
+    "verbesser", // German
+    "prochain",
+    "amélior", // French
+    "siguiente",
+    "mejora", // Spanish
+    "prossim",
+    "miglior", // Italian
+    "volgende",
+    "verbeter", // Dutch
+    "próxim",
+    "melhor", // Portuguese
 ];
 
 /// A model's Markdown as items: those of its lists, and its paragraphs. A heading, or words in bold with a colon, say
@@ -32,7 +53,7 @@ pub fn items(markdown: &str) -> Vec<Item> {
     let mut found: Vec<Item> = Vec::new();
     let (mut kind, mut open, mut fenced) = (ItemKind::Strength, false, false);
     for line in markdown.lines() {
-        let is_fence = line.trim_start().starts_with("```");
+        let is_fence = is_fence(line);
         fenced ^= is_fence;
         if let (true, true, Some(last)) = (open, fenced || is_fence, found.last_mut()) {
             last.text.push('\n');
@@ -66,9 +87,16 @@ pub fn items(markdown: &str) -> Vec<Item> {
     found
 }
 
+/// Whether a line begins or ends fenced code; not one that does both.
+fn is_fence(line: &str) -> bool {
+    let rest = line.trim_start().strip_prefix("```");
+    rest.is_some_and(|rest| !rest.contains("```"))
+}
+
 fn kind_of(heading: &str) -> ItemKind {
     let heading = heading.to_lowercase();
-    match NEXT.iter().any(|word| heading.contains(word)) {
+    let mut words = heading.split(|c: char| !c.is_alphanumeric());
+    match words.any(|word| NEXT.iter().any(|next| word.starts_with(next))) {
         true => ItemKind::NextStep,
         false => ItemKind::Strength,
     }
@@ -157,11 +185,14 @@ const PHRASES: &[&str] = &[
     "half credit",
     "half marks",
     "half the points",
-    "points off",
     "lose points",
     "lost points",
     "loses points",
     "deduct",
+    "deducted",
+    "deducts",
+    "deduction",
+    "deductions",
     "passing grade",
     "failing grade",
     "top grade",
@@ -267,7 +298,20 @@ fn has_phrase(words: &[String]) -> bool {
     let line = format!(" {} ", words.join(" "));
     PHRASES
         .iter()
-        .any(|phrase| line.contains(&format!(" {phrase}")))
+        .any(|phrase| line.contains(&format!(" {phrase} ")))
+}
+
+/// True if a text repeats points as an assessment has them: so many of a maximum of the rubric.
+pub(crate) fn echoes_points(text: &str, maxima: &[f64]) -> bool {
+    let number = |word: &String| -> Option<f64> { word.replace(',', ".").parse().ok() };
+    let is_link = |word: &String| ["of", "von", "sur", "su", "de", "van"].contains(&word.as_str());
+    prose_lines(text).iter().any(|line| {
+        let words = words(line);
+        words.windows(3).any(|w| {
+            let is_max = number(&w[2]).is_some_and(|n| maxima.contains(&n));
+            is_number(&w[0]) && (is_link(&w[1]) && is_max)
+        })
+    })
 }
 
 /// Lines outside fenced code, in lower case. Of code in a line stays what has no letter, so that no score hides in it.
@@ -275,7 +319,7 @@ fn prose_lines(text: &str) -> Vec<String> {
     let mut fenced = false;
     let mut out = Vec::new();
     for line in text.lines() {
-        if line.trim_start().starts_with("```") {
+        if is_fence(line) {
             fenced = !fenced;
         } else if !fenced {
             out.push(without_code(line).to_lowercase());
@@ -290,10 +334,12 @@ fn without_code(line: &str) -> String {
     for (i, part) in parts.iter().enumerate() {
         // The last backtick of an odd number opens nothing.
         let is_code = i % 2 == 1 && i + 1 < parts.len();
-        let is_expression = part
-            .chars()
-            .any(|c| c.is_alphabetic() || "=<>()[]".contains(c));
-        match is_code && is_expression {
+        let is_expression = part.chars().any(|c| c.is_alphabetic() || "=<>".contains(c));
+        let part_words = words(&part.to_lowercase());
+        let speaks = part_words
+            .iter()
+            .any(|w| is_score_word(w) || POINTS.contains(&w.as_str()));
+        match is_code && is_expression && !speaks {
             true => out.push_str(" · "),
             false => out.push_str(part),
         }
@@ -346,14 +392,19 @@ fn gives_value(after: &[String]) -> bool {
             let goes_on = rest
                 .first()
                 .is_some_and(|w| w.chars().all(char::is_alphanumeric));
-            is_number(next) || (value(next) && !goes_on)
+            value(next) && !goes_on
         }
         [link, next, ..]
             if ["is", "of", "ist", "von", "de", "est", "es", "è", "é"].contains(&link.as_str()) =>
         {
             is_number(next)
         }
-        [next, ..] => is_number(next),
+        [next, rest @ ..] => {
+            let goes_on = rest
+                .first()
+                .is_some_and(|w| w.chars().all(char::is_alphabetic));
+            is_number(next) && !goes_on
+        }
         [] => false,
     }
 }

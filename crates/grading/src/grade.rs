@@ -179,16 +179,7 @@ pub async fn grade(
     progress: &(dyn Fn(Progress<'_>) + Send + Sync),
 ) -> Result<Vec<Graded>, GradingError> {
     config.check()?;
-    let run = Run {
-        config,
-        rubric,
-        client: Client::new(config)?,
-        store,
-        analyses: Semaphore::new(config.parallel),
-        feedbacks: Semaphore::new(config.parallel),
-        is_gone: AtomicBool::new(false),
-        progress,
-    };
+    let run = Run::new(config, rubric, store, progress)?;
     run.warn(submissions);
     let run = &run;
     let mut results: Vec<Option<Graded>> =
@@ -218,6 +209,26 @@ pub async fn grade(
         results[i] = Some(graded);
     }
     Ok(results.into_iter().flatten().collect())
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        config: &'a GradingConfig,
+        rubric: &'a Rubric,
+        store: &'a dyn Store,
+        progress: &'a (dyn Fn(Progress<'_>) + Send + Sync),
+    ) -> Result<Self, GradingError> {
+        Ok(Self {
+            config,
+            rubric,
+            client: Client::new(config)?,
+            store,
+            analyses: Semaphore::new(config.parallel),
+            feedbacks: Semaphore::new(config.parallel),
+            is_gone: AtomicBool::new(false),
+            progress,
+        })
+    }
 }
 
 impl Run<'_> {
@@ -525,25 +536,11 @@ fn put_feedback(
             ),
         }
     }
-    for what in check_feedback(&text) {
-        find(FindingKind::TextRule, format!("contains {what}"));
-    }
+    check_text(&text, (rubric, submission), &mut find);
     if hidden > 0 {
         find(
             FindingKind::TextRule,
             format!("contains {hidden} hidden character(s)"),
-        );
-    }
-    for what in disclosure::disclosed(&text, rubric, submission) {
-        find(FindingKind::Disclosed, format!("repeats {what}"));
-    }
-    if let Some(length) = rubric.style.length
-        && word_count(&text) > 2 * length.words()
-    {
-        let (count, most) = (word_count(&text), length.words());
-        find(
-            FindingKind::TextRule,
-            format!("has {count} words; at most {most} were asked for"),
         );
     }
     for secret in disclosure::too_short(rubric) {
@@ -566,6 +563,37 @@ fn put_feedback(
     graded.feedback = Some(text);
 }
 
+/// What is wrong with a feedback's text.
+fn check_text(
+    text: &str,
+    (rubric, submission): (&Rubric, &Submission),
+    find: &mut dyn FnMut(FindingKind, String),
+) {
+    for what in check_feedback(text) {
+        find(FindingKind::TextRule, format!("contains {what}"));
+    }
+    let maxima = rubric.criteria.iter().map(|c| c.max_points.as_f64());
+    let maxima: Vec<f64> = maxima.chain([rubric.max_points.as_f64()]).collect();
+    if feedback::echoes_points(text, &maxima) {
+        find(
+            FindingKind::TextRule,
+            "contains points of a maximum".to_owned(),
+        );
+    }
+    for what in disclosure::disclosed(text, rubric, submission) {
+        find(FindingKind::Disclosed, format!("repeats {what}"));
+    }
+    if let Some(length) = rubric.style.length
+        && word_count(text) > 2 * length.words()
+    {
+        let (count, most) = (word_count(text), length.words());
+        find(
+            FindingKind::TextRule,
+            format!("has {count} words; at most {most} were asked for"),
+        );
+    }
+}
+
 /// The note on a work whose prompt was not counted.
 const UNCOUNTED: &str =
     "not checked: whether the prompt is too long for the model; its server counts no tokens";
@@ -581,6 +609,35 @@ pub struct Rewritten {
     pub findings: Vec<Finding>,
 }
 
+/// One job for one submission, outside of a run.
+async fn once<'a>(
+    run: &'a Run<'a>,
+    job: Job,
+    submission: &'a Submission,
+    assessment: Option<&[CriterionResult]>,
+) -> Result<Outcome, GradingError> {
+    run.config.check()?;
+    let task = run.task(0, submission);
+    // Nothing tells it to stop.
+    let stopped = || GradingError::Server("it was told to stop".to_owned());
+    run.job(job, &task, assessment).await?.ok_or_else(stopped)
+}
+
+/// Assesses a submission alone, such as one without its comments; nothing if the answer gives no score.
+///
+/// # Errors
+/// A configuration that cannot be used.
+pub async fn assess(
+    config: &GradingConfig,
+    rubric: &Rubric,
+    submission: &Submission,
+) -> Result<(JobRecord, Option<Verdict>), GradingError> {
+    let run = Run::new(config, rubric, &(), &|_| {})?;
+    let (record, answer) = once(&run, Job::CodeAnalysis, submission, None).await?;
+    let verdict = answer.and_then(|answer| read_verdict(&answer, rubric, submission).ok());
+    Ok((record, verdict))
+}
+
 /// Writes the feedback on a submission for points that stand.
 ///
 /// # Errors
@@ -591,22 +648,8 @@ pub async fn rewrite(
     submission: &Submission,
     criteria: &[CriterionResult],
 ) -> Result<Rewritten, GradingError> {
-    config.check()?;
-    let run = Run {
-        config,
-        rubric,
-        client: Client::new(config)?,
-        store: &(),
-        analyses: Semaphore::new(1),
-        feedbacks: Semaphore::new(1),
-        is_gone: AtomicBool::new(false),
-        progress: &|_| {},
-    };
-    let task = run.task(0, submission);
-    let job = run.job(Job::Feedback, &task, Some(criteria)).await?;
-    // Nothing tells it to stop.
-    let stopped = || GradingError::Server("it was told to stop".to_owned());
-    let (record, answer) = job.ok_or_else(stopped)?;
+    let run = Run::new(config, rubric, &(), &|_| {})?;
+    let (record, answer) = once(&run, Job::Feedback, submission, Some(criteria)).await?;
     let none = Finding::new(FindingKind::Other, "");
     let mut graded = run.without_models(submission, Status::Graded, none);
     graded.reasons.clear();

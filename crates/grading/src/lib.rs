@@ -41,7 +41,7 @@ pub use elision::Shown;
 pub use error::GradingError;
 pub use feedback::{Item, ItemKind, check_feedback, items};
 pub use finding::{Finding, FindingKind, Place};
-pub use grade::{Held, Progress, Rewritten, Store, grade, rewrite};
+pub use grade::{Held, Progress, Rewritten, Store, assess, grade, rewrite};
 pub use graded::{CriterionResult, Evidence, Graded, Job, JobRecord, Status};
 pub use hidden::mark_hidden;
 pub use notebook::{NotebookCell, read_notebook};

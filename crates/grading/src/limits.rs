@@ -19,6 +19,8 @@ pub const MAX_TASK_CHARS: usize = 20_000;
 /// Most templates, and most solutions, of one rubric.
 pub const MAX_MATERIALS: usize = 16;
 
+/// Most bytes of all solutions of one rubric.
+pub const MAX_SOLUTION_BYTES: usize = 128 << 10;
 /// Most words of a reflection that a rubric may ask for at least.
 pub const MAX_LEAST_WORDS: usize = 2_000;
 /// Words of a short feedback.
@@ -29,6 +31,11 @@ pub const MEDIUM_WORDS: usize = 120;
 pub const LONG_WORDS: usize = 250;
 /// Pieces of code or words in a row that a feedback must not share with a solution.
 pub const DISCLOSED_PIECES: usize = 7;
+
+/// Lines of a solution, each of [`DISCLOSED_LINE_PIECES`] pieces, of which a feedback may not have most.
+pub const DISCLOSED_LINES: usize = 3;
+/// Pieces of such a line.
+pub const DISCLOSED_LINE_PIECES: usize = 3;
 
 /// Most submissions in one run.
 pub const MAX_SUBMISSIONS: usize = 10_000;

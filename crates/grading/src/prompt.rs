@@ -113,19 +113,9 @@ fn shared_part(job: Job, rubric: &Rubric) -> String {
                 );
             }
         }
-        if let Some(answer) = &criterion.answer {
-            let _ = write!(
-                out,
-                "\n  A model answer, for you alone: {}",
-                answer.replace('\n', " ")
-            );
-        }
         // The feedback model is not told of points, so that it has none to repeat.
-        if job == Job::Feedback {
-            out.push('\n');
-            continue;
-        }
         match &criterion.scale {
+            _ if job == Job::Feedback => out.push('\n'),
             Scale::Levels(levels) => {
                 out.push('\n');
                 for level in levels {
@@ -144,6 +134,10 @@ fn shared_part(job: Job, rubric: &Rubric) -> String {
                     criterion.max_points
                 );
             }
+        }
+        if let Some(answer) = &criterion.answer {
+            let answer = answer.replace('\n', " ");
+            let _ = writeln!(out, "  A model answer, for you alone: {answer}");
         }
     }
     solutions(&mut out, &rubric.solutions);

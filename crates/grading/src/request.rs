@@ -77,6 +77,8 @@ pub fn inputs(config: &GradingConfig, rubric: &Rubric, submission: &Submission) 
         let request = request(config, (rubric, rubric), (job, None), submission);
         add(&serde_json::to_vec(&request).unwrap_or_default());
     }
+    add(&serde_json::to_vec(&rubric.style).unwrap_or_default());
+    add(&config.rationale_chars.to_le_bytes());
     // Evidence is quoted from the files, also where a prompt does not show it.
     for file in &submission.files {
         add(file.name.as_bytes());

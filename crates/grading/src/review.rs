@@ -76,6 +76,8 @@ pub enum Change {
         text: Vec<Item>,
         /// The points.
         points: PointsOf,
+        /// Something is wrong with it, so that a person must look.
+        is_doubtful: bool,
     },
     /// Approves points and text.
     Approve {
@@ -325,11 +327,16 @@ impl<'a> Standing<'a> {
                 next.text_is_models = false;
                 next.decision = Decision::Open;
             }
-            Change::Rewrite { text, points } => {
-                // What a person wrote is never overwritten, and what was written for other points is of no use.
+            Change::Rewrite {
+                text,
+                points,
+                is_doubtful,
+            } => {
+                // What a person wrote or decided is never overwritten, and what was written for other points is of no use.
                 if !self.may_rewrite() || *points != self.all_points() {
                     return Err(Refusal::Text);
                 }
+                next.second_look |= is_doubtful;
                 next.text = Some(text.clone());
                 next.text_for = points.clone();
                 next.text_is_models = true;
@@ -366,10 +373,11 @@ impl<'a> Standing<'a> {
         Ok(next)
     }
 
-    /// True if a model may write the text once more: no person has written in it.
+    /// True if a model may write the text once more: no person has written in it, and nothing is decided.
     #[must_use]
     pub fn may_rewrite(&self) -> bool {
-        self.review.text.is_none() || self.review.text_is_models
+        let is_models = self.review.text.is_none() || self.review.text_is_models;
+        is_models && self.review.decision == Decision::Open
     }
 
     /// A person wrote in the text.

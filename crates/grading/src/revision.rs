@@ -138,9 +138,9 @@ pub fn carried_review(review: &Review, from: &Rubric, to: &Rubric) -> Review {
     (next.points, is_whole) = points(&review.points);
     (next.text_for, _) = points(&review.text_for);
     let is_complete = to.criteria.iter().all(|c| next.points.contains_key(&c.id));
-    if !is_whole || (next.decision == Decision::Approved && !is_complete) {
+    if next.decision == Decision::Approved && !(is_whole && is_complete) {
         next.decision = Decision::Open;
-        next.second_look = true;
     }
+    next.second_look |= !is_whole || next.decision != review.decision;
     next
 }

@@ -195,6 +195,22 @@ impl Rubric {
         };
         rubric.templates = read("template", templates)?;
         rubric.solutions = read("solution", solutions)?;
+        let unread = rubric.solutions.iter().flat_map(Material::unread);
+        let warnings =
+            unread.map(|name| format!("solution: {name} was not read, and no model sees it"));
+        rubric.warnings.extend(warnings.collect::<Vec<_>>());
+        let files = rubric.solutions.iter().flat_map(Material::files);
+        let bytes: usize = files
+            .flat_map(|f| &f.lines)
+            .map(|line| line.len() + 1)
+            .sum();
+        if bytes > limits::MAX_SOLUTION_BYTES {
+            let most = limits::MAX_SOLUTION_BYTES;
+            return Err(fault(
+                "solution",
+                format!("has {bytes} bytes, which stand in each prompt; at most {most}"),
+            ));
+        }
         Ok(rubric)
     }
 

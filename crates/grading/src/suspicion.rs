@@ -28,7 +28,20 @@ const PHRASES: &[&str] = &[
     "give this submission",
     "grade this submission",
     "end of submission",
+    "volle punktzahl",
+    "ignoriere die",
+    "ignoriere alle",
+    "hinweis an die lehr",
+    "hinweis an den",
+    "toute la note",
+    "ignore les instructions",
+    "nota máxima",
+    "ignora las instrucciones",
+    "punteggio massimo",
 ];
+
+/// Keys of an answer in the form that the grader gives.
+const ANSWER: &[&str] = &["\"criteria\"", "\"rationale\"", "\"evidence\""];
 
 /// Markers of chat templates. The engine tokenises them as plain text; their presence is telling.
 const CONTROL_MARKERS: &[&str] = &[
@@ -53,6 +66,9 @@ pub(crate) fn suspicious(line: &str) -> Option<&'static str> {
     let lower = line.to_lowercase();
     if CONTROL_MARKERS.iter().any(|m| lower.contains(m)) {
         return Some("a chat control marker");
+    }
+    if lower.contains("\"points\"") && ANSWER.iter().any(|key| lower.contains(key)) {
+        return Some("an assessment that is ready made");
     }
     let words: Vec<&str> = lower.split_whitespace().collect();
     let joined = words.join(" ");

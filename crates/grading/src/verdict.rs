@@ -11,7 +11,7 @@ use crate::style::word_count;
 use crate::submission::Submission;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// A checked answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -192,10 +192,29 @@ const MISSING: &[&str] = &[
     "ontbreekt",
     "ontbreken", // Dutch
 ];
-/// Words shortly before them that say that nothing is.
+/// Words near them that say that nothing is.
 const NOTHING: &[&str] = &[
-    "nothing", "not", "no", "never", "nichts", "nicht", "kein", "keine", "rien", "nada", "nulla",
-    "niets",
+    "nothing", "not", "no", "none", "never", "without", // English
+    "nichts", "nicht", "kein", "keine", // German
+    "rien", "pas", "nada", "nulla", "non", "niets", "geen",
+];
+/// What code may handle that is missing.
+const MISSING_THINGS: &[&str] = &[
+    "value",
+    "values",
+    "key",
+    "keys",
+    "data",
+    "entry",
+    "entries",
+    "element",
+    "elements",
+    "file",
+    "files",
+    "argument",
+    "arguments",
+    "input",
+    "inputs",
 ];
 
 fn says_missing(rationale: &str) -> bool {
@@ -206,21 +225,34 @@ fn says_missing(rationale: &str) -> bool {
         .collect();
     words.iter().enumerate().any(|(i, word)| {
         let before = &words[i.saturating_sub(4)..i];
-        MISSING.contains(&word.as_str()) && !before.iter().any(|w| NOTHING.contains(&w.as_str()))
+        let after = &words[i + 1..words.len().min(i + 3)];
+        let is_denied = before
+            .iter()
+            .chain(after)
+            .any(|w| NOTHING.contains(&w.as_str()));
+        let is_thing = after
+            .first()
+            .is_some_and(|w| MISSING_THINGS.contains(&w.as_str()));
+        MISSING.contains(&word.as_str()) && !is_denied && !is_thing
     })
 }
 
 /// Words in the cited lines, each line once.
 fn cited_words(evidence: &[Evidence], submission: &Submission) -> usize {
-    let mut cited = BTreeSet::new();
+    let mut cited = BTreeMap::new();
     for piece in evidence {
-        cited.extend((piece.line_start..=piece.line_end).map(|line| (piece.file.as_str(), line)));
+        let Some(file) = submission.files.iter().find(|f| f.name == piece.file) else {
+            continue;
+        };
+        for (number, line) in (1..)
+            .zip(&file.lines)
+            .take(piece.line_end)
+            .skip(piece.line_start - 1)
+        {
+            cited.insert((file.name.as_str(), number), word_count(line));
+        }
     }
-    let words = |(name, number): &(&str, usize)| {
-        let file = submission.files.iter().find(|f| f.name == *name)?;
-        Some(word_count(file.lines.get(number - 1)?))
-    };
-    cited.iter().filter_map(words).sum()
+    cited.values().sum()
 }
 
 /// The cited lines, if they exist.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
-use tandem_corpus::{Example, Order, Shape, Split, generate};
+use tandem_corpus::{Example, GROUP, Order, Shape, Split, generate};
 use tandem_grading::Job;
 use tandem_kv::codec::Codec;
 
@@ -54,6 +54,7 @@ pub fn run(arguments: &CodecsArguments) -> anyhow::Result<()> {
     let examples = generate(&Order {
         seed: arguments.seed,
         count: arguments.count,
+        group: GROUP,
         split: Split::Heldout,
         shape: Some(Shape::standard()),
         varied: 30,

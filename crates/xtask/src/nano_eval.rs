@@ -11,7 +11,7 @@ mod score;
 use std::path::PathBuf;
 
 use clap::Args;
-use tandem_corpus::{Order, Shape, Split, generate};
+use tandem_corpus::{GROUP, Order, Shape, Split, generate};
 use tandem_grading::{Job, Rubric};
 
 use answers::Asker;
@@ -65,6 +65,7 @@ pub fn run(arguments: &NanoEvalArguments) -> anyhow::Result<()> {
     let mut examples = generate(&Order {
         seed: arguments.seed,
         count: arguments.count,
+        group: GROUP,
         split: Split::Heldout,
         shape: Some(Shape::standard()),
         varied: arguments.varied,

@@ -27,13 +27,10 @@ struct Web {
 }
 
 impl Web {
-    async fn start(home: &Path, servers: &[String]) -> Self {
-        let mut command = Command::new(TANDEM);
-        command.args(["grade", "--web", "--course", "Killed"]);
-        for server in servers {
-            command.args(["--server", server]);
-        }
-        let mut child = command
+    async fn start(home: &Path, models: &[String]) -> Self {
+        let mut child = Command::new(TANDEM)
+            .args(["grade", "--web", "--course", "Killed"])
+            .args(models)
             .args(["--rubric", &format!("{COURSE}/rubric.yaml")])
             .arg(home.join("works"))
             .env("HOME", home)
@@ -114,29 +111,33 @@ fn asked_twice(file: &Path) -> i64 {
         .expect("a number")
 }
 
-/// A course of works that differ.
-fn hand_in(home: &Path) {
+/// A course of works that differ, made from these of the sample course.
+fn hand_in(home: &Path, patterns: &[&str]) {
     let works = home.join("works");
     std::fs::create_dir(&works).expect("a folder");
-    let pattern = std::fs::read_to_string(format!("{COURSE}/submissions/s02-off-by-one.py"));
-    let pattern = pattern.expect("a submission");
-    for i in 0..WORKS {
-        let text = format!("{pattern}\n# {i}\n");
+    for (i, pattern) in patterns.iter().cycle().take(WORKS).enumerate() {
+        let pattern = std::fs::read_to_string(format!("{COURSE}/submissions/{pattern}.py"));
+        let text = format!("{}\n# {i}\n", pattern.expect("a submission"));
         std::fs::write(works.join(format!("w{i}.py")), text).expect("a file");
     }
 }
 
-/// A server with both models, which outlives those that ask it; and how it is named on the command line.
-fn models(home: &Path) -> (Daemon, [String; 2]) {
+fn model(name: &str, file: &str) -> String {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
-    let file = |name: &str| models.join(format!("nano-{name}.gguf"));
-    let model = |name: &str| format!("{name}={}", file(name).display());
-    let (coder, writer) = (model("coder"), model("writer"));
+    let file = models.join(format!("nano-{file}.gguf"));
+    format!("{name}={}", file.display())
+}
+
+/// A server with both models, which outlives those that ask it; and how it is named on the command line.
+fn models(home: &Path) -> (Daemon, Vec<String>) {
+    let (coder, writer) = (model("coder", "coder"), model("writer", "writer"));
     let serve = ["--model", &coder, "--model", &writer, "--threads", "1"];
     let engine = Daemon::serve_from(home, &serve);
     let servers = [("code", "coder"), ("feedback", "writer")];
-    let servers =
-        servers.map(|(name, theirs)| format!("{name}=http://{}#{theirs}", engine.address));
+    let named = |(name, theirs)| format!("{name}=http://{}#{theirs}", engine.address);
+    let servers = servers.into_iter();
+    let servers = servers.flat_map(|of| ["--server".to_owned(), named(of)]);
+    let servers = servers.collect();
     (engine, servers)
 }
 
@@ -164,7 +165,7 @@ async fn give_points(web: &Web, file: &Path) {
 #[tokio::test]
 async fn a_run_that_is_killed_at_any_moment_goes_on_where_it_was() {
     let home = tempfile::tempdir().expect("a folder");
-    hand_in(home.path());
+    hand_in(home.path(), &["s02-off-by-one"]);
     let (_engine, servers) = models(home.path());
     let file = home.path().join("data/gradebook.sqlite");
     let mut web = Web::start(home.path(), &servers).await;
@@ -213,4 +214,73 @@ async fn a_run_that_is_killed_at_any_moment_goes_on_where_it_was() {
         .map(|w| w.review.points["correct"].to_string())
         .collect();
     assert_eq!(values, [VALUE]);
+}
+
+/// When the prompt of each answered call was read, and when its answer was written, in milliseconds, with its work.
+fn phases(file: &Path) -> Vec<(i64, [f64; 2], [f64; 2])> {
+    let sql = rusqlite::Connection::open(file).expect("the store");
+    let query = "SELECT submission, record FROM model_call WHERE run = 2 AND is_answered = 1";
+    let mut query = sql.prepare(query).expect("a query");
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, String>(1)?));
+    let rows = query.query_map([], read).expect("rows");
+    let rows = rows.map(|row: rusqlite::Result<(i64, String)>| row.expect("a row"));
+    let spans = |(work, record): (i64, String)| {
+        let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+        let phase = |name: &str| record["tandem"]["phases_ms"][name].as_f64().expect(name);
+        let start = record["started_ms"].as_f64().expect("a start");
+        let reads = start + phase("queue") + phase("tokenize");
+        let writes = start + phase("first_token");
+        let (reads, writes) = (
+            [reads, reads + phase("prefill")],
+            [writes, writes + phase("decode")],
+        );
+        (work, reads, writes)
+    };
+    rows.map(spans).collect()
+}
+
+#[tokio::test]
+async fn while_one_work_is_written_the_next_one_is_read() {
+    let home = tempfile::tempdir().expect("a folder");
+    // Equal ones would go in step.
+    let patterns = ["s01-complete", "s02-off-by-one", "s03-crashes-on-empty"];
+    hand_in(home.path(), &patterns);
+    let models = [("code", "coder"), ("feedback", "writer")];
+    let models = models.map(|(name, file)| ["--model".to_owned(), model(name, file)]);
+    let web = Web::start(home.path(), &models.concat()).await;
+    let run = web.post("/grading/a/2/run", "what=all").await;
+    let file = home.path().join("data/gradebook.sqlite");
+    let since = Instant::now();
+    let mut strips = String::new();
+    while results(&file).len() < WORKS {
+        let limit = Duration::from_secs(120);
+        assert!(since.elapsed() < limit, "it does not end");
+        let page = web
+            .http
+            .get(format!("{}{run}", web.base))
+            .header("cookie", &web.cookie);
+        let page = page
+            .send()
+            .await
+            .expect("a page")
+            .text()
+            .await
+            .expect("text");
+        if page.contains("class=\"p-prefill\"") && page.contains("class=\"p-decode\"") {
+            strips = page;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(
+        strips.contains("class=\"lane\""),
+        "the page shows both on a machine's strip"
+    );
+    let calls = phases(&file);
+    let is_beside = |a: &[f64; 2], b: &[f64; 2]| a[1].min(b[1]) - a[0].max(b[0]) > 1.0;
+    let beside = calls
+        .iter()
+        .flat_map(|one| calls.iter().map(move |other| (one, other)));
+    let beside = beside.filter(|(one, other)| one.0 != other.0 && is_beside(&one.2, &other.1));
+    let count = beside.count();
+    assert!(count > 2, "{count} of {}", calls.len());
 }

@@ -15,7 +15,6 @@ use super::{Id, Viewer, fields};
 use crate::Shared;
 use crate::error::PageError;
 use crate::limits::MAX_KEY_CHARS;
-use crate::routes;
 use crate::store::{By, Person, Seen, WriteError};
 use crate::view::desk::Notice;
 
@@ -265,6 +264,7 @@ pub(crate) async fn undo(
     State(shared): State<Arc<Shared>>,
     Extension(person): Extension<Person>,
     Id(assignment): Id<i64>,
+    Query(asked): Query<Asked>,
 ) -> Result<Response, PageError> {
     let undone = shared
         .store
@@ -278,7 +278,7 @@ pub(crate) async fn undo(
         })
         .await;
     match undone {
-        Ok(undone) => Ok(Redirect::to(&routes::work(undone.work)).into_response()),
+        Ok(undone) => Ok(Redirect::to(&asked.list.href(undone.work)).into_response()),
         Err(WriteError::NothingToUndo) => Err(PageError::Form(
             "There is nothing to undo that this browser did here, or somebody changed it since."
                 .to_owned(),

@@ -7,6 +7,7 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
+use tandem_grading::review::PointsOf;
 use tandem_grading::{Rubric, Submission};
 
 use super::{Id, Viewer};
@@ -35,6 +36,7 @@ pub(crate) struct Loaded {
     works: Vec<Work>,
     work: Work,
     submission: Submission,
+    bare: Option<PointsOf>,
 }
 
 /// Reads a work with its assignment.
@@ -50,6 +52,7 @@ pub(crate) fn load(reader: &Reader<'_>, id: i64) -> rusqlite::Result<Option<Load
     };
     Ok(Some(Loaded {
         works: reader.works(work.assignment)?,
+        bare: reader.bare_reading(work.seen.result)?,
         assignment,
         rubric: held.rubric,
         work,
@@ -73,6 +76,7 @@ impl Loaded {
             work: &self.work,
             rubric: &self.rubric,
             submission: &self.submission,
+            bare: self.bare.as_ref(),
             order: &order,
             list: &asked.list,
             names_hidden,

@@ -1,4 +1,5 @@
-//! The feedback written once more by the model, for points that a person gave.
+//! What a person has a model do for one work: the feedback written once more, for points that a person gave; and the work
+//! assessed without its comments.
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use super::act::answer;
 use super::review::Asked;
 use super::{Id, Viewer};
 use crate::Shared;
+use crate::bare;
 use crate::error::PageError;
 use crate::runs::Settings;
 use crate::store::{By, Person, Reader, StoreError, WriteError, Writer};
@@ -112,6 +114,52 @@ pub(crate) async fn write(
     .await
 }
 
+/// Has a work assessed without its comments, and shows what came of it.
+pub(crate) async fn without_comments(
+    State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
+    Id(id): Id<i64>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Result<Response, PageError> {
+    let server = shared.server()?;
+    let default = Settings::of(server);
+    let read = move |reader: &Reader<'_>| {
+        let (Some(work), Some(submission)) = (reader.work(id)?, reader.submission(id)?) else {
+            return Ok(None);
+        };
+        let (held, run) = (reader.rubric(work.assignment)?, reader.run_of_result(id)?);
+        Ok(held
+            .zip(run)
+            .map(|(held, run)| (submission, held.rubric, run)))
+    };
+    let found = shared.store.read(read).await?;
+    let (submission, rubric, run) = found.ok_or(PageError::NotFound)?;
+    let settings: Settings = serde_json::from_str(&run.settings).unwrap_or(default);
+    let config = settings.config(server).await?;
+    let of = (id, run.id);
+    let is_read = bare::read(&shared.store, of, (&config, &rubric), &submission).await?;
+    let notice = (!is_read).then(|| problem(bare::HAS_NONE.to_owned()));
+    let viewer = Viewer::new(&headers, &person);
+    let of = (&asked, false);
+    answer(
+        &shared,
+        (id, viewer),
+        (StatusCode::OK, &headers),
+        of,
+        notice,
+    )
+    .await
+}
+
+fn problem(text: String) -> Notice {
+    Notice {
+        text,
+        again: None,
+        is_conflict: false,
+    }
+}
+
 /// Takes the text over, or says why not.
 async fn take(
     shared: &Shared,
@@ -119,11 +167,6 @@ async fn take(
     written: &Rewritten,
     points: PointsOf,
 ) -> Result<Option<Notice>, PageError> {
-    let problem = |text: String| Notice {
-        text,
-        again: None,
-        is_conflict: false,
-    };
     let Some(text) = &written.text else {
         let why = written
             .findings
@@ -136,6 +179,7 @@ async fn take(
     let change = Change::Rewrite {
         text: items(text),
         points,
+        is_doubtful: !written.findings.is_empty(),
     };
     let done = shared.store.write(move |writer| {
         let Some(held) = writer.work(id)? else {

@@ -20,6 +20,7 @@ use crate::runs::{self, Choice, Settings};
 use crate::store::{Assignment, Reader, RubricVersion, RunRow, now_ms};
 use crate::view::queue::label;
 use crate::view::run::{RunView, per_work_ms};
+use crate::view::words;
 use crate::view::{self, RunPage, StartPage, StyleView};
 
 /// Between two looks at what has changed.
@@ -86,7 +87,11 @@ impl Found {
             let Some(submission) = reader.submission(work.id)? else {
                 continue;
             };
-            let problem = submission.problem.as_ref().map(|p| p.text.clone());
+            // The text of a problem has names of files.
+            let problem = submission.problem.as_ref().map(|p| match names_hidden {
+                true => words::finding(p.kind).to_owned(),
+                false => p.text.clone(),
+            });
             let untouched = submission.untouched(&rubric);
             let why = problem.or_else(|| untouched.map(|how| how.as_str().to_owned()));
             if let Some(why) = why {

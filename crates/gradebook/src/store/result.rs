@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
+use tandem_grading::review::PointsOf;
 use tandem_grading::revision::Inputs;
 use tandem_grading::{CriterionResult, Graded, JobRecord, Points, Status};
 
@@ -137,6 +138,16 @@ impl Reader<'_> {
         query.query_map([result], read)?.collect()
     }
 
+    /// What the model gave a work without its comments, beside the result with this number.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn bare_reading(&self, result: i64) -> rusqlite::Result<Option<PointsOf>> {
+        let query = "SELECT points FROM bare_reading WHERE result = ?1";
+        let read = |row: &rusqlite::Row<'_>| read_json(0, &row.get::<_, String>(0)?);
+        self.sql.query_row(query, [result], read).optional()
+    }
+
     /// The calls that were made for a work, the latest first, with the time of each in milliseconds since 1970.
     ///
     /// # Errors
@@ -152,6 +163,18 @@ impl Reader<'_> {
 }
 
 impl Writer<'_> {
+    /// Keeps what the model gave a work without its comments.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn keep_bare_reading(&self, result: i64, points: &PointsOf) -> rusqlite::Result<()> {
+        self.sql.execute(
+            "INSERT OR REPLACE INTO bare_reading (result, points, created) VALUES (?1, ?2, ?3)",
+            (result, json(points), self.now),
+        )?;
+        Ok(())
+    }
+
     /// Keeps a result; what persons decided stays as it is.
     ///
     /// # Errors

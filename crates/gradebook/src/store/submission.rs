@@ -204,13 +204,15 @@ impl Writer<'_> {
             None => 0,
         };
         self.sql.execute(
-            "INSERT INTO submission (assignment, name, draw, content, created) VALUES (?1, ?2, ?3, ?4, ?5)",
+            "INSERT INTO submission (assignment, name, draw, content, created, share)
+             VALUES (?1, ?2, ?3, ?4, ?5, (SELECT share FROM submission WHERE id = ?6))",
             (
                 assignment,
                 &submission.name,
                 draw(assignment, &submission.name),
                 content,
                 self.now,
+                earlier.as_ref().map(|(id, _)| *id),
             ),
         )?;
         let id = self.sql.last_insert_rowid();

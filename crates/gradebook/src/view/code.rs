@@ -8,6 +8,7 @@ use tandem_grading::{Graded, Material, Rubric, Shown, SourceFile, Submission};
 
 use crate::limits::{MAX_COLOURED, MAX_COLOURED_LINE};
 use crate::routes;
+use crate::view::words;
 
 /// The work in the middle of the page.
 pub(crate) struct Code {
@@ -86,10 +87,17 @@ impl Code {
             work,
             prompt: routes::prompt(work),
             files: files.map(file).collect(),
-            problem: submission.problem.as_ref().map(|p| p.text.clone()),
+            // What is said of files has their names in it.
+            problem: submission.problem.as_ref().map(|p| match names_hidden {
+                true => words::finding(p.kind).to_owned(),
+                false => p.text.clone(),
+            }),
             notes: graded
                 .map_or(&submission.notes, |graded| &graded.notes)
-                .clone(),
+                .iter()
+                .filter(|note| !names_hidden || !submission.notes.contains(note))
+                .cloned()
+                .collect(),
             solutions: rubric
                 .solutions
                 .iter()
@@ -194,10 +202,13 @@ fn code_file(
 
 static SYNTAXES: LazyLock<SyntaxSet> = LazyLock::new(SyntaxSet::load_defaults_newlines);
 
+/// The class of comments.
+const COMMENT: &str = "c";
+
 /// Beginnings of scopes and the class of their colour; the first that fits counts.
 static CLASSES: LazyLock<Vec<(Scope, &'static str)>> = LazyLock::new(|| {
     let all = [
-        ("comment", "c"),
+        ("comment", COMMENT),
         ("string", "s"),
         ("constant.numeric", "n"),
         ("constant.language", "k"),
@@ -270,6 +281,23 @@ fn spans(line: &str, state: &mut ParseState, stack: &mut ScopeStack) -> Option<V
     }
     push(line.get(from..)?, class_of(stack));
     Some(spans)
+}
+
+/// A work without its comments, with the same lines; nothing if it has none, or a language is not known.
+pub(crate) fn without_comments(submission: &Submission) -> Option<Submission> {
+    let mut bare = submission.clone();
+    for file in &mut bare.files {
+        // Cells are of several languages.
+        let syntax = syntax(&file.name).filter(|_| !file.name.ends_with(".ipynb"))?;
+        let mut state = ParseState::new(syntax);
+        let mut stack = ScopeStack::new();
+        for line in &mut file.lines {
+            let kept = spans(line, &mut state, &mut stack)?;
+            let kept = kept.iter().filter(|span| span.class != COMMENT);
+            *line = kept.map(|span| span.text.as_str()).collect();
+        }
+    }
+    (bare != *submission).then_some(bare)
 }
 
 fn class_of(stack: &ScopeStack) -> &'static str {

@@ -1,11 +1,12 @@
 //! The right side of the review: points, reasons, feedback, and what can be done.
 
-use tandem_grading::review::{Decision, Standing};
+use tandem_grading::review::{Decision, PointsOf, Standing};
 use tandem_grading::{Criterion, Evidence, Item, ItemKind, Points, Rubric, Scale, Submission};
 
 use super::list::List;
 use super::queue::{Ordered, label};
 use super::words;
+use crate::bare::is_flagged;
 use crate::limits::{MAX_BUTTONS, MAX_FINDINGS};
 use crate::routes;
 use crate::store::Work;
@@ -30,6 +31,9 @@ pub(crate) struct Desk {
     pub(crate) saved: Option<i64>,
     pub(crate) saved_by: String,
     pub(crate) findings: Vec<FindingView>,
+    /// What the model gives without the comments; and where it is asked for that.
+    pub(crate) bare: Option<String>,
+    pub(crate) read_bare: Option<String>,
     pub(crate) criteria: Vec<CriterionView>,
     pub(crate) text: Vec<ItemView>,
     pub(crate) text_is_marked: bool,
@@ -122,6 +126,8 @@ pub(crate) struct DeskOf<'a> {
     pub(crate) work: &'a Work,
     pub(crate) rubric: &'a Rubric,
     pub(crate) submission: &'a Submission,
+    /// What the model gave without the comments, if it was asked.
+    pub(crate) bare: Option<&'a PointsOf>,
     pub(crate) order: &'a Ordered<'a>,
     pub(crate) list: &'a List,
     pub(crate) names_hidden: bool,
@@ -175,6 +181,9 @@ impl Desk {
             saved: work.changed,
             saved_by: work.changed_by.clone().unwrap_or_default(),
             findings: findings(work, of.submission),
+            bare: of.bare.map(|points| bare(points, &standing)),
+            read_bare: (of.bare.is_none() && work.graded.as_ref().is_some_and(is_flagged))
+                .then(|| of.list.on(routes::bare(work.id))),
             criteria: of
                 .rubric
                 .criteria
@@ -186,7 +195,7 @@ impl Desk {
             text_is_marked,
             text_is_own: work.review.text.is_some() && !work.review.text_is_models,
             rewrite: (text_is_marked && standing.may_rewrite() && work.graded.is_some())
-                .then(|| routes::rewrite(work.id)),
+                .then(|| of.list.on(routes::rewrite(work.id))),
             can_approve: standing.total().is_some() && !text_is_marked,
             second_look: work.review.second_look,
             note: work.review.note.clone(),
@@ -221,6 +230,31 @@ fn findings(work: &Work, submission: &Submission) -> Vec<FindingView> {
         }
     }
     found
+}
+
+/// What the model gives without the comments, beside what it gave with them.
+fn bare(points: &PointsOf, standing: &Standing<'_>) -> String {
+    let criteria = &standing.rubric.criteria;
+    let total: Option<Points> = criteria
+        .iter()
+        .map(|c| points.get(&c.id).copied())
+        .collect::<Option<Vec<_>>>()
+        .map(|all| all.into_iter().sum());
+    let Some(total) = total else {
+        return "Without its comments the model gave no usable answer.".to_owned();
+    };
+    let changed = criteria.iter().filter_map(|c| {
+        let (with, without) = (standing.model_points(c)?, *points.get(&c.id)?);
+        (with != without).then(|| format!("{} {without} instead of {with}", c.title))
+    });
+    let changed: Vec<String> = changed.collect();
+    match changed.is_empty() {
+        true => "Without its comments the model gives the same points.".to_owned(),
+        false => format!(
+            "Without its comments the model gives {total}: {}.",
+            changed.join(", ")
+        ),
+    }
 }
 
 fn file_index(submission: &Submission, name: &str) -> Option<usize> {

@@ -69,7 +69,11 @@ impl List {
 
     /// A work in this list.
     pub(crate) fn href(&self, work: i64) -> String {
-        let mut href = routes::work(work);
+        self.on(routes::work(work))
+    }
+
+    /// An address that leads back to this list.
+    pub(crate) fn on(&self, mut href: String) -> String {
         let mut mark = '?';
         let fields = [
             ("list", &self.list),

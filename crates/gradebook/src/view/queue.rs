@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tandem_grading::review::{Rank, Standing, State};
+use tandem_grading::review::{Rank, Review, Standing, State};
 use tandem_grading::{Points, Rubric};
 
 use super::list::List;
@@ -24,6 +24,8 @@ pub(crate) struct Queue {
     /// What is listed, where it is a part.
     pub(crate) part: String,
     pub(crate) finds: String,
+    /// The criterion that stays open.
+    pub(crate) by: String,
     /// Works that are not listed here.
     pub(crate) unlisted: usize,
 }
@@ -44,6 +46,8 @@ pub(crate) struct Ordered<'a> {
     rubric: &'a Rubric,
     of: &'a ListOf<'a>,
     meter: Meter,
+    /// Of all works, listed or not: the place while it is not done, and the place now.
+    places: HashMap<i64, (Place, Place)>,
     /// How many have which points for each criterion, by place and thousandths.
     spread: HashMap<(usize, u32), usize>,
     has_shares: bool,
@@ -81,9 +85,10 @@ impl Row {
         let state = standing.state();
         let finding = standing.first_finding().map(|f| f.kind);
         let second_look = work.review.second_look;
-        let unsettled = match state {
-            State::Approved | State::WithoutPoints => State::ToApprove,
-            state => state,
+        let open = Review::default();
+        let open = Standing {
+            review: &open,
+            ..*standing
         };
         let remark = match (finding, state) {
             (_, state) if second_look && !state.is_settled() => "a second look is wanted",
@@ -101,7 +106,8 @@ impl Row {
         let suggested = by.and_then(|criterion| standing.model_points(criterion));
         let group = suggested.map_or(0, |points| points.thousandths());
         let at = by.and_then(|criterion| standing.points(criterion));
-        let open_rank = Rank::new(unsettled, finding, second_look, work.draw);
+        let open_finding = open.first_finding().map(|f| f.kind);
+        let open_rank = Rank::new(open.state(), open_finding, second_look, work.draw);
         let rank = Rank::new(state, finding, second_look, work.draw);
         Self {
             id: work.id,
@@ -169,6 +175,8 @@ impl<'a> Ordered<'a> {
         };
         let mut rows: Vec<Row> = works.iter().map(row).collect();
         let meter = meter(&rows);
+        let places = rows.iter().map(|row| (row.id, (row.open_place, row.place)));
+        let places = places.collect();
         rows.retain(|row| row.is_in(of.list));
         rows.sort_by_key(|row| (row.place, row.id));
         Self {
@@ -176,6 +184,7 @@ impl<'a> Ordered<'a> {
             rubric,
             of,
             meter,
+            places,
             spread,
             has_shares: works.iter().any(|work| work.share.is_some()),
         }
@@ -200,23 +209,24 @@ impl<'a> Ordered<'a> {
         self.place(id).is_some()
     }
 
-    /// The works before and after one, in the order of the list.
+    /// The works before and after one, in the order of the list, also of one that is no more in it.
     pub(crate) fn beside(&self, id: i64) -> (Option<i64>, Option<i64>) {
-        let Some(place) = self.place(id) else {
+        let Some((_, own)) = self.places.get(&id) else {
             return (None, self.first());
         };
-        let before = place.checked_sub(1).map(|i| self.rows[i].id);
-        (before, self.rows.get(place + 1).map(|row| row.id))
+        let own = (*own, id);
+        let mut before = self.rows.iter().rev();
+        let before = before.find(|row| (row.place, row.id) < own);
+        let after = self.rows.iter().find(|row| (row.place, row.id) > own);
+        (before.map(|row| row.id), after.map(|row| row.id))
     }
 
     /// The next work after one that is not done, from the place that it had before it was done itself; after the last one
     /// the first.
     pub(crate) fn next_open(&self, id: i64) -> Option<i64> {
         let open = || self.rows.iter().filter(|row| !row.is_done && row.id != id);
-        let Some(from) = self.place(id).map(|i| (self.rows[i].open_place, id)) else {
-            return open().next().map(|row| row.id);
-        };
-        let after = open().find(|row| (row.place, row.id) > from);
+        let from = self.places.get(&id).map(|(open, _)| (*open, id));
+        let after = open().find(|row| from.is_some_and(|from| (row.place, row.id) > from));
         after.or_else(|| open().next()).map(|row| row.id)
     }
 
@@ -242,7 +252,8 @@ impl<'a> Ordered<'a> {
             .map(|row| self.entry(row, current))
             .collect();
         Queue {
-            undo: routes::undo(assignment),
+            undo: list.on(routes::undo(assignment)),
+            by: list.by.clone().unwrap_or_default(),
             here: routes::work(current),
             unlisted: listed.len() - entries.len(),
             entries,

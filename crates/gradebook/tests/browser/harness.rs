@@ -1,6 +1,7 @@
 //! A gradebook of its own for each test, and a browser in front of it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -97,10 +98,30 @@ impl Site {
 pub struct Browser {
     pub page: Client,
     driver: Child,
+    /// Where the driver listens, and what it calls the browser.
+    port: String,
+    session: String,
+}
+
+impl Browser {
+    /// Has the driver end the browser, which would outlive it and fill the memory.
+    fn end(&self) -> std::io::Result<()> {
+        let address = format!("127.0.0.1:{}", self.port);
+        let mut stream = TcpStream::connect(&address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let session = &self.session;
+        write!(
+            stream,
+            "DELETE /session/{session} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+        )?;
+        // It answers when the browser has ended.
+        stream.read(&mut [0; 512]).map(|_| ())
+    }
 }
 
 impl Drop for Browser {
     fn drop(&mut self) {
+        let _ = self.end();
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }
@@ -154,7 +175,13 @@ impl Browser {
             .connect(&format!("http://127.0.0.1:{port}"))
             .await
             .expect("no browser: run `scripts/install-deps.sh test`, or set CHROMIUM to it");
-        Self { page, driver }
+        let session = page.session_id().await.unwrap().unwrap();
+        Self {
+            page,
+            driver,
+            port,
+            session,
+        }
     }
 
     /// Starts one on a desk, lets it in and opens a path.

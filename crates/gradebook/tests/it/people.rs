@@ -42,6 +42,7 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
         ("/grading/r/1/stop", vec![]),
         ("/grading/r/1/continue", vec![]),
         ("/grading/try", vec![("text", "x")]),
+        ("/grading/me", vec![("name", "Ada")]),
         ("/grading/people", vec![("name", "Eve")]),
         ("/grading/people/1/dismiss", vec![]),
         ("/grading/a/1/shares", vec![("divided", "yes")]),
@@ -50,7 +51,7 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
     }
     assert_eq!(assistant.get("/grading/a/1/run").await.status(), 403);
     let home = text(&assistant, "/grading").await;
-    assert!(home.contains("value=\"Ben\"") && !home.contains("Invite"));
+    assert!(home.contains("You are Ben.") && !home.contains("Invite"));
     // The link is of no use after that, nor is the browser.
     let link = home.split("/grading/people/").nth(1);
     assert_eq!(link, None);

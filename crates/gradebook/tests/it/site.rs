@@ -12,7 +12,7 @@ pub struct Site {
     pub base: String,
     pub client: Client,
     cookie: String,
-    _folder: Arc<TempDir>,
+    folder: Arc<TempDir>,
 }
 
 /// The cookie that an address gives.
@@ -40,7 +40,25 @@ impl Site {
             base,
             client,
             cookie,
-            _folder: Arc::new(folder),
+            folder: Arc::new(folder),
+        }
+    }
+
+    /// The same file, as another process would have it.
+    pub async fn reopened(&self) -> Self {
+        let gradebook = Gradebook::open(&self.folder.path().join("g.sqlite")).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        let router = gradebook.router(false);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self {
+            cookie: enter(&self.client, &gradebook.address(&base))
+                .await
+                .unwrap(),
+            gradebook,
+            base,
+            client: self.client.clone(),
+            folder: Arc::clone(&self.folder),
         }
     }
 
@@ -52,7 +70,7 @@ impl Site {
             base: self.base.clone(),
             client: self.client.clone(),
             cookie: enter(&self.client, &address).await?,
-            _folder: Arc::clone(&self._folder),
+            folder: Arc::clone(&self.folder),
         })
     }
 

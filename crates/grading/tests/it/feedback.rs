@@ -1,6 +1,6 @@
 //! Feedback that scores is found, feedback that does not is left alone.
 
-use tandem_grading::check_feedback;
+use tandem_grading::{ItemKind, check_feedback, items};
 
 #[test]
 fn scores_are_found() {
@@ -29,6 +29,10 @@ fn scores_are_found() {
         "Tu nota es 7",
         "Grade: B+",
         "9 percent",
+        "`Score: 7/10`",
+        "`8 points`",
+        "`(7/10)`",
+        "```x```\nScore: 4",
     ] {
         assert!(!check_feedback(text).is_empty(), "{text}");
     }
@@ -53,7 +57,28 @@ fn plain_feedback_passes() {
         "Write `n % 2 == 0`, not `n % 10`.",
         "Two points stand out: the names and the tests.",
         "Sortiere die Werte von a bis z.",
+        "It returns straight away.",
+        "The pointer points off the end.",
+        "Note: 3 lines repeat.",
+        "Note 2 things here.",
     ] {
         assert_eq!(check_feedback(text), Vec::<String>::new(), "{text}");
+    }
+}
+
+#[test]
+fn headings_say_what_is_advice() {
+    for (heading, is_advice) in [
+        ("## Next steps", true),
+        ("**To improve:**", true),
+        ("### Areas for growth", true),
+        ("## Nächste Schritte", true),
+        ("**À améliorer**", true),
+        ("## Strengths", false),
+        ("**Problem solving:**", false),
+        ("## Step-by-step structure", false),
+    ] {
+        let found = items(&format!("{heading}\n- One thing."));
+        assert_eq!(found[0].kind == ItemKind::NextStep, is_advice, "{heading}");
     }
 }

@@ -728,7 +728,16 @@ fn whole_rubric(extra: &str) -> Rubric {
         "solution/a.py",
         b"def best(values):\n    return sorted(set(values))[-2]\n",
     );
-    Rubric::load(&dir.path().join("rubric.yaml")).unwrap()
+    let short = b"total = 0\nfor v in xs:\n    total += v\nreturn total\n";
+    write(dir.path(), "solution/b.py", short);
+    write(dir.path(), "solution/c.pdf", b"%PDF");
+    let rubric = Rubric::load(&dir.path().join("rubric.yaml")).unwrap();
+    assert!(
+        rubric.warnings[0].contains("c.pdf was not read"),
+        "{:?}",
+        rubric.warnings
+    );
+    rubric
 }
 
 async fn with_feedback(rubric: &Rubric, points: [f64; 2], feedback: &str) -> Graded {
@@ -768,6 +777,14 @@ async fn what_only_graders_see_stands_in_front_and_is_not_repeated() {
             "- Remember that names are nouns, and each of them is used.",
             true,
         ),
+        (
+            "- Remember that “names are nouns, and each of them” is used.",
+            true,
+        ),
+        (
+            "- Begin with `total = 0`.\n- Loop: `for v in xs:`.\n- Inside `total += v`.",
+            true,
+        ),
         ("- Sort the values, and think of equal ones.", false),
         ("- Names should be nouns.", false),
     ];
@@ -781,6 +798,11 @@ async fn what_only_graders_see_stands_in_front_and_is_not_repeated() {
         assert_eq!(reasons(&graded), expected, "{feedback}");
         assert_eq!(graded.score, Some(3.0));
     }
+    // Points as the writer was told them.
+    let echo = with_feedback(&rubric, [2.0, 1.0], "- You have 2 of 4 here.").await;
+    assert_eq!(reasons(&echo), [FindingKind::TextRule]);
+    let tests = with_feedback(&rubric, [2.0, 1.0], "- 2 of 3 tests pass.").await;
+    assert_eq!(reasons(&tests), []);
     // What the student wrote is nothing that others tell.
     let own = submissions(&[("a.py", "return sorted(set(values))[-2]")]);
     let server = serve(None, |request, _| match request.model.as_str() {

@@ -126,6 +126,9 @@ fn what_is_said_to_be_missing_is_looked_at() {
         (cited.clone(), "The empty case is missing.", 4, true),
         (cited.clone(), "Der leere Fall fehlt.", 4, true),
         (cited.clone(), "Nothing at all is missing.", 4, false),
+        (cited.clone(), "Es fehlt nichts.", 4, false),
+        (cited.clone(), "Il ne manque rien.", 4, false),
+        (cited.clone(), "It handles missing values.", 4, false),
         (cited.clone(), "The empty case is missing.", 2, false),
         (cited, "It does what was asked.", 4, false),
     ];

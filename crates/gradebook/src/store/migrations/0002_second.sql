@@ -23,3 +23,10 @@ ALTER TABLE submission ADD COLUMN share INTEGER REFERENCES person (id);
 
 -- Digest of the token in the link by which somebody was invited.
 ALTER TABLE person ADD COLUMN token TEXT;
+
+-- What the model gave the same work without its comments, for a work that speaks to the grader. Append-only.
+CREATE TABLE bare_reading (
+    result INTEGER PRIMARY KEY REFERENCES result (id),
+    points TEXT NOT NULL, -- by criterion; none if the answer gave no score
+    created INTEGER NOT NULL
+) STRICT;

@@ -1,0 +1,45 @@
+//! Works that speak to the grader, assessed once more without their comments: a teacher sees what the comments did.
+
+use tandem_grading::review::PointsOf;
+use tandem_grading::{FindingKind, Graded, GradingConfig, Rubric, Submission, assess};
+
+use crate::error::PageError;
+use crate::store::{Store, StoreError, Writer};
+use crate::view::code::without_comments;
+
+/// True if something in a work is meant for the grader, or for no eyes.
+pub(crate) fn is_flagged(graded: &Graded) -> bool {
+    let is_meant = |kind| matches!(kind, FindingKind::Orders | FindingKind::Hidden);
+    graded.score.is_some() && graded.flags.iter().any(|flag| is_meant(flag.kind))
+}
+
+/// Why a work cannot be read so.
+pub(crate) const HAS_NONE: &str =
+    "It has no comments that can be told from the rest, so it cannot be graded without them.";
+
+/// Has a work assessed without its comments, and keeps what came of it beside the result that holds. False if it has none.
+pub(crate) async fn read(
+    store: &Store,
+    (work, run): (i64, i64),
+    (config, rubric): (&GradingConfig, &Rubric),
+    submission: &Submission,
+) -> Result<bool, PageError> {
+    let Some(bare) = without_comments(submission) else {
+        return Ok(false);
+    };
+    let assessed = assess(config, rubric, &bare).await.map_err(|error| {
+        tracing::error!(%error, "a work cannot be read without its comments");
+        PageError::NoAnswer
+    })?;
+    let (record, verdict) = assessed;
+    let criteria = verdict.map(|verdict| verdict.criteria).unwrap_or_default();
+    let points: PointsOf = criteria.into_iter().map(|c| (c.id, c.points)).collect();
+    let served_by = config.served_by.clone();
+    let keep = move |writer: &Writer<'_>| {
+        writer.keep_call((run, work), &served_by, &record)?;
+        let seen = writer.work(work)?.map_or(0, |work| work.seen.result);
+        writer.keep_bare_reading(seen, &points).map(Ok)
+    };
+    store.write::<(), StoreError>(keep).await?;
+    Ok(true)
+}
