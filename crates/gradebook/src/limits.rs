@@ -4,6 +4,10 @@
 pub const MAX_FORM_BYTES: usize = 256 << 10;
 /// Most bytes of a submission that is pasted.
 pub const MAX_PASTED_BYTES: usize = 24 << 20;
+/// Most bytes of an assignment that is uploaded.
+pub const MAX_UPLOAD_BYTES: usize = 1 << 30;
+/// Most files of it.
+pub const MAX_UPLOADED_FILES: usize = 2_000;
 /// Trials that are remembered.
 pub const MAX_TRIALS: usize = 8;
 /// Most findings that are listed beside a work.

@@ -8,6 +8,7 @@ pub(crate) mod review;
 pub(crate) mod rewrite;
 pub(crate) mod run;
 pub(crate) mod trial;
+pub(crate) mod upload;
 
 use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, FromRequestParts, Path};

@@ -7,7 +7,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
-use crate::limits::{MAX_FORM_BYTES, MAX_PASTED_BYTES};
+use crate::limits::{MAX_FORM_BYTES, MAX_PASTED_BYTES, MAX_UPLOAD_BYTES};
 use crate::{Shared, assets, pages, security};
 
 /// Where the pages begin.
@@ -155,6 +155,12 @@ fn of_teachers() -> Router<Arc<Shared>> {
         .route("/grading/try/{trial}/stop", post(pages::trial::stop))
         .route("/grading/try/{trial}/events", get(pages::trial::events))
         .route(ME, post(pages::people::name))
+        .route(
+            "/grading/new",
+            get(pages::upload::form)
+                .post(pages::upload::take)
+                .layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
+        )
         .route(PEOPLE, post(pages::people::invite))
         .route("/grading/people/{id}/dismiss", post(pages::people::dismiss))
         .route("/grading/a/{id}/shares", post(pages::people::divide))

@@ -60,6 +60,13 @@ pub(crate) struct Home {
     pub(crate) people: Vec<PersonRow>,
 }
 
+/// A new assignment.
+#[derive(Template)]
+#[template(path = "new.html")]
+pub(crate) struct UploadPage {
+    pub(crate) courses: Vec<String>,
+}
+
 /// Somebody who grades.
 pub(crate) struct PersonRow {
     pub(crate) name: String,

@@ -9,3 +9,4 @@ mod runs;
 mod scores;
 mod site;
 mod stores;
+mod upload;

@@ -12,6 +12,7 @@ const PAGES: &[(&str, &str)] = &[
     ("/grading/w/{id}/prompt", "/grading/w/1/prompt"),
     ("/grading/w/{id}/record", "/grading/w/1/record"),
     ("/grading/try", "/grading/try"),
+    ("/grading/new", "/grading/new"),
     ("/grading/a/{id}/run", "/grading/a/1/run"),
     ("/grading/r/{id}", "/grading/r/1"),
 ];

@@ -42,6 +42,7 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
         ("/grading/r/1/stop", vec![]),
         ("/grading/r/1/continue", vec![]),
         ("/grading/try", vec![("text", "x")]),
+        ("/grading/new", vec![]),
         ("/grading/me", vec![("name", "Ada")]),
         ("/grading/people", vec![("name", "Eve")]),
         ("/grading/people/1/dismiss", vec![]),

@@ -133,11 +133,17 @@ async fn nobody_else_is_answered() {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
 }
 
-/// Waits until the node has closed a connection, without a word.
-async fn closed(link: &mut Link) {
-    let read = tokio::time::timeout(PATIENCE, link.read(&mut [0])).await;
-    let read = read.expect("the connection stays open");
-    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+/// Waits until the node has closed a connection: without a word, or with one about a body that did not come in time, where
+/// the machine is so busy that the time is over first.
+async fn given_way(link: &mut Link) {
+    let mut told = Vec::new();
+    let reading = tokio::time::timeout(PATIENCE, link.read_to_end(&mut told));
+    let _ = reading.await.expect("the connection stays open");
+    let told = String::from_utf8(told).unwrap();
+    assert!(
+        told.is_empty() || told.contains("body did not come"),
+        "{told}"
+    );
 }
 
 #[tokio::test]
@@ -164,7 +170,7 @@ async fn a_thousand_silent_connections_to_the_control_port_hold_nobody_up() {
             silent.push_back(link);
             // Handshakes may end in another order than they began.
             if silent.len() > MAX_SILENT + 32 {
-                closed(&mut silent.pop_front().unwrap()).await;
+                given_way(&mut silent.pop_front().unwrap()).await;
             }
             if i % 100 == 99 {
                 let (head, _) = call(&caller, &node, "status", &Value::Null).await;
@@ -173,14 +179,7 @@ async fn a_thousand_silent_connections_to_the_control_port_hold_nobody_up() {
         }
         let start = std::time::Instant::now();
         for link in &mut silent {
-            let mut told = Vec::new();
-            let reading = tokio::time::timeout(PATIENCE, link.read_to_end(&mut told));
-            let _ = reading.await.expect("the connection stays open");
-            let told = String::from_utf8(told).unwrap();
-            assert!(
-                told.is_empty() || told.contains("body did not come"),
-                "{told}"
-            );
+            given_way(link).await;
         }
         assert!(start.elapsed() < 2 * HEAD + PATIENCE);
         let (head, _) = call(&caller, &node, "status", &Value::Null).await;

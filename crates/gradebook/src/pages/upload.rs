@@ -1,0 +1,165 @@
+//! A new assignment: the rubric and the submissions, as files that a browser sends.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::extract::multipart::{Field, MultipartError};
+use axum::extract::{Multipart, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use tandem_grading::{GradingError, Rubric, Submission, load_submissions};
+use tokio::io::AsyncWriteExt;
+
+use crate::Shared;
+use crate::error::PageError;
+use crate::limits::{MAX_NAME_CHARS, MAX_UPLOADED_FILES};
+use crate::routes;
+use crate::store::{StoreError, Writer};
+use crate::view::{self, UploadPage};
+
+/// What a form sent, in a folder that is gone with it.
+struct Uploaded {
+    folder: tempfile::TempDir,
+    course: String,
+    /// Files of submissions.
+    works: Vec<PathBuf>,
+}
+
+/// The form.
+pub(crate) async fn form(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
+    let courses = shared.store.read(|reader| reader.assignments()).await?;
+    let mut courses: Vec<String> = courses.into_iter().map(|a| a.course).collect();
+    courses.dedup();
+    Ok(view::page(StatusCode::OK, &UploadPage { courses }))
+}
+
+/// Takes an assignment in, and shows what there is to grade.
+pub(crate) async fn take(
+    State(shared): State<Arc<Shared>>,
+    form: Multipart,
+) -> Result<Response, PageError> {
+    let uploaded = receive(form).await?;
+    let course = uploaded.course.clone();
+    let read = tokio::task::spawn_blocking(move || read(&uploaded));
+    let (rubric, submissions) = read.await.map_err(|error| {
+        tracing::error!(%error, "what was sent cannot be read");
+        PageError::Store
+    })??;
+    let keep = move |writer: &Writer<'_>| {
+        let assignment = writer.keep_assignment(&course, &rubric)?;
+        writer.hand_in_all(assignment, &submissions)?;
+        Ok(Ok::<_, StoreError>(assignment))
+    };
+    let assignment = shared.store.write(keep).await?;
+    Ok(Redirect::to(&routes::runs(assignment)).into_response())
+}
+
+fn broken(error: MultipartError) -> PageError {
+    let is_large = error.status() == StatusCode::PAYLOAD_TOO_LARGE;
+    tracing::info!(%error, "what a browser sends cannot be taken");
+    PageError::Form(match is_large {
+        true => "The files are too large. Use `tandem grade --web` with their folder.".to_owned(),
+        false => "The files did not come whole. Send them once more.".to_owned(),
+    })
+}
+
+fn unkept(error: std::io::Error) -> PageError {
+    tracing::error!(%error, "an uploaded file cannot be kept");
+    PageError::Store
+}
+
+async fn receive(mut form: Multipart) -> Result<Uploaded, PageError> {
+    let mut uploaded = Uploaded {
+        folder: tempfile::tempdir().map_err(unkept)?,
+        course: String::new(),
+        works: Vec::new(),
+    };
+    let root = uploaded.folder.path().to_owned();
+    let mut count = 0;
+    while let Some(field) = form.next_field().await.map_err(broken)? {
+        let name = field.name().unwrap_or_default().to_owned();
+        if name == "course" {
+            uploaded.course = short_text(field).await?;
+            continue;
+        }
+        // A browser sends a file without a name where none was chosen.
+        let Some(file) = file_name(&field) else {
+            continue;
+        };
+        count += 1;
+        if count > MAX_UPLOADED_FILES {
+            let problem = format!("More than {MAX_UPLOADED_FILES} files; put them into a zip.");
+            return Err(PageError::Form(problem));
+        }
+        let path = match name.as_str() {
+            "rubric" => root.join("rubric.yaml"),
+            "template" | "solution" | "works" => root.join(&name).join(file),
+            _ => continue,
+        };
+        if path.exists() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let problem =
+                format!("Two files are called “{name}”. Put them into a zip, in folders.");
+            return Err(PageError::Form(problem));
+        }
+        keep(field, &path).await?;
+        if name == "works" {
+            uploaded.works.push(path);
+        }
+    }
+    let letters = uploaded.course.chars().count();
+    if letters == 0 || letters > MAX_NAME_CHARS {
+        let problem = format!("The course needs a name of 1 to {MAX_NAME_CHARS} letters.");
+        return Err(PageError::Form(problem));
+    }
+    Ok(uploaded)
+}
+
+/// A name; what is longer is too long for one anyway.
+async fn short_text(mut field: Field<'_>) -> Result<String, PageError> {
+    let mut bytes = Vec::new();
+    while let Some(part) = field.chunk().await.map_err(broken)? {
+        if bytes.len() + part.len() <= MAX_NAME_CHARS * 8 {
+            bytes.extend(part);
+        } else {
+            return Err(PageError::Form(
+                "The name of the course is too long.".to_owned(),
+            ));
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// The last part of a file's name, without what would lead elsewhere.
+fn file_name(field: &Field<'_>) -> Option<String> {
+    let name = field.file_name()?;
+    let last = name.rsplit(['/', '\\']).next()?;
+    (!last.is_empty() && !last.starts_with('.')).then(|| last.to_owned())
+}
+
+async fn keep(mut field: Field<'_>, path: &Path) -> Result<(), PageError> {
+    if let Some(folder) = path.parent() {
+        tokio::fs::create_dir_all(folder).await.map_err(unkept)?;
+    }
+    let mut file = tokio::fs::File::create(path).await.map_err(unkept)?;
+    while let Some(part) = field.chunk().await.map_err(broken)? {
+        file.write_all(&part).await.map_err(unkept)?;
+    }
+    file.flush().await.map_err(unkept)
+}
+
+fn read(uploaded: &Uploaded) -> Result<(Rubric, Vec<Submission>), PageError> {
+    let root = uploaded.folder.path();
+    // A message names files as the person knows them.
+    let told = |error: GradingError| {
+        let folder = format!("{}/", root.display());
+        PageError::Form(format!("{}.", error.to_string().replace(&folder, "")))
+    };
+    let rubric = root.join("rubric.yaml");
+    if !rubric.is_file() {
+        return Err(PageError::Form("There is no rubric.".to_owned()));
+    }
+    let rubric = Rubric::load(&rubric).map_err(told)?;
+    let submissions = load_submissions(&uploaded.works).map_err(told)?;
+    Ok((rubric, submissions))
+}
