@@ -27,6 +27,10 @@ pub(crate) async fn read(
     let Some(bare) = without_comments(submission) else {
         return Ok(false);
     };
+    let result = store
+        .read(move |reader| reader.work(work))
+        .await?
+        .map_or(0, |work| work.seen.result);
     let assessed = assess(config, rubric, &bare).await.map_err(|error| {
         tracing::error!(%error, "a work cannot be read without its comments");
         PageError::NoAnswer
@@ -37,8 +41,8 @@ pub(crate) async fn read(
     let served_by = config.served_by.clone();
     let keep = move |writer: &Writer<'_>| {
         writer.keep_call((run, work), &served_by, &record)?;
-        let seen = writer.work(work)?.map_or(0, |work| work.seen.result);
-        writer.keep_bare_reading(seen, &points).map(Ok)
+        // A run may have made another result meanwhile, which it says nothing about.
+        writer.keep_bare_reading(result, &points).map(Ok)
     };
     store.write::<(), StoreError>(keep).await?;
     Ok(true)

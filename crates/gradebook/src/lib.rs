@@ -143,9 +143,8 @@ impl Gradebook {
         submissions: &[Submission],
     ) -> Result<String, GradebookError> {
         let assignment = self.shared.store.write_now(|writer| {
-            let assignment = writer.keep_assignment(course, rubric)?;
-            writer.hand_in_all(assignment, submissions)?;
-            Ok(Ok::<_, StoreError>(assignment))
+            let taken = writer.take_in(course, rubric, submissions);
+            taken.map(Ok::<_, StoreError>)
         })?;
         Ok(routes::runs(assignment))
     }

@@ -46,9 +46,8 @@ pub(crate) async fn take(
         PageError::Store
     })??;
     let keep = move |writer: &Writer<'_>| {
-        let assignment = writer.keep_assignment(&course, &rubric)?;
-        writer.hand_in_all(assignment, &submissions)?;
-        Ok(Ok::<_, StoreError>(assignment))
+        let taken = writer.take_in(&course, &rubric, &submissions);
+        taken.map(Ok::<_, StoreError>)
     };
     let assignment = shared.store.write(keep).await?;
     Ok(Redirect::to(&routes::runs(assignment)).into_response())

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
 use tandem_grading::review::Review;
-use tandem_grading::{Graded, Submission};
+use tandem_grading::{Graded, Rubric, Submission};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -168,6 +168,21 @@ impl Reader<'_> {
 }
 
 impl Writer<'_> {
+    /// Takes a course's assignment in, with what was handed in to it; the assignment's number.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn take_in(
+        &self,
+        course: &str,
+        rubric: &Rubric,
+        submissions: &[Submission],
+    ) -> rusqlite::Result<i64> {
+        let assignment = self.keep_assignment(course, rubric)?;
+        self.hand_in_all(assignment, submissions)?;
+        Ok(assignment)
+    }
+
     /// Keeps submissions that were handed in; their numbers, in their order.
     ///
     /// # Errors
