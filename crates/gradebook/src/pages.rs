@@ -26,7 +26,7 @@ use crate::view::queue::ListOf;
 /// Name of the cookie that hides names.
 const NAMES: &str = "tandem_names";
 
-/// The number in an address.
+/// The number in an address, or what else names something there.
 pub(crate) struct Id<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: serde::de::DeserializeOwned + Send> FromRequestParts<S> for Id<T> {

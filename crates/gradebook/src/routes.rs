@@ -43,6 +43,11 @@ pub(crate) fn prompt(work: i64) -> String {
     format!("{HOME}/w/{work}/prompt")
 }
 
+/// A picture in a work.
+pub(crate) fn picture(work: i64, digest: &str) -> String {
+    format!("{HOME}/w/{work}/picture/{digest}")
+}
+
 /// What was done to a work, and how its values were made.
 pub(crate) fn record(work: i64) -> String {
     format!("{HOME}/w/{work}/record")
@@ -121,6 +126,10 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route(
             "/grading/w/{id}/bare",
             post(pages::rewrite::without_comments),
+        )
+        .route(
+            "/grading/w/{id}/picture/{digest}",
+            get(pages::review::picture),
         )
         .route("/grading/w/{id}/prompt", get(pages::record::prompt))
         .route("/grading/w/{id}/record", get(pages::record::show))

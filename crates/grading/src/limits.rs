@@ -57,6 +57,10 @@ pub const MAX_FOLDER_ENTRIES: usize = 4_096;
 pub const MAX_SOURCE_BYTES: u64 = 1 << 20;
 /// Most bytes of one notebook, images included.
 pub const MAX_NOTEBOOK_BYTES: u64 = 16 << 20;
+/// Most pictures of one notebook that are shown to whoever grades.
+pub const MAX_PICTURES: usize = 64;
+/// Most bytes of such a picture.
+pub const MAX_PICTURE_BYTES: usize = 4 << 20;
 /// Most bytes that one submission may put into a prompt.
 pub const MAX_PROMPT_TEXT_BYTES: usize = 512 << 10;
 /// Most cells of one notebook.

@@ -1,11 +1,12 @@
 //! A lenient reader of Jupyter notebooks.
 //!
 //! Real notebooks lack metadata, carry unknown cell types and hold hundreds of kilobytes of images, so
-//! everything is optional here, images and widget state leave only a marker, and long outputs are cut
-//! in the middle with a marker that says so.
+//! everything is optional here, images and widget state leave only a marker in the text, and long outputs are cut
+//! in the middle with a marker that says so. Images that a browser shows safely are kept beside the text.
 
 use crate::hidden::strip_ansi;
 use crate::limits;
+use crate::picture::Picture;
 use crate::strict_json::strict;
 use serde_json::Value;
 
@@ -18,6 +19,37 @@ pub struct NotebookCell {
     pub source: Vec<String>,
     /// Lines of all outputs, cut and marked.
     pub outputs: Vec<String>,
+    /// Each picture with the place of its marker among the lines of source and outputs together, from 0.
+    pub pictures: Vec<(usize, Picture)>,
+}
+
+/// Lines, and pictures with the places of their markers among them.
+#[derive(Default)]
+struct Shown {
+    lines: Vec<String>,
+    pictures: Vec<(usize, Picture)>,
+}
+
+impl Shown {
+    /// A line that stands for something, which is kept if it is a picture.
+    fn push_marker(&mut self, mime: &str, value: &Value) {
+        let text = text_of(Some(value));
+        let size = match value.is_object() {
+            true => value.to_string().len(),
+            false => text.len(),
+        };
+        if let Some(picture) = Picture::from_base64(mime, &text) {
+            self.pictures.push((self.lines.len(), picture));
+        }
+        self.lines.push(format!("[{mime} removed, {size} bytes]"));
+    }
+
+    fn append(&mut self, other: Self) {
+        let before = self.lines.len();
+        self.lines.extend(other.lines);
+        let moved = |(at, picture)| (before + at, picture);
+        self.pictures.extend(other.pictures.into_iter().map(moved));
+    }
 }
 
 /// Reads a notebook: the language of its kernel (lower case, such as `r` or `python`) and its cells.
@@ -70,17 +102,42 @@ fn cell(cell: &Value) -> NotebookCell {
         .and_then(Value::as_str)
         .unwrap_or("unknown")
         .to_owned();
-    let source = text_of(cell.get("source").or_else(|| cell.get("input")));
-    let source = source.lines().map(without_embedded_data).collect();
-    let outputs = match cell.get("outputs") {
-        Some(Value::Array(outputs)) => outputs.iter().flat_map(output).collect(),
-        _ => Vec::new(),
-    };
+    let mut shown = source(cell);
+    let source_lines = shown.lines.len();
+    if let Some(Value::Array(outputs)) = cell.get("outputs") {
+        for each in outputs {
+            shown.append(output(each));
+        }
+    }
+    let outputs = shown.lines.split_off(source_lines);
     NotebookCell {
         kind,
-        source,
+        source: shown.lines,
         outputs,
+        pictures: shown.pictures,
     }
+}
+
+/// The source of a cell, with the pictures that were pasted into it.
+fn source(cell: &Value) -> Shown {
+    let mut shown = Shown::default();
+    for line in text_of(cell.get("source").or_else(|| cell.get("input"))).lines() {
+        shown.append(without_embedded_data(line));
+    }
+    let attached = cell.get("attachments").and_then(Value::as_object);
+    for (name, forms) in attached.into_iter().flatten() {
+        let reference = format!("attachment:{name}");
+        let Some(at) = shown.lines.iter().position(|l| l.contains(&reference)) else {
+            continue;
+        };
+        let forms = forms.as_object().into_iter().flatten();
+        let mut forms = forms.filter_map(|(mime, v)| Picture::from_base64(mime, v.as_str()?));
+        shown
+            .pictures
+            .extend(forms.next().map(|picture| (at, picture)));
+    }
+    shown.pictures.sort_by_key(|(at, _)| *at);
+    shown
 }
 
 /// A string, or an array of strings that are to be joined.
@@ -92,9 +149,12 @@ fn text_of(value: Option<&Value>) -> String {
     }
 }
 
-fn output(output: &Value) -> Vec<String> {
+fn output(output: &Value) -> Shown {
+    let mut shown = Shown::default();
     if let Some(text) = output.get("text") {
-        return capped(&text_of(Some(text)));
+        shown.lines = capped(&text_of(Some(text)));
+        old_images(output, &mut shown);
+        return shown;
     }
     if let Some(trace) = output.get("traceback") {
         let trace = match trace {
@@ -106,44 +166,46 @@ fn output(output: &Value) -> Vec<String> {
             other => text_of(Some(other)),
         };
         let name = text_of(output.get("ename"));
-        let shown = if trace.is_empty() {
-            format!("{name}: {}", text_of(output.get("evalue")))
-        } else {
-            trace
-        };
-        return capped(&shown);
+        shown.lines = capped(&match trace.is_empty() {
+            true => format!("{name}: {}", text_of(output.get("evalue"))),
+            false => trace,
+        });
+        return shown;
     }
     let Some(Value::Object(data)) = output.get("data") else {
-        return old_images(output);
+        old_images(output, &mut shown);
+        return shown;
     };
-    let mut lines = Vec::new();
     if let Some(plain) = data.get("text/plain") {
-        lines.extend(capped(&text_of(Some(plain))));
+        shown.lines = capped(&text_of(Some(plain)));
     }
+    let has_text = !shown.lines.is_empty();
     for (mime, value) in data.iter().filter(|(mime, _)| *mime != "text/plain") {
         // HTML beside plain text repeats it.
-        if mime == "text/html" && !lines.is_empty() {
-            continue;
+        if !(mime == "text/html" && has_text) {
+            shown.push_marker(mime, value);
         }
-        let size = if value.is_object() {
-            value.to_string().len()
-        } else {
-            text_of(Some(value)).len()
-        };
-        lines.push(format!("[{mime} removed, {size} bytes]"));
     }
-    lines
+    shown
 }
 
-/// Markers of what version 3 kept beside the text of an output.
-fn old_images(output: &Value) -> Vec<String> {
-    let kinds = ["png", "jpeg", "svg", "html", "latex", "javascript"];
-    let found = kinds
-        .iter()
-        .filter_map(|kind| Some((kind, output.get(*kind)?)));
-    found
-        .map(|(kind, value)| format!("[{kind} removed, {} bytes]", text_of(Some(value)).len()))
-        .collect()
+/// What version 3 kept beside the text of an output. HTML beside plain text repeats it.
+fn old_images(output: &Value, shown: &mut Shown) {
+    let has_text = !shown.lines.is_empty();
+    let kinds = [
+        ("png", "image/png"),
+        ("jpeg", "image/jpeg"),
+        ("svg", "image/svg+xml"),
+        ("html", "text/html"),
+        ("latex", "text/latex"),
+        ("javascript", "application/javascript"),
+    ];
+    for (kind, mime) in kinds {
+        match output.get(kind) {
+            Some(value) if !(kind == "html" && has_text) => shown.push_marker(mime, value),
+            _ => {}
+        }
+    }
 }
 
 /// Lines without terminal colours; long outputs and long lines are cut, with a marker.
@@ -179,9 +241,10 @@ fn cut_line(line: &str) -> String {
     format!("{kept} [{} characters cut]", length - limit)
 }
 
-/// Replaces `data:…;base64,…` in markdown by a marker.
-fn without_embedded_data(line: &str) -> String {
+/// Replaces `data:…;base64,…` by a marker.
+fn without_embedded_data(line: &str) -> Shown {
     const START: &str = ";base64,";
+    let mut shown = Shown::default();
     let mut out = String::new();
     let mut rest = line;
     while let Some(at) = rest.find(START) {
@@ -189,10 +252,14 @@ fn without_embedded_data(line: &str) -> String {
         let end = after
             .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=')))
             .unwrap_or(after.len());
+        let mime = rest[..at].rsplit("data:").next().unwrap_or_default();
+        let picture = Picture::from_base64(mime, &after[..end]);
+        shown.pictures.extend(picture.map(|picture| (0, picture)));
         out.push_str(before);
         out.push_str(&format!("[{end} characters removed]"));
         rest = &after[end..];
     }
     out.push_str(rest);
-    out
+    shown.lines.push(out);
+    shown
 }

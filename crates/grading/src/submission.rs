@@ -10,6 +10,7 @@ use crate::finding::{Finding, FindingKind};
 use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
+use crate::picture::Picture;
 use crate::prompt::shown_name;
 use crate::rubric::Rubric;
 use crate::suspicion::suspicious;
@@ -58,6 +59,9 @@ pub struct SourceFile {
     pub flags: Vec<Finding>,
     /// Lines that a person wrote: of a notebook no outputs.
     pub(crate) written: Vec<String>,
+    /// Pictures of a notebook with the lines that stand for them, from 1; no model sees them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pictures: Vec<(usize, Picture)>,
 }
 
 /// Kinds of files that are read.
@@ -363,16 +367,18 @@ fn read_file(path: &Path, name: &str, kind: Kind) -> Result<SourceFile, String> 
 /// Decodes a file and makes its lines ready to be shown.
 pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<SourceFile, String> {
     let Decoded { text, guess } = files::decode(bytes)?;
-    let (raw, written) = match kind {
+    let (raw, written, pictures) = match kind {
         Kind::Text => {
             let lines = files::split_lines(&text);
-            (lines.clone(), lines)
+            (lines.clone(), lines, Vec::new())
         }
         Kind::Notebook => {
             let (language, cells) = read_notebook(&text)?;
             let language = language.unwrap_or_else(|| "python".to_owned());
             let sources = cells.iter().flat_map(|cell| cell.source.clone());
-            (notebook_lines(&language, &cells), sources.collect())
+            let written = sources.collect();
+            let (lines, pictures) = notebook_lines(&language, cells);
+            (lines, written, pictures)
         }
     };
     let name = mark_name(name);
@@ -406,29 +412,47 @@ pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<Source
         lines,
         flags,
         written,
+        pictures,
     })
 }
 
-fn notebook_lines(language: &str, cells: &[NotebookCell]) -> Vec<String> {
-    let mut lines = Vec::new();
-    for (i, cell) in cells.iter().enumerate() {
-        let language = if cell.kind == "code" {
-            format!(", {language}")
+/// The lines of a notebook, and its pictures with the lines that stand for them.
+fn notebook_lines(
+    language: &str,
+    cells: Vec<NotebookCell>,
+) -> (Vec<String>, Vec<(usize, Picture)>) {
+    let (mut lines, mut found) = (Vec::new(), Vec::new());
+    // A source may hold line breaks of its own, such as a lone carriage return.
+    let push = |lines: &mut Vec<String>, line: &str| {
+        lines.extend(files::split_lines(if line.is_empty() {
+            "\n"
         } else {
-            String::new()
+            line
+        }));
+    };
+    for (number, cell) in (1..).zip(cells) {
+        let language = match cell.kind == "code" {
+            true => format!(", {language}"),
+            false => String::new(),
         };
-        lines.push(format!("[cell {}: {}{language}]", i + 1, cell.kind));
-        lines.extend(cell.source.iter().cloned());
-        if !cell.outputs.is_empty() {
-            lines.push("[output]".to_owned());
-            lines.extend(cell.outputs.iter().cloned());
+        push(
+            &mut lines,
+            &format!("[cell {number}: {}{language}]", cell.kind),
+        );
+        let mut pictures = cell.pictures.into_iter().peekable();
+        let outputs_from = cell.source.len();
+        for (i, line) in cell.source.iter().chain(&cell.outputs).enumerate() {
+            if i == outputs_from {
+                push(&mut lines, "[output]");
+            }
+            push(&mut lines, line);
+            while let Some((_, picture)) = pictures.next_if(|(at, _)| *at == i) {
+                found.push((lines.len(), picture));
+            }
         }
     }
-    // A source may hold line breaks of its own, such as a lone carriage return.
-    lines
-        .iter()
-        .flat_map(|l| files::split_lines(if l.is_empty() { "\n" } else { l }))
-        .collect()
+    found.truncate(limits::MAX_PICTURES);
+    (lines, found)
 }
 
 impl Submission {
@@ -460,6 +484,12 @@ impl Submission {
             return None;
         }
         attempt::untouched(&self.files, &self.unread, &rubric.templates)
+    }
+
+    /// The pictures in its files.
+    pub fn pictures(&self) -> impl Iterator<Item = &Picture> {
+        let of_files = self.files.iter().flat_map(|file| &file.pictures);
+        of_files.map(|(_, picture)| picture)
     }
 
     /// What is shown of each file beside the rubric's templates, in the order of the files.

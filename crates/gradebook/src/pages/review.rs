@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 use tandem_grading::review::PointsOf;
@@ -37,6 +37,17 @@ pub(crate) struct Loaded {
     work: Work,
     submission: Submission,
     bare: Option<PointsOf>,
+}
+
+/// A picture in a work.
+pub(crate) async fn picture(
+    State(shared): State<Arc<Shared>>,
+    Id((work, digest)): Id<(i64, String)>,
+) -> Result<Response, PageError> {
+    let read = move |reader: &Reader<'_>| reader.picture(work, &digest);
+    let found = shared.store.read(read).await?;
+    let (media_type, bytes) = found.ok_or(PageError::NotFound)?;
+    Ok(([(header::CONTENT_TYPE, media_type)], bytes).into_response())
 }
 
 /// Reads a work with its assignment.

@@ -165,6 +165,18 @@ impl Reader<'_> {
             .query_row([id], |row| read_json(0, &row.get::<_, String>(0)?))
             .optional()
     }
+
+    /// A picture in a work: its media type and its bytes.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn picture(&self, work: i64, digest: &str) -> rusqlite::Result<Option<(String, Vec<u8>)>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT media_type, bytes FROM picture WHERE submission = ?1 AND digest = ?2",
+        )?;
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        query.query_row((work, digest), row).optional()
+    }
 }
 
 impl Writer<'_> {
@@ -212,6 +224,13 @@ impl Writer<'_> {
             .optional()?;
         match &earlier {
             Some((id, known)) if *known == content => return Ok(Handed::Same(*id)),
+            // Taken in by a version that kept no pictures: they are added.
+            Some((id, known)) if *known == without_pictures(submission) => {
+                let update = "UPDATE submission SET content = ?1 WHERE id = ?2";
+                self.sql.execute(update, (content, id))?;
+                self.keep_pictures(*id, submission)?;
+                return Ok(Handed::Same(*id));
+            }
             // Only one may be the current one at a time.
             Some((id, _)) => self
                 .sql
@@ -231,6 +250,7 @@ impl Writer<'_> {
             ),
         )?;
         let id = self.sql.last_insert_rowid();
+        self.keep_pictures(id, submission)?;
         let Some((earlier, _)) = earlier else {
             return Ok(Handed::New(id));
         };
@@ -240,6 +260,27 @@ impl Writer<'_> {
         )?;
         Ok(Handed::Again(id))
     }
+
+    fn keep_pictures(&self, work: i64, submission: &Submission) -> rusqlite::Result<()> {
+        // The same plot may stand in a notebook twice.
+        let mut insert = self
+            .sql
+            .prepare_cached("INSERT OR IGNORE INTO picture VALUES (?1, ?2, ?3, ?4)")?;
+        for picture in submission.pictures() {
+            let media_type = picture.kind.media_type();
+            insert.execute((work, &picture.digest, media_type, &picture.bytes))?;
+        }
+        Ok(())
+    }
+}
+
+/// A submission as it was kept before pictures were.
+fn without_pictures(submission: &Submission) -> String {
+    let mut bare = submission.clone();
+    for file in &mut bare.files {
+        file.pictures.clear();
+    }
+    json(&bare)
 }
 
 /// A number that looks random and stays, so that no name has a better place than another in all assignments.

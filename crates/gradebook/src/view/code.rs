@@ -50,6 +50,8 @@ pub(crate) struct Line {
     /// Ids of them, with spaces.
     pub(crate) criteria: String,
     pub(crate) is_flagged: bool,
+    /// Addresses of the pictures that it stands for.
+    pub(crate) pictures: Vec<String>,
 }
 
 /// Text of one colour.
@@ -77,7 +79,7 @@ impl Code {
                 file,
                 flagged: places.map(|place| place.line).collect(),
             };
-            let mut view = code_file(index, file, &shown, &cites, &mut budget);
+            let mut view = code_file((work, index), file, &shown, &cites, &mut budget);
             if names_hidden {
                 view.name = submission.shown_name(file);
             }
@@ -139,7 +141,7 @@ impl Cites<'_> {
 }
 
 fn code_file(
-    index: usize,
+    (work, index): (i64, usize),
     file: &SourceFile,
     shown: &[Shown<'_>],
     cites: &Cites<'_>,
@@ -156,6 +158,12 @@ fn code_file(
             marks: marks.join(" "),
             criteria: criteria.join(" "),
             is_flagged: cites.flagged.contains(&number),
+            pictures: file
+                .pictures
+                .iter()
+                .filter(|(at, _)| *at == number)
+                .map(|(_, picture)| routes::picture(work, &picture.digest))
+                .collect(),
         }
     };
     let mut blocks: Vec<Block> = Vec::new();

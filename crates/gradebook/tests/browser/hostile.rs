@@ -7,6 +7,11 @@ use crate::harness::{Browser, Site};
 const EVIL: &str = "</span></div><script>window.__evil = 1</script><img src=x onerror=\"window.__evil = 2\">\
     <svg onload=\"window.__evil = 3\"><a href=\"javascript:window.__evil = 4\">x</a>";
 
+/// What begins as a picture of another kind.
+const NO_PLOT: &str = "PHN2ZyBvbmxvYWQ9IndpbmRvdy5fX2V2aWwgPSA5Ij4=";
+/// One dot.
+const PLOT: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
 /// Hands in a work that means harm in every place that a student, or a model that obeys one, can write to.
 fn hand_in(site: &Site) -> String {
     let (rubric, _, pattern) = site.pattern();
@@ -22,6 +27,9 @@ fn hand_in(site: &Site) -> String {
             { "cell_type": "markdown", "metadata": {}, "source": [EVIL] },
             { "cell_type": "code", "metadata": {}, "execution_count": 1, "source": "1", "outputs": [
                 { "output_type": "display_data", "metadata": {}, "data": { "text/html": [EVIL], "text/plain": [EVIL] } },
+                { "output_type": "display_data", "metadata": {}, "data": { "image/png": NO_PLOT } },
+                { "output_type": "display_data", "metadata": {}, "data": { "image/svg+xml": [EVIL] } },
+                { "output_type": "display_data", "metadata": {}, "data": { "image/png": PLOT } },
             ] },
         ],
     });
@@ -55,7 +63,7 @@ async fn code_names_files_and_feedback_stay_text() {
             browser.run("return window.__evil ?? null").await,
             serde_json::Value::Null
         );
-        let foreign = "return document.querySelectorAll('img, main script, main svg, header script, a[href^=\"javascript\"]').length";
+        let foreign = "return document.querySelectorAll('img:not(.picture img), main script, main svg, header script, a[href^=\"javascript\"]').length";
         assert_eq!(browser.run(foreign).await, 0, "{path}");
         assert_eq!(
             browser
@@ -71,6 +79,12 @@ async fn code_names_files_and_feedback_stay_text() {
     let text = browser.run("return document.body.textContent").await;
     let text = text.as_str().unwrap();
     assert!(text.contains("<script>window.__evil = 1</script>") && text.contains("{{ 7*7 }}"));
+    // The one picture that is one.
+    browser
+        .until("document.querySelector('.picture img').naturalWidth === 1")
+        .await;
+    let pictures = "return document.querySelectorAll('.picture').length";
+    assert_eq!(browser.run(pictures).await, 1);
     // The whole way of a value: written by a person, and shown again.
     browser.press("f").await;
     browser

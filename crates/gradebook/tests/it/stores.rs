@@ -7,7 +7,7 @@ use tandem_gradebook::store::{
     By, Handed, Reader, Role, Seen, Store, StoreError, WriteError, Writer,
 };
 use tandem_grading::review::Change;
-use tandem_grading::{Item, ItemKind, Points, Submission};
+use tandem_grading::{Item, ItemKind, Points, Rubric, Submission};
 
 fn open(path: &Path) -> Store {
     Gradebook::open(path).unwrap().store().clone()
@@ -290,4 +290,43 @@ fn a_file_of_the_first_version_is_taken_over() {
         (sums.calls, sums.prompt_tokens, sums.cached_tokens),
         (1, 9, 4)
     );
+}
+
+/// What a version took in that kept no pictures gets them when it is handed in again, and keeps its values.
+#[test]
+fn pictures_come_to_a_work_that_was_there() {
+    const PLOT: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder.path().join("store"));
+    let rubric = Rubric::parse(include_str!(
+        "../../../../examples/intro-course/rubric.yaml"
+    ));
+    let rubric = rubric.unwrap();
+    let notebook = |plot: &str| {
+        let output = serde_json::json!({"data": {"image/png": plot}});
+        let notebook = serde_json::json!({"cells": [{"cell_type": "code", "outputs": [output]}]});
+        Submission::of_text("a.ipynb", &notebook.to_string())
+    };
+    let full = notebook(PLOT);
+    let mut bare = full.clone();
+    bare.files[0].pictures.clear();
+    let assignment = write(&store, |writer| writer.take_in("C", &rubric, &[]));
+    let hand_in = |submission| write(&store, |writer| writer.hand_in(assignment, submission));
+    let id = hand_in(&bare).id();
+    assert_eq!(hand_in(&full), Handed::Same(id));
+    assert_eq!(hand_in(&full), Handed::Same(id));
+    let (_, picture) = &full.files[0].pictures[0];
+    let kept = store.read_now(|reader| reader.picture(id, &picture.digest));
+    let kept = kept.unwrap().unwrap();
+    assert_eq!(kept, ("image/png".to_owned(), picture.bytes.clone()));
+    let of_another = store.read_now(|reader| reader.picture(id + 1, &picture.digest));
+    assert_eq!(of_another.unwrap(), None);
+    let shown = store
+        .read_now(|reader| reader.submission(id))
+        .unwrap()
+        .unwrap();
+    assert_eq!(shown.files[0].pictures[0].1.digest, picture.digest);
+    // Another plot in the same place is another work.
+    let other = notebook(&PLOT.replace("QDwADhgGA", "QDwADhgGB"));
+    assert!(matches!(hand_in(&other), Handed::Again(_)));
 }

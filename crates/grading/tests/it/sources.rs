@@ -4,6 +4,7 @@ use crate::course::{example, submissions, write};
 use crate::{text, texts};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::fs;
 use tandem_grading::{Rubric, Submission, limits, load_submissions, mark_hidden, read_notebook};
 
@@ -364,7 +365,8 @@ fn lenient_notebooks() {
         (cells[0].source[0].as_str(), cells[1].source[0].as_str()),
         ("x", "y")
     );
-    assert_eq!(cells[0].outputs, ["[png removed, 4 bytes]", "3"]);
+    let marker = "[image/png removed, 4 bytes]";
+    assert_eq!(cells[0].outputs, [marker, "3", marker]);
     assert_eq!(
         read_notebook(
             &json!({"cells": [], "metadata": {"kernelspec": {"name": "python3"}}}).to_string()
@@ -374,6 +376,56 @@ fn lenient_notebooks() {
         .as_deref(),
         Some("python")
     );
+}
+
+/// One dot.
+const PLOT: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
+#[test]
+fn pictures_stand_at_the_lines_that_stand_for_them() {
+    let pasted = format!("text\n![a](data:image/png;base64,{PLOT})\n![b](attachment:b.png)");
+    let wrapped = format!("{}\n{}\n", &PLOT[..40], &PLOT[40..]);
+    let display = |mime: &str, data: &str| json!({"output_type": "display_data", "data": {"text/plain": "<Figure>", mime: data}});
+    let notebook = json!({"cells": [
+        {"cell_type": "markdown", "source": pasted, "attachments": {"b.png": {"image/png": PLOT}, "c.png": {"image/png": PLOT}}},
+        {"cell_type": "code", "source": "plot()\rplot()", "outputs": [
+            display("image/png", &wrapped),
+            display("image/jpeg", PLOT),
+            display("image/svg+xml", "<svg/>"),
+            {"output_type": "display_data", "png": PLOT},
+        ]},
+    ]});
+    let submission = Submission::of_text("a.ipynb", &notebook.to_string());
+    let file = &submission.files[0];
+    let places: Vec<&str> = file
+        .pictures
+        .iter()
+        .map(|(line, _)| file.lines[line - 1].as_str())
+        .collect();
+    let marker = format!("[image/png removed, {} bytes]", PLOT.len());
+    let expected = [
+        &format!(
+            "![a](data:image/png;base64,[{} characters removed])",
+            PLOT.len()
+        ),
+        "![b](attachment:b.png)",
+        &format!("[image/png removed, {} bytes]", wrapped.len()),
+        &marker,
+    ];
+    assert_eq!(places, expected);
+    let digests = submission.pictures().map(|p| p.digest.as_str());
+    assert_eq!(digests.collect::<HashSet<_>>().len(), 1);
+    // The bytes are stored elsewhere.
+    let text = serde_json::to_string(&submission).unwrap();
+    let read: Submission = serde_json::from_str(&text).unwrap();
+    assert!(read.pictures().all(|p| p.bytes.is_empty()));
+    assert_eq!(read.pictures().count(), 4);
+    let many = vec![
+        json!({"cell_type": "code", "outputs": [display("image/png", PLOT)]});
+        limits::MAX_PICTURES + 1
+    ];
+    let many = Submission::of_text("a.ipynb", &json!({ "cells": many }).to_string());
+    assert_eq!(many.pictures().count(), limits::MAX_PICTURES);
 }
 
 /// Results of programs that are no JSON, and are dropped anyway.
