@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::Command;
 
 /// Where more is said about a command.
-const MORE: [(&str, &str); 9] = [
+const MORE: [(&str, &str); 10] = [
     ("node", "[README](../README.md#two-machines)"),
     ("serve", "[api.md](api.md)"),
     ("cluster", "[security.md](security.md)"),
@@ -13,6 +13,7 @@ const MORE: [(&str, &str); 9] = [
     ("grade", "[grading.md](grading.md)"),
     ("doctor", "[engines.md](engines.md)"),
     ("import", "[engines.md](engines.md)"),
+    ("plan", "[scheduling.md](scheduling.md)"),
     ("demo", "[README](../README.md#try-it)"),
     ("bench", "[benchmarks.md](benchmarks.md)"),
 ];

@@ -23,6 +23,7 @@ mod node;
 mod nodes;
 mod open_files;
 mod output;
+mod plan;
 mod progress;
 mod repin;
 mod run;
@@ -74,6 +75,8 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Makes a configuration of that of an earlier set-up: distributed_config.json, cluster_config.json, model_config.py.
     Import(import::Arguments),
+    /// What machines would do together, of their profiles: one answer and a course, by each way; no node needs to run.
+    Plan(plan::Arguments),
     /// Starts four nodes and a coordinator on this machine and grades the sample course.
     Demo(demo::Arguments),
     /// Measures what a handoff costs on this machine.
@@ -110,6 +113,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         | Command::Grade(_)
         | Command::Doctor(_)
         | Command::Import(_)
+        | Command::Plan(_)
         | Command::Demo(_) => "error",
     });
     open_files::raise_limit();
@@ -121,6 +125,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
         Command::Doctor(arguments) => on_runtime(doctor::main(arguments, environment)),
         Command::Import(arguments) => on_runtime(import::main(arguments)),
+        Command::Plan(arguments) => plan::main(&arguments),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
         Command::Bench(arguments) => bench::main(arguments),
         Command::Commands => {

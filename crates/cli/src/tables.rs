@@ -7,6 +7,8 @@ use tandem_openai::{PhasesMs, TandemInfo};
 
 /// Columns of a table that is not shown on a terminal.
 const WIDTH: u16 = 120;
+/// Fewest columns of a terminal that are used as they are.
+const NARROWEST: u16 = 40;
 
 /// Characters of the reason why there is no score.
 const REMARK_CHARS: usize = 60;
@@ -354,14 +356,15 @@ pub fn identical(a: &JobRecord, b: &JobRecord) -> Option<bool> {
     Some(tokens(a)? == tokens(b)?)
 }
 
-fn new(header: &[&str]) -> Table {
+/// A table of this program's look.
+pub fn new(header: &[&str]) -> Table {
     let mut table = Table::new();
     table
         .load_style(UTF8_FULL_CONDENSED)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(header);
-    // On a terminal its own width counts.
-    if table.width().is_none() {
+    // On a terminal its own width counts; some do not know theirs, and say 0.
+    if table.width().is_none_or(|width| width < NARROWEST) {
         table.set_width(WIDTH);
     }
     table

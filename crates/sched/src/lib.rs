@@ -4,15 +4,20 @@
 //! [`Action`]s. It asks no clock, draws no random number and knows no socket, so the same events
 //! always give the same actions. The service around it reports what happens and does what it says.
 //!
+//! Beside it, [`plan`] says what machines could do together, of the figures of [`profile`] and the formulas of [`cost`].
+//!
 //! Life of a request: `Submit` → (`Queued`) → `Start` → `PrefillEnded` → `Finished`. A request
 //! ends exactly once: by `Reject`, or by the service telling `Finished`, `Cancel` or
 //! `DecodeFailed` without a retry.
 
 mod choice;
+pub mod cost;
 mod event;
 pub mod limits;
 mod pin;
+pub mod plan;
 mod prefix;
+pub mod profile;
 mod scheduler;
 mod view;
 

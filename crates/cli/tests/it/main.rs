@@ -20,6 +20,7 @@ mod one_process;
 mod openai_client;
 mod other_caches;
 mod pins;
+mod plan;
 mod processes;
 mod servers;
 mod tiny_http;

@@ -4,6 +4,7 @@
 
 mod decisions;
 mod pins;
+mod plans;
 mod properties;
 mod servers;
 
