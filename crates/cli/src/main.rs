@@ -23,6 +23,7 @@ mod node;
 mod nodes;
 mod open_files;
 mod output;
+mod paced;
 mod plan;
 mod progress;
 mod repin;

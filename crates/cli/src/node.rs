@@ -16,12 +16,16 @@ use tandem_proto::Role;
 
 use crate::address::listen_address;
 use crate::environment::Environment;
+use crate::paced::Paced;
 use crate::shutdown::{self, StdinWatch};
 use crate::sources::{self, Wanted};
 use crate::{cluster, loading, output, security, version};
 
 /// Largest batch that is computed at once unless the command line says otherwise, in tokens.
 const DEFAULT_UBATCH: u32 = 512;
+
+/// The engine that computes.
+const LLAMA: &str = "llama";
 
 /// Arguments of `tandem node`.
 #[derive(Args)]
@@ -42,6 +46,13 @@ pub struct Arguments {
     /// Tokens of one sequence, prompt and answer together.
     #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_TOKENS)))]
     context: u32,
+    /// What computes: `llama`, or `paced:` and the machine of a profile, such as paced:spark, which takes that machine's
+    /// time and computes nothing; its --model names a model of the profiles, such as code=gpt-oss-120b.
+    #[arg(long, default_value = LLAMA)]
+    engine: String,
+    /// How many times faster a paced engine is than its profile; its KV is as many times smaller.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
     /// Sequences at once, of each model.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SEQUENCES)))]
     slots: u32,
@@ -261,13 +272,20 @@ fn load(
     arguments: &Arguments,
     environment: &Environment,
 ) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
+    let capacity = Capacity {
+        sequences: arguments.slots,
+        tokens_per_sequence: arguments.context,
+        prefill_tokens: arguments.chunk,
+        microbatch_tokens: arguments.ubatch(),
+    };
+    if arguments.engine != LLAMA {
+        let paced = Paced::read(&arguments.engine, arguments.speed)?;
+        let named = |(name, model): &(String, PathBuf)| (name.clone(), model.display().to_string());
+        let models: Vec<_> = arguments.model.iter().map(named).collect();
+        return paced.load(&models, capacity);
+    }
     let options = LlamaOptions {
-        capacity: Capacity {
-            sequences: arguments.slots,
-            tokens_per_sequence: arguments.context,
-            prefill_tokens: arguments.chunk,
-            microbatch_tokens: arguments.ubatch(),
-        },
+        capacity,
         threads: arguments.threads.unwrap_or_else(cores),
         gpu_layers: arguments.gpu_layers,
         by_layer: Role::from(arguments.role).prefills(),

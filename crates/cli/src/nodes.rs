@@ -315,6 +315,7 @@ mod tests {
             threads: Some(1),
             no_chat: None,
             stays: None,
+            busy_percent: 0,
             decodes: 0,
             prefills: 0,
             sequences: Vec::new(),

@@ -324,6 +324,7 @@ async fn metrics(State(server): State<Arc<Server>>) -> Result<Response, Refusal>
     let mut registry = Registry::with_prefix("tandem");
     server.service.pairs.register(&mut registry);
     server.service.totals.register(&mut registry, &look.queued);
+    crate::totals::register_busy(&mut registry, &look.nodes);
     let mut text = String::new();
     encode(&mut text, &registry).map_err(|e| ApiError::internal(e.to_string()))?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -160,6 +160,9 @@ pub struct ModelReport {
     pub decodes: usize,
     /// Requests of this coordinator that prefill there.
     pub prefills: usize,
+    /// How busy its engine was over the last minute, in percent, as of its last status.
+    #[serde(default)]
+    pub busy_percent: u8,
     /// What the node says that it does, as of its last status.
     pub sequences: Vec<SequenceStatus>,
 }
@@ -346,6 +349,7 @@ fn model(view: &NodeView, status: &ModelStatus) -> ModelReport {
         stays: status.stays.clone(),
         decodes: load.map_or(0, |l| l.decodes),
         prefills: load.map_or(0, |l| l.prefills),
+        busy_percent: status.busy_percent,
         sequences: status.sequences.clone(),
     }
 }

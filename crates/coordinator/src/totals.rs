@@ -9,6 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tandem_openai::TandemInfo;
+use tandem_sched::NodeView;
 
 /// Of one model, by one node or server.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,6 +39,21 @@ const COUNTERS: [Metric; 3] = [
 /// A name as the value of a label: the library writes it as it is.
 pub(crate) fn label(name: &str) -> String {
     name.replace(['"', '\\', '\n'], "_")
+}
+
+/// How busy each node's engines are, of the last status of each.
+pub(crate) fn register_busy(registry: &mut Registry, nodes: &[NodeView]) {
+    let family = Family::<[(&'static str, String); 2], Gauge<i64, AtomicI64>>::default();
+    for node in nodes {
+        let models = node.state.iter().flat_map(|status| &status.models);
+        for model in models {
+            let labels = [("node", label(&node.name)), ("model", label(&model.name))];
+            let percent = i64::from(model.busy_percent.min(100));
+            family.get_or_create(&labels).set(percent);
+        }
+    }
+    let help = "Percent of the last minute in which an engine had something to do";
+    registry.register("busy_percent", help, family);
 }
 
 impl Totals {

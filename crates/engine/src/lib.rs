@@ -18,6 +18,7 @@ pub mod fake;
 pub mod generation;
 pub mod kv_engine;
 pub mod limits;
+pub mod paced;
 pub mod sampling;
 pub mod stop;
 pub mod tokenizer;

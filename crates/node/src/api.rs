@@ -381,6 +381,7 @@ async fn model_status(model: &Model, limit: Duration) -> ModelStatus {
         threads: model.threads,
         no_chat: model.template.as_ref().err().cloned(),
         stays: model.stays.clone(),
+        busy_percent: model.busy_percent(),
         sequences: sequences.and_then(Result::ok).unwrap_or_default(),
     }
 }

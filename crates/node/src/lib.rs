@@ -14,6 +14,7 @@
 
 pub mod api;
 pub mod batches;
+mod busy;
 pub mod coming;
 pub mod conversation;
 pub mod handoffs;

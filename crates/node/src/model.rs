@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::RunError;
 use crate::batches::Batches;
+use crate::busy::Busy;
 use crate::job::{Admission, Command, JobId, Origin};
 use crate::limits::{COMMAND_RETRY, HANG_LOOKS, Limits, MAX_COMMANDS};
 use crate::rate::Rate;
@@ -53,6 +54,7 @@ pub struct Model {
     ended: watch::Receiver<bool>,
     steps: Arc<AtomicU64>,
     prefilled: Arc<Mutex<Rate>>,
+    busy: Arc<Mutex<Busy>>,
 }
 
 impl std::fmt::Debug for Model {
@@ -94,12 +96,14 @@ impl Model {
         let steps = Arc::new(AtomicU64::new(0));
         let prefilled = Arc::new(Mutex::new(Rate::default()));
         let (counted, measured) = (Arc::clone(&steps), Arc::clone(&prefilled));
+        let busy = Arc::new(Mutex::new(Busy::new(Instant::now())));
+        let spent = Arc::clone(&busy);
         let thread = std::thread::Builder::new()
             .name(format!("engine {name}"))
             .spawn(move || {
                 // Dropped also by a panic, which tells those who wait.
                 let _running = running;
-                Worker::new(engine, receiver, limits, counted, measured).run();
+                Worker::new(engine, receiver, limits, counted, measured, spent).run();
             })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {
@@ -120,7 +124,15 @@ impl Model {
             ended,
             steps,
             prefilled,
+            busy,
         })
+    }
+
+    /// How busy the engine was over the last minute, in percent.
+    #[must_use]
+    pub fn busy_percent(&self) -> u8 {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.percent(Instant::now())
     }
 
     /// How long the engine would need to compute so many tokens of a prompt, by how long it took before; `None` if it has

@@ -23,7 +23,7 @@ mod turns;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use tandem_engine::constraint::ConstraintError;
@@ -34,6 +34,7 @@ use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, Sequence
 use self::copying::CopyOut;
 use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
 use self::turns::{Turn, Turns};
+use crate::busy::Busy;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
 use crate::rate::Rate;
@@ -59,6 +60,8 @@ pub struct Worker {
     steps: Arc<AtomicU64>,
     /// Tokens of prompts, for [`crate::model::Model::prefill_time`].
     prefilled: Arc<Mutex<Rate>>,
+    /// For [`crate::model::Model::busy_percent`].
+    busy: Arc<Mutex<Busy>>,
 }
 
 impl Worker {
@@ -70,6 +73,7 @@ impl Worker {
         limits: Limits,
         steps: Arc<AtomicU64>,
         prefilled: Arc<Mutex<Rate>>,
+        busy: Arc<Mutex<Busy>>,
     ) -> Self {
         Self {
             engine,
@@ -84,6 +88,7 @@ impl Worker {
             stopping: false,
             steps,
             prefilled,
+            busy,
         }
     }
 
@@ -91,6 +96,7 @@ impl Worker {
     pub fn run(mut self) {
         while !self.stopping {
             self.take_commands();
+            let begun = self.is_busy().then(Instant::now);
             self.end_abandoned();
             let is_waited_for = self.jobs.values().any(Job::can_decode);
             self.slice_in.is_waited_for = is_waited_for;
@@ -110,6 +116,10 @@ impl Worker {
             self.decode_step();
             self.check_waits();
             self.steps.fetch_add(1, Ordering::Relaxed);
+            if let Some(begun) = begun {
+                let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+                busy.add(begun..Instant::now());
+            }
         }
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
             self.fail(
@@ -120,7 +130,7 @@ impl Worker {
     }
 
     /// True if a step would do something.
-    fn busy(&self) -> bool {
+    fn is_busy(&self) -> bool {
         !self.applies.is_empty()
             || self
                 .jobs
@@ -129,7 +139,7 @@ impl Worker {
     }
 
     fn take_commands(&mut self) {
-        if !self.busy() {
+        if !self.is_busy() {
             match self.commands.recv_timeout(IDLE_TICK) {
                 Ok(command) => self.command(command),
                 Err(RecvTimeoutError::Timeout) => {}

@@ -36,4 +36,4 @@ pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;

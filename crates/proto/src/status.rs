@@ -87,6 +87,8 @@ pub struct ModelStatus {
     pub no_chat: Option<String>,
     /// Why its KV is not handed over; `None` if it is.
     pub stays: Option<String>,
+    /// How busy its engine was over the last minute, in percent.
+    pub busy_percent: u8,
     /// What it does now.
     pub sequences: Vec<SequenceStatus>,
 }

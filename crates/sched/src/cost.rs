@@ -133,9 +133,9 @@ impl<'a> Speed<'a> {
             return 0.0;
         }
         let Some(chunk) = self.chunk else {
-            // What all of it takes, less what the beginning takes; a short piece is as slow as a short prompt.
+            // What all of it takes, less what the beginning takes, so that parts add up to the whole.
             let rest = self.prefill.at(have + new) - self.prefill.at(have);
-            return rest.max(self.prefill.at(new.min(self.prefill.last())));
+            return rest.max(self.prefill.at(1.0));
         };
         let (mut left, mut depth, mut seconds) = (new, have, 0.0);
         while left > 0.0 {

@@ -19,6 +19,7 @@ mod hostile;
 mod one_process;
 mod openai_client;
 mod other_caches;
+mod paced;
 mod pins;
 mod plan;
 mod processes;

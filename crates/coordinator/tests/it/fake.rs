@@ -125,6 +125,7 @@ pub fn status(role: Role, sequences: u32, tokenizer: &str) -> NodeStatus {
             threads: None,
             no_chat: None,
             stays: None,
+            busy_percent: 40,
             sequences: Vec::new(),
         }],
     }

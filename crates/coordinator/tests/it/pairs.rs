@@ -138,6 +138,13 @@ async fn metrics_tell_the_same() {
     answered(&rig, &p, &d, Some(parity(0.001, true))).await;
     answered(&rig, &p, &d, Some(parity(0.5, false))).await;
     let text = rig.text("/metrics").await;
+    let busy = text
+        .lines()
+        .filter(|line| line.starts_with("tandem_busy_percent{"));
+    assert!(
+        busy.clone().count() > 0 && busy.clone().all(|line| line.ends_with(" 40")),
+        "{text}"
+    );
     for line in [
         "tandem_handoffs_total{prefill=\"p\",decode=\"d\"} 3",
         "tandem_wire_bytes_total{prefill=\"p\",decode=\"d\"} 1755",

@@ -11,6 +11,7 @@ mod conformance;
 mod constraint;
 mod generation;
 mod hostile;
+mod paced;
 mod sampling;
 mod schemas;
 mod stop;

@@ -105,24 +105,15 @@ pub fn served_alone(speed: &Speed<'_>, job: &Job<'_>, batch: f64) -> Answered {
 
 /// When each chunk of a prompt begins and ends on a machine, and the bytes that it makes.
 fn chunks(speed: &Speed<'_>, prompt: f64, chunk: f64) -> Vec<(f64, f64, f64)> {
-    let mut parts = Vec::new();
-    let mut made = 0.0;
+    let (mut made, mut at, mut chunks) = (0.0, 0.0, Vec::new());
     while made < prompt {
         let part = chunk.min(prompt - made);
+        let seconds = speed.prefill_s(made, part);
         let bytes = speed.model.kv_bytes(made + part) - speed.model.kv_bytes(made);
-        parts.push((speed.prefill_s(made, part), bytes));
-        made += part;
+        chunks.push((at, at + seconds, bytes));
+        (made, at) = (made + part, at + seconds);
     }
-    // The whole is known better than its parts.
-    let sum: f64 = parts.iter().map(|part| part.0).sum();
-    let scale = speed.prefill_s(0.0, prompt) / sum;
-    let mut at = 0.0;
-    let timed = parts.into_iter().map(|(seconds, bytes)| {
-        let begins = at;
-        at += seconds * scale;
-        (begins, at, bytes)
-    });
-    timed.collect()
+    chunks
 }
 
 /// What a pair takes that streams the cache while the prefill runs. The decode machine computes the last token itself.

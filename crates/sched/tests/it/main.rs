@@ -48,6 +48,7 @@ fn held(name: &str, sequences: u32, tokenizer: &str) -> ModelStatus {
         threads: None,
         no_chat: None,
         stays: None,
+        busy_percent: 0,
         sequences: Vec::new(),
     }
 }

@@ -1,0 +1,138 @@
+//! Nodes that play other machines: as real processes, with real handoffs of their KV.
+
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tandem_fixtures::{Architecture, Spec};
+
+use super::daemon::{Daemon, fixture_of};
+
+const MODEL: &str = "qwen3-coder-30b";
+/// Times that the nodes are faster than their profiles.
+const SPEED: &str = "20";
+
+fn node(profile: &str, further: &[&str]) -> Daemon {
+    let engine = format!("paced:{profile}");
+    let paced = [
+        "--engine", &engine, "--speed", SPEED, "--chunk", "2048", "--ubatch", "2048",
+    ];
+    Daemon::node_of(&[("code", Path::new(MODEL))], &[&paced, further].concat())
+}
+
+/// A coordinator of two nodes, of which these decode.
+fn serve(folder: &Path, [prefill, decode]: [&Daemon; 2], decoders: &[&str]) -> Daemon {
+    let config = format!(
+        "chunk = 2048\n[[node]]\nname = \"p\"\naddress = \"{}\"\n[[node]]\nname = \"d\"\naddress = \"{}\"\n\
+         [[model]]\nname = \"code\"\nprefill = [\"p\"]\ndecode = {decoders:?}\n",
+        prefill.address, decode.address
+    );
+    let path = folder.join("tandem.toml");
+    std::fs::write(&path, config).expect("config");
+    Daemon::serve(&path)
+}
+
+async fn ask(server: &Daemon, prompt: usize) -> Value {
+    let http = reqwest::Client::new();
+    let body = json!({
+        "model": "code", "max_tokens": 40, "temperature": 0,
+        "messages": [{"role": "user", "content": "x".repeat(prompt)}],
+    });
+    let url = format!("http://{}/v1/chat/completions", server.address);
+    let answer = http.post(url).json(&body).send().await.expect("an answer");
+    answer.json().await.expect("JSON")
+}
+
+#[tokio::test]
+async fn paced_nodes_hand_over_kv_of_the_real_size_in_the_time_of_their_profiles() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (spark, mac) = (node("spark", &[]), node("m4-max", &[]));
+    let server = serve(folder.path(), [&spark, &mac], &["d"]);
+    // The first one pays for memory that is touched for the first time.
+    ask(&server, 3000).await;
+    let began = Instant::now();
+    let answer = ask(&server, 5000).await;
+    let took = began.elapsed().as_secs_f64();
+    let text = answer["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("text");
+    assert!(text.contains("paced paced"), "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let tandem = &answer["tandem"];
+    assert_eq!(tandem["mode"], "remote", "{tandem}");
+    // 96 KiB a token, divided by the speed; what is in the prefix cache already does not cross again.
+    let bytes = tandem["handoff_bytes"].as_f64().expect("bytes");
+    assert!((8e6..40e6).contains(&bytes), "{bytes}");
+    // 5,000 tokens in 1.69 s and 40 in 0.49 s, divided by the speed, are the least that it can take.
+    assert!(took >= (0.6 + 0.4) / 20.0, "{took}");
+    let prefill = tandem["phases_ms"]["prefill"].as_f64().expect("a time");
+    assert!(prefill >= 30.0, "{prefill}");
+    let url = format!("http://{}/v1/nodes", server.address);
+    let told = reqwest::get(url).await.expect("an answer").text().await;
+    assert!(told.expect("text").contains("paced"));
+}
+
+/// The model's name stands for what was used first; the other node gets nothing, and is named.
+#[tokio::test]
+async fn a_paced_node_and_a_real_one_never_serve_the_same_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mac = node("m4-max", &[]);
+    let file = fixture_of(&Spec::new(Architecture::Llama));
+    let sizes = ["--chunk", "2048", "--ubatch", "2048"];
+    let real = Daemon::node_of(&[("code", &file)], &sizes);
+    let server = serve(folder.path(), [&real, &mac], &["p", "d"]);
+    let mut by = std::collections::BTreeSet::new();
+    for i in 0..6 {
+        let answer = ask(&server, 100 + i).await;
+        assert_eq!(answer["tandem"]["mode"], "local", "{answer}");
+        by.insert(answer["tandem"]["decode_node"].to_string());
+    }
+    assert_eq!(by.len(), 1, "{by:?}");
+    let url = format!("http://{}/v1/nodes", server.address);
+    let told = reqwest::get(url).await.expect("an answer").text().await;
+    let told = told.expect("text");
+    for architecture in ["paced", "llama"] {
+        let named = format!("\"architecture\":\"{architecture}\"");
+        assert!(told.contains(&named), "{told}");
+    }
+}
+
+#[test]
+fn what_no_profile_has_is_refused() {
+    for (arguments, named) in [
+        (
+            ["--engine", "paced:abacus", "--model", "code=gpt-oss-120b"],
+            "no machine is called `abacus`",
+        ),
+        (
+            ["--engine", "paced:spark", "--model", "code=gpt-5"],
+            "no model is called `gpt-5`",
+        ),
+        (
+            [
+                "--engine",
+                "paced:m5-max",
+                "--model",
+                "code=qwen3-coder-30b",
+            ],
+            "no figures of prefill",
+        ),
+        (
+            ["--engine", "steam", "--model", "code=gpt-oss-120b"],
+            "paced:spark",
+        ),
+    ] {
+        let mut command = std::process::Command::new(super::daemon::TANDEM);
+        command.args([
+            "node",
+            "--role",
+            "both",
+            "--plaintext",
+            "--listen",
+            "127.0.0.1:0",
+        ]);
+        let refused = command.args(arguments).output().expect("the binary runs");
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(named), "{said}");
+    }
+}
