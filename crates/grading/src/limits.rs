@@ -61,6 +61,8 @@ pub const MAX_NOTEBOOK_BYTES: u64 = 16 << 20;
 pub const MAX_PICTURES: usize = 64;
 /// Most bytes of such a picture.
 pub const MAX_PICTURE_BYTES: usize = 4 << 20;
+/// Most pixels of such a picture, because a few bytes may stand for many.
+pub const MAX_PICTURE_PIXELS: u64 = 40_000_000;
 /// Most bytes that one submission may put into a prompt.
 pub const MAX_PROMPT_TEXT_BYTES: usize = 512 << 10;
 /// Most cells of one notebook.

@@ -32,7 +32,7 @@ struct Shown {
 
 impl Shown {
     /// A line that stands for something, which is kept if it is a picture.
-    fn push_marker(&mut self, mime: &str, value: &Value) {
+    fn push_marker(&mut self, (name, mime): (&str, &str), value: &Value) {
         let text = text_of(Some(value));
         let size = match value.is_object() {
             true => value.to_string().len(),
@@ -41,7 +41,7 @@ impl Shown {
         if let Some(picture) = Picture::from_base64(mime, &text) {
             self.pictures.push((self.lines.len(), picture));
         }
-        self.lines.push(format!("[{mime} removed, {size} bytes]"));
+        self.lines.push(format!("[{name} removed, {size} bytes]"));
     }
 
     fn append(&mut self, other: Self) {
@@ -125,19 +125,27 @@ fn source(cell: &Value) -> Shown {
         shown.append(without_embedded_data(line));
     }
     let attached = cell.get("attachments").and_then(Value::as_object);
-    for (name, forms) in attached.into_iter().flatten() {
-        let reference = format!("attachment:{name}");
-        let Some(at) = shown.lines.iter().position(|l| l.contains(&reference)) else {
-            continue;
-        };
-        let forms = forms.as_object().into_iter().flatten();
+    let lines = shown.lines.iter().enumerate();
+    let links = lines.flat_map(|(at, line)| attachments(line).map(move |name| (at, name)));
+    let found = links.take(limits::MAX_PICTURES).filter_map(|(at, name)| {
+        let forms = attached?.get(&name)?.as_object()?.iter();
         let mut forms = forms.filter_map(|(mime, v)| Picture::from_base64(mime, v.as_str()?));
-        shown
-            .pictures
-            .extend(forms.next().map(|picture| (at, picture)));
-    }
+        Some((at, forms.next()?))
+    });
+    let found: Vec<_> = found.collect();
+    shown.pictures.extend(found);
     shown.pictures.sort_by_key(|(at, _)| *at);
     shown
+}
+
+/// Names of the attachments that a line of Markdown shows; some writers encode spaces in them.
+fn attachments(line: &str) -> impl Iterator<Item = String> {
+    let links = line.split("attachment:").skip(1);
+    links.map(|rest| {
+        let end = |c: char| c == ')' || c == '"' || c.is_whitespace();
+        let name = rest.split(end).next().unwrap_or_default();
+        name.replace("%20", " ")
+    })
 }
 
 /// A string, or an array of strings that are to be joined.
@@ -153,7 +161,13 @@ fn output(output: &Value) -> Shown {
     let mut shown = Shown::default();
     if let Some(text) = output.get("text") {
         shown.lines = capped(&text_of(Some(text)));
-        old_images(output, &mut shown);
+        // Format 3 keeps a picture beside the text, of which the text alone is told.
+        let last = shown.lines.len().saturating_sub(1);
+        let pictures = old_images(output)
+            .filter_map(|(_, mime, value)| Picture::from_base64(mime, &text_of(Some(value))));
+        shown
+            .pictures
+            .extend(pictures.map(|picture| (last, picture)));
         return shown;
     }
     if let Some(trace) = output.get("traceback") {
@@ -173,7 +187,9 @@ fn output(output: &Value) -> Shown {
         return shown;
     }
     let Some(Value::Object(data)) = output.get("data") else {
-        old_images(output, &mut shown);
+        for (kind, mime, value) in old_images(output) {
+            shown.push_marker((kind, mime), value);
+        }
         return shown;
     };
     if let Some(plain) = data.get("text/plain") {
@@ -183,15 +199,14 @@ fn output(output: &Value) -> Shown {
     for (mime, value) in data.iter().filter(|(mime, _)| *mime != "text/plain") {
         // HTML beside plain text repeats it.
         if !(mime == "text/html" && has_text) {
-            shown.push_marker(mime, value);
+            shown.push_marker((mime, mime), value);
         }
     }
     shown
 }
 
-/// What version 3 kept beside the text of an output. HTML beside plain text repeats it.
-fn old_images(output: &Value, shown: &mut Shown) {
-    let has_text = !shown.lines.is_empty();
+/// What format 3 keeps in an output besides text: its name there, its media type, what it is.
+fn old_images(output: &Value) -> impl Iterator<Item = (&'static str, &'static str, &Value)> {
     let kinds = [
         ("png", "image/png"),
         ("jpeg", "image/jpeg"),
@@ -200,12 +215,8 @@ fn old_images(output: &Value, shown: &mut Shown) {
         ("latex", "text/latex"),
         ("javascript", "application/javascript"),
     ];
-    for (kind, mime) in kinds {
-        match output.get(kind) {
-            Some(value) if !(kind == "html" && has_text) => shown.push_marker(mime, value),
-            _ => {}
-        }
-    }
+    let found = kinds.into_iter();
+    found.filter_map(|(kind, mime)| Some((kind, mime, output.get(kind)?)))
 }
 
 /// Lines without terminal colours; long outputs and long lines are cut, with a marker.

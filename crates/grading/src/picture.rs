@@ -24,6 +24,33 @@ impl PictureKind {
         }
     }
 
+    /// Width times height, as the file says.
+    fn pixels(self, bytes: &[u8]) -> Option<u64> {
+        let number = |at: usize, length: usize| {
+            let digits = bytes.get(at..at + length)?;
+            Some(
+                digits
+                    .iter()
+                    .fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
+            )
+        };
+        match self {
+            Self::Png => number(16, 4)?.checked_mul(number(20, 4)?),
+            Self::Jpeg => {
+                // Segments follow each other; a frame has C0 to CF, but for three that are something else.
+                let mut at = 2;
+                loop {
+                    let (marker, length) = (number(at, 2)?, number(at + 2, 2)?);
+                    let is_frame = (0xffc0..=0xffcf).contains(&marker);
+                    if is_frame && ![0xffc4, 0xffc8, 0xffcc].contains(&marker) {
+                        return number(at + 5, 2)?.checked_mul(number(at + 7, 2)?);
+                    }
+                    at += 2 + usize::try_from(length.max(2)).ok()?;
+                }
+            }
+        }
+    }
+
     /// The first bytes of each file of the kind.
     fn signature(self) -> &'static [u8] {
         match self {
@@ -61,7 +88,8 @@ impl Picture {
             .ok()?;
         let digest = blake3::hash(&bytes).to_hex().to_string();
         let is_of_kind = bytes.starts_with(kind.signature());
-        is_of_kind.then_some(Self {
+        let fits = kind.pixels(&bytes)? <= limits::MAX_PICTURE_PIXELS;
+        (is_of_kind && fits).then_some(Self {
             kind,
             digest,
             bytes,
