@@ -284,6 +284,9 @@ fn load(
         let models: Vec<_> = arguments.model.iter().map(named).collect();
         return paced.load(&models, capacity);
     }
+    if arguments.speed != 1.0 {
+        bail!("--speed is for paced engines; --engine names none");
+    }
     let options = LlamaOptions {
         capacity,
         threads: arguments.threads.unwrap_or_else(cores),

@@ -31,8 +31,10 @@ impl Paced {
                 "--engine {engine}: write {PREFIX} and the name of a machine, such as {PREFIX}spark; `tandem plan --list` has them"
             );
         };
-        if !(speed.is_finite() && (1.0..=1000.0).contains(&speed)) {
-            bail!("--speed is {speed}; it is a number from 1 to 1000");
+        if !(speed.is_finite() && (1.0..=50.0).contains(&speed)) {
+            bail!(
+                "--speed is {speed}; it is a number from 1 to 50, because rows have whole values"
+            );
         }
         Ok(Self {
             machine: machine.to_owned(),

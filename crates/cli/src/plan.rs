@@ -23,6 +23,9 @@ const MAX_BYTES: u64 = 1 << 20;
 /// New tokens of one step of prefill.
 const CHUNK: f64 = 2048.0;
 
+/// Most tokens of an answer.
+const MOST_TOKENS: u32 = 1_000_000;
+
 /// Arguments of `tandem plan`.
 #[derive(Args)]
 pub struct Arguments {
@@ -162,12 +165,12 @@ fn model<'a>(
     answer: u32,
 ) -> anyhow::Result<(&'a Model, f64)> {
     let (name, tokens) = match named.rsplit_once(':') {
-        Some((name, tokens)) => (name, tokens.parse().ok()),
+        Some((name, tokens)) => (name, tokens.parse::<u32>().ok()),
         None => (named, Some(answer)),
     };
-    let tokens = tokens.filter(|tokens| *tokens > 0);
+    let tokens = tokens.filter(|tokens| (1..=MOST_TOKENS).contains(tokens));
     let tokens = tokens.with_context(|| {
-        format!("--model {named}: behind the colon stands a number of tokens, such as {name}:800")
+        format!("--model {named}: behind the colon stands a number of tokens up to {MOST_TOKENS}, such as {name}:800")
     })?;
     Ok((catalogue.model(name)?, f64::from(tokens)))
 }

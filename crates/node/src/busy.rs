@@ -13,6 +13,8 @@ pub struct Busy {
     since: Instant,
     /// Seconds since then with what of each was busy, in order.
     seconds: VecDeque<(u64, Duration)>,
+    /// When what goes on now began.
+    begun: Option<Instant>,
 }
 
 impl Busy {
@@ -22,11 +24,24 @@ impl Busy {
         Self {
             since: now,
             seconds: VecDeque::new(),
+            begun: None,
+        }
+    }
+
+    /// Something begins.
+    pub const fn begin(&mut self, now: Instant) {
+        self.begun = Some(now);
+    }
+
+    /// It has ended.
+    pub fn end(&mut self, now: Instant) {
+        if let Some(begun) = self.begun.take() {
+            self.add(begun..now);
         }
     }
 
     /// Counts a span that begins where the last one ended, or later.
-    pub fn add(&mut self, span: Range<Instant>) {
+    fn add(&mut self, span: Range<Instant>) {
         let end = span.end.saturating_duration_since(self.since);
         let mut at = span.start.saturating_duration_since(self.since);
         while at < end {
@@ -55,6 +70,11 @@ impl Busy {
     /// Percent of the last minute, or of the time since it was made if that is less.
     #[must_use]
     pub fn percent(&mut self, now: Instant) -> u8 {
+        // A long step counts before it ends.
+        if let Some(begun) = self.begun {
+            self.end(now);
+            self.begun = Some(now.max(begun));
+        }
         let now = now.saturating_duration_since(self.since);
         self.forget(now);
         let busy: Duration = self.seconds.iter().map(|(_, busy)| *busy).sum();
@@ -93,6 +113,10 @@ mod tests {
         // A long step counts as what of it lies in the window.
         busy.add(at(200.0)..at(400.0));
         assert_eq!(busy.percent(at(400.0)), 100);
+        busy.begin(at(400.0));
+        assert_eq!(busy.percent(at(430.0)), 100);
+        busy.end(at(445.0));
+        assert_eq!(busy.percent(at(475.0)), 50);
         assert!(busy.seconds.len() <= 61);
     }
 }

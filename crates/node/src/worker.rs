@@ -23,7 +23,7 @@ mod turns;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tandem_engine::constraint::ConstraintError;
@@ -96,7 +96,10 @@ impl Worker {
     pub fn run(mut self) {
         while !self.stopping {
             self.take_commands();
-            let begun = self.is_busy().then(Instant::now);
+            let is_busy = self.is_busy();
+            if is_busy {
+                self.busy().begin(Instant::now());
+            }
             self.end_abandoned();
             let is_waited_for = self.jobs.values().any(Job::can_decode);
             self.slice_in.is_waited_for = is_waited_for;
@@ -116,9 +119,8 @@ impl Worker {
             self.decode_step();
             self.check_waits();
             self.steps.fetch_add(1, Ordering::Relaxed);
-            if let Some(begun) = begun {
-                let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-                busy.add(begun..Instant::now());
+            if is_busy {
+                self.busy().end(Instant::now());
             }
         }
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
@@ -127,6 +129,10 @@ impl Worker {
                 NodeError::new(ErrorCode::Stopping, "the node is shutting down"),
             );
         }
+    }
+
+    fn busy(&self) -> MutexGuard<'_, Busy> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True if a step would do something.

@@ -4,17 +4,34 @@
 
 use crate::profile::{Figures, Link, Machine, Model};
 
-/// A figure that a plan needs and a profile lacks.
+/// Why something cannot be judged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the profile of `{machine}` has no figures of {figure} for {model}")]
-pub struct Missing {
-    /// The machine.
-    pub machine: String,
-    /// The model.
-    pub model: String,
-    /// What is missing.
-    pub figure: &'static str,
+pub enum Missing {
+    /// A figure that a plan needs and a profile lacks.
+    #[error("the profile of `{machine}` has no figures of {figure} for {model}")]
+    Figure {
+        /// The machine.
+        machine: String,
+        /// The model.
+        model: String,
+        /// What is missing.
+        figure: &'static str,
+    },
+    /// The weights do not fit.
+    #[error("`{machine}` has no room for {models}")]
+    Memory {
+        /// The machine.
+        machine: String,
+        /// The models, with commas.
+        models: String,
+    },
+    /// No flow of works was found.
+    #[error("no flow of works was found")]
+    Flow,
 }
+
+/// Tokens for which the cost of depth is derived where it was not measured.
+const DEPTHS: [f64; 6] = [512.0, 2048.0, 8192.0, 32_768.0, 131_072.0, 524_288.0];
 
 /// A line through points, in the order of their places; beyond them it goes on as between the last two.
 #[derive(Debug, Clone, Default)]
@@ -68,6 +85,8 @@ pub struct Speed<'a> {
     step: Curve,
     /// Whether a step of several sequences was measured.
     has_batches: bool,
+    /// Whether a step was measured with more than one number of tokens.
+    has_depths: bool,
     /// Tokens of each sequence at which `step` holds.
     base: f64,
     /// Seconds that a step takes longer for each sequence, by its tokens beyond those.
@@ -80,14 +99,14 @@ impl<'a> Speed<'a> {
     /// # Errors
     /// If figures of prefill or of decode are missing.
     pub fn new(machine: &'a Machine, model: &'a Model) -> Result<Self, Missing> {
-        let missing = |figure| Missing {
+        let missing = |figure| Missing::Figure {
             machine: machine.name.clone(),
             model: model.name.clone(),
             figure,
         };
         let figures = machine.figures.iter().find(|f| f.model == model.name);
         let figures = figures.ok_or_else(|| missing("anything"))?;
-        if figures.prefill.is_empty() {
+        if figures.prefill.iter().all(|row| row.1 > 0.0) {
             return Err(missing("prefill"));
         }
         let mut rows = figures.decode.clone();
@@ -98,7 +117,16 @@ impl<'a> Speed<'a> {
         };
         let one = 1.0 / rate;
         let depth = alone.map(|row| (row.1 - base, 1.0 / row.2 - one));
-        let step_depth = Curve::rising(depth.collect());
+        let mut depth: Vec<(f64, f64)> = depth.collect();
+        let has_depths = depth.len() > 1;
+        if !has_depths {
+            // Each token's cache is read once in each step.
+            let per_byte = 1.0 / (machine.bandwidth_gb_s * 1e9);
+            let deeper = |tokens| model.kv_bytes(base + tokens) - model.kv_bytes(base);
+            let drawn = DEPTHS.map(|tokens| (tokens, deeper(tokens) * per_byte));
+            depth.extend(drawn);
+        }
+        let step_depth = Curve::rising(depth);
         // Rows of several sequences may be of other depths: of each number the least deep row counts.
         let mut steps: Vec<(f64, f64)> = Vec::new();
         for &(count, depth, rate) in &rows {
@@ -120,6 +148,7 @@ impl<'a> Speed<'a> {
             prefill_depth,
             step: Curve::rising(steps),
             has_batches,
+            has_depths,
             base,
             step_depth,
             note: &figures.note,
@@ -181,6 +210,9 @@ impl<'a> Speed<'a> {
         if prompt > deepest {
             notes.push(format!("{name}: prefill was measured up to {deepest:.0} tokens; beyond, the figures are drawn on"));
         }
+        if !self.has_depths {
+            notes.push(format!("{name}: decode was measured at one length only; what longer prompts add is derived from the bytes of their cache"));
+        }
         let batches = self.step.last();
         if batch > 1.0 && !self.has_batches {
             notes.push(format!("{name}: a step of {batch:.0} sequences is derived from its bytes and its computing, not measured"));
@@ -223,9 +255,9 @@ fn derived_steps(model: &Model, one: f64, prefill: &Curve) -> Vec<(f64, f64)> {
 /// What a prefill machine's cache takes on its way: seconds from the first token computed to the last byte applied.
 ///
 /// Layers leave as they are computed, so all but the last layer of the last chunk may be on the way already.
-/// `chunks` has of each when it begins, when it ends, and its bytes.
+/// `chunks` has of each when it begins, when it ends, and its bytes; `rest` are bytes that leave when all is computed.
 #[must_use]
-pub fn transfer_end_s(chunks: &[(f64, f64, f64)], layers: u32, link: &Link) -> f64 {
+pub fn transfer_end_s(chunks: &[(f64, f64, f64)], rest: f64, layers: u32, link: &Link) -> f64 {
     let layers = f64::from(layers.max(1));
     let goodput = link.goodput_gb_s * 1e9;
     let mut left: f64 = chunks.iter().map(|c| c.2).sum();
@@ -238,5 +270,5 @@ pub fn transfer_end_s(chunks: &[(f64, f64, f64)], layers: u32, link: &Link) -> f
         }
         left -= bytes;
     }
-    end + link.round_trip_ms / 2e3
+    end + rest / goodput + link.round_trip_ms / 2e3
 }

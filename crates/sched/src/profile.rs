@@ -3,11 +3,17 @@
 //! Rates are tokens/s, sizes decimal gigabytes, times seconds unless a name says otherwise.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
 /// A figure of a table: tokens (or sequences), depth, tokens/s.
 type Row = (f64, f64, f64);
+
+/// Most tokens, or sequences, of a figure.
+const MOST_TOKENS: f64 = 1e7;
+/// Most layers of a model, heads of a layer, values of a head, and experts.
+const MOST_PARTS: u32 = 65_536;
 
 /// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -169,6 +175,46 @@ pub struct Latent {
 }
 
 impl Model {
+    /// That its shape is one.
+    fn check(&self, file: &str) -> Result<(), ProfileError> {
+        let within = |figures: &[f64], range| check(file, &self.name, figures, range);
+        let parts = 1.0..=f64::from(MOST_PARTS);
+        let mut layers = 0.0;
+        for a in &self.attention {
+            let shape = [a.layers, a.kv_heads, a.head_dim].map(f64::from);
+            within(&shape, parts.clone())?;
+            within(&[a.window.map_or(1.0, f64::from)], 1.0..=MOST_TOKENS)?;
+            layers += shape[0];
+        }
+        if let Some(latent) = &self.latent {
+            within(&[latent.token_bytes], 1.0..=1e9)?;
+            within(&[latent.fixed_bytes], 0.0..=1e12)?;
+            layers += f64::from(latent.layers);
+        }
+        within(&[layers], parts.clone())?;
+        if let Some(experts) = &self.experts {
+            let counts = [experts.count, experts.used].map(f64::from);
+            within(&counts, parts)?;
+            within(&[counts[1]], 1.0..=counts[0])?;
+            within(&[experts.share], 0.0..=1.0)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that cross for a prompt of which the receiver has `have` tokens: what is new, and whole what does not grow
+    /// with the prompt, which comes last.
+    #[must_use]
+    pub fn handoff_bytes(&self, have: f64, prompt: f64) -> (f64, f64) {
+        let full = self.attention.iter().filter(|a| a.window.is_none());
+        let full: f64 = full.map(Attention::token_bytes).sum();
+        let latent = self
+            .latent
+            .as_ref()
+            .map_or(0.0, |latent| latent.token_bytes);
+        let growing = (full + latent) * (prompt - have).max(0.0);
+        (growing, self.kv_bytes(prompt) - (full + latent) * prompt)
+    }
+
     /// Bytes of the cache of a prompt, of f16.
     #[must_use]
     pub fn kv_bytes(&self, tokens: f64) -> f64 {
@@ -279,12 +325,13 @@ impl Catalogue {
         let lists: Lists = read(file, text)?;
         for link in lists.link {
             let figures = [link.goodput_gb_s, link.round_trip_ms];
-            check(file, &link.name, &figures)?;
+            check(file, &link.name, &figures, 1e-6..=1e6)?;
             self.links.insert(link.name.clone(), link);
         }
         for model in lists.model {
-            let figures = [model.weights_gb, model.parameters_b, model.active_b];
-            check(file, &model.name, &figures)?;
+            let sizes = [model.weights_gb, model.parameters_b, model.active_b];
+            check(file, &model.name, &sizes, 1e-6..=1e6)?;
+            model.check(file)?;
             self.models.insert(model.name.clone(), model);
         }
         Ok(())
@@ -300,11 +347,18 @@ impl Catalogue {
             file,
             &machine.name,
             &[machine.memory_gb, machine.bandwidth_gb_s],
+            1e-3..=1e6,
         )?;
+        if let Some(watts) = &machine.watts {
+            let watts = [watts.idle, watts.prefill, watts.decode];
+            check(file, &machine.name, &watts, 0.0..=1e5)?;
+        }
         for figures in &machine.figures {
             let rows = figures.prefill.iter().chain(&figures.decode);
             for &(count, depth, rate) in rows {
-                check(file, &figures.model, &[count, depth + 1.0, rate])?;
+                check(file, &figures.model, &[count], 1.0..=MOST_TOKENS)?;
+                check(file, &figures.model, &[depth], 0.0..=MOST_TOKENS)?;
+                check(file, &figures.model, &[rate], 1e-3..=1e7)?;
             }
         }
         let name = machine.name.clone();
@@ -359,12 +413,21 @@ fn read<T: serde::de::DeserializeOwned>(file: &str, text: &str) -> Result<T, Pro
     })
 }
 
-fn check(file: &str, name: &str, figures: &[f64]) -> Result<(), ProfileError> {
-    match figures.iter().find(|f| !(f.is_finite() && **f > 0.0)) {
+fn check(
+    file: &str,
+    name: &str,
+    figures: &[f64],
+    within: RangeInclusive<f64>,
+) -> Result<(), ProfileError> {
+    match figures.iter().find(|f| !within.contains(*f)) {
         None => Ok(()),
         Some(figure) => Err(ProfileError::Form {
             file: file.to_owned(),
-            problem: format!("`{name}` has the figure {figure}, which must be above zero"),
+            problem: format!(
+                "`{name}` has the figure {figure}, which must be from {} to {}",
+                within.start(),
+                within.end()
+            ),
         }),
     }
 }

@@ -44,7 +44,7 @@ pub fn told(answer: &Answer) -> String {
         let _ = writeln!(out, "{line}");
     }
     let _ = writeln!(out, "\nA course of {} works:", answer.works);
-    let _ = writeln!(out, "{}", courses(&answer.courses, answer.works));
+    let _ = writeln!(out, "{}", courses(&answer.courses));
     for run in &answer.courses {
         let _ = writeln!(out, "{}", best(run));
     }
@@ -193,14 +193,12 @@ fn pays(requests: &[Request]) -> Vec<String> {
     lines
 }
 
-fn courses(runs: &[Run], works: u32) -> comfy_table::Table {
-    let all = format!("{} works", thousands(f64::from(works)));
+fn courses(runs: &[Run]) -> comfy_table::Table {
     let mut table = tables::new(&[
         "prompt",
         "batch",
         "way",
         "works/h",
-        &all,
         "who does what",
         "bound by",
     ]);
@@ -214,7 +212,6 @@ fn courses(runs: &[Run], works: u32) -> comfy_table::Table {
                 right(run.batch.to_string()),
                 Cell::new(way(c.way)),
                 right(thousands(c.per_hour)),
-                right(duration(c.seconds)),
                 Cell::new(parts(c)),
                 Cell::new(c.bound_by.join(", ")),
             ]);
@@ -329,12 +326,4 @@ fn thousands(number: f64) -> String {
         out.push(digit);
     }
     out
-}
-
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 120.0 => format!("{s:.0} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
 }

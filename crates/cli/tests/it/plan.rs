@@ -110,6 +110,38 @@ fn the_document_has_the_figures_of_the_program() {
 }
 
 #[test]
+fn the_claims_of_the_document_are_those_of_the_program() {
+    let document = include_str!("../../../../docs/scaling.md");
+    let macs = "m3-ultra m4-max";
+    for machines in [
+        macs.to_owned(),
+        format!("spark spark {macs}"),
+        format!("spark spark {macs} {macs}"),
+    ] {
+        let named: String = machines
+            .split(' ')
+            .map(|m| format!("--machine {m} "))
+            .collect();
+        let made = json(&format!(
+            "{named} --model gpt-oss-120b:1200 --model qwen3-coder-30b:800 --prompt 5000 --batch 1,8"
+        ));
+        for course in made["courses"].as_array().expect("courses") {
+            let rate = |way: &str| {
+                let mut ways = course["ways"].as_array().expect("ways").iter();
+                let one = ways.find(|one| one["way"] == way).expect("a way");
+                one["per_hour"].as_f64().expect("a rate")
+            };
+            let words = format!(
+                "{:.0} as pairs, {:.0} as servers",
+                rate("pair"),
+                rate("servers")
+            );
+            assert!(document.contains(&words), "{machines}: {words}");
+        }
+    }
+}
+
+#[test]
 fn the_words_the_drawing_and_the_refusals() {
     let folder = tempfile::tempdir().expect("a folder");
     let svg = folder.path().join("p.svg");

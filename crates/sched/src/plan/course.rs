@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{Job, Judged, Way};
 use crate::cost::{Missing, Speed};
-use crate::profile::{Link, Machine};
+use crate::profile::{Link, Machine, Model};
 
 /// Share of a machine's memory that weights and caches may take.
 const MEMORY_SHARE: f64 = 0.9;
@@ -38,8 +38,6 @@ pub struct Course {
     pub machines: Vec<String>,
     /// Works an hour, each of which needs all jobs, once it runs evenly.
     pub per_hour: f64,
-    /// Seconds of all the works, with what is computed once.
-    pub seconds: f64,
     /// Who does what.
     pub parts: Vec<Part>,
     /// What it is bound by: machines, or the link into or out of one.
@@ -156,8 +154,6 @@ struct Cost {
     prefill: f64,
     /// Its share of a batch.
     decode: f64,
-    /// Of what all works share, once.
-    shared: f64,
     notes: Vec<String>,
 }
 
@@ -183,14 +179,14 @@ impl Fleet<'_> {
         for (job, costs) in costs.iter().enumerate() {
             if flows.iter().all(|flow| flow.job != job) {
                 let missing = costs.iter().find_map(|cost| cost.as_ref().err());
-                return Err(missing.cloned().unwrap_or_else(|| self.nobody(job)));
+                return Err(missing.cloned().unwrap_or(Missing::Flow));
             }
         }
         let usage = Usage {
             fleet: self,
             costs: &costs,
         };
-        let rates = usage.best(&flows).ok_or_else(|| self.nobody(0))?;
+        let rates = usage.best(&flows).ok_or(Missing::Flow)?;
         let flowing: Vec<(Flow, f64)> = flows.into_iter().zip(rates).collect();
         Ok(usage.told(way, &flowing))
     }
@@ -199,23 +195,42 @@ impl Fleet<'_> {
     /// If the machine lacks figures for the job's model.
     fn cost(&self, machine: usize, job: &Job<'_>) -> Result<Cost, Missing> {
         let speed = Speed::new(self.machines[machine], job.model)?;
-        let batch = self.batch(machine, job);
+        let batch = self.batch(machine, job)?;
         Ok(Cost {
             prefill: speed.prefill_s(job.shared, job.prompt - job.shared),
             decode: speed.decode_s(batch, job.prompt, job.answer) / batch,
-            shared: speed.prefill_s(0.0, job.shared),
-            notes: speed.notes(job.prompt, batch),
+            notes: match batch < self.wanted.batch.min(self.wanted.works) {
+                true => [
+                    speed.notes(job.prompt, batch),
+                    vec![self.few(machine, job, batch)],
+                ]
+                .concat(),
+                false => speed.notes(job.prompt, batch),
+            },
         })
     }
 
     /// The sequences that a machine decodes at once: no more than are wanted, and than its memory has room for.
-    fn batch(&self, machine: usize, job: &Job<'_>) -> f64 {
-        let jobs = &self.wanted.jobs;
-        let weights: f64 = jobs.iter().map(|j| j.model.weights_gb).sum();
-        let room = (self.machines[machine].memory_gb * MEMORY_SHARE - weights).max(0.0);
+    ///
+    /// # Errors
+    /// If there is no room for the weights.
+    fn batch(&self, machine: usize, job: &Job<'_>) -> Result<f64, Missing> {
+        let machine = self.machines[machine];
+        let mut models: Vec<&Model> = self.wanted.jobs.iter().map(|j| j.model).collect();
+        models.sort_by(|a, b| a.name.cmp(&b.name));
+        models.dedup_by(|a, b| a.name == b.name);
+        let weights: f64 = models.iter().map(|model| model.weights_gb).sum();
+        let room = machine.memory_gb * MEMORY_SHARE - weights;
         let each = job.model.kv_bytes(job.prompt + job.answer) / 1e9;
-        let fits = (room / jobs.len() as f64 / each).floor();
-        self.wanted.batch.min(self.wanted.works).min(fits).max(1.0)
+        let fits = (room / self.wanted.jobs.len() as f64 / each.max(1e-9)).floor();
+        if fits < 1.0 {
+            let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+            return Err(Missing::Memory {
+                machine: machine.name.clone(),
+                models: names.join(", "),
+            });
+        }
+        Ok(self.wanted.batch.min(self.wanted.works).min(fits))
     }
 
     /// All flows that are possible.
@@ -235,15 +250,9 @@ impl Fleet<'_> {
         flows
     }
 
-    fn nobody(&self, job: usize) -> Missing {
-        Missing {
-            machine: self
-                .machines
-                .first()
-                .map_or_else(String::new, |m| m.name.clone()),
-            model: self.wanted.jobs[job].model.name.clone(),
-            figure: "anything",
-        }
+    fn few(&self, machine: usize, job: &Job<'_>, batch: f64) -> String {
+        let (machine, model) = (&self.machines[machine].name, &job.model.name);
+        format!("{machine} with {model}: memory has room for {batch:.0} sequences at once")
     }
 }
 
@@ -272,8 +281,8 @@ impl Usage<'_> {
     /// Seconds that a work of a flow takes of the link out of a machine and into it.
     fn crossing(&self, flow: Flow, machine: usize) -> (f64, f64) {
         let job = &self.fleet.wanted.jobs[flow.job];
-        let bytes = job.model.kv_bytes(job.prompt) - job.model.kv_bytes(job.shared);
-        let seconds = bytes / (self.fleet.link.goodput_gb_s * 1e9);
+        let (bytes, rest) = job.model.handoff_bytes(job.shared, job.prompt);
+        let seconds = (bytes + rest) / (self.fleet.link.goodput_gb_s * 1e9);
         let of = |is: bool| if is { seconds } else { 0.0 };
         let crosses = flow.from.is_some();
         (
@@ -323,7 +332,7 @@ impl Usage<'_> {
             machines,
             able,
             link,
-            wanted,
+            ..
         } = self.fleet;
         let rate: f64 = flowing
             .iter()
@@ -369,7 +378,6 @@ impl Usage<'_> {
             way,
             machines: used,
             per_hour: rate * 3600.0,
-            seconds: self.beginning(flowing) + wanted.works / rate,
             watt_hours: self.watt_hours(&parts, rate),
             parts,
             bound_by,
@@ -418,16 +426,6 @@ impl Usage<'_> {
             .iter()
             .filter_map(|job| self.costs[*job][machine].as_ref().ok());
         costs.flat_map(|cost| cost.notes.clone()).collect()
-    }
-
-    /// Until the first work comes out of its prefill: what is shared, and its own.
-    fn beginning(&self, flowing: &[(Flow, f64)]) -> f64 {
-        let first = |(flow, _): &(Flow, f64)| {
-            let cost = self.cost(*flow, flow.from.unwrap_or(flow.by));
-            cost.map_or(0.0, |cost| cost.shared + cost.prefill)
-        };
-        let used = flowing.iter().filter(|(_, rate)| *rate > 0.0);
-        used.map(first).fold(0.0, f64::max)
     }
 
     /// Watt-hours of one work.

@@ -109,7 +109,7 @@ fn chunks(speed: &Speed<'_>, prompt: f64, chunk: f64) -> Vec<(f64, f64, f64)> {
     while made < prompt {
         let part = chunk.min(prompt - made);
         let seconds = speed.prefill_s(made, part);
-        let bytes = speed.model.kv_bytes(made + part) - speed.model.kv_bytes(made);
+        let (bytes, _) = speed.model.handoff_bytes(made, made + part);
         chunks.push((at, at + seconds, bytes));
         (made, at) = (made + part, at + seconds);
     }
@@ -122,7 +122,8 @@ pub fn served_by_pair([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk
     let asked = link.round_trip_ms / 1e3;
     let chunks = chunks(p, job.prompt, chunk);
     let prefilled = asked + chunks.last().map_or(0.0, |c| c.1);
-    let arrived = asked + transfer_end_s(&chunks, p.model.cached_layers(), link);
+    let (_, rest) = p.model.handoff_bytes(0.0, job.prompt);
+    let arrived = asked + transfer_end_s(&chunks, rest, p.model.cached_layers(), link);
     let first_layer = chunks.first().map_or(0.0, |c| {
         (c.1 - c.0) / f64::from(p.model.cached_layers().max(1))
     });

@@ -166,8 +166,8 @@ fn what_is_missing_is_named_and_nothing_is_guessed() {
         [(1, expected), (2, expected), (2, expected)]
     );
     for (text, named) in [
-        (bare_with("memory_gb = 0"), "above zero"),
-        (bare_with("memory_gb = nan"), "above zero"),
+        (bare_with("memory_gb = 0"), "must be from"),
+        (bare_with("memory_gb = nan"), "must be from"),
         ("nonsense".to_owned(), "bad.toml"),
         (bare_with("memory_gb = 1\nwheels = 4"), "wheels"),
     ] {
