@@ -28,7 +28,7 @@ fn routes_are_all_here() {
         .filter(|path| path.contains('{') && !path.contains('*'))
         // Not pages: files, parts of pages, and what is there only while it is remembered.
         .filter(|path| {
-            !["assets", "events", "{trial}"]
+            !["assets", "events", "picture", "{trial}"]
                 .iter()
                 .any(|part| path.contains(part))
         })
@@ -45,7 +45,8 @@ fn routes_are_all_here() {
 #[tokio::test]
 async fn nobody_gets_in_without_the_token() {
     let site = Site::new().await;
-    for (_, path) in PAGES {
+    let picture = "/grading/w/1/picture/0";
+    for path in PAGES.iter().map(|(_, path)| path).chain([&picture]) {
         for path in [
             (*path).to_owned(),
             format!("{path}?token=0"),
