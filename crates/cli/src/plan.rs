@@ -13,7 +13,9 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
-use tandem_sched::plan::{self, Answered, BreakEven, Course, Job, Judged, MAX_MACHINES, Wanted};
+use tandem_sched::plan::{
+    self, Answered, BreakEven, Course, Job, Judged, MAX_MACHINES, Wanted, Way,
+};
 use tandem_sched::profile::{Catalogue, Link, Machine, Model};
 
 use crate::{files, output};
@@ -231,7 +233,11 @@ fn request(machines: &[Machine], link: &Link, job: &Job<'_>, prompt: u32) -> Req
         }
     }
     let mut pays_from = Vec::new();
-    for p in &kinds {
+    let pairs = match Way::Pair.is_built_for(job.model) {
+        true => kinds.as_slice(),
+        false => &[],
+    };
+    for p in pairs {
         for d in kinds.iter().filter(|d| d.name != p.name) {
             pays_from.extend(plan::break_even([p, d], link, job, CHUNK));
         }

@@ -43,10 +43,14 @@ pub enum Way {
 }
 
 impl Way {
-    /// Whether tandem does it.
+    /// Whether tandem does it with this model: a cache that is no K and V stays where it is made.
     #[must_use]
-    pub const fn is_built(self) -> bool {
-        !matches!(self, Self::LayerSplit | Self::Mixed)
+    pub const fn is_built_for(self, model: &Model) -> bool {
+        match self {
+            Self::Alone | Self::Servers => true,
+            Self::Pair => model.latent.is_none(),
+            Self::LayerSplit | Self::Mixed => false,
+        }
     }
 }
 

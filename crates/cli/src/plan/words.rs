@@ -59,7 +59,7 @@ pub fn told(answer: &Answer) -> String {
     out.trim_end().to_owned()
 }
 
-fn way(way: Way) -> String {
+fn way(way: Way, is_built: bool) -> String {
     let name = match way {
         Way::Alone => "alone",
         Way::Pair => "pair",
@@ -67,7 +67,7 @@ fn way(way: Way) -> String {
         Way::Servers => "a server each",
         Way::Mixed => "mixed",
     };
-    match way.is_built() {
+    match is_built {
         true => name.to_owned(),
         false => format!("{name} (not built)"),
     }
@@ -78,7 +78,7 @@ pub fn named(answered: &Answered) -> String {
     let machines = answered.machines.join(" → ");
     match answered.way {
         Way::Alone => format!("{machines} alone"),
-        _ => format!("{} of {machines}", way(answered.way)),
+        _ => format!("{} of {machines}", way(answered.way, answered.is_built)),
     }
 }
 
@@ -107,7 +107,7 @@ fn requests(requests: &[Request]) -> comfy_table::Table {
             table.add_row([
                 Cell::new(&request.model),
                 right(thousands(f64::from(request.prompt))),
-                Cell::new(way(a.way)),
+                Cell::new(way(a.way, a.is_built)),
                 Cell::new(a.machines.join(" → ")),
                 right(format!("{:.2}", prefilled(a))),
                 right(format!("{:.3}", exposed(a))),
@@ -210,7 +210,7 @@ fn courses(runs: &[Run]) -> comfy_table::Table {
             table.add_row([
                 right(thousands(f64::from(run.prompt))),
                 right(run.batch.to_string()),
-                Cell::new(way(c.way)),
+                Cell::new(way(c.way, c.is_built)),
                 right(thousands(c.per_hour)),
                 Cell::new(parts(c)),
                 Cell::new(c.bound_by.join(", ")),
@@ -263,7 +263,7 @@ fn best(run: &Run) -> String {
     };
     let mut out = format!(
         "{head} most works an hour by {}, {}",
-        way(built.way),
+        way(built.way, true),
         thousands(built.per_hour)
     );
     if let Some(energy) = built.watt_hours {
@@ -272,7 +272,11 @@ fn best(run: &Run) -> String {
     let other = known.filter(|c| !c.is_built && c.per_hour > built.per_hour * 1.005);
     if let Some(other) = other.max_by(by_rate) {
         let times = other.per_hour / built.per_hour;
-        let _ = write!(out, "; {times:.2} times that would be {}", way(other.way));
+        let _ = write!(
+            out,
+            "; {times:.2} times that would be {}",
+            way(other.way, false)
+        );
     }
     out
 }
@@ -309,7 +313,7 @@ fn unknown<T>(judged: &Judged<T>) -> Option<String> {
             let machines = machines.join(" and ");
             Some(format!(
                 "{} of {machines} cannot be judged: {missing}",
-                way(*of)
+                way(*of, true)
             ))
         }
     }

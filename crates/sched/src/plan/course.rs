@@ -332,7 +332,7 @@ impl Usage<'_> {
             machines,
             able,
             link,
-            ..
+            wanted,
         } = self.fleet;
         let rate: f64 = flowing
             .iter()
@@ -381,7 +381,7 @@ impl Usage<'_> {
             watt_hours: self.watt_hours(&parts, rate),
             parts,
             bound_by,
-            is_built: way.is_built(),
+            is_built: wanted.jobs.iter().all(|job| way.is_built_for(job.model)),
             notes,
         }
     }

@@ -139,7 +139,7 @@ pub fn served_by_pair([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk
         ],
         first_token_s: arrived + d.step_s(1.0, job.prompt),
         end_s: end,
-        is_built: true,
+        is_built: Way::Pair.is_built_for(p.model),
         notes: [p.notes(job.prompt, 1.0), d.notes(job.prompt, 1.0)].concat(),
     }
 }
@@ -180,7 +180,7 @@ fn served_by_layers([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk: 
         ],
         first_token_s: arrived + d.step_s(1.0, job.prompt),
         end_s: end,
-        is_built: Way::LayerSplit.is_built(),
+        is_built: Way::LayerSplit.is_built_for(p.model),
         notes,
     }
 }

@@ -191,6 +191,55 @@ fn bare_with(line: &str) -> String {
     )
 }
 
+/// Steps of 8 sequences, derived where they were measured: how far off docs/scheduling.md says that they are.
+#[test]
+fn derived_batches_are_as_far_off_as_the_document_says() {
+    let all = catalogue();
+    for (machine, model) in [
+        ("spark", "gpt-oss-120b"),
+        ("spark", "qwen3-coder-30b"),
+        ("m2-ultra", "gpt-oss-120b"),
+        ("m2-ultra", "qwen3-coder-30b"),
+    ] {
+        let (machine, model) = (all.machine(machine).unwrap(), all.model(model).unwrap());
+        let mut bare = machine.clone();
+        for figures in &mut bare.figures {
+            figures.decode.retain(|row| row.0 == 1.0);
+        }
+        let rate = |machine| 8.0 / Speed::new(machine, model).unwrap().step_s(8.0, 512.0);
+        let less = 100.0 * (1.0 - rate(&bare) / rate(machine));
+        assert!(
+            (22.0..38.0).contains(&less),
+            "{} {}: {less}",
+            machine.name,
+            model.name
+        );
+    }
+}
+
+#[test]
+fn a_cache_that_stays_is_not_offered_to_a_pair() {
+    let all = catalogue();
+    let machines = ["spark", "m3-ultra"].map(|name| all.machine(name).unwrap());
+    let link = all.link("10gbit").unwrap();
+    for (model, expected) in [("deepseek-v4-flash", false), ("gpt-oss-120b", true)] {
+        let jobs = vec![job(all.model(model).unwrap(), 5000.0, 100.0)];
+        let ways = plan::request(&machines, link, &jobs[0], CHUNK);
+        let mut known = ways.iter().filter_map(Judged::known);
+        assert_eq!(
+            known.find(|a| a.way == Way::Pair).unwrap().is_built,
+            expected
+        );
+        let wanted = Wanted {
+            jobs,
+            works: 10.0,
+            batch: 1.0,
+        };
+        let courses = plan::course(&machines, link, &wanted);
+        assert_eq!(by_way(&courses, Way::Pair).is_built, expected);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
