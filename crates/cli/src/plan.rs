@@ -225,10 +225,11 @@ fn ask(
 }
 
 fn request(machines: &[Machine], link: &Link, job: &Job<'_>, prompt: u32) -> Request {
-    // Of equal machines one is enough.
+    // Of equal machines two are enough.
     let mut kinds: Vec<&Machine> = Vec::new();
     for machine in machines {
-        if kinds.iter().all(|kind| kind.figures != machine.figures) {
+        let equal = kinds.iter().filter(|kind| kind.figures == machine.figures);
+        if equal.count() < 2 {
             kinds.push(machine);
         }
     }
@@ -238,7 +239,7 @@ fn request(machines: &[Machine], link: &Link, job: &Job<'_>, prompt: u32) -> Req
         false => &[],
     };
     for p in pairs {
-        for d in kinds.iter().filter(|d| d.name != p.name) {
+        for d in kinds.iter().filter(|d| d.figures != p.figures) {
             pays_from.extend(plan::break_even([p, d], link, job, CHUNK));
         }
     }

@@ -30,6 +30,8 @@ pub enum Missing {
     Flow,
 }
 
+/// Before a source that nobody can look up.
+const NOT_PUBLISHED: &str = "not published";
 /// Tokens for which the cost of depth is derived where it was not measured.
 const DEPTHS: [f64; 6] = [512.0, 2048.0, 8192.0, 32_768.0, 131_072.0, 524_288.0];
 
@@ -75,6 +77,8 @@ pub struct Speed<'a> {
     pub model: &'a Model,
     /// What its profile says of the figures.
     note: &'a str,
+    /// Where they come from.
+    source: &'a str,
     /// Seconds of a prefill of so many tokens, none there.
     prefill: Curve,
     /// Most new tokens that are computed at once, where figures with tokens before them exist.
@@ -152,6 +156,7 @@ impl<'a> Speed<'a> {
             base,
             step_depth,
             note: &figures.note,
+            source: &figures.source.at,
         })
     }
 
@@ -204,6 +209,9 @@ impl<'a> Speed<'a> {
         let name = format!("{} with {}", self.machine.name, self.model.name);
         let deepest = self.measured_to();
         let mut notes = Vec::new();
+        if self.source.starts_with(NOT_PUBLISHED) {
+            notes.push(format!("{name}: the figures are {}", self.source));
+        }
         if !self.note.is_empty() {
             notes.push(format!("{name}: {}", self.note));
         }

@@ -44,7 +44,7 @@ pub enum ProfileError {
 pub struct Source {
     /// What to cite: an address, or a document with its place.
     pub at: String,
-    /// When it was measured or published, as YYYY-MM or YYYY-MM-DD.
+    /// When it was measured or published, as YYYY, YYYY-MM or YYYY-MM-DD.
     pub date: String,
 }
 

@@ -52,7 +52,14 @@ pub fn request(
         let made = Speed::new(machine, job.model).map(|speed| served_alone(&speed, job, 1.0));
         Judged::of(Way::Alone, &[machine], made)
     };
-    let mut ways: Vec<_> = machines.iter().map(alone).collect();
+    // Of equal machines one is enough.
+    let kinds = machines.iter().enumerate();
+    let kinds = kinds.filter(|(i, m)| {
+        machines[..*i]
+            .iter()
+            .all(|other| other.figures != m.figures)
+    });
+    let mut ways: Vec<_> = kinds.map(|(_, machine)| alone(machine)).collect();
     for (way, serve) in [
         (Way::Pair, served_by_pair as Together),
         (Way::LayerSplit, served_by_layers),

@@ -50,9 +50,14 @@ fn every_figure_has_a_source_and_a_date() {
         .chain(models.map(|m| &m.source))
         .chain(links.map(|l| &l.source));
     for source in sources {
-        assert!(source.at.len() > 10, "{source:?}");
+        let kinds = ["https://", "derived: ", "not published: "];
         assert!(
-            source.date.starts_with("20") && source.date.len() >= 4,
+            kinds.iter().any(|kind| source.at.starts_with(kind)),
+            "{source:?}"
+        );
+        let lengths: Vec<usize> = source.date.split('-').map(str::len).collect();
+        assert!(
+            [4, 2, 2].starts_with(&lengths) && source.date.starts_with("20"),
             "{source:?}"
         );
     }
