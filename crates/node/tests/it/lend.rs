@@ -716,12 +716,20 @@ fn again(turn: &Conversation) -> Deal {
     }
 }
 
+/// Which of two loans begins first.
+#[derive(Clone, Copy)]
+enum Order {
+    First,
+    Second,
+    AtOnce,
+}
+
 /// What several are lent at once crosses the wire once, also where two nodes lend it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_lent_to_several_at_once_comes_once() {
     for config in [FakeConfig::default(), FakeConfig::windowed()] {
         let mut sent = Vec::new();
-        for at_once in [false, true] {
+        for order in [Order::First, Order::Second, Order::AtOnce] {
             let (prefill, decode, turn) = had(&config).await;
             let mut counted = config.clone();
             let computed = Calls::of(&mut counted);
@@ -733,11 +741,16 @@ async fn what_is_lent_to_several_at_once_comes_once() {
                 let mut lending = lender.lend(&waiting.lend).await.unwrap();
                 bytes(&prefill_end(&mut lending).await)
             };
-            let (a, b) = if at_once {
-                tokio::join!(lend(&decode, &first), lend(&prefill, &second))
-            } else {
-                let a = lend(&decode, &first).await;
-                (a, lend(&prefill, &second).await)
+            let (a, b) = match order {
+                Order::First => {
+                    let a = lend(&decode, &first).await;
+                    (a, lend(&prefill, &second).await)
+                }
+                Order::Second => {
+                    let b = lend(&prefill, &second).await;
+                    (lend(&decode, &first).await, b)
+                }
+                Order::AtOnce => tokio::join!(lend(&decode, &first), lend(&prefill, &second)),
             };
             sent.push(a + b);
             let ((one, _), (two, _)) = tokio::join!(first.end(), second.end());
@@ -751,7 +764,7 @@ async fn what_is_lent_to_several_at_once_comes_once() {
                 node.clean().await;
             }
         }
-        assert_eq!(sent[0], sent[1]);
+        assert!(sent[..2].contains(&sent[2]), "{sent:?}");
     }
 }
 
