@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::Command;
 
 /// Where more is said about a command.
-const MORE: [(&str, &str); 10] = [
+const MORE: [(&str, &str); 11] = [
     ("node", "[README](../README.md#two-machines)"),
     ("serve", "[api.md](api.md)"),
     ("cluster", "[security.md](security.md)"),
@@ -14,6 +14,7 @@ const MORE: [(&str, &str); 10] = [
     ("doctor", "[engines.md](engines.md)"),
     ("import", "[engines.md](engines.md)"),
     ("plan", "[scheduling.md](scheduling.md)"),
+    ("probe", "[scheduling.md](scheduling.md)"),
     ("demo", "[README](../README.md#try-it)"),
     ("bench", "[benchmarks.md](benchmarks.md)"),
 ];

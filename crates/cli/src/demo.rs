@@ -2,14 +2,13 @@
 //!
 //! - [`models`]: which models, given or made;
 //! - [`course`]: where the sample course is;
-//! - [`processes`]: the four node processes;
 //! - [`summary`]: the outcome as JSON, and whether it is a success.
 
 mod course;
 mod models;
-mod processes;
 mod summary;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -18,6 +17,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use clap::Args;
+use comfy_table::Table;
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_gradebook::Gradebook;
 use tandem_grading::{
@@ -31,17 +31,24 @@ use tandem_proto::Role;
 use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS, Grading};
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
-use crate::node::parse_model;
+use crate::node::{cores, parse_model};
+use crate::processes::{self, NodeProcess};
 use crate::progress::Reporter;
-use crate::{nodes, output, shutdown, tables};
+use crate::{nodes, output, plan, shutdown, tables};
 use models::Models;
-use processes::NodeProcess;
 use summary::Summary;
 
 /// The feedback is sampled, so that the comparison covers sampling too.
 const FEEDBACK_TEMPERATURE: f64 = 0.7;
 /// Seed of the feedback.
 const FEEDBACK_SEED: u64 = 1;
+
+/// Tokens of one sequence, prompt and answer together.
+const CONTEXT: u32 = 16384;
+/// Sequences at once.
+const SLOTS: u32 = 2;
+/// The models: each has a node that prefills, and one that decodes.
+const MODELS: [&str; 2] = ["code", "feedback"];
 
 /// Arguments of `tandem demo`.
 #[derive(Args)]
@@ -62,6 +69,16 @@ pub struct Arguments {
     /// models/nano-writer.gguf if both are there, otherwise small models with random weights].
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_model)]
     model: Vec<(String, PathBuf)>,
+    /// Shows instead what a course takes on two Sparks and two Mac Studios, with processes that take the machines' time
+    /// and compute nothing: one Mac alone, a server on each machine, and pairs.
+    #[arg(long, conflicts_with_all = ["compare", "once", "model", "course"])]
+    paced: bool,
+    /// How many times faster than the machines the processes of --paced are.
+    #[arg(long, default_value_t = 10.0, requires = "paced")]
+    speed: f64,
+    /// Works of the course of --paced.
+    #[arg(long, default_value_t = 10, requires = "paced", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    works: u32,
     /// A folder with rubric.yaml and submissions/ [default: the sample course].
     #[arg(long, value_name = "DIR")]
     course: Option<PathBuf>,
@@ -89,6 +106,15 @@ struct Outcome {
 /// If something cannot be started, read or written, if a submission that should be graded has no
 /// answer, or if a comparison finds a difference.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
+    if arguments.paced {
+        return plan::demo(
+            arguments.speed,
+            arguments.works,
+            arguments.json,
+            &arguments.out,
+        )
+        .await;
+    }
     let course = course::find(arguments.course.as_deref())?;
     let task = Task {
         rubric: Rubric::load(&course.join("rubric.yaml"))?,
@@ -106,9 +132,10 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         () = &mut told => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
     };
     let work = async {
-        let (coordinator, gradebook) = start_coordinator(&nodes, &arguments.out).await?;
+        let (mut coordinator, gradebook) = start_coordinator(&nodes, &arguments.out).await?;
         let outcome = run(&coordinator, &task).await?;
-        let code = finish(&arguments, &models, &outcome)?;
+        let busy = tables::busy(&coordinator.nodes().await?);
+        let code = finish(&arguments, &models, &outcome, busy)?;
         if arguments.stays() {
             show_pages(&coordinator, &gradebook, &models, &task, &outcome)?;
             return Ok((code, Some(coordinator)));
@@ -202,10 +229,27 @@ fn show_pages(
 }
 
 async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodeProcess>> {
+    // They share this machine.
+    let threads = (cores() / 4).max(1);
     let mut starting = Vec::new();
-    for (model, path) in [("code", &models.code), ("feedback", &models.feedback)] {
+    for (model, path) in MODELS.into_iter().zip([&models.code, &models.feedback]) {
+        let mut spec = OsString::from(format!("{model}="));
+        spec.push(path);
+        let mut arguments = vec!["--model".into(), spec];
+        let figures = [
+            ("--context", CONTEXT),
+            ("--slots", SLOTS),
+            ("--threads", threads),
+        ];
+        arguments.extend(figures.into_iter().flat_map(|(option, figure)| {
+            [OsString::from(option), OsString::from(figure.to_string())]
+        }));
         for role in [Role::Prefill, Role::Decode] {
-            starting.push(NodeProcess::start(role, model, path, logs));
+            let arguments = arguments.clone();
+            starting.push(async move {
+                let name = name(model, role);
+                NodeProcess::start(&name, role, arguments, logs).await
+            });
         }
     }
     let nodes = futures_util::future::try_join_all(starting).await?;
@@ -213,6 +257,15 @@ async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodePro
         eprintln!("node {} is ready at {}", node.name, node.address);
     }
     Ok(nodes)
+}
+
+/// The name of the node that has a model in a role.
+fn name(model: &str, role: Role) -> String {
+    let role = match role {
+        Role::Prefill => "prefill",
+        _ => "decode",
+    };
+    format!("{model}-{role}")
 }
 
 /// Grades, once or twice.
@@ -232,26 +285,21 @@ async fn run(coordinator: &Coordinator, task: &Task) -> anyhow::Result<Outcome> 
 }
 
 fn config(nodes: &[NodeProcess]) -> Config {
-    let name = |model: &str, role: Role| {
-        let names = nodes.iter().filter(|n| n.model == model && n.role == role);
-        names.map(|n| n.name.clone()).collect()
-    };
     let model = |model: &str| ModelConfig {
         name: model.to_owned(),
-        prefill: name(model, Role::Prefill),
-        decode: name(model, Role::Decode),
+        prefill: vec![name(model, Role::Prefill)],
+        decode: vec![name(model, Role::Decode)],
         servers: Vec::new(),
         mixed_quantisation: false,
+        profile: None,
     };
     let node = |n: &NodeProcess| NodeConfig {
         name: n.name.clone(),
         address: n.address.to_string(),
         identity: None,
+        profile: None,
     };
-    Config::new(
-        nodes.iter().map(node).collect(),
-        vec![model("code"), model("feedback")],
-    )
+    Config::new(nodes.iter().map(node).collect(), MODELS.map(model).to_vec())
 }
 
 /// The analysis and the feedback.
@@ -305,12 +353,20 @@ async fn run_once(
 }
 
 /// Writes and shows what came out.
-fn finish(arguments: &Arguments, models: &Models, outcome: &Outcome) -> anyhow::Result<ExitCode> {
+fn finish(
+    arguments: &Arguments,
+    models: &Models,
+    outcome: &Outcome,
+    busy: Option<Table>,
+) -> anyhow::Result<ExitCode> {
     let summary = Summary::new(&outcome.remote, outcome.local.as_deref(), outcome.wall_ms);
     if arguments.json {
         output::print(&serde_json::to_string_pretty(&summary)?)?;
     } else {
         show(arguments, models, outcome, &summary)?;
+        if let Some(busy) = busy {
+            output::print(&busy.to_string())?;
+        }
     }
     let faults = summary::faults(&outcome.remote, outcome.local.as_deref());
     if !faults.is_empty() {

@@ -6,17 +6,22 @@ mod ask;
 mod checks;
 mod gpu;
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
 use clap::Args;
-use tandem_coordinator::{Config as CoordinatorConfig, NodeList, ServerConfig, ServerReport};
+use tandem_coordinator::{
+    Calls, Config as CoordinatorConfig, Limits, NodeList, ServerConfig, ServerReport,
+};
 use tandem_identity::{Public, Security};
+use tandem_proto::{LinkReport, LinkRequest};
+use tandem_sched::profile::{Catalogue, Link};
 
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
 use crate::setup;
-use crate::{nodes, output, shutdown};
+use crate::{links, nodes, output, shutdown};
 use checks::{Report, Subject};
 
 /// Exit status if something does not work.
@@ -38,6 +43,9 @@ pub struct Arguments {
     /// Asks no model anything: what is there, and nothing of how fast or true it is.
     #[arg(long)]
     quick: bool,
+    /// What the links between nodes should be, a name of `tandem plan --list`, such as 10gbit; one that is slower is named.
+    #[arg(long)]
+    link: Option<String>,
 }
 
 /// Looks at everything, one after the other, and prints what it found.
@@ -46,7 +54,14 @@ pub struct Arguments {
 /// If the configuration cannot be used.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let mut setup = arguments.setup.prepare(environment).await?;
-    let looking = look(&setup.config.coordinator, &setup.security, arguments.quick);
+    let catalogue = Catalogue::built_in()?;
+    let expected = arguments.link.as_ref().map(|name| catalogue.link(name));
+    let wanted = Looking {
+        quick: arguments.quick,
+        catalogue: &catalogue,
+        expected: expected.transpose()?,
+    };
+    let looking = look(&setup.config.coordinator, &setup.security, &wanted);
     let mut report = tokio::select! {
         report = looking => report?,
         () = shutdown::signal() => return Ok(ExitCode::from(shutdown::INTERRUPTED)),
@@ -70,17 +85,26 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     })
 }
 
+/// What is looked at, and how.
+struct Looking<'a> {
+    /// No model and no link is tried.
+    quick: bool,
+    catalogue: &'a Catalogue,
+    /// What links should be.
+    expected: Option<&'a Link>,
+}
+
 async fn look(
     config: &CoordinatorConfig,
     security: &Security,
-    quick: bool,
+    looking: &Looking<'_>,
 ) -> anyhow::Result<Report> {
     let mut report = Report::default();
     if !config.nodes.is_empty() {
-        look_at_nodes(config, security, quick, &mut report).await?;
+        look_at_nodes(config, security, looking, &mut report).await?;
     }
     for server in &config.servers {
-        look_at_server(config, server, quick, &mut report).await?;
+        look_at_server(config, server, looking.quick, &mut report).await?;
     }
     Ok(report)
 }
@@ -94,7 +118,7 @@ async fn start(config: CoordinatorConfig, security: Security) -> anyhow::Result<
 async fn look_at_nodes(
     config: &CoordinatorConfig,
     security: &Security,
-    quick: bool,
+    looking: &Looking<'_>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let mut config = config.clone();
@@ -121,12 +145,64 @@ async fn look_at_nodes(
         let quoted = format!("`{}`", model.name);
         match unavailable.iter().find(|reason| reason.contains(&quoted)) {
             Some(reason) => subject.fail("served", reason, ""),
-            None if quick => subject.ok("served", "yes"),
+            None if looking.quick => subject.ok("served", "yes"),
             None => ask::try_model(&coordinator, &model.name, &mut subject).await,
         }
         report.subjects.push(subject);
     }
+    if !looking.quick {
+        try_links(&config, security, looking, report).await;
+    }
     coordinator.stop().await
+}
+
+/// The link of each node that prefills to each one that decodes what it prefills.
+async fn try_links(
+    config: &CoordinatorConfig,
+    security: &Security,
+    looking: &Looking<'_>,
+    report: &mut Report,
+) {
+    let pairs = config.models.iter().flat_map(|model| {
+        let to = |from: &String| {
+            let decode = model.decode.iter().filter(|to| *to != from).cloned();
+            decode.map(|to| (from.clone(), to)).collect::<Vec<_>>()
+        };
+        model.prefill.iter().flat_map(to).collect::<Vec<_>>()
+    });
+    let pairs: BTreeSet<(String, String)> = pairs.collect();
+    let calls = Calls::new(security.clone(), config.identities(), Limits::default());
+    let find = |name: &str| config.nodes.iter().find(|node| node.name == name);
+    for (from, to) in pairs {
+        let (Some(near), Some(far)) = (find(&from), find(&to)) else {
+            continue;
+        };
+        let mut subject = Subject::new(&format!("link `{from}` to `{to}`"));
+        // Who is there is learnt of their status.
+        let testing = async {
+            calls.status(&near.address).await?;
+            let request = LinkRequest {
+                to: far.address.clone(),
+                peer: calls.status(&far.address).await?.identity,
+            };
+            calls.link(&near.address, &request).await
+        };
+        let tested = testing.await;
+        match tested {
+            Ok(tested) => tell_link(&tested, looking, &mut subject),
+            Err(error) => subject.fail("tried", &error.to_string(), ""),
+        }
+        report.subjects.push(subject);
+    }
+}
+
+fn tell_link(tested: &LinkReport, looking: &Looking<'_>, subject: &mut Subject) {
+    let verdict = links::judge(tested, looking.catalogue, looking.expected);
+    subject.ok("carries", &verdict.found);
+    for fault in &verdict.faults {
+        let mend = "look at the cable, the port of the switch, and what else uses the link; `tandem plan` says what a slower link costs";
+        subject.warn("link", fault, mend);
+    }
 }
 
 fn tell_nodes(found: &NodeList, report: &mut Report) {
@@ -142,13 +218,14 @@ fn tell_nodes(found: &NodeList, report: &mut Report) {
         for model in &node.models {
             let contract = &model.contract;
             let told = format!(
-                "`{}`: {} {}, context {}, {} sequences, weights {}",
+                "`{}`: {} {}, context {}, {} sequences, weights {}, busy {} % of the last minute",
                 model.name,
                 contract.architecture,
                 contract.quantisation,
                 model.capacity.tokens_per_sequence,
                 model.capacity.sequences,
-                &contract.weights[..contract.weights.len().min(16)]
+                &contract.weights[..contract.weights.len().min(16)],
+                model.busy_percent
             );
             subject.ok("model", &told);
             if let Some(reason) = &model.stays {

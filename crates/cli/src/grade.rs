@@ -169,11 +169,22 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             return Ok(ExitCode::from(shutdown::INTERRUPTED));
         }
     };
+    show_busy(&mut coordinator, arguments.dry_run).await;
     coordinator.stop().await?;
     if let Some(local) = local {
         local.stop().await;
     }
     Ok(code)
+}
+
+/// How busy nodes were; the results are there whether or not somebody can tell.
+async fn show_busy(coordinator: &mut Coordinator, is_dry_run: bool) {
+    if !is_dry_run
+        && let Ok(nodes) = coordinator.nodes().await
+        && let Some(busy) = tables::busy(&nodes)
+    {
+        let _ = output::print(&busy.to_string());
+    }
 }
 
 /// Serves the pages until it is told to stop.

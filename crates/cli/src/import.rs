@@ -105,6 +105,7 @@ async fn look(imported: &Imported) -> anyhow::Result<Vec<ServerReport>> {
             decode: Vec::new(),
             servers: names,
             mixed_quantisation: false,
+            profile: None,
         });
     }
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -17,6 +17,7 @@ mod fetch;
 mod files;
 mod grade;
 mod import;
+mod links;
 mod loading;
 mod local;
 mod node;
@@ -25,6 +26,9 @@ mod open_files;
 mod output;
 mod paced;
 mod plan;
+mod probe;
+mod processes;
+mod profiles;
 mod progress;
 mod repin;
 mod run;
@@ -78,6 +82,8 @@ enum Command {
     Import(import::Arguments),
     /// What machines would do together, of their profiles: one answer and a course, by each way; no node needs to run.
     Plan(plan::Arguments),
+    /// Measures what this machine does with a model, and writes its profile for `tandem plan`; or the link to a node.
+    Probe(probe::Arguments),
     /// Starts four nodes and a coordinator on this machine and grades the sample course.
     Demo(demo::Arguments),
     /// Measures what a handoff costs on this machine.
@@ -115,6 +121,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         | Command::Doctor(_)
         | Command::Import(_)
         | Command::Plan(_)
+        | Command::Probe(_)
         | Command::Demo(_) => "error",
     });
     open_files::raise_limit();
@@ -126,7 +133,8 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
         Command::Doctor(arguments) => on_runtime(doctor::main(arguments, environment)),
         Command::Import(arguments) => on_runtime(import::main(arguments)),
-        Command::Plan(arguments) => plan::main(&arguments),
+        Command::Plan(arguments) => on_runtime(plan::main(arguments)),
+        Command::Probe(arguments) => on_runtime(probe::main(arguments, environment)),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
         Command::Bench(arguments) => bench::main(arguments),
         Command::Commands => {

@@ -16,7 +16,7 @@ use tandem_proto::Role;
 
 use crate::address::listen_address;
 use crate::environment::Environment;
-use crate::paced::Paced;
+use crate::paced::{self, Paced};
 use crate::shutdown::{self, StdinWatch};
 use crate::sources::{self, Wanted};
 use crate::{cluster, loading, output, security, version};
@@ -53,6 +53,10 @@ pub struct Arguments {
     /// How many times faster a paced engine is than its profile; its KV is as many times smaller.
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
+    /// The link of the machine that a paced engine plays, by its name in the profiles: no more KV leaves the node in a
+    /// second [default: as much as this machine can].
+    #[arg(long)]
+    link: Option<String>,
     /// Sequences at once, of each model.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SEQUENCES)))]
     slots: u32,
@@ -156,6 +160,7 @@ pub fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         pages: pages(&arguments)?,
         limits: Limits {
             drain: Duration::from_secs(arguments.drain),
+            link_rate: link_rate(&arguments)?,
             ..Limits::default()
         },
     };
@@ -223,6 +228,17 @@ fn pages(arguments: &Arguments) -> anyhow::Result<PagesConfig> {
             bytes: disk_bytes,
         }),
     })
+}
+
+/// Bytes per second of the link that a paced engine plays.
+fn link_rate(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
+    let Some(link) = &arguments.link else {
+        return Ok(None);
+    };
+    if arguments.engine == LLAMA {
+        bail!("--link is for paced engines; --engine names none");
+    }
+    paced::link_rate(link).map(Some)
 }
 
 async fn ended(input: Option<StdinWatch>) {

@@ -260,6 +260,7 @@ mod tests {
             name: (*name).to_owned(),
             address: ADDRESS.to_owned(),
             identity: None,
+            profile: None,
         };
         Config::new(
             prefill.iter().chain(decode).map(node).collect(),
@@ -269,6 +270,7 @@ mod tests {
                 decode: names(decode),
                 servers: Vec::new(),
                 mixed_quantisation: false,
+                profile: None,
             }],
         )
     }

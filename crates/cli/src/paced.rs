@@ -1,13 +1,16 @@
 //! Engines that take the time of a machine's profile and compute nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tandem_engine::paced::{Pace, PacedEngine, PacedModel, layer};
+use tandem_engine::paced::{Pace, PacedEngine, PacedMachine, PacedModel, layer};
 use tandem_engine::{Capacity, KvEngine};
 use tandem_kv::{LayerKind, LayerSpec};
 use tandem_sched::cost::Speed;
 use tandem_sched::profile::{Attention, Catalogue, Model};
+
+use crate::profiles;
 
 /// Before the name of the machine that is played.
 const PREFIX: &str = "paced:";
@@ -31,11 +34,7 @@ impl Paced {
                 "--engine {engine}: write {PREFIX} and the name of a machine, such as {PREFIX}spark; `tandem plan --list` has them"
             );
         };
-        if !(speed.is_finite() && (1.0..=50.0).contains(&speed)) {
-            bail!(
-                "--speed is {speed}; it is a number from 1 to 50, because rows have whole values"
-            );
-        }
+        check_speed(speed)?;
         Ok(Self {
             machine: machine.to_owned(),
             speed,
@@ -52,8 +51,11 @@ impl Paced {
         capacity: Capacity,
     ) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
         // It is read to the end of the process.
-        let catalogue: &'static Catalogue = Box::leak(Box::new(Catalogue::built_in()?));
-        let machine = catalogue.machine(&self.machine)?;
+        let catalogue = Box::leak(Box::new(Catalogue::built_in()?));
+        let name = profiles::machine(catalogue, &self.machine)?.name.clone();
+        let catalogue: &'static Catalogue = catalogue;
+        let machine = catalogue.machine(&name)?;
+        let played = Arc::new(PacedMachine::default());
         let load = |(name, of): &(String, String)| {
             let model = catalogue.model(of)?;
             let speed = Speed::new(machine, model)?;
@@ -61,7 +63,12 @@ impl Paced {
                 speed,
                 times: self.speed,
             };
-            let engine = PacedEngine::new(self.model(model), capacity, Box::new(pace))?;
+            let engine = PacedEngine::new(
+                self.model(model),
+                capacity,
+                Box::new(pace),
+                Arc::clone(&played),
+            )?;
             Ok((name.clone(), Box::new(engine) as Box<dyn KvEngine>))
         };
         let load = |named: &(String, String)| {
@@ -112,14 +119,40 @@ impl Paced {
         vec![spec; attention.layers as usize]
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "values of a row: a small number above zero"
-    )]
     fn values(&self, of: f64) -> u32 {
-        (of / self.speed).round().max(1.0) as u32
+        u32::try_from(whole(of / self.speed)).unwrap_or(u32::MAX)
     }
+}
+
+/// That machines can be played so many times faster.
+///
+/// # Errors
+/// If it is no such number.
+pub fn check_speed(speed: f64) -> anyhow::Result<()> {
+    match (1.0..=50.0).contains(&speed) {
+        true => Ok(()),
+        false => {
+            bail!("--speed is {speed}; it is a number from 1 to 50, because rows have whole values")
+        }
+    }
+}
+
+/// Bytes per second of a link of the profiles.
+///
+/// # Errors
+/// If there is none of this name.
+pub fn link_rate(name: &str) -> anyhow::Result<u64> {
+    let catalogue = Catalogue::built_in()?;
+    Ok(whole(catalogue.link(name)?.goodput_gb_s * 1e9))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a number above zero that is small for its type"
+)]
+fn whole(number: f64) -> u64 {
+    number.round().max(1.0) as u64
 }
 
 struct ProfilePace {

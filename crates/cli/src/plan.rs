@@ -2,9 +2,11 @@
 //!
 //! - this file: what is asked, and what the cost model answers;
 //! - [`words`]: tables and sentences;
-//! - [`drawing`]: the phases as a picture.
+//! - [`drawing`]: the phases as a picture;
+//! - [`trial`]: the ways that tandem does, run with paced nodes.
 
 mod drawing;
+mod trial;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -13,15 +15,12 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
-use tandem_sched::plan::{
-    self, Answered, BreakEven, Course, Job, Judged, MAX_MACHINES, Wanted, Way,
-};
+use tandem_sched::plan::{self, Answered, BreakEven, Course, Job, Judged, MAX_MACHINES, Way};
 use tandem_sched::profile::{Catalogue, Link, Machine, Model};
 
-use crate::{files, output};
+use crate::{files, output, paced, profiles};
+use trial::{Ran, Trial, Wanted};
 
-/// Largest profile that is read, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
 /// New tokens of one step of prefill.
 const CHUNK: f64 = 2048.0;
 
@@ -75,6 +74,21 @@ pub struct Arguments {
     /// Lists the profiles that there are.
     #[arg(long)]
     list: bool,
+    /// Runs each way that tandem does, as processes of nodes that take the machines' time and compute nothing, and puts
+    /// what was measured beside what was predicted.
+    #[arg(long)]
+    paced: bool,
+    /// How many times faster than the machines the paced nodes are; caches are as many times smaller.
+    #[arg(long, default_value_t = 1.0, requires = "paced")]
+    speed: f64,
+    /// Folder for the logs of paced nodes.
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "out/paced",
+        requires = "paced"
+    )]
+    out: PathBuf,
 }
 
 /// One answer of a model to a prompt.
@@ -102,16 +116,39 @@ struct Answer {
     works: u32,
     requests: Vec<Request>,
     courses: Vec<Run>,
+    /// What was run with paced nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paced: Option<Paced>,
+}
+
+/// What was run with paced nodes.
+#[derive(Serialize)]
+struct Paced {
+    /// How many times faster than the machines they were.
+    speed: f64,
+    runs: Vec<Ran>,
+    /// Why ways have no run.
+    failed: Vec<String>,
+}
+
+impl Paced {
+    fn code(&self) -> ExitCode {
+        match self.failed.is_empty() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        }
+    }
 }
 
 /// Prints what each way would take.
 ///
 /// # Errors
 /// If a name is not known, a profile cannot be read, or the result cannot be written.
-pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let arguments = &arguments;
     let mut catalogue = Catalogue::built_in()?;
     for file in &arguments.profiles {
-        let text = files::read_text(file, MAX_BYTES)?;
+        let text = files::read_text(file, profiles::MAX_BYTES)?;
         catalogue.add_lists(&file.display().to_string(), &text)?;
     }
     if arguments.list {
@@ -119,16 +156,154 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let machines = machines(&mut catalogue, &arguments.machines)?;
-    let answer = ask(arguments, &catalogue, &machines)?;
+    let mut answer = ask(arguments, &catalogue, &machines)?;
+    if arguments.paced {
+        answer.paced = Some(try_out(arguments, &catalogue, &machines, &answer).await?);
+    }
     if let Some(file) = &arguments.svg {
-        let drawn = drawing::svg(&answer.requests);
+        let drawn = match &answer.paced {
+            Some(paced) => drawing::timelines(&paced.runs),
+            None => drawing::svg(&answer.requests),
+        };
         std::fs::write(file, drawn).with_context(|| format!("cannot write {}", file.display()))?;
     }
     output::print(&match arguments.json {
         true => serde_json::to_string_pretty(&answer)?,
         false => words::told(&answer),
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(answer.paced.map_or(ExitCode::SUCCESS, |paced| paced.code()))
+}
+
+/// Runs what was planned, as far as tandem does it.
+async fn try_out(
+    arguments: &Arguments,
+    catalogue: &Catalogue,
+    machines: &[Machine],
+    answer: &Answer,
+) -> anyhow::Result<Paced> {
+    if !arguments.profiles.is_empty() {
+        bail!(
+            "--paced runs models and links of the profiles that come with tandem; leave --profiles out"
+        );
+    }
+    let trial = Trial {
+        machines,
+        profiles: &arguments.machines,
+        link: catalogue.link(&arguments.link)?,
+        speed: arguments.speed,
+        logs: arguments.out.clone(),
+    };
+    let mut wanted = Vec::new();
+    for request in &answer.requests {
+        let jobs = jobs(arguments, catalogue, request.prompt)?;
+        let job = jobs.iter().find(|job| job.model.name == request.model);
+        let known = request.ways.iter().filter_map(Judged::known);
+        for answered in known.filter(|answered| answered.is_built) {
+            wanted.extend(job.map(|job| trial.of_request(answered, job)));
+        }
+    }
+    for run in &answer.courses {
+        let jobs = jobs(arguments, catalogue, run.prompt)?;
+        let known = run.ways.iter().filter_map(Judged::known);
+        for course in known.filter(|course| course.is_built) {
+            wanted.push(trial.of_course(course, &jobs, (arguments.works, run.batch)));
+        }
+    }
+    run_all(&trial, &wanted).await
+}
+
+/// Runs all of it, and says meanwhile what is run.
+async fn run_all(trial: &Trial<'_>, wanted: &[Wanted<'_>]) -> anyhow::Result<Paced> {
+    paced::check_speed(trial.speed)?;
+    trial.check(wanted)?;
+    let (mut runs, mut failed) = (Vec::new(), Vec::new());
+    for (i, one) in wanted.iter().enumerate() {
+        let seconds = plan::run(&one.setup)?.end_s / trial.speed;
+        eprintln!(
+            "{} of {}: {}, about {seconds:.0} s after a warm-up",
+            i + 1,
+            wanted.len(),
+            words::wanted(one)
+        );
+        // What the others found is worth showing all the same.
+        match trial.run(one).await {
+            Ok(ran) => runs.push(ran),
+            Err(error) => failed.push(output::explain(&error)),
+        }
+    }
+    Ok(Paced {
+        speed: trial.speed,
+        runs,
+        failed,
+    })
+}
+
+/// The machines and models of the claim that one meets most: two machines that prefill, two that decode, two models.
+const DEMO_MACHINES: [&str; 4] = ["spark", "spark", "m3-ultra", "m4-max"];
+/// Each model, and the tokens of its answers.
+const DEMO_MODELS: [(&str, f64); 2] = [("qwen3-coder-30b", 800.0), ("gpt-oss-120b", 1200.0)];
+/// Tokens of each prompt.
+const DEMO_PROMPT: f64 = 5000.0;
+
+/// `tandem demo --paced`: a course by one Mac, by two, and by two with two machines that prefill for them.
+///
+/// # Errors
+/// If this machine has no memory for it, or a request has no answer.
+pub async fn demo(speed: f64, works: u32, json: bool, out: &Path) -> anyhow::Result<ExitCode> {
+    let mut catalogue = Catalogue::built_in()?;
+    let names = DEMO_MACHINES.map(str::to_owned);
+    let machines = machines(&mut catalogue, &names)?;
+    let link = catalogue.link("10gbit")?;
+    let job = |(name, answer)| {
+        let model = catalogue.model(name)?;
+        anyhow::Ok(Job {
+            model,
+            prompt: DEMO_PROMPT,
+            shared: 0.0,
+            answer,
+        })
+    };
+    let jobs: Vec<Job<'_>> = DEMO_MODELS.into_iter().map(job).collect::<Result<_, _>>()?;
+    let trial = Trial {
+        machines: &machines,
+        profiles: &names,
+        link,
+        speed,
+        logs: out.join("logs"),
+    };
+    let mut wanted = Vec::new();
+    let macs: Vec<&Machine> = machines.iter().skip(2).collect();
+    let all: Vec<&Machine> = machines.iter().collect();
+    for batch in [1, 8] {
+        for (machines, ways) in [
+            (&macs, &[Way::Alone, Way::Servers][..]),
+            (&all, &[Way::Servers, Way::Pair][..]),
+        ] {
+            let asked = plan::Wanted {
+                jobs: jobs.clone(),
+                works: f64::from(works),
+                batch: f64::from(batch),
+            };
+            let planned = plan::course(machines, link, &asked);
+            let known = planned.iter().filter_map(Judged::known);
+            for course in known.filter(|course| ways.contains(&course.way)) {
+                wanted.push(trial.of_course(course, &jobs, (works, batch)));
+            }
+        }
+    }
+    let paced = run_all(&trial, &wanted).await?;
+    std::fs::create_dir_all(out)
+        .with_context(|| format!("cannot make the folder {}", out.display()))?;
+    let drawn = out.join("timeline.svg");
+    std::fs::write(&drawn, drawing::timelines(&paced.runs))
+        .with_context(|| format!("cannot write {}", drawn.display()))?;
+    if json {
+        output::print(&serde_json::to_string_pretty(&paced)?)?;
+    } else {
+        output::print(&words::paced(&paced))?;
+        output::print(&format!("drawn in {}", drawn.display()))?;
+    }
+    Ok(paced.code())
 }
 
 /// The machines that are meant; equal ones are numbered.
@@ -141,14 +316,7 @@ fn machines(catalogue: &mut Catalogue, named: &[String]) -> anyhow::Result<Vec<M
     }
     let mut machines: Vec<Machine> = Vec::new();
     for name in named {
-        let name = match Path::new(name).extension() {
-            None => name.clone(),
-            Some(_) => {
-                let text = files::read_text(Path::new(name), MAX_BYTES)?;
-                catalogue.add_machine(name, &text)?
-            }
-        };
-        machines.push(catalogue.machine(&name)?.clone());
+        machines.push(profiles::machine(catalogue, name)?.clone());
     }
     let names: Vec<String> = machines.iter().map(|m| m.name.clone()).collect();
     for (i, machine) in machines.iter_mut().enumerate() {
@@ -177,33 +345,40 @@ fn model<'a>(
     Ok((catalogue.model(name)?, f64::from(tokens)))
 }
 
+/// What each work asks, with a prompt of this size.
+fn jobs<'a>(
+    arguments: &Arguments,
+    catalogue: &'a Catalogue,
+    prompt: u32,
+) -> anyhow::Result<Vec<Job<'a>>> {
+    let job = |named: &String| {
+        let (model, answer) = model(catalogue, named, arguments.answer)?;
+        Ok(Job {
+            model,
+            prompt: f64::from(prompt),
+            // One token at least is a work's own.
+            shared: f64::from(arguments.shared.min(prompt - 1)),
+            answer,
+        })
+    };
+    arguments.models.iter().map(job).collect()
+}
+
 fn ask(
     arguments: &Arguments,
     catalogue: &Catalogue,
     machines: &[Machine],
 ) -> anyhow::Result<Answer> {
     let link = catalogue.link(&arguments.link)?;
-    let models: Vec<(&Model, f64)> = arguments
-        .models
-        .iter()
-        .map(|named| model(catalogue, named, arguments.answer))
-        .collect::<Result<_, _>>()?;
     let (mut requests, mut courses) = (Vec::new(), Vec::new());
     let all: Vec<&Machine> = machines.iter().collect();
     for &prompt in &arguments.prompt {
-        let jobs = models.iter().map(|&(model, answer)| Job {
-            model,
-            prompt: f64::from(prompt),
-            // One token at least is a work's own.
-            shared: f64::from(arguments.shared.min(prompt - 1)),
-            answer,
-        });
-        let jobs: Vec<Job<'_>> = jobs.collect();
+        let jobs = jobs(arguments, catalogue, prompt)?;
         for job in &jobs {
             requests.push(request(machines, link, job, prompt));
         }
         for &batch in &arguments.batch {
-            let wanted = Wanted {
+            let wanted = plan::Wanted {
                 jobs: jobs.clone(),
                 works: f64::from(arguments.works),
                 batch: f64::from(batch),
@@ -221,6 +396,7 @@ fn ask(
         works: arguments.works,
         requests,
         courses,
+        paced: None,
     })
 }
 

@@ -62,6 +62,7 @@ pub fn add(config: &mut Config, servers: &[ServerAddress], environment: &Environ
                 decode: Vec::new(),
                 servers: vec![own],
                 mixed_quantisation: false,
+                profile: None,
             }),
         }
     }

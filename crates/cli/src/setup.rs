@@ -87,6 +87,7 @@ impl Arguments {
             decode: vec![local::NAME.to_owned()],
             servers: Vec::new(),
             mixed_quantisation: false,
+            profile: None,
         });
         let mut config = CoordinatorConfig::new(Vec::new(), models.collect());
         servers::add(&mut config, &self.server, environment);
@@ -97,6 +98,7 @@ impl Arguments {
                 name: local::NAME.to_owned(),
                 address: node.address.to_string(),
                 identity: None,
+                profile: None,
             });
             local = Some(node);
         }

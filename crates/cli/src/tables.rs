@@ -2,6 +2,7 @@
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use tandem_coordinator::NodeList;
 use tandem_grading::{Forecast, Graded, Job, JobRecord, PromptSize, Status, Submission};
 use tandem_openai::{PhasesMs, TandemInfo};
 
@@ -55,6 +56,12 @@ pub fn timings(info: &TandemInfo) -> Table {
             continue;
         }
         table.add_row(vec![Cell::new(name), right(value)]);
+    }
+    if let Some(alone) = &info.alone {
+        let name = format!("{} alone, by its profile", alone.machine);
+        table.add_row(vec![Cell::new(name), right(ms(alone.predicted_ms))]);
+        let times = format!("{:.2} times", alone.speed_up);
+        table.add_row(vec![Cell::new("as fast as that"), right(times)]);
     }
     table
 }
@@ -172,6 +179,18 @@ fn sentence(forecasts: &[Forecast]) -> String {
 
 /// Submissions that are named with a cause that they share.
 const NAMED: usize = 3;
+
+/// How busy each node was over the last minute; nothing without nodes.
+pub fn busy(nodes: &NodeList) -> Option<Table> {
+    let mut table = new(&["node", "model", "busy over the last minute"]);
+    for node in &nodes.data {
+        for model in &node.models {
+            let percent = right(format!("{} %", model.busy_percent));
+            table.add_row(vec![Cell::new(&node.name), Cell::new(&model.name), percent]);
+        }
+    }
+    (table.row_count() > 0).then_some(table)
+}
 
 /// Why submissions have no score, or lack an answer: a line per cause, whatever the numbers in it.
 pub fn causes(graded: &[Graded]) -> Vec<String> {

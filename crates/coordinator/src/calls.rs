@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tandem_identity::{PeerId, Security};
 use tandem_proto::limits::MAX_LINE_BYTES;
 use tandem_proto::{
-    GenerateEvent, GenerateRequest, HandoffFailed, NodeError, NodeStatus, PROTOCOL_VERSION,
-    PrefillEvent, PrefillRequest, TokenizeRequest, Tokenized,
+    GenerateEvent, GenerateRequest, HandoffFailed, LinkReport, LinkRequest, NodeError, NodeStatus,
+    PROTOCOL_VERSION, PrefillEvent, PrefillRequest, TokenizeRequest, Tokenized,
 };
 
 use crate::connect::Connector;
@@ -204,12 +204,19 @@ impl Calls {
         address: &str,
         request: &TokenizeRequest,
     ) -> Result<Tokenized, CallError> {
-        let answer = self.post(address, "tokenize", request).await?;
-        let reading = body(answer, MAX_TOKENIZED_BYTES);
-        let read = tokio::time::timeout(self.limits.silence, reading).await;
-        let body = read.map_err(|_| CallError::Silent(self.limits.silence))??;
-        let unreadable = |e: serde_json::Error| CallError::Odd(format!("answered: {e}"));
-        serde_json::from_slice(&body).map_err(unreadable)
+        self.whole(address, "tokenize", request).await
+    }
+
+    /// `POST /node/v1/link`: tests the link from a node to another one.
+    ///
+    /// # Errors
+    /// If the node does not answer or refuses, or the other one cannot be reached from there.
+    pub async fn link(
+        &self,
+        address: &str,
+        request: &LinkRequest,
+    ) -> Result<LinkReport, CallError> {
+        self.whole(address, "link", request).await
     }
 
     /// `POST /node/v1/generate`.
@@ -270,6 +277,21 @@ impl Calls {
         };
         let path = format!("requests/{request}/{what}-failed");
         self.post(address, &path, &body).await.map(|_| ())
+    }
+
+    /// An answer that is one object.
+    async fn whole<B: Serialize, T: DeserializeOwned>(
+        &self,
+        address: &str,
+        path: &str,
+        request: &B,
+    ) -> Result<T, CallError> {
+        let answer = self.post(address, path, request).await?;
+        let reading = body(answer, MAX_TOKENIZED_BYTES);
+        let read = tokio::time::timeout(self.limits.silence, reading).await;
+        let body = read.map_err(|_| CallError::Silent(self.limits.silence))??;
+        let unreadable = |e: serde_json::Error| CallError::Odd(format!("answered: {e}"));
+        serde_json::from_slice(&body).map_err(unreadable)
     }
 
     async fn stream<B: Serialize, T: DeserializeOwned>(

@@ -11,6 +11,7 @@ use tandem_kv::receipt::ParityBound;
 use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 
+use crate::alone::Profiles;
 use crate::error::ConfigError;
 use crate::guard;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES, MAX_SERVERS};
@@ -243,6 +244,9 @@ pub struct NodeConfig {
     /// there). Without it any machine of the cluster is taken for the node at that address.
     #[serde(default)]
     pub identity: Option<String>,
+    /// The profile of its machine, a name or a file: answers then tell what it would have taken alone.
+    #[serde(default)]
+    pub profile: Option<String>,
 }
 
 /// One model. The order of nodes decides between equally loaded ones.
@@ -263,6 +267,9 @@ pub struct ModelConfig {
     /// True if a node may prefill it with another quantisation of the weights than the decode node's.
     #[serde(default)]
     pub mixed_quantisation: bool,
+    /// Its name in profiles, if that is another one.
+    #[serde(default)]
+    pub profile: Option<String>,
 }
 
 const fn default_chunk() -> u32 {
@@ -295,7 +302,7 @@ impl Config {
     /// Names the first key at fault and the mend.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.handoff.validate()?;
-        self.cors.validate()?;
+        Profiles::of(self).and(self.cors.validate())?;
         let least_nodes = usize::from(self.servers.is_empty());
         check_count("nodes", self.nodes.len(), least_nodes, MAX_NODES)?;
         check_count("servers", self.servers.len(), 0, MAX_SERVERS)?;
@@ -395,7 +402,8 @@ impl Config {
     }
 
     /// The machines that nodes must be, by address.
-    pub(crate) fn identities(&self) -> HashMap<String, PeerId> {
+    #[must_use]
+    pub fn identities(&self) -> HashMap<String, PeerId> {
         let named = |n: &NodeConfig| {
             let id = n.identity.as_ref()?.parse().ok()?;
             Some((n.address.clone(), id))

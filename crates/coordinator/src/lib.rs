@@ -4,6 +4,7 @@
 //! send it messages over a bounded channel. Each request is one task that holds the connections
 //! to its nodes, so that dropping the answer drops them and with them the nodes' work.
 
+mod alone;
 mod answer;
 mod answers;
 mod api;

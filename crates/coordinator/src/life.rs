@@ -12,6 +12,7 @@ use tandem_sched::{Failure, Route};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::alone::Profiles;
 use crate::answers::Answers;
 use crate::backend::pair::Pairs as NodePairs;
 use crate::backend::{Answer, Attempt, AttemptError, Backend};
@@ -36,6 +37,8 @@ pub(crate) struct Service {
     pub(crate) cluster: Cluster,
     /// Pairs of nodes and how they get on.
     pub(crate) pairs: Pairs,
+    /// Profiles of nodes and models.
+    pub(crate) profiles: Profiles,
     /// What was answered.
     pub(crate) totals: Totals,
     /// For digests of prompts.
@@ -49,6 +52,12 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// With what the decode node would have taken alone.
+    fn told(&self, job: &Job, mut info: TandemInfo) -> TandemInfo {
+        info.alone = self.profiles.alone(&job.model, &info);
+        info
+    }
+
     /// Who answers what a plan sends there.
     fn backend(&self, name: &str) -> &dyn Backend {
         match self.servers.get(name) {
@@ -327,7 +336,7 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
                 events.append(&mut attempt_events);
                 service.pairs.answered(&plan, &answer.timeline);
                 let outcome = outcome(job, answer, |timeline| {
-                    timeline.info(&job.id, &plan, queue, events)
+                    service.told(job, timeline.info(&job.id, &plan, queue, events))
                 });
                 service.totals.add(&job.model, &outcome.info);
                 return Ok(outcome);

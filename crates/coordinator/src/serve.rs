@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::alone::Profiles;
 use crate::answers::Answers;
 use crate::api::router;
 use crate::backend::pair::Pairs as NodePairs;
@@ -82,6 +83,7 @@ pub async fn run_with_pages(
     let gates = gates(listeners, config.limits.connect)?;
     let limit = config.limits.shutdown;
     let service = Arc::new(Service {
+        profiles: Profiles::of(&config)?,
         config,
         nodes: NodePairs {
             calls: calls.clone(),

@@ -101,6 +101,7 @@ impl Timeline {
                 same_top: p.parity.same_top,
                 holds: p.holds,
             }),
+            alone: None,
             server: self.server.clone(),
             events,
             ignored: Vec::new(),

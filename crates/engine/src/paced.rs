@@ -5,7 +5,7 @@
 //! Its contract says so too: nothing real agrees with it.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use half::f16;
@@ -30,6 +30,23 @@ pub trait Pace: Send {
 
     /// One step of decoding of sequences that hold so many tokens.
     fn step(&self, held: &[u32]) -> Duration;
+}
+
+/// The machine whose time engines take: what one of them computes, the others wait for.
+#[derive(Debug, Default)]
+pub struct PacedMachine {
+    /// When what it has been given is done.
+    free: Mutex<Option<Instant>>,
+}
+
+impl PacedMachine {
+    /// Begins something that takes so long, as soon as the machine is free. Returns when that is.
+    fn begin(&self, now: Instant, long: Duration) -> Instant {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = free.map_or(now, |free| free.max(now));
+        *free = Some(begins + long);
+        begins
+    }
 }
 
 /// What is played.
@@ -60,13 +77,14 @@ pub struct PacedEngine {
     capacity: Capacity,
     stays: Option<String>,
     pace: Box<dyn Pace>,
+    machine: Arc<PacedMachine>,
     tokenizer: Arc<FakeTokenizer>,
     pattern: Arc<[u8]>,
     slots: Vec<Option<Held>>,
 }
 
 impl PacedEngine {
-    /// An engine with no open sequence.
+    /// An engine with no open sequence. Engines of one machine take turns.
     ///
     /// # Errors
     /// If the layers make no valid contract.
@@ -74,6 +92,7 @@ impl PacedEngine {
         model: PacedModel,
         capacity: Capacity,
         pace: Box<dyn Pace>,
+        machine: Arc<PacedMachine>,
     ) -> Result<Self, EngineError> {
         let contract = Contract {
             layout_version: LAYOUT_VERSION,
@@ -94,6 +113,7 @@ impl PacedEngine {
             contract,
             stays: model.stays,
             pace,
+            machine,
             tokenizer: Arc::new(FakeTokenizer),
             pattern: pattern(),
             slots: vec![None; capacity.sequences as usize],
@@ -216,8 +236,8 @@ fn pattern() -> Arc<[u8]> {
     (0..PATTERN).flat_map(value).collect()
 }
 
-fn sleep_until(start: Instant, after: Duration) {
-    std::thread::sleep(after.saturating_sub(start.elapsed()));
+fn sleep_until(then: Instant) {
+    std::thread::sleep(then.saturating_duration_since(Instant::now()));
 }
 
 impl KvEngine for PacedEngine {
@@ -272,13 +292,13 @@ impl KvEngine for PacedEngine {
         tokens: &[Token],
         give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
-        let began = Instant::now();
         self.check_chunk(tokens)?;
         let end = self.check(sequence, start, tokens)?;
         let whole = self.pace.prefill(start, end - start);
+        let began = self.machine.begin(Instant::now(), whole);
         let layers = u32::try_from(self.contract.layers.len()).unwrap_or(u32::MAX);
         for layer in 0..layers {
-            sleep_until(began, whole * (layer + 1) / layers);
+            sleep_until(began + whole * (layer + 1) / layers);
             for kind in [PlaneKind::Key, PlaneKind::Value] {
                 let row = self.row_bytes(layer, kind);
                 let read = |wanted: Range<u32>, out: &mut Vec<u8>| {
@@ -404,7 +424,7 @@ impl KvEngine for PacedEngine {
     }
 
     fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let began = Instant::now();
+        let now = Instant::now();
         for (i, step) in steps.iter().enumerate() {
             self.check(step.sequence, step.position, &[step.token])?;
             if steps[..i]
@@ -415,7 +435,8 @@ impl KvEngine for PacedEngine {
             }
         }
         let held: Vec<u32> = steps.iter().map(|step| step.position + 1).collect();
-        sleep_until(began, self.pace.step(&held));
+        let long = self.pace.step(&held);
+        sleep_until(self.machine.begin(now, long) + long);
         let mut rows = Vec::with_capacity(steps.len());
         for (step, &end) in steps.iter().zip(&held) {
             let held = Held {

@@ -67,6 +67,18 @@ impl Arrived {
     }
 }
 
+/// Bytes of the largest segment of a connection.
+#[cfg(any(target_os = "linux", target_vendor = "apple"))]
+pub fn segment_bytes(socket: &impl AsFd) -> Option<u32> {
+    nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::TcpMaxSeg).ok()
+}
+
+/// Elsewhere it is not known.
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+pub fn segment_bytes(_: &impl AsFd) -> Option<u32> {
+    None
+}
+
 /// The beginning of `tcp_info` as `linux/tcp.h` has it since Linux 4.6, which is all that is asked for.
 #[cfg(target_os = "linux")]
 type TcpInfo = [u64; 19];

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::arrived::{Arrived, Progress};
+use crate::arrived::{Arrived, Progress, segment_bytes};
 use crate::explain::explain;
 use crate::low_water::LowWater;
 use crate::peer::PeerId;
@@ -105,6 +105,12 @@ impl Link {
             Stream::Plain(tcp) => tcp,
             Stream::Tls(tls) => tls.tcp(),
         }
+    }
+
+    /// Bytes that one packet carries of what is sent, where the system tells.
+    #[must_use]
+    pub fn segment_bytes(&self) -> Option<u32> {
+        segment_bytes(self.tcp())
     }
 
     /// The address of the other end.

@@ -2,6 +2,7 @@
 
 mod generate;
 mod lend;
+mod link;
 mod prefill;
 
 use std::convert::Infallible;
@@ -100,6 +101,8 @@ pub struct Node {
     pub preparing: AtomicUsize,
     /// Prompts that may be tokenised at once for those who only ask how long they are.
     pub tokenizing: Semaphore,
+    /// A link may be tested.
+    pub testing: Semaphore,
 }
 
 impl Node {
@@ -183,6 +186,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/node/v1/generate", post(generate))
         .route("/node/v1/prefill", post(prefill))
         .route("/node/v1/lend", post(lend))
+        .route("/node/v1/link", post(link::test))
+        .route("/node/v1/link/source", post(link::source))
         .route("/node/v1/requests/{id}/lend-failed", post(lend_failed))
         .route(
             "/node/v1/requests/{id}/prefill-failed",
@@ -194,6 +199,9 @@ pub fn router(node: Arc<Node>) -> Router {
             Arc::clone(&node),
             whole_body,
         ))
+        // It does not keep what comes.
+        .route("/node/v1/link/sink", post(link::sink))
+        .layer(DefaultBodyLimit::disable())
         .with_state(node)
 }
 

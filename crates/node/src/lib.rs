@@ -22,6 +22,7 @@ pub mod held;
 pub mod job;
 pub mod lend;
 pub mod limits;
+pub mod link;
 pub mod model;
 pub mod pages;
 mod rate;
@@ -128,7 +129,7 @@ pub async fn run(
         decoding: Arc::default(),
         confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
-        links: Arc::default(),
+        links: Arc::new(send::Links::with_rate(config.limits.link_rate)),
         returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
         taking_back: Arc::new(Semaphore::new(limits::MAX_TAKEN_BACK)),
         handing_back: Arc::new(Semaphore::new(limits::MAX_HAND_BACKS)),
@@ -138,6 +139,7 @@ pub async fn run(
         draining: AtomicBool::new(false),
         preparing: AtomicUsize::new(0),
         tokenizing: Semaphore::new(limits::MAX_TOKENIZING),
+        testing: Semaphore::new(1),
         config,
     });
     let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));

@@ -87,6 +87,8 @@ pub const MAX_LINKS: usize = 256;
 pub const WRITE_BYTES: u64 = 1 << 20;
 /// Segments that are encoded before they are written.
 pub const SEGMENTS_AHEAD: usize = 2;
+/// How much later than it should a timer may have been on a played link without making that slower.
+pub const TIMER_LATE: Duration = Duration::from_millis(5);
 /// Broken connections after which a handoff is given up.
 pub const MAX_RECONNECTS: u32 = 16;
 /// Pause before the first attempt at a new connection; it doubles up to [`RECONNECT_GROWTH`] times this.
@@ -105,6 +107,9 @@ pub const IDLE_TICK: Duration = Duration::from_millis(100);
 pub const MAX_TOKENIZING: usize = 4;
 /// How long a further one waits for its turn.
 pub const TOKENIZING_WAIT: Duration = Duration::from_secs(5);
+/// How long a request waits at most for a sequence that is about to be free: as long as a coordinator would wait for the
+/// next status of a busy node.
+pub const ADMISSION_WAIT: Duration = Duration::from_secs(1);
 /// Between two looks whether a node that drains is idle.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Looks at an engine within [`Limits::engine_step`].
@@ -160,6 +165,8 @@ pub struct Limits {
     pub stop: Duration,
     /// How long requests may go on when the node is told to drain.
     pub drain: Duration,
+    /// Bytes of KV that leave this machine per second at most, for a node that plays a machine with a slower link.
+    pub link_rate: Option<u64>,
 }
 
 impl Default for Limits {
@@ -183,6 +190,7 @@ impl Default for Limits {
             slice: Duration::from_millis(10),
             stop: Duration::from_secs(10),
             drain: Duration::from_secs(60),
+            link_rate: None,
         }
     }
 }

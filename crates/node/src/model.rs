@@ -12,13 +12,14 @@ use tandem_engine::{Capacity, KvEngine, Tokenizer};
 use tandem_kv::{Contract, KvBlock};
 use tandem_proto::{ErrorCode, HandoffTerms, NodeError, Reuse};
 
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::time::timeout;
 
 use crate::RunError;
 use crate::batches::Batches;
 use crate::busy::Busy;
 use crate::job::{Admission, Command, JobId, Origin};
-use crate::limits::{COMMAND_RETRY, HANG_LOOKS, Limits, MAX_COMMANDS};
+use crate::limits::{ADMISSION_WAIT, COMMAND_RETRY, HANG_LOOKS, Limits, MAX_COMMANDS};
 use crate::rate::Rate;
 use crate::worker::Worker;
 
@@ -206,16 +207,31 @@ impl Model {
     /// # Errors
     /// If all sequences are in use.
     pub fn admit(&self) -> Result<Admission, NodeError> {
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            let n = self.capacity.sequences;
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        self.admission(place.ok())
+    }
+
+    /// The same, and waits for a sequence whose request has just ended: who asked knows of the end, and the engine thread
+    /// lets go of it a little later.
+    ///
+    /// # Errors
+    /// If all sequences stay in use.
+    pub async fn admit_soon(&self) -> Result<Admission, NodeError> {
+        let place = timeout(ADMISSION_WAIT, Arc::clone(&self.places).acquire_owned()).await;
+        self.admission(place.ok().and_then(Result::ok))
+    }
+
+    fn admission(&self, place: Option<OwnedSemaphorePermit>) -> Result<Admission, NodeError> {
+        let n = self.capacity.sequences;
+        let busy = || {
             NodeError::new(
                 ErrorCode::Busy,
                 format!("all {n} sequences of `{}` are in use", self.name),
             )
-        })?;
+        };
         Ok(Admission {
             job: JobId(self.next_job.fetch_add(1, Ordering::Relaxed)),
-            place,
+            place: place.ok_or_else(busy)?,
         })
     }
 

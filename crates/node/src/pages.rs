@@ -52,6 +52,14 @@ pub struct PagesConfig {
     pub disk: Option<DiskConfig>,
 }
 
+impl PagesConfig {
+    /// True if anything is kept.
+    #[must_use]
+    pub const fn keeps_any(&self) -> bool {
+        self.ram_bytes > 0 || self.disk.is_some()
+    }
+}
+
 /// A directory for pages, of one store alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskConfig {

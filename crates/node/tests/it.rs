@@ -24,6 +24,7 @@ mod it {
     mod hostile;
     mod kills;
     mod lend;
+    mod link;
     mod lossy;
     mod pages;
     mod parity;

@@ -35,4 +35,6 @@ pub use response::{
 };
 pub use sampling::{Sampling, StreamOptions};
 pub use sse::{SSE_DONE, sse_error, sse_event};
-pub use tandem::{ParityInfo, PhasesMs, RouteChoice, ServerInfo, TandemInfo, TandemOptions};
+pub use tandem::{
+    AloneInfo, ParityInfo, PhasesMs, RouteChoice, ServerInfo, TandemInfo, TandemOptions,
+};

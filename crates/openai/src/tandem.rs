@@ -148,6 +148,17 @@ pub struct ParityInfo {
     pub holds: bool,
 }
 
+/// What the decode node would have taken for an answer alone, by the profile of its machine: calculated, not measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct AloneInfo {
+    /// The machine, by its name in profiles.
+    pub machine: String,
+    /// From leaving the queue to the last token, in milliseconds, if it had answered nothing else meanwhile.
+    pub predicted_ms: f64,
+    /// How many times as fast the answer was; below 1 it was slower.
+    pub speed_up: f64,
+}
+
 /// A server that is no node of tandem, and what it did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerInfo {
@@ -209,6 +220,9 @@ pub struct TandemInfo {
     /// How far both nodes compute the same; absent if they were not compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parity: Option<ParityInfo>,
+    /// What the decode node would have taken alone; absent without a profile of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alone: Option<AloneInfo>,
     /// Which server answered, if it was no node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerInfo>,

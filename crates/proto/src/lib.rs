@@ -10,6 +10,9 @@
 //! | `POST /node/v1/lend` | [`PrefillRequest`] | the same |
 //! | `POST /node/v1/requests/{id}/prefill-failed` | [`HandoffFailed`] | 204 |
 //! | `POST /node/v1/requests/{id}/lend-failed` | [`HandoffFailed`] | 204 |
+//! | `POST /node/v1/link` | [`LinkRequest`] | [`LinkReport`] |
+//! | `POST /node/v1/link/sink` | bytes, which are dropped | 204 |
+//! | `POST /node/v1/link/source` | [`BytesRequest`] | bytes |
 //!
 //! A request that cannot be started is answered with [`NodeError`] and a status from
 //! [`ErrorCode::http_status`]. A stream that is closed by the coordinator cancels the work; a
@@ -18,6 +21,7 @@
 
 pub mod generate;
 pub mod limits;
+pub mod link;
 pub mod prefill;
 pub mod status;
 pub mod terms;
@@ -27,6 +31,7 @@ pub use generate::{
     FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, ParityReport,
     PrefillMode, PrefillSummary, Prompt, Ticket,
 };
+pub use link::{BytesRequest, LinkReport, LinkRequest};
 pub use prefill::{HandoffFailed, Lender, PrefillEvent, PrefillRequest};
 pub use status::{
     Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, Phase, Role,
@@ -36,4 +41,4 @@ pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;

@@ -4,6 +4,7 @@
 
 mod course;
 mod request;
+mod run;
 
 use serde::Serialize;
 
@@ -12,6 +13,7 @@ use crate::profile::{Machine, Model};
 
 pub use course::{Course, MAX_MACHINES, Part, Wanted, course};
 pub use request::{Answered, BreakEven, Phase, break_even, request, served_alone, served_by_pair};
+pub use run::{Ran, Served, Setup, run};
 
 /// One kind of request.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 /// A figure of a table: tokens (or sequences), depth, tokens/s.
-type Row = (f64, f64, f64);
+pub type Row = (f64, f64, f64);
 
 /// Most tokens, or sequences, of a figure.
 const MOST_TOKENS: f64 = 1e7;
@@ -81,6 +81,22 @@ pub struct Machine {
     /// What it does with each model; of two of the same model the first holds.
     #[serde(default)]
     pub figures: Vec<Figures>,
+    /// Models of these figures that no other file has.
+    #[serde(default, rename = "model", skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<Model>,
+}
+
+impl Machine {
+    /// The text of a file that [`Catalogue::add_machine`] reads.
+    ///
+    /// # Errors
+    /// If a value has no form in such a file.
+    pub fn text(&self) -> Result<String, ProfileError> {
+        toml::to_string_pretty(self).map_err(|problem| ProfileError::Form {
+            file: self.name.clone(),
+            problem: problem.to_string(),
+        })
+    }
 }
 
 /// What a machine does with a model.
@@ -135,10 +151,10 @@ pub struct Model {
     pub title: String,
     /// Size of its weights, in the form that most run.
     pub weights_gb: f64,
-    /// Parameters, in thousand millions.
-    pub parameters_b: f64,
+    /// Parameters, in thousand millions, where known.
+    pub parameters_b: Option<f64>,
     /// Those that one token uses.
-    pub active_b: f64,
+    pub active_b: Option<f64>,
     /// Experts of a layer, of which each token uses some.
     pub experts: Option<Experts>,
     /// Its layers with a cache of K and V.
@@ -328,8 +344,13 @@ impl Catalogue {
             check(file, &link.name, &figures, 1e-6..=1e6)?;
             self.links.insert(link.name.clone(), link);
         }
-        for model in lists.model {
-            let sizes = [model.weights_gb, model.parameters_b, model.active_b];
+        self.add_models(file, lists.model)
+    }
+
+    fn add_models(&mut self, file: &str, models: Vec<Model>) -> Result<(), ProfileError> {
+        for model in models {
+            let sizes = [Some(model.weights_gb), model.parameters_b, model.active_b];
+            let sizes: Vec<f64> = sizes.into_iter().flatten().collect();
             check(file, &model.name, &sizes, 1e-6..=1e6)?;
             model.check(file)?;
             self.models.insert(model.name.clone(), model);
@@ -337,12 +358,13 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Adds a machine, in place of one of the same name; its name.
+    /// Adds a machine and the models that come with it, in place of those of the same names; its name.
     ///
     /// # Errors
     /// If the text is not of that form, or a figure is not above zero.
     pub fn add_machine(&mut self, file: &str, text: &str) -> Result<String, ProfileError> {
-        let machine: Machine = read(file, text)?;
+        let mut machine: Machine = read(file, text)?;
+        self.add_models(file, std::mem::take(&mut machine.models))?;
         check(
             file,
             &machine.name,

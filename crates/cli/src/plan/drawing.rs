@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
-use tandem_sched::plan::{Answered, Judged};
+use tandem_sched::plan::{Answered, Judged, Served};
 
 use super::Request;
+use super::trial::Ran;
 
 /// Units of the drawing.
 const WIDTH: f64 = 960.0;
@@ -75,6 +76,122 @@ pub fn svg(requests: &[Request]) -> String {
         r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0}" role="img" aria-label="The phases of one answer by each way"><style>{STYLE}</style><text class="soft" x="8" y="16">{first} tokens in; seconds; calculated of profiles</text>{body}</svg>
 "#
     )
+}
+
+/// Height of a bar of one request among many.
+const LANE: f64 = 9.0;
+
+/// When each request of courses was read and written on which machine, as measured, on one scale of seconds.
+pub fn timelines(runs: &[Ran]) -> String {
+    let longest = runs
+        .iter()
+        .map(|run| run.measured.end_s)
+        .fold(1e-9, f64::max);
+    let scale = (WIDTH - LABELS - 70.0) / longest;
+    let mut body = String::new();
+    let mut y = HEAD;
+    for run in runs {
+        let title = format!(
+            "{}, {} at once: {} s measured, {} s predicted",
+            super::words::way(run.way, true),
+            run.batch,
+            round(run.measured.end_s),
+            round(run.predicted.end_s)
+        );
+        let _ = write!(
+            body,
+            r#"<text x="8" y="{:.0}">{}</text>"#,
+            y + 13.0,
+            escaped(&title)
+        );
+        y += BAR + GAP;
+        for machine in &run.machines {
+            let _ = write!(
+                body,
+                r#"<text class="soft" x="24" y="{:.0}">{}</text>"#,
+                y + 11.0,
+                escaped(machine)
+            );
+            let lanes = lanes(&run.measured_requests, machine);
+            for (lane, bar) in &lanes.bars {
+                #[expect(clippy::cast_precision_loss, reason = "a few")]
+                let top = y + *lane as f64 * LANE;
+                let _ = write!(
+                    body,
+                    r#"<rect class="{}" x="{:.1}" y="{top:.0}" width="{:.1}" height="{}"><title>{}, work {}: {} s to {} s</title></rect>"#,
+                    bar.what,
+                    LABELS + bar.from * scale,
+                    ((bar.to - bar.from) * scale - 0.5).max(0.5),
+                    LANE - 1.0,
+                    escaped(run.models.get(bar.request.job).map_or("", String::as_str)),
+                    bar.request.work + 1,
+                    round(bar.from),
+                    round(bar.to)
+                );
+            }
+            #[expect(clippy::cast_precision_loss, reason = "a few")]
+            let height = lanes.count as f64 * LANE;
+            y += height.max(BAR) + GAP;
+        }
+        let _ = write!(body, r#"<path class="line" d="M8 {y:.0}H{WIDTH}"/>"#);
+        y += 12.0;
+    }
+    format!(
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0}" role="img" aria-label="When each request was read and written on which machine"><style>{STYLE}</style><text class="soft" x="8" y="16">seconds of the machines; blue: to the first token; green: the answer</text>{body}</svg>
+"#
+    )
+}
+
+struct Bar<'a> {
+    request: &'a Served,
+    what: &'static str,
+    from: f64,
+    to: f64,
+}
+
+/// Bars that overlap lie in lanes of their own.
+struct Lanes<'a> {
+    bars: Vec<(usize, Bar<'a>)>,
+    count: usize,
+}
+
+fn lanes<'a>(requests: &'a [Served], machine: &str) -> Lanes<'a> {
+    let mut bars = Vec::new();
+    for request in requests {
+        let first = request.first_token_s;
+        if request.prefill_on == machine {
+            bars.push(Bar {
+                request,
+                what: "prefill",
+                from: request.begins_s,
+                to: first,
+            });
+        }
+        if request.decode_on == machine {
+            bars.push(Bar {
+                request,
+                what: "decode",
+                from: first,
+                to: request.end_s,
+            });
+        }
+    }
+    bars.sort_by(|a, b| a.from.total_cmp(&b.from));
+    let mut ends: Vec<f64> = Vec::new();
+    let place = |bar: Bar<'a>| {
+        let free = ends.iter().position(|end| *end <= bar.from);
+        let lane = free.unwrap_or(ends.len());
+        match ends.get_mut(lane) {
+            Some(end) => *end = bar.to,
+            None => ends.push(bar.to),
+        }
+        (lane, bar)
+    };
+    let bars = bars.into_iter().map(place).collect();
+    Lanes {
+        bars,
+        count: ends.len(),
+    }
 }
 
 fn round(seconds: f64) -> String {

@@ -6,7 +6,8 @@ use comfy_table::{Cell, CellAlignment};
 use tandem_sched::plan::{Answered, Course, Judged, Way};
 use tandem_sched::profile::Catalogue;
 
-use super::{Answer, Request, Run};
+use super::trial::{Ran, Wanted};
+use super::{Answer, Paced, Request, Run};
 use crate::tables;
 
 /// The profiles that there are.
@@ -48,10 +49,16 @@ pub fn told(answer: &Answer) -> String {
     for run in &answer.courses {
         let _ = writeln!(out, "{}", best(run));
     }
+    if let Some(paced) = &answer.paced {
+        let _ = writeln!(out, "\n{}", self::paced(paced));
+    }
     let mut notes = notes(answer);
     notes.push(
-        "all of this is calculated of profiles, not measured; docs/scheduling.md has the formulas"
-            .to_owned(),
+        match answer.paced {
+            None => "all of this is calculated of profiles, not measured; docs/scheduling.md has the formulas",
+            Some(_) => "the tables above the last one are calculated of profiles; docs/scheduling.md has the formulas",
+        }
+        .to_owned(),
     );
     for note in notes {
         let _ = writeln!(out, "note: {note}");
@@ -59,7 +66,8 @@ pub fn told(answer: &Answer) -> String {
     out.trim_end().to_owned()
 }
 
-fn way(way: Way, is_built: bool) -> String {
+/// The name of a way.
+pub fn way(way: Way, is_built: bool) -> String {
     let name = match way {
         Way::Alone => "alone",
         Way::Pair => "pair",
@@ -70,6 +78,89 @@ fn way(way: Way, is_built: bool) -> String {
     match is_built {
         true => name.to_owned(),
         false => format!("{name} (not built)"),
+    }
+}
+
+/// What is run.
+pub fn wanted(wanted: &Wanted<'_>) -> String {
+    let setup = &wanted.setup;
+    let models: Vec<&str> = setup.jobs.iter().map(|j| j.model.name.as_str()).collect();
+    let way = way(wanted.way, true);
+    match wanted.best_per_hour {
+        None => format!("one answer of {}, {way}", models.join(", ")),
+        Some(_) => format!("{} works, {way}, {} at once", setup.works, setup.batch),
+    }
+}
+
+/// What was run with paced nodes, beside what was predicted.
+pub fn paced(paced: &Paced) -> String {
+    let mut table = tables::new(&[
+        "what",
+        "prompt",
+        "at once",
+        "way",
+        "machines",
+        "predicted s",
+        "measured s",
+        "more",
+        "works/h",
+        "at best",
+        "this machine",
+    ]);
+    for run in &paced.runs {
+        let what = match run.best_per_hour {
+            None => format!("an answer of {}", run.models.join(", ")),
+            Some(_) => format!("{} works", run.works),
+        };
+        let hourly = |rate: Option<f64>| right(rate.map_or("–".to_owned(), thousands));
+        let is_course = run.best_per_hour.is_some();
+        table.add_row([
+            Cell::new(what),
+            right(thousands(run.prompt)),
+            right(run.batch.to_string()),
+            Cell::new(way(run.way, true)),
+            Cell::new(run.machines.join(", ")),
+            right(format!("{:.1}", run.predicted.end_s)),
+            right(format!("{:.1}", run.measured.end_s)),
+            right(format!("{:+.1} %", run.difference_percent)),
+            hourly(is_course.then_some(run.measured.per_hour)),
+            hourly(run.best_per_hour),
+            Cell::new(host(run)),
+        ]);
+    }
+    let mut out = match paced.speed == 1.0 {
+        true => "Run as processes of paced nodes on this machine:\n".to_owned(),
+        false => format!(
+            "Run as processes of paced nodes on this machine, {0} times as fast as the machines and with caches of 1/{0} of the size; \
+             seconds are those of the machines, so what tandem itself takes counts {0} times:\n",
+            paced.speed
+        ),
+    };
+    let _ = writeln!(out, "{table}");
+    let _ = write!(
+        out,
+        "predicted: the run, step by step; at best: an even flow without a first and a last work"
+    );
+    for failed in &paced.failed {
+        let _ = write!(out, "\nnot run: {failed}");
+    }
+    for run in paced.runs.iter().filter(|run| run.served_otherwise > 0) {
+        let _ = write!(
+            out,
+            "\nnote: {}, {} at once: {} requests were served in another way than planned",
+            way(run.way, true),
+            run.batch,
+            run.served_otherwise
+        );
+    }
+    out
+}
+
+/// How busy this machine was, and whether a run waited for it.
+fn host(run: &Ran) -> String {
+    match run.is_host_bound {
+        true => format!("{:.0} % busy: host-bound", run.host_busy_percent),
+        false => format!("{:.0} % busy", run.host_busy_percent),
     }
 }
 

@@ -299,6 +299,7 @@ async fn coordinator(nodes: &[Node], change: impl FnOnce(&mut Config)) -> (Socke
         name: i.to_string(),
         address: node.address.to_string(),
         identity: None,
+        profile: None,
     });
     let model = ModelConfig {
         name: MODEL.into(),
@@ -306,6 +307,7 @@ async fn coordinator(nodes: &[Node], change: impl FnOnce(&mut Config)) -> (Socke
         decode: named(Role::decodes),
         servers: Vec::new(),
         mixed_quantisation: false,
+        profile: None,
     };
     let mut config = Config::new(addresses.collect(), vec![model]);
     config.chunk = CHUNK;

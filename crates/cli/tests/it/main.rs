@@ -22,6 +22,7 @@ mod other_caches;
 mod paced;
 mod pins;
 mod plan;
+mod probe;
 mod processes;
 mod servers;
 mod tiny_http;

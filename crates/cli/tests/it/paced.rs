@@ -136,3 +136,120 @@ fn what_no_profile_has_is_refused() {
         assert!(!refused.status.success() && said.contains(named), "{said}");
     }
 }
+
+/// Each way of a plan runs as it was predicted: never faster than the machines, and not later by what a lost place or a
+/// missed wake-up would cost.
+#[test]
+fn ways_of_a_plan_run_as_predicted() {
+    const TIMES: f64 = 4.0;
+    let folder = tempfile::tempdir().expect("a folder");
+    let drawn = folder.path().join("timeline.svg");
+    let mut command = std::process::Command::new(super::daemon::TANDEM);
+    command.args([
+        "plan",
+        "--machine",
+        "spark",
+        "--machine",
+        "m4-max",
+        "--link",
+        "1gbit",
+    ]);
+    command.args([
+        "--model",
+        "qwen3-coder-30b:40",
+        "--prompt",
+        "5000",
+        "--works",
+        "8",
+        "--batch",
+        "1",
+    ]);
+    command.args(["--paced", "--speed", "4", "--json", "--out"]);
+    command.arg(folder.path()).arg("--svg").arg(&drawn);
+    let ran = command.output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{said}");
+    let answer: Value = serde_json::from_slice(&ran.stdout).expect("JSON");
+    let runs = answer["paced"]["runs"].as_array().expect("runs");
+    // Two machines alone and a pair for one answer; alone, servers and a pair for the course.
+    assert_eq!(runs.len(), 6, "{said}");
+    for run in runs {
+        let seconds = |of: &str, what: &str| run[of][what].as_f64().expect("a figure");
+        let (predicted, measured) = (seconds("predicted", "end_s"), seconds("measured", "end_s"));
+        assert!(measured >= predicted * 0.98, "{run}");
+        // Each work of a course once waited a second.
+        assert!((measured - predicted) / TIMES < 3.0, "{run}");
+        let requests = run["measured_requests"].as_array().expect("requests");
+        assert_eq!(Some(requests.len() as u64), run["works"].as_u64());
+        assert_eq!(run["served_otherwise"], 0, "{run}");
+    }
+    let pair = runs
+        .iter()
+        .find(|run| run["way"] == "pair")
+        .expect("a pair");
+    // 491 MB cross a link of 117 MB/s: it is the link that the first token waits for, not the prefill.
+    let first = pair["measured"]["first_token_s"].as_f64().expect("a time");
+    assert!(first > 4.1, "{pair}");
+    let drawn = std::fs::read_to_string(drawn).expect("a drawing");
+    assert!(drawn.contains("class=\"decode\"") && drawn.contains("pair, 1 at once"));
+}
+
+#[test]
+fn the_paced_demo_compares_machines_alone_servers_and_pairs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = std::process::Command::new(super::daemon::TANDEM);
+    command.args(["demo", "--paced", "--speed", "50", "--works", "1", "--out"]);
+    let ran = command
+        .arg(folder.path())
+        .output()
+        .expect("the binary runs");
+    let (told, said) = (
+        String::from_utf8_lossy(&ran.stdout).into_owned(),
+        String::from_utf8_lossy(&ran.stderr).into_owned(),
+    );
+    assert!(ran.status.success(), "{said}");
+    for part in [
+        "alone",
+        "a server",
+        "pair",
+        "spark-2",
+        "50 times",
+        "timeline.svg",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(folder.path().join("timeline.svg").exists());
+}
+
+/// The link between two nodes, by the doctor and by hand.
+#[test]
+fn links_are_tried_and_compared_with_what_they_should_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (spark, mac) = (node("spark", &[]), node("m4-max", &[]));
+    let server = serve(folder.path(), [&spark, &mac], &["d"]);
+    drop(server);
+    let tandem = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(super::daemon::TANDEM);
+        command
+            .args(arguments)
+            .env("TANDEM_DATA", folder.path().join("data"));
+        let ran = command.output().expect("the binary runs");
+        String::from_utf8_lossy(&ran.stdout).into_owned()
+    };
+    let config = folder.path().join("tandem.toml");
+    let config = config.to_str().expect("a path");
+    let told = tandem(&[
+        "doctor",
+        "--config",
+        config,
+        "--plaintext",
+        "--link",
+        "200gbit",
+    ]);
+    assert!(told.contains("link `p` to `d`"), "{told}");
+    assert!(told.contains("B/s there"), "{told}");
+    // Nothing on a loopback of two cores is that fast.
+    assert!(told.contains("slower than 200 Gbit"), "{told}");
+    let told = tandem(&["probe", "--plaintext", "--to", &mac.address.to_string()]);
+    assert!(told.contains("round trip"), "{told}");
+}

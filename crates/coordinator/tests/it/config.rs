@@ -7,6 +7,7 @@ fn good() -> Config {
         name: name.into(),
         address: address.into(),
         identity: None,
+        profile: None,
     };
     let model = |name: &str| ModelConfig {
         name: name.into(),
@@ -14,11 +15,36 @@ fn good() -> Config {
         decode: vec!["d".into(), "p".into()],
         servers: Vec::new(),
         mixed_quantisation: false,
+        profile: None,
     };
     Config::new(
         vec![node("p", "10.0.0.1:7001"), node("d", "[fe80::1]:7001")],
         vec![model("a"), model("b")],
     )
+}
+
+#[test]
+fn a_profile_that_there_is_not_is_named() {
+    type Change = fn(&mut Config);
+    let table: [(Change, &str); 2] = [
+        (
+            |c| c.nodes[1].profile = Some("abacus".into()),
+            "`nodes[1].profile` cannot be used: no machine is called `abacus`",
+        ),
+        (
+            |c| {
+                c.nodes[0].profile = Some("spark".into());
+                c.models[1].profile = Some("gpt-5".into());
+            },
+            "`models[1].profile` cannot be used: no model is called `gpt-5`",
+        ),
+    ];
+    for (change, expected) in table {
+        let mut config = good();
+        change(&mut config);
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

@@ -43,6 +43,34 @@ async fn answered(
     whole_of(answer.await.unwrap()).await.1
 }
 
+#[tokio::test]
+async fn an_answer_tells_what_its_decode_node_would_have_taken_alone() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let mut config = config(&[&p], &[&d]);
+    // Of the node that prefills nothing needs to be known.
+    config.nodes[1].profile = Some("m4-max".to_owned());
+    for (profile, known) in [("qwen3-coder-30b", true), ("gemma-3-27b", false)] {
+        config.models[0].profile = Some(profile.to_owned());
+        let rig = Rig::start(config.clone()).await;
+        let info = answered(&rig, &p, &d, None).await;
+        let Some(alone) = info.alone else {
+            assert!(!known, "{profile}");
+            continue;
+        };
+        assert!(known && alone.machine == "m4-max", "{profile}");
+        let phases = &info.phases_ms;
+        let took = phases.first_token - phases.queue + phases.decode;
+        assert!((alone.speed_up * took / alone.predicted_ms - 1.0).abs() < 1e-9);
+        // One token takes a step, and the prompt, of which the decode node had nothing, some more.
+        let step = 1000.0 / 83.16;
+        assert!(alone.predicted_ms > step * 0.9, "{}", alone.predicted_ms);
+        assert!(alone.predicted_ms < 20.0 * step, "{}", alone.predicted_ms);
+    }
+    config.nodes[1].profile = None;
+    let rig = Rig::start(config).await;
+    assert_eq!(answered(&rig, &p, &d, None).await.alone, None);
+}
+
 async fn pairs(rig: &Rig) -> Vec<PairReport> {
     let (_, nodes) = rig.get("/v1/nodes").await;
     serde_json::from_value::<NodeList>(nodes).unwrap().pairs

@@ -27,6 +27,7 @@ pub fn config(prefill: &[&FakeNode], decode: &[&FakeNode]) -> Config {
         name: n.name.clone(),
         address: n.address.clone(),
         identity: None,
+        profile: None,
     };
     let names = |nodes: &[&FakeNode]| nodes.iter().map(|n| n.name.clone()).collect();
     let mut config = Config::new(
@@ -37,6 +38,7 @@ pub fn config(prefill: &[&FakeNode], decode: &[&FakeNode]) -> Config {
             decode: names(decode),
             servers: Vec::new(),
             mixed_quantisation: false,
+            profile: None,
         }],
     );
     config.limits.poll = Duration::from_millis(5);

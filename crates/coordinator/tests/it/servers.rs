@@ -22,6 +22,7 @@ pub fn served(servers: Vec<ServerConfig>) -> Config {
             decode: Vec::new(),
             servers: servers.iter().map(|s| s.name.clone()).collect(),
             mixed_quantisation: false,
+            profile: None,
         }],
     );
     config.servers = servers;

@@ -37,7 +37,7 @@ fn engine(has_window: bool, pace: Steady) -> PacedEngine {
         prefill_tokens: 64,
         microbatch_tokens: 16,
     };
-    PacedEngine::new(model, capacity, Box::new(pace)).unwrap()
+    PacedEngine::new(model, capacity, Box::new(pace), std::sync::Arc::default()).unwrap()
 }
 
 #[test]

@@ -80,6 +80,8 @@ pub(crate) struct JobView {
     pub(crate) parts: Vec<Part>,
     /// The phases in words.
     pub(crate) phases: String,
+    /// What one machine would have taken, where a profile says.
+    pub(crate) alone: Option<String>,
     pub(crate) points: Vec<PointsView>,
     pub(crate) text: Vec<(&'static str, String)>,
     pub(crate) is_writing: bool,
@@ -156,6 +158,7 @@ fn job_view(trial: &Trial, state: &TrialState, job: Job, (now, whole): (u64, u64
             true => "not asked yet".to_owned(),
             false => told.join(", "),
         },
+        alone: of.record.as_ref().and_then(alone),
         points: match job {
             Job::CodeAnalysis => points(&of.text, &trial.rubric, &trial.submission),
             Job::Feedback => Vec::new(),
@@ -206,6 +209,17 @@ fn ms(value: f64) -> u64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let whole = value.max(0.0).round() as u64;
     whole
+}
+
+/// What the machine that wrote would have taken alone.
+fn alone(record: &JobRecord) -> Option<String> {
+    let alone = record.tandem.as_ref()?.alone.as_ref()?;
+    Some(format!(
+        "{} alone would take {:.1} s by its profile: this was {:.2} times as fast",
+        alone.machine,
+        alone.predicted_ms / 1e3,
+        alone.speed_up
+    ))
 }
 
 /// The phases that the server told.

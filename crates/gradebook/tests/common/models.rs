@@ -24,6 +24,8 @@ pub struct Models {
     pub pause_ms: Arc<AtomicU64>,
     /// Answer nothing but errors.
     pub are_ill: Arc<AtomicBool>,
+    /// Tell of each answer what one machine would have taken alone.
+    pub tell_alone: Arc<AtomicBool>,
     /// How often each prompt was answered to its end.
     pub answered: Arc<Mutex<HashMap<String, usize>>>,
     /// All prompts, in their order.
@@ -59,6 +61,19 @@ async fn nodes() -> axum::Json<Value> {
     axum::Json(json!({ "data": [], "queued": [{ "model": "code" }, { "model": "words" }] }))
 }
 
+/// What a coordinator tells of an answer whose decode node has a profile.
+fn told() -> Value {
+    let phases = json!({
+        "queue": 0.0, "tokenize": 1.0, "prefill": 120.0, "transfer": 90.0, "exposed_transfer": 2.0,
+        "apply": 4.0, "first_token": 130.0, "decode": 300.0,
+    });
+    json!({
+        "request_id": "r", "mode": "remote", "prefill_node": "fast", "decode_node": "big", "prompt_tokens": 900,
+        "cached_tokens": 0, "generated_tokens": 60, "phases_ms": phases, "handoff_bytes": 5000,
+        "alone": { "machine": "m4-max", "predicted_ms": 9200.0, "speed_up": 1.15 },
+    })
+}
+
 async fn answer(State(models): State<Models>, body: Bytes) -> Response {
     let request: Value = serde_json::from_slice(&body).unwrap();
     let prompt = format!("{} {}", request["model"], request["messages"]);
@@ -91,7 +106,11 @@ async fn answer(State(models): State<Models>, body: Bytes) -> Response {
         .into_iter()
         .map(|part| chunk(json!({ "content": part }), Value::Null))
         .collect();
-    events.push(chunk(json!({}), json!("stop")));
+    let mut end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": "stop" }] });
+    if models.tell_alone.load(Ordering::Relaxed) {
+        end["tandem"] = told();
+    }
+    events.push(format!("data: {end}\n\n"));
     events.push("data: [DONE]\n\n".to_owned());
     let last = events.len() - 1;
     let stream =

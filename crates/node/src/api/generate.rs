@@ -75,7 +75,7 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let source = source(remote, pieces.is_some() || loan.is_some());
     let of_others = of_others(&keep, terms.action);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
-    let admission = model.admit()?;
+    let admission = model.admit_soon().await?;
     let job_id = admission.job;
     let (hand_back, handed_back) = oneshot::channel();
     let opening = Opening {
@@ -90,7 +90,8 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     };
     let guard = open_request(&node, &model, opening);
     let own = keep.clone();
-    let retire = terms.keeps_answer().then(|| {
+    // A prefill node may take the answer back where this one keeps nothing.
+    let retire = (terms.keeps_answer() && (remote || node.config.pages.keeps_any())).then(|| {
         let terms = terms.handing_back();
         keep_answer(&node, &model, keep, terms, &tokens, handed_back)
     });

@@ -44,7 +44,7 @@ pub(super) async fn prefill(
     let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
-    let admission = model.admit()?;
+    let admission = model.admit_soon().await?;
     let id = admission.job;
     let hand_back = match terms.keeps_answer() {
         true => return_ticket(&node, &model, &request, &keep, peer.as_ref()),
@@ -240,7 +240,8 @@ pub(super) fn checked(
     Ok((model, peer))
 }
 
-/// The permission for the decode node to hand the KV of its answer back; `None` if there are too many.
+/// The permission for the decode node to hand the KV of its answer back; `None` if there are too many, or if nothing is
+/// kept here.
 fn return_ticket(
     node: &Arc<Node>,
     model: &Arc<Model>,
@@ -248,6 +249,9 @@ fn return_ticket(
     keep: &Keep,
     peer: Option<&PeerId>,
 ) -> Option<ReturnTicket> {
+    if !node.config.pages.keeps_any() {
+        return None;
+    }
     let place = Arc::clone(&node.returns).try_acquire_owned().ok()?;
     let good_for = node.config.limits.return_ticket;
     let handoff = handoff_id(0);

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout, timeout_at};
 
+use super::links::Links;
 use super::pump::Pump;
 use super::stream::{Batch, Order, What, Writer, Written};
 use super::{Fault, broken};
@@ -97,7 +98,8 @@ impl Pump {
             beaten: tokio::time::Instant::now(),
             main_ended: false,
         };
-        connection.add(write, self.sender.outbound(), limits);
+        let links = Arc::clone(&self.route.links);
+        connection.add(write, self.sender.outbound(), limits, links);
         let mut streams = self.streams.min(self.sender.accepted().streams);
         if self.route.streams.is_none() {
             streams = streams.min(self.sender.blocks_to_send());
@@ -152,7 +154,8 @@ impl Pump {
             let _ = ends.send(Err((index, Fault::Broken(reason)))).await;
         });
         connection.tasks.push(watching.abort_handle());
-        connection.add(write, outbound, limits);
+        let links = Arc::clone(&self.route.links);
+        connection.add(write, outbound, limits, links);
         Ok(())
     }
 
@@ -276,7 +279,7 @@ impl Connection {
         }
     }
 
-    fn add(&mut self, write: WriteHalf, outbound: Outbound, limits: Limits) {
+    fn add(&mut self, write: WriteHalf, outbound: Outbound, limits: Limits, links: Arc<Links>) {
         let room = BLOCKS_PER_STREAM + MAX_BLOCKS_IN_FLIGHT + MAX_CONTROL_WAITING;
         let (orders, taken) = mpsc::channel(room);
         let writer = Writer {
@@ -289,6 +292,7 @@ impl Connection {
             silence: limits.handoff_silence,
             batch: Batch::default(),
             encoders: Vec::new(),
+            links,
         };
         self.tasks.push(tokio::spawn(writer.run()).abort_handle());
         self.streams.push(Stream {

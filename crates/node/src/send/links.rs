@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lru::LruCache;
 use tandem_kv::codec::Codec;
@@ -10,12 +10,16 @@ use tandem_kv::codec::Codec;
 use super::choice::Measured;
 use crate::limits::{
     ARRIVAL_BYTES, BELIEVED_BYTES, BELIEVED_TIME, FREE_BYTES, MAX_LINKS, STREAMS,
-    STREAMS_BELIEVED_BYTES, STREAMS_GAIN, STREAMS_PAUSE,
+    STREAMS_BELIEVED_BYTES, STREAMS_GAIN, STREAMS_PAUSE, TIMER_LATE,
 };
 
 /// What earlier handoffs have learnt of the links to targets.
 pub struct Links {
     known: Mutex<LruCache<String, Known>>,
+    /// Bytes per second that leave this machine at most.
+    rate: Option<u64>,
+    /// When what was to leave by that has left.
+    left: Mutex<Option<Instant>>,
 }
 
 /// What is remembered of a link for the choice of a codec.
@@ -101,6 +105,8 @@ impl Default for Links {
         let most = NonZeroUsize::new(MAX_LINKS).unwrap_or(NonZeroUsize::MIN);
         Self {
             known: Mutex::new(LruCache::new(most)),
+            rate: None,
+            left: Mutex::default(),
         }
     }
 }
@@ -112,6 +118,34 @@ impl std::fmt::Debug for Links {
 }
 
 impl Links {
+    /// Links that together carry so many bytes per second at most, like those of the machine that a node plays.
+    #[must_use]
+    pub fn with_rate(rate: Option<u64>) -> Self {
+        Self {
+            rate,
+            ..Self::default()
+        }
+    }
+
+    /// Waits until so many bytes would have left by a link of the rate that is set.
+    pub async fn carry(&self, bytes: u64) {
+        let Some(rate) = self.rate.filter(|_| bytes > 0) else {
+            return;
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a time")]
+        let long = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+        let then = {
+            let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            // What a timer was late may be made up for.
+            let free = now.checked_sub(TIMER_LATE).unwrap_or(now);
+            let then = left.map_or(now, |left| left.max(free)) + long;
+            *left = Some(then);
+            then
+        };
+        tokio::time::sleep_until(then.into()).await;
+    }
+
     fn known(&self) -> MutexGuard<'_, LruCache<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

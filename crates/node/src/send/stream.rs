@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::Fault;
 use super::connection::Told;
 use super::growth::{Cut, Grown, Growth};
+use super::links::Links;
 use super::pump::ended_early;
 use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
@@ -135,6 +136,8 @@ pub(super) struct Writer<W = WriteHalf> {
     pub(super) batch: Batch,
     /// Those that encode nothing now: there are two while one block is encoded and the one before is written, or grows.
     pub(super) encoders: Vec<Encoder>,
+    /// They may be slower than this machine.
+    pub(super) links: Arc<Links>,
 }
 
 impl<W: AsyncWrite + Unpin> Writer<W> {
@@ -473,7 +476,8 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 
     /// Writes what is ready with one call, if the stream takes it.
     async fn write_batch(&mut self) -> Result<(), Fault> {
-        let Batch { segments, .. } = std::mem::take(&mut self.batch);
+        let Batch { segments, bytes } = std::mem::take(&mut self.batch);
+        self.links.carry(bytes).await;
         let headers: Vec<_> = segments
             .iter()
             .map(|segment| self.outbound.segment(&segment.header))
@@ -746,6 +750,7 @@ mod tests {
             drain: Drain::default(),
             batch: Batch::default(),
             encoders: Vec::new(),
+            links: Arc::default(),
         }
     }
 

@@ -187,6 +187,13 @@ async fn a_full_node_is_busy_and_a_freed_place_is_used_again() {
         panic!("more sequences than there are");
     };
     assert_eq!(error.code, ErrorCode::Busy);
+    // A place that becomes free soon is waited for.
+    let (last, next) = (held.pop(), waiting(98));
+    let (asked, ()) = tokio::join!(decode.generate(&next), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(last);
+    });
+    held.push(asked.unwrap());
     drop(held);
     decode.idle().await;
     assert!(decode.generate(&waiting(100)).await.is_ok());

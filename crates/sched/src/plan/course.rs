@@ -27,6 +27,8 @@ pub struct Part {
     pub decode: f64,
     /// Share of its time in which it serves whole requests.
     pub serve: f64,
+    /// Sequences that it has room to decode at once.
+    pub batch: f64,
 }
 
 /// What a course takes by one way.
@@ -154,6 +156,7 @@ struct Cost {
     prefill: f64,
     /// Its share of a batch.
     decode: f64,
+    batch: f64,
     notes: Vec<String>,
 }
 
@@ -199,6 +202,7 @@ impl Fleet<'_> {
         Ok(Cost {
             prefill: speed.prefill_s(job.shared, job.prompt - job.shared),
             decode: speed.decode_s(batch, job.prompt, job.answer) / batch,
+            batch,
             notes: match batch < self.wanted.batch.min(self.wanted.works) {
                 true => [
                     speed.notes(job.prompt, batch),
@@ -396,6 +400,7 @@ impl Usage<'_> {
                 prefill: 0.0,
                 decode: 0.0,
                 serve: 0.0,
+                batch: self.costs[job][machine].as_ref().map_or(0.0, |c| c.batch),
             };
             for (flow, rate) in flowing.iter().filter(|(flow, _)| flow.job == job) {
                 let (prefill, decode) = self.time(*flow, machine);

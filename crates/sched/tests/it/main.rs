@@ -6,6 +6,7 @@ mod decisions;
 mod pins;
 mod plans;
 mod properties;
+mod runs;
 mod servers;
 
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};

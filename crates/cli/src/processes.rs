@@ -1,5 +1,6 @@
-//! The node processes of the demo, which never outlive it: each ends when its standard input does.
+//! Node processes that this one starts and that never outlive it: each ends when its standard input does.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,18 +12,10 @@ use tandem_proto::Role;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use crate::node::cores;
-
 /// Longest wait for a node to load its model.
 const READY: Duration = Duration::from_secs(600);
 /// Longest wait for a node to end by itself.
 const END: Duration = Duration::from_secs(10);
-/// Tokens of one sequence, prompt and answer together.
-const CONTEXT: u32 = 16384;
-/// Sequences at once.
-const SLOTS: u32 = 2;
-/// Nodes that share this machine.
-const NODES: u32 = 4;
 /// Lines of a log that are shown when a node fails.
 const LOG_LINES: usize = 5;
 
@@ -30,10 +23,6 @@ const LOG_LINES: usize = 5;
 pub struct NodeProcess {
     /// Its name in the configuration.
     pub name: String,
-    /// Its model.
-    pub model: String,
-    /// What it is for.
-    pub role: Role,
     /// Where its control API listens.
     pub address: SocketAddr,
     child: Child,
@@ -42,22 +31,21 @@ pub struct NodeProcess {
 }
 
 impl NodeProcess {
-    /// Starts a node of this program and waits until it is ready. Its standard error goes to a file
+    /// Starts a node of this program with these arguments and waits until it is ready. Its standard error goes to a file
     /// in `logs`.
     ///
     /// # Errors
     /// If it cannot be started, or ends before it is ready; with the end of its log.
-    pub async fn start(role: Role, model: &str, path: &Path, logs: &Path) -> anyhow::Result<Self> {
-        let role_name = match role {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-            Role::Both => "both",
-        };
-        let name = format!("{model}-{role_name}");
+    pub async fn start(
+        name: &str,
+        role: Role,
+        arguments: Vec<OsString>,
+        logs: &Path,
+    ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(logs)
             .with_context(|| format!("cannot make the folder {}", logs.display()))?;
         let log = logs.join(format!("{name}.log"));
-        let mut child = command(role_name, model, path, &log)?
+        let mut child = command(role, arguments, &log)?
             .spawn()
             .with_context(|| format!("node `{name}` cannot be started"))?;
         let output = child.stdout.take().context("the node has no output")?;
@@ -76,9 +64,7 @@ impl NodeProcess {
         Ok(Self {
             address: address(&line)
                 .with_context(|| format!("node `{name}` said \"{line}\" instead of its address"))?,
-            name,
-            model: model.to_owned(),
-            role,
+            name: name.to_owned(),
             child,
             _output: output,
         })
@@ -99,9 +85,12 @@ pub async fn stop(nodes: Vec<NodeProcess>) {
     futures_util::future::join_all(nodes.into_iter().map(NodeProcess::stop)).await;
 }
 
-fn command(role: &str, model: &str, path: &Path, log: &Path) -> anyhow::Result<Command> {
-    let mut spec = std::ffi::OsString::from(format!("{model}="));
-    spec.push(path);
+fn command(role: Role, arguments: Vec<OsString>, log: &Path) -> anyhow::Result<Command> {
+    let role = match role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Both => "both",
+    };
     let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let program: PathBuf = std::env::current_exe().context("where this program is")?;
     let mut command = Command::new(program);
@@ -109,17 +98,13 @@ fn command(role: &str, model: &str, path: &Path, log: &Path) -> anyhow::Result<C
         .args(["node", "--role", role, "--listen", "127.0.0.1:0"])
         // Everything is on this machine, whether or not it belongs to a cluster.
         .arg("--plaintext")
-        .arg("--model")
-        .arg(spec)
-        .args(["--context", &CONTEXT.to_string()])
-        .args(["--slots", &SLOTS.to_string()])
-        .args(["--threads", &(cores() / NODES).max(1).to_string()])
+        .args(arguments)
         .arg("--stop-with-stdin")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
         .kill_on_drop(true);
-    // Ctrl-C on the terminal is for the demo, which stops its nodes in order.
+    // Ctrl-C on the terminal is for this process, which stops its nodes in order.
     #[cfg(unix)]
     command.process_group(0);
     Ok(command)

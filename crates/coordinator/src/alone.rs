@@ -1,0 +1,113 @@
+//! What a decode node would have taken for an answer alone, by the profile of its machine.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+
+use tandem_openai::{AloneInfo, TandemInfo};
+use tandem_sched::cost::Speed;
+use tandem_sched::profile::Catalogue;
+
+use crate::config::Config;
+use crate::error::ConfigError;
+
+/// Largest profile that is read, in bytes.
+const MAX_PROFILE_BYTES: u64 = 1 << 20;
+
+/// Most tokens of a prompt and its answer for which anything is calculated.
+const MOST_TOKENS: f64 = 4e6;
+
+/// Profiles of nodes and models, by the names that they have in the configuration.
+#[derive(Debug, Default)]
+pub(crate) struct Profiles {
+    /// Of each node all profiles that there are, with that of its own file, and the name of its machine there.
+    nodes: HashMap<String, (Catalogue, String)>,
+    models: HashMap<String, String>,
+}
+
+impl Profiles {
+    /// Those that a configuration names.
+    ///
+    /// # Errors
+    /// Names the key of a profile that there is not.
+    pub(crate) fn of(config: &Config) -> Result<Self, ConfigError> {
+        let fault = |key: String| {
+            move |problem: String| ConfigError {
+                key,
+                problem: format!("cannot be used: {problem}"),
+            }
+        };
+        let mut made = Self::default();
+        for (i, node) in config.nodes.iter().enumerate() {
+            let Some(profile) = &node.profile else {
+                continue;
+            };
+            let found = machine(profile).map_err(fault(format!("nodes[{i}].profile")))?;
+            made.nodes.insert(node.name.clone(), found);
+        }
+        for (i, model) in config.models.iter().enumerate() {
+            let profile = model.profile.as_ref().unwrap_or(&model.name);
+            if model.profile.is_some() && !made.has_model(profile) {
+                let problem = format!("no model is called `{profile}`");
+                return Err(fault(format!("models[{i}].profile"))(problem));
+            }
+            made.models.insert(model.name.clone(), profile.clone());
+        }
+        Ok(made)
+    }
+
+    fn has_model(&self, name: &str) -> bool {
+        let of_nodes = self.nodes.values().any(|(all, _)| all.model(name).is_ok());
+        of_nodes || Catalogue::built_in().is_ok_and(|all| all.model(name).is_ok())
+    }
+
+    /// What the decode node would have taken alone, if profiles have the figures.
+    pub(crate) fn alone(&self, model: &str, info: &TandemInfo) -> Option<AloneInfo> {
+        let (all, machine) = self.nodes.get(&info.decode_node)?;
+        let machine = all.machine(machine).ok()?;
+        let model = all.model(self.models.get(model)?).ok()?;
+        let speed = Speed::new(machine, model).ok()?;
+        // What it had of the prompt it would have had alone, too.
+        let (prompt, held) = (f64::from(info.prompt_tokens), f64::from(info.held_tokens));
+        let answer = f64::from(info.generated_tokens);
+        let phases = &info.phases_ms;
+        let took = phases.first_token - phases.queue + phases.decode;
+        // Nodes tell these figures.
+        if !(1.0..=MOST_TOKENS).contains(&(prompt + answer)) || !(1e-3..1e12).contains(&took) {
+            return None;
+        }
+        let read = speed.prefill_s(held, (prompt - held).max(0.0));
+        let predicted_ms = (read + speed.decode_s(1.0, prompt, answer)) * 1e3;
+        (answer > 0.0 && predicted_ms.is_finite()).then(|| AloneInfo {
+            machine: machine.name.clone(),
+            predicted_ms,
+            speed_up: predicted_ms / took,
+        })
+    }
+}
+
+/// All profiles with that of a machine, a name or a file, and the machine's name there.
+fn machine(profile: &str) -> Result<(Catalogue, String), String> {
+    let mut all = Catalogue::built_in().map_err(|e| e.to_string())?;
+    let name = match Path::new(profile).extension() {
+        None => profile.to_owned(),
+        Some(_) => {
+            let text = text(profile).map_err(|e| format!("`{profile}`: {e}"))?;
+            all.add_machine(profile, &text).map_err(|e| e.to_string())?
+        }
+    };
+    all.machine(&name).map_err(|e| e.to_string())?;
+    Ok((all, name))
+}
+
+fn text(profile: &str) -> std::io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(profile)?;
+    let read = file.take(MAX_PROFILE_BYTES + 1).read_to_string(&mut text)?;
+    match u64::try_from(read).is_ok_and(|read| read <= MAX_PROFILE_BYTES) {
+        true => Ok(text),
+        false => Err(std::io::Error::other(format!(
+            "it is larger than {MAX_PROFILE_BYTES} bytes"
+        ))),
+    }
+}
