@@ -228,7 +228,7 @@ impl Arguments {
 }
 
 /// Reads and checks a configuration file.
-fn load(path: &Path) -> anyhow::Result<Config> {
+pub fn load(path: &Path) -> anyhow::Result<Config> {
     let text = files::read_text(path, MAX_CONFIG_BYTES).context("the configuration")?;
     parse(&text).with_context(|| path.display().to_string())
 }

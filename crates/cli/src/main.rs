@@ -5,6 +5,7 @@
 //! coordinator inside this process, [`nodes`] what is wrong with the configured nodes, [`open_files`] what differs between systems.
 
 mod address;
+mod asking;
 mod bench;
 mod cluster;
 mod commands;
@@ -22,13 +23,13 @@ mod loading;
 mod local;
 mod node;
 mod nodes;
+mod numbers;
 mod open_files;
 mod output;
 mod paced;
 mod plan;
 mod probe;
 mod processes;
-mod profiles;
 mod progress;
 mod repin;
 mod run;
@@ -133,7 +134,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
         Command::Doctor(arguments) => on_runtime(doctor::main(arguments, environment)),
         Command::Import(arguments) => on_runtime(import::main(arguments)),
-        Command::Plan(arguments) => on_runtime(plan::main(arguments)),
+        Command::Plan(arguments) => on_runtime(plan::main(arguments, environment)),
         Command::Probe(arguments) => on_runtime(probe::main(arguments, environment)),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
         Command::Bench(arguments) => bench::main(arguments),

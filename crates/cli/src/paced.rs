@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tandem_coordinator::machine_profile;
 use tandem_engine::paced::{Pace, PacedEngine, PacedMachine, PacedModel, layer};
 use tandem_engine::{Capacity, KvEngine};
 use tandem_kv::{LayerKind, LayerSpec};
 use tandem_sched::cost::Speed;
 use tandem_sched::profile::{Attention, Catalogue, Model};
 
-use crate::profiles;
+use crate::numbers::{small, whole};
 
 /// Before the name of the machine that is played.
 const PREFIX: &str = "paced:";
@@ -52,7 +53,7 @@ impl Paced {
     ) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
         // It is read to the end of the process.
         let catalogue = Box::leak(Box::new(Catalogue::built_in()?));
-        let name = profiles::machine(catalogue, &self.machine)?.name.clone();
+        let name = machine_profile(catalogue, &self.machine)?;
         let catalogue: &'static Catalogue = catalogue;
         let machine = catalogue.machine(&name)?;
         let played = Arc::new(PacedMachine::default());
@@ -120,7 +121,7 @@ impl Paced {
     }
 
     fn values(&self, of: f64) -> u32 {
-        u32::try_from(whole(of / self.speed)).unwrap_or(u32::MAX)
+        small(of / self.speed).max(1)
     }
 }
 
@@ -144,15 +145,6 @@ pub fn check_speed(speed: f64) -> anyhow::Result<()> {
 pub fn link_rate(name: &str) -> anyhow::Result<u64> {
     let catalogue = Catalogue::built_in()?;
     Ok(whole(catalogue.link(name)?.goodput_gb_s * 1e9))
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a number above zero that is small for its type"
-)]
-fn whole(number: f64) -> u64 {
-    number.round().max(1.0) as u64
 }
 
 struct ProfilePace {

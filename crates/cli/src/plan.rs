@@ -1,11 +1,13 @@
 //! `tandem plan`: what machines would do together, of their profiles; no node needs to run.
 //!
 //! - this file: what is asked, and what the cost model answers;
+//! - [`measured`]: the machines of a running cluster, in place of profiles;
 //! - [`words`]: tables and sentences;
 //! - [`drawing`]: the phases as a picture;
 //! - [`trial`]: the ways that tandem does, run with paced nodes.
 
 mod drawing;
+mod measured;
 mod trial;
 mod words;
 
@@ -15,10 +17,12 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
+use tandem_coordinator::{MAX_PROFILE_BYTES, machine_profile};
 use tandem_sched::plan::{self, Answered, BreakEven, Course, Job, Judged, MAX_MACHINES, Way};
 use tandem_sched::profile::{Catalogue, Link, Machine, Model};
 
-use crate::{files, output, paced, profiles};
+use crate::environment::Environment;
+use crate::{files, output, paced, security};
 use trial::{Ran, Trial, Wanted};
 
 /// New tokens of one step of prefill.
@@ -34,18 +38,18 @@ pub struct Arguments {
     #[arg(
         long = "machine",
         value_name = "PROFILE",
-        required_unless_present = "list"
+        required_unless_present_any = ["list", "explain"]
     )]
     machines: Vec<String>,
     /// The model and the tokens of its answers; repeated if each work needs several.
     #[arg(
         long = "model",
         value_name = "NAME[:ANSWER]",
-        required_unless_present = "list"
+        required_unless_present_any = ["list", "explain"]
     )]
     models: Vec<String>,
     /// The link between machines.
-    #[arg(long, default_value = "10gbit")]
+    #[arg(long, default_value = "10gbit", conflicts_with = "explain")]
     link: String,
     /// Tokens of the prompt; several to compare.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "5000", value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
@@ -74,6 +78,15 @@ pub struct Arguments {
     /// Lists the profiles that there are.
     #[arg(long)]
     list: bool,
+    /// Plans with the nodes of a running cluster and what they measured: their prefill and decode, and the link between
+    /// them. A node that has not done enough yet is asked for some answers. --model then has the names of the configuration.
+    #[arg(long, requires = "config", conflicts_with_all = ["machines", "profiles", "list", "paced"])]
+    explain: bool,
+    /// With --explain: the configuration that names the nodes.
+    #[arg(long, value_name = "FILE", requires = "explain")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    security: security::Arguments,
     /// Runs each way that tandem does, as processes of nodes that take the machines' time and compute nothing, and puts
     /// what was measured beside what was predicted.
     #[arg(long)]
@@ -109,9 +122,33 @@ struct Run {
     ways: Vec<Judged<Course>>,
 }
 
+/// What is planned with.
+struct Fleet {
+    machines: Vec<Machine>,
+    /// Has the models.
+    catalogue: Catalogue,
+    link: Link,
+    /// Each as `NAME[:ANSWER]`.
+    models: Vec<String>,
+    /// Sequences at once, and tokens of each, where nodes run already.
+    room: Option<(u32, u32)>,
+}
+
+impl Fleet {
+    /// What the figures are.
+    const fn figures(&self) -> &'static str {
+        match self.room {
+            None => "profiles",
+            Some(_) => "what the nodes measured",
+        }
+    }
+}
+
 /// All that was asked.
 #[derive(Serialize)]
 struct Answer {
+    /// What it is calculated of.
+    figures: &'static str,
     link: Link,
     works: u32,
     requests: Vec<Request>,
@@ -144,26 +181,24 @@ impl Paced {
 ///
 /// # Errors
 /// If a name is not known, a profile cannot be read, or the result cannot be written.
-pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
+pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let arguments = &arguments;
-    let mut catalogue = Catalogue::built_in()?;
-    for file in &arguments.profiles {
-        let text = files::read_text(file, profiles::MAX_BYTES)?;
-        catalogue.add_lists(&file.display().to_string(), &text)?;
-    }
     if arguments.list {
-        output::print(&words::list(&catalogue))?;
+        output::print(&words::list(&catalogue(arguments)?))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let machines = machines(&mut catalogue, &arguments.machines)?;
-    let mut answer = ask(arguments, &catalogue, &machines)?;
+    let fleet = match &arguments.config {
+        Some(file) => explained(arguments, file, environment).await?,
+        None => of_profiles(arguments)?,
+    };
+    let mut answer = ask(arguments, &fleet)?;
     if arguments.paced {
-        answer.paced = Some(try_out(arguments, &catalogue, &machines, &answer).await?);
+        answer.paced = Some(try_out(arguments, &fleet, &answer).await?);
     }
     if let Some(file) = &arguments.svg {
         let drawn = match &answer.paced {
             Some(paced) => drawing::timelines(&paced.runs),
-            None => drawing::svg(&answer.requests),
+            None => drawing::svg(&answer.requests, answer.figures),
         };
         std::fs::write(file, drawn).with_context(|| format!("cannot write {}", file.display()))?;
     }
@@ -174,28 +209,63 @@ pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     Ok(answer.paced.map_or(ExitCode::SUCCESS, |paced| paced.code()))
 }
 
-/// Runs what was planned, as far as tandem does it.
-async fn try_out(
+fn catalogue(arguments: &Arguments) -> anyhow::Result<Catalogue> {
+    let mut catalogue = Catalogue::built_in()?;
+    for file in &arguments.profiles {
+        let text = files::read_text(file, MAX_PROFILE_BYTES)?;
+        catalogue.add_lists(&file.display().to_string(), &text)?;
+    }
+    Ok(catalogue)
+}
+
+fn of_profiles(arguments: &Arguments) -> anyhow::Result<Fleet> {
+    let mut catalogue = catalogue(arguments)?;
+    Ok(Fleet {
+        machines: machines(&mut catalogue, &arguments.machines)?,
+        link: catalogue.link(&arguments.link)?.clone(),
+        models: arguments.models.clone(),
+        room: None,
+        catalogue,
+    })
+}
+
+async fn explained(
     arguments: &Arguments,
-    catalogue: &Catalogue,
-    machines: &[Machine],
-    answer: &Answer,
-) -> anyhow::Result<Paced> {
+    file: &Path,
+    environment: &Environment,
+) -> anyhow::Result<Fleet> {
+    let security = arguments.security.security(environment)?;
+    let cluster = measured::Cluster::of(file, &security, &arguments.models)?;
+    let mut fleet = cluster.measure().await?;
+    if fleet.machines.len() > MAX_MACHINES {
+        bail!(
+            "{} nodes have these models; the most is {MAX_MACHINES}: name a model",
+            fleet.machines.len()
+        );
+    }
+    if !arguments.models.is_empty() {
+        fleet.models.clone_from(&arguments.models);
+    }
+    Ok(fleet)
+}
+
+/// Runs what was planned, as far as tandem does it.
+async fn try_out(arguments: &Arguments, fleet: &Fleet, answer: &Answer) -> anyhow::Result<Paced> {
     if !arguments.profiles.is_empty() {
         bail!(
             "--paced runs models and links of the profiles that come with tandem; leave --profiles out"
         );
     }
     let trial = Trial {
-        machines,
+        machines: &fleet.machines,
         profiles: &arguments.machines,
-        link: catalogue.link(&arguments.link)?,
+        link: &fleet.link,
         speed: arguments.speed,
         logs: arguments.out.clone(),
     };
     let mut wanted = Vec::new();
     for request in &answer.requests {
-        let jobs = jobs(arguments, catalogue, request.prompt)?;
+        let jobs = jobs(arguments, fleet, request.prompt)?;
         let job = jobs.iter().find(|job| job.model.name == request.model);
         let known = request.ways.iter().filter_map(Judged::known);
         for answered in known.filter(|answered| answered.is_built) {
@@ -203,7 +273,7 @@ async fn try_out(
         }
     }
     for run in &answer.courses {
-        let jobs = jobs(arguments, catalogue, run.prompt)?;
+        let jobs = jobs(arguments, fleet, run.prompt)?;
         let known = run.ways.iter().filter_map(Judged::known);
         for course in known.filter(|course| course.is_built) {
             wanted.push(trial.of_course(course, &jobs, (arguments.works, run.batch)));
@@ -316,7 +386,8 @@ fn machines(catalogue: &mut Catalogue, named: &[String]) -> anyhow::Result<Vec<M
     }
     let mut machines: Vec<Machine> = Vec::new();
     for name in named {
-        machines.push(profiles::machine(catalogue, name)?.clone());
+        let name = machine_profile(catalogue, name)?;
+        machines.push(catalogue.machine(&name)?.clone());
     }
     let names: Vec<String> = machines.iter().map(|m| m.name.clone()).collect();
     for (i, machine) in machines.iter_mut().enumerate() {
@@ -328,15 +399,21 @@ fn machines(catalogue: &mut Catalogue, named: &[String]) -> anyhow::Result<Vec<M
     Ok(machines)
 }
 
+/// The name in `NAME[:ANSWER]`.
+fn name_of(named: &str) -> &str {
+    named.rsplit_once(':').map_or(named, |(name, _)| name)
+}
+
 /// The model that an argument names, and the tokens of its answers.
 fn model<'a>(
     catalogue: &'a Catalogue,
     named: &str,
     answer: u32,
 ) -> anyhow::Result<(&'a Model, f64)> {
-    let (name, tokens) = match named.rsplit_once(':') {
-        Some((name, tokens)) => (name, tokens.parse::<u32>().ok()),
-        None => (named, Some(answer)),
+    let name = name_of(named);
+    let tokens = match named.rsplit_once(':') {
+        Some((_, tokens)) => tokens.parse::<u32>().ok(),
+        None => Some(answer),
     };
     let tokens = tokens.filter(|tokens| (1..=MOST_TOKENS).contains(tokens));
     let tokens = tokens.with_context(|| {
@@ -346,13 +423,16 @@ fn model<'a>(
 }
 
 /// What each work asks, with a prompt of this size.
-fn jobs<'a>(
-    arguments: &Arguments,
-    catalogue: &'a Catalogue,
-    prompt: u32,
-) -> anyhow::Result<Vec<Job<'a>>> {
+fn jobs<'a>(arguments: &Arguments, fleet: &'a Fleet, prompt: u32) -> anyhow::Result<Vec<Job<'a>>> {
     let job = |named: &String| {
-        let (model, answer) = model(catalogue, named, arguments.answer)?;
+        let (model, answer) = model(&fleet.catalogue, named, arguments.answer)?;
+        if let Some((_, context)) = fleet.room
+            && f64::from(prompt) + answer > f64::from(context)
+        {
+            bail!(
+                "--prompt {prompt} and an answer of {answer} tokens: the nodes have {context} tokens for both; ask for less, or start them with a larger --context"
+            );
+        }
         Ok(Job {
             model,
             prompt: f64::from(prompt),
@@ -361,23 +441,27 @@ fn jobs<'a>(
             answer,
         })
     };
-    arguments.models.iter().map(job).collect()
+    fleet.models.iter().map(job).collect()
 }
 
-fn ask(
-    arguments: &Arguments,
-    catalogue: &Catalogue,
-    machines: &[Machine],
-) -> anyhow::Result<Answer> {
-    let link = catalogue.link(&arguments.link)?;
+/// Answers at once, as far as running nodes have places.
+fn batches(arguments: &Arguments, fleet: &Fleet) -> Vec<u32> {
+    let most = fleet.room.map_or(u32::MAX, |(places, _)| places);
+    let mut batches: Vec<u32> = arguments.batch.iter().map(|b| *b.min(&most)).collect();
+    batches.dedup();
+    batches
+}
+
+fn ask(arguments: &Arguments, fleet: &Fleet) -> anyhow::Result<Answer> {
+    let (machines, link) = (&fleet.machines, &fleet.link);
     let (mut requests, mut courses) = (Vec::new(), Vec::new());
     let all: Vec<&Machine> = machines.iter().collect();
     for &prompt in &arguments.prompt {
-        let jobs = jobs(arguments, catalogue, prompt)?;
+        let jobs = jobs(arguments, fleet, prompt)?;
         for job in &jobs {
             requests.push(request(machines, link, job, prompt));
         }
-        for &batch in &arguments.batch {
+        for batch in batches(arguments, fleet) {
             let wanted = plan::Wanted {
                 jobs: jobs.clone(),
                 works: f64::from(arguments.works),
@@ -392,6 +476,7 @@ fn ask(
         }
     }
     Ok(Answer {
+        figures: fleet.figures(),
         link: link.clone(),
         works: arguments.works,
         requests,

@@ -16,6 +16,7 @@ use tandem_sched::profile::{Attention, Catalogue, Figures, Machine, Model, Row, 
 
 use crate::environment::Environment;
 use crate::node::{cores, parse_model};
+use crate::numbers::float;
 use crate::sources::{self, Wanted};
 use crate::{links, loading, output, security, tables, version};
 
@@ -215,8 +216,7 @@ fn model(name: &str, contract: &Contract, bytes: u64) -> anyhow::Result<Model> {
         }
         return Ok(known.clone());
     }
-    #[expect(clippy::cast_precision_loss, reason = "shown in GB")]
-    let weights_gb = (bytes as f64 / 1e9).max(1e-6);
+    let weights_gb = (float(bytes) / 1e9).max(1e-6);
     Ok(Model {
         name: name.to_owned(),
         title: format!("{name}, {}", contract.architecture),
@@ -231,7 +231,7 @@ fn model(name: &str, contract: &Contract, bytes: u64) -> anyhow::Result<Model> {
 }
 
 /// Layers of one shape together.
-fn attention(contract: &Contract) -> Vec<Attention> {
+pub fn attention(contract: &Contract) -> Vec<Attention> {
     let mut found: Vec<Attention> = Vec::new();
     for layer in &contract.layers {
         // A window holds the token itself too.
@@ -376,8 +376,7 @@ fn machine(name: String, figures: Figures, threads: u32) -> Machine {
         .map_or("", |cpu| cpu.brand())
         .trim()
         .to_owned();
-    #[expect(clippy::cast_precision_loss, reason = "shown in GB")]
-    let memory_gb = (system.total_memory() as f64 / 1e9).max(0.001);
+    let memory_gb = (float(system.total_memory()) / 1e9).max(0.001);
     Machine {
         title: format!("{brand}, {memory_gb:.0} GB"),
         name,
@@ -413,8 +412,7 @@ fn read_gb_s(threads: u32) -> f64 {
         let times = readers.into_iter().filter_map(|reader| reader.join().ok());
         times.max().unwrap_or_default()
     });
-    #[expect(clippy::cast_precision_loss, reason = "shown in GB")]
-    let bytes = (each * count * size_of::<u64>()) as f64;
+    let bytes = float((each * count * size_of::<u64>()) as u64);
     (bytes / best.as_secs_f64().max(1e-9) / 1e9).max(0.1)
 }
 

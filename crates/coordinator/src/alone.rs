@@ -6,13 +6,13 @@ use std::path::Path;
 
 use tandem_openai::{AloneInfo, TandemInfo};
 use tandem_sched::cost::Speed;
-use tandem_sched::profile::Catalogue;
+use tandem_sched::profile::{Catalogue, ProfileError};
 
 use crate::config::Config;
 use crate::error::ConfigError;
 
 /// Largest profile that is read, in bytes.
-const MAX_PROFILE_BYTES: u64 = 1 << 20;
+pub const MAX_PROFILE_BYTES: u64 = 1 << 20;
 
 /// Most tokens of a prompt and its answer for which anything is calculated.
 const MOST_TOKENS: f64 = 4e6;
@@ -42,8 +42,10 @@ impl Profiles {
             let Some(profile) = &node.profile else {
                 continue;
             };
-            let found = machine(profile).map_err(fault(format!("nodes[{i}].profile")))?;
-            made.nodes.insert(node.name.clone(), found);
+            let mut all = Catalogue::built_in().unwrap_or_default();
+            let found = machine_profile(&mut all, profile);
+            let machine = found.map_err(|e| fault(format!("nodes[{i}].profile"))(e.to_string()))?;
+            made.nodes.insert(node.name.clone(), (all, machine));
         }
         for (i, model) in config.models.iter().enumerate() {
             let profile = model.profile.as_ref().unwrap_or(&model.name);
@@ -86,27 +88,31 @@ impl Profiles {
     }
 }
 
-/// All profiles with that of a machine, a name or a file, and the machine's name there.
-fn machine(profile: &str) -> Result<(Catalogue, String), String> {
-    let mut all = Catalogue::built_in().map_err(|e| e.to_string())?;
+/// Adds the profile that a name or a file, such as `lab/mine.toml`, stands for, and gives the name of its machine.
+///
+/// # Errors
+/// If there is none, or the file is no profile.
+pub fn machine_profile(all: &mut Catalogue, profile: &str) -> Result<String, ProfileError> {
     let name = match Path::new(profile).extension() {
         None => profile.to_owned(),
-        Some(_) => {
-            let text = text(profile).map_err(|e| format!("`{profile}`: {e}"))?;
-            all.add_machine(profile, &text).map_err(|e| e.to_string())?
-        }
+        Some(_) => all.add_machine(profile, &text(profile)?)?,
     };
-    all.machine(&name).map_err(|e| e.to_string())?;
-    Ok((all, name))
+    all.machine(&name)?;
+    Ok(name)
 }
 
-fn text(profile: &str) -> std::io::Result<String> {
+fn text(profile: &str) -> Result<String, ProfileError> {
+    let fault = |problem: String| ProfileError::Form {
+        file: profile.to_owned(),
+        problem,
+    };
     let mut text = String::new();
-    let file = std::fs::File::open(profile)?;
-    let read = file.take(MAX_PROFILE_BYTES + 1).read_to_string(&mut text)?;
+    let file = std::fs::File::open(profile).map_err(|e| fault(e.to_string()))?;
+    let reading = file.take(MAX_PROFILE_BYTES + 1).read_to_string(&mut text);
+    let read = reading.map_err(|e| fault(e.to_string()))?;
     match u64::try_from(read).is_ok_and(|read| read <= MAX_PROFILE_BYTES) {
         true => Ok(text),
-        false => Err(std::io::Error::other(format!(
+        false => Err(fault(format!(
             "it is larger than {MAX_PROFILE_BYTES} bytes"
         ))),
     }

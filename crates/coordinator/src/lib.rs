@@ -32,6 +32,7 @@ mod tokenize;
 mod totals;
 mod translate;
 
+pub use alone::{MAX_PROFILE_BYTES, machine_profile};
 pub use calls::{CallError, Calls};
 pub use config::{Config, CorsConfig, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig};
 pub use error::{ConfigError, CoordinatorError};

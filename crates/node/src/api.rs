@@ -390,6 +390,7 @@ async fn model_status(model: &Model, limit: Duration) -> ModelStatus {
         no_chat: model.template.as_ref().err().cloned(),
         stays: model.stays.clone(),
         busy_percent: model.busy_percent(),
+        steps: model.step_times(),
         sequences: sequences.and_then(Result::ok).unwrap_or_default(),
     }
 }

@@ -23,6 +23,7 @@ pub mod job;
 pub mod lend;
 pub mod limits;
 pub mod link;
+mod measured;
 pub mod model;
 pub mod pages;
 mod rate;

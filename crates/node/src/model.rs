@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::{Capacity, KvEngine, Tokenizer};
 use tandem_kv::{Contract, KvBlock};
-use tandem_proto::{ErrorCode, HandoffTerms, NodeError, Reuse};
+use tandem_proto::{ErrorCode, HandoffTerms, NodeError, Reuse, StepTimes};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::timeout;
@@ -20,7 +20,7 @@ use crate::batches::Batches;
 use crate::busy::Busy;
 use crate::job::{Admission, Command, JobId, Origin};
 use crate::limits::{ADMISSION_WAIT, COMMAND_RETRY, HANG_LOOKS, Limits, MAX_COMMANDS};
-use crate::rate::Rate;
+use crate::measured::Measured;
 use crate::worker::Worker;
 
 /// Whose turn it is of several blocks of one handoff.
@@ -54,7 +54,7 @@ pub struct Model {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<bool>,
     steps: Arc<AtomicU64>,
-    prefilled: Arc<Mutex<Rate>>,
+    measured: Arc<Mutex<Measured>>,
     busy: Arc<Mutex<Busy>>,
 }
 
@@ -95,8 +95,8 @@ impl Model {
         let (commands, receiver) = sync_channel(MAX_COMMANDS);
         let (running, ended) = watch::channel(false);
         let steps = Arc::new(AtomicU64::new(0));
-        let prefilled = Arc::new(Mutex::new(Rate::default()));
-        let (counted, measured) = (Arc::clone(&steps), Arc::clone(&prefilled));
+        let measured = Arc::new(Mutex::new(Measured::default()));
+        let (counted, times) = (Arc::clone(&steps), Arc::clone(&measured));
         let busy = Arc::new(Mutex::new(Busy::new(Instant::now())));
         let spent = Arc::clone(&busy);
         let thread = std::thread::Builder::new()
@@ -104,7 +104,7 @@ impl Model {
             .spawn(move || {
                 // Dropped also by a panic, which tells those who wait.
                 let _running = running;
-                Worker::new(engine, receiver, limits, counted, measured, spent).run();
+                Worker::new(engine, receiver, limits, counted, times, spent).run();
             })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {
@@ -124,7 +124,7 @@ impl Model {
             thread: Mutex::new(Some(thread)),
             ended,
             steps,
-            prefilled,
+            measured,
             busy,
         })
     }
@@ -140,14 +140,17 @@ impl Model {
     /// not computed any.
     #[must_use]
     pub fn prefill_time(&self, tokens: usize) -> Option<Duration> {
-        let rate = self
-            .prefilled
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .per_second();
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let seconds = tokens as f64 / rate;
-        Duration::try_from_secs_f64(seconds).ok()
+        self.measured().prefill_time(tokens)
+    }
+
+    /// What steps took.
+    #[must_use]
+    pub fn step_times(&self) -> StepTimes {
+        self.measured().told()
+    }
+
+    fn measured(&self) -> MutexGuard<'_, Measured> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The terms of a request that is decoded here: nothing of a model that stays is reused.

@@ -37,7 +37,7 @@ use self::turns::{Turn, Turns};
 use crate::busy::Busy;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
-use crate::rate::Rate;
+use crate::measured::Measured;
 use crate::slice::SliceSize;
 
 /// Owns the engine and every sequence of one model.
@@ -58,21 +58,21 @@ pub struct Worker {
     stopping: bool,
     /// Counts, for [`crate::model::Model::hangs`].
     steps: Arc<AtomicU64>,
-    /// Tokens of prompts, for [`crate::model::Model::prefill_time`].
-    prefilled: Arc<Mutex<Rate>>,
+    /// What steps take, for [`crate::model::Model::prefill_time`] and the node's status.
+    measured: Arc<Mutex<Measured>>,
     /// For [`crate::model::Model::busy_percent`].
     busy: Arc<Mutex<Busy>>,
 }
 
 impl Worker {
-    /// A worker for `engine` that takes `commands`, counts its steps, and measures how fast it prefills.
+    /// A worker for `engine` that takes `commands`, counts its steps, and measures what they take.
     #[must_use]
     pub fn new(
         engine: Box<dyn KvEngine>,
         commands: Receiver<Command>,
         limits: Limits,
         steps: Arc<AtomicU64>,
-        prefilled: Arc<Mutex<Rate>>,
+        measured: Arc<Mutex<Measured>>,
         busy: Arc<Mutex<Busy>>,
     ) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Worker {
             last_prefill: JobId(0),
             stopping: false,
             steps,
-            prefilled,
+            measured,
             busy,
         }
     }

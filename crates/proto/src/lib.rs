@@ -35,10 +35,10 @@ pub use link::{BytesRequest, LinkReport, LinkRequest};
 pub use prefill::{HandoffFailed, Lender, PrefillEvent, PrefillRequest};
 pub use status::{
     Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, Phase, Role,
-    SequenceStatus,
+    SequenceStatus, StepTime, StepTimes,
 };
 pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
 pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 13;
+pub const PROTOCOL_VERSION: u32 = 14;

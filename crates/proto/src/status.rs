@@ -71,6 +71,28 @@ pub struct SequenceStatus {
     pub generated_tokens: u32,
 }
 
+/// What a step of an engine took, on average over steps of about this size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepTime {
+    /// New tokens of a step of prefill; sequences of a step of decode.
+    pub count: u32,
+    /// Tokens that were there before, of each sequence.
+    pub depth: u32,
+    /// Microseconds of the step.
+    pub micros: u64,
+}
+
+/// What the steps of a model took since its node started; later ones count more.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepTimes {
+    /// Of prefill.
+    pub prefill: Vec<StepTime>,
+    /// Of decode.
+    pub decode: Vec<StepTime>,
+}
+
 /// One model of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,6 +111,8 @@ pub struct ModelStatus {
     pub stays: Option<String>,
     /// How busy its engine was over the last minute, in percent.
     pub busy_percent: u8,
+    /// What its steps took.
+    pub steps: StepTimes,
     /// What it does now.
     pub sequences: Vec<SequenceStatus>,
 }

@@ -348,22 +348,40 @@ impl Catalogue {
     }
 
     fn add_models(&mut self, file: &str, models: Vec<Model>) -> Result<(), ProfileError> {
-        for model in models {
-            let sizes = [Some(model.weights_gb), model.parameters_b, model.active_b];
-            let sizes: Vec<f64> = sizes.into_iter().flatten().collect();
-            check(file, &model.name, &sizes, 1e-6..=1e6)?;
-            model.check(file)?;
-            self.models.insert(model.name.clone(), model);
-        }
+        models
+            .into_iter()
+            .try_for_each(|model| self.add_model(file, model))
+    }
+
+    /// Adds a model, in place of one of the same name.
+    ///
+    /// # Errors
+    /// If a figure is out of its range; the message names `file`.
+    pub fn add_model(&mut self, file: &str, model: Model) -> Result<(), ProfileError> {
+        let sizes = [Some(model.weights_gb), model.parameters_b, model.active_b];
+        let sizes: Vec<f64> = sizes.into_iter().flatten().collect();
+        check(file, &model.name, &sizes, 1e-6..=1e6)?;
+        model.check(file)?;
+        self.models.insert(model.name.clone(), model);
         Ok(())
     }
 
     /// Adds a machine and the models that come with it, in place of those of the same names; its name.
     ///
     /// # Errors
-    /// If the text is not of that form, or a figure is not above zero.
+    /// If the text is not of that form, or a figure is out of its range.
     pub fn add_machine(&mut self, file: &str, text: &str) -> Result<String, ProfileError> {
-        let mut machine: Machine = read(file, text)?;
+        let machine: Machine = read(file, text)?;
+        let name = machine.name.clone();
+        self.add(file, machine)?;
+        Ok(name)
+    }
+
+    /// The same of a machine that is in no file.
+    ///
+    /// # Errors
+    /// If a figure is out of its range; the message names `file`.
+    pub fn add(&mut self, file: &str, mut machine: Machine) -> Result<(), ProfileError> {
         self.add_models(file, std::mem::take(&mut machine.models))?;
         check(
             file,
@@ -383,9 +401,8 @@ impl Catalogue {
                 check(file, &figures.model, &[rate], 1e-3..=1e7)?;
             }
         }
-        let name = machine.name.clone();
-        self.machines.insert(name.clone(), machine);
-        Ok(name)
+        self.machines.insert(machine.name.clone(), machine);
+        Ok(())
     }
 
     /// A machine by its name.

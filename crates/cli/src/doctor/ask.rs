@@ -1,11 +1,10 @@
 //! What is tried on a model: whether it answers, thinks aloud, keeps to a shape, and how fast it is.
 
-use std::fmt::Write as _;
-
-use serde_json::{Value, json};
-use tandem_openai::{ChatCompletion, ErrorBody, OTHER_SHAPE, TandemInfo};
+use serde_json::json;
+use tandem_openai::{ChatCompletion, OTHER_SHAPE, TandemInfo};
 
 use super::checks::Subject;
+use crate::asking::{Failed, ask, unseen};
 use crate::coordinator::Coordinator;
 
 /// Words of the prompt whose reading is timed: enough for the time not to be that of one step.
@@ -17,7 +16,8 @@ const THOUGHTS: [&str; 4] = ["<think", "</think", "<|channel|>", "[THINK]"];
 
 /// Asks three times: for its speed, for an answer, for a shape.
 pub async fn try_model(coordinator: &Coordinator, model: &str, subject: &mut Subject) {
-    let body = json!({"messages": [{"role": "user", "content": unseen()}], "max_tokens": TOKENS});
+    let body =
+        json!({"messages": [{"role": "user", "content": unseen(WORDS)}], "max_tokens": TOKENS});
     match ask(coordinator, model, body).await {
         Ok(answer) => rates(&answer, subject),
         Err(error) => return subject.fail("answers", &error.0, ""),
@@ -29,37 +29,6 @@ pub async fn try_model(coordinator: &Coordinator, model: &str, subject: &mut Sub
         Err(error) => subject.fail("answers", &error.0, ""),
     }
     shape(coordinator, model, subject).await;
-}
-
-/// A prompt that no cache has: words of random letters.
-fn unseen() -> String {
-    let mut out = String::from("Repeat these words:");
-    for _ in 0..WORDS {
-        let _ = write!(out, " {:05x}", rand::random::<u32>() & 0xf_ffff);
-    }
-    out
-}
-
-/// What went wrong, and its code.
-struct Failed(String, Option<String>);
-
-async fn ask(
-    coordinator: &Coordinator,
-    model: &str,
-    mut body: Value,
-) -> Result<ChatCompletion, Failed> {
-    body["model"] = json!(model);
-    body["temperature"] = json!(0);
-    body["tandem"] = json!({"keep": false});
-    let url = format!("{}/chat/completions", coordinator.base_url());
-    let failed = |e: reqwest::Error| Failed(e.to_string(), None);
-    let sent = coordinator.http().post(url).json(&body).send();
-    let answer = sent.await.map_err(failed)?;
-    if answer.status().is_success() {
-        return answer.json().await.map_err(failed);
-    }
-    let error: ErrorBody = answer.json().await.map_err(failed)?;
-    Err(Failed(error.error.message, error.error.code))
 }
 
 fn info(answer: &ChatCompletion) -> TandemInfo {

@@ -6,6 +6,7 @@ use tandem_sched::plan::{Answered, Judged, Served};
 
 use super::Request;
 use super::trial::Ran;
+use crate::numbers::float;
 
 /// Units of the drawing.
 const WIDTH: f64 = 960.0;
@@ -18,8 +19,8 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1d2330}.soft{fill
     .prefill{fill:#4c7bd9}.transfer{fill:#d99a2b}.decode{fill:#3d9a6a}.line{stroke:#c9cfda}\
     @media (prefers-color-scheme:dark){text{fill:#e8ebf2}.soft{fill:#a7b0c0}.line{stroke:#454d5c}}";
 
-/// All ways of the first prompt, one below the other, on one scale of seconds.
-pub fn svg(requests: &[Request]) -> String {
+/// All ways of the first prompt, one below the other, on one scale of seconds. `figures` are those that it rests on.
+pub fn svg(requests: &[Request], figures: &str) -> String {
     let first = requests.first().map_or(0, |request| request.prompt);
     let shown = requests.iter().filter(|request| request.prompt == first);
     let shown: Vec<(&str, &Answered)> = shown
@@ -72,10 +73,8 @@ pub fn svg(requests: &[Request]) -> String {
         );
         y += 12.0;
     }
-    format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0}" role="img" aria-label="The phases of one answer by each way"><style>{STYLE}</style><text class="soft" x="8" y="16">{first} tokens in; seconds; calculated of profiles</text>{body}</svg>
-"#
-    )
+    let head = format!("{first} tokens in; seconds; calculated of {figures}");
+    picture("The phases of one answer by each way", &head, &body, y)
 }
 
 /// Height of a bar of one request among many.
@@ -114,8 +113,7 @@ pub fn timelines(runs: &[Ran]) -> String {
             );
             let lanes = lanes(&run.measured_requests, machine);
             for (lane, bar) in &lanes.bars {
-                #[expect(clippy::cast_precision_loss, reason = "a few")]
-                let top = y + *lane as f64 * LANE;
+                let top = y + float(*lane as u64) * LANE;
                 let _ = write!(
                     body,
                     r#"<rect class="{}" x="{:.1}" y="{top:.0}" width="{:.1}" height="{}"><title>{}, work {}: {} s to {} s</title></rect>"#,
@@ -129,15 +127,21 @@ pub fn timelines(runs: &[Ran]) -> String {
                     round(bar.to)
                 );
             }
-            #[expect(clippy::cast_precision_loss, reason = "a few")]
-            let height = lanes.count as f64 * LANE;
+            let height = float(lanes.count as u64) * LANE;
             y += height.max(BAR) + GAP;
         }
         let _ = write!(body, r#"<path class="line" d="M8 {y:.0}H{WIDTH}"/>"#);
         y += 12.0;
     }
+    let head = "seconds of the machines; blue: to the first token; green: the answer";
+    let label = "When each request was read and written on which machine";
+    picture(label, head, &body, y)
+}
+
+/// A drawing of this height, with a line above it.
+fn picture(label: &str, head: &str, body: &str, height: f64) -> String {
     format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0}" role="img" aria-label="When each request was read and written on which machine"><style>{STYLE}</style><text class="soft" x="8" y="16">seconds of the machines; blue: to the first token; green: the answer</text>{body}</svg>
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" role="img" aria-label="{label}"><style>{STYLE}</style><text class="soft" x="8" y="16">{head}</text>{body}</svg>
 "#
     )
 }

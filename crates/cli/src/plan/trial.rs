@@ -14,6 +14,8 @@ use tandem_llama::MAX_SEQUENCES;
 use tandem_sched::plan::{self, Answered, Course, Job, Served, Setup, Way};
 use tandem_sched::profile::{Link, Machine};
 
+use crate::numbers::{float, small};
+
 /// From this share of its processors' time on, in percent, this machine is what a run waits for.
 const HOST_BOUND: f64 = 70.0;
 /// Memory of a node process that holds nothing, in bytes.
@@ -125,7 +127,7 @@ impl<'a> Trial<'a> {
     ) -> Wanted<'a> {
         let writes = course.parts.iter().filter(|p| p.decode + p.serve > 1e-6);
         let fits = writes.map(|p| p.batch).fold(f64::from(batch), f64::min);
-        let sizes = (works, whole(fits).max(1));
+        let sizes = (works, small(fits).max(1));
         let who = |job: &Job<'_>, does: fn(&plan::Part) -> f64| {
             let parts = course.parts.iter().filter(|p| p.model == job.model.name);
             let does = parts.filter(|part| does(part) > 1e-6);
@@ -193,8 +195,7 @@ impl<'a> Trial<'a> {
     fn check_memory(&self, wanted: &[Wanted<'_>]) -> anyhow::Result<()> {
         let mut system = System::new();
         system.refresh_memory();
-        #[expect(clippy::cast_precision_loss, reason = "shown in GB")]
-        let free = system.available_memory() as f64;
+        let free = float(system.available_memory());
         for one in wanted {
             let needed = self.bytes(&one.setup);
             if needed > free {
@@ -215,9 +216,7 @@ impl<'a> Trial<'a> {
         let jobs = setup.jobs.iter().enumerate().map(|(i, job)| {
             let each = job.model.kv_bytes(job.prompt) / self.speed;
             let crossing = setup.prefill[i].len() * 2;
-            #[expect(clippy::cast_precision_loss, reason = "a few")]
-            let crossing = crossing as f64;
-            each * crossing
+            each * float(crossing as u64)
         });
         let kept: f64 = (0..setup.machines.len())
             .map(|m| self.kept_bytes(setup, m))
@@ -225,8 +224,7 @@ impl<'a> Trial<'a> {
         let used = (0..setup.machines.len())
             .filter(|m| is_used(setup, *m))
             .count();
-        #[expect(clippy::cast_precision_loss, reason = "a few")]
-        let nodes = used as f64 * NODE_BYTES;
+        let nodes = float(used as u64) * NODE_BYTES;
         jobs.sum::<f64>() + kept + nodes
     }
 
@@ -299,16 +297,6 @@ fn check_size(job: &Job<'_>, works: u32) -> anyhow::Result<()> {
 fn is_used(setup: &Setup<'_>, machine: usize) -> bool {
     let mut all = setup.prefill.iter().chain(&setup.decode);
     all.any(|machines| machines.contains(&machine))
-}
-
-/// A whole number that is small for its type.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "tokens and sequences, never below zero"
-)]
-fn whole(number: f64) -> u32 {
-    number.round() as u32
 }
 
 fn times(requests: &[Served], works: u32) -> Times {

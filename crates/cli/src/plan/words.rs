@@ -55,10 +55,9 @@ pub fn told(answer: &Answer) -> String {
     let mut notes = notes(answer);
     notes.push(
         match answer.paced {
-            None => "all of this is calculated of profiles, not measured; docs/scheduling.md has the formulas",
-            Some(_) => "the tables above the last one are calculated of profiles; docs/scheduling.md has the formulas",
-        }
-        .to_owned(),
+            None => format!("all of this is calculated of {}; docs/scheduling.md has the formulas", answer.figures),
+            Some(_) => "the tables above the last one are calculated of profiles; docs/scheduling.md has the formulas".to_owned(),
+        },
     );
     for note in notes {
         let _ = writeln!(out, "note: {note}");

@@ -13,9 +13,13 @@ const MODEL: &str = "qwen3-coder-30b";
 const SPEED: &str = "20";
 
 fn node(profile: &str, further: &[&str]) -> Daemon {
+    node_at(SPEED, profile, further)
+}
+
+fn node_at(speed: &str, profile: &str, further: &[&str]) -> Daemon {
     let engine = format!("paced:{profile}");
     let paced = [
-        "--engine", &engine, "--speed", SPEED, "--chunk", "2048", "--ubatch", "2048",
+        "--engine", &engine, "--speed", speed, "--chunk", "2048", "--ubatch", "2048",
     ];
     Daemon::node_of(&[("code", Path::new(MODEL))], &[&paced, further].concat())
 }
@@ -252,4 +256,61 @@ fn links_are_tried_and_compared_with_what_they_should_be() {
     assert!(told.contains("slower than 200 Gbit"), "{told}");
     let told = tandem(&["probe", "--plaintext", "--to", &mac.address.to_string()]);
     assert!(told.contains("round trip"), "{told}");
+}
+
+/// The plan of a running cluster beside that of the profiles which its nodes play.
+#[test]
+fn a_plan_of_what_nodes_measured_is_that_of_their_profiles() {
+    const TIMES: f64 = 4.0;
+    let folder = tempfile::tempdir().expect("a folder");
+    let node = |profile| node_at("4", profile, &["--slots", "2"]);
+    let (spark, mac) = (node("spark"), node("m4-max"));
+    drop(serve(folder.path(), [&spark, &mac], &["d", "p"]));
+    let config = folder.path().join("tandem.toml");
+    let plan = |arguments: &[&str]| -> Value {
+        let mut command = std::process::Command::new(super::daemon::TANDEM);
+        command.args(["plan", "--prompt", "1500", "--answer", "100", "--json"]);
+        let ran = command.args(arguments).output().expect("the binary runs");
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{said}");
+        serde_json::from_slice(&ran.stdout).expect("JSON")
+    };
+    let config = config.to_str().expect("a path");
+    let explain = ["--explain", "--config", config, "--plaintext"];
+    let measured = plan(&explain);
+    let profiles = ["--machine", "spark", "--machine", "m4-max"];
+    let known = plan(&[&profiles[..], &["--model", MODEL]].concat());
+    let alone = |plan: &Value, machine: &str, times: f64| {
+        let ways = plan["requests"][0]["ways"].as_array().expect("ways").iter();
+        let mut ways = ways.filter(|way| way["way"] == "alone" && way["machines"][0] == machine);
+        let way = ways.next().expect("alone");
+        ["first_token_s", "end_s"].map(|key| way[key].as_f64().expect("a time") * times)
+    };
+    for (node, machine) in [("p", "spark"), ("d", "m4-max")] {
+        let (found, played) = (alone(&measured, node, TIMES), alone(&known, machine, 1.0));
+        for (found, played) in found.into_iter().zip(played) {
+            let ratio = found / played;
+            assert!((0.9..1.25).contains(&ratio), "{node}: {found} of {played}");
+        }
+    }
+    // No course is planned with more answers at once than nodes have places.
+    let batches = measured["courses"].as_array().expect("courses").iter();
+    let batches: Vec<u64> = batches.filter_map(|run| run["batch"].as_u64()).collect();
+    assert_eq!(batches, [1, 2], "{measured}");
+    assert_eq!(measured["link"]["name"], "measured");
+    let words = "what the nodes measured";
+    assert_eq!(measured["figures"], words);
+    // Nothing is asked a second time.
+    let mut command = std::process::Command::new(super::daemon::TANDEM);
+    let ran = command
+        .arg("plan")
+        .args(explain)
+        .output()
+        .expect("the binary runs");
+    let (told, said) = (
+        String::from_utf8_lossy(&ran.stdout).into_owned(),
+        String::from_utf8_lossy(&ran.stderr).into_owned(),
+    );
+    assert!(!said.contains("has not measured"), "{said}");
+    assert!(told.contains(words), "{told}{said}");
 }

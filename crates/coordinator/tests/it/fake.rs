@@ -126,6 +126,7 @@ pub fn status(role: Role, sequences: u32, tokenizer: &str) -> NodeStatus {
             no_chat: None,
             stays: None,
             busy_percent: 40,
+            steps: StepTimes::default(),
             sequences: Vec::new(),
         }],
     }

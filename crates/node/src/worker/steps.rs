@@ -1,10 +1,11 @@
 //! Computing: one chunk of a prefill, one token of every sequence that generates.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use tandem_engine::generation::FinishReason as EngineFinish;
-use tandem_engine::{DecodeStep, EngineError, LayerRows, Token};
+use tandem_engine::{DecodeStep, EngineError, LayerRows};
 use tandem_kv::page::page_start;
 use tandem_kv::receipt::Receipt;
 use tandem_proto::{FinishReason, GenerateEvent};
@@ -15,13 +16,13 @@ use super::jobs::{After, Copying, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, engine_error, generation_error, milliseconds};
 use crate::job::{Begun, Computed, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
-use crate::rate::Rate;
+use crate::measured::Measured;
 use crate::send::Input;
 
-/// These tokens of a prompt have been computed since.
-fn measure(prefilled: &Mutex<Rate>, tokens: &[Token], since: Instant) {
-    let mut rate = prefilled.lock().unwrap_or_else(PoisonError::into_inner);
-    rate.add(tokens.len() as u64, since.elapsed());
+/// This part of a prompt has been computed since.
+fn measure(measured: &Mutex<Measured>, range: &Range<u32>, since: Instant) {
+    let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
+    measured.prefilled(range, since.elapsed());
 }
 
 impl Worker {
@@ -90,14 +91,14 @@ impl Worker {
             let mut give = |rows: &LayerRows<'_>| filling.take(rows);
             self.engine
                 .prefill_by_layer(job.sequence, range.start, tokens, &mut give)?;
-            measure(&self.prefilled, tokens, start);
+            measure(&self.measured, &range, start);
             job.has_computed(&range, start);
             let engine = self.engine.as_mut();
             return hand_out_filled(engine, job, filling, range.end, &mut self.slice_out);
         }
         if !tokens.is_empty() {
             self.engine.prefill(job.sequence, range.start, tokens)?;
-            measure(&self.prefilled, tokens, start);
+            measure(&self.measured, &range, start);
             job.has_computed(&range, start);
         }
         let kv_end = job.kv_end();
@@ -166,8 +167,13 @@ impl Worker {
             return;
         }
         self.engine.begin_step();
+        let start = Instant::now();
         match self.engine.decode(&steps) {
             Ok(rows) => {
+                let measured = self.measured.lock();
+                let mut measured = measured.unwrap_or_else(PoisonError::into_inner);
+                measured.decoded(&steps, start.elapsed());
+                drop(measured);
                 for (id, logits) in ids.into_iter().zip(rows) {
                     self.evaluated(id, logits);
                 }

@@ -10,7 +10,7 @@ mod runs;
 mod servers;
 
 use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
-use tandem_proto::{Capacity, ModelStatus, NodeStatus, PROTOCOL_VERSION, Role};
+use tandem_proto::{Capacity, ModelStatus, NodeStatus, PROTOCOL_VERSION, Role, StepTimes};
 use tandem_sched::*;
 
 /// A contract whose tokenizer digest is `tokenizer`.
@@ -50,6 +50,7 @@ fn held(name: &str, sequences: u32, tokenizer: &str) -> ModelStatus {
         no_chat: None,
         stays: None,
         busy_percent: 0,
+        steps: StepTimes::default(),
         sequences: Vec::new(),
     }
 }

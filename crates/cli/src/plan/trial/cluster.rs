@@ -15,7 +15,7 @@ use tandem_openai::TandemInfo;
 use tandem_proto::Role;
 use tandem_sched::plan::{Job, Served, Setup};
 
-use super::{Trial, is_used, whole};
+use super::{Trial, is_used, small};
 use crate::coordinator::Coordinator;
 use crate::nodes;
 use crate::processes::{self, NodeProcess};
@@ -86,7 +86,7 @@ async fn start(
         ("--slots", setup.batch.to_string()),
         (
             "--pages-ram",
-            whole((trial.kept_bytes(setup, machine) / 1_048_576.0).ceil()).to_string(),
+            small((trial.kept_bytes(setup, machine) / 1_048_576.0).ceil()).to_string(),
         ),
     ] {
         arguments.extend([option.into(), value.into()]);
@@ -123,7 +123,7 @@ async fn coordinator(setup: &Setup<'_>, nodes: &[NodeProcess]) -> anyhow::Result
         nodes.iter().map(node).collect(),
         setup.jobs.iter().enumerate().map(model).collect(),
     );
-    config.chunk = whole(setup.chunk);
+    config.chunk = small(setup.chunk);
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let public = Public::plaintext();
     let starting = Coordinator::start(any_port, public, config.clone(), Security::Plaintext);
@@ -222,14 +222,14 @@ impl Client<'_> {
         extra: usize,
     ) -> anyhow::Result<(Served, bool)> {
         let wanted = &self.setup.jobs[job];
-        let shared = usize::try_from(whole(wanted.shared))?;
+        let shared = usize::try_from(small(wanted.shared))?;
         let shared = shared.saturating_sub(extra);
         let text = self.text(job, &format!("work {work} "), shared, extra)?;
-        let answer = whole(wanted.answer);
+        let answer = small(wanted.answer);
         let sent = began.elapsed().as_secs_f64();
         let info = self.ask(job, text, answer).await?;
         let end = began.elapsed().as_secs_f64();
-        if info.generated_tokens != answer || info.prompt_tokens != whole(wanted.prompt) {
+        if info.generated_tokens != answer || info.prompt_tokens != small(wanted.prompt) {
             bail!(
                 "an answer has {} tokens to {} of a prompt, not {answer} to {}",
                 info.generated_tokens,
@@ -255,7 +255,7 @@ impl Client<'_> {
     /// A prompt that becomes as many tokens as are wanted: a token a byte, and those of the template.
     fn text(&self, job: usize, own: &str, shared: usize, extra: usize) -> anyhow::Result<String> {
         let job = &self.setup.jobs[job];
-        let size = usize::try_from(whole(job.prompt))?;
+        let size = usize::try_from(small(job.prompt))?;
         let least = extra + own.len();
         let Some(room) = size.checked_sub(least) else {
             bail!(
