@@ -60,8 +60,7 @@ enum Bench {
     Overlap(overlap::Arguments),
     /// Bytes on the wire where submissions share a rubric, with the have-list and without.
     Prefix(prefix::Arguments),
-    /// The next turn of a conversation: on the nodes that had the one before, and on another prefill node, with a loan
-    /// and without.
+    /// The next turn of a conversation: on the nodes that had the one before, and on another prefill node.
     Turn(turn::Arguments),
     /// How well two model files fit together, such as two quantisations, with each codec: both ends'
     /// distributions after each prompt, and the answers, compared with those of the decode node alone.

@@ -92,15 +92,6 @@ pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
     cause.to_string()
 }
 
-/// What a node waits for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Awaited {
-    /// A prefill.
-    Prefill,
-    /// What another node has of a prompt.
-    Loan,
-}
-
 /// The part of a status that all versions have.
 #[derive(Deserialize)]
 struct Version {
@@ -243,39 +234,17 @@ impl Calls {
         self.stream(address, "prefill", request).await
     }
 
-    /// `POST /node/v1/lend`, to its end; gives the bytes of rows that were lent.
-    ///
-    /// # Errors
-    /// If the node does not answer, refuses or fails.
-    pub async fn lend(&self, address: &str, request: &PrefillRequest) -> Result<u64, CallError> {
-        let mut lines: Lines<PrefillEvent> = self.stream(address, "lend", request).await?;
-        loop {
-            match lines.next().await? {
-                PrefillEvent::Failed(error) => {
-                    return Err(CallError::Broken(format!("failed: {error}")));
-                }
-                PrefillEvent::Done { handoff_bytes, .. } => return Ok(handoff_bytes),
-                _ => {}
-            }
-        }
-    }
-
-    /// `POST /node/v1/requests/{id}/prefill-failed`, or `lend-failed`.
+    /// `POST /node/v1/requests/{id}/prefill-failed`.
     pub(crate) async fn failed(
         &self,
         address: &str,
         request: &str,
-        what: Awaited,
         reason: &str,
     ) -> Result<(), CallError> {
         let body = HandoffFailed {
             reason: reason.to_owned(),
         };
-        let what = match what {
-            Awaited::Prefill => "prefill",
-            Awaited::Loan => "lend",
-        };
-        let path = format!("requests/{request}/{what}-failed");
+        let path = format!("requests/{request}/prefill-failed");
         self.post(address, &path, &body).await.map(|_| ())
     }
 

@@ -15,7 +15,6 @@ mod config;
 mod connect;
 mod error;
 mod guard;
-mod lending;
 mod life;
 pub mod limits;
 mod lines;

@@ -21,7 +21,6 @@ pub(crate) struct PrefillTimes {
 pub(crate) struct Timeline {
     pub(crate) prompt_tokens: u32,
     pub(crate) tokenize_ms: f64,
-    pub(crate) loan_ms: f64,
     /// True if no other node was asked for KV.
     pub(crate) alone: bool,
     pub(crate) prefill: PrefillTimes,
@@ -82,7 +81,6 @@ impl Timeline {
             phases_ms: PhasesMs {
                 queue: queue.as_secs_f64() * 1e3,
                 tokenize: self.tokenize_ms,
-                loan: self.loan_ms,
                 // JSON has no infinity.
                 prefill: (self.prefill.prefill_ms + self.summary.local_prefill_ms).min(f64::MAX),
                 transfer: self.prefill.transfer_ms,
@@ -119,7 +117,6 @@ mod tests {
             decode: "d".into(),
             prefill: prefill.map(str::to_owned),
             alone_percent: 0,
-            lender: None,
             mixed_quantisation: false,
             reason: String::new(),
             notes: Vec::new(),

@@ -1,7 +1,6 @@
 //! The control API that the coordinator calls.
 
 mod generate;
-mod lend;
 mod link;
 mod prefill;
 
@@ -26,19 +25,17 @@ use tandem_identity::{PeerId, host_name, is_this_machine};
 use tandem_kv::Contract;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
-    Capacity, ErrorCode, HandoffStatus, HandoffTerms, Lender, ModelStatus, NodeError, NodeStatus,
-    PROTOCOL_VERSION, ParityAction, Reuse,
+    Capacity, ErrorCode, HandoffStatus, HandoffTerms, ModelStatus, NodeError, NodeStatus,
+    PROTOCOL_VERSION,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::generate::{generate, prefill_failed, tokenize};
-use self::lend::{lend, lend_failed};
 use self::prefill::prefill;
 use crate::NodeConfig;
 use crate::coming::{Coming, Going};
 use crate::handoffs::Handoffs;
 use crate::job::Command;
-use crate::lend::Borrowers;
 use crate::limits::{DRAIN_LOOK, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
 use crate::model::Model;
 use crate::pages::PageStore;
@@ -91,8 +88,6 @@ pub struct Node {
     pub links: Arc<Links>,
     /// Requests that generate here, by id.
     pub running: crate::running::Running,
-    /// Requests that wait for what other nodes have of their prompts.
-    pub borrowers: Borrowers,
     /// Set when the node shuts down, so that the end of an engine thread is no fault.
     pub stopping: AtomicBool,
     /// Set when nothing new is taken any more.
@@ -185,10 +180,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/node/v1/tokenize", post(tokenize))
         .route("/node/v1/generate", post(generate))
         .route("/node/v1/prefill", post(prefill))
-        .route("/node/v1/lend", post(lend))
         .route("/node/v1/link", post(link::test))
         .route("/node/v1/link/source", post(link::source))
-        .route("/node/v1/requests/{id}/lend-failed", post(lend_failed))
         .route(
             "/node/v1/requests/{id}/prefill-failed",
             post(prefill_failed),
@@ -299,32 +292,6 @@ fn named_peer(
     }
 }
 
-/// Conversations are lent, and nothing that must be compared before it is used.
-fn can_be_lent(terms: &HandoffTerms) -> Result<(), NodeError> {
-    let is_exact = terms.action == ParityAction::Report && !terms.mixed_quantisation;
-    if terms.reuse == Reuse::All && is_exact {
-        return Ok(());
-    }
-    Err(invalid(
-        "nothing is lent unless `terms.reuse` is `all`, `terms.action` is `report` and there is one quantisation",
-    ))
-}
-
-/// Who may lend to a request, if anybody may.
-fn checked_lender(
-    node: &Node,
-    lender: Option<&Lender>,
-    terms: &HandoffTerms,
-) -> Result<Option<crate::lend::Lender>, NodeError> {
-    let Some(lender) = lender else {
-        return Ok(None);
-    };
-    can_be_lent(terms)?;
-    let why = "takes loans only from a machine that it is told";
-    let peer = named_peer(node, "lender.peer", lender.peer.as_deref(), why)?;
-    Ok(Some(crate::lend::Lender(peer)))
-}
-
 fn invalid(message: impl Into<String>) -> NodeError {
     NodeError::new(ErrorCode::InvalidRequest, message)
 }
@@ -359,7 +326,6 @@ async fn handoffs(State(node): State<Arc<Node>>) -> Json<HandoffStatus> {
         staging_bytes: taken(STAGING_UNITS, &node.staging) * STAGING_UNIT,
         spare_bytes: node.spare.bytes(),
         returns: taken(MAX_RETURNS, &node.returns),
-        borrowers: node.borrowers.count() as u64,
         pages: pages.pages,
         snapshots: pages.snapshots,
         pins: pages.pins,

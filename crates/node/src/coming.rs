@@ -25,8 +25,6 @@ pub struct Bringing {
     is_compared: bool,
     /// The machine that it comes from, if that is known.
     from: Option<PeerId>,
-    /// True if it is lent: nobody finds it before it is over, and only others that are lent wait for it.
-    is_loan: bool,
 }
 
 impl Bringing {
@@ -42,19 +40,6 @@ impl Bringing {
             is_compared: keep.is_compared(),
             chain,
             from,
-            is_loan: false,
-        })
-    }
-
-    /// A loan of these tokens; `None` if there is no complete page. Other loans find all of it once it is over.
-    #[must_use]
-    pub fn lent(keep: &Keep, tokens: &[u32]) -> Option<Self> {
-        let bringing = Self::new(keep, tokens, None)?;
-        let found = Some((bringing.chain.len(), Provenance::Decoded));
-        Some(Self {
-            found,
-            is_loan: true,
-            ..bringing
         })
     }
 
@@ -65,7 +50,6 @@ impl Bringing {
             page < pages
                 && self.wanted.accepts(provenance)
                 && other.lossy <= self.lossy
-                && other.is_loan == self.is_loan
                 && (self.is_compared || !other.is_compared)
                 && self.chain.get(page).is_some()
                 && self.chain.get(page) == other.chain.get(page)

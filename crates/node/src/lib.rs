@@ -10,7 +10,7 @@
 //! - [`receive`] and [`send`]: the two ends of a handoff on real connections;
 //! - [`wire`]: frames to and from a connection;
 //! - [`pages`]: KV that is kept; [`held`]: what of it a request shares; [`conversation`]: the KV of
-//!   answers; [`lend`]: what other nodes have of a prompt.
+//!   answers.
 
 pub mod api;
 pub mod batches;
@@ -20,7 +20,6 @@ pub mod conversation;
 pub mod handoffs;
 pub mod held;
 pub mod job;
-pub mod lend;
 pub mod limits;
 pub mod link;
 mod measured;
@@ -135,7 +134,6 @@ pub async fn run(
         taking_back: Arc::new(Semaphore::new(limits::MAX_TAKEN_BACK)),
         handing_back: Arc::new(Semaphore::new(limits::MAX_HAND_BACKS)),
         running: running::Running::default(),
-        borrowers: lend::Borrowers::default(),
         stopping: AtomicBool::new(false),
         draining: AtomicBool::new(false),
         preparing: AtomicUsize::new(0),

@@ -144,8 +144,6 @@ pub struct Limits {
     pub receipt: Duration,
     /// How long the permission to hand an answer back is good for: longer than an answer takes.
     pub return_ticket: Duration,
-    /// How long a prefill waits at most for what another node has of the prompt, and a tenth of it at least.
-    pub loan: Duration,
     /// How long handing an answer back may take: a node that shows that it is alive and takes nothing
     /// would hold on to memory.
     pub hand_back: Duration,
@@ -181,7 +179,6 @@ impl Default for Limits {
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),
             return_ticket: Duration::from_secs(30 * 60),
-            loan: Duration::from_secs(10),
             hand_back: Duration::from_secs(10 * 60),
             beat: tandem_proto::limits::BEAT,
             event_stall: Duration::from_secs(60),

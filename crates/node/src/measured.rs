@@ -7,8 +7,6 @@ use std::time::Duration;
 use tandem_engine::DecodeStep;
 use tandem_proto::{StepTime, StepTimes};
 
-use crate::rate::Rate;
-
 /// Steps that are added up; then all of them together count half.
 const STEPS: u32 = 64;
 /// Tokens of the depths that are told apart: below one of it, below two, below four, and so on.
@@ -54,7 +52,6 @@ type Table = BTreeMap<(u32, u32), Sum>;
 /// What steps took.
 #[derive(Debug, Default)]
 pub struct Measured {
-    rate: Rate,
     prefill: Table,
     decode: Table,
 }
@@ -63,7 +60,6 @@ impl Measured {
     /// This part of a prompt was computed in one step.
     pub fn prefilled(&mut self, range: &Range<u32>, took: Duration) {
         let count = range.end.saturating_sub(range.start);
-        self.rate.add(u64::from(count), took);
         // What begins a prompt is of depth 0 exactly, and so is told apart from what follows a short beginning.
         let depth = match range.start {
             0 => 0,
@@ -80,14 +76,6 @@ impl Measured {
         let depth = u32::try_from(held / u64::from(count.max(1))).unwrap_or(u32::MAX);
         let at = (count, octave(depth / DEPTH));
         self.decode.entry(at).or_default().add(count, depth, took);
-    }
-
-    /// How long so many tokens of a prompt would take, by how long the last ones took; `None` if none were computed.
-    #[must_use]
-    pub fn prefill_time(&self, tokens: usize) -> Option<Duration> {
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let seconds = tokens as f64 / self.rate.per_second();
-        Duration::try_from_secs_f64(seconds).ok()
     }
 
     /// Both tables.

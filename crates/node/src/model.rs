@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -136,21 +136,11 @@ impl Model {
         busy.percent(Instant::now())
     }
 
-    /// How long the engine would need to compute so many tokens of a prompt, by how long it took before; `None` if it has
-    /// not computed any.
-    #[must_use]
-    pub fn prefill_time(&self, tokens: usize) -> Option<Duration> {
-        self.measured().prefill_time(tokens)
-    }
-
     /// What steps took.
     #[must_use]
     pub fn step_times(&self) -> StepTimes {
-        self.measured().told()
-    }
-
-    fn measured(&self) -> MutexGuard<'_, Measured> {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+        let measured = self.measured.lock();
+        measured.unwrap_or_else(PoisonError::into_inner).told()
     }
 
     /// The terms of a request that is decoded here: nothing of a model that stays is reused.

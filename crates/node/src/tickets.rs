@@ -1,6 +1,5 @@
 //! Who may hand KV to what.
 
-use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use rand::Rng;
 use tandem_identity::PeerId;
 use tandem_kv::receiver::Expectation;
 use tandem_kv::{KvBlock, permit};
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::sleep_until;
 
 use crate::conversation::HandBack;
@@ -29,7 +28,7 @@ pub enum Target {
         /// has ended is refused even if its place is taken by another.
         job: JobId,
     },
-    /// To the pages of this node: KV of an answer that comes back, or that another node lends.
+    /// To the pages of this node: KV of an answer that comes back.
     Pages,
 }
 
@@ -86,8 +85,6 @@ pub struct Permitted {
     pub hand_back: Arc<Mutex<Option<oneshot::Sender<HandBack>>>>,
     /// The place that a permission to hand an answer back takes, until it is used or worthless.
     pub place: Option<Arc<OwnedSemaphorePermit>>,
-    /// Closed when what another node lends has come, or as much of it as will.
-    pub loan: Option<mpsc::Sender<Infallible>>,
 }
 
 impl Permitted {

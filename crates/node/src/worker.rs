@@ -58,7 +58,7 @@ pub struct Worker {
     stopping: bool,
     /// Counts, for [`crate::model::Model::hangs`].
     steps: Arc<AtomicU64>,
-    /// What steps take, for [`crate::model::Model::prefill_time`] and the node's status.
+    /// What steps take, for the node's status.
     measured: Arc<Mutex<Measured>>,
     /// For [`crate::model::Model::busy_percent`].
     busy: Arc<Mutex<Busy>>,

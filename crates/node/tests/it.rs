@@ -23,7 +23,6 @@ mod it {
     mod handoff;
     mod hostile;
     mod kills;
-    mod lend;
     mod link;
     mod lossy;
     mod pages;

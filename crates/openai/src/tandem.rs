@@ -118,9 +118,6 @@ pub struct PhasesMs {
     pub queue: f64,
     /// Chat template and tokenizer.
     pub tokenize: f64,
-    /// Until another node has lent the one that prefills what it had of the prompt, or will not; 0 if none was asked.
-    #[serde(default)]
-    pub loan: f64,
     /// Evaluating the prompt, on the prefill node or, as far as it fell back, on the decode node.
     pub prefill: f64,
     /// During which KV was on its way: sent, but not yet acknowledged.

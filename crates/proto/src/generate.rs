@@ -7,7 +7,6 @@ use tandem_kv::codec::Codec;
 use tandem_kv::receipt::Parity;
 
 use crate::limits::{MAX_GENERATED_TOKENS, MAX_REQUEST_ID};
-use crate::prefill::Lender;
 use crate::status::{ErrorCode, NodeError};
 use crate::terms::HandoffTerms;
 
@@ -133,9 +132,6 @@ pub struct GenerateRequest {
     /// [`crate::ErrorCode::Lacks`] where it is to prefill itself (never with 100).
     #[serde(default)]
     pub alone_percent: u8,
-    /// Where this node is to prefill: who lends it what it lacks of the prompt, where [`HandoffTerms::reuse`] is `all`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lender: Option<Lender>,
     /// Tokens per chunk of the prefill, also of a local one, so that batch shapes are equal.
     pub chunk: u32,
     /// How a handoff is made, and which KV of earlier requests may be used.
@@ -144,7 +140,7 @@ pub struct GenerateRequest {
 }
 
 /// Permission for one handoff. Single use; expires with the request, or when the node that it is from has
-/// waited for [`crate::limits::HANDOFF_SILENCE`], or as long as it waits for a loan.
+/// waited for [`crate::limits::HANDOFF_SILENCE`].
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ticket {
@@ -224,9 +220,9 @@ pub enum GenerateEvent {
     Opened {
         /// Number of tokens of the prompt.
         prompt_tokens: u32,
-        /// The tokens, if another node is to prefill them or to lend what it has of them.
+        /// The tokens, if another node is to prefill them.
         tokens: Option<Vec<u32>>,
-        /// The permission for that node; `None` if there is nothing to prefill or to lend.
+        /// The permission for that node; `None` if there is nothing to prefill.
         ticket: Option<Ticket>,
         /// Time spent on template and tokenizer, in milliseconds.
         tokenize_ms: f64,

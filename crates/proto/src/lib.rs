@@ -7,9 +7,7 @@
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`Tokenized`] |
 //! | `POST /node/v1/generate` | [`GenerateRequest`] | a stream of [`GenerateEvent`], one JSON object per line |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`] | a stream of [`PrefillEvent`], one JSON object per line |
-//! | `POST /node/v1/lend` | [`PrefillRequest`] | the same |
 //! | `POST /node/v1/requests/{id}/prefill-failed` | [`HandoffFailed`] | 204 |
-//! | `POST /node/v1/requests/{id}/lend-failed` | [`HandoffFailed`] | 204 |
 //! | `POST /node/v1/link` | [`LinkRequest`] | [`LinkReport`] |
 //! | `POST /node/v1/link/sink` | bytes, which are dropped | 204 |
 //! | `POST /node/v1/link/source` | [`BytesRequest`] | bytes |
@@ -32,7 +30,7 @@ pub use generate::{
     PrefillMode, PrefillSummary, Prompt, Ticket,
 };
 pub use link::{BytesRequest, LinkReport, LinkRequest};
-pub use prefill::{HandoffFailed, Lender, PrefillEvent, PrefillRequest};
+pub use prefill::{HandoffFailed, PrefillEvent, PrefillRequest};
 pub use status::{
     Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, Phase, Role,
     SequenceStatus, StepTime, StepTimes,

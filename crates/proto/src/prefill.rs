@@ -2,21 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::generate::Ticket;
 use crate::status::NodeError;
 use crate::terms::HandoffTerms;
 
-/// A node that has more of a prompt than the one that prefills it, and lends that to it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Lender {
-    /// The only machine that may bring KV: its [`crate::NodeStatus::identity`]. Needed where nodes have identities.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer: Option<String>,
-}
-
-/// Body of `POST /node/v1/prefill`, and of `POST /node/v1/lend`, which sends what is there of the prompt and computes
-/// nothing.
+/// Body of `POST /node/v1/prefill`.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefillRequest {
@@ -41,10 +30,6 @@ pub struct PrefillRequest {
     /// How it is made; the other node is told the same.
     #[serde(default)]
     pub terms: HandoffTerms,
-    /// Who lends this node what it lacks of the prompt, where [`HandoffTerms::reuse`] is `all`; nobody does for a node
-    /// that lends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lender: Option<Lender>,
 }
 
 impl std::fmt::Debug for PrefillRequest {
@@ -64,8 +49,6 @@ impl std::fmt::Debug for PrefillRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 pub enum PrefillEvent {
-    /// First, if there is a lender and something to lend: the permission for it. The prefill waits.
-    Lend(Ticket),
     /// The other node has accepted contract and ticket.
     Accepted,
     /// KV up to here has been computed.
@@ -79,7 +62,7 @@ pub enum PrefillEvent {
     Done {
         /// Time spent computing, in milliseconds.
         prefill_ms: f64,
-        /// Tokens of the prompt that were computed; the rest was there, or lent.
+        /// Tokens of the prompt that were computed; the rest was there.
         computed_tokens: u32,
         /// Time during which KV was on its way: blocks of which some was written and that were not yet acknowledged.
         transfer_ms: f64,
@@ -100,9 +83,8 @@ pub enum PrefillEvent {
     Beat,
 }
 
-/// Body of `POST /node/v1/requests/{id}/prefill-failed` and of `POST /node/v1/requests/{id}/lend-failed`: the coordinator
-/// tells a node that no KV will come (any more) from a prefill node or a lender, so that it computes what is missing at
-/// once.
+/// Body of `POST /node/v1/requests/{id}/prefill-failed`: the coordinator tells a node that no KV will come (any more) from
+/// its prefill node, so that it computes what is missing at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandoffFailed {

@@ -158,8 +158,6 @@ pub struct HandoffStatus {
     pub spare_bytes: u64,
     /// Permissions to hand an answer back that are open.
     pub returns: u64,
-    /// Requests that wait for what another node lends.
-    pub borrowers: u64,
     /// Pages that are kept, in memory or on disk.
     pub pages: u64,
     /// Snapshots that are kept.

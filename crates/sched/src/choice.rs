@@ -1,11 +1,9 @@
 //! How nodes are chosen for a request.
 
-use core::cmp::Reverse;
-
 use tandem_proto::{ModelStatus, Role};
 
 use crate::event::{Plan, Rejection, Route};
-use crate::limits::{BLOCKS_PER_REQUEST, LEND_BLOCKS, MAX_SEEN_REQUESTS, PREFIX_BLOCK};
+use crate::limits::{BLOCKS_PER_REQUEST, MAX_SEEN_REQUESTS, PREFIX_BLOCK};
 use crate::pin::{self, OtherModel};
 use crate::scheduler::{NodeState, Scheduler, Waiting};
 
@@ -253,18 +251,11 @@ impl Scheduler {
                 seen(node)
             ));
         }
-        // Who has nearly all of it waits for no loan.
-        let lender = match (prefill, alone_percent) {
-            (Some(node), _) => self.lender(node, model, waiting),
-            (None, 100) => self.lender(decode, model, waiting),
-            (None, _) => None,
-        };
         let name = |node: usize| self.nodes[node].name.clone();
         let plan = Plan {
             decode: name(decode),
             prefill: prefill.map(name),
             alone_percent,
-            lender: lender.filter(|_| mixed.is_none()).map(name),
             mixed_quantisation: mixed.is_some(),
             reason,
             notes,
@@ -274,26 +265,6 @@ impl Scheduler {
             prefill,
             plan,
         }
-    }
-
-    /// The node that has seen most of a prompt, if it can lend it to the one that prefills; of several the one that
-    /// generates least.
-    fn lender(&self, prefill: usize, model: usize, waiting: &Waiting) -> Option<usize> {
-        let name = &self.models[model].name;
-        let own = &self.nodes[prefill].model(name)?.contract;
-        if !waiting.goes_on || self.stays(prefill, model).is_some() {
-            return None;
-        }
-        let least = waiting.seen_by(prefill) + LEND_BLOCKS;
-        let can_lend = |node: &usize| {
-            let status = self.nodes[*node].model(name);
-            *node != prefill
-                && !self.nodes[*node].suspect
-                && waiting.seen_by(*node) >= least
-                && status.is_some_and(|status| status.contract == *own)
-        };
-        let able = (0..self.nodes.len()).filter(can_lend);
-        able.min_by_key(|node| (Reverse(waiting.seen_by(*node)), self.decodes(*node, model)))
     }
 
     /// That two nodes hold different quantisations of a model, in words.

@@ -84,8 +84,7 @@ pub enum Event {
         /// What its prompt begins with: a digest for each [`crate::limits::PREFIX_BLOCK`] bytes and all before
         /// them. Empty if it does not matter who has seen it.
         prefix: Vec<u64>,
-        /// True for a turn of a conversation, which its decode node may prefill by itself, and for which others may lend what
-        /// they have. What many prompts begin with is soon on each prefill node.
+        /// True for a turn of a conversation, which its decode node may prefill by itself.
         goes_on: bool,
     },
     /// Nobody waits for the request any more.
@@ -131,9 +130,6 @@ pub struct Plan {
     /// prefill node: in a conversation of which it has seen more than that one, else 0. Without: 100, or less if
     /// it would wait for a prefill node otherwise.
     pub alone_percent: u8,
-    /// In a conversation, a node that lends the one that prefills what it has of the prompt, because it has seen more of it
-    /// ([`crate::limits::LEND_BLOCKS`]); `None` if there is none.
-    pub lender: Option<String>,
     /// True if the prefill node holds another quantisation of the weights than the node that generates.
     pub mixed_quantisation: bool,
     /// Why these nodes, in one line.

@@ -18,9 +18,6 @@ pub const MAX_SEEN_REQUESTS: usize = 2;
 /// prefills 8,192 tokens of Llama 3.1 8B in 1.47 s, a Mac Studio with an M3 Ultra in 5.57 s (EXO Labs,
 /// <https://blog.exolabs.net/nvidia-dgx-spark/>).
 pub const PREFILL_ADVANTAGE: usize = 4;
-/// Blocks by which a node must have seen more of a prompt than the one that prefills it, to lend it what it has: about 256
-/// tokens.
-pub const LEND_BLOCKS: usize = 2;
 
 /// Requests that may wait for one model. One that starts over after a failure is not counted.
 pub const MAX_QUEUED: usize = 256;

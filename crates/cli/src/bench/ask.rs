@@ -10,8 +10,8 @@ use rand_chacha::ChaCha8Rng;
 use tandem_coordinator::Lines;
 use tandem_identity::{Identity, PeerId, Security};
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, Lender, ParityReport,
-    PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary, Prompt, Ticket,
+    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, ParityReport, PrefillEvent,
+    PrefillMode, PrefillRequest, PrefillSummary, Prompt, Ticket,
 };
 
 use super::control::Control;
@@ -68,8 +68,6 @@ pub struct Sent {
     pub raw_bytes: u64,
     /// Bytes on the wire for them.
     pub wire_bytes: u64,
-    /// Bytes of rows that the prefill node was lent before.
-    pub lent_bytes: u64,
 }
 
 /// A prompt that was opened at the decode node.
@@ -120,7 +118,7 @@ impl Pair {
         answered(&mut generation, start, &opened).await
     }
 
-    /// The prefill node computes the prompt, and is lent what another one has of it if there is one; `answer` tokens.
+    /// The prefill node computes the prompt; `answer` tokens.
     ///
     /// # Errors
     /// If the request or the handoff fails.
@@ -129,7 +127,6 @@ impl Pair {
         prompt: &Prompt,
         answer: u32,
         terms: &HandoffTerms,
-        lender: Option<&Control>,
     ) -> anyhow::Result<(Asked, Sent)> {
         let request = self.request(prompt, answer, PrefillMode::Remote, terms);
         let start = Instant::now();
@@ -146,13 +143,10 @@ impl Pair {
             ticket: ticket.secret,
             handoff: ticket.handoff,
             terms: terms.clone(),
-            lender: lender.map(|node| Lender {
-                peer: node.peer.as_ref().map(ToString::to_string),
-            }),
         };
         let (asked, sent) = tokio::try_join!(
             answered(&mut generation, start, &opened),
-            self.sent(&prefill, lender)
+            self.sent(&prefill)
         )?;
         let summary = &asked.summary;
         ensure!(
@@ -171,19 +165,10 @@ impl Pair {
         opened.tokens.context("no tokens")
     }
 
-    async fn sent(
-        &self,
-        request: &PrefillRequest,
-        lender: Option<&Control>,
-    ) -> anyhow::Result<Sent> {
+    async fn sent(&self, request: &PrefillRequest) -> anyhow::Result<Sent> {
         let mut events = self.prefill.prefill(request).await?;
-        let mut lent_bytes = 0;
         loop {
             match events.next().await? {
-                PrefillEvent::Lend(ticket) => {
-                    let lender = lender.context("nobody lends")?;
-                    lent_bytes = self.lent(request, lender, ticket).await?;
-                }
                 PrefillEvent::Done {
                     prefill_ms,
                     exposed_transfer_ms,
@@ -196,32 +181,12 @@ impl Pair {
                         exposed_ms: exposed_transfer_ms,
                         raw_bytes: handoff_bytes,
                         wire_bytes,
-                        lent_bytes,
                     });
                 }
                 PrefillEvent::Failed(error) => return Err(error.into()),
                 _ => {}
             }
         }
-    }
-
-    /// Has a node lend; gives the bytes of rows.
-    async fn lent(
-        &self,
-        request: &PrefillRequest,
-        lender: &Control,
-        ticket: Ticket,
-    ) -> anyhow::Result<u64> {
-        let target = SocketAddr::new(self.prefill.address.ip(), ticket.port);
-        let lend = PrefillRequest {
-            target: target.to_string(),
-            target_peer: self.prefill.peer.as_ref().map(ToString::to_string),
-            ticket: ticket.secret,
-            handoff: ticket.handoff,
-            lender: None,
-            ..request.clone()
-        };
-        lender.lend(&lend).await
     }
 
     fn request(
@@ -241,7 +206,6 @@ impl Pair {
             prefill,
             prefill_peer: peer.map(ToString::to_string),
             alone_percent: if remote { 0 } else { 100 },
-            lender: None,
             chunk: self.chunk,
             terms: terms.clone(),
         }

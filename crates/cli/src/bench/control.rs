@@ -85,14 +85,6 @@ impl Control {
         self.told(self.calls.prefill(&self.address.to_string(), request).await)
     }
 
-    /// `POST /node/v1/lend`, to its end; gives the bytes of rows that were lent.
-    ///
-    /// # Errors
-    /// If the node cannot be reached, refuses or fails.
-    pub async fn lend(&self, request: &PrefillRequest) -> anyhow::Result<u64> {
-        self.told(self.calls.lend(&self.address.to_string(), request).await)
-    }
-
     fn told<T>(&self, result: Result<T, CallError>) -> anyhow::Result<T> {
         result.map_err(|e| anyhow!("the node at {} {e}", self.address))
     }

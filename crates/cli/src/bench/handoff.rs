@@ -496,7 +496,6 @@ impl Bench {
             prefill: PrefillMode::Remote,
             prefill_peer: tls.then(|| self.identity.id().to_string()),
             alone_percent: 0,
-            lender: None,
             chunk: CHUNK,
             terms: HandoffTerms {
                 quality: Quality::K8v4,

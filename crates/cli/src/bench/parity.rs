@@ -133,9 +133,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             .await?;
         prompt_tokens.push(f64::from(alone.prompt_tokens));
         for (codec, handed) in codecs.iter().zip(&mut handed) {
-            let asked = pair
-                .remote(prompt, arguments.answer, &terms(*codec), None)
-                .await;
+            let asked = pair.remote(prompt, arguments.answer, &terms(*codec)).await;
             let (asked, _) = asked.with_context(|| codec.to_string())?;
             handed.push(compared(&asked.answer, &alone.answer)?);
         }

@@ -140,7 +140,7 @@ async fn run(
     for together in submissions.chunks(arguments.at_once as usize) {
         pair.decode.idle().await?;
         pair.prefill.idle().await?;
-        let asking = together.iter().map(|s| pair.remote(s, 1, &terms, None));
+        let asking = together.iter().map(|s| pair.remote(s, 1, &terms));
         let answers = try_join_all(asking).await?;
         let mut figures: Vec<(f64, f64)> = answers.iter().map(figures_of).collect();
         // The one that sends most is the first.

@@ -172,7 +172,6 @@ impl Arguments {
             prefill: PrefillMode::Local,
             prefill_peer: None,
             alone_percent: 100,
-            lender: None,
             chunk: CHUNK,
             terms: HandoffTerms {
                 reuse: Reuse::Off,

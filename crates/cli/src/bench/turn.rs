@@ -1,5 +1,4 @@
-//! `tandem bench turn`: the next turn of a conversation, on the nodes that had the one before and on another prefill node, with
-//! and without a loan.
+//! `tandem bench turn`: the next turn of a conversation, on the nodes that had the one before and on another prefill node.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,20 +50,17 @@ enum Who {
     Same,
     /// Another prefill node, with what it has: nothing.
     Other,
-    /// The same, which the decode node lends what it has.
-    OtherLent,
     /// The decode node prefills by itself.
     Alone,
 }
 
 impl Who {
-    const ALL: [Self; 4] = [Self::Same, Self::Other, Self::OtherLent, Self::Alone];
+    const ALL: [Self; 3] = [Self::Same, Self::Other, Self::Alone];
 
     const fn shown(self) -> &'static str {
         match self {
             Self::Same => "the same prefill node",
-            Self::Other => "another one, without a loan",
-            Self::OtherLent => "another one, lent by the decode node",
+            Self::Other => "another one",
             Self::Alone => "the decode node by itself",
         }
     }
@@ -90,8 +86,6 @@ struct Case {
     prefill_ms: f64,
     /// Bytes on the wire to the decode node.
     wire_bytes: f64,
-    /// Bytes of rows that were lent.
-    lent_bytes: f64,
 }
 
 /// Runs the measurement until it is done or told to stop.
@@ -115,7 +109,7 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         ..pair.clone()
     };
     let mut prompts = Prompts::of(&pair, SEED).await?;
-    let mut rounds: [Vec<Round>; 4] = Default::default();
+    let mut rounds: [Vec<Round>; 3] = Default::default();
     for _ in 0..arguments.rounds {
         for (who, figures) in Who::ALL.into_iter().zip(&mut rounds) {
             figures.push(round(&pair, &beside, who, &mut prompts, arguments).await?);
@@ -134,8 +128,8 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
     })
 }
 
-/// Time to the first token and of the prefill, in milliseconds; bytes on the wire, and lent.
-struct Round([f64; 4]);
+/// Time to the first token and of the prefill, in milliseconds; bytes on the wire.
+struct Round([f64; 3]);
 
 /// One conversation of two turns.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
@@ -153,7 +147,7 @@ async fn round(
     };
     let mut tokens = prompts.tokens(arguments.tokens);
     let first = Prompt::Tokens(tokens.clone());
-    let (asked, _) = pair.remote(&first, ANSWER_TOKENS, &terms, None).await?;
+    let (asked, _) = pair.remote(&first, ANSWER_TOKENS, &terms).await?;
     for node in [&pair.prefill, &pair.decode] {
         node.idle().await?;
     }
@@ -161,26 +155,24 @@ async fn round(
     tokens.extend(asked.answer.tokens);
     tokens.extend(prompts.tokens(arguments.new));
     let next = Prompt::Tokens(tokens);
-    let lender = matches!(who, Who::OtherLent).then_some(&pair.decode);
     let (asked, sent) = match who {
         Who::Alone => {
             let asked = pair.local(&next, 1, &terms).await?;
             let prefill_ms = asked.summary.local_prefill_ms;
-            return Ok(Round([asked.first_token_ms, prefill_ms, 0.0, 0.0]));
+            return Ok(Round([asked.first_token_ms, prefill_ms, 0.0]));
         }
-        Who::Same => pair.remote(&next, 1, &terms, None).await?,
-        Who::Other | Who::OtherLent => beside.remote(&next, 1, &terms, lender).await?,
+        Who::Same => pair.remote(&next, 1, &terms).await?,
+        Who::Other => beside.remote(&next, 1, &terms).await?,
     };
     Ok(Round([
         asked.first_token_ms,
         sent.prefill_ms,
         sent.wire_bytes as f64,
-        sent.lent_bytes as f64,
     ]))
 }
 
 fn case(who: Who, rounds: &[Round]) -> Case {
-    let [first_token_ms, prefill_ms, wire_bytes, lent_bytes] = std::array::from_fn(|at| {
+    let [first_token_ms, prefill_ms, wire_bytes] = std::array::from_fn(|at| {
         let figures: Vec<f64> = rounds.iter().map(|round| round.0[at]).collect();
         median(&figures)
     });
@@ -189,7 +181,6 @@ fn case(who: Who, rounds: &[Round]) -> Case {
         first_token_ms,
         prefill_ms,
         wire_bytes,
-        lent_bytes,
     }
 }
 
@@ -199,7 +190,6 @@ fn shown(figures: &Figures) -> String {
         "first token",
         "computing",
         "to the decode node",
-        "lent",
     ]);
     let mb = |bytes: f64| right(format!("{:.3} MB", bytes / 1e6));
     let ms = |value: f64| right(format!("{value:.1} ms"));
@@ -209,7 +199,6 @@ fn shown(figures: &Figures) -> String {
             ms(case.first_token_ms),
             ms(case.prefill_ms),
             mb(case.wire_bytes),
-            mb(case.lent_bytes),
         ]);
     }
     format!(

@@ -380,7 +380,6 @@ impl Cluster {
             resume: of(300),
             receipt: of(100),
             return_ticket: of(1_000),
-            loan: of(500),
             hand_back: of(1_000),
             beat: of(100),
             handoff_beat: of(100),

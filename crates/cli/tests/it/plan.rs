@@ -152,7 +152,7 @@ fn the_words_the_drawing_and_the_refusals() {
         "note: alone of m5-max cannot be judged: the profile of `m5-max` has no figures of prefill for qwen3-coder-30b",
         "spark-1",
         "most works an hour by a server each",
-        "calculated of profiles, not measured",
+        "calculated of profiles",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }

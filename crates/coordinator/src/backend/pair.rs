@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 
 use tandem_openai::{ApiError, FinishReason};
 use tandem_proto::{
-    ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, Lender, NodeError, ParityAction,
-    ParityReport, PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary, Ticket,
+    ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityReport, PrefillEvent,
+    PrefillMode, PrefillRequest, PrefillSummary, Ticket,
 };
 use tandem_sched::{Failure, Plan};
 
 use super::{Answer, Attempt, AttemptError, Backend, Running};
-use crate::calls::{Awaited, CallError, Calls};
+use crate::calls::{CallError, Calls};
 use crate::cluster::Slot;
 use crate::config::{Config, split_address};
-use crate::lending::{Lending, Lent};
 use crate::life::{Job, Sink};
 use crate::poison::Losses;
 use crate::timeline::{PrefillTimes, Timeline};
@@ -22,8 +21,6 @@ use crate::translate;
 
 /// The end of a prefill: its times, or why there are none.
 type PrefillEnd = Result<PrefillTimes, PrefillFailure>;
-/// The end of a prefill, and what is to be told of what was lent for it.
-type LentPrefillEnd = (PrefillEnd, Lent);
 /// Something that goes on by itself.
 type Going<T> = Running<'static, T>;
 
@@ -109,9 +106,7 @@ struct Progress {
     text: String,
     tokens: Vec<u32>,
     timeline: Timeline,
-    prefill: Option<Going<LentPrefillEnd>>,
-    /// Another node lends the decode node, which prefills, what it has.
-    lending: Option<Going<Lent>>,
+    prefill: Option<Going<PrefillEnd>>,
     /// The decode node is being told that the prefill has failed.
     telling: Option<Going<()>>,
 }
@@ -131,12 +126,7 @@ impl Pair<'_> {
         loop {
             let event = tokio::select! {
                 event = lines.next() => event.map_err(|e| self.failed(e))?,
-                lent = ended(&mut progress.lending) => {
-                    self.lent(lent, &mut progress.timeline);
-                    continue;
-                }
-                (end, lent) = ended(&mut progress.prefill) => {
-                    self.lent(lent, &mut progress.timeline);
+                end = ended(&mut progress.prefill) => {
                     let prefilled = progress.prefilled;
                     progress.telling =
                         self.prefill_ended(end, prefilled, &mut progress.timeline).await;
@@ -146,11 +136,6 @@ impl Pair<'_> {
             };
             if let Some(finish) = self.take(event, &mut progress).await? {
                 self.await_prefill(&mut progress).await;
-                if progress.lending.is_some() {
-                    let limit = self.config.limits.prefill_report;
-                    let lent = report_of(&mut progress.lending, limit).await;
-                    self.lent(lent, &mut progress.timeline);
-                }
                 return Ok(Answer {
                     text: progress.text,
                     thoughts: String::new(),
@@ -176,47 +161,9 @@ impl Pair<'_> {
             prefill,
             prefill_peer: self.plan.prefill.as_deref().and_then(|n| self.peer(n)),
             alone_percent: self.plan.alone_percent,
-            lender: match prefill {
-                PrefillMode::Local => self.lender(),
-                PrefillMode::Remote => None,
-            },
             chunk: self.config.chunk,
             terms: self.terms(),
         }
-    }
-
-    /// Who lends what it has of the prompt: nothing that has to be compared.
-    fn lender(&self) -> Option<Lender> {
-        let may_lend = self.config.handoff.parity == ParityAction::Report;
-        let node = self.plan.lender.as_deref().filter(|_| may_lend)?;
-        let peer = self.peer(node);
-        Some(Lender { peer })
-    }
-
-    /// How it is asked to.
-    fn lending(&self, tokens: &[u32]) -> Option<Lending> {
-        self.lender()?;
-        let lender = self.plan.lender.clone()?;
-        let to = self.plan.prefill.as_ref().unwrap_or(&self.plan.decode);
-        Some(Lending {
-            calls: self.calls.clone(),
-            address: self.config.address(&lender).to_owned(),
-            borrower: self.config.address(to).to_owned(),
-            request: PrefillRequest {
-                request: self.job.id.clone(),
-                model: self.job.model.clone(),
-                tokens: tokens.to_vec(),
-                chunk: self.config.chunk,
-                target: String::new(),
-                target_peer: self.peer(to),
-                ticket: String::new(),
-                handoff: 0,
-                terms: self.terms(),
-                lender: None,
-            },
-            lender,
-            to: to.clone(),
-        })
     }
 
     fn terms(&self) -> HandoffTerms {
@@ -266,9 +213,6 @@ impl Pair<'_> {
                 progress.timeline.tokenize_ms = tokenize_ms;
                 if self.plan.prefill.is_some() {
                     progress.prefill = self.start_prefill(tokens, ticket).await;
-                } else if let (Some(tokens), Some(ticket)) = (tokens, ticket) {
-                    let lending = self.lending(&tokens);
-                    progress.lending = lending.map(|l| Box::pin(l.run(ticket)) as _);
                 }
                 progress.timeline.alone = progress.prefill.is_none();
                 self.sink.opened().await.map_err(AttemptError::Final)?;
@@ -310,7 +254,7 @@ impl Pair<'_> {
         &mut self,
         tokens: Option<Vec<u32>>,
         ticket: Option<Ticket>,
-    ) -> Option<Going<LentPrefillEnd>> {
+    ) -> Option<Going<PrefillEnd>> {
         let node = self.plan.prefill.as_ref()?;
         let (Some(tokens), Some(ticket)) = (tokens, ticket) else {
             // A prompt of one token leaves nothing to prefill, or the decode node has nearly all of it.
@@ -318,7 +262,6 @@ impl Pair<'_> {
             return None;
         };
         let target = handoff_target(self.config.address(&self.plan.decode), &ticket);
-        let lending = self.lending(&tokens);
         let request = PrefillRequest {
             request: self.job.id.clone(),
             model: self.job.model.clone(),
@@ -329,11 +272,9 @@ impl Pair<'_> {
             ticket: ticket.secret,
             handoff: ticket.handoff,
             terms: self.terms(),
-            lender: self.lender(),
         };
         let address = self.config.address(node).to_owned();
-        let limit = self.config.limits.prefill_report;
-        let prefill = prefill(self.calls.clone(), address, request, lending, limit);
+        let prefill = prefill(self.calls.clone(), address, request);
         Some(Box::pin(prefill))
     }
 
@@ -372,9 +313,7 @@ impl Pair<'_> {
         let (calls, request) = (self.calls.clone(), self.job.id.clone());
         let address = self.config.address(&self.plan.decode).to_owned();
         Some(Box::pin(async move {
-            let told = calls
-                .failed(&address, &request, Awaited::Prefill, &reason)
-                .await;
+            let told = calls.failed(&address, &request, &reason).await;
             if let Err(error) = told {
                 // The decode node finds out by itself; if it is gone, its stream says so.
                 tracing::warn!(request, %error, "decode node not told");
@@ -389,14 +328,8 @@ impl Pair<'_> {
             return;
         };
         let end = tokio::time::timeout(limit, prefill).await;
-        let (end, lent) = end.unwrap_or_else(|_| (Err(late(limit).into()), Lent::default()));
-        self.lent(lent, &mut progress.timeline);
+        let end = end.unwrap_or_else(|_| Err(late(limit).into()));
         let _ = self.prefill_ended(end, true, &mut progress.timeline).await;
-    }
-
-    fn lent(&mut self, lent: Lent, timeline: &mut Timeline) {
-        timeline.loan_ms = lent.ms;
-        self.events.extend(lent.note);
     }
 
     fn note_fallback(&mut self, summary: &PrefillSummary) {
@@ -497,63 +430,31 @@ async fn ended<T>(of: &mut Option<Going<T>>) -> T {
     }
 }
 
-/// Runs a prefill to its end, and what is lent for it.
-async fn prefill(
-    calls: Calls,
-    address: String,
-    request: PrefillRequest,
-    mut lending: Option<Lending>,
-    limit: Duration,
-) -> LentPrefillEnd {
+/// Runs a prefill to its end.
+async fn prefill(calls: Calls, address: String, request: PrefillRequest) -> PrefillEnd {
     let started = calls.prefill(&address, &request).await;
     drop(request);
-    let mut lines = match started {
-        Ok(lines) => lines,
-        Err(error) => return (Err(error.into()), Lent::default()),
-    };
-    let (mut lends, mut lent) = (None, Lent::default());
-    let end = loop {
-        let event = tokio::select! {
-            event = lines.next() => event,
-            told = ended(&mut lends) => {
-                lent = told;
-                continue;
-            }
-        };
-        match event {
-            Ok(PrefillEvent::Lend(ticket)) => {
-                let lending = lending.take();
-                lends = lending.map(|l| Box::pin(l.run(ticket)) as Going<Lent>);
-            }
-            Ok(PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat) => {}
-            Ok(PrefillEvent::Failed(error)) => break Err(format!("failed: {error}").into()),
-            Ok(PrefillEvent::Done {
+    let mut lines = started?;
+    loop {
+        match lines.next().await? {
+            PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat => {}
+            PrefillEvent::Failed(error) => return Err(format!("failed: {error}").into()),
+            PrefillEvent::Done {
                 prefill_ms,
                 computed_tokens,
                 transfer_ms,
                 exposed_transfer_ms,
                 ..
-            }) => {
-                break Ok(PrefillTimes {
+            } => {
+                return Ok(PrefillTimes {
                     prefill_ms,
                     computed_tokens: Some(computed_tokens),
                     transfer_ms,
                     exposed_transfer_ms,
                 });
             }
-            Err(error) => break Err(error.into()),
         }
-    };
-    if lends.is_some() {
-        lent = report_of(&mut lends, limit).await;
     }
-    (end, lent)
-}
-
-/// What was lent has come, or will not be used any more; the account of it may still be on its way.
-async fn report_of(lends: &mut Option<Going<Lent>>, limit: Duration) -> Lent {
-    let told = tokio::time::timeout(limit, ended(lends)).await;
-    told.unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -55,7 +55,6 @@ pub struct FakeNode {
     status: Arc<Mutex<Value>>,
     generates: Inbox<Call<GenerateRequest>>,
     prefills: Inbox<Call<PrefillRequest>>,
-    lends: Inbox<Call<PrefillRequest>>,
     failures: Inbox<(String, HandoffFailed)>,
     statuses: Inbox<()>,
     server: JoinHandle<()>,
@@ -76,7 +75,6 @@ struct Shared {
     status: Arc<Mutex<Value>>,
     generates: mpsc::UnboundedSender<Call<GenerateRequest>>,
     prefills: mpsc::UnboundedSender<Call<PrefillRequest>>,
-    lends: mpsc::UnboundedSender<Call<PrefillRequest>>,
     failures: mpsc::UnboundedSender<(String, HandoffFailed)>,
     statuses: mpsc::UnboundedSender<()>,
 }
@@ -142,14 +140,12 @@ impl FakeNode {
         let status = Arc::new(Mutex::new(serde_json::to_value(status).unwrap()));
         let (generates, generate_inbox) = mpsc::unbounded_channel();
         let (prefills, prefill_inbox) = mpsc::unbounded_channel();
-        let (lends, lend_inbox) = mpsc::unbounded_channel();
         let (failures, failure_inbox) = mpsc::unbounded_channel();
         let (statuses, status_inbox) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
             status: Arc::clone(&status),
             generates,
             prefills,
-            lends,
             failures,
             statuses,
         });
@@ -157,9 +153,7 @@ impl FakeNode {
             .route("/node/v1/status", get(tell_status))
             .route("/node/v1/generate", post(take_generate))
             .route("/node/v1/prefill", post(take_prefill))
-            .route("/node/v1/lend", post(take_lend))
             .route("/node/v1/requests/{id}/prefill-failed", post(take_failure))
-            .route("/node/v1/requests/{id}/lend-failed", post(take_failure))
             .with_state(shared);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -172,7 +166,6 @@ impl FakeNode {
             status,
             generates: AsyncMutex::new(generate_inbox),
             prefills: AsyncMutex::new(prefill_inbox),
-            lends: AsyncMutex::new(lend_inbox),
             failures: AsyncMutex::new(failure_inbox),
             statuses: AsyncMutex::new(status_inbox),
             server,
@@ -197,11 +190,6 @@ impl FakeNode {
     /// The next `prefill` call.
     pub async fn prefill_call(&self) -> Call<PrefillRequest> {
         self.prefills.lock().await.recv().await.unwrap()
-    }
-
-    /// The next `lend` call.
-    pub async fn lend_call(&self) -> Call<PrefillRequest> {
-        self.lends.lock().await.recv().await.unwrap()
     }
 
     /// The next report that a prefill or a loan failed: request and reason.
@@ -408,13 +396,6 @@ async fn take_prefill(
     Json(request): Json<PrefillRequest>,
 ) -> Response {
     take(&shared.prefills, request).await
-}
-
-async fn take_lend(
-    State(shared): State<Arc<Shared>>,
-    Json(request): Json<PrefillRequest>,
-) -> Response {
-    take(&shared.lends, request).await
 }
 
 async fn take_failure(

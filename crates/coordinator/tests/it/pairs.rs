@@ -6,11 +6,11 @@ use tandem_kv::adaptive::Quality;
 use tandem_kv::receipt::Parity;
 use tandem_openai::TandemInfo;
 use tandem_proto::{
-    CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, Lender, ParityAction, ParityReport,
-    PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary, Reuse, Role, Ticket,
+    CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, ParityAction, ParityReport, PrefillEvent,
+    PrefillMode, PrefillSummary, Reuse, Role,
 };
 
-use crate::fake::{FakeNode, HANDOFF_PORT, status};
+use crate::fake::{FakeNode, status};
 use crate::rig::{Rig, config, whole_of};
 
 const fn parity(kl: f64, holds: bool) -> ParityReport {
@@ -278,7 +278,6 @@ async fn the_next_turn_is_computed_by_its_decode_node_or_waits() {
             (asked.prefill, asked.alone_percent),
             (PrefillMode::Local, 25)
         );
-        assert_eq!(asked.lender, None);
         let decode = if lacks {
             call.refuse(
                 ErrorCode::Lacks,
@@ -310,7 +309,7 @@ fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-/// A prompt long enough to be worth a loan.
+/// A prompt of several blocks.
 fn long() -> String {
     "word ".repeat(600)
 }
@@ -330,142 +329,6 @@ async fn had(rig: &Rig, d: &FakeNode) {
     decode.prefilled(0, 699, None).await;
     decode.say_hello().await;
     answer.await.unwrap();
-}
-
-/// Who has had the turn before lends it to another prefill node, and nobody lends what other prompts begin with.
-#[tokio::test]
-async fn who_has_had_a_conversation_lends_it() {
-    let single = json!([user(&format!("{} c", long()))]);
-    for (messages, lends) in [(single, false), (next_turn(), true)] {
-        let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
-        let rig = Rig::start(config(&[&p], &[&d])).await;
-        had(&rig, &d).await;
-        let request = json!({"messages": messages, "tandem": {"route": "remote"}});
-        let answer = rig.chat(request);
-        let (asked, decode) = d.generate().await.accept();
-        assert_eq!(asked.lender, None);
-        decode.open(710, true).await;
-        let (asked, prefill) = p.prefill_call().await.accept();
-        assert_eq!(asked.lender.is_some(), lends);
-        if lends {
-            let ticket = Ticket {
-                secret: "10a2".into(),
-                handoff: 7,
-                ip: None,
-                port: 4322,
-            };
-            prefill.send(&PrefillEvent::Lend(ticket)).await;
-            let (lend, lending) = d.lend_call().await.accept();
-            let expected = PrefillRequest {
-                target: "127.0.0.1:4322".into(),
-                ticket: "10a2".into(),
-                handoff: 7,
-                lender: None,
-                ..asked
-            };
-            assert_eq!(lend, expected);
-            lending.prefill_done().await;
-            // It has read that before it reads what follows.
-            lending.closed().await;
-        }
-        prefill.prefill_done().await;
-        decode.prefilled(709, 0, None).await;
-        decode.say_hello().await;
-        let (_, told) = whole_of(answer.await.unwrap()).await;
-        let note = "node `d` lent `p` what it had of the prompt: 576 bytes of KV";
-        let noted = told.events.iter().any(|event| event == note);
-        assert_eq!(noted, lends, "{:?}", told.events);
-        assert_eq!(told.phases_ms.loan > 0.0, lends);
-    }
-}
-
-/// Also to a decode node that prefills by itself, which is told if nothing comes.
-#[tokio::test]
-async fn who_prefills_by_itself_is_lent_a_conversation() {
-    for lends in [true, false] {
-        let d = FakeNode::decode("d", 1).await;
-        let other = FakeNode::decode("e", 1).await;
-        let rig = Rig::start(config(&[], &[&d, &other])).await;
-        had(&rig, &d).await;
-        let busy = rig.chat(json!({}));
-        let _decoding = d.generate().await;
-        let answer = rig.chat(json!({"messages": next_turn()}));
-        let (asked, decode) = other.generate().await.accept();
-        let lender = Some(Lender { peer: None });
-        assert_eq!(
-            (asked.prefill, &asked.lender),
-            (PrefillMode::Local, &lender)
-        );
-        decode.open(710, true).await;
-        let call = d.lend_call().await;
-        assert_eq!(call.request.tokens.len(), 710);
-        assert_eq!(call.request.target, format!("127.0.0.1:{HANDOFF_PORT}"));
-        let note = if lends {
-            let (_, lending) = call.accept();
-            lending.prefill_done().await;
-            "node `d` lent `e` what it had of the prompt: 576 bytes of KV"
-        } else {
-            call.refuse(ErrorCode::Refused, "nothing here");
-            let (id, reason) = other.failure().await;
-            assert_eq!(id, asked.request);
-            assert_eq!(reason, "node `d` refused: nothing here");
-            "`e` was not lent all that `d` had of the prompt: node `d` refused: nothing here"
-        };
-        decode.prefilled(0, 709, None).await;
-        decode.say_hello().await;
-        let (_, told) = whole_of(answer.await.unwrap()).await;
-        assert_eq!(told.mode, "local");
-        assert!(told.phases_ms.loan > 0.0);
-        assert!(
-            told.events.iter().any(|event| event == note),
-            "{:?}",
-            told.events
-        );
-        busy.abort();
-    }
-}
-
-/// What does not fit is lent by nobody, and the next turn is not given to those who have it.
-#[tokio::test]
-async fn rows_that_do_not_fit_are_not_lent() {
-    for holds in [true, false] {
-        let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
-        let other = FakeNode::decode("e", 1).await;
-        let rig = Rig::start(config(&[&p], &[&d, &other])).await;
-        let answer = rig.chat(json!({"messages": [user(&long())]}));
-        let (_, decode) = d.generate().await.accept();
-        decode.open(700, true).await;
-        let (_, prefill) = p.prefill_call().await.accept();
-        prefill.prefill_done().await;
-        decode.prefilled(699, 0, None).await;
-        decode.token(7, "Hel").await;
-        decode.token(8, "lo").await;
-        decode.done_with(2, Some(parity(0.4, holds))).await;
-        answer.await.unwrap();
-        let _busy = rig.chat(json!({"tandem": {"route": "local"}}));
-        let _decoding = d.generate().await;
-        let local = json!({"messages": next_turn(), "tandem": {"route": "local"}});
-        let _answer = rig.chat(local);
-        let asked = other.generate().await.request;
-        assert_eq!(asked.lender.is_some(), holds);
-    }
-}
-
-/// What has to be compared before it is used is not lent.
-#[tokio::test]
-async fn nothing_is_lent_where_rows_are_compared_first() {
-    for (action, lends) in [(ParityAction::Report, true), (ParityAction::Redo, false)] {
-        let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
-        let mut settings = config(&[&p], &[&d]);
-        settings.handoff.parity = action;
-        let rig = Rig::start(settings).await;
-        had(&rig, &d).await;
-        let _answer = rig.chat(json!({"messages": next_turn(), "tandem": {"route": "remote"}}));
-        let (_, decode) = d.generate().await.accept();
-        decode.open(710, true).await;
-        let asked = p.prefill_call().await.request;
-        assert_eq!(asked.lender.is_some(), lends, "{action:?}");
-    }
 }
 
 #[tokio::test]

@@ -38,8 +38,6 @@ pub enum Covers {
     All,
     /// That of a prompt and its answer: at least all of it. The sender may name tokens that follow.
     Beyond,
-    /// That of the beginning of a prompt which the sender has: at most all of it.
-    Beginning,
 }
 
 impl std::fmt::Debug for Expectation {
@@ -115,7 +113,7 @@ fn covers(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
     let count = hello.continuation.len();
     let limit = match expected.covers {
         Covers::Beyond => MAX_CONTINUATION,
-        Covers::All | Covers::Beginning => 0,
+        Covers::All => 0,
     };
     if count > limit {
         let message = format!("hello field `continuation` has {count} tokens, limit {limit}");
@@ -126,7 +124,6 @@ fn covers(hello: &Hello, expected: &Expectation) -> Result<(), Box<Refuse>> {
     let fits = match expected.covers {
         Covers::All => ours == theirs,
         Covers::Beyond => theirs >= ours && theirs as usize <= most,
-        Covers::Beginning => theirs <= ours,
     };
     if !fits {
         let message = format!("hello field `kv_end` differs: ours {ours}, theirs {theirs}");

@@ -20,13 +20,10 @@ use tandem_proto::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{
-    Node, Preparing, Refusal, check_chunk, checked_lender, event_stream, invalid, named_peer, parse,
-};
+use super::{Node, Preparing, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
 use crate::conversation::{HandBack, Keeping, seed};
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
-use crate::lend::{Borrower, Lender, Loan};
 use crate::limits::{MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
 use crate::model::Model;
 use crate::tickets::{Permitted, Target, Until, handoff_id};
@@ -43,11 +40,7 @@ pub(super) async fn generate(
 /// Starts a request.
 async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let request: GenerateRequest = parse(&body)?;
-    let Checked {
-        model,
-        peer,
-        lender,
-    } = checked(&node, &request)?;
+    let Checked { model, peer } = checked(&node, &request)?;
     let (id, prefill, alone_percent, chunk, terms) = (
         request.request.clone(),
         request.prefill,
@@ -62,17 +55,11 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let batches = model.batches(kv_end, chunk);
     let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
     let (prompt, page_read) = (&tokens[..kv_end as usize], node.config.limits.page_read);
-    let borrower = Borrower {
-        request: &id,
-        tokens: &tokens,
-        terms: &terms,
-    };
-    let (loan, lend) = Loan::ask(&node, &model, &keep, lender, borrower).unzip();
     let part = (prefill, alone_percent);
-    let pieces = pages_of(&keep, prompt, part, loan.as_ref(), page_read)?;
+    let pieces = pages_of(&keep, prompt, part, page_read)?;
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
     let remote = prefill == PrefillMode::Remote && pieces.is_none() && kv_end > 0;
-    let source = source(remote, pieces.is_some() || loan.is_some());
+    let source = source(remote, pieces.is_some());
     let of_others = of_others(&keep, terms.action);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let admission = model.admit_soon().await?;
@@ -109,8 +96,8 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
         events,
     };
     model.command(Command::Generate(admission, Box::new(job)))?;
-    guard.put_pages(pieces, loan);
-    let opened = opened(tokens, guard.ticket.clone().or(lend), tokenize_ms);
+    guard.put_pages(pieces);
+    let opened = opened(tokens, guard.ticket.clone(), tokenize_ms);
     Ok(answer(opened, receiver, guard, node.config.limits.beat))
 }
 
@@ -131,8 +118,8 @@ fn of_others(keep: &Keep, action: ParityAction) -> Keep {
     }
 }
 
-/// The pages of a prompt with which this node prefills by itself; `None` if it does without, also because what it is lent is
-/// more, or another node prefills.
+/// The pages of a prompt with which this node prefills by itself; `None` if it does without, or another node
+/// prefills.
 ///
 /// # Errors
 /// If this node is to prefill, and more of the prompt is missing than it is to.
@@ -140,10 +127,9 @@ fn pages_of(
     keep: &Keep,
     prompt: &[Token],
     (prefill, percent): (PrefillMode, u8),
-    loan: Option<&Loan>,
     limit: Duration,
 ) -> Result<Option<Pieces>, NodeError> {
-    if loan.is_some() || (prefill == PrefillMode::Remote && percent == 0) {
+    if prefill == PrefillMode::Remote && percent == 0 {
         return Ok(None);
     }
     let is_enough = |pieces: &Pieces| {
@@ -194,8 +180,6 @@ struct Checked {
     model: Arc<Model>,
     /// The machine that may bring its KV.
     peer: Option<PeerId>,
-    /// Who may lend.
-    lender: Option<Lender>,
 }
 
 fn checked(node: &Node, request: &GenerateRequest) -> Result<Checked, NodeError> {
@@ -209,24 +193,11 @@ fn checked(node: &Node, request: &GenerateRequest) -> Result<Checked, NodeError>
     }
     let model = Arc::clone(node.model(&request.model)?);
     check_chunk(&model, request.chunk)?;
-    if request.prefill == PrefillMode::Remote || request.lender.is_some() {
+    if request.prefill == PrefillMode::Remote {
         model.check_handed_over()?;
     }
     let peer = prefill_peer(node, request)?;
-    if request.lender.is_some() && request.prefill == PrefillMode::Remote {
-        return Err(invalid("`lender` is for the node that prefills"));
-    }
-    if request.lender.is_some() && request.alone_percent < 100 {
-        return Err(invalid(
-            "`lender` is for a node that prefills whatever is missing: `alone_percent` must be 100",
-        ));
-    }
-    let lender = checked_lender(node, request.lender.as_ref(), &request.terms)?;
-    Ok(Checked {
-        model,
-        peer,
-        lender,
-    })
+    Ok(Checked { model, peer })
 }
 
 fn answer(
@@ -433,7 +404,6 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
             until: Until::Request(over),
             hand_back: Arc::new(Mutex::new(Some(hand_back))),
             place: None,
-            loan: None,
         };
         Ticket {
             secret: node
@@ -451,7 +421,7 @@ fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> G
         request,
         job,
         ticket,
-        alive,
+        _alive: alive,
     }
 }
 
@@ -463,23 +433,15 @@ struct Guard {
     job: JobId,
     ticket: Option<Ticket>,
     /// Dropped with the guard: whoever takes KV in for the request ends.
-    alive: watch::Sender<()>,
+    _alive: watch::Sender<()>,
 }
 
 impl Guard {
-    /// Has pages put into the sequence of the request: of this node, or lent ones when they have come.
-    fn put_pages(&self, pieces: Option<Pieces>, loan: Option<Loan>) {
-        if let Some(loan) = loan {
-            tokio::spawn(loan.seed(self.job, None, self.ended()));
-        } else if let Some(pieces) = pieces {
+    /// Has pages of this node put into the sequence of the request.
+    fn put_pages(&self, pieces: Option<Pieces>) {
+        if let Some(pieces) = pieces {
             tokio::spawn(seed(Arc::clone(&self.model), self.job, pieces, None));
         }
-    }
-
-    /// Completes when the request has ended.
-    fn ended(&self) -> impl Future<Output = ()> + use<> {
-        let mut over = self.alive.subscribe();
-        async move { while over.changed().await.is_ok() {} }
     }
 }
 

@@ -16,12 +16,11 @@ use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::{Node, Refusal, check_chunk, checked_lender, event_stream, invalid, named_peer, parse};
+use super::{Node, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
 use crate::coming::Preceded;
 use crate::conversation::seed;
 use crate::held::Keep;
 use crate::job::{Admission, Command, JobId, PrefillJob};
-use crate::lend::{Borrower, Loan};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
 use crate::send::{Input, Kept, Sending, send_kv};
@@ -37,7 +36,6 @@ pub(super) async fn prefill(
     }
     let (model, peer) = checked(&node, &request)?;
     let terms = request.terms.clone();
-    let lender = checked_lender(&node, request.lender.as_ref(), &terms)?;
     let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
     let tokens: Arc<[u32]> = request.tokens[..kv_end as usize].into();
     let batches = model.batches(kv_end, request.chunk);
@@ -51,19 +49,12 @@ pub(super) async fn prefill(
         false => None,
     };
     let back = hand_back.as_ref().map(|b| b.ticket.clone());
-    let borrower = Borrower {
-        request: &request.request,
-        tokens: &request.tokens,
-        terms: &terms,
-    };
-    let (loan, lend) = Loan::ask(&node, &model, &keep, lender, borrower).unzip();
     let beginning = Beginning {
         model: Arc::clone(&model),
         keep: keep.clone(),
         tokens: Arc::clone(&tokens),
         page_read: node.config.limits.page_read,
         chunks,
-        loan,
     };
     let job = prefill_job(&request, hand_back, beginning.chunks.clone());
     let beat = node.config.limits.beat;
@@ -101,7 +92,7 @@ pub(super) async fn prefill(
         }
     });
     let guard = PumpGuard { model, job: id };
-    Ok(answer(lend.map(PrefillEvent::Lend), receiver, guard, beat))
+    Ok(answer(receiver, guard, beat))
 }
 
 /// The job of a request that has no pages yet.
@@ -138,8 +129,6 @@ struct Beginning {
     tokens: Arc<[Token]>,
     page_read: Duration,
     chunks: mpsc::Sender<Input>,
-    /// What another node has, and sends before.
-    loan: Option<Loan>,
 }
 
 impl Beginning {
@@ -165,18 +154,10 @@ impl Beginning {
         Ok(Some(tell))
     }
 
-    /// Begins with the pages that are here now, or when those have come that another node lends.
+    /// Begins with the pages that are here now.
     fn begin(self, admission: Admission, mut job: PrefillJob) -> Result<(), NodeError> {
         let (model, id, chunks) = (self.model, admission.job, self.chunks);
         let begin = |job| model.command(Command::Prefill(admission, Box::new(job)));
-        if let Some(loan) = self.loan {
-            job.seeded = true;
-            begin(job)?;
-            let sending = chunks.clone();
-            let gone = async move { sending.closed().await };
-            tokio::spawn(loan.seed(id, Some(chunks), gone));
-            return Ok(());
-        }
         let pieces = self.keep.pieces(&self.tokens, self.page_read);
         job.seeded = pieces.is_some();
         begin(job)?;
@@ -210,19 +191,14 @@ fn offer(model: &Model, request: &PrefillRequest, keep: &Keep, tokens: &[Token])
     }
 }
 
-pub(super) fn answer<G: Send + 'static>(
-    first: Option<PrefillEvent>,
-    events: mpsc::Receiver<PrefillEvent>,
-    guard: G,
-    beat: Duration,
-) -> Response {
+fn answer(events: mpsc::Receiver<PrefillEvent>, guard: PumpGuard, beat: Duration) -> Response {
     let is_last =
         |e: &PrefillEvent| matches!(e, PrefillEvent::Done { .. } | PrefillEvent::Failed(_));
-    event_stream(first, events, guard, beat, PrefillEvent::Beat, is_last)
+    event_stream(None, events, guard, beat, PrefillEvent::Beat, is_last)
 }
 
 /// The model that a request is for, and the machine that KV may be sent to.
-pub(super) fn checked(
+fn checked(
     node: &Node,
     request: &PrefillRequest,
 ) -> Result<(Arc<Model>, Option<PeerId>), NodeError> {
@@ -273,7 +249,6 @@ fn return_ticket(
         until: Until::Time(Instant::now() + good_for),
         hand_back: Arc::default(),
         place: Some(Arc::new(place)),
-        loan: None,
     };
     let ticket = node.tickets.issue(permitted, good_for);
     let port = node.return_port;

@@ -216,7 +216,7 @@ impl Pump {
         let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
         let beginning = async {
             match &self.permitted.target {
-                Target::Pages => Ok(self.kept().await),
+                Target::Pages => Ok(self.permitted.keep.held(&self.tokens).tokens),
                 Target::Sequence { .. } => self.begin().await,
             }
         };
@@ -230,30 +230,6 @@ impl Pump {
         receiver.lend(std::mem::take(&mut self.spare));
         self.receiver = Some(Arc::new(Mutex::new(receiver)));
         self.open(first, accept).await
-    }
-
-    /// The end of the tokens whose pages are kept here. A loan waits for others that bring its next page: as long as whoever
-    /// waits for the loan itself.
-    async fn kept(&mut self) -> u32 {
-        let keep = self.permitted.keep.clone();
-        let bringing = self.permitted.loan.as_ref();
-        let bringing = bringing.and_then(|_| Bringing::lent(&keep, &self.tokens));
-        self.shared.bringing = bringing.clone();
-        loop {
-            let have = keep.held(&self.tokens).tokens;
-            let claimed = bringing
-                .as_ref()
-                .map(|b| self.shared.coming.claim(b, have, false))
-                .transpose();
-            match claimed {
-                Ok(claim) => {
-                    self.shared.claim = claim;
-                    // Also what has come between the two looks.
-                    return keep.held(&self.tokens).tokens;
-                }
-                Err(mut other) => other.more(have).await,
-            }
-        }
     }
 
     /// Puts pages of this node into the sequence, and what other handoffs are bringing of it; gives the end of
@@ -705,7 +681,6 @@ impl Pump {
         self.tail = Tail::default();
         self.permitted.keep = self.permitted.keep.without_doubt();
         self.permitted.place = None;
-        self.permitted.loan = None;
         // The answer is not handed back to a node that comes late.
         self.permitted.hand_back = Arc::default();
         let silence = self.limits.handoff_silence;

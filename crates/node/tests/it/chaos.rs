@@ -20,17 +20,14 @@ use tandem_kv::frame::Kind;
 use tandem_kv::receipt::ParityBound;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{
-    CodecChoice, GenerateEvent, HandoffTerms, Lender, NodeError, ParityAction, PrefillEvent,
-    PrefillMode, PrefillRequest, Reuse, Role, Ticket,
+    CodecChoice, GenerateEvent, HandoffTerms, NodeError, ParityAction, PrefillEvent, PrefillMode,
+    PrefillRequest, Reuse, Role,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use super::cluster::{
-    Answer, Deal, Events, PATIENCE, Setup, TestNode, finish, prefill_end, prompt,
-};
+use super::cluster::{Answer, Deal, Events, PATIENCE, Setup, TestNode, finish, prompt};
 use super::codecs;
-use super::lend::asked;
 use super::parity::different;
 use super::proxy::{Fault, Proxy};
 
@@ -112,7 +109,6 @@ impl Dice {
             resume: self.of(&[of(150), of(500)]),
             receipt: self.of(&[of(20), of(300)]),
             return_ticket: of(2_000),
-            loan: of(600),
             hand_back: of(2_000),
             beat: of(100),
             handoff_beat: of(100),
@@ -244,22 +240,12 @@ impl Member {
     }
 }
 
-/// A node by its number.
-#[derive(Debug, Clone, Copy)]
-enum Place {
-    Prefill(usize),
-    Decode(usize),
-}
-
 /// Which nodes serve a request.
 #[derive(Debug)]
 struct Way {
     /// None if the decode node prefills by itself.
     prefill: Option<usize>,
     decode: usize,
-    lender: Option<Place>,
-    /// What happens to the connection of a loan.
-    loan: Fault,
     /// When the coordinator leaves the prefill, if it does.
     is_left: Option<Duration>,
     /// True if the decode node is told of a prefill that has failed.
@@ -275,7 +261,6 @@ struct Tally {
     /// Answers whose decode node had to compute what did not come.
     fallbacks: AtomicU32,
     reconnects: AtomicU32,
-    loans: AtomicU32,
     /// Answers whose ends did not fit together.
     unfit: AtomicU32,
     cancels: AtomicU32,
@@ -403,13 +388,6 @@ impl<'a> World<'a> {
         }
     }
 
-    fn member(&self, place: Place) -> &Member {
-        match place {
-            Place::Prefill(number) => &self.prefills[number],
-            Place::Decode(number) => &self.decodes[number],
-        }
-    }
-
     /// Who the two are for each other, where they speak TLS.
     fn peers(&self, prefill: usize, decode: usize) -> Option<(String, String)> {
         let (prefill, decode) = (&self.prefills[prefill], &self.decodes[decode]);
@@ -438,11 +416,10 @@ impl<'a> World<'a> {
             |count: u64, salt: u64| (0..count).map(move |i| 33 + ((i * 13 + salt) % 80) as u32);
         deal.tokens.extend(new(dice.between(1..120), number * 17));
         deal.terms = dice.terms();
-        let mut before = None;
         for turn in 0..dice.between(1..6) {
             deal.id = format!("{}-{number}-{turn}", self.seed);
             deal.max_tokens = dice.between(1..60) as u32;
-            let way = self.way(&mut dice, &deal.terms, before.as_ref());
+            let way = self.way(&mut dice, &deal.terms);
             let leaves = dice.percent(10).then(|| dice.milliseconds(0..120));
             let answer = match leaves {
                 None => self.answer(&deal, &way).await,
@@ -458,7 +435,6 @@ impl<'a> World<'a> {
                 let what = format!("world {}, {number}, {way:?}, {:?}", self.seed, deal.terms);
                 self.check(&deal, &answer, &what).await;
                 deal.tokens.extend_from_slice(&answer.tokens);
-                before = Some(way);
             }
             deal.tokens.extend(new(dice.between(1..70), turn));
         }
@@ -487,30 +463,16 @@ impl<'a> World<'a> {
     }
 
     /// Which nodes serve the next turn.
-    fn way(&self, dice: &mut Dice, terms: &HandoffTerms, before: Option<&Way>) -> Way {
+    fn way(&self, dice: &mut Dice, terms: &HandoffTerms) -> Way {
         let is_compared = terms.action == ParityAction::Redo;
         // Who computes something else is found out where it is compared, and only there.
         let mut able: Vec<usize> = (0..self.prefills.len()).collect();
         able.retain(|number| is_compared || !self.prefills[*number].is_wrong);
         let mut alive: Vec<usize> = (0..self.decodes.len()).collect();
         alive.retain(|number| !self.decodes[*number].is_dead());
-        let may_lend = terms.reuse == Reuse::All && !is_compared && dice.percent(90);
-        let lender = may_lend.then(|| {
-            let mut all = vec![
-                Place::Prefill(dice.of(&able)),
-                Place::Decode(dice.below(self.decodes.len() as u64) as usize),
-            ];
-            if let Some(before) = before.filter(|_| dice.percent(90)) {
-                all = vec![Place::Decode(before.decode)];
-                all.extend(before.prefill.map(Place::Prefill));
-            }
-            dice.of(&all)
-        });
         Way {
             prefill: dice.percent(85).then(|| dice.of(&able)),
             decode: dice.of(&alive),
-            lender,
-            loan: dice.fault(),
             is_left: dice.percent(8).then(|| dice.milliseconds(0..100)),
             is_told: dice.percent(85),
         }
@@ -539,14 +501,10 @@ impl<'a> World<'a> {
             deal.peers = self.peers(prefill, way.decode);
         }
         let decode = &self.decodes[way.decode].node;
-        let lender = way.lender.map(|lender| Lender {
-            peer: self.member(lender).id.clone(),
-        });
-        let mut request = match way.prefill {
+        let request = match way.prefill {
             Some(_) => deal.generate(PrefillMode::Remote),
             None => deal.generate(PrefillMode::Local),
         };
-        request.lender = lender.clone().filter(|_| way.prefill.is_none());
         let opened = decode.try_post("/node/v1/generate", &request).await;
         let mut events = opened.ok()?.expect("a place");
         let ticket = match events.next().await? {
@@ -555,15 +513,10 @@ impl<'a> World<'a> {
         };
         let serving = async {
             match (way.prefill, ticket) {
-                (None, None) => {}
-                (None, Some(ticket)) => {
-                    let to = Place::Decode(way.decode);
-                    self.lend(deal.prefill(&ticket), &ticket, way, to).await;
-                }
+                (None, _) => {}
                 (Some(prefill), ticket) => {
-                    let mut request = deal.prefill(&ticket.expect("a ticket"));
-                    request.lender = lender;
-                    let prefilling = self.prefill(request, way, prefill);
+                    let request = deal.prefill(&ticket.expect("a ticket"));
+                    let prefilling = self.prefill(request, prefill);
                     let why = match way.is_left {
                         None => prefilling.await.err(),
                         Some(after) => match timeout(after, prefilling).await {
@@ -581,12 +534,7 @@ impl<'a> World<'a> {
     }
 
     /// Has a node prefill; why it has not, if it has not.
-    async fn prefill(
-        &self,
-        request: PrefillRequest,
-        way: &Way,
-        prefill: usize,
-    ) -> Result<(), String> {
+    async fn prefill(&self, request: PrefillRequest, prefill: usize) -> Result<(), String> {
         let node = &self.prefills[prefill].node;
         let begun = node.try_post("/node/v1/prefill", &request).await;
         let mut sending = begun_at(begun)?;
@@ -599,42 +547,10 @@ impl<'a> World<'a> {
                         .fetch_add(reconnects, Ordering::Relaxed);
                     return Ok(());
                 }
-                // What comes meanwhile waits in the connection.
-                PrefillEvent::Lend(ticket) => {
-                    let to = Place::Prefill(prefill);
-                    self.lend(request.clone(), &ticket, way, to).await;
-                }
                 PrefillEvent::Accepted | PrefillEvent::Progress { .. } | PrefillEvent::Beat => {}
             }
         }
         Err("the prefill node has gone".into())
-    }
-
-    /// Asks who may lend, and tells who borrows if nothing comes.
-    async fn lend(&self, request: PrefillRequest, ticket: &Ticket, way: &Way, to: Place) {
-        let Some(lender) = way.lender else {
-            return;
-        };
-        let (id, to) = (request.request.clone(), self.member(to));
-        let link = Proxy::to(ticket.port).await;
-        link.next(&[match to.id {
-            Some(_) => without_frames(way.loan),
-            None => way.loan,
-        }]);
-        let mut request = asked(request, ticket);
-        request.target = format!("127.0.0.1:{}", link.port);
-        request.target_peer.clone_from(&to.id);
-        let lender = &self.member(lender).node;
-        let begun = lender.try_post("/node/v1/lend", &request).await;
-        let why = match begun_at(begun) {
-            Err(why) => why,
-            Ok(mut sending) => match prefill_end(&mut sending).await {
-                PrefillEvent::Done { .. } => return count(&self.tally.loans),
-                PrefillEvent::Failed(error) => error.message,
-                _ => "the lender has gone".into(),
-            },
-        };
-        to.node.lend_failed(&id, &why).await;
     }
 
     /// Breaks something now and then, for ever.
@@ -751,7 +667,6 @@ async fn whatever_happens_at_once_costs_time_and_no_token() {
             tally.whole,
             tally.fallbacks,
             tally.reconnects,
-            tally.loans,
             tally.cancels,
         ];
         for count in happened {

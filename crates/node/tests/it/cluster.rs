@@ -63,7 +63,6 @@ pub fn endless() -> Limits {
         receipt: long,
         return_ticket: long,
         hand_back: long,
-        loan: long,
         beat: Duration::from_millis(200),
         event_stall: long,
         slice: long,
@@ -304,10 +303,6 @@ impl TestNode {
         self.post("/node/v1/prefill", request).await
     }
 
-    pub async fn lend(&self, request: &PrefillRequest) -> Result<Events<PrefillEvent>, NodeError> {
-        self.post("/node/v1/lend", request).await
-    }
-
     /// Shuts the node down and waits until it has ended.
     pub async fn end(mut self) {
         drop(self.stop.take());
@@ -395,10 +390,6 @@ impl TestNode {
     }
 
     /// Tells a node that nothing is lent.
-    pub async fn lend_failed(&self, request: &str, reason: &str) {
-        self.failed(request, "lend", reason).await;
-    }
-
     async fn failed(&self, request: &str, what: &str, reason: &str) {
         let url = format!("{}/node/v1/requests/{request}/{what}-failed", self.url);
         let reason = reason.to_owned();
@@ -445,7 +436,6 @@ pub fn request(tokens: &[u32], prefill: PrefillMode, chunk: u32) -> GenerateRequ
             PrefillMode::Local => 100,
             PrefillMode::Remote => 0,
         },
-        lender: None,
         chunk,
         terms: HandoffTerms::default(),
     }
@@ -503,7 +493,6 @@ pub fn prefill_request(tokens: &[u32], ticket: &Ticket, chunk: u32) -> PrefillRe
         ticket: ticket.secret.clone(),
         handoff: ticket.handoff,
         terms: HandoffTerms::default(),
-        lender: None,
     }
 }
 
@@ -566,9 +555,8 @@ pub fn is_clean(status: &HandoffStatus) -> bool {
         status.staging_bytes,
         status.spare_bytes,
         status.pins,
-        status.borrowers,
     ];
-    counts == [0; 8]
+    counts == [0; 7]
 }
 
 /// A request that one node prefills and another one answers.

@@ -108,7 +108,6 @@ fn waits() -> Vec<(&'static str, String)> {
         ("receipt", seconds(own.receipt)),
         ("return_ticket", seconds(own.return_ticket)),
         ("hand_back", seconds(own.hand_back)),
-        ("loan", seconds(own.loan)),
         ("beat", seconds(own.beat)),
         ("event_stall", seconds(own.event_stall)),
         ("engine_step", seconds(own.engine_step)),
@@ -258,7 +257,6 @@ fn every_phase_lists_every_fault() {
         "Receipt",
         "Decoding",
         "Hand-back",
-        "Loan",
     ];
     assert_eq!(phases, all);
 }

@@ -1,7 +1,7 @@
 //! One situation, one decision.
 
 use super::*;
-use tandem_sched::limits::{BLOCKS_PER_REQUEST, LEND_BLOCKS, MAX_PREFIXES};
+use tandem_sched::limits::{BLOCKS_PER_REQUEST, MAX_PREFIXES};
 
 const PAIR: &[&str] = &["p0", "p1", "d0", "d1"];
 
@@ -299,115 +299,6 @@ fn a_turn_of_which_its_decode_node_has_less_than_was_thought_waits() {
     );
 }
 
-/// Who lends to the node that prefills, after a conversation of 40 blocks on `d0` and `p0`.
-#[test]
-fn who_has_seen_more_than_the_node_that_prefills_lends_it() {
-    let blocks = u64::try_from(LEND_BLOCKS).unwrap();
-    // (blocks of the turn before, nodes that are down, whether `d0` is full, route, plan, lender)
-    let none: &[&str] = &[];
-    let table = [
-        (40, none, false, Route::Auto, "d0<p0", ""),
-        (40, &["p0"], false, Route::Auto, "d0<p1", "d0"),
-        (40, &["p0"], false, Route::Remote, "d0<p1", "d0"),
-        (40, &["d0"], false, Route::Auto, "d1<p0", ""),
-        // Nobody of those who had it takes part.
-        (40, &["p0"], true, Route::Auto, "d1<p1", "d0"),
-        (40, &["p0", "d0"], false, Route::Auto, "d1<p1", ""),
-        // One that prefills by itself.
-        (40, &[], true, Route::Local, "d1<-", "p0"),
-        (40, &["p0", "p1"], false, Route::Auto, "d0<-", ""),
-        (blocks, &["p0"], false, Route::Auto, "d0<p1", "d0"),
-        (blocks - 1, &["p0"], false, Route::Auto, "d0<p1", ""),
-    ];
-    for (seen, down, full, route, expected, lender) in table {
-        let mut s = pairs(2);
-        check(
-            &mut s,
-            submit("before", "m", Route::Auto),
-            &["before@d0<p0"],
-        );
-        check(&mut s, about(finished("before"), &begins(1, seen)), &[]);
-        if full {
-            for id in ["w", "x", "y", "z"] {
-                tell(&mut s, submit(id, "m", Route::Local));
-            }
-            // Those on `d1`.
-            tell(&mut s, finished("x"));
-            tell(&mut s, finished("z"));
-        }
-        for node in down {
-            let reason = "gone".into();
-            let node = (*node).into();
-            tell(
-                &mut s,
-                Event::NodeDown {
-                    node,
-                    reason,
-                    may_return: false,
-                },
-            );
-        }
-        let next = about(submit("next", "m", route), &begins(1, 99));
-        let found = match tell(&mut s, next).remove(0) {
-            Action::Start { plan, .. } => plan,
-            other => panic!("{other:?}"),
-        };
-        let prefill = found.prefill.as_deref().unwrap_or("-");
-        let case = format!("{seen} {down:?} {full} {route:?}");
-        assert_eq!(format!("{}<{prefill}", found.decode), expected, "{case}");
-        assert_eq!(found.lender.as_deref().unwrap_or(""), lender, "{case}");
-    }
-}
-
-/// Who has seen a prompt and has another contract, or cannot be reached, lends nothing.
-#[test]
-fn nobody_lends_what_would_not_fit() {
-    type Change = fn(&mut Scheduler);
-    let table: [(Change, Option<&str>); 3] = [
-        (|_| {}, Some("d0")),
-        (
-            |s| {
-                tell(s, up("d0", quantised(Role::Decode, "q8_0")));
-            },
-            None,
-        ),
-        (
-            |s| {
-                tell(s, submit("lost", "m", Route::Local));
-                let lost = Event::DecodeFailed {
-                    request: "lost".into(),
-                    node: "d0".into(),
-                    failure: Failure::Lost,
-                    retry: false,
-                };
-                tell(s, lost);
-            },
-            None,
-        ),
-    ];
-    for (change, lender) in table {
-        let mut s = pairs(1);
-        check(
-            &mut s,
-            submit("before", "m", Route::Local),
-            &["before@d0<-"],
-        );
-        check(&mut s, about(finished("before"), &begins(1, 40)), &[]);
-        change(&mut s);
-        let next = about(submit("next", "m", Route::Remote), &begins(1, 99));
-        let found = match tell(&mut s, next).remove(0) {
-            Action::Start { plan, .. } => plan,
-            other => panic!("{other:?}"),
-        };
-        let decode = if lender.is_some() { "d0" } else { "d1" };
-        assert_eq!(
-            (&*found.decode, found.prefill.as_deref()),
-            (decode, Some("p0"))
-        );
-        assert_eq!(found.lender.as_deref(), lender);
-    }
-}
-
 #[test]
 fn a_prefill_node_that_was_not_needed_has_seen_nothing() {
     for computed in [false, true] {
@@ -517,10 +408,7 @@ fn a_model_that_stays_is_prefilled_where_it_decodes_and_the_plan_says_why() {
     }
     for (request, route) in [("a", Route::Auto), ("b", Route::Remote)] {
         let plan = plan(&mut s, request, "m", route);
-        assert_eq!(
-            (plan.prefill, plan.lender, plan.alone_percent),
-            (None, None, 100)
-        );
+        assert_eq!((plan.prefill, plan.alone_percent), (None, 100));
         let expected = [
             "KV of `m` is not handed over: it keeps a state".to_owned(),
             format!("`{}` prefills by itself", plan.decode),

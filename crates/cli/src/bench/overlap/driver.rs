@@ -234,7 +234,7 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
         ..HandoffTerms::default()
     };
     let answered = match course.skip_local {
-        true => pair.remote(&prompt, ANSWER, &fresh(), None).await?.0,
+        true => pair.remote(&prompt, ANSWER, &fresh()).await?.0,
         false => pair.local(&prompt, ANSWER, &fresh()).await?,
     };
     ensure!(
@@ -253,7 +253,7 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
         };
         let mut ask = async |overlap| {
             let prompt = Prompt::Tokens(prompts.tokens(tokens));
-            pair.remote(&prompt, 1, &terms(overlap), None).await
+            pair.remote(&prompt, 1, &terms(overlap)).await
         };
         let before = ask(false).await?;
         let overlapped = ask(true).await?;
