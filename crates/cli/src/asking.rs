@@ -1,11 +1,15 @@
 //! Requests by which a command tries a model.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tandem_openai::{ChatCompletion, ErrorBody};
 
 use crate::coordinator::Coordinator;
+
+/// Longest wait for an answer: models on processors take minutes for one.
+const LONGEST: Duration = Duration::from_secs(1800);
 
 /// A prompt that no cache has: so many words of five random letters.
 pub fn unseen(words: usize) -> String {
@@ -33,7 +37,12 @@ pub async fn ask(
     body["tandem"] = json!({"keep": false});
     let url = format!("{}/chat/completions", coordinator.base_url());
     let failed = |e: reqwest::Error| Failed(e.to_string(), None);
-    let sent = coordinator.http().post(url).json(&body).send();
+    let sent = coordinator
+        .http()
+        .post(url)
+        .timeout(LONGEST)
+        .json(&body)
+        .send();
     let answer = sent.await.map_err(failed)?;
     if answer.status().is_success() {
         return answer.json().await.map_err(failed);

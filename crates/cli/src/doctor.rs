@@ -6,7 +6,6 @@ mod ask;
 mod checks;
 mod gpu;
 
-use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
@@ -15,7 +14,7 @@ use tandem_coordinator::{
     Calls, Config as CoordinatorConfig, Limits, NodeList, ServerConfig, ServerReport,
 };
 use tandem_identity::{Public, Security};
-use tandem_proto::{LinkReport, LinkRequest};
+use tandem_proto::LinkReport;
 use tandem_sched::profile::{Catalogue, Link};
 
 use crate::coordinator::Coordinator;
@@ -163,34 +162,13 @@ async fn try_links(
     looking: &Looking<'_>,
     report: &mut Report,
 ) {
-    let pairs = config.models.iter().flat_map(|model| {
-        let to = |from: &String| {
-            let decode = model.decode.iter().filter(|to| *to != from).cloned();
-            decode.map(|to| (from.clone(), to)).collect::<Vec<_>>()
-        };
-        model.prefill.iter().flat_map(to).collect::<Vec<_>>()
-    });
-    let pairs: BTreeSet<(String, String)> = pairs.collect();
     let calls = Calls::new(security.clone(), config.identities(), Limits::default());
-    let find = |name: &str| config.nodes.iter().find(|node| node.name == name);
-    for (from, to) in pairs {
-        let (Some(near), Some(far)) = (find(&from), find(&to)) else {
-            continue;
-        };
+    for (from, to) in links::pairs(config.models.iter()) {
         let mut subject = Subject::new(&format!("link `{from}` to `{to}`"));
-        // Who is there is learnt of their status.
-        let testing = async {
-            calls.status(&near.address).await?;
-            let request = LinkRequest {
-                to: far.address.clone(),
-                peer: calls.status(&far.address).await?.identity,
-            };
-            calls.link(&near.address, &request).await
-        };
-        let tested = testing.await;
+        let tested = links::tried(&calls, config, (from, to)).await;
         match tested {
             Ok(tested) => tell_link(&tested, looking, &mut subject),
-            Err(error) => subject.fail("tried", &error.to_string(), ""),
+            Err(error) => subject.fail("tried", &output::explain(&error), ""),
         }
         report.subjects.push(subject);
     }

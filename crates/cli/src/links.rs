@@ -1,8 +1,11 @@
 //! What a link between machines carries, beside what it should.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use tandem_proto::LinkReport;
+use anyhow::Context;
+use tandem_coordinator::{Calls, Config, ModelConfig};
+use tandem_proto::{LinkReport, LinkRequest};
 use tandem_sched::profile::{Catalogue, Link};
 
 /// A link that carries this part of what it should is as it should be: other work takes some.
@@ -13,6 +16,40 @@ const UNEVEN: f64 = 1.5;
 const USUAL_MTU: u32 = 1500;
 /// A longer round trip is not one of a local network, in milliseconds.
 const LONG_MS: f64 = 2.0;
+
+/// The nodes of each link over which KV goes: who prefills, then who decodes.
+pub fn pairs<'a>(models: impl Iterator<Item = &'a ModelConfig>) -> BTreeSet<(&'a str, &'a str)> {
+    let of_model = |model: &'a ModelConfig| {
+        let decode = |from: &'a String| model.decode.iter().map(move |to| (&**from, &**to));
+        model.prefill.iter().flat_map(decode)
+    };
+    models.flat_map(of_model).filter(|(a, b)| a != b).collect()
+}
+
+/// Has one node of a configuration try its link to another.
+///
+/// # Errors
+/// If there are no such nodes, one does not answer, or the link breaks.
+pub async fn tried(
+    calls: &Calls,
+    config: &Config,
+    (from, to): (&str, &str),
+) -> anyhow::Result<LinkReport> {
+    let find = |name: &str| {
+        let node = config.nodes.iter().find(|node| node.name == name);
+        node.with_context(|| format!("there is no node `{name}`"))
+    };
+    let (near, far) = (find(from)?, find(to)?);
+    // Who is there is learnt of their status.
+    let near_status = calls.status(&near.address).await;
+    near_status.with_context(|| format!("node `{from}`"))?;
+    let far_status = calls.status(&far.address).await;
+    let request = LinkRequest {
+        to: far.address.clone(),
+        peer: far_status.with_context(|| format!("node `{to}`"))?.identity,
+    };
+    Ok(calls.link(&near.address, &request).await?)
+}
 
 /// What was found.
 pub struct Verdict {

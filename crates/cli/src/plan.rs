@@ -1,4 +1,4 @@
-//! `tandem plan`: what machines would do together, of their profiles; no node needs to run.
+//! `tandem plan`: what machines would do together, of their profiles or of what running nodes measured.
 //!
 //! - this file: what is asked, and what the cost model answers;
 //! - [`measured`]: the machines of a running cluster, in place of profiles;
@@ -11,6 +11,7 @@ mod measured;
 mod trial;
 mod words;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,15 +19,19 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
 use tandem_coordinator::{MAX_PROFILE_BYTES, machine_profile};
+use tandem_sched::cost::Speed;
 use tandem_sched::plan::{self, Answered, BreakEven, Course, Job, Judged, MAX_MACHINES, Way};
-use tandem_sched::profile::{Catalogue, Link, Machine, Model};
+use tandem_sched::profile::{Catalogue, Link, Machine};
 
 use crate::environment::Environment;
-use crate::{files, output, paced, security};
+use crate::{config, files, output, paced, security};
 use trial::{Ran, Trial, Wanted};
 
 /// New tokens of one step of prefill.
 const CHUNK: f64 = 2048.0;
+
+/// Machines whose times differ by less than this factor are of one kind.
+const ALIKE: f64 = 1.1;
 
 /// Most tokens of an answer.
 const MOST_TOKENS: u32 = 1_000_000;
@@ -128,16 +133,18 @@ struct Fleet {
     /// Has the models.
     catalogue: Catalogue,
     link: Link,
-    /// Each as `NAME[:ANSWER]`.
-    models: Vec<String>,
-    /// Sequences at once, and tokens of each, where nodes run already.
-    room: Option<(u32, u32)>,
+    /// Each with the tokens of its answers.
+    models: Vec<(String, u32)>,
+    /// Answers at once, where nodes run already.
+    places: Option<u32>,
+    /// What should be known of all this.
+    notes: Vec<String>,
 }
 
 impl Fleet {
     /// What the figures are.
     const fn figures(&self) -> &'static str {
-        match self.room {
+        match self.places {
             None => "profiles",
             Some(_) => "what the nodes measured",
         }
@@ -153,6 +160,9 @@ struct Answer {
     works: u32,
     requests: Vec<Request>,
     courses: Vec<Run>,
+    /// What should be known of all of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
     /// What was run with paced nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     paced: Option<Paced>,
@@ -187,6 +197,9 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         output::print(&words::list(&catalogue(arguments)?))?;
         return Ok(ExitCode::SUCCESS);
     }
+    if arguments.security.are_given() && !arguments.explain {
+        bail!("--plaintext and --cluster-dir are for --explain: profiles need no connections");
+    }
     let fleet = match &arguments.config {
         Some(file) => explained(arguments, file, environment).await?,
         None => of_profiles(arguments)?,
@@ -220,11 +233,14 @@ fn catalogue(arguments: &Arguments) -> anyhow::Result<Catalogue> {
 
 fn of_profiles(arguments: &Arguments) -> anyhow::Result<Fleet> {
     let mut catalogue = catalogue(arguments)?;
+    let named = arguments.models.iter();
+    let models = named.map(|named| asked(named, arguments.answer, |_| false));
     Ok(Fleet {
         machines: machines(&mut catalogue, &arguments.machines)?,
         link: catalogue.link(&arguments.link)?.clone(),
-        models: arguments.models.clone(),
-        room: None,
+        models: models.collect::<Result<_, _>>()?,
+        places: None,
+        notes: Vec::new(),
         catalogue,
     })
 }
@@ -235,18 +251,18 @@ async fn explained(
     environment: &Environment,
 ) -> anyhow::Result<Fleet> {
     let security = arguments.security.security(environment)?;
-    let cluster = measured::Cluster::of(file, &security, &arguments.models)?;
-    let mut fleet = cluster.measure().await?;
-    if fleet.machines.len() > MAX_MACHINES {
-        bail!(
-            "{} nodes have these models; the most is {MAX_MACHINES}: name a model",
-            fleet.machines.len()
-        );
+    let config = config::load(file)?.coordinator;
+    let known = |name: &str| config.models.iter().any(|model| model.name == name);
+    let named = arguments.models.iter();
+    let models = named.map(|named| asked(named, arguments.answer, known));
+    let mut models: Vec<(String, u32)> = models.collect::<Result<_, _>>()?;
+    if models.is_empty() {
+        let on_nodes = config.models.iter().filter(|m| !m.decode.is_empty());
+        models.extend(on_nodes.map(|model| (model.name.clone(), arguments.answer)));
     }
-    if !arguments.models.is_empty() {
-        fleet.models.clone_from(&arguments.models);
-    }
-    Ok(fleet)
+    let prompt = arguments.prompt.iter().max().copied().unwrap_or(0);
+    let cluster = measured::Cluster::of(&config, &security, models)?;
+    cluster.measure(prompt).await
 }
 
 /// Runs what was planned, as far as tandem does it.
@@ -399,46 +415,32 @@ fn machines(catalogue: &mut Catalogue, named: &[String]) -> anyhow::Result<Vec<M
     Ok(machines)
 }
 
-/// The name in `NAME[:ANSWER]`.
-fn name_of(named: &str) -> &str {
-    named.rsplit_once(':').map_or(named, |(name, _)| name)
-}
-
-/// The model that an argument names, and the tokens of its answers.
-fn model<'a>(
-    catalogue: &'a Catalogue,
+/// The model and the tokens of its answers in `NAME[:ANSWER]`. The whole is a name if it is a known one.
+fn asked(
     named: &str,
     answer: u32,
-) -> anyhow::Result<(&'a Model, f64)> {
-    let name = name_of(named);
-    let tokens = match named.rsplit_once(':') {
-        Some((_, tokens)) => tokens.parse::<u32>().ok(),
-        None => Some(answer),
+    is_known: impl Fn(&str) -> bool,
+) -> anyhow::Result<(String, u32)> {
+    let (name, tokens) = match named.rsplit_once(':') {
+        Some((name, tokens)) if !is_known(named) => (name, tokens.parse::<u32>().ok()),
+        _ => (named, Some(answer)),
     };
     let tokens = tokens.filter(|tokens| (1..=MOST_TOKENS).contains(tokens));
     let tokens = tokens.with_context(|| {
         format!("--model {named}: behind the colon stands a number of tokens up to {MOST_TOKENS}, such as {name}:800")
     })?;
-    Ok((catalogue.model(name)?, f64::from(tokens)))
+    Ok((name.to_owned(), tokens))
 }
 
 /// What each work asks, with a prompt of this size.
 fn jobs<'a>(arguments: &Arguments, fleet: &'a Fleet, prompt: u32) -> anyhow::Result<Vec<Job<'a>>> {
-    let job = |named: &String| {
-        let (model, answer) = model(&fleet.catalogue, named, arguments.answer)?;
-        if let Some((_, context)) = fleet.room
-            && f64::from(prompt) + answer > f64::from(context)
-        {
-            bail!(
-                "--prompt {prompt} and an answer of {answer} tokens: the nodes have {context} tokens for both; ask for less, or start them with a larger --context"
-            );
-        }
+    let job = |(name, answer): &(String, u32)| {
         Ok(Job {
-            model,
+            model: fleet.catalogue.model(name)?,
             prompt: f64::from(prompt),
             // One token at least is a work's own.
             shared: f64::from(arguments.shared.min(prompt - 1)),
-            answer,
+            answer: f64::from(*answer),
         })
     };
     fleet.models.iter().map(job).collect()
@@ -446,10 +448,21 @@ fn jobs<'a>(arguments: &Arguments, fleet: &'a Fleet, prompt: u32) -> anyhow::Res
 
 /// Answers at once, as far as running nodes have places.
 fn batches(arguments: &Arguments, fleet: &Fleet) -> Vec<u32> {
-    let most = fleet.room.map_or(u32::MAX, |(places, _)| places);
-    let mut batches: Vec<u32> = arguments.batch.iter().map(|b| *b.min(&most)).collect();
-    batches.dedup();
-    batches
+    let most = fleet.places.unwrap_or(u32::MAX);
+    let batches = arguments.batch.iter().map(|b| *b.min(&most));
+    batches.collect::<BTreeSet<u32>>().into_iter().collect()
+}
+
+fn notes(arguments: &Arguments, fleet: &Fleet) -> Vec<String> {
+    let mut notes = fleet.notes.clone();
+    if let Some(places) = fleet.places
+        && arguments.batch.iter().any(|batch| *batch > places)
+    {
+        notes.push(format!(
+            "no more than {places} answers at once are planned: a node has no more places for them (--slots)"
+        ));
+    }
+    notes
 }
 
 fn ask(arguments: &Arguments, fleet: &Fleet) -> anyhow::Result<Answer> {
@@ -481,15 +494,34 @@ fn ask(arguments: &Arguments, fleet: &Fleet) -> anyhow::Result<Answer> {
         works: arguments.works,
         requests,
         courses,
+        notes: notes(arguments, fleet),
         paced: None,
     })
+}
+
+/// Whether two machines take about as long for a job: measured figures of equal ones differ a little.
+fn are_alike(a: &Machine, b: &Machine, job: &Job<'_>) -> bool {
+    let times = |machine| {
+        let speed = Speed::new(machine, job.model).ok()?;
+        let answered = plan::served_alone(&speed, job, 1.0);
+        Some([answered.first_token_s, answered.end_s])
+    };
+    match (times(a), times(b)) {
+        (Some(a), Some(b)) => {
+            let ratios = a.iter().zip(&b).map(|(a, b)| a / b);
+            ratios
+                .into_iter()
+                .all(|ratio| (ALIKE.recip()..=ALIKE).contains(&ratio))
+        }
+        _ => a.figures == b.figures,
+    }
 }
 
 fn request(machines: &[Machine], link: &Link, job: &Job<'_>, prompt: u32) -> Request {
     // Of equal machines two are enough.
     let mut kinds: Vec<&Machine> = Vec::new();
     for machine in machines {
-        let equal = kinds.iter().filter(|kind| kind.figures == machine.figures);
+        let equal = kinds.iter().filter(|kind| are_alike(kind, machine, job));
         if equal.count() < 2 {
             kinds.push(machine);
         }
@@ -500,7 +532,7 @@ fn request(machines: &[Machine], link: &Link, job: &Job<'_>, prompt: u32) -> Req
         false => &[],
     };
     for p in pairs {
-        for d in kinds.iter().filter(|d| d.figures != p.figures) {
+        for d in kinds.iter().filter(|d| !are_alike(d, p, job)) {
             pays_from.extend(plan::break_even([p, d], link, job, CHUNK));
         }
     }

@@ -237,7 +237,7 @@ pub fn attention(contract: &Contract) -> Vec<Attention> {
         // A window holds the token itself too.
         let window = match layer.kind {
             LayerKind::Full => None,
-            LayerKind::Window => Some(contract.window + 1),
+            LayerKind::Window => Some(contract.window.saturating_add(1)),
         };
         let (kv_heads, head_dim) = (layer.kv_heads, layer.key_dim.midpoint(layer.value_dim));
         let same =

@@ -22,6 +22,11 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// True if any of them is there.
+    pub const fn are_given(&self) -> bool {
+        self.plaintext || self.cluster_dir.is_some()
+    }
+
     /// The folder with the keys and certificates of this machine.
     ///
     /// # Errors

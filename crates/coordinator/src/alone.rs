@@ -42,9 +42,10 @@ impl Profiles {
             let Some(profile) = &node.profile else {
                 continue;
             };
-            let mut all = Catalogue::built_in().unwrap_or_default();
-            let found = machine_profile(&mut all, profile);
-            let machine = found.map_err(|e| fault(format!("nodes[{i}].profile"))(e.to_string()))?;
+            let key = || format!("nodes[{i}].profile");
+            let fault = |e: ProfileError| fault(key())(e.to_string());
+            let mut all = Catalogue::built_in().map_err(fault)?;
+            let machine = machine_profile(&mut all, profile).map_err(fault)?;
             made.nodes.insert(node.name.clone(), (all, machine));
         }
         for (i, model) in config.models.iter().enumerate() {

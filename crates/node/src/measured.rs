@@ -7,7 +7,7 @@ use std::time::Duration;
 use tandem_engine::DecodeStep;
 use tandem_proto::{StepTime, StepTimes};
 
-/// Steps that are added up; then all of them together count half.
+/// Steps that are added up; when one more comes, those before count half.
 const STEPS: u32 = 64;
 /// Tokens of the depths that are told apart: below one of it, below two, below four, and so on.
 const DEPTH: u32 = 1024;
@@ -15,6 +15,8 @@ const DEPTH: u32 = 1024;
 /// Steps of about one size after about as many tokens, added up.
 #[derive(Debug, Default, Clone, Copy)]
 struct Sum {
+    /// The first one pays for memory that is touched for the first time, and counts only until the second comes.
+    is_cold: bool,
     steps: u32,
     count: u64,
     depth: u64,
@@ -23,7 +25,11 @@ struct Sum {
 
 impl Sum {
     fn add(&mut self, count: u32, depth: u32, took: Duration) {
-        if self.steps == STEPS {
+        if self.is_cold {
+            *self = Self::default();
+        } else if self.steps == 0 {
+            self.is_cold = true;
+        } else if self.steps == STEPS {
             self.steps /= 2;
             self.count /= 2;
             self.depth /= 2;
@@ -42,6 +48,7 @@ impl Sum {
             count: u32::try_from(self.count / steps).unwrap_or(u32::MAX),
             depth: u32::try_from(self.depth / steps).unwrap_or(u32::MAX),
             micros: u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX) / steps,
+            steps: self.steps,
         }
     }
 }
@@ -92,4 +99,50 @@ impl Measured {
 /// 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on.
 const fn octave(number: u32) -> u32 {
     u32::BITS - number.leading_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first step of a size counts for nothing, and later ones for more than those long before.
+    #[test]
+    fn means_of_steps() {
+        let ms = Duration::from_millis;
+        let mut measured = Measured::default();
+        let mut told = |took| {
+            measured.prefilled(&(0..512), took);
+            measured.told().prefill[0]
+        };
+        assert_eq!(told(ms(900)).micros, 900_000);
+        let second = told(ms(100));
+        let expected = StepTime {
+            count: 512,
+            depth: 0,
+            micros: 100_000,
+            steps: 1,
+        };
+        assert_eq!(second, expected);
+        for _ in 1..STEPS {
+            assert_eq!(told(ms(100)).micros, 100_000);
+        }
+        for _ in 0..STEPS {
+            told(ms(200));
+        }
+        let later = told(ms(200));
+        assert!((165_000..200_000).contains(&later.micros), "{later:?}");
+        assert!(later.steps <= STEPS && later.count == 512);
+    }
+
+    #[test]
+    fn sizes_are_told_apart() {
+        let mut measured = Measured::default();
+        for range in [0..512, 0..600, 512..1024, 3000..3512, 0..64] {
+            measured.prefilled(&range, Duration::from_millis(1));
+        }
+        let told = measured.told().prefill;
+        let sizes: Vec<_> = told.iter().map(|row| (row.count, row.depth)).collect();
+        // 512 and 600 are of one size, of which the first was cold.
+        assert_eq!(sizes, [(64, 0), (600, 0), (512, 512), (512, 3000)]);
+    }
 }

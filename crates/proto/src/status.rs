@@ -81,6 +81,8 @@ pub struct StepTime {
     pub depth: u32,
     /// Microseconds of the step.
     pub micros: u64,
+    /// How many such steps this is the mean of.
+    pub steps: u32,
 }
 
 /// What the steps of a model took since its node started; later ones count more.

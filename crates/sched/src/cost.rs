@@ -8,7 +8,7 @@ use crate::profile::{Figures, Link, Machine, Model};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// A figure that a plan needs and a profile lacks.
-    #[error("the profile of `{machine}` has no figures of {figure} for {model}")]
+    #[error("`{machine}` has no figures of {figure} for {model}")]
     Figure {
         /// The machine.
         machine: String,

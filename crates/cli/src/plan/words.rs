@@ -373,7 +373,7 @@ fn best(run: &Run) -> String {
 
 /// What the figures rest on, and what is missing; each once.
 fn notes(answer: &Answer) -> Vec<String> {
-    let mut notes: Vec<String> = Vec::new();
+    let mut notes = answer.notes.clone();
     let requests = answer.requests.iter().flat_map(|r| &r.ways);
     for judged in requests {
         match judged {

@@ -149,7 +149,7 @@ fn the_words_the_drawing_and_the_refusals() {
     let said = plan(&format!("{pair} --svg {}", svg.display()));
     let said = String::from_utf8(said.stdout).expect("text");
     for part in [
-        "note: alone of m5-max cannot be judged: the profile of `m5-max` has no figures of prefill for qwen3-coder-30b",
+        "note: alone of m5-max cannot be judged: `m5-max` has no figures of prefill for qwen3-coder-30b",
         "spark-1",
         "most works an hour by a server each",
         "calculated of profiles",

@@ -165,7 +165,7 @@ fn what_is_missing_is_named_and_nothing_is_guessed() {
         } => Some((machines.len(), missing.as_str())),
         Judged::Known(_) => None,
     });
-    let expected = "the profile of `bare` has no figures of prefill for gpt-oss-20b";
+    let expected = "`bare` has no figures of prefill for gpt-oss-20b";
     assert_eq!(
         unknown.collect::<Vec<_>>(),
         [(1, expected), (2, expected), (2, expected)]
