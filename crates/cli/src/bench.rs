@@ -38,6 +38,10 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+/// Name of the model at both nodes.
+const MODEL: &str = "bench";
+/// Tokens per chunk, computed at once, unless a place says otherwise.
+const CHUNK: u32 = 512;
 /// The trained model of a checkout that analyses code.
 const DEFAULT_MODEL: &str = "models/nano-coder.gguf";
 /// And the one that writes feedback.

@@ -6,7 +6,16 @@ use std::path::{Path, PathBuf};
 use tandem_coordinator::Secret;
 use tracing_subscriber::EnvFilter;
 
-use crate::sources::Places;
+/// Where others keep models; the first folder that has a name counts.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    /// Ollama's.
+    pub ollama: Vec<PathBuf>,
+    /// LM Studio's.
+    pub lm_studio: Vec<PathBuf>,
+    /// Those of the Hugging Face hub.
+    pub hub: Vec<PathBuf>,
+}
 
 /// What the environment says.
 #[derive(Debug, Clone, Default)]

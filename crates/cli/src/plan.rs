@@ -36,6 +36,21 @@ const ALIKE: f64 = 1.1;
 /// Most tokens of an answer.
 const MOST_TOKENS: u32 = 1_000_000;
 
+/// The name of a way.
+fn way(way: Way, is_built: bool) -> String {
+    let name = match way {
+        Way::Alone => "alone",
+        Way::Pair => "pair",
+        Way::LayerSplit => "layers split",
+        Way::Servers => "a server each",
+        Way::Mixed => "mixed",
+    };
+    match is_built {
+        true => name.to_owned(),
+        false => format!("{name} (not built)"),
+    }
+}
+
 /// Arguments of `tandem plan`.
 #[derive(Args)]
 pub struct Arguments {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-use crate::environment::Environment;
+use crate::environment::{Environment, Places};
 use crate::fetch;
 
 /// Largest manifest of a model, in bytes.
@@ -24,17 +24,6 @@ const MAX_DEPTH: u32 = 4;
 const MAX_LISTED: usize = 12;
 /// Kind of the layer of a manifest that is a model file.
 const MODEL_LAYER: &str = "application/vnd.ollama.image.model";
-
-/// Where others keep models; the first folder that has a name counts.
-#[derive(Debug, Clone, Default)]
-pub struct Places {
-    /// Ollama's.
-    pub ollama: Vec<PathBuf>,
-    /// LM Studio's.
-    pub lm_studio: Vec<PathBuf>,
-    /// Those of the Hugging Face hub.
-    pub hub: Vec<PathBuf>,
-}
 
 /// A model as it is named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -46,5 +46,5 @@ pub use pins::{Pins, read_pins, write_pins};
 pub use serve::{run, run_with_pages};
 pub use server::config::{Render, Secret, ServerConfig};
 pub use server::dialect::Dialect;
-pub use server::legs::{PairConfig, PairKind};
+pub use server::pair::{PairConfig, PairKind};
 pub use tandem_sched::Pin;

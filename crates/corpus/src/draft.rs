@@ -4,7 +4,7 @@ use crate::condition::condition;
 use crate::dice::Dice;
 use crate::names::Names;
 use crate::plan::{Correct, Language, Plan, Readable};
-use crate::task::{Aggregate, Task};
+use crate::task::{Aggregate, Task, empty_optional, wrong_return};
 
 /// One submission about to be written.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ impl Draft {
     /// The language's nothing.
     pub(crate) fn nothing(&self) -> &'static str {
         match self.plan.language {
-            Language::Java if self.plan.optional => crate::java::empty_optional(self.task),
+            Language::Java if self.plan.optional => empty_optional(self.task),
             Language::Python => "None",
             Language::Java => "null",
             Language::R => "NA",
@@ -104,24 +104,6 @@ impl Draft {
             code = code.replace(&format!(" {sign} "), sign);
         }
         format!("{indent}{}", code.replace(", ", ","))
-    }
-}
-
-/// What is returned instead of what was asked for.
-pub(crate) fn wrong_return(asked: Aggregate) -> Aggregate {
-    match asked {
-        Aggregate::Mean => Aggregate::Sum,
-        Aggregate::Sum | Aggregate::Product | Aggregate::Length | Aggregate::Count => {
-            Aggregate::Count
-        }
-        Aggregate::Largest => Aggregate::Smallest,
-        Aggregate::Smallest | Aggregate::Spread => Aggregate::Largest,
-        Aggregate::First => Aggregate::Last,
-        Aggregate::Last => Aggregate::First,
-        Aggregate::Squares => Aggregate::Sum,
-        Aggregate::Longest => Aggregate::Shortest,
-        Aggregate::Shortest => Aggregate::Longest,
-        Aggregate::Joined => Aggregate::First,
     }
 }
 

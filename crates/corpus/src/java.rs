@@ -4,7 +4,7 @@ use crate::condition::length;
 use crate::draft::Draft;
 use crate::page::{Page, Tag};
 use crate::plan::{Correct, Empty, Language, Readable, Shown, Style};
-use crate::task::{Aggregate, Select, Task};
+use crate::task::{Aggregate, Select, empty_optional};
 
 /// One file, or two if the plan is parted and a call is shown.
 pub(crate) fn write(draft: &mut Draft) -> Vec<Page> {
@@ -85,16 +85,6 @@ fn parameter_type(draft: &Draft) -> &'static str {
         Some("letter") => "String",
         Some("size") => "int",
         _ => element_type(draft).0,
-    }
-}
-
-/// The nothing of the streams that return an `Optional`.
-pub(crate) fn empty_optional(task: Task) -> &'static str {
-    let whole = matches!(task.select, Select::Even | Select::Odd | Select::Multiple);
-    if whole && task.aggregate != Aggregate::Mean {
-        "OptionalInt.empty()"
-    } else {
-        "OptionalDouble.empty()"
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is wrong with one submission: its labels.
 
 use crate::dice::Dice;
-use crate::task::{Aggregate, Task};
+use crate::task::{Aggregate, Task, wrong_return};
 
 /// A programming language.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -238,7 +238,7 @@ impl Plan {
     pub(crate) fn crashes(&self, task: Task) -> bool {
         use Aggregate as A;
         let returned = match self.correct {
-            Correct::WrongReturn => crate::draft::wrong_return(task.aggregate),
+            Correct::WrongReturn => wrong_return(task.aggregate),
             _ => task.aggregate,
         };
         match self.language {

@@ -324,3 +324,31 @@ pub(crate) fn capital(text: &str) -> String {
         .map(|first| first.to_uppercase().chain(letters).collect())
         .unwrap_or_default()
 }
+
+/// What is returned instead of what was asked for.
+pub(crate) fn wrong_return(asked: Aggregate) -> Aggregate {
+    match asked {
+        Aggregate::Mean => Aggregate::Sum,
+        Aggregate::Sum | Aggregate::Product | Aggregate::Length | Aggregate::Count => {
+            Aggregate::Count
+        }
+        Aggregate::Largest => Aggregate::Smallest,
+        Aggregate::Smallest | Aggregate::Spread => Aggregate::Largest,
+        Aggregate::First => Aggregate::Last,
+        Aggregate::Last => Aggregate::First,
+        Aggregate::Squares => Aggregate::Sum,
+        Aggregate::Longest => Aggregate::Shortest,
+        Aggregate::Shortest => Aggregate::Longest,
+        Aggregate::Joined => Aggregate::First,
+    }
+}
+
+/// The nothing of the streams that return an `Optional`.
+pub(crate) fn empty_optional(task: Task) -> &'static str {
+    let whole = matches!(task.select, Select::Even | Select::Odd | Select::Multiple);
+    if whole && task.aggregate != Aggregate::Mean {
+        "OptionalInt.empty()"
+    } else {
+        "OptionalDouble.empty()"
+    }
+}

@@ -12,15 +12,11 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ParsedCertificate;
 
+use crate::certificate::{JOIN_NAME, NODE_NAME, fingerprint};
 use crate::identity::{Identity, IdentityError, NodeVerifier};
 use crate::limits::{AUTHORITY_VALIDITY, CLOCK_SKEW, JOIN_VALIDITY, NODE_VALIDITY};
 use crate::peer::{PeerId, hex};
 
-/// The DNS name in every certificate of a machine.
-pub const NODE_NAME: &str = "node.tandem.internal";
-/// The DNS name in the certificate with which an authority answers those that join. It is not valid
-/// for a node, nor for a client.
-pub const JOIN_NAME: &str = "join.tandem.internal";
 /// Bytes of the digest of its key in the name of an authority, so that no two have the same.
 const NAME_BYTES: usize = 8;
 /// What a public key of ECDSA P-256 begins with as a `SubjectPublicKeyInfo` (RFC 5480, section 2); the
@@ -263,17 +259,4 @@ impl PublicKeyData for Point {
 fn valid(params: &mut CertificateParams, validity: Validity) {
     params.not_before = validity.from.into();
     params.not_after = validity.until.into();
-}
-
-/// SHA-256 of a certificate's DER.
-pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; SHA256_OUTPUT_LEN] {
-    let mut out = [0; SHA256_OUTPUT_LEN];
-    out.copy_from_slice(digest(&SHA256, certificate).as_ref());
-    out
-}
-
-/// The same of a certificate in PEM, hex.
-pub(crate) fn fingerprint_of_pem(pem: &str) -> Option<String> {
-    let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
-    Some(hex(&fingerprint(&certificate)))
 }

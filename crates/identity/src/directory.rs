@@ -168,7 +168,8 @@ impl ClusterDir {
         let authority = self.path.join(AUTHORITY);
         if authority.try_exists().unwrap_or(false) {
             let held = self.read(AUTHORITY)?;
-            let same = crate::authority::fingerprint_of_pem(&held).as_deref() == Some(fingerprint);
+            let same =
+                crate::certificate::fingerprint_of_pem(&held).as_deref() == Some(fingerprint);
             if !same || self.load().is_ok() {
                 return Err(DirectoryError::Taken(self.path.clone()));
             }

@@ -15,7 +15,7 @@ use rustls::{
     ServerConfig, SignatureScheme, SupportedCipherSuite,
 };
 
-use crate::authority::{NODE_NAME, fingerprint};
+use crate::certificate::{NODE_NAME, fingerprint};
 use crate::explain::explain;
 use crate::peer::{PeerId, hex};
 

@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::authority::{JOIN_NAME, NODE_NAME, fingerprint, fingerprint_of_pem};
+use crate::certificate::{JOIN_NAME, NODE_NAME, fingerprint, fingerprint_of_pem};
 use crate::explain::explain;
 use crate::identity::{Identity, IdentityError, NodeVerifier, client_config, provider};
 use crate::limits::MAX_JOIN_BYTES;

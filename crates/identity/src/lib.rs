@@ -16,6 +16,7 @@
 
 mod arrived;
 mod authority;
+mod certificate;
 mod directory;
 mod ending;
 mod explain;
@@ -37,7 +38,8 @@ mod token;
 mod unread;
 
 pub use arrived::Progress;
-pub use authority::{Authority, AuthorityError, JOIN_NAME, NODE_NAME, Validity};
+pub use authority::{Authority, AuthorityError, Validity};
+pub use certificate::{JOIN_NAME, NODE_NAME};
 pub use directory::{ClusterDir, DirectoryError};
 pub use ending::Ending;
 pub use explain::explain;

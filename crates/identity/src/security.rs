@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
-use crate::authority::NODE_NAME;
+use crate::certificate::NODE_NAME;
 use crate::explain::explain;
 use crate::identity::Identity;
 use crate::link::Link;

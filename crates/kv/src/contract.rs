@@ -9,8 +9,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_STRING};
-use crate::message::{harmless, text_of_a_peer};
-use crate::plane::{PlaneKind, Section};
+use crate::text::{harmless, text_of_a_peer};
 
 /// Version of the neutral plane layout: `[token][kv_head][dim]`, K after RoPE.
 pub const LAYOUT_VERSION: u32 = 1;
@@ -49,6 +48,57 @@ pub enum LayerKind {
     Full,
     /// The last `window` tokens: only rows of those at the end of the KV travel.
     Window,
+}
+
+/// K or V.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PlaneKind {
+    /// Keys, after RoPE.
+    Key,
+    /// Values, as projected.
+    Value,
+}
+
+/// Which layers a block of KV covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Section {
+    /// The layers that attend to all tokens.
+    Full,
+    /// The layers with an attention window: their rows of the last tokens.
+    Window,
+}
+
+impl Section {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Full, Self::Window];
+
+    /// The kind of layer that travels in this section.
+    #[must_use]
+    pub const fn layer_kind(self) -> LayerKind {
+        match self {
+            Self::Full => LayerKind::Full,
+            Self::Window => LayerKind::Window,
+        }
+    }
+
+    /// The number of this section in a frame header.
+    #[must_use]
+    pub const fn wire(self) -> u8 {
+        match self {
+            Self::Full => 0,
+            Self::Window => 1,
+        }
+    }
+
+    /// The section with this wire number.
+    #[must_use]
+    pub const fn from_wire(n: u8) -> Option<Self> {
+        match n {
+            0 => Some(Self::Full),
+            1 => Some(Self::Window),
+            _ => None,
+        }
+    }
 }
 
 /// Shape of one layer's cache.

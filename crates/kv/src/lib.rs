@@ -31,6 +31,7 @@ pub mod receipt;
 pub mod receiver;
 pub mod segment;
 pub mod sender;
+mod text;
 
-pub use contract::{Contract, ElementType, LayerKind, LayerSpec};
-pub use plane::{KvBlock, PerSection, Plane, PlaneKind, Rows, Section};
+pub use contract::{Contract, ElementType, LayerKind, LayerSpec, PlaneKind, Section};
+pub use plane::{KvBlock, PerSection, Plane, Rows};

@@ -1,12 +1,12 @@
 //! Payloads of the control frames, as JSON.
 
-use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::adaptive::DecodeRates;
-use crate::contract::{Contract, Difference};
+use crate::contract::{Contract, Difference, Section};
 use crate::frame::{Header, Kind, encode_frame};
-use crate::limits::MAX_STRING;
-use crate::plane::{PerSection, Section};
+use crate::plane::PerSection;
+use crate::text::{shorten, text_of_a_peer};
 
 /// Sender to receiver, first frame of the main connection of a handoff.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,29 +164,6 @@ pub fn parse<T: DeserializeOwned>(kind: Kind, payload: &[u8]) -> Result<T, Messa
     let message = serde_path_to_error::deserialize(&mut json).map_err(|e| fail(e.to_string()))?;
     json.end().map_err(|e| fail(e.to_string()))?;
     Ok(message)
-}
-
-/// At most [`MAX_STRING`] bytes of a text that may hold what a peer sent.
-fn shorten(text: &str) -> String {
-    printable(text).take(MAX_STRING / 4).collect()
-}
-
-/// A text that may hold what a peer sent, for logs and terminals: at most [`MAX_STRING`] characters, none of them a
-/// control character.
-pub(crate) fn harmless(text: &str) -> String {
-    printable(text).take(MAX_STRING).collect()
-}
-
-fn printable(text: &str) -> impl Iterator<Item = char> {
-    text.chars().map(|c| match c {
-        c if c.is_control() => char::REPLACEMENT_CHARACTER,
-        c => c,
-    })
-}
-
-/// Reads a text for a person as [`harmless`].
-pub(crate) fn text_of_a_peer<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    Ok(harmless(&String::deserialize(from)?))
 }
 
 /// The JSON payload of a control frame.

@@ -22,8 +22,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::codec::Codec;
-use crate::contract::{Contract, LayerSpec};
-use crate::plane::Section;
+use crate::contract::{Contract, LayerSpec, Section};
 
 /// Tokens of one page.
 pub const PAGE_TOKENS: u32 = 64;

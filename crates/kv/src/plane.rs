@@ -6,58 +6,7 @@
 use std::ops::{Deref, DerefMut, Index, IndexMut, Range};
 use std::sync::Arc;
 
-use crate::contract::{Contract, LayerKind};
-
-/// K or V.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum PlaneKind {
-    /// Keys, after RoPE.
-    Key,
-    /// Values, as projected.
-    Value,
-}
-
-/// Which layers a block of KV covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Section {
-    /// The layers that attend to all tokens.
-    Full,
-    /// The layers with an attention window: their rows of the last tokens.
-    Window,
-}
-
-impl Section {
-    /// Both of them.
-    pub const ALL: [Self; 2] = [Self::Full, Self::Window];
-
-    /// The kind of layer that travels in this section.
-    #[must_use]
-    pub const fn layer_kind(self) -> LayerKind {
-        match self {
-            Self::Full => LayerKind::Full,
-            Self::Window => LayerKind::Window,
-        }
-    }
-
-    /// The number of this section in a frame header.
-    #[must_use]
-    pub const fn wire(self) -> u8 {
-        match self {
-            Self::Full => 0,
-            Self::Window => 1,
-        }
-    }
-
-    /// The section with this wire number.
-    #[must_use]
-    pub const fn from_wire(n: u8) -> Option<Self> {
-        match n {
-            0 => Some(Self::Full),
-            1 => Some(Self::Window),
-            _ => None,
-        }
-    }
-}
+use crate::contract::{Contract, PlaneKind, Section};
 
 /// One of something for each section.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -226,7 +175,7 @@ impl KvBlock {
         let planes = self.planes.iter().map(|plane| Plane {
             layer: plane.layer,
             kind: plane.kind,
-            data: plane.data[crate::segment::row_range(plane, &self.tokens, &tokens)]
+            data: plane.data[row_range(plane, &self.tokens, &tokens)]
                 .to_vec()
                 .into(),
         });
@@ -290,4 +239,12 @@ pub fn plane_bytes(contract: &Contract, layer: u32, kind: PlaneKind, tokens: u32
         PlaneKind::Value => contract.value_type,
     };
     spec.row_bytes(kind, element).checked_mul(u64::from(tokens))
+}
+
+/// The bytes of `tokens` in a plane that holds `of`.
+#[must_use]
+pub fn row_range(plane: &Plane, of: &Range<u32>, tokens: &Range<u32>) -> Range<usize> {
+    let count = ((of.end - of.start) as usize).max(1);
+    let row = plane.data.len() / count;
+    (tokens.start - of.start) as usize * row..(tokens.end - of.start) as usize * row
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use self::hello::compare;
 use crate::adaptive::{DecodeRates, Quality};
 use crate::codec::{Codec, CodecError};
-use crate::contract::Contract;
+use crate::contract::{Contract, Section};
 use crate::frame::{FrameError, Header, Kind, encode_frame};
 use crate::limits::{
     CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS,
@@ -20,7 +20,7 @@ use crate::limits::{
 use crate::message::{
     Accept, BlockDigest, Commit, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
 };
-use crate::plane::{KvBlock, PerSection, Section};
+use crate::plane::{KvBlock, PerSection};
 use crate::receipt::{InvalidReceipt, Receipt};
 
 mod hello;

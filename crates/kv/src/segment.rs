@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::codec::{Codec, CodecError, Encoder, RunSpec};
 use crate::contract::Contract;
+use crate::contract::{PlaneKind, Section};
 use crate::frame::{Header, Kind};
 use crate::limits::{
     GROWING_SEGMENTS, LARGEST_SEGMENT, MAX_CHUNK_TOKENS, SMALLEST_SEGMENT, TARGET_BLOCK_BYTES,
@@ -13,7 +14,7 @@ use crate::limits::{
 };
 use crate::message::BlockDigest;
 use crate::page::PAGE_TOKENS;
-use crate::plane::{InvalidBlock, Plane, PlaneKind, Rows, Section};
+use crate::plane::{InvalidBlock, Plane, Rows, row_range};
 
 /// A part of a block, ready for the wire but for its number in the stream.
 #[derive(Debug)]
@@ -257,14 +258,6 @@ impl Cutter {
     }
 }
 
-/// The bytes of `tokens` in a plane that holds `of`.
-#[must_use]
-pub fn row_range(plane: &Plane, of: &Range<u32>, tokens: &Range<u32>) -> Range<usize> {
-    let count = ((of.end - of.start) as usize).max(1);
-    let row = plane.data.len() / count;
-    (tokens.start - of.start) as usize * row..(tokens.end - of.start) as usize * row
-}
-
 #[derive(Debug)]
 struct Cut {
     /// Index range into the block's planes (K and V of a layer stay together).
@@ -419,9 +412,9 @@ mod tests {
         Cut, LARGEST_SEGMENT, SMALLEST_SEGMENT, Sizes, even_parts, next_block, segment_cuts,
         step_bytes,
     };
+    use crate::contract::Section;
     use crate::limits::{AHEAD_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CREDIT_BYTES};
     use crate::page::PAGE_TOKENS;
-    use crate::plane::Section;
     use crate::receiver::credit_for;
     use crate::{Contract, ElementType, LayerKind, LayerSpec};
 

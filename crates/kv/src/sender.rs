@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::adaptive::DecodeRates;
-use crate::contract::{Contract, InvalidContract};
+use crate::contract::{Contract, InvalidContract, Section};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
 use crate::limits::{
@@ -22,7 +22,7 @@ use crate::message::{
     control_frame, control_payload, parse,
 };
 use crate::page::{PAGE_TOKENS, PageId};
-use crate::plane::{InvalidBlock, KvBlock, PerSection, Section};
+use crate::plane::{InvalidBlock, KvBlock, PerSection};
 use crate::receipt::Receipt;
 use crate::segment::{CutError, Cutter, block_tokens, window_bytes};
 

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use tandem_kv::segment::row_range;
+use tandem_kv::plane::row_range;
 use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 /// `io_magic` of the in-memory format.

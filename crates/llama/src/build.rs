@@ -1,6 +1,14 @@
 //! What this build can do.
 
 use std::ffi::CStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+static LOADING: Mutex<()> = Mutex::new(());
+
+/// Serialises the calls into llama.cpp that touch process-wide state: loading and context creation.
+pub(crate) fn backend_lock() -> MutexGuard<'static, ()> {
+    LOADING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Name and version of the engine, part of the contract. The sys crate pins llama.cpp.
 pub const ENGINE_NAME: &str = "llama.cpp (llama-cpp-sys-2 0.1.161, state 4)";
@@ -11,7 +19,7 @@ pub fn cpu_features() -> String {
     // SAFETY: returns a pointer to a static, NUL-terminated string; called under the backend
     // lock because llama.cpp rebuilds that string on every call.
     let text = unsafe {
-        let _lock = crate::engine::backend_lock();
+        let _lock = backend_lock();
         CStr::from_ptr(llama_cpp_sys_2::llama_print_system_info())
             .to_string_lossy()
             .into_owned()

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
@@ -15,6 +15,7 @@ use tandem_engine::{
 use tandem_kv::{Contract, KvBlock, Plane, Section};
 
 use crate::blob::{self, BlobError};
+use crate::build::backend_lock;
 use crate::gguf::{Gguf, Value};
 use crate::layout;
 use crate::options::{LlamaError, LlamaOptions, check_options, context_params, model_params};
@@ -29,13 +30,6 @@ const COMPUTING: &str = "computing";
 /// Tokens of a step at the end of a prompt where the processor computes: short enough for little of a prompt to be
 /// left to send behind it, long enough not to take longer. A GPU computes so few at a loss.
 const TAIL_TOKENS: u32 = 64;
-
-static LOADING: Mutex<()> = Mutex::new(());
-
-/// Serialises the calls into llama.cpp that touch process-wide state: loading and context creation.
-pub(crate) fn backend_lock() -> MutexGuard<'static, ()> {
-    LOADING.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The process's one llama.cpp backend; the first call initialises it.
 ///

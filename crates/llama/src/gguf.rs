@@ -10,7 +10,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use crate::fingerprint::{Record, Weights};
-use crate::options::Watch;
+use crate::loading::Watch;
 
 /// Bytes that are hashed between two reports of progress.
 const REPORT_BYTES: u64 = 64 << 20;

@@ -9,7 +9,7 @@
 //! - `tap`: rows of a layer while the next one is computed;
 //! - [`vocabulary`]: the tokenizer;
 //! - [`engine`]: [`LlamaEngine`], which implements [`KvEngine`](tandem_engine::KvEngine);
-//! - [`options`]: how a model is loaded, and why it cannot be;
+//! - [`options`]: how a model is loaded, and why it cannot be; [`loading`]: how far that is;
 //! - [`turns`]: whose turn it is on the processor;
 //! - [`build`]: what this build can do (CPU features, backends).
 
@@ -19,6 +19,7 @@ pub mod engine;
 mod fingerprint;
 pub mod gguf;
 pub mod layout;
+pub mod loading;
 pub mod options;
 mod pool;
 mod tap;
@@ -26,4 +27,5 @@ pub mod turns;
 pub mod vocabulary;
 
 pub use engine::LlamaEngine;
-pub use options::{LlamaError, LlamaOptions, Loading, MAX_SEQUENCES, Watch};
+pub use loading::{Loading, Watch};
+pub use options::{LlamaError, LlamaOptions, MAX_SEQUENCES};

@@ -5,7 +5,7 @@ use tandem_proto::{ModelStatus, Role};
 use crate::event::{Plan, Rejection, Route};
 use crate::limits::{BLOCKS_PER_REQUEST, MAX_SEEN_REQUESTS, PREFIX_BLOCK};
 use crate::pin::{self, OtherModel};
-use crate::scheduler::{NodeState, Scheduler, Waiting};
+use crate::state::{NodeState, Scheduler, Waiting};
 
 /// What can be done about a waiting request now.
 pub(crate) enum Choice {
@@ -472,13 +472,13 @@ impl Scheduler {
 
     /// Requests of the model that the node decodes.
     pub(crate) fn decodes(&self, node: usize, model: usize) -> usize {
-        let mine = |r: &&crate::scheduler::Running| r.model == model && r.decode == node;
+        let mine = |r: &&crate::state::Running| r.model == model && r.decode == node;
         self.running.values().filter(mine).count()
     }
 
     /// Prefills of any model that run at the node.
     fn prefills(&self, node: usize) -> usize {
-        let mine = |r: &&crate::scheduler::Running| r.prefill == Some(node);
+        let mine = |r: &&crate::state::Running| r.prefill == Some(node);
         self.running.values().filter(mine).count()
     }
 }

@@ -19,9 +19,10 @@ pub mod plan;
 mod prefix;
 pub mod profile;
 mod scheduler;
+mod state;
 mod view;
 
 pub use event::{Action, Event, Failure, Plan, Rejection, Route, Serves};
 pub use pin::{OtherModel, Pin};
-pub use scheduler::{ModelRoutes, Scheduler, Topology};
+pub use state::{ModelRoutes, Scheduler, Topology};
 pub use view::{ModelLoad, NodeView, ServerView};

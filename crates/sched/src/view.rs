@@ -3,7 +3,7 @@
 use tandem_proto::NodeStatus;
 
 use crate::event::{Rejection, Serves};
-use crate::scheduler::{Node, NodeState, Scheduler};
+use crate::state::{Node, NodeState, Scheduler};
 
 /// One node as the scheduler sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Scheduler {
     }
 
     fn view(&self, node: usize) -> NodeView {
-        let load = |(index, model): (usize, &crate::scheduler::Model)| {
+        let load = |(index, model): (usize, &crate::state::Model)| {
             let of_model = self.running.values().filter(|r| r.model == index);
             let prefills = of_model.filter(|r| r.prefill == Some(node)).count();
             let decodes = self.decodes(node, index);

@@ -4,12 +4,14 @@
 //! - [`sources`]: what pure crates may not name, and where `unsafe` may stand;
 //! - [`files`]: names of files, paths of one machine, documents that forget a crate;
 //! - [`links`]: links of documents to files;
+//! - [`modules`]: import cycles between the modules of a crate;
 //! - [`code`]: Rust source without its comments and literals.
 
 mod arrows;
 mod code;
 mod files;
 mod links;
+mod modules;
 mod sources;
 
 use std::path::Path;
@@ -32,6 +34,14 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     let crates = crates(&metadata);
     let mut found = arrows::check(&crates);
     found.extend(files::check(root, &crates)?);
+    for package in &metadata.packages {
+        let folder = package
+            .manifest_path
+            .parent()
+            .context("a manifest has a folder")?;
+        let name = package.name.trim_start_matches("tandem-");
+        found.extend(modules::check(name, folder.as_std_path())?);
+    }
     if found.is_empty() {
         return Ok(());
     }

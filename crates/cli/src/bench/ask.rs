@@ -15,10 +15,7 @@ use tandem_proto::{
 };
 
 use super::control::Control;
-use super::nodes::CHUNK;
-
-/// Name of the model at both nodes.
-pub const MODEL: &str = "bench";
+use super::{CHUNK, MODEL};
 
 /// The nodes of a measurement.
 #[derive(Clone)]

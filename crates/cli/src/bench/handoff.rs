@@ -30,7 +30,8 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
-use super::ask::{MODEL, greedy};
+use super::MODEL;
+use super::ask::greedy;
 use super::control::Control;
 use super::copy::Fate;
 use super::engine::{CHUNK, contract, logits};

@@ -15,8 +15,9 @@ use tandem_identity::{ClusterDir, Identity, PeerId, Security};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::ask::{MODEL, Pair};
+use super::ask::Pair;
 use super::control::Control;
+use super::{CHUNK, MODEL};
 
 /// Longest wait for a node to load its model.
 const READY: Duration = Duration::from_secs(120);
@@ -24,8 +25,6 @@ const READY: Duration = Duration::from_secs(120);
 const END: Duration = Duration::from_secs(10);
 /// Tokens of one sequence.
 pub const CONTEXT: u32 = 8192;
-/// Tokens per chunk, computed at once, unless a place says otherwise.
-pub const CHUNK: u32 = 512;
 /// Sequences at once: one, and two that are being closed (the first was only opened, to tokenise); or as many as begin at once.
 pub(super) const SLOTS: u32 = 3;
 /// Threads of each node, unless a place says otherwise: both compute on this machine.

@@ -17,10 +17,11 @@ use serde::Serialize;
 use tandem_kv::adaptive::Quality;
 use tandem_node::limits::STREAMS;
 
+use super::CHUNK;
 use super::cores;
 use super::figures::{Machine, right, table, told};
 use super::link::Link;
-use super::nodes::{CHUNK, CONTEXT, Cluster, Nodes, Place, THREADS, program};
+use super::nodes::{CONTEXT, Cluster, Nodes, Place, THREADS, program};
 use driver::{Case, Course};
 use namespaces::Namespaces;
 use relay::Relay;

@@ -20,7 +20,7 @@ use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::ask::MODEL;
+use super::MODEL;
 use super::copy;
 use super::engine::{BenchEngine, Cache, contract};
 use super::usage::{Memory, cpu_seconds};

@@ -14,10 +14,11 @@ use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, PrefillMode, Prompt, Reuse,
 };
 
+use super::CHUNK;
 use super::ask::greedy;
 use super::control::Control;
 use super::figures::{Machine, median, right, table, told};
-use super::nodes::{CHUNK, Node};
+use super::nodes::Node;
 use crate::node::parse_model;
 
 /// Longest wait for an answer.

@@ -92,7 +92,7 @@ pub fn timelines(runs: &[Ran]) -> String {
     for run in runs {
         let title = format!(
             "{}, {} at once: {} s measured, {} s predicted",
-            super::words::way(run.way, true),
+            super::way(run.way, true),
             run.batch,
             round(run.measured.end_s),
             round(run.predicted.end_s)

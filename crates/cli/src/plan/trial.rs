@@ -201,7 +201,7 @@ impl<'a> Trial<'a> {
             if needed > free {
                 bail!(
                     "{} for prompts of {:.0} tokens needs {:.1} GB of this machine's memory for caches, and {:.1} GB are free: plan with fewer answers at once (--batch), shorter prompts, or a higher --speed, which divides the size of caches",
-                    super::words::way(one.way, true),
+                    super::way(one.way, true),
                     one.setup.jobs.first().map_or(0.0, |job| job.prompt),
                     needed / 1e9,
                     free / 1e9
@@ -250,7 +250,7 @@ impl<'a> Trial<'a> {
         let setup = &wanted.setup;
         let predicted = plan::run(setup)?;
         let limit = predicted.end_s / self.speed;
-        let named = super::words::way(wanted.way, true);
+        let named = super::way(wanted.way, true);
         let outcome = cluster::run(self, setup, limit)
             .await
             .with_context(|| format!("{named}, run with paced nodes"))?;

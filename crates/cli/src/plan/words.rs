@@ -7,7 +7,7 @@ use tandem_sched::plan::{Answered, Course, Judged, Way};
 use tandem_sched::profile::Catalogue;
 
 use super::trial::{Ran, Wanted};
-use super::{Answer, Paced, Request, Run};
+use super::{Answer, Paced, Request, Run, way};
 use crate::tables;
 
 /// The profiles that there are.
@@ -63,21 +63,6 @@ pub fn told(answer: &Answer) -> String {
         let _ = writeln!(out, "note: {note}");
     }
     out.trim_end().to_owned()
-}
-
-/// The name of a way.
-pub fn way(way: Way, is_built: bool) -> String {
-    let name = match way {
-        Way::Alone => "alone",
-        Way::Pair => "pair",
-        Way::LayerSplit => "layers split",
-        Way::Servers => "a server each",
-        Way::Mixed => "mixed",
-    };
-    match is_built {
-        true => name.to_owned(),
-        false => format!("{name} (not built)"),
-    }
 }
 
 /// What is run.

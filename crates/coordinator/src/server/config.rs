@@ -12,7 +12,7 @@ use crate::error::ConfigError;
 use crate::limits::{MAX_PARALLEL, MAX_SERVER_CONTEXT, MAX_SERVER_SILENCE_S};
 
 use super::dialect::Dialect;
-use super::legs::PairConfig;
+use super::pair::PairConfig;
 
 /// Longest silence of a server where nothing else is said, in seconds: one that does not stream is silent for all of its
 /// answer, and another one while it reads the prompt.

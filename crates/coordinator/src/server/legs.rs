@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::http::{Http, Message, error_message};
+use super::pair::{PairConfig, PairKind};
 use crate::calls::CallError;
 
 /// Port at which an SGLang prefill engine meets its other half, unless the configuration says it.
@@ -38,20 +39,6 @@ const NOT_FOR_PREFILL: [&str; 4] = [
     "min_completion_tokens",
     "max_completion_tokens",
 ];
-
-/// Which engines a pair is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub enum PairKind {
-    /// vLLM with its NIXL connector, which pulls.
-    #[serde(rename = "vllm")]
-    Vllm,
-    /// SGLang, through a room.
-    #[serde(rename = "sglang")]
-    Sglang,
-    /// llm-d's side-car in front of the one that decodes.
-    #[serde(rename = "llm-d")]
-    LlmD,
-}
 
 /// In which order the two are asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,22 +102,6 @@ impl PairKind {
             },
         }
     }
-}
-
-/// What the configuration says of the other leg.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PairConfig {
-    /// The kind.
-    pub kind: PairKind,
-    /// Where those are that prefill, as URLs; they take turns.
-    pub prefill: Vec<String>,
-    /// SGLang: the port at which they meet.
-    #[serde(default)]
-    pub bootstrap_port: Option<u16>,
-    /// Shortest prompt that is prefilled elsewhere, in tokens.
-    #[serde(default)]
-    pub from_tokens: Option<u32>,
 }
 
 /// How often each path was taken.

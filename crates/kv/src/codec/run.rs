@@ -1,8 +1,7 @@
 //! What a run is, and which encoding that means.
 
-use crate::contract::{Contract, ElementType};
+use crate::contract::{Contract, ElementType, PlaneKind};
 use crate::limits::MAX_HEAD_DIM;
-use crate::plane::PlaneKind;
 
 use super::{BLOCK, Codec};
 

@@ -9,8 +9,9 @@ use crate::limits::{
     AHEAD_BYTES, CREDIT_BYTES, MAX_CONTINUATION, MAX_CREDIT_BYTES, MAX_DIFFERENCES, MAX_STRING,
     MAX_WINDOW_BYTES,
 };
-use crate::message::{Hello, RefusalCode, Refuse, harmless};
+use crate::message::{Hello, RefusalCode, Refuse};
 use crate::segment::window_bytes;
+use crate::text::harmless;
 
 /// What a ticket permits.
 #[derive(Clone)]

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use super::{Arrived, Receiver, ReceiverError, Step, field, wrong};
 use crate::codec::{Codec, Decoder, RunSpec};
-use crate::contract::Contract;
+use crate::contract::{Contract, Section};
 use crate::frame::{Checksum, Header, Kind};
 use crate::message::{Abort, BlockDigest, parse};
-use crate::plane::{KvBlock, Plane, Section, plane_bytes};
+use crate::plane::{KvBlock, Plane, plane_bytes, row_range};
 use crate::receipt::Receipt;
-use crate::segment::{PLANES, row_range};
+use crate::segment::PLANES;
 
 /// A block in progress.
 #[derive(Debug)]
