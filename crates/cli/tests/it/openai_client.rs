@@ -81,6 +81,9 @@ fn environment() -> PathBuf {
     let dir = shared_dir().join(format!("python-{name}"));
     let python = dir.join("bin/python");
     let done = dir.join("complete");
+    // Each test is a process of its own, and several come here at once.
+    let lock = std::fs::File::create(dir.with_extension("lock")).expect("a lock");
+    lock.lock().expect("nobody holds it for ever");
     if !done.is_file() {
         make(&dir, &python);
         std::fs::write(done, "").expect("mark");
