@@ -98,8 +98,8 @@ impl Service {
         job.keep && self.config.handoff.keeps(&job.prompt)
     }
 
-    /// What a prompt that goes on from the answer begins with. Whose rows do not fit is not known: nobody is to lend them,
-    /// or be preferred for them.
+    /// What a prompt that goes on from the answer begins with. Whose rows do not fit is not known: nobody is to be
+    /// preferred for them.
     fn answered(&self, job: &Job, answer: &Answer) -> Vec<u64> {
         self.learn(job, answer);
         match answer.timeline.parity.is_none_or(|parity| parity.holds) {

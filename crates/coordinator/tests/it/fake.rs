@@ -192,7 +192,7 @@ impl FakeNode {
         self.prefills.lock().await.recv().await.unwrap()
     }
 
-    /// The next report that a prefill or a loan failed: request and reason.
+    /// The next report that a prefill failed: request and reason.
     pub async fn failure(&self) -> (String, String) {
         let (id, body) = self.failures.lock().await.recv().await.unwrap();
         (id, body.reason)

@@ -386,12 +386,7 @@ impl TestNode {
 
     /// Tells a decode node that no KV will come, as a coordinator does.
     pub async fn prefill_failed(&self, request: &str, reason: &str) {
-        self.failed(request, "prefill", reason).await;
-    }
-
-    /// Tells a node that nothing is lent.
-    async fn failed(&self, request: &str, what: &str, reason: &str) {
-        let url = format!("{}/node/v1/requests/{request}/{what}-failed", self.url);
+        let url = format!("{}/node/v1/requests/{request}/prefill-failed", self.url);
         let reason = reason.to_owned();
         let body = HandoffFailed { reason };
         // A request that has ended meanwhile is not known any more.
