@@ -249,7 +249,7 @@ impl<'a> Cluster<'a> {
             self.security.clone(),
         )
         .await?;
-        let (coordinator_ref, decodes) = (&coordinator, model.decode.contains(&node.name));
+        let (asked, decodes) = (&coordinator, model.decode.contains(&node.name));
         let ask_one = async |words: u32| {
             let mut body = json!({
                 "messages": [{"role": "user", "content": unseen(usize::try_from(words)?)}],
@@ -258,7 +258,7 @@ impl<'a> Cluster<'a> {
             if !decodes {
                 body["tandem"] = json!({"route": "remote"});
             }
-            let answer = ask(coordinator_ref, &model.name, body).await;
+            let answer = ask(asked, &model.name, body).await;
             answer.map_err(|Failed(problem, _)| {
                 anyhow::anyhow!("`{}` of node `{}`: {problem}", model.name, node.name)
             })
