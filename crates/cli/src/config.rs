@@ -173,8 +173,8 @@ pub struct Arguments {
     /// The configuration: which nodes and models there are; examples/tandem.toml is one.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The codec of handoffs instead of the configuration's: auto, raw, plane, q8 or k8v4; the last two only if
-    /// `quality` under `[handoff]` of the configuration allows them.
+    /// The codec of handoffs instead of the configuration's: auto, raw, plane or q8; the last only if `quality`
+    /// under `[handoff]` of the configuration allows it.
     #[arg(long, value_name = "NAME")]
     codec: Option<CodecChoice>,
 }

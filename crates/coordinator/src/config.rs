@@ -96,9 +96,9 @@ impl CorsConfig {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HandoffConfig {
-    /// How far KV may differ from what was computed: `lossless`, `q8` or `k8v4`.
+    /// How far KV may differ from what was computed: `lossless` or `q8`.
     pub quality: Quality,
-    /// The codec: `auto` (within the quality), `raw`, `plane`, `q8` or `k8v4`.
+    /// The codec: `auto` (within the quality), `raw`, `plane` or `q8`.
     pub codec: CodecChoice,
     /// Connections per handoff; 0 has the node find out how many are good.
     pub streams: u32,

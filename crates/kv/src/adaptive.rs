@@ -31,13 +31,11 @@ pub enum Quality {
     Lossless,
     /// 8-bit blocks.
     Q8,
-    /// V in 4 bits.
-    K8v4,
 }
 
 impl Quality {
     /// Every ceiling, from strict to lax.
-    pub const ALL: [Self; 3] = [Self::Lossless, Self::Q8, Self::K8v4];
+    pub const ALL: [Self; 2] = [Self::Lossless, Self::Q8];
 
     /// The name in configuration; [`FromStr`] reads it.
     #[must_use]
@@ -45,7 +43,6 @@ impl Quality {
         match self {
             Self::Lossless => "lossless",
             Self::Q8 => "q8",
-            Self::K8v4 => "k8v4",
         }
     }
 
@@ -54,8 +51,7 @@ impl Quality {
     pub const fn allows(self, codec: Codec) -> bool {
         match codec {
             Codec::Raw | Codec::Plane => true,
-            Codec::Q8 => !matches!(self, Self::Lossless),
-            Codec::K8v4 => matches!(self, Self::K8v4),
+            Codec::Q8 => matches!(self, Self::Q8),
         }
     }
 }
@@ -68,7 +64,7 @@ impl std::fmt::Display for Quality {
 
 /// A name that no quality has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown quality, known are lossless, q8, k8v4")]
+#[error("unknown quality, known are lossless, q8")]
 pub struct UnknownQuality;
 
 impl FromStr for Quality {
@@ -100,8 +96,6 @@ pub struct CodecRates {
     pub plane: CodecRate,
     /// [`Codec::Q8`].
     pub q8: CodecRate,
-    /// [`Codec::K8v4`].
-    pub k8v4: CodecRate,
 }
 
 /// Bytes of rows that one worker of a receiver decodes in a second, as it has measured them; `None`
@@ -113,19 +107,13 @@ pub struct DecodeRates {
     pub plane: Option<u64>,
     /// [`Codec::Q8`].
     pub q8: Option<u64>,
-    /// [`Codec::K8v4`].
-    pub k8v4: Option<u64>,
 }
 
 impl CodecRates {
     /// Takes over what a receiver has measured.
     pub fn decoded_at(&mut self, receiver: &DecodeRates) {
-        let DecodeRates { plane, q8, k8v4 } = *receiver;
-        for (rate, measured) in [
-            (&mut self.plane, plane),
-            (&mut self.q8, q8),
-            (&mut self.k8v4, k8v4),
-        ] {
+        let DecodeRates { plane, q8 } = *receiver;
+        for (rate, measured) in [(&mut self.plane, plane), (&mut self.q8, q8)] {
             #[expect(clippy::cast_precision_loss, reason = "a rate")]
             if let Some(measured) = measured {
                 rate.decode = measured as f64;
@@ -140,7 +128,6 @@ impl CodecRates {
             Codec::Raw => &self.raw,
             Codec::Plane => &self.plane,
             Codec::Q8 => &self.q8,
-            Codec::K8v4 => &self.k8v4,
         }
     }
 }
@@ -158,7 +145,6 @@ impl Default for CodecRates {
             raw: rate(1.0, 10e9, 10e9),
             plane: rate(1.15, 1e9, 2e9),
             q8: rate(64.0 / 34.0, 5e9, 8e9),
-            k8v4: rate(128.0 / 52.0, 2e9, 3e9),
         }
     }
 }

@@ -11,8 +11,6 @@
 
 mod byte_planes;
 mod error;
-mod four_bit;
-mod hadamard;
 mod halves;
 mod q8;
 mod run;
@@ -23,14 +21,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use error::{CodecError, UnknownCodec};
-pub use four_bit::error_bound as four_bit_error_bound;
 pub use q8::error_bound as q8_error_bound;
 pub use run::RunSpec;
 
 use byte_planes::{BytePlaneDecoder, BytePlaneEncoder};
 use run::Scheme;
 
-/// Elements that share a scale, in `q8` and in the 4-bit blocks of `k8v4`.
+/// Elements that share a scale, in `q8`.
 pub const BLOCK: usize = 32;
 
 /// Encodings of KV rows, a closed set with wire numbers, from exact to most lossy.
@@ -43,14 +40,11 @@ pub enum Codec {
     Plane,
     /// 8-bit blocks with a scale each (ggml's `q8_0`); [`q8_error_bound`].
     Q8,
-    /// K as [`Codec::Q8`]; V rotated, then 4-bit blocks (ggml's `q4_0`), but for the first and
-    /// last two layers of the model; [`four_bit_error_bound`].
-    K8v4,
 }
 
 impl Codec {
     /// Every codec, from exact to most lossy.
-    pub const ALL: [Self; 4] = [Self::Raw, Self::Plane, Self::Q8, Self::K8v4];
+    pub const ALL: [Self; 3] = [Self::Raw, Self::Plane, Self::Q8];
 
     /// The number of this codec in a frame header.
     #[must_use]
@@ -59,7 +53,6 @@ impl Codec {
             Self::Raw => 0,
             Self::Plane => 1,
             Self::Q8 => 2,
-            Self::K8v4 => 3,
         }
     }
 
@@ -70,7 +63,6 @@ impl Codec {
             0 => Some(Self::Raw),
             1 => Some(Self::Plane),
             2 => Some(Self::Q8),
-            3 => Some(Self::K8v4),
             _ => None,
         }
     }
@@ -82,7 +74,6 @@ impl Codec {
             Self::Raw => "raw",
             Self::Plane => "plane",
             Self::Q8 => "q8",
-            Self::K8v4 => "k8v4",
         }
     }
 
@@ -91,7 +82,7 @@ impl Codec {
     pub const fn is_lossless(self) -> bool {
         match self {
             Self::Raw | Self::Plane => true,
-            Self::Q8 | Self::K8v4 => false,
+            Self::Q8 => false,
         }
     }
 
@@ -103,11 +94,8 @@ impl Codec {
             Scheme::Raw => run.raw_bytes()..=run.raw_bytes(),
             Scheme::BytePlanes => byte_planes::encoded_bytes(run.elements()),
             Scheme::Q8 => {
-                let bytes = blocks(run).saturating_mul(q8::BLOCK_BYTES as u64);
-                bytes..=bytes
-            }
-            Scheme::FourBit { .. } => {
-                let bytes = blocks(run).saturating_mul(four_bit::BLOCK_BYTES as u64);
+                let blocks = run.elements() / BLOCK as u64;
+                let bytes = blocks.saturating_mul(q8::BLOCK_BYTES as u64);
                 bytes..=bytes
             }
         }
@@ -131,10 +119,6 @@ impl FromStr for Codec {
     }
 }
 
-fn blocks(run: &RunSpec) -> u64 {
-    run.elements() / BLOCK as u64
-}
-
 /// Makes payload bytes of rows. Holds a compression context and buffers: one per thread.
 #[derive(Debug)]
 pub struct Encoder {
@@ -154,8 +138,8 @@ impl Encoder {
     /// [`Codec::encoded_bytes`].
     ///
     /// # Errors
-    /// [`CodecError::RawLength`] if `raw` is not [`RunSpec::raw_bytes`] long. For lossy codecs also
-    /// [`CodecError::NotFinite`] and [`CodecError::TooLarge`]: such rows have to travel as
+    /// [`CodecError::RawLength`] if `raw` is not [`RunSpec::raw_bytes`] long. For a lossy codec also
+    /// [`CodecError::NotFinite`]: such rows have to travel as
     /// [`Codec::Raw`] or [`Codec::Plane`], which carry any bits. On an error `out` is as it was.
     pub fn encode(
         &mut self,
@@ -181,7 +165,6 @@ impl Encoder {
                 Ok(())
             }
             Scheme::Q8 => q8::encode(raw, out),
-            Scheme::FourBit { dim } => four_bit::encode(raw, dim, out),
         };
         if result.is_err() {
             out.truncate(start);
@@ -233,7 +216,6 @@ impl Decoder {
             }
             Scheme::BytePlanes => self.byte_planes.decode(bytes, out),
             Scheme::Q8 => q8::decode(bytes, out),
-            Scheme::FourBit { dim } => four_bit::decode(bytes, dim, out),
         }
     }
 }

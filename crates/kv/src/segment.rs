@@ -165,7 +165,7 @@ impl Cutter {
             match self.encode(planes, &cut, &slices, codec, encoder) {
                 Ok(bytes) => Some(bytes),
                 // Infinities and the like have no code: these rows travel as they are.
-                Err(CodecError::NotFinite { .. } | CodecError::TooLarge { .. }) => None,
+                Err(CodecError::NotFinite { .. }) => None,
                 Err(e) => return Err(e.into()),
             }
         };

@@ -20,8 +20,6 @@ pub enum CodecChoice {
     Plane,
     /// Always [`Codec::Q8`].
     Q8,
-    /// Always [`Codec::K8v4`].
-    K8v4,
 }
 
 impl CodecChoice {
@@ -33,7 +31,6 @@ impl CodecChoice {
             Self::Raw => Some(Codec::Raw),
             Self::Plane => Some(Codec::Plane),
             Self::Q8 => Some(Codec::Q8),
-            Self::K8v4 => Some(Codec::K8v4),
         }
     }
 }
@@ -44,21 +41,20 @@ impl From<Codec> for CodecChoice {
             Codec::Raw => Self::Raw,
             Codec::Plane => Self::Plane,
             Codec::Q8 => Self::Q8,
-            Codec::K8v4 => Self::K8v4,
         }
     }
 }
 
 /// No codec has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no codec: auto, raw, plane, q8 or k8v4")]
+#[error("`{0}` is no codec: auto, raw, plane or q8")]
 pub struct UnknownChoice(String);
 
 impl FromStr for CodecChoice {
     type Err = UnknownChoice;
 
     fn from_str(name: &str) -> Result<Self, UnknownChoice> {
-        let all = [Self::Auto, Self::Raw, Self::Plane, Self::Q8, Self::K8v4];
+        let all = [Self::Auto, Self::Raw, Self::Plane, Self::Q8];
         let named = |choice: &Self| choice.fixed().map_or("auto", Codec::name) == name;
         let found = all.into_iter().find(named);
         found.ok_or_else(|| UnknownChoice(name.chars().take(32).collect()))

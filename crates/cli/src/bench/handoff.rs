@@ -54,7 +54,7 @@ pub struct Arguments {
     /// How often everything is measured, after once to warm up; medians are shown.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
-    /// Only these codecs: raw, plane, q8 or k8v4 [default: all].
+    /// Only these codecs: raw, plane or q8 [default: all].
     #[arg(long, value_name = "NAME")]
     codec: Vec<Codec>,
     /// Only with TLS, or only without: yes or no [default: both].
@@ -499,7 +499,7 @@ impl Bench {
             alone_percent: 0,
             chunk: CHUNK,
             terms: HandoffTerms {
-                quality: Quality::K8v4,
+                quality: Quality::Q8,
                 reuse: Reuse::Off,
                 ..HandoffTerms::default()
             },

@@ -66,8 +66,8 @@ pub struct Arguments {
     /// Connections of one handoff; 0 has the node find out how many are good.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=i64::from(STREAMS)))]
     streams: u32,
-    /// The lossiest codec that `auto` may take: lossless, q8 or k8v4.
-    #[arg(long, default_value = "k8v4")]
+    /// The lossiest codec that `auto` may take: lossless or q8.
+    #[arg(long, default_value = "q8")]
     quality: Quality,
     /// Leaves out what the decode node takes alone, which is long with a large model on a CPU.
     #[arg(long)]

@@ -46,7 +46,7 @@ pub struct Arguments {
     /// Tokens of each answer, at most.
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     answer: u32,
-    /// Only these codecs: raw, plane, q8 or k8v4 [default: all].
+    /// Only these codecs: raw, plane or q8 [default: all].
     #[arg(long, value_name = "NAME")]
     codec: Vec<Codec>,
     /// Prints one JSON object and nothing else on standard output.
@@ -173,7 +173,7 @@ async fn prompts(arguments: &Arguments, pair: &Pair) -> anyhow::Result<Vec<Promp
 
 fn terms(codec: Codec) -> HandoffTerms {
     HandoffTerms {
-        quality: Quality::K8v4,
+        quality: Quality::Q8,
         codec: codec.into(),
         reuse: Reuse::Off,
         mixed_quantisation: true,

@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Submissions that begin at once.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SLOTS)))]
     at_once: u32,
-    /// The codec: `raw`, `plane`, `q8` or `k8v4`. A lossy one is what all of these requests allow.
+    /// The codec: `raw`, `plane` or `q8`. A lossy one is what all of these requests allow.
     #[arg(long, default_value_t = Codec::Raw)]
     codec: Codec,
     /// The model of both nodes.

@@ -22,14 +22,6 @@ pub enum CodecError {
         /// The half float.
         bits: u16,
     },
-    /// Encoding: the rotated values need a scale beyond the range of f16.
-    #[error(
-        "elements from {element} on are too large for a 4-bit block after rotation; send them lossless"
-    )]
-    TooLarge {
-        /// Index in the run of the first element of the block (of its heads, if heads are larger).
-        element: u64,
-    },
     /// Decoding: the bytes end inside the run.
     #[error("`{field}` needs {needed} bytes, {found} are left")]
     Truncated {
@@ -60,7 +52,7 @@ pub enum CodecError {
 
 /// A name that no codec has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown codec `{name}`, known are raw, plane, q8, k8v4")]
+#[error("unknown codec `{name}`, known are raw, plane, q8")]
 pub struct UnknownCodec {
     /// The name, cut if it is long.
     pub name: String,

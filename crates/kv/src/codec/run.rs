@@ -1,22 +1,12 @@
 //! What a run is, and which encoding that means.
 
 use crate::contract::{Contract, ElementType, PlaneKind};
-use crate::limits::MAX_HEAD_DIM;
 
 use super::{BLOCK, Codec};
-
-/// Layers at each end of a model whose V stays 8-bit: errors there cost most.
-const EIGHT_BIT_LAYERS: u32 = 2;
 
 /// The rows of one plane for a range of tokens: what both ends know about a run before they see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunSpec {
-    /// K or V.
-    pub kind: PlaneKind,
-    /// Index of the layer in the model.
-    pub layer: u32,
-    /// Layers of the model.
-    pub layers: u32,
     /// KV heads of the layer.
     pub heads: u32,
     /// Elements of one head.
@@ -31,10 +21,6 @@ pub(super) enum Scheme {
     Raw,
     BytePlanes,
     Q8,
-    /// Heads of `dim` elements, a power of two up to [`MAX_HEAD_DIM`], are rotated first.
-    FourBit {
-        dim: usize,
-    },
 }
 
 impl RunSpec {
@@ -50,9 +36,6 @@ impl RunSpec {
             ElementType::F16 => {}
         }
         Some(Self {
-            kind,
-            layer,
-            layers: u32::try_from(contract.layers.len()).ok()?,
             heads: spec.kv_heads,
             dim,
             tokens,
@@ -81,19 +64,8 @@ impl RunSpec {
             Codec::Raw => Scheme::Raw,
             Codec::Plane => Scheme::BytePlanes,
             // A block never spans two rows, so rows that are no whole blocks stay as they are.
-            Codec::Q8 | Codec::K8v4 if !self.row().is_multiple_of(BLOCK as u64) => Scheme::Raw,
-            Codec::K8v4 if self.has_four_bits() => Scheme::FourBit {
-                dim: self.dim as usize,
-            },
-            Codec::Q8 | Codec::K8v4 => Scheme::Q8,
+            Codec::Q8 if !self.row().is_multiple_of(BLOCK as u64) => Scheme::Raw,
+            Codec::Q8 => Scheme::Q8,
         }
-    }
-
-    /// Whether `k8v4` takes 4 bits for this run.
-    fn has_four_bits(&self) -> bool {
-        let inner = self.layer >= EIGHT_BIT_LAYERS
-            && self.layer < self.layers.saturating_sub(EIGHT_BIT_LAYERS);
-        let rotates = self.dim.is_power_of_two() && self.dim <= MAX_HEAD_DIM;
-        self.kind == PlaneKind::Value && inner && rotates
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tandem_kv::adaptive::{
     Adaptive, CodecRate, CodecRates, Conditions, MARGIN, Quality, REVIEW_BYTES, WORTHWHILE, choose,
 };
-use tandem_kv::codec::Codec::{self, K8v4, Plane, Q8, Raw};
+use tandem_kv::codec::Codec::{self, Plane, Q8, Raw};
 
 const MB: f64 = 1e6;
 
@@ -20,7 +20,6 @@ fn rates() -> CodecRates {
         raw: rate(1.0, 15.0, 15.0),
         plane: rate(1.16, 1.5, 2.2),
         q8: rate(1.88, 3.5, 26.0),
-        k8v4: rate(2.4, 1.5, 3.0),
     }
 }
 
@@ -46,30 +45,29 @@ const HELD: f64 = f64::INFINITY;
 #[test]
 fn worked_cases() {
     let table = [
-        // production, goodput, then the choice under: lossless, q8, k8v4.
-        (PRODUCTION, TEN_GIGABIT, [Raw, Raw, Raw]),
-        (PRODUCTION, TWO_AND_A_HALF, [Plane, Q8, Q8]),
-        (PRODUCTION, GIGABIT, [Plane, Q8, K8v4]),
-        (PRODUCTION, WIRELESS, [Plane, Q8, K8v4]),
+        // production, goodput, then the choice under: lossless, q8.
+        (PRODUCTION, TEN_GIGABIT, [Raw, Raw]),
+        (PRODUCTION, TWO_AND_A_HALF, [Plane, Q8]),
+        (PRODUCTION, GIGABIT, [Plane, Q8]),
+        (PRODUCTION, WIRELESS, [Plane, Q8]),
         // Rows that are held already: as fast as possible, if it is worth coding at all.
-        (HELD, TEN_GIGABIT, [Plane, Q8, Q8]),
-        (HELD, GIGABIT, [Plane, Q8, K8v4]),
+        (HELD, TEN_GIGABIT, [Plane, Q8]),
+        (HELD, GIGABIT, [Plane, Q8]),
         // Faster than every codec: raw.
-        (HELD, 5000.0, [Raw, Raw, Raw]),
+        (HELD, 5000.0, [Raw, Raw]),
         // A prefill that is slower than any link.
-        (10.0, WIRELESS, [Raw, Raw, Raw]),
+        (10.0, WIRELESS, [Raw, Raw]),
         // Just enough for each in turn: needed are 125 MB/s.
-        (100.0, 125.0, [Raw, Raw, Raw]),
-        (100.0, 124.0, [Plane, Plane, Plane]),
-        (100.0, 107.0, [Plane, Q8, Q8]),
-        (100.0, 67.0, [Plane, Q8, Q8]),
-        (100.0, 66.0, [Plane, Q8, K8v4]),
+        (100.0, 125.0, [Raw, Raw]),
+        (100.0, 124.0, [Plane, Plane]),
+        (100.0, 107.0, [Plane, Q8]),
+        (100.0, 67.0, [Plane, Q8]),
         // Nothing is known.
-        (PRODUCTION, 0.0, [Raw, Raw, Raw]),
-        (PRODUCTION, f64::NAN, [Raw, Raw, Raw]),
-        (f64::NAN, GIGABIT, [Raw, Raw, Raw]),
-        (0.0, GIGABIT, [Raw, Raw, Raw]),
-        (-1.0, GIGABIT, [Raw, Raw, Raw]),
+        (PRODUCTION, 0.0, [Raw, Raw]),
+        (PRODUCTION, f64::NAN, [Raw, Raw]),
+        (f64::NAN, GIGABIT, [Raw, Raw]),
+        (0.0, GIGABIT, [Raw, Raw]),
+        (-1.0, GIGABIT, [Raw, Raw]),
     ];
     for (production, goodput, expected) in table {
         let conditions = conditions(production, goodput);
@@ -82,17 +80,19 @@ fn worked_cases() {
 #[test]
 fn rates_are_those_of_the_slowest_stage() {
     let held = conditions(HELD, TEN_GIGABIT);
-    for (codec, seconds) in [(Raw, 0.42), (Plane, 0.36), (Q8, 0.22), (K8v4, 0.328)] {
+    for (codec, seconds) in [(Raw, 0.42), (Plane, 0.36), (Q8, 0.22)] {
         let found = 492.0 * MB / held.rate(codec);
         assert!((found - seconds).abs() < 0.005, "{codec}: {found}");
     }
-    // K8V4 is bound by its encoder, so two of them help, and then the link binds.
+    // The byte planes are bound by their encoder where the link is fast, so two of them help.
+    let fast = conditions(HELD, 3000.0);
     let two = Conditions {
         encoders: 2,
-        ..held
+        decoders: 2,
+        ..fast
     };
-    assert!((two.rate(K8v4) - 2808.0 * MB).abs() < MB);
-    assert_eq!(choose(&two, Quality::K8v4), K8v4);
+    assert!((fast.rate(Plane) - 1500.0 * MB).abs() < MB);
+    assert!((two.rate(Plane) - 3000.0 * MB).abs() < MB);
     let none = Conditions {
         decoders: 0,
         ..held
@@ -107,11 +107,7 @@ fn rates_are_those_of_the_slowest_stage() {
 
 #[test]
 fn names_of_ceilings_and_what_they_allow() {
-    let expected = [
-        ("lossless", vec![Raw, Plane]),
-        ("q8", vec![Raw, Plane, Q8]),
-        ("k8v4", vec![Raw, Plane, Q8, K8v4]),
-    ];
+    let expected = [("lossless", vec![Raw, Plane]), ("q8", vec![Raw, Plane, Q8])];
     for (quality, (name, codecs)) in Quality::ALL.into_iter().zip(expected) {
         assert_eq!(quality.to_string(), name);
         assert_eq!(name.parse(), Ok(quality));
@@ -124,17 +120,17 @@ fn names_of_ceilings_and_what_they_allow() {
 
 #[test]
 fn the_first_measurement_decides_and_then_only_every_so_many_bytes() {
-    let mut adaptive = Adaptive::new(Quality::K8v4);
+    let mut adaptive = Adaptive::new(Quality::Q8);
     assert_eq!(adaptive.codec(), Raw);
     // Nothing measured yet: bytes do not count, and the next review is due.
     adaptive.acknowledged(REVIEW_BYTES);
     assert_eq!(adaptive.review(&conditions(PRODUCTION, 0.0)), Raw);
     assert!(adaptive.is_due());
-    assert_eq!(adaptive.review(&conditions(PRODUCTION, GIGABIT)), K8v4);
+    assert_eq!(adaptive.review(&conditions(PRODUCTION, GIGABIT)), Q8);
     assert!(!adaptive.is_due());
     let fast = conditions(PRODUCTION, TEN_GIGABIT);
     adaptive.acknowledged(REVIEW_BYTES - 1);
-    assert_eq!(adaptive.review(&fast), K8v4);
+    assert_eq!(adaptive.review(&fast), Q8);
     adaptive.acknowledged(1);
     assert!(adaptive.is_due());
     assert_eq!(adaptive.review(&fast), Raw);
@@ -253,7 +249,7 @@ fn on_links_slower_than_the_prefill_the_choice_beats_raw() {
             assert!(!coded || choose(&path, ceiling) != Raw, "{case}");
         }
     }
-    assert!(beaten > 100, "{beaten} cases in which something is faster");
+    assert!(beaten > 60, "{beaten} cases in which something is faster");
 }
 
 fn any_rate() -> impl Strategy<Value = f64> {
@@ -274,13 +270,8 @@ fn any_conditions() -> impl Strategy<Value = Conditions> {
             decode,
         })
     };
-    let rates = (codec(), codec(), codec(), codec());
-    let rates = rates.prop_map(|(raw, plane, q8, k8v4)| CodecRates {
-        raw,
-        plane,
-        q8,
-        k8v4,
-    });
+    let rates = (codec(), codec(), codec());
+    let rates = rates.prop_map(|(raw, plane, q8)| CodecRates { raw, plane, q8 });
     (any_rate(), any_rate(), 0u32..9, 0u32..9, rates).prop_map(
         |(production, goodput, encoders, decoders, rates)| Conditions {
             production,

@@ -3,22 +3,14 @@
 use std::ops::RangeInclusive;
 
 use proptest::prelude::*;
-use tandem_kv::PlaneKind::{self, Key, Value};
+use tandem_kv::PlaneKind::{Key, Value};
 use tandem_kv::codec::{Codec, CodecError, Decoder, Encoder, RunSpec};
 use tandem_kv::limits::MAX_HEAD_DIM;
 
 use super::driver::{contract, full};
 
-/// A run in the middle of a model of twelve layers, so that nothing but shape and kind decide.
-pub fn spec(kind: PlaneKind, heads: u32, dim: u32, tokens: u32) -> RunSpec {
-    RunSpec {
-        kind,
-        layer: 5,
-        layers: 12,
-        heads,
-        dim,
-        tokens,
-    }
+pub fn spec(heads: u32, dim: u32, tokens: u32) -> RunSpec {
+    RunSpec { heads, dim, tokens }
 }
 
 pub fn encode(codec: Codec, run: &RunSpec, raw: &[u8]) -> Result<Vec<u8>, CodecError> {
@@ -53,12 +45,7 @@ pub fn unhex(text: &str) -> Vec<u8> {
 
 #[test]
 fn names_and_wire_numbers() {
-    let expected = [
-        (0, "raw", true),
-        (1, "plane", true),
-        (2, "q8", false),
-        (3, "k8v4", false),
-    ];
+    let expected = [(0, "raw", true), (1, "plane", true), (2, "q8", false)];
     for (codec, (wire, name, lossless)) in Codec::ALL.into_iter().zip(expected) {
         assert_eq!(
             (codec.wire(), codec.name(), codec.is_lossless()),
@@ -68,7 +55,7 @@ fn names_and_wire_numbers() {
         assert_eq!(name.parse(), Ok(codec));
         assert_eq!(codec.to_string(), name);
     }
-    for n in 4..=u8::MAX {
+    for n in 3..=u8::MAX {
         assert_eq!(Codec::from_wire(n), None);
     }
     for name in ["", "RAW", "q4", "raw "] {
@@ -78,11 +65,6 @@ fn names_and_wire_numbers() {
     assert_eq!(long.name.len(), 40);
 }
 
-/// Size of a row of 128 elements in each encoding: raw, 8 bits, 4 bits.
-const RAW: u64 = 256;
-const EIGHT: u64 = 4 * 34;
-const FOUR: u64 = 4 * 18;
-
 fn size(codec: Codec, run: &RunSpec) -> u64 {
     let sizes = codec.encoded_bytes(run);
     assert_eq!(sizes.start(), sizes.end());
@@ -90,51 +72,28 @@ fn size(codec: Codec, run: &RunSpec) -> u64 {
 }
 
 #[test]
-fn the_ends_of_the_model_and_all_keys_stay_in_eight_bits() {
-    for layers in [1, 2, 4, 5, 6, 48] {
-        for layer in 0..layers {
-            for kind in [Key, Value] {
-                let run = RunSpec {
-                    layer,
-                    layers,
-                    ..spec(kind, 2, 64, 3)
-                };
-                let inner = layer >= 2 && layer + 2 < layers;
-                let four = kind == Value && inner;
-                let expected = if four { FOUR } else { EIGHT };
-                assert_eq!(size(Codec::K8v4, &run), 3 * expected, "{run:?}");
-                assert_eq!(size(Codec::Q8, &run), 3 * EIGHT);
-                assert_eq!(size(Codec::Raw, &run), 3 * RAW);
-            }
-        }
-    }
-}
-
-#[test]
-fn shapes_that_have_no_blocks_or_no_rotation_take_the_next_encoding() {
-    // heads, dim, and how many bits `q8` and `k8v4` take for V.
-    for (heads, dim, q8, k8v4) in [
-        (1, 32, 8, 4),
-        (2, 16, 8, 4),
-        (32, 1, 8, 4),
-        (1, MAX_HEAD_DIM, 8, 4),
-        (1, 96, 8, 8),
-        (2, 80, 8, 8),
-        (1, 2 * MAX_HEAD_DIM, 8, 8),
-        (1, 16, 16, 16),
-        (1, 80, 16, 16),
-        (3, 8, 16, 16),
-        (1, 33, 16, 16),
+fn rows_that_are_no_whole_blocks_stay_as_they_are() {
+    // heads, dim, and how many bits `q8` takes.
+    for (heads, dim, q8) in [
+        (1, 32, 8),
+        (2, 16, 8),
+        (32, 1, 8),
+        (1, MAX_HEAD_DIM, 8),
+        (1, 96, 8),
+        (2, 80, 8),
+        (1, 2 * MAX_HEAD_DIM, 8),
+        (1, 16, 16),
+        (1, 80, 16),
+        (3, 8, 16),
+        (1, 33, 16),
     ] {
-        let run = spec(Value, heads, dim, 5);
+        let run = spec(heads, dim, 5);
         let elements = u64::from(5 * heads * dim);
         let bytes = |bits: u64| match bits {
             16 => elements * 2,
-            8 => elements / 32 * 34,
-            _ => elements / 32 * 18,
+            _ => elements / 32 * 34,
         };
         assert_eq!(size(Codec::Q8, &run), bytes(q8), "{heads} x {dim}");
-        assert_eq!(size(Codec::K8v4, &run), bytes(k8v4), "{heads} x {dim}");
         let raw = vec![0x3C; usize::try_from(run.raw_bytes()).unwrap()];
         for codec in Codec::ALL {
             let bytes = encode(codec, &run, &raw).unwrap();
@@ -152,9 +111,6 @@ fn runs_of_a_contract() {
     let contract = contract(0, vec![full(2, 64, 32), full(3, 16, 8)]);
     let key = RunSpec::of(&contract, 1, Key, 7).unwrap();
     let expected = RunSpec {
-        kind: Key,
-        layer: 1,
-        layers: 2,
         heads: 3,
         dim: 16,
         tokens: 7,
@@ -171,7 +127,6 @@ fn sizes_of_impossible_runs_do_not_overflow() {
         heads: u32::MAX,
         dim: u32::MAX,
         tokens: u32::MAX,
-        ..spec(Value, 0, 0, 0)
     };
     assert_eq!(run.raw_bytes(), u64::MAX);
     for codec in Codec::ALL {
@@ -186,13 +141,12 @@ fn sizes_of_impossible_runs_do_not_overflow() {
 #[test]
 fn runs_follow_each_other_in_one_payload() {
     let runs = [
-        (Codec::Q8, spec(Key, 1, 32, 2)),
-        (Codec::Plane, spec(Key, 1, 500, 1)),
-        (Codec::K8v4, spec(Value, 1, 64, 3)),
-        (Codec::Raw, spec(Key, 1, 3, 1)),
-        (Codec::Plane, spec(Key, 1, 1, 1)),
-        (Codec::Plane, spec(Key, 1, 64, 0)),
-        (Codec::Q8, spec(Key, 1, 32, 1)),
+        (Codec::Q8, spec(1, 32, 2)),
+        (Codec::Plane, spec(1, 500, 1)),
+        (Codec::Raw, spec(1, 3, 1)),
+        (Codec::Plane, spec(1, 1, 1)),
+        (Codec::Plane, spec(1, 64, 0)),
+        (Codec::Q8, spec(1, 32, 1)),
     ];
     let mut encoder = Encoder::new().unwrap();
     let mut payload = b"before".to_vec();
@@ -219,8 +173,6 @@ fn runs_follow_each_other_in_one_payload() {
 const ROWS: &str = "45c12841e7bcf943dc313dc35e3e6cc000426cba6944d83865c2074028bfd84216b62fc41d3c8dc1e04077bdb143692985c3ce3db4c0b8418dbb45447037adc27e3fb8bf90422bb8b144193bd5c1974007be69434faecec33d3dfcc0704157bc20442f35f5c2ee3e24c048424cb98d44f9391dc24f4097be2043a9b30bc4ad3c";
 /// [`ROWS`] as two blocks of 8 bits.
 const ROWS_Q8: &str = "7228b44add7305982ec056e97f11a43acc63f5881eb046d96f01942abc52e57b0da0ba2833cc59f27f18b13ed764fd9623bd4ae37009a22fc855ee7b14ad3ad360fa9320";
-/// [`ROWS`] as one head of 64, rotated, as two blocks of 4 bits.
-const ROWS_V4: &str = "ddbad3899089fa779aba86428c5a9658899368bba79c87656f57a376a88946a87709675a";
 /// 96 elements with two different high bytes, compressed by the `zstd` program.
 const PLANE: &str = "0112000000079e35cc63fa9128bf56ed841bb249e0770ea53cd36a01982fc65df48b22b950e77e15ac43da71089f36cd64fb9229c057ee851cb34ae1780fa63dd46b029930c75ef58c23ba51e87f16ad44db7209a037ce65fc932ac158ef861db44be2791028b52ffd00684d000018bc3c3c0100eae486";
 
@@ -229,13 +181,12 @@ const PLANE: &str = "0112000000079e35cc63fa9128bf56ed841bb249e0770ea53cd36a01982
 #[test]
 fn golden_bytes() {
     let raw = unhex(ROWS);
-    let run = spec(Value, 1, 64, 1);
+    let run = spec(1, 64, 1);
     for (codec, expected) in [
         (Codec::Raw, ROWS.to_owned()),
         // 64 elements whose high bytes hardly repeat are stored.
         (Codec::Plane, format!("0000000000{ROWS}")),
         (Codec::Q8, ROWS_Q8.to_owned()),
-        (Codec::K8v4, ROWS_V4.to_owned()),
     ] {
         let bytes = encode(codec, &run, &raw).unwrap();
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
@@ -249,7 +200,7 @@ fn golden_bytes_of_compressed_rows() {
     let rows: Vec<u16> = (0..96)
         .map(|i| (if i % 3 == 0 { 0xBC00 } else { 0x3C00 }) | ((i * 151 + 7) & 0xFF))
         .collect();
-    let run = spec(Key, 1, 96, 1);
+    let run = spec(1, 96, 1);
     let bytes = unhex(PLANE);
     let (back, taken) = decode(Codec::Plane, &run, &bytes).unwrap();
     assert_eq!((back, taken), (bytes_of(&rows), bytes.len()));
@@ -284,7 +235,7 @@ proptest! {
         skewed(),
     ]) {
         let elements = u32::try_from(raw.len() / 2).unwrap();
-        let run = spec(Key, 1, elements, 1);
+        let run = spec(1, elements, 1);
         for codec in [Codec::Raw, Codec::Plane] {
             let mut bytes = encode(codec, &run, &raw).unwrap();
             let len = bytes.len();
@@ -305,7 +256,7 @@ fn ratio_of_skewed(spread: u32) -> (u8, f64) {
         })
         .collect();
     let raw = bytes_of(&rows);
-    let run = spec(Key, 1, elements, 1);
+    let run = spec(1, elements, 1);
     let bytes = encode(Codec::Plane, &run, &raw).unwrap();
     assert_eq!(decode(Codec::Plane, &run, &bytes).unwrap().0, raw);
     (
@@ -345,15 +296,4 @@ fn the_page_about_codecs_says_what_the_code_does() {
     assert!(page.contains(stated));
     let bound = 3.0 * (1.0 / 254.0 + exp2(-10) + exp2(-20)) + exp2(-18);
     assert!((tandem_kv::codec::q8_error_bound(3.0) - bound).abs() < 1e-12);
-    for stated in [
-        "`|x - y| <= Q + (2^-11 + 2^-18) (|x| + Q) + sqrt(n) 2^-25`",
-        "`Q = sqrt(sum over blocks of 32 (M (1/8 + 2^-11) + 2^-22)^2)`",
-    ] {
-        assert!(page.contains(stated), "{stated}");
-    }
-    let block = |m: f64| 32.0 * (m * (0.125 + exp2(-11)) + exp2(-22)).powi(2);
-    let q = (block(2.0) + block(5.0)).sqrt();
-    let bound = q + (exp2(-11) + exp2(-18)) * (9.0 + q) + 8.0 * exp2(-25);
-    let found = tandem_kv::codec::four_bit_error_bound(9.0, 64, [2.0, 5.0]);
-    assert!((found - bound).abs() < 1e-12);
 }

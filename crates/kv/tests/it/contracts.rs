@@ -496,7 +496,7 @@ fn unknown_keys_of_the_other_messages_are_refused() {
     let accept = json!({
         "session": "a", "stream": "b", "streams": 1, "credit_bytes": 4,
         "have_tokens": 0, "have_page": null, "have_window": 0,
-        "decode_rates": {"plane": 1, "q8": null, "k8v4": null},
+        "decode_rates": {"plane": 1, "q8": null},
     });
     check::<Accept>(Kind::Accept, accept);
     check::<Join>(Kind::Join, json!({"stream": "a"}));

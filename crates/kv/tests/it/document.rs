@@ -1,7 +1,6 @@
 //! `docs/wire-format.md` says what the code does.
 
 use serde::Serialize;
-use tandem_kv::PlaneKind::{Key, Value as V};
 use tandem_kv::codec::{BLOCK, Codec, RunSpec};
 use tandem_kv::contract::{Difference, LAYOUT_VERSION};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, WIRE_VERSION};
@@ -269,11 +268,7 @@ fn codecs_and_sizes_of_their_blocks() {
     for codec in Codec::ALL {
         has_row(section, &[&codec.wire().to_string(), codec.name()]);
     }
-    // One block of V in an inner layer of ten, and what each codec makes of it.
     let mut run = RunSpec {
-        kind: V,
-        layer: 2,
-        layers: 10,
         heads: 1,
         dim: 32,
         tokens: 1,
@@ -283,26 +278,12 @@ fn codecs_and_sizes_of_their_blocks() {
         assert_eq!(bytes.start(), bytes.end());
         *bytes.start()
     };
-    let (q8, k8v4) = (size(Codec::Q8, &run), size(Codec::K8v4, &run));
+    let q8 = size(Codec::Q8, &run);
     assert!(section.contains(&format!("A block of {BLOCK} elements in {q8} bytes")));
-    assert!(section.contains(&format!("A block of {BLOCK} elements in {k8v4} bytes")));
-    // "all layers but the first two and the last two", "everything else as q8", "else as raw"
-    for (layer, kind, expected) in [
-        (1, V, q8),
-        (2, V, k8v4),
-        (7, V, k8v4),
-        (8, V, q8),
-        (2, Key, q8),
-    ] {
-        (run.layer, run.kind) = (layer, kind);
-        assert_eq!(size(Codec::K8v4, &run), expected);
-    }
-    (run.layer, run.kind, run.heads, run.dim) = (2, V, 2, 48);
-    assert_eq!(size(Codec::K8v4, &run), 3 * q8, "no power of two");
     (run.heads, run.dim) = (1, 16);
-    assert_eq!(size(Codec::K8v4, &run), 32, "no multiple of 32");
-    (run.heads, run.dim) = (2, 16);
-    assert_eq!(size(Codec::K8v4, &run), k8v4);
+    assert_eq!(size(Codec::Q8, &run), 32, "no multiple of 32");
+    run.heads = 2;
+    assert_eq!(size(Codec::Q8, &run), q8);
     let plane = Codec::Plane.encoded_bytes(&run);
     assert_eq!((*plane.start(), *plane.end()), (5 + 32 + 1, 5 + 64));
 }

@@ -173,7 +173,7 @@ pub fn expectation(contract: &Contract, kv_end: u32) -> Expectation {
         tokens: prompt(kv_end),
         kv_end,
         covers: Covers::All,
-        quality: Quality::K8v4,
+        quality: Quality::Q8,
         mixed_quantisation: false,
     }
 }

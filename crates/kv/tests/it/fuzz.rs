@@ -20,7 +20,7 @@ use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::{Covers, Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::{block_tokens, window_bytes};
 use tandem_kv::sender::{Offer, Outbound, Sender, SenderState};
-use tandem_kv::{Contract, KvBlock, PlaneKind, Section};
+use tandem_kv::{Contract, KvBlock, Section};
 
 use super::driver::{
     HANDOFF, Manner, Recording, Taker, blocks, contract, full, mixed, offer, run_with, send, split,
@@ -623,16 +623,8 @@ static RUNS: LazyLock<Runs> = LazyLock::new(|| {
     let mut out = BTreeMap::new();
     for codec in Codec::ALL {
         let mut encoder = Encoder::new().unwrap();
-        let runs = shapes.iter().flat_map(|&(heads, dim, tokens)| {
-            [PlaneKind::Key, PlaneKind::Value].map(|kind| RunSpec {
-                kind,
-                layer: 4,
-                layers: 9,
-                heads,
-                dim,
-                tokens,
-            })
-        });
+        let runs = shapes.map(|(heads, dim, tokens)| RunSpec { heads, dim, tokens });
+        let runs = runs.into_iter();
         let encoded = runs.map(|run| {
             let elements = u16::try_from(run.raw_bytes() / 2).unwrap();
             let half = |i: u16| 0x3800 | (i.wrapping_mul(7919) & 0x81FF);
@@ -701,9 +693,4 @@ fn plane() {
 #[test]
 fn q8() {
     decoder(Codec::Q8);
-}
-
-#[test]
-fn k8v4() {
-    decoder(Codec::K8v4);
 }

@@ -662,8 +662,7 @@ fn codecs_beyond_the_ceiling_are_refused() {
             let result = taker.check(&split(&sent.forward[1]).0);
             let allowed = match quality {
                 Quality::Lossless => codec.is_lossless(),
-                Quality::Q8 => codec != Codec::K8v4,
-                Quality::K8v4 => true,
+                Quality::Q8 => true,
             };
             assert_eq!(result.is_ok(), allowed, "{codec} under {quality}");
             if let Err(e) = result {

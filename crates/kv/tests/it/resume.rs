@@ -626,7 +626,7 @@ fn pass_through(contract: &Contract, codec: Codec, block: &mut KvBlock) {
 fn infinities_travel_raw() {
     let contract = contract(0, vec![full(1, 32, 32), full(1, 32, 32)]);
     let mut case = case(&contract, 6, &[3, 3], 2);
-    case.codecs = vec![Codec::K8v4, Codec::Q8];
+    case.codecs = vec![Codec::Q8];
     case.blocks.iter_mut().for_each(make_finite);
     for block in &mut case.blocks {
         block.planes[1].data[7] = 0x7C;

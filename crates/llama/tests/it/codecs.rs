@@ -1,34 +1,15 @@
-//! The block formats of `tandem-kv`'s codecs against ggml's own quantisation.
+//! The block format of `tandem-kv`'s 8-bit codec against ggml's own quantisation.
 
 use std::ffi::c_void;
 
 use llama_cpp_sys_2::{
-    GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, ggml_fp16_to_fp32_row, ggml_get_type_traits,
-    ggml_quantize_chunk, ggml_type,
+    GGML_TYPE_Q8_0, ggml_fp16_to_fp32_row, ggml_get_type_traits, ggml_quantize_chunk,
 };
 use proptest::prelude::*;
-use tandem_kv::PlaneKind;
 use tandem_kv::codec::{BLOCK, Codec, Decoder, Encoder, RunSpec};
 
-const Q8_BYTES: usize = 34;
-const Q4_BYTES: usize = 18;
-
-/// Two formats and how `tandem-kv` is made to write them. Heads of one element are rotated by nothing
-/// but the sign of the first channel, which is negative.
-fn runs(elements: usize) -> [(Codec, RunSpec, ggml_type, usize, f32); 2] {
-    let run = RunSpec {
-        kind: PlaneKind::Value,
-        layer: 2,
-        layers: 5,
-        heads: u32::try_from(elements).unwrap(),
-        dim: 1,
-        tokens: 1,
-    };
-    [
-        (Codec::Q8, run, GGML_TYPE_Q8_0, Q8_BYTES, 1.0),
-        (Codec::K8v4, run, GGML_TYPE_Q4_0, Q4_BYTES, -1.0),
-    ]
-}
+/// Bytes of a block.
+const BYTES: usize = 34;
 
 fn floats(bits: &[u16]) -> Vec<f32> {
     let mut out = vec![0.0; bits.len()];
@@ -38,90 +19,82 @@ fn floats(bits: &[u16]) -> Vec<f32> {
     out
 }
 
-fn quantised(kind: ggml_type, values: &[f32], bytes: usize) -> Vec<u8> {
-    let mut out = vec![0u8; values.len() / BLOCK * bytes];
+fn quantised(values: &[f32]) -> Vec<u8> {
+    let mut out = vec![0u8; values.len() / BLOCK * BYTES];
     let n = i64::try_from(values.len()).unwrap();
-    // SAFETY: `values` is one row of `n` elements, whole blocks, and `out` has the row's size; these
-    // types need no importance matrix.
+    // SAFETY: `values` is one row of `n` elements, whole blocks, and `out` has the row's size; this
+    // type needs no importance matrix.
     let written = unsafe {
         let out = out.as_mut_ptr().cast::<c_void>();
-        ggml_quantize_chunk(kind, values.as_ptr(), out, 0, 1, n, std::ptr::null())
+        ggml_quantize_chunk(
+            GGML_TYPE_Q8_0,
+            values.as_ptr(),
+            out,
+            0,
+            1,
+            n,
+            std::ptr::null(),
+        )
     };
     assert_eq!(written, out.len());
     out
 }
 
-fn dequantised(kind: ggml_type, bytes: &[u8], elements: usize) -> Vec<f32> {
+fn dequantised(bytes: &[u8], elements: usize) -> Vec<f32> {
     let mut out = vec![0.0; elements];
     // SAFETY: the traits of a type are static; `bytes` are the blocks of `elements` elements.
     unsafe {
-        let to_float = (*ggml_get_type_traits(kind)).to_float.expect("to_float");
+        let traits = ggml_get_type_traits(GGML_TYPE_Q8_0);
+        let to_float = (*traits).to_float.expect("to_float");
         let n = i64::try_from(elements).unwrap();
         to_float(bytes.as_ptr().cast(), out.as_mut_ptr(), n);
     }
     out
 }
 
-/// Codes of a block in the order of its elements.
-fn codes(block: &[u8]) -> Vec<i32> {
-    let codes = &block[2..];
-    if block.len() == Q8_BYTES {
-        return codes.iter().map(|c| i32::from(c.cast_signed())).collect();
-    }
-    let low = codes.iter().map(|c| i32::from(c & 0xF) - 8);
-    let high = codes.iter().map(|c| i32::from(c >> 4) - 8);
-    low.chain(high).collect()
-}
-
 /// Equal scales; equal codes but where a value lies half way between two.
 fn check_block(ours: &[u8], theirs: &[u8], values: &[f32]) {
+    assert_eq!(ours[..2], theirs[..2], "scale of {values:?}");
     let largest = values.iter().fold(0f32, |max, v| v.abs().max(max));
-    let steps = if ours.len() == Q8_BYTES { 127.0 } else { 8.0 };
-    if ours[..2] != theirs[..2] {
-        // Of two opposite largest values ggml's q4_0 takes the first, we the negative one. A zero
-        // scale has a sign there and none here.
-        let both = values.contains(&largest) && values.contains(&-largest);
-        assert!(ours.len() == Q4_BYTES && both, "scale of {values:?}");
-        return;
-    }
-    let pairs = codes(ours).into_iter().zip(codes(theirs)).zip(values);
-    for ((a, b), value) in pairs {
-        let exact = f64::from(value.abs()) / f64::from(largest) * steps;
+    let codes = ours[2..].iter().zip(&theirs[2..]);
+    for ((a, b), value) in codes.zip(values) {
+        let exact = f64::from(value.abs()) / f64::from(largest) * 127.0;
         let tie = (exact.fract() - 0.5).abs() < 1e-4;
-        assert!(
-            a == b || (tie && a.abs_diff(b) == 1),
-            "{value}: {a} and {b}"
-        );
+        let apart = a.cast_signed().abs_diff(b.cast_signed());
+        assert!(apart == 0 || (tie && apart == 1), "{value}: {a} and {b}");
     }
 }
 
 fn check(bits: &[u16]) {
     let raw: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
-    for (codec, run, kind, bytes, sign) in runs(bits.len()) {
-        let values: Vec<f32> = floats(bits).iter().map(|v| v * sign).collect();
-        let theirs = quantised(kind, &values, bytes);
-        let mut ours = Vec::new();
-        let mut encoder = Encoder::new().unwrap();
-        encoder.encode(codec, &run, &raw, &mut ours).unwrap();
-        assert_eq!(ours.len(), theirs.len());
-        let blocks = ours.chunks(bytes).zip(theirs.chunks(bytes));
-        for ((a, b), values) in blocks.zip(values.chunks(BLOCK)) {
-            check_block(a, b, values);
-        }
-        // What we make of ggml's blocks is what ggml makes of them, but for the rounding to f16.
-        let mut back = vec![0; raw.len()];
-        let mut decoder = Decoder::new().unwrap();
-        decoder.decode(codec, &run, &theirs, &mut back).unwrap();
-        let halves: Vec<u16> = back
-            .chunks(2)
-            .map(|b| u16::from_le_bytes([b[0], b[1]]))
-            .collect();
-        let expected = dequantised(kind, &theirs, bits.len());
-        for (found, expected) in floats(&halves).iter().zip(expected) {
-            let expected = (expected * sign).clamp(-65504.0, 65504.0);
-            let rounding = expected.abs() / 2048.0 + 2f32.powi(-25);
-            assert!((found - expected).abs() <= rounding, "{found}, {expected}");
-        }
+    let run = RunSpec {
+        heads: 1,
+        dim: u32::try_from(bits.len()).unwrap(),
+        tokens: 1,
+    };
+    let values = floats(bits);
+    let theirs = quantised(&values);
+    let mut ours = Vec::new();
+    let mut encoder = Encoder::new().unwrap();
+    encoder.encode(Codec::Q8, &run, &raw, &mut ours).unwrap();
+    assert_eq!(ours.len(), theirs.len());
+    let blocks = ours.chunks(BYTES).zip(theirs.chunks(BYTES));
+    for ((a, b), values) in blocks.zip(values.chunks(BLOCK)) {
+        check_block(a, b, values);
+    }
+    // What we make of ggml's blocks is what ggml makes of them, but for the rounding to f16.
+    let mut back = vec![0; raw.len()];
+    let mut decoder = Decoder::new().unwrap();
+    decoder.decode(Codec::Q8, &run, &theirs, &mut back).unwrap();
+    let halves: Vec<u16> = back
+        .chunks(2)
+        .map(|b| u16::from_le_bytes([b[0], b[1]]))
+        .collect();
+    let expected = dequantised(&theirs, bits.len());
+    for (found, expected) in floats(&halves).iter().zip(expected) {
+        let expected = expected.clamp(-65504.0, 65504.0);
+        let rounding = expected.abs() / 2048.0 + 2f32.powi(-25);
+        assert!((found - expected).abs() <= rounding, "{found}, {expected}");
     }
 }
 

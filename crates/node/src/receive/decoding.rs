@@ -12,7 +12,7 @@ use crate::rate::Rate;
 /// What decoding has cost in all handoffs, by codec.
 #[derive(Debug, Default)]
 pub struct Decoding {
-    known: Mutex<[Known; 3]>,
+    known: Mutex<[Known; 2]>,
 }
 
 #[derive(Debug, Default)]
@@ -29,7 +29,6 @@ impl Decoding {
             Codec::Raw => return,
             Codec::Plane => 0,
             Codec::Q8 => 1,
-            Codec::K8v4 => 2,
         };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let known = &mut known[index];
@@ -53,7 +52,7 @@ impl Decoding {
             reason = "a positive rate"
         )]
         let rate = |known: &Known| is_good(known).then(|| known.rate.per_second() as u64);
-        let [plane, q8, k8v4] = known.each_ref().map(rate);
-        DecodeRates { plane, q8, k8v4 }
+        let [plane, q8] = known.each_ref().map(rate);
+        DecodeRates { plane, q8 }
     }
 }

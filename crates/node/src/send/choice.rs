@@ -153,7 +153,6 @@ impl Measured {
             Codec::Raw => return,
             Codec::Plane => &mut self.rates.plane,
             Codec::Q8 => &mut self.rates.q8,
-            Codec::K8v4 => &mut self.rates.k8v4,
         };
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let (raw, wire) = (done.raw_bytes as f64, done.wire_bytes as f64);

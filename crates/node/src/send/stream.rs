@@ -689,7 +689,7 @@ mod tests {
             tokens: prompt,
             kv_end: tokens,
             covers: Covers::All,
-            quality: Quality::K8v4,
+            quality: Quality::Q8,
             mixed_quantisation: false,
         };
         let terms = Terms {

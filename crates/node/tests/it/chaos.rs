@@ -179,8 +179,8 @@ impl Dice {
         match self.below(10) {
             0..=2 => terms.action = ParityAction::Redo,
             3 => {
-                (terms.quality, terms.bound) = (Quality::K8v4, ANY);
-                terms.codec = self.of(&[CodecChoice::Q8, CodecChoice::K8v4]);
+                (terms.quality, terms.bound) = (Quality::Q8, ANY);
+                terms.codec = CodecChoice::Q8;
             }
             _ => {}
         }

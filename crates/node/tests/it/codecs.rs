@@ -71,11 +71,7 @@ async fn lossy_codecs_need_permission_of_the_receiver() {
     let decode = Setup::new(Role::Decode, &config).start().await;
     let mut deal = Deal::new(&prompt(32 * 5 + 5), 32);
     let expected = deal.expected(&config).await;
-    for (choice, quality) in [
-        (CodecChoice::Q8, Quality::Lossless),
-        (CodecChoice::K8v4, Quality::Lossless),
-        (CodecChoice::K8v4, Quality::Q8),
-    ] {
+    for (choice, quality) in [(CodecChoice::Q8, Quality::Lossless)] {
         let what = format!("{choice:?} with {quality}");
         deal.terms.quality = quality;
         let mut told = deal.terms.clone();
@@ -98,13 +94,9 @@ async fn lossy_codecs_are_reported_and_what_does_not_fit_is_forgotten() {
     let prefill = Setup::new(Role::Prefill, &config).start().await;
     let decode = Setup::new(Role::Decode, &config).start().await;
     let mut wires = Vec::new();
-    for (choice, codec) in [
-        (CodecChoice::Raw, Codec::Raw),
-        (CodecChoice::Q8, Codec::Q8),
-        (CodecChoice::K8v4, Codec::K8v4),
-    ] {
+    for (choice, codec) in [(CodecChoice::Raw, Codec::Raw), (CodecChoice::Q8, Codec::Q8)] {
         let mut deal = Deal::new(&prompt(64 * 3 + 5), 64);
-        deal.terms.quality = Quality::K8v4;
+        deal.terms.quality = Quality::Q8;
         deal.terms.codec = choice;
         deal.terms.salt = codec.to_string();
         deal.terms.reuse = Reuse::All;
@@ -122,7 +114,6 @@ async fn lossy_codecs_are_reported_and_what_does_not_fit_is_forgotten() {
         assert_eq!(again.answer.summary.cached_tokens, kept, "{codec}");
     }
     assert!(wires[1] * 18 < wires[0] * 10, "{wires:?}");
-    assert!(wires[2] < wires[1], "{wires:?}");
     decode.clean().await;
     prefill.clean().await;
 }
@@ -165,7 +156,7 @@ fn drained(at: &mut Instant, bytes: u64, rate: f64) -> Drained {
     }
 }
 
-const AUTO: Choice = Choice::Auto(Quality::K8v4);
+const AUTO: Choice = Choice::Auto(Quality::Q8);
 
 #[test]
 fn auto_measures_the_link_and_not_the_engine_behind_it() {
@@ -192,7 +183,7 @@ fn auto_measures_the_link_and_not_the_engine_behind_it() {
         let carried = drained(&mut at, BELIEVED_BYTES / 8, 10e6);
         slow.written(BELIEVED_BYTES / 8, &carried);
         slow.acknowledged(start + Duration::from_millis(20), true);
-        let expected = if part < 8 { Codec::Raw } else { Codec::K8v4 };
+        let expected = if part < 8 { Codec::Raw } else { Codec::Q8 };
         assert_eq!(slow.codec(), expected, "part {part}");
     }
     let Learnt::Rate(rate) = slow.learnt() else {
@@ -218,7 +209,7 @@ fn the_window_is_a_prefill_that_makes_more() {
         ..chunk(0, f64::from(i) * 100.0)
     };
     for in_window in [100, 50, 1, 250] {
-        for (rate, expected) in [(20e6, Codec::Raw), (6e6, Codec::Q8), (3e6, Codec::K8v4)] {
+        for (rate, expected) in [(20e6, Codec::Raw), (6e6, Codec::Q8), (3e6, Codec::Q8)] {
             for has_full in [true, false] {
                 // 1 MB of KV per second or nothing, and 6 MB more where the window has begun.
                 let full = |_| rows(Section::Full, 100, 100_000);
@@ -243,7 +234,7 @@ fn the_window_is_a_prefill_that_makes_more() {
 fn what_is_still_in_buffers_was_not_carried() {
     let mut measured = Measured::new(&AUTO, Memory::of(10e6));
     measured.produced(&chunk(1_000_000, 10.0));
-    assert_eq!(measured.codec(), Codec::K8v4);
+    assert_eq!(measured.codec(), Codec::Q8);
     let start = Instant::now();
     measured.opened(start);
     measured.written(4_000_000, &Drained::default());
@@ -262,13 +253,13 @@ fn what_is_still_in_buffers_was_not_carried() {
 #[test]
 fn what_is_let_through_at_once_is_not_the_rate_of_a_link() {
     for (bytes, codec) in [
-        (BELIEVED_BYTES - 1, Codec::K8v4),
+        (BELIEVED_BYTES - 1, Codec::Q8),
         (BELIEVED_BYTES, Codec::Raw),
     ] {
         let mut measured = Measured::new(&AUTO, Memory::of(10e6));
         // Made a little faster than the link carries it, and carried much faster than that.
         measured.produced(&chunk(1_000_000, 40.0));
-        assert_eq!(measured.codec(), Codec::K8v4);
+        assert_eq!(measured.codec(), Codec::Q8);
         let mut again = Measured::new(&AUTO, Memory::of(10e6));
         let start = Instant::now();
         again.opened(start);
@@ -382,11 +373,7 @@ fn links_on_which_little_is_carried_are_known_after_some_handoffs() {
         assert_eq!(known.little, Waited::default());
         let mut next = Measured::new(&AUTO, known);
         next.produced(&chunk(1_000_000, 10.0));
-        let codec = if rate < 100e6 {
-            Codec::K8v4
-        } else {
-            Codec::Raw
-        };
+        let codec = if rate < 100e6 { Codec::Q8 } else { Codec::Raw };
         assert_eq!(next.codec(), codec);
     }
 }
@@ -444,7 +431,7 @@ fn a_link_that_was_slow_once_is_tried_again() {
     while sent < FREE_BYTES {
         let mut measured = Measured::new(&AUTO, links.recall("a:1"));
         measured.produced(&chunk(1_000_000, 10.0));
-        assert_eq!(measured.codec(), Codec::K8v4, "after {sent}");
+        assert_eq!(measured.codec(), Codec::Q8, "after {sent}");
         let start = Instant::now();
         measured.opened(start);
         measured.written(BYTES, &Drained::default());
@@ -531,7 +518,7 @@ fn what_decoding_has_cost_is_believed_for_a_while() {
     decoding.took(Codec::Q8, BELIEVED_BYTES, half, now);
     decoding.took(Codec::Raw, BELIEVED_BYTES, half, now);
     let rates = decoding.rates(now + DECODE_RATE_AGE);
-    assert_eq!((rates.plane, rates.k8v4), (None, None));
+    assert_eq!(rates.plane, None);
     let expected = BELIEVED_BYTES * 2;
     assert!(
         rates.q8.unwrap().abs_diff(expected) < expected / 100,
@@ -550,15 +537,15 @@ async fn a_node_says_how_fast_it_decodes() {
     let mut deal = Deal::new(&prompt(32 * 5 + 5), 32);
     deal.via = Some(proxy.port);
     deal.terms.reuse = Reuse::Off;
-    deal.terms.quality = Quality::K8v4;
+    deal.terms.quality = Quality::Q8;
     let mut decoded = 0;
     loop {
         deal.terms.codec = CodecChoice::Q8;
         proxy.next(&[]);
         let outcome = deal.run(&prefill, &decode).await;
         let accept: Accept = serde_json::from_slice(&proxy.answer(0, Kind::Accept)).unwrap();
-        let DecodeRates { plane, q8, k8v4 } = accept.decode_rates;
-        assert_eq!((plane, k8v4), (None, None));
+        let DecodeRates { plane, q8 } = accept.decode_rates;
+        assert_eq!(plane, None);
         // What has been measured is what has been decoded.
         assert_eq!(q8.is_some_and(|rate| rate > 0), decoded >= BELIEVED_BYTES);
         if q8.is_some() {
@@ -575,7 +562,7 @@ fn rows_that_are_held_do_not_tell_how_fast_others_are_computed() {
     // Where nothing is computed, any link is too slow to hide.
     let mut seeded = Measured::new(&AUTO, Memory::of(10e6));
     seeded.produced(&chunk(1_000_000, 0.0));
-    assert_eq!(seeded.codec(), Codec::K8v4);
+    assert_eq!(seeded.codec(), Codec::Q8);
     // Then 1 MB of KV per second, which the link carries.
     seeded.produced(&Computed {
         tokens: 2,
@@ -600,14 +587,14 @@ fn a_link_is_remembered_from_one_handoff_to_the_next() {
     let mut second = Measured::new(&AUTO, links.recall("a:1"));
     assert_eq!(second.codec(), Codec::Raw);
     second.produced(&chunk(1_000_000, 10.0));
-    assert_eq!(second.codec(), Codec::K8v4);
+    assert_eq!(second.codec(), Codec::Q8);
     // One that was too short to tell changes nothing.
     links.learn("a:1", &second);
     assert_eq!(rate("a:1"), Some(known));
     // What it measures itself is better than what it was told.
     let mut faster = Measured::new(&AUTO, links.recall("a:1"));
     faster.produced(&chunk(1_000_000, 10.0));
-    assert_eq!(faster.codec(), Codec::K8v4);
+    assert_eq!(faster.codec(), Codec::Q8);
     let start = Instant::now();
     faster.opened(start);
     faster.written(BELIEVED_BYTES, &drained(&mut at, BELIEVED_BYTES, 1e9));

@@ -21,7 +21,7 @@ use super::pages::rig::{PLENTY, full_block, full_only, in_memory};
 use super::raw::Handoff;
 use super::reuse::{CHUNK, SHARED, ending, pair, token_bytes, window_bytes};
 
-const LOSSY: [(Codec, Quality); 2] = [(Codec::Q8, Quality::Q8), (Codec::K8v4, Quality::K8v4)];
+const LOSSY: [(Codec, Quality); 1] = [(Codec::Q8, Quality::Q8)];
 
 /// The fake engine turns the smallest difference into other tokens: a fault that would forget pages.
 const ANY: ParityBound = ParityBound {
@@ -163,7 +163,7 @@ async fn what_does_not_fit_forgets_lossy_pages_only() {
         .await
         .whole(&expected, "exact pages");
     // Two pages are there exactly; the third one comes with loss.
-    let mut lossy = deal(&ending(1, 80), Codec::K8v4, Quality::K8v4);
+    let mut lossy = deal(&ending(1, 80), Codec::Q8, Quality::Q8);
     for (bound, have) in [
         (ANY, SHARED),
         (ANY, SHARED + 64),
@@ -346,7 +346,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
         for (range, codec) in BLOCKS.into_iter().zip(codecs) {
             let block = Arc::new(full_block(&contract, range, 1));
             let before = tail.then(&block, codec);
-            keep_block(&keep(Quality::K8v4), &tokens, &block, codec, before).await;
+            keep_block(&keep(Quality::Q8), &tokens, &block, codec, before).await;
         }
         let worst = [codecs[0].max(codecs[1]), codecs[1].max(codecs[2])];
         for quality in Quality::ALL {
@@ -385,20 +385,20 @@ async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
     for (asked, had) in [Quality::ALL, Quality::ALL]
         .concat()
         .into_iter()
-        .zip([0, 0, 0, 128, 128, 128])
+        .zip([0, 0, 128, 128])
     {
         let store = in_memory(PLENTY);
         let keep = |quality| keep(&store, &contract, batches, quality);
         let block = Arc::new(full_block(&contract, 0..256, 1));
         for codec in Codec::ALL {
-            let keep = keep(Quality::K8v4);
+            let keep = keep(Quality::Q8);
             keep_block(&keep, &tokens, &block, codec, Tail::default()).await;
         }
-        // Four exact pages and as many in each lossy codec.
-        assert_eq!(store.stats().pages, 12);
+        // Four exact pages and as many lossy ones.
+        assert_eq!(store.stats().pages, 8);
         let forgotten = keep(asked).forget(&tokens, had);
-        assert_eq!(forgotten, u64::from(12 - had / 64));
-        let left = keep(Quality::K8v4).pin(&tokens);
+        assert_eq!(forgotten, u64::from(8 - had / 64));
+        let left = keep(Quality::Q8).pin(&tokens);
         let left = left.map_or_else(Held::default, |pinned| pinned.held());
         assert_eq!(left.tokens, had, "{asked}");
         assert_eq!(store.stats().pages, u64::from(had / 64));
