@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use tandem_identity::{PeerId, Security};
 use tandem_kv::adaptive::Quality;
-use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_STREAMS};
+use tandem_kv::limits::MAX_CHUNK_TOKENS;
 use tandem_kv::receipt::ParityBound;
 use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
@@ -100,8 +100,6 @@ pub struct HandoffConfig {
     pub quality: Quality,
     /// The codec: `auto` (within the quality), `raw`, `plane` or `q8`.
     pub codec: CodecChoice,
-    /// Connections per handoff; 0 has the node find out how many are good.
-    pub streams: u32,
     /// Whether prompts that begin alike share KV.
     pub reuse: bool,
     /// Whose answers are kept for the next turn, unless a request says that there will be none: those of all
@@ -121,7 +119,6 @@ impl Default for HandoffConfig {
         Self {
             quality: Quality::default(),
             codec: CodecChoice::default(),
-            streams: 0,
             reuse: true,
             keep: KeepAnswers::default(),
             parity_kl: bound.kl,
@@ -157,12 +154,6 @@ impl HandoffConfig {
                 self.quality
             );
             return fault("codec", problem);
-        }
-        if self.streams > MAX_STREAMS {
-            return fault(
-                "streams",
-                format!("is {}, allowed 0..={MAX_STREAMS}", self.streams),
-            );
         }
         for (key, value) in [
             ("parity_kl", self.parity_kl),
@@ -209,7 +200,6 @@ impl HandoffConfig {
         HandoffTerms {
             quality: self.quality,
             codec: self.codec,
-            streams: self.streams,
             salt: salt.to_owned(),
             reuse: self.reuse_of(prompt),
             keep: may_keep && self.keeps(prompt),

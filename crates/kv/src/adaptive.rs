@@ -81,9 +81,9 @@ impl FromStr for Quality {
 pub struct CodecRate {
     /// Raw bytes per payload byte.
     pub ratio: f64,
-    /// Raw bytes per second that one worker of the sender encodes.
+    /// Raw bytes per second that the sender encodes.
     pub encode: f64,
-    /// Raw bytes per second that one worker of the receiver decodes.
+    /// Raw bytes per second that the receiver decodes.
     pub decode: f64,
 }
 
@@ -98,7 +98,7 @@ pub struct CodecRates {
     pub q8: CodecRate,
 }
 
-/// Bytes of rows that one worker of a receiver decodes in a second, as it has measured them; `None`
+/// Bytes of rows that a receiver decodes in a second, as it has measured them; `None`
 /// where it has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -156,10 +156,6 @@ pub struct Conditions {
     pub production: f64,
     /// Payload bytes per second that the link carries, measured where it was the bottleneck.
     pub goodput: f64,
-    /// Workers of the sender that encode.
-    pub encoders: u32,
-    /// Workers of the receiver that decode.
-    pub decoders: u32,
     /// What the codecs do.
     pub rates: CodecRates,
 }
@@ -170,11 +166,7 @@ impl Conditions {
     #[must_use]
     pub fn rate(&self, codec: Codec) -> f64 {
         let rate = self.rates.of(codec);
-        let stages = [
-            f64::from(self.encoders) * rate.encode,
-            self.goodput * rate.ratio,
-            f64::from(self.decoders) * rate.decode,
-        ];
+        let stages = [rate.encode, self.goodput * rate.ratio, rate.decode];
         if stages.iter().any(|s| s.is_nan()) {
             return 0.0;
         }
@@ -189,7 +181,7 @@ impl Conditions {
 
 /// The codec for these conditions.
 ///
-/// With production `P`, goodput `B` and `rate(c) = min(encoders * E, B * ratio, decoders * D)`:
+/// With production `P`, goodput `B` and `rate(c) = min(E, B * ratio, D)`:
 ///
 /// 1. `B >= 1.25 P`: raw;
 /// 2. else the least lossy codec under the ceiling with `rate(c) >= 1.25 P`;

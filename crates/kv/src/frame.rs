@@ -11,7 +11,7 @@ use crate::limits::{MAX_CONTROL_PAYLOAD, MAX_SEGMENT_PAYLOAD, MAX_TOKENS};
 /// First four bytes of every frame: `TNDM`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TNDM");
 /// Version of the wire format.
-pub const WIRE_VERSION: u16 = 8;
+pub const WIRE_VERSION: u16 = 9;
 /// Size of a header in bytes.
 pub const HEADER_BYTES: usize = 64;
 
@@ -37,8 +37,6 @@ pub enum Kind {
     Abort,
     /// Either way: still computing, or still applying (no payload). Bounds silence, not work.
     Beat,
-    /// Sender to receiver, first on a further connection: one more stream of a handoff (JSON).
-    Join,
     /// Sender to receiver, after the commit: what the sender computed for the last token (JSON).
     Receipt,
 }
@@ -54,7 +52,7 @@ impl Kind {
             | Self::Committed
             | Self::Abort
             | Self::Beat => true,
-            Self::Hello | Self::Segment | Self::Commit | Self::Join | Self::Receipt => false,
+            Self::Hello | Self::Segment | Self::Commit | Self::Receipt => false,
         }
     }
 
@@ -71,8 +69,7 @@ impl Kind {
             Self::Committed => 7,
             Self::Abort => 8,
             Self::Beat => 9,
-            Self::Join => 10,
-            Self::Receipt => 11,
+            Self::Receipt => 10,
         }
     }
 
@@ -89,8 +86,7 @@ impl Kind {
             7 => Self::Committed,
             8 => Self::Abort,
             9 => Self::Beat,
-            10 => Self::Join,
-            11 => Self::Receipt,
+            10 => Self::Receipt,
             _ => return None,
         })
     }

@@ -11,7 +11,7 @@
 //! - [`frame`]: the 64-byte header, checksums, and the limits every length is checked against;
 //! - [`message`]: the payloads of the control frames (hello, accept, refuse, commit, ...);
 //! - [`segment`]: blocks cut and encoded for the wire;
-//! - [`permit`]: who may open a connection: tickets, sessions, stream secrets;
+//! - [`permit`]: who may open a connection: tickets and sessions;
 //! - [`sender`] and [`receiver`]: the two ends of a handoff as state machines without I/O;
 //! - [`receipt`]: whether both ends compute the same from the same KV.
 //!

@@ -42,8 +42,6 @@ pub const MAX_CREDIT_BYTES: u64 = 1 << 30;
 pub const AHEAD_BYTES: u64 = 32 << 20;
 /// Blocks that may be sent and not yet acknowledged, whatever their size.
 pub const MAX_BLOCKS_IN_FLIGHT: usize = 256;
-/// Connections of one handoff.
-pub const MAX_STREAMS: u32 = 8;
 /// Sessions with which one handoff may go on: the one that the sender has named, and those of answers
 /// that it may not have heard.
 pub const MAX_SESSIONS: usize = 3;

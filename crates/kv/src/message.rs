@@ -3,12 +3,11 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::adaptive::DecodeRates;
-use crate::contract::{Contract, Difference, Section};
+use crate::contract::{Contract, Difference};
 use crate::frame::{Header, Kind, encode_frame};
-use crate::plane::PerSection;
 use crate::text::{shorten, text_of_a_peer};
 
-/// Sender to receiver, first frame of the main connection of a handoff.
+/// Sender to receiver, first frame of a connection.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
@@ -42,31 +41,12 @@ impl std::fmt::Debug for Hello {
     }
 }
 
-/// Sender to receiver, first frame of each further connection of a handoff. The receiver answers with a beat
-/// on that connection, or closes it.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Join {
-    /// The stream secret of the accept, hex.
-    pub stream: String,
-}
-
-impl std::fmt::Debug for Join {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Join").finish_non_exhaustive()
-    }
-}
-
 /// Receiver to sender: the handoff may start, or go on.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Accept {
     /// What a hello on a new connection names as its ticket, should this one break, hex.
     pub session: String,
-    /// What a join names, hex.
-    pub stream: String,
-    /// Connections of this handoff, the main one included.
-    pub streams: u32,
     /// Bytes of blocks that may be sent without being acknowledged. One block may exceed it alone.
     pub credit_bytes: u64,
     /// Full-attention KV of tokens `[0, have_tokens)` is there already and must not be sent.
@@ -83,7 +63,6 @@ pub struct Accept {
 impl std::fmt::Debug for Accept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Accept")
-            .field("streams", &self.streams)
             .field("credit_bytes", &self.credit_bytes)
             .field("have_tokens", &self.have_tokens)
             .field("have_window", &self.have_window)
@@ -101,7 +80,7 @@ pub enum RefusalCode {
     Ticket,
     /// The sender prefilled other tokens.
     Tokens,
-    /// The first frame was not a readable hello or join.
+    /// The first frame was not a readable hello.
     Hello,
     /// The receiver has no memory for a further handoff now.
     Busy,
@@ -128,7 +107,7 @@ pub struct Commit {
     pub segments: u32,
     /// Bytes of their rows, before encoding.
     pub raw_bytes: u64,
-    /// Digest of the [`Manifest`] over all blocks sent since the last accept, hex.
+    /// Digest of the [`Manifest`], hex.
     pub manifest: String,
 }
 
@@ -208,27 +187,27 @@ pub fn abort_frame(handoff: u64, sequence: u32, reason: &str) -> Vec<u8> {
     })
 }
 
-/// Digest over the segments of one block, in their order.
+/// Digest over the headers of all segments since the last accept, in the order of the connection; kept by both
+/// ends and compared at commit. A header covers its payload by a checksum.
 #[derive(Debug, Clone)]
-pub struct BlockDigest {
+pub struct Manifest {
     hasher: blake3::Hasher,
     segments: u32,
     raw_bytes: u64,
 }
 
-impl Default for BlockDigest {
+impl Default for Manifest {
     fn default() -> Self {
         Self {
-            hasher: blake3::Hasher::new_derive_key("tandem block v2"),
+            hasher: blake3::Hasher::new_derive_key("tandem manifest v4"),
             segments: 0,
             raw_bytes: 0,
         }
     }
 }
 
-impl BlockDigest {
-    /// Adds a segment. The header covers the payload by its checksum; its place in the stream is
-    /// left out, because blocks may travel on any stream.
+impl Manifest {
+    /// Adds the next segment. Its number is left out: it says no more than the order, and counts beats.
     pub fn add(&mut self, header: &Header) {
         let header = Header {
             sequence: 0,
@@ -239,54 +218,13 @@ impl BlockDigest {
         self.raw_bytes += u64::from(header.raw_len);
     }
 
-    /// Bytes of the rows so far, before encoding.
-    #[must_use]
-    pub const fn raw_bytes(&self) -> u64 {
-        self.raw_bytes
-    }
-}
-
-/// Digest over all blocks since the last accept, those of each section in the order of tokens; kept by
-/// both ends and compared at commit.
-#[derive(Debug, Clone)]
-pub struct Manifest {
-    blocks: PerSection<blake3::Hasher>,
-    segments: u32,
-    raw_bytes: u64,
-}
-
-impl Default for Manifest {
-    fn default() -> Self {
-        let of_blocks = || blake3::Hasher::new_derive_key("tandem section v3");
-        Self {
-            blocks: PerSection {
-                full: of_blocks(),
-                window: of_blocks(),
-            },
-            segments: 0,
-            raw_bytes: 0,
-        }
-    }
-}
-
-impl Manifest {
-    /// Adds the next block of a section.
-    pub fn add(&mut self, section: Section, block: &BlockDigest) {
-        self.blocks[section].update(block.hasher.finalize().as_bytes());
-        self.segments = self.segments.saturating_add(block.segments);
-        self.raw_bytes += block.raw_bytes;
-    }
-
     /// The commit message for what has been added so far.
     #[must_use]
     pub fn commit(&self) -> Commit {
-        let mut all = blake3::Hasher::new_derive_key("tandem manifest v3");
-        all.update(self.blocks.full.finalize().as_bytes());
-        all.update(self.blocks.window.finalize().as_bytes());
         Commit {
             segments: self.segments,
             raw_bytes: self.raw_bytes,
-            manifest: all.finalize().to_hex().to_string(),
+            manifest: self.hasher.finalize().to_hex().to_string(),
         }
     }
 }

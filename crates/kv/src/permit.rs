@@ -1,4 +1,4 @@
-//! Who may open a connection of a handoff: tickets for the first one, sessions and stream secrets for
+//! Who may open a connection of a handoff: tickets for the first one, sessions for
 //! those after it. No I/O: secrets and the time come from the caller, who counts it from any moment.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -89,7 +89,7 @@ impl<P: PartialEq, T> Tickets<P, T> {
 }
 
 /// The secrets of one handoff that is going on: sessions, each good for a new connection in the place
-/// of one that broke, and the secret with which further streams join.
+/// of one that broke.
 ///
 /// An accept carries new ones, and may be lost on its way. So the session that the sender has named
 /// stays good until the sender shows that it has the new one.
@@ -97,7 +97,6 @@ impl<P: PartialEq, T> Tickets<P, T> {
 pub struct Sessions {
     /// The session of the last accept, behind those that the sender may have in its place.
     sessions: VecDeque<String>,
-    stream: Option<String>,
 }
 
 impl std::fmt::Debug for Sessions {
@@ -107,9 +106,9 @@ impl std::fmt::Debug for Sessions {
 }
 
 impl Sessions {
-    /// The secrets of the next accept. `said` is the session that the sender has just named, `None` at
+    /// The session of the next accept. `said` is the session that the sender has just named, `None` at
     /// the first accept. Gives the secrets that are worthless now.
-    pub fn renew(&mut self, said: Option<&str>, session: String, stream: String) -> Vec<String> {
+    pub fn renew(&mut self, said: Option<&str>, session: String) -> Vec<String> {
         let known = self.sessions.iter().position(|s| Some(s.as_str()) == said);
         let mut old: Vec<String> = self.sessions.drain(..known.unwrap_or(0)).collect();
         while self.sessions.len() >= MAX_SESSIONS {
@@ -117,7 +116,6 @@ impl Sessions {
             old.extend(self.sessions.remove(1));
         }
         self.sessions.push_back(session);
-        old.extend(self.stream.replace(stream));
         old
     }
 
@@ -133,15 +131,8 @@ impl Sessions {
         self.sessions.iter().any(|s| s == named)
     }
 
-    /// True if a further stream may name this.
-    #[must_use]
-    pub fn is_stream(&self, named: &str) -> bool {
-        self.stream.as_deref() == Some(named)
-    }
-
     /// Everything that is good now.
     pub fn all(&self) -> impl Iterator<Item = &str> {
-        let secrets = self.sessions.iter().chain(&self.stream);
-        secrets.map(String::as_str)
+        self.sessions.iter().map(String::as_str)
     }
 }

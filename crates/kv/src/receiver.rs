@@ -1,10 +1,10 @@
-//! The receiving end of a handoff: what may arrive when, over one or several streams. No I/O.
+//! The receiving end of a handoff: what may arrive when. No I/O.
 //!
 //! [`Receiver`] is the handoff: coverage, credit, order of applying, commit. Each connection has an
 //! [`Inbound`], which checks the order of its frames and assembles its blocks, whose segments may be mixed; raw
 //! rows are read straight into the block ([`Inbound::rows`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,11 +15,8 @@ use crate::contract::{Contract, Section};
 use crate::frame::{FrameError, Header, Kind, encode_frame};
 use crate::limits::{
     CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS,
-    MAX_STREAMS,
 };
-use crate::message::{
-    Accept, BlockDigest, Commit, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
-};
+use crate::message::{Accept, Commit, Hello, MessageError, Refuse, abort_frame, control_frame};
 use crate::plane::{KvBlock, PerSection};
 use crate::receipt::{InvalidReceipt, Receipt};
 
@@ -86,10 +83,6 @@ impl ReceiverError {
 pub struct Terms {
     /// Secret for a new connection after this one.
     pub session: String,
-    /// Secret for further streams.
-    pub stream: String,
-    /// Streams that may be used.
-    pub streams: u32,
     /// Bytes of blocks that may be on their way or wait to be applied.
     pub credit_bytes: u64,
     /// Id of the last complete page of the tokens that are held, hex.
@@ -122,14 +115,6 @@ pub enum Step {
     Receipt(Receipt),
 }
 
-/// A block that is being assembled or waits for its turn.
-#[derive(Debug)]
-struct Known {
-    end: u32,
-    bytes: u64,
-    done: Option<(Arrived, BlockDigest)>,
-}
-
 /// The receiving end of one handoff.
 #[derive(Debug)]
 pub struct Receiver {
@@ -140,12 +125,8 @@ pub struct Receiver {
     credit_bytes: u64,
     /// Number of the next frame of ours.
     sequence_out: u32,
-    /// Counts accepts: a stream of an earlier one is refused, not obeyed.
+    /// Counts accepts: a connection of an earlier one is refused, not obeyed.
     generation: u32,
-    /// Connections so far, and how many there may be. A further one may announce itself later than
-    /// the first blocks on the main one, so the order of blocks follows from the latter.
-    streams: u32,
-    max_streams: u32,
     /// End of what has come whole and in order: full blocks were given out for applying, those of the
     /// window joined.
     next: PerSection<u32>,
@@ -155,12 +136,13 @@ pub struct Receiver {
     window: Option<Arrived>,
     /// Blocks of it that have not been acknowledged.
     kept: VecDeque<Range<u32>>,
-    known: BTreeMap<(u8, u32), Known>,
-    known_bytes: u64,
+    /// Blocks that are being assembled.
+    open: usize,
+    /// Bytes of those, and of those that wait or were given out and not applied, beside the window.
+    staged_bytes: u64,
     ready: VecDeque<Arrived>,
     /// Given out and not yet applied; no bytes for the window, whose blocks have been acknowledged.
     unapplied: VecDeque<(Section, Range<u32>, u64)>,
-    commit: Option<Commit>,
     all_sent: bool,
     receipt: bool,
     confirmed: bool,
@@ -168,7 +150,6 @@ pub struct Receiver {
     over: Option<String>,
     /// Why what came is not to be believed.
     discredited: Option<String>,
-    manifest: Manifest,
     raw_bytes: u64,
     wire_bytes: u64,
     /// Buffers of applied blocks, for the next ones.
@@ -203,8 +184,6 @@ impl Receiver {
             credit_bytes: 0,
             sequence_out: 0,
             generation: 0,
-            streams: 1,
-            max_streams: 1,
             next: PerSection {
                 full: have.min(kv_end),
                 window: contract.section_start(Section::Window, kv_end),
@@ -212,17 +191,15 @@ impl Receiver {
             opened_to: PerSection::default(),
             window: None,
             kept: VecDeque::new(),
-            known: BTreeMap::new(),
-            known_bytes: 0,
+            open: 0,
+            staged_bytes: 0,
             ready: VecDeque::new(),
             unapplied: VecDeque::new(),
-            commit: None,
             all_sent: false,
             receipt: false,
             confirmed: false,
             over: None,
             discredited: None,
-            manifest: Manifest::default(),
             raw_bytes: 0,
             wire_bytes: 0,
             spare: Vec::new(),
@@ -233,7 +210,7 @@ impl Receiver {
     }
 
     /// The accept frame for a new connection. Everything that was given out must have been applied;
-    /// what was incomplete or out of order counts as not sent.
+    /// what was incomplete counts as not sent.
     ///
     /// # Errors
     /// [`ReceiverError::Over`] after a rule was broken or the sender aborted.
@@ -241,24 +218,18 @@ impl Receiver {
         if self.over.is_some() || !self.unapplied.is_empty() || !self.ready.is_empty() {
             return Err(ReceiverError::Over);
         }
-        self.known.clear();
-        self.known_bytes = 0;
+        self.open = 0;
+        self.staged_bytes = 0;
         self.opened_to = self.next;
         self.kept.clear();
-        self.commit = None;
         self.all_sent = false;
         self.receipt = false;
         self.confirmed = false;
-        self.manifest = Manifest::default();
         self.sequence_out = 1;
         self.generation += 1;
-        self.streams = 1;
-        self.max_streams = terms.streams.clamp(1, MAX_STREAMS);
         self.credit_bytes = terms.credit_bytes;
         let accept = Accept {
             session: terms.session.clone(),
-            stream: terms.stream.clone(),
-            streams: self.max_streams,
             credit_bytes: terms.credit_bytes,
             have_tokens: self.next.full,
             have_page: terms.have_page.clone(),
@@ -320,7 +291,7 @@ impl Receiver {
     #[must_use]
     pub fn applied(&mut self) -> Option<Vec<u8>> {
         let (section, tokens, bytes) = self.unapplied.pop_front()?;
-        self.known_bytes = self.known_bytes.saturating_sub(bytes);
+        self.staged_bytes = self.staged_bytes.saturating_sub(bytes);
         (section == Section::Full).then(|| self.ack(section, &tokens))
     }
 
@@ -352,7 +323,7 @@ impl Receiver {
     /// Drops the oldest buffers beyond what [stays](Self::recycle): whoever gave the credit has set as much memory aside, and
     /// no more.
     fn bound_spare(&mut self) {
-        let left = self.credit_bytes.saturating_sub(self.known_bytes);
+        let left = self.credit_bytes.saturating_sub(self.staged_bytes);
         let mut room = left.min(CREDIT_BYTES);
         let mut has_room = |buffer: &&Vec<u8>| {
             let left = room.checked_sub(buffer.capacity() as u64);
@@ -429,7 +400,7 @@ impl Receiver {
     /// window.
     #[must_use]
     pub const fn staged_bytes(&self) -> u64 {
-        self.known_bytes
+        self.staged_bytes
     }
 
     /// Bytes of rows received so far, decoded.
@@ -444,36 +415,10 @@ impl Receiver {
         self.wire_bytes
     }
 
-    /// A further connection of this handoff.
-    ///
-    /// # Errors
-    /// If it may not have another one.
-    pub fn join(&mut self, limit: u32) -> Result<Inbound, ReceiverError> {
-        if self.over.is_some() || self.all_sent {
-            return Err(ReceiverError::Over);
-        }
-        let limit = limit.min(self.max_streams);
-        if self.streams >= limit {
-            return Err(wrong(
-                "stream",
-                self.streams + 1,
-                format!("at most {limit}"),
-            ));
-        }
-        self.streams += 1;
-        Ok(Inbound::new(self.streams - 1, self.generation))
-    }
-
-    /// What answers the join of a further connection: blocks may come on it.
+    /// The connection, after its hello.
     #[must_use]
-    pub fn joined(&self) -> Vec<u8> {
-        encode_frame(Header::control(Kind::Beat, self.handoff, 0), &[])
-    }
-
-    /// The main connection, after its hello.
-    #[must_use]
-    pub const fn main(&self) -> Inbound {
-        Inbound::new(0, self.generation)
+    pub fn inbound(&self) -> Inbound {
+        Inbound::new(self.generation)
     }
 
     /// Why nothing that came is to be believed; `None` as long as it is.
@@ -484,13 +429,13 @@ impl Receiver {
 
     /// One receipt may follow the commit.
     const fn awaits_receipt(&self) -> bool {
-        (self.all_sent || self.commit.is_some()) && !self.receipt
+        self.all_sent && !self.receipt
     }
 
     /// A block may start: it lies where it should, and there is credit for it.
     fn may_open(&self, section: Section, header: &Header) -> Result<u64, ReceiverError> {
         let waiting = self.ready.len() + self.unapplied.len() + self.kept.len();
-        if self.known.len() + waiting >= MAX_BLOCKS_IN_FLIGHT {
+        if self.open + waiting >= MAX_BLOCKS_IN_FLIGHT {
             let limit = format!("at most {MAX_BLOCKS_IN_FLIGHT} unacknowledged blocks");
             return Err(wrong("block_start", "a block without credit", limit));
         }
@@ -501,31 +446,20 @@ impl Receiver {
             let expected = format!("at most {MAX_BLOCK_BYTES} bytes");
             return Err(wrong("block_end", format!("{bytes} bytes"), expected));
         }
-        if self.known_bytes > 0 && self.known_bytes.saturating_add(bytes) > self.credit_bytes {
+        if self.staged_bytes > 0 && self.staged_bytes.saturating_add(bytes) > self.credit_bytes {
             let expected = format!("at most {} bytes on their way", self.credit_bytes);
             return Err(wrong("block_start", "a block without credit", expected));
         }
         Ok(bytes)
     }
 
-    /// A block lies where something of its section is missing.
+    /// A block begins where the last one of its section ends.
     fn may_cover(&self, section: Section, start: u32, end: u32) -> Result<(), ReceiverError> {
         if !self.contract.has_section(section) {
             let expected = "a section that the model has layers of";
             return Err(wrong("section", section.wire(), expected));
         }
-        if self.max_streams == 1 {
-            field("block_start", start, self.opened_to[section])?;
-        }
-        let wire = section.wire();
-        let before = (wire, 0)..(wire, end);
-        let last = self.known.range(before).next_back();
-        let overlaps = last.is_some_and(|(_, known)| known.end > start);
-        let next = self.next[section];
-        if start < next || overlaps {
-            let expected = format!("no token before {next} and none twice");
-            return Err(wrong("block_start", start, expected));
-        }
+        field("block_start", start, self.opened_to[section])?;
         let last = self.kv_end.min(start.saturating_add(MAX_CHUNK_TOKENS));
         if end <= start || end > last {
             let allowed = format!("{}..={last}", start.saturating_add(1));
@@ -534,54 +468,30 @@ impl Receiver {
         Ok(())
     }
 
-    fn open(&mut self, section: Section, header: &Header, bytes: u64) {
-        let opened_to = &mut self.opened_to[section];
-        *opened_to = header.block_end.max(*opened_to);
-        self.known_bytes += bytes;
-        let known = Known {
-            end: header.block_end,
-            bytes,
-            done: None,
-        };
-        self.known
-            .insert((section.wire(), header.block_start), known);
+    fn open(&mut self, section: Section, end: u32, bytes: u64) {
+        self.opened_to[section] = end;
+        self.staged_bytes += bytes;
+        self.open += 1;
     }
 
-    /// A block is whole: it and those that waited for it are given out in order, or joined.
-    fn whole(&mut self, arrived: Arrived, digest: BlockDigest) -> Result<Step, ReceiverError> {
+    /// A block is whole: it is given out, or joined. Those of a section become whole in order.
+    fn whole(&mut self, arrived: Arrived) -> Result<Step, ReceiverError> {
         let section = arrived.block.section;
-        let key = (section.wire(), arrived.block.tokens.start);
-        let Some(known) = self.known.get_mut(&key) else {
-            return Err(ReceiverError::Over);
-        };
-        debug_assert_eq!(known.bytes, arrived.block.bytes());
-        known.done = Some((arrived, digest));
-        let before = self.next;
-        while let Some((arrived, digest)) = self.next_in_order(section) {
-            self.next[section] = arrived.block.tokens.end;
-            self.manifest.add(section, &digest);
-            match section {
-                Section::Full => self.ready.push_back(arrived),
-                Section::Window => self.keep_window(arrived),
-            }
+        let (start, next) = (arrived.block.tokens.start, self.next[section]);
+        if start != next {
+            let expected = format!("the rest of the block at {next} before that of a later one");
+            return Err(wrong("block_start", start, expected));
+        }
+        self.open = self.open.saturating_sub(1);
+        self.next[section] = arrived.block.tokens.end;
+        match section {
+            Section::Full => self.ready.push_back(arrived),
+            Section::Window => self.keep_window(arrived),
         }
         if self.has_all_rows() {
             self.ready.extend(self.window.take());
         }
-        let step = if self.next == before {
-            Step::Wait
-        } else {
-            Step::Block
-        };
-        self.try_commit()?;
-        Ok(step)
-    }
-
-    /// The whole block that is next in its section.
-    fn next_in_order(&mut self, section: Section) -> Option<(Arrived, BlockDigest)> {
-        let key = (section.wire(), self.next[section]);
-        self.known.get(&key)?.done.as_ref()?;
-        self.known.remove(&key)?.done
+        Ok(Step::Block)
     }
 
     /// Rows of the window wait for the rest of it outside of the credit. A block is small enough to be copied
@@ -603,40 +513,24 @@ impl Receiver {
         if codec.wire() > window.codec.wire() {
             window.codec = codec;
         }
-        self.known_bytes = self.known_bytes.saturating_sub(block.bytes());
+        self.staged_bytes = self.staged_bytes.saturating_sub(block.bytes());
         self.kept.push_back(block.tokens.clone());
         self.recycle(block);
     }
 
-    fn commit(&mut self, theirs: Commit) -> Result<Step, ReceiverError> {
-        self.commit = Some(theirs);
-        // With one stream everything has come before the commit.
-        if self.max_streams == 1 {
-            if !self.is_complete(Section::Full) {
-                field("commit.tokens", self.next.full, self.kv_end)?;
-            }
-            if !self.is_complete(Section::Window) {
-                field("commit.window", self.next.window, self.kv_end)?;
-            }
+    /// Compares the commit, before which everything that it covers has come.
+    fn commit(&mut self, theirs: &Commit, ours: &Commit) -> Result<Step, ReceiverError> {
+        if !self.is_complete(Section::Full) {
+            field("commit.tokens", self.next.full, self.kv_end)?;
         }
-        self.try_commit()?;
-        Ok(Step::Commit)
-    }
-
-    /// Compares the commit once everything that it covers has come.
-    fn try_commit(&mut self) -> Result<(), ReceiverError> {
-        if !self.has_all_rows() || !self.known.is_empty() {
-            return Ok(());
+        if !self.is_complete(Section::Window) {
+            field("commit.window", self.next.window, self.kv_end)?;
         }
-        let Some(theirs) = self.commit.take() else {
-            return Ok(());
-        };
-        let ours = self.manifest.commit();
         field("commit.segments", theirs.segments, ours.segments)?;
         field("commit.raw_bytes", theirs.raw_bytes, ours.raw_bytes)?;
         field("commit.manifest", &theirs.manifest, &ours.manifest)?;
         self.all_sent = true;
-        Ok(())
+        Ok(Step::Commit)
     }
 
     fn buffer(&mut self, bytes: usize) -> Vec<u8> {

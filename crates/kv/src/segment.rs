@@ -12,7 +12,6 @@ use crate::limits::{
     GROWING_SEGMENTS, LARGEST_SEGMENT, MAX_CHUNK_TOKENS, SMALLEST_SEGMENT, TARGET_BLOCK_BYTES,
     TARGET_SEGMENT_BYTES,
 };
-use crate::message::BlockDigest;
 use crate::page::PAGE_TOKENS;
 use crate::plane::{InvalidBlock, Plane, Rows, row_range};
 
@@ -94,7 +93,6 @@ pub struct Cutter {
     section: Section,
     tokens: Range<u32>,
     cuts: Peekable<std::vec::IntoIter<Cut>>,
-    digest: BlockDigest,
 }
 
 impl Cutter {
@@ -133,7 +131,6 @@ impl Cutter {
             section,
             tokens,
             cuts: cuts.peekable(),
-            digest: BlockDigest::default(),
         }
     }
 
@@ -183,7 +180,6 @@ impl Cutter {
                 (header.with_parts(slices), Payload::Rows(shared.collect()))
             }
         };
-        self.digest.add(&header);
         Ok(Some(Segment { header, payload }))
     }
 
@@ -249,12 +245,6 @@ impl Cutter {
             }
         }
         Ok(out)
-    }
-
-    /// The digest of the block, once all segments are cut.
-    #[must_use]
-    pub fn finish(self) -> BlockDigest {
-        self.digest
     }
 }
 

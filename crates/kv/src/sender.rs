@@ -1,13 +1,11 @@
-//! The sending end of a handoff: what may be sent when, over one or several streams. No I/O.
+//! The sending end of a handoff: what may be sent when. No I/O.
 //!
 //! The pump that drives it keeps each block until it is acknowledged, so that it can be sent again
 //! over a new connection.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-
-use serde::Serialize;
 
 use crate::adaptive::DecodeRates;
 use crate::contract::{Contract, InvalidContract, Section};
@@ -15,16 +13,16 @@ use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
 use crate::limits::{
     AHEAD_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
-    MAX_CREDIT_BYTES, MAX_STREAMS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
+    MAX_CREDIT_BYTES, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
 };
 use crate::message::{
-    Abort, Accept, BlockDigest, Hello, Join, Manifest, MessageError, Refuse, abort_frame,
-    control_frame, control_payload, parse,
+    Abort, Accept, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
+    control_payload, parse,
 };
 use crate::page::{PAGE_TOKENS, PageId};
 use crate::plane::{InvalidBlock, KvBlock, PerSection};
 use crate::receipt::Receipt;
-use crate::segment::{CutError, Cutter, block_tokens, window_bytes};
+use crate::segment::{CutError, Cutter, window_bytes};
 
 /// Why a handoff failed at the sending end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -134,7 +132,6 @@ pub struct Sender {
     offer: Offer,
     digest: String,
     state: SenderState,
-    streams: u32,
     sequence_in: u32,
     accept: Accept,
     /// First token that has not been sent.
@@ -142,10 +139,8 @@ pub struct Sender {
     /// End of the tokens that were acknowledged: they are not kept and cannot be sent again.
     acked: PerSection<u32>,
     unacked: VecDeque<Unacked>,
-    /// Digests of blocks that are not in the manifest yet, by their place in the order.
-    digests: BTreeMap<u64, (Section, Option<BlockDigest>)>,
-    opened: u64,
-    manifest: Manifest,
+    /// Blocks that have been opened and not closed.
+    open: usize,
     raw_bytes: u64,
 }
 
@@ -183,12 +178,9 @@ impl Sender {
             offer,
             digest: digest.to_string(),
             state: SenderState::AwaitAccept,
-            streams: 1,
             sequence_in: 0,
             accept: Accept {
                 session: String::new(),
-                stream: String::new(),
-                streams: 1,
                 credit_bytes: 0,
                 have_tokens: 0,
                 have_page: None,
@@ -198,9 +190,7 @@ impl Sender {
             next: start,
             acked: start,
             unacked: VecDeque::new(),
-            digests: BTreeMap::new(),
-            opened: 0,
-            manifest: Manifest::default(),
+            open: 0,
             raw_bytes: 0,
         };
         let ticket = sender.offer.ticket.clone();
@@ -234,12 +224,9 @@ impl Sender {
         }
         let hello = self.hello(self.accept.session.clone())?;
         self.state = SenderState::AwaitAccept;
-        self.streams = 1;
         self.sequence_in = 0;
         self.unacked.clear();
-        // Places go on: a block of the old connection that is closed late finds no entry.
-        self.digests.clear();
-        self.manifest = Manifest::default();
+        self.open = 0;
         Ok(hello)
     }
 
@@ -374,15 +361,8 @@ impl Sender {
         if accept.credit_bytes == 0 {
             return Err(unexpected(header, "`credit_bytes` is zero"));
         }
-        let allowed = 1..=MAX_STRING;
-        if !allowed.contains(&accept.session.len()) || !allowed.contains(&accept.stream.len()) {
-            return Err(unexpected(
-                header,
-                "`session` or `stream` is empty or too long",
-            ));
-        }
-        if !(1..=MAX_STREAMS).contains(&accept.streams) {
-            return Err(unexpected(header, "`streams` is out of bounds"));
+        if !(1..=MAX_STRING).contains(&accept.session.len()) {
+            return Err(unexpected(header, "`session` is empty or too long"));
         }
         if accept.have_tokens > kv_end {
             return Err(unexpected(header, "`have_tokens` lies beyond the handoff"));
@@ -452,76 +432,28 @@ impl Sender {
         }
     }
 
-    /// How many blocks are left to send.
-    #[must_use]
-    pub fn blocks_to_send(&self) -> u32 {
-        let contract = &self.offer.contract;
-        let missing = Section::ALL.into_iter().filter(|s| !self.is_sent(*s));
-        let blocks = missing.map(|section| {
-            let tokens = self.offer.kv_end.saturating_sub(self.next[section]);
-            tokens.div_ceil(block_tokens(contract, section))
-        });
-        blocks.sum()
-    }
-
-    /// The frame with which a further connection joins, and that connection's [`Outbound`].
-    ///
-    /// # Errors
-    /// [`SenderError::NotAllowed`] if the receiver takes no further stream.
-    pub fn join(&mut self) -> Result<(Outbound, Vec<u8>), SenderError> {
-        if self.state != SenderState::Streaming || self.streams >= self.accept.streams {
-            return not_allowed(format!(
-                "stream {} of {} in state {:?}",
-                self.streams + 1,
-                self.accept.streams,
-                self.state
-            ));
-        }
-        let join = Join {
-            stream: self.accept.stream.clone(),
-        };
-        let frame = control_frame(Kind::Join, self.offer.handoff, 0, &join)?;
-        self.streams += 1;
-        Ok((self.outbound(), frame))
-    }
-
-    /// Looks at the first frame that came back on a further connection: a beat says that blocks may
-    /// travel on it.
-    ///
-    /// # Errors
-    /// Anything else; the connection is of no use.
-    pub fn joined(&self, header: &Header) -> Result<(), SenderError> {
-        match header.kind {
-            Kind::Beat if header.handoff == self.offer.handoff && header.sequence == 0 => {
-                Ok(header.check_payload(&[])?)
-            }
-            _ => Err(unexpected(header, "the answer to a join is a beat")),
-        }
-    }
-
     /// The numbering of a connection whose first frame has been written.
     #[must_use]
-    pub const fn outbound(&self) -> Outbound {
+    pub fn outbound(&self) -> Outbound {
         Outbound {
             handoff: self.offer.handoff,
             sequence: 1,
+            manifest: Manifest::default(),
         }
     }
 
-    /// Opens a block: its place in the order, and what cuts and encodes it. All its segments go over
-    /// one stream. Blocks of a section must be contiguous.
+    /// Opens a block, and gives what cuts and encodes it. Blocks of a section must be contiguous.
     ///
     /// # Errors
     /// If [`Self::may_send`] is false, or if the block does not fit the contract, exceeds a limit
     /// or does not continue where the last one ended. Nothing is changed then.
-    pub fn open(&mut self, block: &KvBlock) -> Result<(u64, Cutter), SenderError> {
+    pub fn open(&mut self, block: &KvBlock) -> Result<Cutter, SenderError> {
         block.validate(&self.offer.contract)?;
         let (section, tokens) = (block.section, block.tokens.clone());
         let bytes = block.bytes();
-        let place = self.admit(section, &tokens, bytes, self.may_send(bytes))?;
+        self.admit(section, &tokens, bytes, self.may_send(bytes))?;
         let contract = Arc::clone(&self.offer.contract);
-        let cutter = Cutter::new(contract, self.offer.handoff, section, tokens);
-        Ok((place, cutter))
+        Ok(Cutter::new(contract, self.offer.handoff, section, tokens))
     }
 
     /// Opens a block whose rows are still to be computed, like [`Self::open`]; what cuts it takes its planes
@@ -534,22 +466,22 @@ impl Sender {
         &mut self,
         section: Section,
         tokens: Range<u32>,
-    ) -> Result<(u64, Cutter), SenderError> {
+    ) -> Result<Cutter, SenderError> {
         let contract = Arc::clone(&self.offer.contract);
         let bytes = contract.block_bytes(section, &tokens);
-        let place = self.admit(section, &tokens, bytes, self.may_grow(bytes))?;
-        let cutter = Cutter::growing(contract, self.offer.handoff, section, tokens, bytes);
-        Ok((place, cutter))
+        self.admit(section, &tokens, bytes, self.may_grow(bytes))?;
+        let handoff = self.offer.handoff;
+        Ok(Cutter::growing(contract, handoff, section, tokens, bytes))
     }
 
-    /// A block may be opened now, and is; gives its place.
+    /// A block may be opened now, and is.
     fn admit(
         &mut self,
         section: Section,
         tokens: &Range<u32>,
         bytes: u64,
         has_room: bool,
-    ) -> Result<u64, SenderError> {
+    ) -> Result<(), SenderError> {
         if !has_room {
             let (state, unacked) = (self.state, self.unacked.len());
             return not_allowed(format!(
@@ -563,10 +495,8 @@ impl Sender {
             tokens: tokens.clone(),
             bytes,
         });
-        let place = self.opened;
-        self.opened += 1;
-        self.digests.insert(place, (section, None));
-        Ok(place)
+        self.open += 1;
+        Ok(())
     }
 
     fn check_range(
@@ -599,21 +529,13 @@ impl Sender {
         Ok(())
     }
 
-    /// All segments of the block at this place have been written.
-    pub fn close(&mut self, place: u64, digest: BlockDigest) {
-        self.raw_bytes += digest.raw_bytes();
-        if let Some((_, slot)) = self.digests.get_mut(&place) {
-            *slot = Some(digest);
-        }
-        while let Some(entry) = self.digests.first_entry()
-            && let (section, Some(digest)) = entry.get()
-        {
-            self.manifest.add(*section, digest);
-            entry.remove();
-        }
+    /// All segments of a block of so many bytes have been written.
+    pub const fn close(&mut self, raw_bytes: u64) {
+        self.raw_bytes += raw_bytes;
+        self.open = self.open.saturating_sub(1);
     }
 
-    /// The commit, once all blocks are sent; it goes over the main connection.
+    /// The commit, once all blocks are sent.
     ///
     /// # Errors
     /// [`SenderError::Gap`] if tokens of a section are missing; [`SenderError::NotAllowed`] before the
@@ -630,15 +552,14 @@ impl Sender {
                 });
             }
         }
-        if !self.digests.is_empty() {
+        if self.open > 0 {
             return not_allowed("a commit with a block that is still being written".into());
         }
-        let commit = Outgoing::of(Kind::Commit, &self.manifest.commit())?;
         self.state = SenderState::Committing;
-        Ok(commit)
+        Ok(Outgoing(Content::Commit))
     }
 
-    /// What was computed for the last token, after the commit; it goes over the main connection.
+    /// What was computed for the last token, after the commit.
     ///
     /// # Errors
     /// [`SenderError::NotAllowed`] before the commit.
@@ -646,7 +567,8 @@ impl Sender {
         if !matches!(self.state, SenderState::Committing | SenderState::Committed) {
             return not_allowed(format!("a receipt in state {:?}", self.state));
         }
-        Outgoing::of(Kind::Receipt, receipt)
+        let payload = control_payload(Kind::Receipt, receipt)?;
+        Ok(Outgoing(Content::Receipt(payload)))
     }
 
     /// An abort frame with a reason. The handoff is over.
@@ -660,43 +582,46 @@ impl Sender {
 
 /// A control frame that has no number yet.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Outgoing {
-    kind: Kind,
-    payload: Vec<u8>,
+pub struct Outgoing(Content);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Content {
+    Beat,
+    /// Of what its connection has carried by then.
+    Commit,
+    Receipt(Vec<u8>),
 }
 
 impl std::fmt::Debug for Outgoing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Outgoing({:?}, {} bytes)", self.kind, self.payload.len())
+        f.write_str(match self.0 {
+            Content::Beat => "Outgoing(Beat)",
+            Content::Commit => "Outgoing(Commit)",
+            Content::Receipt(_) => "Outgoing(Receipt)",
+        })
     }
 }
 
 impl Outgoing {
-    fn of<T: Serialize>(kind: Kind, message: &T) -> Result<Self, SenderError> {
-        let payload = control_payload(kind, message)?;
-        Ok(Self { kind, payload })
-    }
-
-    /// A sign of life; each connection needs its own.
+    /// A sign of life.
     #[must_use]
     pub const fn beat() -> Self {
-        Self {
-            kind: Kind::Beat,
-            payload: Vec::new(),
-        }
+        Self(Content::Beat)
     }
 }
 
-/// Numbers the frames of one connection, in the order in which they are written.
+/// Numbers the frames of one connection, in the order in which they are written, and keeps its manifest.
 #[derive(Debug)]
 pub struct Outbound {
     handoff: u64,
     sequence: u32,
+    manifest: Manifest,
 }
 
 impl Outbound {
     /// The header bytes of a segment as the next frame.
     pub fn segment(&mut self, header: &Header) -> [u8; HEADER_BYTES] {
+        self.manifest.add(header);
         let header = Header {
             sequence: self.next(),
             ..*header
@@ -706,8 +631,17 @@ impl Outbound {
 
     /// A control frame as the next frame.
     pub fn control(&mut self, message: &Outgoing) -> Vec<u8> {
-        let header = Header::control(message.kind, self.handoff, self.next());
-        encode_frame(header, &message.payload)
+        let (kind, payload) = match &message.0 {
+            Content::Beat => (Kind::Beat, Vec::new()),
+            Content::Commit => {
+                // Its three fields always fit.
+                let commit = control_payload(Kind::Commit, &self.manifest.commit());
+                (Kind::Commit, commit.unwrap_or_default())
+            }
+            Content::Receipt(payload) => (Kind::Receipt, payload.clone()),
+        };
+        let header = Header::control(kind, self.handoff, self.next());
+        encode_frame(header, &payload)
     }
 
     const fn next(&mut self) -> u32 {

@@ -23,6 +23,6 @@ mod it {
     mod receipt;
     mod resume;
     mod round_trip;
+    mod segments;
     mod sender;
-    mod streams;
 }

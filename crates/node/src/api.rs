@@ -6,7 +6,6 @@ mod prefill;
 
 use std::convert::Infallible;
 use std::net::IpAddr;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -36,7 +35,7 @@ use crate::NodeConfig;
 use crate::coming::{Coming, Going};
 use crate::handoffs::Handoffs;
 use crate::job::Command;
-use crate::limits::{DRAIN_LOOK, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS, STREAMS};
+use crate::limits::{DRAIN_LOOK, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS};
 use crate::model::Model;
 use crate::pages::PageStore;
 use crate::receive::{Decoding, Spare};
@@ -109,7 +108,6 @@ impl Node {
             peer,
             security: self.config.security.clone(),
             limits: self.config.limits,
-            streams: NonZeroU32::new(terms.streams.min(STREAMS)),
             choice: match terms.codec.fixed() {
                 Some(codec) => Choice::Fixed(codec),
                 None => Choice::Auto(terms.quality),

@@ -40,7 +40,7 @@ pub struct Keeping {
     pub model: Arc<Model>,
     /// Its pages.
     pub keep: Keep,
-    /// Codec and streams of the way back.
+    /// Codec of the way back.
     pub terms: HandoffTerms,
     /// Of the prompt.
     pub prompt: Vec<Token>,

@@ -1,4 +1,4 @@
-//! The handoffs that this node is receiving, by the secrets that lead to them.
+//! The handoffs that this node is receiving, by the sessions that lead to them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,26 +18,16 @@ pub struct Greeted {
     pub write: WriteHalf,
 }
 
-/// A connection for a handoff that is going on.
-pub enum Arrival {
-    /// In the place of one that broke.
-    Again(Greeted, Box<Hello>),
-    /// One more, and the secret that it named.
-    Further(Greeted, String),
-}
-
-/// What a secret is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
-    /// To go on after a connection broke; used up once the sender has heard the answer.
-    Session,
-    /// To join.
-    Stream,
+/// A connection for a handoff that is going on, in the place of one that broke.
+pub struct Arrival {
+    /// The connection.
+    pub greeted: Greeted,
+    /// What it said.
+    pub hello: Box<Hello>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    purpose: Purpose,
     handoff: u64,
     peer: Option<PeerId>,
     arrivals: mpsc::Sender<Arrival>,
@@ -46,7 +36,7 @@ struct Entry {
 /// The table.
 #[derive(Default)]
 pub struct Handoffs {
-    by_secret: Mutex<HashMap<String, Entry>>,
+    by_session: Mutex<HashMap<String, Entry>>,
 }
 
 impl std::fmt::Debug for Handoffs {
@@ -56,24 +46,22 @@ impl std::fmt::Debug for Handoffs {
 }
 
 impl Handoffs {
-    fn by_secret(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
-        self.by_secret
+    fn by_session(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        self.by_session
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a connection with this secret belongs; `None` if the secret is unknown, used up, for
-    /// something else, or another peer's.
+    /// Where a connection with this session belongs; `None` if it is unknown, used up, or another peer's.
     pub fn find(
         &self,
-        secret: &str,
-        purpose: Purpose,
+        session: &str,
         handoff: u64,
         peer: Option<&PeerId>,
     ) -> Option<mpsc::Sender<Arrival>> {
-        let by_secret = self.by_secret();
-        let entry = by_secret.get(secret)?;
-        if entry.purpose != purpose || entry.handoff != handoff || entry.peer.as_ref() != peer {
+        let by_session = self.by_session();
+        let entry = by_session.get(session)?;
+        if entry.handoff != handoff || entry.peer.as_ref() != peer {
             return None;
         }
         Some(entry.arrivals.clone())
@@ -81,13 +69,13 @@ impl Handoffs {
 }
 
 impl Handoffs {
-    /// How many secrets there are.
+    /// How many sessions there are.
     pub fn count(&self) -> usize {
-        self.by_secret().len()
+        self.by_session().len()
     }
 }
 
-/// The secrets of one handoff, and the table by which they are found; they are worth nothing once this
+/// The sessions of one handoff, and the table by which they are found; they are worth nothing once this
 /// is dropped.
 #[derive(Debug)]
 pub struct Secrets {
@@ -99,7 +87,7 @@ pub struct Secrets {
 }
 
 impl Secrets {
-    /// No secrets yet; connections will come through `arrivals`.
+    /// No session yet; connections will come through `arrivals`.
     #[must_use]
     pub fn new(
         table: Arc<Handoffs>,
@@ -116,25 +104,21 @@ impl Secrets {
         }
     }
 
-    /// New secrets: for a new connection, and for further streams. `said` is the session that the
-    /// sender has just named; see [`Sessions::renew`].
-    pub fn renew(&mut self, said: Option<&str>) -> (String, String) {
-        let (session, stream) = (secret(), secret());
-        let old = self.sessions.renew(said, session.clone(), stream.clone());
-        let mut by_secret = self.table.by_secret();
-        for secret in old {
-            by_secret.remove(&secret);
+    /// A new session. `said` is the one that the sender has just named; see [`Sessions::renew`].
+    pub fn renew(&mut self, said: Option<&str>) -> String {
+        let session = secret();
+        let old = self.sessions.renew(said, session.clone());
+        let mut by_session = self.table.by_session();
+        for session in old {
+            by_session.remove(&session);
         }
-        for (secret, purpose) in [(&session, Purpose::Session), (&stream, Purpose::Stream)] {
-            let entry = Entry {
-                purpose,
-                handoff: self.handoff,
-                peer: self.peer.clone(),
-                arrivals: self.arrivals.clone(),
-            };
-            by_secret.insert(secret.clone(), entry);
-        }
-        (session, stream)
+        let entry = Entry {
+            handoff: self.handoff,
+            peer: self.peer.clone(),
+            arrivals: self.arrivals.clone(),
+        };
+        by_session.insert(session.clone(), entry);
+        session
     }
 
     /// What a connection was found by may be worthless when its turn comes: the handoff has gone on
@@ -144,13 +128,13 @@ impl Secrets {
         &self.sessions
     }
 
-    /// The sender has shown that it has the newest secrets: sessions before it are used up.
+    /// The sender has shown that it has the newest session: those before it are used up.
     pub fn heard(&mut self) {
         let old = self.sessions.heard();
         if !old.is_empty() {
-            let mut by_secret = self.table.by_secret();
+            let mut by_session = self.table.by_session();
             for secret in old {
-                by_secret.remove(&secret);
+                by_session.remove(&secret);
             }
         }
     }
@@ -158,9 +142,9 @@ impl Secrets {
 
 impl Drop for Secrets {
     fn drop(&mut self) {
-        let mut by_secret = self.table.by_secret();
+        let mut by_session = self.table.by_session();
         for secret in self.sessions.all() {
-            by_secret.remove(secret);
+            by_session.remove(secret);
         }
     }
 }

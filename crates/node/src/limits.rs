@@ -19,14 +19,6 @@ pub const MAX_HANDOFFS: usize = 64;
 pub const MAX_CONNECTIONS: usize = 1024;
 /// Connections that have not said hello; beyond that the oldest of them is dropped.
 pub const MAX_UNGREETED: usize = 128;
-/// Connections of one handoff that this node takes.
-pub const STREAMS: u32 = 4;
-/// How much more one more connection must carry to be kept.
-pub const STREAMS_GAIN: f64 = 1.25;
-/// Handoffs until another number of connections is tried, after one was found.
-pub const STREAMS_PAUSE: u32 = 64;
-/// Bytes of a handoff that tells what its number of connections carries.
-pub const STREAMS_BELIEVED_BYTES: u64 = 16 << 20;
 /// Permissions to hand an answer back that may be open.
 pub const MAX_RETURNS: usize = 256;
 /// Answers that are handed back at once; beyond that they stay where they are.
@@ -42,12 +34,12 @@ pub const SHARED_WAITS: u32 = 4;
 pub const MAX_CONFIRMED: usize = 256;
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`]: for [`MAX_HANDOFFS`] without windows
 /// and large steps. Large steps leave half of it, answers that are taken back a quarter.
-pub const STAGING_UNITS: usize = 6144;
+pub const STAGING_UNITS: usize = 4608;
 /// The unit in which memory for KV is given out.
 pub const STAGING_UNIT: u64 = 1 << 20;
 /// Blocks of a handoff of which pages are made at the same time where it is received.
 pub const MAX_KEEPERS: usize = 4;
-/// Steps that the connections of a handoff may have taken and its owner not looked at.
+/// Steps that the connection of a handoff may have taken and its owner not looked at.
 pub const MAX_STEPS_WAITING: usize = 16;
 /// New connections of a handoff that may wait for its owner.
 pub const MAX_ARRIVALS: usize = 8;
@@ -61,14 +53,14 @@ pub const MIN_SLICE_BYTES: u64 = 4 << 20;
 pub const MIN_LINK_RATE: u64 = 64 << 10;
 /// Bytes that are read from a connection before they are summed; a plane that is larger is read at once.
 pub const READ_BYTES: usize = 768 << 10;
-/// Blocks that a sender gives to one connection before they are written.
-pub const BLOCKS_PER_STREAM: usize = 2;
+/// Blocks that a sender gives to its writer before they are written.
+pub const BLOCKS_AHEAD: usize = 2;
 /// Bytes that a link has carried while something waited for it, or at once without a pause, or that were decoded, before
 /// their rate is believed.
 pub const BELIEVED_BYTES: u64 = 1 << 20;
 /// Of a link of which nothing is known less is believed, [`ARRIVAL_BYTES`], if it took this long.
 pub const BELIEVED_TIME: Duration = Duration::from_millis(100);
-/// Bytes for each connection that a link has carried while something waited for it, of which then half are forgotten:
+/// Bytes that a link has carried while something waited for it, of which then half are forgotten:
 /// beside them, a block that one connection has not told of yet is little.
 pub const LINK_BYTES: u64 = 4 * tandem_kv::limits::TARGET_BLOCK_BYTES;
 /// Bytes that went through handoffs in which seldom something waited, after which a link is no longer taken for a slow one.
@@ -95,11 +87,11 @@ pub const MAX_RECONNECTS: u32 = 16;
 pub const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// How much the pause grows.
 pub const RECONNECT_GROWTH: u32 = 32;
-/// Frames that the connections of a handoff have brought and its owner has not looked at.
+/// Frames that the connection of a handoff has brought and its owner has not looked at.
 pub const MAX_INCOMING_WAITING: usize = 8;
-/// What writers have done and the owner of the handoff has not looked at.
+/// What the writer has done and the owner of the handoff has not looked at.
 pub const MAX_WRITTEN_WAITING: usize = 64;
-/// Control frames that wait for one writer: a commit, a receipt, beats and a goodbye.
+/// Control frames that wait for the writer: a commit, a receipt, beats and a goodbye.
 pub const MAX_CONTROL_WAITING: usize = 8;
 /// An engine thread without work looks for closed requests this often.
 pub const IDLE_TICK: Duration = Duration::from_millis(100);

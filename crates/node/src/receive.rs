@@ -1,7 +1,7 @@
 //! The receiving end of a handoff on real connections.
 //!
-//! Each handoff has one owner (`pump`), which applies blocks and answers; each of its connections
-//! has a reader (`stream`), which checks and decodes. A connection that breaks leaves the owner
+//! Each handoff has one owner (`pump`), which applies blocks and answers; its connection has a reader
+//! (`stream`), which checks and decodes. A connection that breaks leaves the owner
 //! waiting for another one for a limited time; what was applied stays.
 
 mod decoding;
@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use futures_util::stream::FuturesOrdered;
-use tandem_identity::{Gate, Link, PeerId, WriteHalf};
+use tandem_identity::{Gate, Link, WriteHalf};
 use tandem_kv::Contract;
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
-use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, control_frame, parse};
+use tandem_kv::message::{Hello, RefusalCode, Refuse, control_frame, parse};
 use tandem_kv::receiver::{Expectation, Receiver, credit_for};
 use tandem_kv::segment::{step_bytes, window_bytes};
 use tokio::io::AsyncWriteExt;
@@ -34,12 +34,12 @@ pub use spare::Spare;
 use self::pump::Pump;
 use crate::api::Node;
 use crate::coming::Shared;
-use crate::handoffs::{Arrival, Greeted, Purpose, Secrets};
+use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::Tail;
 use crate::job::{HandedOver, Lost};
 use crate::limits::{
     GOODBYE, Limits, MAX_ARRIVALS, MAX_KEEPERS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT,
-    STAGING_UNITS, STREAMS,
+    STAGING_UNITS,
 };
 use crate::tickets::{Permitted, Until};
 use crate::wire::{read_header, read_payload};
@@ -113,11 +113,6 @@ async fn connection(
         return Err("it gave way to others".into());
     }
     let handoff = header.handoff;
-    let greeted = Greeted { read, write };
-    if header.kind == Kind::Join {
-        return further_connection(node, handoff, peer.as_ref(), greeted, &payload).await;
-    }
-    let Greeted { read, mut write } = greeted;
     let hello: Hello = match parse(Kind::Hello, &payload) {
         Ok(hello) => hello,
         Err(e) => {
@@ -125,13 +120,13 @@ async fn connection(
             return Err(e.to_string());
         }
     };
-    let again = node
-        .handoffs
-        .find(&hello.ticket, Purpose::Session, handoff, peer.as_ref());
+    let again = node.handoffs.find(&hello.ticket, handoff, peer.as_ref());
+    let greeted = Greeted { read, write };
     if let Some(owner) = again {
-        let greeted = Greeted { read, write };
-        return arrive(&owner, Arrival::Again(greeted, Box::new(hello)));
+        let hello = Box::new(hello);
+        return arrive(&owner, Arrival { greeted, hello });
     }
+    let Greeted { read, mut write } = greeted;
     let Some(permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
         let reason = format!("hello field `ticket`: {STRANGER}");
         refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
@@ -149,38 +144,6 @@ async fn connection(
 /// Of a secret that opens nothing.
 const STRANGER: &str = "unknown, used, expired, or another machine's";
 
-/// A connection that joins the others of its handoff.
-async fn further_connection(
-    node: &Node,
-    handoff: u64,
-    peer: Option<&PeerId>,
-    mut greeted: Greeted,
-    payload: &[u8],
-) -> Result<(), String> {
-    let join: Join = match parse(Kind::Join, payload) {
-        Ok(join) => join,
-        Err(e) => {
-            refuse(
-                &mut greeted.write,
-                handoff,
-                RefusalCode::Hello,
-                &e.to_string(),
-            )
-            .await;
-            return Err(e.to_string());
-        }
-    };
-    let owner = node
-        .handoffs
-        .find(&join.stream, Purpose::Stream, handoff, peer);
-    let Some(owner) = owner else {
-        let reason = format!("join field `stream`: {STRANGER}");
-        refuse(&mut greeted.write, handoff, RefusalCode::Ticket, &reason).await;
-        return Err(reason);
-    };
-    arrive(&owner, Arrival::Further(greeted, join.stream))
-}
-
 /// Gives a connection to the owner of its handoff. Whoever opens more than can wait is cut off, and may
 /// come again: a refusal would end the handoff.
 fn arrive(owner: &mpsc::Sender<Arrival>, arrival: Arrival) -> Result<(), String> {
@@ -188,7 +151,7 @@ fn arrive(owner: &mpsc::Sender<Arrival>, arrival: Arrival) -> Result<(), String>
     taken.map_err(|_| "the handoff has more connections than it can look at".into())
 }
 
-/// The first frame of a connection, which must be a hello or a join.
+/// The first frame of a connection, which must be a hello.
 async fn first_frame(
     read: &mut tandem_identity::ReadHalf,
     limits: Limits,
@@ -196,8 +159,8 @@ async fn first_frame(
     let header = read_header(read, None, limits.connect)
         .await
         .map_err(|e| e.to_string())?;
-    if !matches!(header.kind, Kind::Hello | Kind::Join) || header.sequence != 0 {
-        return Err("the first frame must be a hello or a join with sequence 0".into());
+    if header.kind != Kind::Hello || header.sequence != 0 {
+        return Err("the first frame must be a hello with sequence 0".into());
     }
     let payload = read_payload(read, &header, limits.connect)
         .await
@@ -294,12 +257,10 @@ fn credit(
     take(CREDIT_BYTES, if is_back { STAGING_UNITS / 4 } else { 0 })
 }
 
-/// Memory for a handoff, in units of [`STAGING_UNIT`]: blocks that wait, a window, and on each connection
-/// a segment that is being decoded.
+/// Memory for a handoff, in units of [`STAGING_UNIT`]: blocks that wait, a window, and a segment that is being
+/// decoded.
 fn staging_units(contract: &Contract, kv_end: u32, credit: u64) -> u32 {
-    let memory = credit
-        + window_bytes(contract, kv_end)
-        + u64::from(STREAMS) * u64::from(MAX_SEGMENT_PAYLOAD);
+    let memory = credit + window_bytes(contract, kv_end) + u64::from(MAX_SEGMENT_PAYLOAD);
     u32::try_from(memory.div_ceil(STAGING_UNIT)).unwrap_or(u32::MAX)
 }
 
@@ -414,8 +375,8 @@ mod tests {
     use super::*;
 
     const ALL: u64 = STAGING_UNITS as u64 * STAGING_UNIT;
-    /// On each connection, one that is being decoded.
-    const SEGMENTS: u64 = STREAMS as u64 * MAX_SEGMENT_PAYLOAD as u64;
+    /// One that is being decoded.
+    const SEGMENT: u64 = MAX_SEGMENT_PAYLOAD as u64;
 
     /// The credit of a handoff of so many tokens whose sender says so much of its steps, with so much memory left, in
     /// whole units.
@@ -435,7 +396,7 @@ mod tests {
         let (credit_bytes, memory) = credit(&staging, &contract, tokens, &hello, is_back)?;
         let credit_bytes = credit_bytes.next_multiple_of(STAGING_UNIT);
         let taken = memory.num_permits() as u64 * STAGING_UNIT;
-        assert_eq!(taken, credit_bytes + SEGMENTS);
+        assert_eq!(taken, credit_bytes + SEGMENT);
         drop(memory);
         assert_eq!(staging.available_permits(), units);
         Some(credit_bytes)
@@ -448,8 +409,8 @@ mod tests {
         let many = u32::try_from((256 << 20) / token).unwrap();
         let all = token * u64::from(many);
         let large = (all + AHEAD_BYTES).next_multiple_of(STAGING_UNIT);
-        let least = CREDIT_BYTES + SEGMENTS;
-        let half = ALL / 2 + large + SEGMENTS;
+        let least = CREDIT_BYTES + SEGMENT;
+        let half = ALL / 2 + large + SEGMENT;
         for (tokens, said, left, expected) in [
             (many, 0, ALL, Some(CREDIT_BYTES)),
             (many, all, ALL, Some(large)),
@@ -470,7 +431,7 @@ mod tests {
 
     #[test]
     fn answers_that_are_taken_back_leave_memory_for_requests() {
-        let least = ALL / 4 + CREDIT_BYTES + SEGMENTS;
+        let least = ALL / 4 + CREDIT_BYTES + SEGMENT;
         for (left, expected) in [(ALL, true), (least, true), (least - STAGING_UNIT, false)] {
             let found = given(100, u64::MAX, left, true);
             assert_eq!(found, expected.then_some(CREDIT_BYTES), "{left}");

@@ -1,7 +1,7 @@
 //! The sending end of a handoff on real connections.
 //!
 //! Each handoff has one owner (`pump`), which has the state machine and keeps every block until it is
-//! acknowledged, and connections (`connection`), each with a writer of its own (`stream`; `growth`: blocks that are
+//! acknowledged, and a connection (`connection`) with a writer (`stream`; `growth`: blocks that are
 //! written while they are computed). What comes before the receiver has answered waits (`input`). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
 
 mod choice;
@@ -13,7 +13,6 @@ mod pump;
 mod stream;
 
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -29,7 +28,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use choice::{Choice, Measured};
-pub use links::{Carried, Learnt, Links, Memory, Trip, Waited};
+pub use links::{Going, Learnt, Links, Memory, Waited};
 
 use self::input::Inputs;
 use self::pump::{Pump, ReceiptState, TransferClock};
@@ -52,8 +51,6 @@ pub struct Route {
     pub security: Security,
     /// Waits.
     pub limits: Limits,
-    /// Connections that may be used; `None` uses as many as the link has shown to have use for.
-    pub streams: Option<NonZeroU32>,
     /// How rows are encoded.
     pub choice: Choice,
     /// What is known of links.
@@ -273,17 +270,12 @@ pub async fn transmit(
 ) -> Result<Report, NodeError> {
     let (sender, hello) =
         Sender::new(offer).map_err(|e| NodeError::new(ErrorCode::Handoff, e.to_string()))?;
-    let trip = route.links.trip(&route.target);
-    let streams = route.streams.map_or(trip.streams(), NonZeroU32::get);
+    let _going = route.links.begin();
     let mut pump = Pump {
         sender,
-        trip,
-        streams,
-        further_broke: false,
         connection: None,
         pause: RECONNECT_PAUSE,
         had: PerSection::default(),
-        queued_bytes: 0,
         queue: VecDeque::new(),
         chunks: 0,
         begun: None,
@@ -315,7 +307,7 @@ pub async fn transmit(
     if let Err(error) = &result {
         pump.goodbye(error).await;
     }
-    pump.learn(result.is_ok());
+    pump.learn();
     // For this the other end has not waited.
     if let Some(Sending { kept, .. }) = &mut pump.sending {
         kept.rest().await;

@@ -38,6 +38,5 @@ mod it {
     mod security;
     mod sharing;
     mod slices;
-    mod streams;
     mod wire;
 }

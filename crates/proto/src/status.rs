@@ -151,8 +151,7 @@ pub struct HandoffStatus {
     pub receiving: u64,
     /// Handoffs that are being sent, with the blocks that are on their way.
     pub sending: u64,
-    /// Secrets with which further connections of these may be opened, and of those that are complete
-    /// and can be confirmed again.
+    /// Sessions with which these go on over a new connection, and those that are complete are confirmed again.
     pub secrets: u64,
     /// Memory set aside for them, in bytes.
     pub staging_bytes: u64,

@@ -98,8 +98,6 @@ pub struct HandoffTerms {
     pub quality: Quality,
     /// The codec.
     pub codec: CodecChoice,
-    /// Connections that may be used; 0 has the node find out how many are good.
-    pub streams: u32,
     /// Separates tenants: KV is shared only between requests with the same salt.
     pub salt: String,
     /// Which KV of earlier requests may be used.
@@ -124,7 +122,6 @@ impl Default for HandoffTerms {
         Self {
             quality: Quality::default(),
             codec: CodecChoice::default(),
-            streams: 0,
             salt: String::new(),
             reuse: Reuse::default(),
             keep: false,

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use tandem_kv::sender::Offer;
 use tandem_kv::{Contract, KvBlock};
 use tandem_node::Limits;
 use tandem_node::job::Computed;
-use tandem_node::limits::{MAX_CHUNKS_WAITING, STREAMS};
+use tandem_node::limits::MAX_CHUNKS_WAITING;
 use tandem_node::send::{Choice, Input, Report, Route, transmit};
 use tandem_proto::{
     GenerateEvent, GenerateRequest, HandoffTerms, PrefillMode, Prompt, Reuse, Ticket,
@@ -60,9 +59,6 @@ pub struct Arguments {
     /// Only with TLS, or only without: yes or no [default: both].
     #[arg(long, value_name = "WHICH", value_parser = ["yes", "no"])]
     tls: Option<String>,
-    /// Connections of one handoff.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(STREAMS)))]
-    streams: u32,
     /// Leaves it to the system on which cores each process runs [default: each keeps to half of them, as two machines
     /// do not share theirs, where the system can be told so].
     #[arg(long)]
@@ -80,7 +76,6 @@ struct Figures {
     /// Of all planes.
     bytes: u64,
     rounds: u32,
-    streams: u32,
     /// True if each process had cores of its own.
     cores_apart: bool,
     /// A plain TCP copy of the same planes into those of the other process.
@@ -185,7 +180,6 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         machine,
         bytes: bench.bytes,
         rounds: arguments.rounds,
-        streams: arguments.streams,
         cores_apart: bench.cores_apart,
         tcp_gb_s: gb / median(&tcp(|copy| copy.seconds)),
         tcp_thrown_away_gb_s: gb / median(&thrown_away),
@@ -257,7 +251,6 @@ struct Bench {
     receivers: BTreeMap<bool, Receiver>,
     identity: Arc<tandem_identity::Identity>,
     memory: Memory,
-    streams: u32,
     handoffs: u32,
     cores_apart: bool,
 }
@@ -290,7 +283,6 @@ impl Bench {
             receivers,
             identity,
             memory: Memory::start(),
-            streams: arguments.streams,
             handoffs: 0,
             cores_apart,
         })
@@ -366,7 +358,6 @@ impl Bench {
             peer: control.peer.clone(),
             security: control.security.clone(),
             limits: Limits::default(),
-            streams: NonZeroU32::new(self.streams),
             choice: Choice::Fixed(codec),
             links: Arc::default(),
             overlap: true,
@@ -632,13 +623,12 @@ fn shown(figures: &Figures) -> String {
         ]);
     }
     format!(
-        "{}\n{:.1} MB of rows, medians of {} rounds, {} connection(s), {}\n\
+        "{}\n{:.1} MB of rows, medians of {} rounds, {}\n\
          memcpy {:.2} GB/s, plain TCP copy {:.2} GB/s ({:.2} CPU s/GB), \
          thrown away {:.2} GB/s\n{out}",
         figures.machine,
         gigabytes(figures.bytes) * 1e3,
         figures.rounds,
-        figures.streams,
         match figures.cores_apart {
             true => "each process on cores of its own",
             false => "both processes on the same cores",

@@ -15,7 +15,6 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
 use tandem_kv::adaptive::Quality;
-use tandem_node::limits::STREAMS;
 
 use super::CHUNK;
 use super::cores;
@@ -63,9 +62,6 @@ pub struct Arguments {
     /// How often everything is measured; means are shown.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Connections of one handoff; 0 has the node find out how many are good.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=i64::from(STREAMS)))]
-    streams: u32,
     /// The lossiest codec that `auto` may take: lossless or q8.
     #[arg(long, default_value = "q8")]
     quality: Quality,
@@ -89,7 +85,6 @@ impl Arguments {
         Course {
             tokens: self.tokens,
             rounds: self.rounds,
-            streams: self.streams,
             quality: self.quality,
             chunk: self.chunk,
             skip_local: self.skip_local,
@@ -133,7 +128,6 @@ struct Figures {
     chunk: u32,
     tokens: u32,
     rounds: u32,
-    streams: u32,
     quality: Quality,
     links: Vec<OnLink>,
 }
@@ -230,7 +224,6 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         chunk: arguments.chunk,
         tokens: arguments.tokens,
         rounds: arguments.rounds,
-        streams: arguments.streams,
         quality: arguments.quality,
         links: out,
     })
@@ -313,7 +306,7 @@ fn shown(figures: &Figures) -> String {
         (false, _) => "a link inside the process, for KV only",
     };
     format!(
-        "{}\n{}{}, prompts of {} tokens in chunks of {}, threads of each node: {}, means of {} rounds, {link}, connections: {}, quality: {}, {}\n{out}",
+        "{}\n{}{}, prompts of {} tokens in chunks of {}, threads of each node: {}, means of {} rounds, {link}, quality: {}, {}\n{out}",
         figures.machine,
         figures.model,
         figures
@@ -324,10 +317,6 @@ fn shown(figures: &Figures) -> String {
         figures.chunk,
         figures.threads,
         figures.rounds,
-        match figures.streams {
-            0 => "as found out".to_owned(),
-            number => number.to_string(),
-        },
         figures.quality.name(),
         match figures.cores_apart {
             true => "the engine that prefills on cores of its own",

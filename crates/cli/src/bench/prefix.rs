@@ -132,8 +132,6 @@ async fn run(
         codec: codec.into(),
         quality: quality.unwrap_or_default(),
         reuse,
-        // What is compared is not to change on the way.
-        streams: 1,
         ..HandoffTerms::default()
     };
     let mut out = Vec::new();

@@ -77,7 +77,7 @@ fn a_handoff_is_measured_with_every_codec_with_and_without_tls() {
 }
 
 #[test]
-fn a_handoff_over_several_connections_is_measured() {
+fn a_handoff_is_measured_on_shared_cores() {
     let told = bench(&[
         "handoff",
         "--tokens",
@@ -86,11 +86,8 @@ fn a_handoff_over_several_connections_is_measured() {
         "1",
         "--codec",
         "raw",
-        "--streams",
-        "2",
         "--share-cores",
     ]);
-    assert_eq!(told["streams"], 2);
     assert_eq!(told["cores_apart"], false, "{told}");
     assert_eq!(told["cases"].as_array().map(Vec::len), Some(2), "{told}");
 }
@@ -247,13 +244,7 @@ fn overlap(command: &mut Command) -> (Value, String, u32) {
 /// which makes 3 KB for each token. How much sooner the first token comes is for a bench to tell; here, that less is sent. So
 /// little is noticed only where the system tells what it holds back.
 #[cfg(target_os = "linux")]
-fn auto_sends_less_than_raw(
-    tokens: &str,
-    streams: &str,
-    quality: &str,
-    codecs: &[&str],
-    least: f64,
-) {
+fn auto_sends_less_than_raw(tokens: &str, quality: &str, codecs: &[&str], least: f64) {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano-coder.gguf");
     let told = bench(&[
         "overlap",
@@ -262,8 +253,6 @@ fn auto_sends_less_than_raw(
         model,
         "--tokens",
         tokens,
-        "--streams",
-        streams,
         "--quality",
         quality,
         "--rounds",
@@ -294,26 +283,20 @@ fn auto_sends_less_than_raw(
 #[cfg(target_os = "linux")]
 #[test]
 fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw() {
-    auto_sends_less_than_raw("900", "1", "q8", &["q8"], 1.8);
+    auto_sends_less_than_raw("900", "q8", &["q8"], 1.8);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn on_a_link_slower_than_the_prefill_auto_sends_less_than_raw_also_without_loss() {
-    auto_sends_less_than_raw("900", "1", "lossless", &["plane"], 1.1);
+    auto_sends_less_than_raw("900", "lossless", &["plane"], 1.1);
 }
 
 /// No handoff alone carries enough to be believed.
 #[cfg(target_os = "linux")]
 #[test]
 fn little_by_little_a_link_slower_than_the_prefill_is_found_out() {
-    auto_sends_less_than_raw("64", "1", "q8", &["q8"], 1.8);
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn connections_find_out_together_that_their_link_is_slower_than_the_prefill() {
-    auto_sends_less_than_raw("900", "2", "q8", &["q8"], 1.8);
+    auto_sends_less_than_raw("64", "q8", &["q8"], 1.8);
 }
 
 #[test]

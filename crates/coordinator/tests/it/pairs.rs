@@ -380,16 +380,12 @@ async fn the_configuration_rules_the_terms() {
     let mut settings = config(&[&p], &[&d]);
     settings.handoff.quality = Quality::Q8;
     settings.handoff.codec = CodecChoice::Q8;
-    settings.handoff.streams = 3;
     settings.handoff.reuse = false;
     settings.handoff.keep = KeepAnswers::Never;
     settings.handoff.parity = ParityAction::Redo;
     let rig = Rig::start(settings).await;
     let told = terms(&rig, &p, &d, json!({})).await;
-    assert_eq!(
-        (told.quality, told.codec, told.streams),
-        (Quality::Q8, CodecChoice::Q8, 3)
-    );
+    assert_eq!((told.quality, told.codec), (Quality::Q8, CodecChoice::Q8));
     assert_eq!(
         (told.reuse, told.keep, told.action),
         (Reuse::Off, false, ParityAction::Redo)
@@ -398,9 +394,8 @@ async fn the_configuration_rules_the_terms() {
 
 #[test]
 fn terms_that_cannot_be_are_refused_by_key() {
-    let faults: [(&str, Value); 4] = [
+    let faults: [(&str, Value); 3] = [
         ("handoff.codec", json!({"codec": "q8"})),
-        ("handoff.streams", json!({"streams": 9})),
         ("handoff.parity_kl", json!({"parity_kl": -1.0})),
         ("handoff.parity_margin", json!({"parity_margin": -0.5})),
     ];

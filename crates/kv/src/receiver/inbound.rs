@@ -1,4 +1,4 @@
-//! One connection of a handoff at the receiving end: the order of its frames, and the blocks that come over it.
+//! The connection of a handoff at the receiving end: the order of its frames, and the blocks that come over it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use super::{Arrived, Receiver, ReceiverError, Step, field, wrong};
 use crate::codec::{Codec, Decoder, RunSpec};
 use crate::contract::{Contract, Section};
 use crate::frame::{Checksum, Header, Kind};
-use crate::message::{Abort, BlockDigest, parse};
+use crate::message::{Abort, Manifest, parse};
 use crate::plane::{KvBlock, Plane, plane_bytes, row_range};
 use crate::receipt::Receipt;
 use crate::segment::PLANES;
@@ -24,7 +24,6 @@ struct Staged {
     token_at: u32,
     codec: Codec,
     wire_bytes: u64,
-    digest: BlockDigest,
 }
 
 /// The block that a segment belongs to.
@@ -37,13 +36,13 @@ const fn key(header: &Header) -> BlockKey {
 /// One connection of a handoff.
 #[derive(Debug)]
 pub struct Inbound {
-    stream: u32,
     generation: u32,
     sequence: u32,
     /// Its blocks in progress, by section and first token.
     staged: BTreeMap<BlockKey, Staged>,
     /// The segment whose header passed and whose payload has not come.
     pending: Option<Pending>,
+    manifest: Manifest,
 }
 
 #[derive(Debug)]
@@ -59,13 +58,13 @@ struct Pending {
 }
 
 impl Inbound {
-    pub(super) const fn new(stream: u32, generation: u32) -> Self {
+    pub(super) fn new(generation: u32) -> Self {
         Self {
-            stream,
             generation,
             sequence: 1,
             staged: BTreeMap::new(),
             pending: None,
+            manifest: Manifest::default(),
         }
     }
 
@@ -115,22 +114,16 @@ impl Inbound {
         if header.kind != Kind::Abort {
             field("sequence", header.sequence, self.sequence)?;
         }
-        let main = self.stream == 0;
         match header.kind {
-            Kind::Segment if receiver.commit.is_none() && !receiver.all_sent => {
-                self.check_segment(receiver, header)
-            }
-            // The commit may overtake segments of other streams.
-            Kind::Segment if !main && !receiver.all_sent => self.check_segment(receiver, header),
-            Kind::Commit if main && receiver.commit.is_none() && !receiver.all_sent => {
+            Kind::Segment if !receiver.all_sent => self.check_segment(receiver, header),
+            Kind::Commit if !receiver.all_sent => {
                 if let Some(staged) = self.staged.values().next() {
                     return Err(wrong("kind", "Commit", rest_of(staged)));
                 }
                 Ok(())
             }
-            Kind::Receipt if main && receiver.awaits_receipt() => Ok(()),
-            Kind::Beat => Ok(()),
-            Kind::Abort if main => Ok(()),
+            Kind::Receipt if receiver.awaits_receipt() => Ok(()),
+            Kind::Beat | Kind::Abort => Ok(()),
             other => Err(wrong(
                 "kind",
                 format!("{other:?}"),
@@ -171,7 +164,7 @@ impl Inbound {
         let specs = run_specs(&contract, &all[layers.clone()], tokens)?;
         check_lengths(&specs, codec, header)?;
         if let Some(bytes) = bytes {
-            receiver.open(section, header, bytes);
+            receiver.open(section, header.block_end, bytes);
             let staged = receiver.stage(section, header)?;
             self.staged.insert(key(header), staged);
         }
@@ -210,7 +203,7 @@ impl Inbound {
     }
 
     /// Decodes the payload of a segment that passed [`Self::check`] into its block. Needs no
-    /// [`Receiver`], so that other streams do not wait for it.
+    /// [`Receiver`], so that whoever applies blocks does not wait for it.
     ///
     /// # Errors
     /// A damaged payload, or one that the codec did not write.
@@ -235,7 +228,7 @@ impl Inbound {
     /// Takes the segment whose rows have come.
     ///
     /// # Errors
-    /// A commit that does not match; [`ReceiverError::Over`] if the handoff has ended meanwhile.
+    /// A block that is whole before the one before it; [`ReceiverError::Over`] if the handoff has ended meanwhile.
     pub fn complete(&mut self, receiver: &mut Receiver) -> Result<Step, ReceiverError> {
         self.judged(receiver, |own, receiver| {
             let pending = own.pending.take().filter(|p| p.filled);
@@ -264,7 +257,9 @@ impl Inbound {
             own.sequence = own.sequence.wrapping_add(1);
             match header.kind {
                 Kind::Beat => Ok(Step::Wait),
-                Kind::Commit => receiver.commit(parse(Kind::Commit, payload)?),
+                Kind::Commit => {
+                    receiver.commit(&parse(Kind::Commit, payload)?, &own.manifest.commit())
+                }
                 Kind::Receipt => {
                     let receipt: Receipt = parse(Kind::Receipt, payload)?;
                     receipt.check_lengths()?;
@@ -288,7 +283,7 @@ impl Inbound {
         let Some(staged) = self.staged.get_mut(&key(header)) else {
             return Err(ReceiverError::Over);
         };
-        staged.digest.add(header);
+        self.manifest.add(header);
         receiver.raw_bytes += u64::from(header.raw_len);
         let wire_bytes = u64::from(header.payload_len) + crate::frame::HEADER_BYTES as u64;
         receiver.wire_bytes += wire_bytes;
@@ -313,7 +308,7 @@ impl Inbound {
             codec: staged.codec,
             wire_bytes: staged.wire_bytes,
         };
-        receiver.whole(arrived, staged.digest)
+        receiver.whole(arrived)
     }
 }
 
@@ -343,7 +338,6 @@ impl Receiver {
             token_at: header.block_start,
             codec: Codec::Raw,
             wire_bytes: 0,
-            digest: BlockDigest::default(),
         })
     }
 }

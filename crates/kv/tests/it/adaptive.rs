@@ -27,8 +27,6 @@ fn conditions(production: f64, goodput: f64) -> Conditions {
     Conditions {
         production: production * MB,
         goodput: goodput * MB,
-        encoders: 1,
-        decoders: 1,
         rates: rates(),
     }
 }
@@ -84,24 +82,13 @@ fn rates_are_those_of_the_slowest_stage() {
         let found = 492.0 * MB / held.rate(codec);
         assert!((found - seconds).abs() < 0.005, "{codec}: {found}");
     }
-    // The byte planes are bound by their encoder where the link is fast, so two of them help.
+    // The byte planes are bound by their encoder where the link is fast.
     let fast = conditions(HELD, 3000.0);
-    let two = Conditions {
-        encoders: 2,
-        decoders: 2,
-        ..fast
-    };
     assert!((fast.rate(Plane) - 1500.0 * MB).abs() < MB);
-    assert!((two.rate(Plane) - 3000.0 * MB).abs() < MB);
-    let none = Conditions {
-        decoders: 0,
-        ..held
-    };
-    assert!(Codec::ALL.iter().all(|c| none.rate(*c) == 0.0));
     let mut endless = held;
     endless.rates.raw.encode = f64::INFINITY;
     assert!((endless.rate(Raw) - TEN_GIGABIT * MB).abs() < 1.0);
-    endless.encoders = 0;
+    endless.rates.raw.decode = 0.0;
     assert!(endless.rate(Raw) == 0.0);
 }
 
@@ -272,15 +259,11 @@ fn any_conditions() -> impl Strategy<Value = Conditions> {
     };
     let rates = (codec(), codec(), codec());
     let rates = rates.prop_map(|(raw, plane, q8)| CodecRates { raw, plane, q8 });
-    (any_rate(), any_rate(), 0u32..9, 0u32..9, rates).prop_map(
-        |(production, goodput, encoders, decoders, rates)| Conditions {
-            production,
-            goodput,
-            encoders,
-            decoders,
-            rates,
-        },
-    )
+    (any_rate(), any_rate(), rates).prop_map(|(production, goodput, rates)| Conditions {
+        production,
+        goodput,
+        rates,
+    })
 }
 
 proptest! {

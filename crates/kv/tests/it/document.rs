@@ -5,11 +5,11 @@ use tandem_kv::codec::{BLOCK, Codec, RunSpec};
 use tandem_kv::contract::{Difference, LAYOUT_VERSION};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, WIRE_VERSION};
 use tandem_kv::limits;
-use tandem_kv::message::{Abort, Accept, Commit, Hello, Join, RefusalCode, Refuse, parse};
+use tandem_kv::message::{Abort, Accept, Commit, Hello, RefusalCode, Refuse, parse};
 use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::Sender;
 
-use super::driver::{STREAM, mixed, offer, split};
+use super::driver::{mixed, offer, split};
 use super::golden;
 
 fn document() -> String {
@@ -47,8 +47,6 @@ fn golden_bytes_are_in_it() {
         golden::HEADER_HEX,
         golden::SEGMENT_HEX,
         golden::ENCODED_HEX,
-        golden::JOIN_HEX,
-        golden::JOINED_HEX,
         golden::REFUSE_HEX,
         golden::ABORT_HEX,
         golden::TOKEN_DIGEST,
@@ -82,7 +80,6 @@ fn every_limit_has_its_value() {
         ("MAX_CREDIT_BYTES", limits::MAX_CREDIT_BYTES),
         ("AHEAD_BYTES", limits::AHEAD_BYTES),
         ("MAX_BLOCKS_IN_FLIGHT", limits::MAX_BLOCKS_IN_FLIGHT as u64),
-        ("MAX_STREAMS", limits::MAX_STREAMS.into()),
         ("MAX_SESSIONS", limits::MAX_SESSIONS as u64),
         ("MAX_CONTINUATION", limits::MAX_CONTINUATION as u64),
         ("RECEIPT_TOKENS", limits::RECEIPT_TOKENS as u64),
@@ -215,12 +212,11 @@ fn every_key_of_every_message() {
         message: String::new(),
         differences: vec![difference.clone()],
     };
-    let (reason, stream) = (String::new(), STREAM.to_owned());
+    let reason = String::new();
     let back = receipt.hand_back.clone().unwrap();
     let layer = &hello.contract.layers[0];
     for (heading, expected) in [
         ("### hello", vec![keys(&hello)]),
-        ("### join", vec![keys(Join { stream })]),
         ("### accept", vec![keys(&accept), keys(accept.decode_rates)]),
         ("### refuse", vec![keys(refuse), keys(difference)]),
         ("### commit", vec![keys(commit)]),

@@ -1,6 +1,5 @@
 //! A handoff in memory: frames of a sender piped into a receiver and back.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,7 +20,6 @@ pub const HANDOFF: u64 = 0x0123_4567_89AB_CDEF;
 pub const TICKET: &str = "00112233445566778899aabbccddeeff";
 /// Secrets of the accept.
 pub const SESSION: &str = "0102030405060708090a0b0c0d0e0f10";
-pub const STREAM: &str = "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf";
 
 pub fn layer(kind: LayerKind, kv_heads: u32, key_dim: u32, value_dim: u32) -> LayerSpec {
     LayerSpec {
@@ -178,12 +176,10 @@ pub fn expectation(contract: &Contract, kv_end: u32) -> Expectation {
     }
 }
 
-/// One stream, and as much credit as we ever give.
+/// As much credit as we ever give.
 pub fn terms() -> Terms {
     Terms {
         session: SESSION.into(),
-        stream: STREAM.into(),
-        streams: 1,
         credit_bytes: CREDIT_BYTES,
         have_page: None,
         decode_rates: DecodeRates {
@@ -214,7 +210,7 @@ pub fn with_payload(frame: &[u8], payload: &[u8]) -> Vec<u8> {
     encode_frame(split(frame).0, payload)
 }
 
-/// A block as frames of one stream.
+/// A block as frames.
 pub fn send(
     sender: &mut Sender,
     out: &mut Outbound,
@@ -222,12 +218,12 @@ pub fn send(
     codec: Codec,
 ) -> Result<Vec<Vec<u8>>, SenderError> {
     let mut encoder = Encoder::new().unwrap();
-    let (place, mut cutter) = sender.open(block)?;
+    let mut cutter = sender.open(block)?;
     let mut frames = Vec::new();
     while let Some(segment) = cutter.next(&block.planes, codec, &mut encoder)? {
         frames.push(frame(out, &segment));
     }
-    sender.close(place, cutter.finish());
+    sender.close(block.bytes());
     Ok(frames)
 }
 
@@ -237,7 +233,7 @@ pub fn frame(out: &mut Outbound, segment: &Segment) -> Vec<u8> {
     frame
 }
 
-/// Blocks that grow at the same time, a layer of each in turn, as frames of one stream.
+/// Blocks that grow at the same time, a layer of each in turn, as frames.
 pub fn send_mixed(
     sender: &mut Sender,
     out: &mut Outbound,
@@ -247,36 +243,36 @@ pub fn send_mixed(
     let mut encoder = Encoder::new().unwrap();
     let mut growing = Vec::new();
     for block in blocks {
-        let (place, cutter) = sender.open_growing(block.section, block.tokens.clone())?;
-        growing.push((block, place, cutter));
+        let cutter = sender.open_growing(block.section, block.tokens.clone())?;
+        growing.push((block, cutter, false));
     }
     let most = blocks.iter().map(|b| b.planes.len()).max().unwrap_or(0);
-    let (mut frames, mut begun) = (Vec::new(), BTreeSet::new());
+    let mut frames = Vec::new();
     for count in (2..=most).step_by(2) {
         // The blocks of a section begin in their order.
         let mut waits_for_first = Vec::new();
-        for (block, place, cutter) in &mut growing {
+        for (block, cutter, begun) in &mut growing {
             if waits_for_first.contains(&block.section) {
                 continue;
             }
             let planes = &block.planes[..count.min(block.planes.len())];
             while let Some(segment) = cutter.next(planes, codec, &mut encoder)? {
                 frames.push(frame(out, &segment));
-                begun.insert(*place);
+                *begun = true;
             }
-            if !begun.contains(place) {
+            if !*begun {
                 waits_for_first.push(block.section);
             }
         }
     }
-    for (_, place, cutter) in growing {
+    for (block, cutter, _) in growing {
         assert_eq!(cutter.left(), 0);
-        sender.close(place, cutter.finish());
+        sender.close(block.bytes());
     }
     Ok(frames)
 }
 
-/// A receiver with its main connection, or a further one.
+/// A receiver with its connection.
 pub struct Taker {
     pub receiver: Receiver,
     pub inbound: Inbound,
@@ -294,7 +290,7 @@ impl Taker {
         let kv_end = Receiver::check_hello(hello, expected)?;
         let (receiver, frame) = Receiver::accept(expected, kv_end, have, terms).unwrap();
         let taker = Self {
-            inbound: receiver.main(),
+            inbound: receiver.inbound(),
             receiver,
             decoder: Decoder::new().unwrap(),
         };

@@ -13,9 +13,7 @@ use bolero::{TypeGenerator, check};
 use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::{MAX_CHUNK_TOKENS, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES};
-use tandem_kv::message::{
-    Abort, Accept, Commit, Hello, Join, Manifest, MessageError, Refuse, parse,
-};
+use tandem_kv::message::{Abort, Accept, Commit, Hello, Manifest, MessageError, Refuse, parse};
 use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::{Covers, Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::{block_tokens, window_bytes};
@@ -261,18 +259,17 @@ fn read(
     Ok(())
 }
 
-/// Which stream a frame comes over, and what the receiver does before it.
+/// What the receiver does before and after a frame.
 #[derive(Debug, Clone, Copy, TypeGenerator)]
 struct Turn {
-    stream: u8,
-    /// 0: resumes; 1 to 3: a further stream joins; others: nothing.
+    /// 0: resumes; others: nothing.
     event: u8,
     apply: bool,
 }
 
-/// Frames of a handoff spread over several streams in any order, with joins, resumes, and late applying.
+/// Frames of a handoff in any order, with resumes and late applying.
 #[test]
-fn streams() {
+fn resumes() {
     check!()
         .with_type::<(Edits, Vec<Turn>)>()
         .with_test_time(SHORT)
@@ -280,10 +277,7 @@ fn streams() {
             let recording = recorded(edits.seed);
             let (frames, _) = edits.frames(forward);
             let hello: Hello = parse(Kind::Hello, split(&recording.forward[0]).1).unwrap();
-            let terms = Terms {
-                streams: 1 + u32::from(edits.seed % 4),
-                ..recording.terms.clone()
-            };
+            let terms = recording.terms.clone();
             let Some(taker) = start(recording, &hello, &terms) else {
                 panic!("a recorded hello was refused");
             };
@@ -291,7 +285,7 @@ fn streams() {
                 given: Given::new(recording),
                 receiver: taker.receiver,
                 decoder: taker.decoder,
-                inbounds: vec![(taker.inbound, 1)],
+                inbound: (taker.inbound, 1),
                 stale: Vec::new(),
                 terms,
             };
@@ -306,8 +300,8 @@ struct World<'a> {
     given: Given<'a>,
     receiver: Receiver,
     decoder: Decoder,
-    /// Connections, and the number of the next frame of each.
-    inbounds: Vec<(Inbound, u32)>,
+    /// The connection, and the number of its next frame.
+    inbound: (Inbound, u32),
     stale: Vec<Inbound>,
     terms: Terms,
 }
@@ -315,32 +309,21 @@ struct World<'a> {
 impl World<'_> {
     fn turn(&mut self, turn: Option<Turn>, frame: &[u8]) {
         let turn = turn.unwrap_or(Turn {
-            stream: 0,
             event: 9,
             apply: true,
         });
-        match turn.event % 64 {
-            0 => {
-                self.given.take(&mut self.receiver);
-                let over = self.receiver.over().is_some();
-                let resumed = self.receiver.resume(&self.terms);
-                assert_eq!(resumed.is_err(), over);
-                let main = (self.receiver.main(), 1);
-                let old = std::mem::replace(&mut self.inbounds, vec![main]);
-                if resumed.is_ok() {
-                    self.stale
-                        .extend(old.into_iter().map(|(inbound, _)| inbound));
-                }
+        if turn.event.is_multiple_of(64) {
+            self.given.take(&mut self.receiver);
+            let over = self.receiver.over().is_some();
+            let resumed = self.receiver.resume(&self.terms);
+            assert_eq!(resumed.is_err(), over);
+            let new = (self.receiver.inbound(), 1);
+            let (old, _) = std::mem::replace(&mut self.inbound, new);
+            if resumed.is_ok() {
+                self.stale.push(old);
             }
-            1..4 => {
-                if let Ok(inbound) = self.receiver.join(self.terms.streams) {
-                    self.inbounds.push((inbound, 1));
-                    assert!(self.inbounds.len() <= self.terms.streams as usize);
-                }
-            }
-            _ => {}
         }
-        self.frame(usize::from(turn.stream), frame);
+        self.frame(frame);
         let limit = self.terms.credit_bytes;
         let limit = limit.max(largest_block(self.given.recording));
         assert!(self.receiver.staged_bytes() <= limit);
@@ -354,13 +337,12 @@ impl World<'_> {
     }
 
     /// The frame with the number that its connection waits for.
-    fn frame(&mut self, stream: usize, frame: &[u8]) {
+    fn frame(&mut self, frame: &[u8]) {
         let Some((head, payload)) = frame.split_first_chunk::<HEADER_BYTES>() else {
             return;
         };
         let mut head = *head;
-        let which = stream % self.inbounds.len();
-        let (inbound, number) = &mut self.inbounds[which];
+        let (inbound, number) = &mut self.inbound;
         head[16..20].copy_from_slice(&number.to_le_bytes());
         seal(&mut head);
         let Ok(header) = Header::parse(&head) else {
@@ -598,7 +580,6 @@ fn messages() {
             let refuse = br#"{"code":"tokens","message":"a","differences":[{"field":"b","ours":"1","theirs":"2"}]}"#;
             read::<Refuse>(Kind::Refuse, &edits.bytes(refuse));
             read::<Abort>(Kind::Abort, &edits.bytes(br#"{"reason":"x"}"#));
-            read::<Join>(Kind::Join, &edits.bytes(br#"{"stream":"x"}"#));
             // An abort of any content ends a handoff.
             let (header, payload) = control(Kind::Abort, HANDOFF, 1, &edits.bytes(b"{\"reason\":1}"));
             let (mut sender, _) = Sender::new(offer(&mixed(), 5)).unwrap();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tandem_kv::frame::{FrameError, HEADER_BYTES, Header, Kind, MAGIC, WIRE_VERSION};
 use tandem_kv::limits::{MAX_CONTROL_PAYLOAD, MAX_SEGMENT_PAYLOAD, MAX_TOKENS};
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 10] = [
     Kind::Hello,
     Kind::Accept,
     Kind::Refuse,
@@ -14,7 +14,6 @@ const KINDS: [Kind; 11] = [
     Kind::Committed,
     Kind::Abort,
     Kind::Beat,
-    Kind::Join,
     Kind::Receipt,
 ];
 
@@ -34,10 +33,10 @@ fn fixed_fields_are_checked_in_order() {
         (with_bytes(|b| b[4] = 1), FrameError::Version(1)),
         (with_bytes(|b| b[4] = 2), FrameError::Version(2)),
         (with_bytes(|b| b[4] = 3), FrameError::Version(3)),
-        (with_bytes(|b| b[5] = 1), FrameError::Version(264)),
+        (with_bytes(|b| b[5] = 1), FrameError::Version(265)),
         (with_bytes(|b| b[59] = 1), FrameError::Reserved),
         (with_bytes(|b| b[6] = 0), FrameError::Kind(0)),
-        (with_bytes(|b| b[6] = 12), FrameError::Kind(12)),
+        (with_bytes(|b| b[6] = 11), FrameError::Kind(11)),
         (with_bytes(|b| b[6] = 255), FrameError::Kind(255)),
     ];
     for (bytes, expected) in table {
@@ -46,8 +45,8 @@ fn fixed_fields_are_checked_in_order() {
     assert_eq!(&MAGIC.to_le_bytes(), b"TNDM");
     // Another version is named even if its header has another checksum.
     let mut bytes = with_bytes(|_| ());
-    bytes[4] = 9;
-    assert_eq!(Header::parse(&bytes), Err(FrameError::Version(9)));
+    bytes[4] = 10;
+    assert_eq!(Header::parse(&bytes), Err(FrameError::Version(10)));
     let message = FrameError::Version(9).to_string();
     assert!(message.contains(&format!("ours {WIRE_VERSION}, theirs 9")));
     let mut bytes = with_bytes(|_| ());
@@ -154,7 +153,7 @@ fn fields_that_a_kind_does_not_use_are_zero() {
 fn wire_numbers_of_kinds_are_closed() {
     for n in 0..=u8::MAX {
         let kind = Kind::from_wire(n);
-        assert_eq!(kind.map(Kind::wire), (1..=11).contains(&n).then_some(n));
+        assert_eq!(kind.map(Kind::wire), (1..=10).contains(&n).then_some(n));
     }
 }
 

@@ -1,7 +1,7 @@
-//! A handoff over a link in memory: several connections between a driven sender and a driven
+//! A handoff over a link in memory: connections, one after the other, between a driven sender and a driven
 //! receiver. The link delivers bytes when a seed says so, and cuts, half-closes, flips, loses,
 //! repeats, exchanges or delays bytes where a fault says so, or lets a frame overtake another one; both
-//! ends then do what a pump does: they give up the connections and go on over new ones.
+//! ends then do what a pump does: they give up the connection and go on over a new one.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::MAX_SESSIONS;
-use tandem_kv::message::{Hello, Join, RefusalCode, Refuse, control_frame, parse};
+use tandem_kv::message::{Hello, RefusalCode, Refuse, control_frame, parse};
 use tandem_kv::permit::{Sessions, Tickets};
 use tandem_kv::receiver::{Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::Cutter;
@@ -29,14 +29,13 @@ pub struct Case {
     pub blocks: Vec<KvBlock>,
     /// Full rows that the receiver holds before.
     pub have: u32,
-    pub streams: u32,
     pub credit_bytes: u64,
     /// Codecs of the blocks, in turn.
     pub codecs: Vec<Codec>,
     pub faults: Vec<Fault>,
     /// Which end gives up, and when so many things have happened: the sender forward.
     pub cancel: Option<(Way, usize)>,
-    /// Blocks of the first connections are opened before their planes exist, several at a time on each.
+    /// Blocks of the first connection are opened before their planes exist, several at a time.
     pub growing: bool,
     /// Order of everything that has no order of its own.
     pub seed: u64,
@@ -52,7 +51,6 @@ impl std::fmt::Debug for Case {
             .field("kv_end", &self.kv_end)
             .field("blocks", &blocks)
             .field("have", &self.have)
-            .field("streams", &self.streams)
             .field("credit_bytes", &self.credit_bytes)
             .field("codecs", &self.codecs)
             .field("faults", &self.faults)
@@ -101,9 +99,9 @@ pub struct Report {
 
 impl Report {
     /// What this direction of one of the first connections carried.
-    pub fn first(&self, stream: usize, way: Way) -> &Traffic {
+    pub fn first(&self, way: Way) -> &Traffic {
         let mut traffic = self.traffic.iter();
-        let here = |t: &&Traffic| (t.generation, t.stream, t.way) == (0, stream, way);
+        let here = |t: &&Traffic| (t.generation, t.way) == (0, way);
         traffic.find(here).unwrap()
     }
 }
@@ -112,7 +110,6 @@ impl Report {
 #[derive(Debug)]
 pub struct Traffic {
     pub generation: usize,
-    pub stream: usize,
     pub way: Way,
     /// Bytes that arrived.
     pub arrived: usize,
@@ -136,7 +133,6 @@ impl SplitMix {
 
 /// A block that is being written.
 struct Job {
-    place: u64,
     cutter: Cutter,
     block: KvBlock,
     codec: Codec,
@@ -149,12 +145,9 @@ struct Job {
 /// One connection, and what its two ends know of it.
 struct Connection {
     generation: usize,
-    stream: usize,
     forward: Pipe,
     backward: Pipe,
     outbound: Outbound,
-    /// False until the sender has read the answer to its join.
-    joined: bool,
     jobs: Vec<Job>,
     inbound: Option<Inbound>,
     /// A header that was read and checked, whose payload has not arrived.
@@ -186,7 +179,6 @@ pub fn hand_over(case: &Case) -> Report {
         for (way, pipe) in [(Way::Forward, c.forward), (Way::Backward, c.backward)] {
             traffic.push(Traffic {
                 generation: c.generation,
-                stream: c.stream,
                 way,
                 arrived: pipe.arrived.len(),
                 read: pipe.read,
@@ -279,25 +271,22 @@ impl<'a> World<'a> {
             actions: 0,
         };
         let outbound = world.sender.outbound();
-        world.connect(0, outbound, &hello);
+        world.connect(outbound, &hello);
         world
     }
 
-    fn connect(&mut self, stream: usize, outbound: Outbound, first: &[u8]) {
+    fn connect(&mut self, outbound: Outbound, first: &[u8]) {
         let generation = self.generation;
         let pipe = |way| {
             let faults = self.case.faults.iter();
-            let here =
-                faults.filter(|f| (f.generation, f.stream, f.way) == (generation, stream, way));
+            let here = faults.filter(|f| (f.generation, f.way) == (generation, way));
             Pipe::with(here.map(|f| (f.at, f.harm)).collect())
         };
         let mut connection = Connection {
             generation,
-            stream,
             forward: pipe(Way::Forward),
             backward: pipe(Way::Backward),
             outbound,
-            joined: stream == 0,
             jobs: Vec::new(),
             inbound: None,
             forward_header: None,
@@ -381,7 +370,7 @@ impl<'a> World<'a> {
             .filter(|c| c.generation == generation)
         {
             c.jobs.clear();
-            if was_up && c.stream == 0 {
+            if was_up {
                 c.forward.write(&frame);
             }
         }
@@ -399,7 +388,7 @@ impl<'a> World<'a> {
         self.sender_up = true;
         self.receipt_sent = false;
         let outbound = self.sender.outbound();
-        self.connect(0, outbound, &hello);
+        self.connect(outbound, &hello);
         true
     }
 
@@ -488,15 +477,6 @@ impl<'a> World<'a> {
         let Some((payload, _)) = tail.split_at_checked(header.payload_len as usize) else {
             return ended(c.backward.ended);
         };
-        if c.stream > 0 {
-            // The answer to the join, and nothing else.
-            if c.joined || self.sender.joined(&header).is_err() {
-                return Read::Broken;
-            }
-            c.joined = true;
-            c.backward.read += HEADER_BYTES;
-            return Read::Progress;
-        }
         let before = self.sender.acknowledged();
         let result = self.sender.receive(&header, payload);
         c.backward.read += HEADER_BYTES + payload.len();
@@ -514,25 +494,14 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The next block is given to a connection that has none, or to any if blocks grow; or a further connection is made.
+    /// The next block is given to the connection if it has none, or if blocks grow.
     fn sender_opens(&mut self) -> bool {
         if !self.sender_up || self.sender.state() != SenderState::Streaming {
             return false;
         }
-        if self.random.below(4) == 0
-            && let Ok((outbound, join)) = self.sender.join()
-        {
-            let generation = self.generation;
-            let mine = self.connections.iter();
-            let stream = mine.filter(|c| c.generation == generation).count();
-            self.connect(stream, outbound, &join);
-            return true;
-        }
         let generation = self.generation;
         let growing = self.case.growing && generation == 0;
-        let idle = |c: &Connection| {
-            c.generation == generation && c.joined && (growing || c.jobs.is_empty())
-        };
+        let idle = |c: &Connection| c.generation == generation && (growing || c.jobs.is_empty());
         let (Some(block), Some(i)) = (self.next_block(), self.pick(idle)) else {
             return false;
         };
@@ -551,13 +520,12 @@ impl<'a> World<'a> {
         } else {
             (self.sender.open(&block), block.planes.len())
         };
-        let (place, cutter) = opened.unwrap();
+        let cutter = opened.unwrap();
         let acked = self.sender.acknowledged()[section];
         assert!(tokens.start >= acked, "sent again");
         self.opened
             .push((generation, section, tokens.start, tokens.end));
         self.connections[i].jobs.push(Job {
-            place,
             cutter,
             block,
             codec,
@@ -595,13 +563,11 @@ impl<'a> World<'a> {
         } else {
             0
         };
-        let section = c.jobs[at].block.section;
-        let next = |j: &Job| !j.begun && j.block.section == section;
-        // On the only connection blocks of a section begin in order.
-        let at = match c.jobs.iter().position(next) {
-            Some(next) if self.case.streams == 1 && !c.jobs[at].begun => next,
-            _ => at,
-        };
+        // Blocks of a section begin in order, and become whole in order.
+        let (section, begun) = (c.jobs[at].block.section, c.jobs[at].begun);
+        let is_last = c.jobs[at].cutter.left() <= 1;
+        let must_be_first = |j: &Job| j.block.section == section && (is_last || !begun && !j.begun);
+        let at = c.jobs[..at].iter().position(must_be_first).unwrap_or(at);
         let job = &mut c.jobs[at];
         let planes = &job.block.planes[..job.planes];
         let segment = job.cutter.next(planes, job.codec, &mut self.encoder);
@@ -615,13 +581,13 @@ impl<'a> World<'a> {
             None if job.cutter.left() > 0 => job.planes += 1,
             None => {
                 let job = c.jobs.remove(at);
-                self.sender.close(job.place, job.cutter.finish());
+                self.sender.close(job.block.bytes());
             }
         }
         true
     }
 
-    /// Commit, receipt, or now and then a beat on any connection.
+    /// Commit, receipt, or now and then a beat.
     fn sender_controls(&mut self) -> bool {
         let state = self.sender.state();
         let live = matches!(state, SenderState::Streaming | SenderState::Committing);
@@ -629,14 +595,9 @@ impl<'a> World<'a> {
             return false;
         }
         let generation = self.generation;
-        let mut mine = self.connections.iter();
-        // As a pump does, it hears what becomes of its joins first.
-        let joining = mine.any(|c| c.generation == generation && !c.joined);
         let mut message = None;
         if state == SenderState::Streaming {
-            if !joining {
-                message = self.sender.commit().ok();
-            }
+            message = self.sender.commit().ok();
         } else if !self.receipt_sent {
             self.receipt_sent = true;
             message = Some(self.sender.receipt(&receipt()).unwrap());
@@ -645,8 +606,7 @@ impl<'a> World<'a> {
         if beat && self.random.below(8) > 0 {
             return false;
         }
-        let fits = |c: &Connection| c.joined && (beat || c.stream == 0);
-        let Some(i) = self.pick(|c| c.generation == generation && fits(c)) else {
+        let Some(i) = self.pick(|c| c.generation == generation) else {
             return false;
         };
         let c = &mut self.connections[i];
@@ -680,7 +640,7 @@ impl<'a> World<'a> {
             Read::Nothing => false,
             Read::Progress => true,
             Read::Broken => {
-                // It gives up all connections of this generation.
+                // It gives up the connection of this generation.
                 let generation = self.connections[i].generation;
                 let mut happened = false;
                 for c in &mut self.connections {
@@ -717,21 +677,6 @@ impl<'a> World<'a> {
                 let hello: Hello = parse(Kind::Hello, payload).unwrap();
                 self.receiver_hello(i, &hello)
             }
-            Kind::Join => {
-                let join: Join = parse(Kind::Join, payload).unwrap();
-                if !self.sessions.is_stream(&join.stream) {
-                    return Read::Broken;
-                }
-                let Some(receiver) = &mut self.receiver else {
-                    return Read::Broken;
-                };
-                // Nothing follows it before it is answered.
-                assert_eq!(c.forward.frames.len(), 1);
-                let inbound = receiver.join(self.case.streams).unwrap();
-                let answer = receiver.joined();
-                self.heard();
-                (answer, Some(inbound))
-            }
             // The first frame was lost.
             _ => return Read::Broken,
         };
@@ -762,20 +707,15 @@ impl<'a> World<'a> {
         }
         let kv_end = Receiver::check_hello(hello, &self.expected).unwrap();
         let case = self.case;
-        let (session, stream) = (
-            format!("session {generation}"),
-            format!("stream {generation}"),
-        );
+        let session = format!("session {generation}");
         let said = said.then_some(hello.ticket.as_str());
-        for old in self.sessions.renew(said, session.clone(), stream.clone()) {
-            assert!(!self.sessions.is_session(&old) && !self.sessions.is_stream(&old));
+        for old in self.sessions.renew(said, session.clone()) {
+            assert!(!self.sessions.is_session(&old));
         }
         assert!(said.is_none_or(|said| self.sessions.is_session(said)));
-        assert!(self.sessions.all().count() <= MAX_SESSIONS + 1);
+        assert!(self.sessions.all().count() <= MAX_SESSIONS);
         let terms = |have| Terms {
             session: session.clone(),
-            stream: stream.clone(),
-            streams: case.streams,
             credit_bytes: case.credit_bytes,
             have_page: have_page(&case.contract, case.kv_end, have),
             decode_rates: DecodeRates::default(),
@@ -783,9 +723,9 @@ impl<'a> World<'a> {
         if let Some(expected) = first {
             let (receiver, accept) =
                 Receiver::accept(&expected, kv_end, case.have, &terms(case.have)).unwrap();
-            let main = receiver.main();
+            let inbound = receiver.inbound();
             self.receiver = Some(receiver);
-            return (accept, Some(main));
+            return (accept, Some(inbound));
         }
         let mut receiver = self.receiver.take().unwrap();
         // Everything whole is applied first; the acknowledgements are lost.
@@ -799,7 +739,7 @@ impl<'a> World<'a> {
         let have = receiver.next();
         self.resumed.push(have);
         let accept = receiver.resume(&terms(have.full)).unwrap();
-        let main = receiver.main();
+        let main = receiver.inbound();
         self.receiver = Some(receiver);
         self.feed_stale(generation);
         (accept, Some(main))
@@ -874,7 +814,7 @@ impl<'a> World<'a> {
         for old in self.sessions.heard() {
             assert!(!self.sessions.is_session(&old));
         }
-        assert_eq!(self.sessions.all().count(), 2);
+        assert_eq!(self.sessions.all().count(), 1);
     }
 
     fn receiver_gives_out(&mut self) -> bool {
@@ -928,9 +868,9 @@ impl<'a> World<'a> {
     /// Writes a frame to the connection over which the receiver was last greeted.
     fn say(&mut self, frame: impl FnOnce(&mut Receiver) -> Option<Vec<u8>>) {
         let frame = self.receiver.as_mut().and_then(frame);
-        let main = |c: &&mut Connection| c.stream == 0 && c.inbound.is_some();
-        if let (Some(frame), Some(main)) = (frame, self.connections.iter_mut().rfind(main)) {
-            main.backward.write(&frame);
+        let last = self.connections.iter_mut().rfind(|c| c.inbound.is_some());
+        if let Some((frame, last)) = frame.zip(last) {
+            last.backward.write(&frame);
         }
     }
 }

@@ -35,7 +35,7 @@ fn debug_formats_tell_no_secret() {
     let mut tickets = Tickets::default();
     tickets.issue("5ec3e7".into(), 1, (), Duration::MAX, ());
     let mut sessions = Sessions::default();
-    sessions.renew(None, "5ec3e7".into(), "5ec3e7".into());
+    sessions.renew(None, "5ec3e7".into());
     let told = format!("{tickets:?} {sessions:?}");
     assert_eq!(told, "Tickets(1) Sessions(1)");
 }
@@ -97,18 +97,16 @@ proptest! {
         let mut has: Option<String> = None;
         let mut used: Vec<String> = Vec::new();
         for (i, (lost, frames)) in connections.into_iter().enumerate() {
-            let (session, stream) = (format!("session {i}"), format!("stream {i}"));
+            let session = format!("session {i}");
             let before: Vec<String> = sessions.all().map(str::to_owned).collect();
-            let old = sessions.renew(has.as_deref(), session.clone(), stream.clone());
+            let old = sessions.renew(has.as_deref(), session.clone());
             prop_assert!(old.iter().all(|o| before.contains(o)));
             for secret in &before {
-                let good = sessions.is_session(secret) || sessions.is_stream(secret);
-                prop_assert_eq!(good, !old.contains(secret));
+                prop_assert_eq!(sessions.is_session(secret), !old.contains(secret));
             }
             prop_assert!(has.as_deref().is_none_or(|has| sessions.is_session(has)));
-            prop_assert!(sessions.is_session(&session) && sessions.is_stream(&stream));
-            prop_assert!(!sessions.is_stream(&session) && !sessions.is_session(&stream));
-            prop_assert!(sessions.all().count() <= MAX_SESSIONS + 1);
+            prop_assert!(sessions.is_session(&session));
+            prop_assert!(sessions.all().count() <= MAX_SESSIONS);
             if lost {
                 continue;
             }
@@ -116,7 +114,7 @@ proptest! {
             if frames > 0 {
                 used.extend(sessions.heard());
                 // Nothing of the past is good any more.
-                prop_assert_eq!(sessions.all().collect::<Vec<_>>(), [&session, &stream]);
+                prop_assert_eq!(sessions.all().collect::<Vec<_>>(), [&session]);
             }
             for past in used.iter().filter(|_| frames > 0) {
                 prop_assert!(!sessions.is_session(past));

@@ -33,12 +33,11 @@ pub enum Harm {
     Delay,
 }
 
-/// A fault of the link, when byte `at` of one direction of one connection arrives.
+/// A fault of the link, when byte `at` of one direction of a connection arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     /// How often both ends have connected before.
     pub generation: usize,
-    pub stream: usize,
     pub way: Way,
     pub at: usize,
     pub harm: Harm,

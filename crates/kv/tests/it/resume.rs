@@ -22,17 +22,16 @@ use super::link::{Case, End, Report, Traffic, hand_over};
 use super::pipe::{Fault, Harm, Way};
 
 /// KV of five tokens of `mixed()`, in two blocks of each section.
-fn small(streams: u32) -> Case {
-    case(&mixed(), 5, &[2, 3], streams)
+fn small() -> Case {
+    case(&mixed(), 5, &[2, 3])
 }
 
-fn case(contract: &Contract, kv_end: u32, chunks: &[u32], streams: u32) -> Case {
+fn case(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Case {
     let blocks = blocks(contract, kv_end, chunks);
     Case {
         contract: contract.clone(),
         kv_end,
         have: 0,
-        streams,
         credit_bytes: credit_of(&blocks, 3),
         codecs: vec![Codec::Raw, Codec::Plane],
         faults: Vec::new(),
@@ -100,30 +99,22 @@ fn committed(case: &Case) -> Report {
 
 #[test]
 fn without_faults() {
-    for streams in 1..=4 {
-        for seed in 0..50 {
-            let report = committed(&Case {
-                seed,
-                ..small(streams)
-            });
-            assert_eq!(report.opened.len(), 4);
-        }
+    for seed in 0..50 {
+        let report = committed(&Case { seed, ..small() });
+        assert_eq!(report.opened.len(), 4);
     }
 }
 
-/// A small handoff with these harms, one at a time, at every byte of every connection.
+/// A small handoff with these harms, one at a time, at every byte of the connection.
 fn at_every_byte(harms: impl Fn(usize) -> Vec<Harm>, mut judge: impl FnMut(&Fault, Report)) {
-    let whole = [(1, 3), (1, 4), (2, 5), (3, 6)].map(|case| (case, false));
-    let growing = [(1, 3), (2, 5)].map(|case| (case, true));
-    for ((streams, seed), growing) in whole.into_iter().chain(growing) {
+    for (seed, growing) in [(3, false), (4, false), (5, false), (3, true), (5, true)] {
         let sound = Case {
             seed,
             growing,
-            ..small(streams)
+            ..small()
         };
         let first = committed(&sound);
-        let both_ways = 2 * streams as usize;
-        assert_eq!(first.traffic.len(), both_ways, "seed {seed} uses all");
+        assert_eq!(first.traffic.len(), 2);
         for traffic in &first.traffic {
             assert!(traffic.arrived > 0);
             for at in 0..traffic.arrived {
@@ -142,7 +133,6 @@ fn at_every_byte(harms: impl Fn(usize) -> Vec<Harm>, mut judge: impl FnMut(&Faul
 fn fault(traffic: &Traffic, at: usize, harm: Harm) -> Fault {
     Fault {
         generation: traffic.generation,
-        stream: traffic.stream,
         way: traffic.way,
         at,
         harm,
@@ -158,8 +148,8 @@ fn with_fault(sound: &Case, fault: Fault) -> Case {
 
 /// True if a byte of the hello or of the first accept is harmed: without those nothing starts.
 fn before_the_start(fault: &Fault, report: &Report) -> bool {
-    let first = &report.first(0, fault.way).frames[0].1;
-    fault.stream == 0 && fault.at < first.end
+    let first = &report.first(fault.way).frames[0].1;
+    fault.at < first.end
 }
 
 /// Every byte of every connection of a small handoff: all that one direction or both bring ends
@@ -222,7 +212,7 @@ fn judge_frame(case: &Case, frame: &Range<usize>, count: &mut [u32; 4]) {
     let report = hand_over(case);
     check(case, &report);
     let fault = &case.faults[0];
-    let traffic = report.first(fault.stream, fault.way);
+    let traffic = report.first(fault.way);
     // Where the first wrong number would be read.
     let twice = matches!(fault.harm, Harm::Repeat(_));
     let wrong = if twice { frame.end } else { frame.start };
@@ -234,7 +224,7 @@ fn judge_frame(case: &Case, frame: &Range<usize>, count: &mut [u32; 4]) {
         }
         End::Refused(reason) => {
             let named = reason.starts_with("sender: ") && reason.ends_with(": out of sequence");
-            assert!(named && fault.stream == 0, "{fault:?}: {reason}");
+            assert!(named, "{fault:?}: {reason}");
             count[1] += 1;
         }
         // It was complete before, or the silence in the place of the last frame was mended.
@@ -261,19 +251,14 @@ fn every_frame_lost_repeated_or_overtaken() {
     let mut counts = [[0; 4]; 3];
     let mut kinds = BTreeSet::new();
     for seed in 0..40 {
-        let streams = u32::try_from(seed % 4 + 1).unwrap();
-        let mut large = case(&mixed(), 12, &[1, 2, 3, 1, 2, 3], streams);
+        let mut large = case(&mixed(), 12, &[1, 2, 3, 1, 2, 3]);
         large.seed = seed;
-        let small = Case {
-            seed,
-            ..small(streams)
-        };
+        let small = Case { seed, ..small() };
         for sound in [small, large] {
             for traffic in &committed(&sound).traffic {
                 let arrived = |range: &Range<usize>| range.start < traffic.arrived;
                 for (kind, range) in traffic.frames.iter().filter(|(_, r)| arrived(r)) {
-                    let main = traffic.stream == 0;
-                    kinds.insert(format!("{:?} {main} {kind:?}", traffic.way));
+                    kinds.insert(format!("{:?} {kind:?}", traffic.way));
                     for (harm, count) in frame_harms(range.len()).into_iter().zip(&mut counts) {
                         let fault = fault(traffic, range.start, harm);
                         judge_frame(&with_fault(&sound, fault), range, count);
@@ -282,9 +267,8 @@ fn every_frame_lost_repeated_or_overtaken() {
             }
         }
     }
-    // Main: hello, segment, commit, receipt, beat; accept, ack, committed, beat.
-    // Further: join, segment, beat; beat.
-    assert_eq!(kinds.len(), 5 + 4 + 3 + 1, "{kinds:?}");
+    // Hello, segment, commit, receipt, beat; accept, ack, committed, beat.
+    assert_eq!(kinds.len(), 5 + 4, "{kinds:?}");
     let [lost, twice, overtaken] = counts;
     for count in [lost, overtaken] {
         assert!(count.iter().all(|n| *n >= 160), "{counts:?}");
@@ -298,14 +282,10 @@ fn every_frame_lost_repeated_or_overtaken() {
 #[test]
 fn either_end_gives_up_at_any_time() {
     let (mut heard, mut unheard) = ([0, 0], 0);
-    for (streams, seed) in [(1, 3), (2, 5), (3, 6)] {
-        let sound = Case {
-            seed,
-            ..small(streams)
-        };
+    for seed in [3, 5, 6] {
+        let sound = Case { seed, ..small() };
         let cut = Fault {
             generation: 0,
-            stream: 0,
             way: Way::Forward,
             at: hello_length(&sound) + 300,
             harm: Harm::Cut,
@@ -345,12 +325,11 @@ fn either_end_gives_up_at_any_time() {
 /// Only what comes before the first accept has been read keeps a handoff from starting.
 #[test]
 fn after_the_first_accept_every_break_is_mended() {
-    let sound = small(1);
+    let sound = small();
     let first = committed(&sound);
     let hand_over_cut = |way, at| {
         let faults = vec![Fault {
             generation: 0,
-            stream: 0,
             way,
             at,
             harm: Harm::Cut,
@@ -361,7 +340,7 @@ fn after_the_first_accept_every_break_is_mended() {
         })
     };
     for way in [Way::Forward, Way::Backward] {
-        let length = first.first(0, way).arrived;
+        let length = first.first(way).arrived;
         let ends: Vec<bool> = (0..length)
             .map(|at| hand_over_cut(way, at).end == End::Committed)
             .collect();
@@ -375,55 +354,30 @@ fn after_the_first_accept_every_break_is_mended() {
 fn a_cut_at_every_segment() {
     // Four layers of 768 KiB in a block of 48 tokens: two segments each.
     let large = contract(0, vec![full(16, 256, 256); 4]);
-    let mut case = case(&large, 144, &[48, 48], 2);
+    let mut case = case(&large, 144, &[48, 48]);
     case.codecs = vec![Codec::Raw];
     let blocks = u64::try_from(case.blocks.len()).unwrap();
     let segment = case.blocks[0].bytes() / 2 + 64;
     let hello = hello_length(&case) as u64;
-    let join = join_length() as u64;
-    let mut cuts = [0, 0];
     for boundary in 0..2 * blocks {
         for inside in [0, 1, 63, 64, 65, segment / 2] {
-            for (stream, first) in [(0, hello), (1, join)] {
-                let at = usize::try_from(first + boundary * segment + inside).unwrap();
-                case.seed = boundary * 7 + inside;
-                case.faults = vec![Fault {
-                    generation: 0,
-                    stream,
-                    way: Way::Forward,
-                    at,
-                    harm: Harm::Cut,
-                }];
-                let report = hand_over(&case);
-                check(&case, &report);
-                // Before the end of the hello nothing has begun.
-                let may_begin = stream == 1 || boundary + inside > 0;
-                assert!(
-                    report.end == End::Committed || !may_begin,
-                    "{at}: {report:?}"
-                );
-                if may_begin {
-                    // Each stream carries some of the blocks; the rest of the places are behind its end.
-                    let carried = report
-                        .traffic
-                        .iter()
-                        .find(|t| (t.generation, t.stream, t.way) == (0, stream, Way::Forward));
-                    let is_cut = carried.is_some_and(|t| t.arrived >= at);
-                    assert_eq!(
-                        report.resumed.len(),
-                        usize::from(is_cut),
-                        "{at}: {report:?}"
-                    );
-                    cuts[stream] += u32::from(is_cut);
-                }
+            let at = usize::try_from(hello + boundary * segment + inside).unwrap();
+            case.seed = boundary * 7 + inside;
+            case.faults = vec![Fault {
+                generation: 0,
+                way: Way::Forward,
+                at,
+                harm: Harm::Cut,
+            }];
+            let report = hand_over(&case);
+            check(&case, &report);
+            // Before the end of the hello nothing has begun.
+            if boundary + inside > 0 {
+                assert_eq!(report.end, End::Committed, "{at}: {report:?}");
+                assert_eq!(report.resumed.len(), 1, "{at}: {report:?}");
             }
         }
     }
-    // Six segments, with six places each.
-    assert!(
-        cuts.iter().all(|c| *c >= 6) && cuts[0] + cuts[1] >= 36,
-        "{cuts:?}"
-    );
 }
 
 /// What was applied before the break is not sent again, even if its acknowledgement was lost.
@@ -432,12 +386,11 @@ fn nothing_that_was_applied_is_sent_again() {
     let mut twice = PerSection::<usize>::default();
     let mut spared = PerSection::<u32>::default();
     for seed in 0..200 {
-        let mut case = case(&mixed(), 40, &[1; 40], 1);
+        let mut case = case(&mixed(), 40, &[1; 40]);
         case.credit_bytes = u64::MAX;
         case.seed = seed;
         case.faults = vec![Fault {
             generation: 0,
-            stream: 0,
             way: Way::Forward,
             at: hello_length(&case) + 15 * usize::try_from(seed).unwrap(),
             harm: Harm::Cut,
@@ -470,43 +423,26 @@ fn hello_length(case: &Case) -> usize {
     tandem_kv::sender::Sender::new(offer).unwrap().1.len()
 }
 
-/// Of a join to the first accept.
-fn join_length() -> usize {
-    let stream = "stream 0".to_owned();
-    let join = tandem_kv::message::Join { stream };
-    let frame = tandem_kv::message::control_frame(tandem_kv::frame::Kind::Join, 1, 0, &join);
-    frame.unwrap().len()
-}
-
 /// A second break, and a third, also while the handoff is being resumed.
 #[test]
 fn breaks_that_follow_each_other() {
     for seed in 0..400u64 {
-        let mut case = case(&mixed(), 12, &[1, 2, 3, 1, 2, 3], 2);
+        let mut case = case(&mixed(), 12, &[1, 2, 3, 1, 2, 3]);
         case.seed = seed;
         let hello = hello_length(&case);
         let at = |n: u64| usize::try_from(seed * n % 900).unwrap();
         case.faults = (0..4)
             .flat_map(|generation| {
-                let fault = |way, stream, at| Fault {
+                let is_first = generation == 0;
+                let fault = |way, at| Fault {
                     generation,
-                    stream,
                     way,
                     at,
                     harm: Harm::Cut,
                 };
                 [
-                    fault(
-                        Way::Forward,
-                        0,
-                        if generation == 0 { hello } else { 0 } + 64 + at(7),
-                    ),
-                    fault(
-                        Way::Backward,
-                        0,
-                        if generation == 0 { 300 } else { 0 } + at(5),
-                    ),
-                    fault(Way::Forward, 1, at(11) % 300),
+                    fault(Way::Forward, if is_first { hello } else { 0 } + 64 + at(7)),
+                    fault(Way::Backward, if is_first { 300 } else { 0 } + at(5)),
                 ]
             })
             .collect();
@@ -521,11 +457,10 @@ fn breaks_that_follow_each_other() {
 fn stale_connections_are_refused_without_harm() {
     let mut stale = 0;
     for seed in 0..3600 {
-        let mut case = case(&mixed(), 12, &[1; 12], 3);
+        let mut case = case(&mixed(), 12, &[1; 12]);
         case.seed = seed;
         case.faults = vec![Fault {
             generation: 0,
-            stream: 0,
             way: Way::Backward,
             at: 300 + usize::try_from(seed % 900).unwrap(),
             harm: Harm::Cut,
@@ -535,8 +470,7 @@ fn stale_connections_are_refused_without_harm() {
     assert!(stale > 30, "{stale} frames were stale");
 }
 
-/// Blocks of both sections that grow at the same time, over one connection or several, in all codecs that
-/// lose nothing.
+/// Blocks of both sections that grow at the same time, in all codecs that lose nothing.
 #[test]
 fn blocks_grow_at_the_same_time() {
     let layers = vec![
@@ -548,20 +482,18 @@ fn blocks_grow_at_the_same_time() {
         full(3, 1, 1),
     ];
     let contract = contract(6, layers);
-    for streams in 1..=3 {
-        let mut mixed = 0;
-        for seed in 0..40 {
-            let grown = Case {
-                growing: true,
-                seed,
-                ..case(&contract, 12, &[3, 4, 2], streams)
-            };
-            let report = committed(&grown);
-            assert_eq!(report.opened.len(), 7);
-            mixed += report.mixed;
-        }
-        assert!(mixed > 200, "{mixed} segments were mixed");
+    let mut mixed = 0;
+    for seed in 0..40 {
+        let grown = Case {
+            growing: true,
+            seed,
+            ..case(&contract, 12, &[3, 4, 2])
+        };
+        let report = committed(&grown);
+        assert_eq!(report.opened.len(), 7);
+        mixed += report.mixed;
     }
+    assert!(mixed > 200, "{mixed} segments were mixed");
 }
 
 /// Lossy codecs: what is applied is what an encoder and a decoder make of the same rows by themselves.
@@ -577,8 +509,8 @@ fn lossy_rows_are_those_that_were_encoded() {
     ];
     let contract = contract(4, layers);
     for codec in Codec::ALL {
-        for (seed, streams) in (0..16).zip([1, 2, 3, 4].into_iter().cycle()) {
-            let mut case = case(&contract, 9, &[4, 3, 2], streams);
+        for seed in 0..16 {
+            let mut case = case(&contract, 9, &[4, 3, 2]);
             case.growing = seed >= 8;
             case.codecs = vec![codec];
             case.seed = seed;
@@ -625,7 +557,7 @@ fn pass_through(contract: &Contract, codec: Codec, block: &mut KvBlock) {
 #[test]
 fn infinities_travel_raw() {
     let contract = contract(0, vec![full(1, 32, 32), full(1, 32, 32)]);
-    let mut case = case(&contract, 6, &[3, 3], 2);
+    let mut case = case(&contract, 6, &[3, 3]);
     case.codecs = vec![Codec::Q8];
     case.blocks.iter_mut().for_each(make_finite);
     for block in &mut case.blocks {
@@ -634,7 +566,7 @@ fn infinities_travel_raw() {
     committed(&case);
 }
 
-/// What is said of a window that came in several codecs, also over several connections, is the lossiest.
+/// What is said of a window that came in several codecs, also over two connections, is the lossiest.
 #[test]
 fn the_codec_of_a_window_is_that_of_its_lossiest_block() {
     let contract = contract(4, vec![full(1, 32, 32), windowed(1, 32, 32)]);
@@ -672,7 +604,7 @@ fn the_codec_of_a_window_is_that_of_its_lossiest_block() {
                     let accept = taker.receiver.resume(&terms()).unwrap();
                     let (header, payload) = split(&accept);
                     sender.receive(&header, payload).unwrap();
-                    (out, taker.inbound) = (sender.outbound(), taker.receiver.main());
+                    (out, taker.inbound) = (sender.outbound(), taker.receiver.inbound());
                 }
             }
             let full = (Section::Full, Codec::Raw);
@@ -695,13 +627,13 @@ fn any_case() -> impl Strategy<Value = Case> {
         contract,
         0u32..200,
         proptest::collection::vec(1u32..90, 0..9),
-        (1u32..=4, 1u64..5, 0u32..4),
+        (1u64..5, 0u32..4),
         proptest::collection::vec(codec, 1..4),
         any::<u64>(),
     )
         .prop_map(
-            |(contract, kv_end, chunks, (streams, credit, pages), codecs, seed)| {
-                let mut case = case(&contract, kv_end, &chunks, streams);
+            |(contract, kv_end, chunks, (credit, pages), codecs, seed)| {
+                let mut case = case(&contract, kv_end, &chunks);
                 // Only layers that attend to everything are held by pages.
                 if !contract.section_layers(Section::Full).is_empty() {
                     case.have = (pages * PAGE_TOKENS).min(kv_end / PAGE_TOKENS * PAGE_TOKENS);
@@ -723,15 +655,12 @@ fn any_fault() -> impl Strategy<Value = Fault> {
         Just(Harm::Delay),
     ];
     let way = prop_oneof![3 => Just(Way::Forward), 1 => Just(Way::Backward)];
-    (0..3usize, 0..4usize, way, 0..6000usize, harm).prop_map(
-        |(generation, stream, way, at, harm)| Fault {
-            generation,
-            stream,
-            way,
-            at,
-            harm,
-        },
-    )
+    (0..3usize, way, 0..6000usize, harm).prop_map(|(generation, way, at, harm)| Fault {
+        generation,
+        way,
+        at,
+        harm,
+    })
 }
 
 proptest! {
@@ -756,7 +685,7 @@ proptest! {
         }
     }
 
-    /// Blocks that grow at the same time, over one connection or several; after a break whole ones.
+    /// Blocks that grow at the same time, over any link; after a break whole ones.
     #[test]
     fn blocks_that_grow_over_any_link(
         case in any_case(),
@@ -777,14 +706,12 @@ proptest! {
     fn lost_and_repeated_bytes(
         case in any_case(),
         at in 0..6000usize,
-        stream in 0..4usize,
         forward in any::<bool>(),
         count in 1..200usize,
         lose in any::<bool>(),
     ) {
         let fault = Fault {
             generation: 0,
-            stream,
             way: if forward { Way::Forward } else { Way::Backward },
             at,
             harm: if lose { Harm::Lose(count) } else { Harm::Repeat(count) },

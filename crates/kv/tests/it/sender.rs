@@ -7,17 +7,17 @@ use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::{FrameError, Header, Kind, encode_frame};
 use tandem_kv::limits::{
     AHEAD_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_CONTINUATION,
-    MAX_CREDIT_BYTES, MAX_STREAMS, MAX_STRING, MAX_TOKENS,
+    MAX_CREDIT_BYTES, MAX_STRING, MAX_TOKENS,
 };
 use tandem_kv::message::{
-    Abort, Accept, Hello, Join, RefusalCode, Refuse, abort_frame, control_frame, parse,
+    Abort, Accept, Hello, RefusalCode, Refuse, abort_frame, control_frame, parse,
 };
-use tandem_kv::sender::{Offer, Outbound, Outgoing, Sender, SenderError, SenderState};
+use tandem_kv::sender::{Offer, Outbound, Sender, SenderError, SenderState};
 use tandem_kv::{Contract, KvBlock, PerSection, Section};
 
 use super::driver::{
-    HANDOFF, SESSION, STREAM, block, contract, forged, full, have_page, mixed, offer, receipt, run,
-    send, split, windowed,
+    HANDOFF, SESSION, block, contract, forged, full, have_page, mixed, offer, receipt, run, send,
+    split, windowed,
 };
 
 /// A sender with one connection.
@@ -46,12 +46,10 @@ fn new(contract: &Contract, kv_end: u32) -> Side {
     }
 }
 
-/// What a receiver with this much credit says, for one stream, that holds nothing yet.
+/// What a receiver with this much credit says that holds nothing yet.
 fn terms(credit_bytes: u64) -> Accept {
     Accept {
         session: SESSION.into(),
-        stream: STREAM.into(),
-        streams: 1,
         credit_bytes,
         have_tokens: 0,
         have_page: None,
@@ -112,7 +110,6 @@ fn fails(mut side: Side, frame: &[u8], expected: &str) {
     assert!(!side.sender.may_send(1));
     assert!(side.block(&full_block(0..1)).is_err());
     assert!(side.commit().is_err());
-    assert!(side.sender.join().is_err());
     assert!(side.sender.reconnect().is_err());
     for frame in [accept(4), committed(1)] {
         let error = give(&mut side, &frame).unwrap_err();
@@ -176,7 +173,6 @@ fn nothing_is_sent_before_the_accept() {
     for error in [
         side.block(&full_block(0..1)).unwrap_err(),
         side.commit().unwrap_err(),
-        side.sender.join().unwrap_err(),
         side.sender.reconnect().unwrap_err(),
         side.sender.receipt(&receipt()).unwrap_err(),
     ] {
@@ -205,19 +201,11 @@ fn a_receiver_beats_before_its_accept_and_that_does_not_count() {
 #[test]
 fn accepts_that_are_out_of_bounds() {
     type Change = fn(&mut Accept);
-    let table: [(&str, Change); 12] = [
+    let table: [(&str, Change); 8] = [
         ("`credit_bytes` is zero", |a| a.credit_bytes = 0),
-        ("`session` or `stream`", |a| a.session.clear()),
-        ("`session` or `stream`", |a| a.stream.clear()),
-        ("`session` or `stream`", |a| {
+        ("`session` is empty", |a| a.session.clear()),
+        ("`session` is empty or too long", |a| {
             a.session = "x".repeat(MAX_STRING + 1)
-        }),
-        ("`session` or `stream`", |a| {
-            a.stream = "x".repeat(MAX_STRING + 1)
-        }),
-        ("`streams` is out of bounds", |a| a.streams = 0),
-        ("`streams` is out of bounds", |a| {
-            a.streams = MAX_STREAMS + 1
         }),
         ("`have_tokens` lies beyond", |a| a.have_tokens = 151),
         ("`have_page`", |a| a.have_tokens = 128),
@@ -283,31 +271,6 @@ fn what_is_held_is_left_out() {
         }
         side.commit().unwrap();
     }
-}
-
-#[test]
-fn streams_are_as_many_as_the_receiver_takes() {
-    let mut side = new(&mixed(), 8);
-    let accept = Accept {
-        streams: 3,
-        ..terms(100)
-    };
-    give(&mut side, &said(&accept)).unwrap();
-    for _ in 1..3 {
-        let (mut out, frame) = side.sender.join().unwrap();
-        let (header, payload) = split(&frame);
-        assert_eq!(
-            (header.kind, header.handoff, header.sequence),
-            (Kind::Join, HANDOFF, 0)
-        );
-        let join: Join = parse(Kind::Join, payload).unwrap();
-        assert_eq!(join.stream, STREAM);
-        // Each connection counts by itself.
-        let beat = out.control(&Outgoing::beat());
-        assert_eq!(split(&beat).0.sequence, 1);
-    }
-    let error = side.sender.join().unwrap_err().to_string();
-    assert!(error.contains("stream 4 of 3"), "{error}");
 }
 
 #[test]
@@ -386,14 +349,13 @@ fn growing_blocks_that_may_not_be_opened() {
     refused(Section::Full, 0..0, "an empty block");
     refused(Section::Full, Range { start: 2, end: 0 }, "an empty block");
     refused(Section::Full, 0..9, "ends at token 9 of 8");
-    let (first, cutter) = side.sender.open_growing(Section::Full, 0..3).unwrap();
+    let cutter = side.sender.open_growing(Section::Full, 0..3).unwrap();
     assert!(cutter.left() > 0);
     assert_eq!(side.sender.next().full, 3);
     // 36 of 60 bytes are on their way.
     let error = side.sender.open_growing(Section::Full, 3..6).unwrap_err();
     assert!(error.to_string().contains("1 unacknowledged"), "{error}");
-    let (second, _) = side.sender.open_growing(Section::Full, 3..5).unwrap();
-    assert_eq!((first, second), (0, 1));
+    side.sender.open_growing(Section::Full, 3..5).unwrap();
     // A section without layers, and the limits.
     let one = contract(2, vec![windowed(1, 1, 1)]);
     let small = contract(0, vec![full(1, 1, 1)]);
@@ -423,7 +385,7 @@ fn growing_blocks_that_may_not_be_opened() {
 fn planes_come_one_by_one() {
     let mut side = streaming(100);
     let block = full_block(0..2);
-    let (place, mut cutter) = side.sender.open_growing(Section::Full, 0..2).unwrap();
+    let mut cutter = side.sender.open_growing(Section::Full, 0..2).unwrap();
     let mut encoder = Encoder::new().unwrap();
     let mut cut = Vec::new();
     for count in 0..=4 {
@@ -437,7 +399,7 @@ fn planes_come_one_by_one() {
     assert_eq!(cutter.left(), 0);
     let error = side.sender.commit().unwrap_err();
     assert!(matches!(error, SenderError::Gap { .. }));
-    side.sender.close(place, cutter.finish());
+    side.sender.close(block.bytes());
     assert_eq!(side.sender.raw_bytes(), block.bytes());
 }
 
@@ -458,7 +420,7 @@ fn wrong_planes_are_not_cut() {
             let whole = streaming(100).sender.open(&full_block(0..2)).unwrap();
             let mut side = streaming(100);
             let growing = side.sender.open_growing(Section::Full, 0..2).unwrap();
-            for (_, mut cutter) in [whole, growing] {
+            for mut cutter in [whole, growing] {
                 let mut other = full_block(0..2);
                 change(&mut other);
                 let mut encoder = Encoder::new().unwrap();
@@ -575,13 +537,7 @@ fn commit_only_when_complete_and_once() {
 /// Their payload is not even read.
 #[test]
 fn frames_that_no_receiver_sends() {
-    for kind in [
-        Kind::Hello,
-        Kind::Segment,
-        Kind::Commit,
-        Kind::Join,
-        Kind::Receipt,
-    ] {
+    for kind in [Kind::Hello, Kind::Segment, Kind::Commit, Kind::Receipt] {
         let mut header = Header::control(kind, HANDOFF, 1);
         header.payload_len = kind.max_payload();
         let mut side = streaming(100);
@@ -817,48 +773,16 @@ fn what_was_acknowledged_cannot_be_asked_for_again() {
     }
 }
 
-/// A thread that still encodes for the old connection does not disturb the new one.
 #[test]
-fn a_block_of_an_old_connection_that_is_closed_late() {
+fn no_commit_over_a_block_that_is_being_written() {
     let mut side = streaming(100);
-    let (old_place, old) = side.sender.open(&full_block(0..8)).unwrap();
-    side.sender.reconnect().unwrap();
-    side.out = side.sender.outbound();
-    give(&mut side, &resumed(0, 0)).unwrap();
-    let first = full_block(0..4);
-    let (place, mut cutter) = side.sender.open(&first).unwrap();
-    assert_ne!(place, old_place);
-    side.sender.close(old_place, old.finish());
-    let error = side.sender.commit().unwrap_err();
-    assert!(matches!(error, SenderError::Gap { .. }), "{error}");
-    let mut encoder = Encoder::new().unwrap();
-    while cutter
-        .next(&first.planes, Codec::Raw, &mut encoder)
-        .unwrap()
-        .is_some()
-    {}
-    let digest = cutter.finish();
-    let mut expected = tandem_kv::message::Manifest::default();
-    expected.add(Section::Full, &digest);
-    side.sender.close(place, digest);
-    for block in [full_block(4..8), window_block(4..8)] {
-        let (place, mut cutter) = side.sender.open(&block).unwrap();
-        let error = side.sender.commit().unwrap_err();
-        assert!(matches!(
-            error,
-            SenderError::Gap { .. } | SenderError::NotAllowed(_)
-        ));
-        while cutter
-            .next(&block.planes, Codec::Raw, &mut encoder)
-            .unwrap()
-            .is_some()
-        {}
-        let digest = cutter.finish();
-        expected.add(block.section, &digest);
-        side.sender.close(place, digest);
-    }
-    let commit = side.commit().unwrap();
-    assert_eq!(parse(Kind::Commit, split(&commit).1), Ok(expected.commit()));
+    side.block(&full_block(0..8)).unwrap();
+    let window = window_block(4..8);
+    side.sender.open(&window).unwrap();
+    let error = side.sender.commit().unwrap_err().to_string();
+    assert!(error.contains("still being written"), "{error}");
+    side.sender.close(window.bytes());
+    side.commit().unwrap();
 }
 
 #[test]

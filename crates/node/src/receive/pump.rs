@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use tandem_identity::{ReadHalf, WriteHalf};
+use tandem_identity::WriteHalf;
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
-use tandem_kv::receiver::{Arrived, Inbound, Receiver, Step, Terms};
+use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
 use tandem_kv::{KvBlock, Section};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -24,7 +24,7 @@ use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
 use crate::job::{Carried, HandedOver, Lost, Told};
-use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, SHARED_WAITS, STREAMS};
+use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, SHARED_WAITS};
 use crate::model::Turn;
 use crate::tickets::{Permitted, Target};
 use crate::wire::{WireError, write_frame};
@@ -32,12 +32,10 @@ use crate::wire::{WireError, write_frame};
 /// A block on its way into the engine.
 type Applying = std::pin::Pin<Box<dyn Future<Output = (Arc<KvBlock>, Result<(), String>)> + Send>>;
 
-/// The open connections of the handoff.
+/// The open connection of the handoff.
 pub(super) struct Connection {
     pub(super) write: WriteHalf,
-    pub(super) readers: Vec<tokio::task::JoinHandle<()>>,
-    /// Further connections are held open for writing, too.
-    pub(super) further: Vec<WriteHalf>,
+    pub(super) reader: tokio::task::JoinHandle<()>,
     pub(super) generation: u32,
     /// When this end last showed that it is alive, whatever else it does.
     pub(super) beaten: tokio::time::Instant,
@@ -300,7 +298,7 @@ impl Pump {
 
     /// `said` is the session that the sender has named.
     fn terms(&mut self, have: u32, said: Option<&str>) -> Terms {
-        let (session, stream) = self.secrets.renew(said);
+        let session = self.secrets.renew(said);
         let tokens = &self.tokens[..(have as usize).min(self.tokens.len())];
         let have_page = self
             .names_pages
@@ -308,32 +306,10 @@ impl Pump {
             .flatten();
         Terms {
             session,
-            stream,
-            streams: STREAMS,
             credit_bytes: self.credit_bytes,
             have_page,
             decode_rates: self.decoding.rates(Instant::now()),
         }
-    }
-
-    /// A reader of a connection of this handoff.
-    fn reader(
-        &self,
-        read: ReadHalf,
-        inbound: Inbound,
-        receiver: Arc<Mutex<Receiver>>,
-        is_main: bool,
-    ) -> Reader {
-        let (steps, decoding) = (self.steps.clone(), Arc::clone(&self.decoding));
-        Reader::new(
-            read,
-            inbound,
-            receiver,
-            steps,
-            is_main,
-            self.limits,
-            decoding,
-        )
     }
 
     /// Starts to read from a connection after its answer has been written.
@@ -341,14 +317,14 @@ impl Pump {
         let Some(receiver) = self.receiver.clone() else {
             return Err(Fault::Over("not started".into()));
         };
-        let inbound = lock(&receiver).main();
+        let inbound = lock(&receiver).inbound();
         let Greeted { read, write } = greeted;
-        let reader = self.reader(read, inbound, receiver, true);
+        let (steps, decoding) = (self.steps.clone(), Arc::clone(&self.decoding));
+        let reader = Reader::new(read, inbound, receiver, steps, self.limits, decoding);
         let generation = reader.generation();
         self.connection = Some(Connection {
             write,
-            readers: vec![tokio::spawn(reader.run())],
-            further: Vec::new(),
+            reader: tokio::spawn(reader.run()),
             generation,
             beaten: tokio::time::Instant::now(),
         });
@@ -389,8 +365,7 @@ impl Pump {
                 None => Ok(()),
             },
             arrival = self.connections.recv() => match arrival {
-                Some(Arrival::Again(greeted, hello)) => self.again(greeted, &hello).await,
-                Some(Arrival::Further(greeted, named)) => self.further(greeted, &named).await,
+                Some(Arrival { greeted, hello }) => self.again(greeted, &hello).await,
                 None => Ok(()),
             },
             // The sender would take a long step of the engine, or a slow link, for silence.
@@ -484,11 +459,6 @@ impl Pump {
                 self.permitted.told(told, from).await;
                 Ok(())
             }
-            // All blocks are here. The receipt comes on the main connection, and the others may close before.
-            Err(stream::Fault::Wire(error)) if self.committed && !step.is_main => {
-                tracing::debug!(%error, "a further connection ended after the commit");
-                Ok(())
-            }
             // After the commit the sender may leave without a receipt.
             Err(stream::Fault::Wire(WireError::Closed)) if self.committed => {
                 Err(Fault::Broken("the sender left".into()))
@@ -537,39 +507,6 @@ impl Pump {
                 (block, applied)
             }));
         }
-    }
-
-    async fn further(&mut self, greeted: Greeted, named: &str) -> Result<(), Fault> {
-        // It may have waited here while the handoff went on without it.
-        if !self.secrets.good().is_stream(named) {
-            return Ok(());
-        }
-        let Some(receiver) = self.receiver.clone() else {
-            return Ok(());
-        };
-        if self.connection.is_none() {
-            return Ok(());
-        }
-        let joined = {
-            let mut receiver = lock(&receiver);
-            let inbound = receiver.join(STREAMS);
-            inbound.map(|inbound| (inbound, receiver.joined()))
-        };
-        // Dropping the connection refuses it; the sender then does without.
-        let Ok((inbound, answer)) = joined else {
-            return Ok(());
-        };
-        // Only the last accept says how to join.
-        self.secrets.heard();
-        let Greeted { read, mut write } = greeted;
-        let answered = write_frame(&mut write, &answer, self.limits.handoff_silence).await;
-        answered.map_err(|e| Fault::Broken(e.to_string()))?;
-        let reader = self.reader(read, inbound, receiver, false);
-        if let Some(connection) = &mut self.connection {
-            connection.readers.push(tokio::spawn(reader.run()));
-            connection.further.push(write);
-        }
-        Ok(())
     }
 
     /// A new connection in the place of the last one, which may not have noticed that it is broken.
@@ -632,17 +569,13 @@ impl Pump {
         }))
     }
 
-    /// Ends the readers and waits for them, so that none touches what comes after.
+    /// Ends the reader and waits for it, so that it does not touch what comes after.
     async fn close(&mut self) {
         let Some(connection) = self.connection.take() else {
             return;
         };
-        for reader in &connection.readers {
-            reader.abort();
-        }
-        for reader in connection.readers {
-            let _ = reader.await;
-        }
+        connection.reader.abort();
+        let _ = connection.reader.await;
     }
 
     /// The connection is broken; waits for another one from now on.
@@ -688,8 +621,7 @@ impl Pump {
         while self.handed.reconnects < MAX_RECONNECTS {
             let arrival = timeout_at(until, self.connections.recv()).await;
             let (greeted, hello) = match arrival {
-                Ok(Some(Arrival::Again(greeted, hello))) => (greeted, hello),
-                Ok(Some(Arrival::Further(..))) => continue,
+                Ok(Some(Arrival { greeted, hello })) => (greeted, hello),
                 Ok(None) | Err(_) => return,
             };
             let answering = async {
@@ -717,9 +649,7 @@ impl Pump {
         let Some(mut connection) = self.connection.take() else {
             return;
         };
-        for reader in &connection.readers {
-            reader.abort();
-        }
+        connection.reader.abort();
         match fault {
             Some(reason) => {
                 let frame = match &self.receiver {

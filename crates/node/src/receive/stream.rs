@@ -1,4 +1,4 @@
-//! The reader of one connection of a handoff: checks headers, reads rows into place, decodes.
+//! The reader of the connection of a handoff: checks headers, reads rows into place, decodes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -38,8 +38,6 @@ impl Fault {
 /// What a reader came upon, and for which generation of connections.
 pub(super) struct StepOf {
     pub(super) generation: u32,
-    /// True on the main connection.
-    pub(super) is_main: bool,
     pub(super) result: Result<Step, Fault>,
 }
 
@@ -48,7 +46,6 @@ pub(super) struct Reader {
     inbound: Inbound,
     receiver: Arc<Mutex<Receiver>>,
     steps: mpsc::Sender<StepOf>,
-    is_main: bool,
     limits: Limits,
     decoding: Arc<Decoding>,
     /// Encoded payloads, used again.
@@ -61,7 +58,6 @@ impl Reader {
         inbound: Inbound,
         receiver: Arc<Mutex<Receiver>>,
         steps: mpsc::Sender<StepOf>,
-        is_main: bool,
         limits: Limits,
         decoding: Arc<Decoding>,
     ) -> Self {
@@ -70,7 +66,6 @@ impl Reader {
             inbound,
             receiver,
             steps,
-            is_main,
             limits,
             decoding,
             scratch: Vec::new(),
@@ -106,11 +101,7 @@ impl Reader {
     }
 
     async fn tell(&self, generation: u32, result: Result<Step, Fault>) {
-        let step = StepOf {
-            generation,
-            is_main: self.is_main,
-            result,
-        };
+        let step = StepOf { generation, result };
         let _ = self.steps.send(step).await;
     }
 

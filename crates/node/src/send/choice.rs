@@ -58,10 +58,6 @@ pub struct Measured {
     computed: Option<f64>,
     /// Tokens computed so far.
     tokens: u32,
-    /// Connections: each has a writer here that encodes and a reader there that decodes.
-    connections: u32,
-    /// Of this machine: no more writers encode at once.
-    cores: u32,
 }
 
 impl Measured {
@@ -91,9 +87,6 @@ impl Measured {
             busy_bytes: 0,
             computed: None,
             tokens: 0,
-            connections: 1,
-            cores: std::thread::available_parallelism()
-                .map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
         }
     }
 
@@ -160,14 +153,10 @@ impl Measured {
         rate.encode = raw / done.encoding.as_secs_f64();
     }
 
-    /// All connections are new ones, to a receiver that decodes as fast as it says.
-    pub fn connected(&mut self, connections: u32, receiver: &DecodeRates) {
-        if self.drained > 0 && connections != self.connections {
-            (self.link, self.waiting, self.doubled) = Default::default();
-        }
-        self.connections = connections;
+    /// There is a new connection, to a receiver that decodes as fast as it says.
+    pub fn connected(&mut self, receiver: &DecodeRates) {
         self.rates.decoded_at(receiver);
-        // What was on its way over the old ones is written again.
+        // What was on its way over the old one is written again.
         (self.busy_since, self.busy_bytes, self.on_their_way) = (None, 0, 0);
     }
 
@@ -201,7 +190,7 @@ impl Measured {
             self.doubled = self.drained * 2;
         }
         // The link may change during a long handoff.
-        if self.link.bytes >= LINK_BYTES * u64::from(self.connections) {
+        if self.link.bytes >= LINK_BYTES {
             self.link.bytes /= 2;
             self.link.time /= 2;
         }
@@ -293,8 +282,6 @@ impl Measured {
         let conditions = Conditions {
             production,
             goodput,
-            encoders: self.connections.min(self.cores),
-            decoders: self.connections,
             rates: self.rates,
         };
         let before = self.adaptive.codec();

@@ -1,54 +1,46 @@
-//! The connections of a handoff: opened, joined, and opened again after a break.
+//! The connection of a handoff: opened, and opened again after a break.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use tandem_identity::{Link, ReadHalf, WriteHalf};
+use tandem_identity::{Link, ReadHalf};
 use tandem_kv::frame::Header;
 use tandem_kv::limits::MAX_BLOCKS_IN_FLIGHT;
-use tandem_kv::sender::{Outbound, Outgoing, SenderState};
+use tandem_kv::sender::{Outgoing, SenderState};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout, timeout_at};
 
-use super::links::Links;
 use super::pump::Pump;
-use super::stream::{Batch, Order, What, Writer, Written};
+use super::stream::{Batch, Order, What, Writer};
 use super::{Fault, broken};
 use crate::limits::{
-    BLOCKS_PER_STREAM, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
+    BLOCKS_AHEAD, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
     MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
 };
-use crate::wire::{Activity, Drain, WireError, read_answer, read_header, write_frame};
+use crate::wire::{Activity, Drain, WireError, read_answer, write_frame};
 
 type Incoming = Result<(Header, Vec<u8>), WireError>;
 
-/// What a writer has done, or which connection ended and why.
-pub(super) type Told = Result<Written, (usize, Fault)>;
+/// What the writer has done, or why it ended.
+pub(super) type Told = Result<What, Fault>;
 
-/// The open connections of the handoff.
+/// The open connection of the handoff.
 pub(super) struct Connection {
-    pub(super) streams: Vec<Stream>,
+    pub(super) orders: mpsc::Sender<Order>,
+    /// Orders and blocks that the writer has been given and has not written.
+    waiting: usize,
+    /// Those of them that grow: what has not been computed is waited for.
+    growing: usize,
     pub(super) incoming: mpsc::Receiver<Incoming>,
     pub(super) written: mpsc::Receiver<Told>,
-    report: mpsc::Sender<Told>,
-    tasks: Vec<AbortHandle>,
+    tasks: [AbortHandle; 2],
     pub(super) activity: Arc<Activity>,
     /// When this end last showed that it is alive, whatever else it does.
     pub(super) beaten: tokio::time::Instant,
-    /// True if the main connection cannot be written to any more, after the commit.
-    pub(super) main_ended: bool,
-}
-
-pub(super) struct Stream {
-    pub(super) orders: mpsc::Sender<Order>,
-    /// Orders and blocks that it has been given and has not written.
-    pub(super) waiting: usize,
-    /// Those of them that grow: what has not been computed is waited for.
-    pub(super) growing: usize,
-    /// Blocks that it has been given and that are not acknowledged.
-    pub(super) on_the_way: usize,
+    /// True if it cannot be written to any more, after the commit.
+    pub(super) has_ended: bool,
 }
 
 impl Drop for Connection {
@@ -60,8 +52,7 @@ impl Drop for Connection {
 }
 
 impl Pump {
-    /// Opens connections, the first one until `give_up`, and hears the receiver's answer. No KV moves
-    /// before it.
+    /// Opens a connection until `give_up`, and hears the receiver's answer. No KV moves before it.
     pub(super) async fn connect(
         &mut self,
         hello: &[u8],
@@ -88,36 +79,33 @@ impl Pump {
         let (frames, incoming) = mpsc::channel(MAX_INCOMING_WAITING);
         let (report, written) = mpsc::channel(MAX_WRITTEN_WAITING);
         let reading = tokio::spawn(read_frames(read, frames, Arc::clone(&activity), limits));
-        let mut connection = Connection {
-            streams: Vec::new(),
+        let (orders, taken) =
+            mpsc::channel(BLOCKS_AHEAD + MAX_BLOCKS_IN_FLIGHT + MAX_CONTROL_WAITING);
+        let writer = Writer {
+            drain: Drain::of(write.progress()),
+            write,
+            outbound: self.sender.outbound(),
+            orders: taken,
+            report,
+            silence: limits.handoff_silence,
+            batch: Batch::default(),
+            encoders: Vec::new(),
+            links: Arc::clone(&self.route.links),
+        };
+        let writing = tokio::spawn(writer.run());
+        self.measured
+            .connected(&self.sender.accepted().decode_rates);
+        self.connection = Some(Connection {
+            orders,
+            waiting: 0,
+            growing: 0,
             incoming,
             written,
-            report,
-            tasks: vec![reading.abort_handle()],
+            tasks: [reading.abort_handle(), writing.abort_handle()],
             activity,
             beaten: tokio::time::Instant::now(),
-            main_ended: false,
-        };
-        let links = Arc::clone(&self.route.links);
-        connection.add(write, self.sender.outbound(), limits, links);
-        let mut streams = self.streams.min(self.sender.accepted().streams);
-        if self.route.streams.is_none() {
-            streams = streams.min(self.sender.blocks_to_send());
-        }
-        for _ in 1..streams {
-            // None is silent for longer than one join takes.
-            let heard = connection.hear_writers();
-            self.further_broke |= heard.is_err();
-            heard?;
-            connection.beat();
-            let joined = self.join(&mut connection).await;
-            self.further_broke |= joined.is_err();
-            joined?;
-        }
-        let streams = u32::try_from(connection.streams.len()).unwrap_or(u32::MAX);
-        let decode_rates = &self.sender.accepted().decode_rates;
-        self.measured.connected(streams, decode_rates);
-        self.connection = Some(connection);
+            has_ended: false,
+        });
         self.requeue();
         // A receiver that lacks something has not confirmed.
         self.in_doubt &= self.all_opened();
@@ -131,32 +119,6 @@ impl Pump {
             None => self.route.security.connect(target, limit).await,
         };
         link.map_err(|e| Fault::Broken(e.to_string()))
-    }
-
-    /// One more connection. Its end is that of all, so one that cannot be opened is an error.
-    async fn join(&mut self, connection: &mut Connection) -> Result<(), Fault> {
-        let limits = self.route.limits;
-        let (mut read, mut write) = self.link().await?.into_split();
-        let (outbound, frame) = self.sender.join()?;
-        let silence = limits.handoff_silence;
-        write_frame(&mut write, &frame, silence).await?;
-        // Blocks on a connection that the receiver does not know would be waited for.
-        let header = read_header(&mut read, Some(limits.connect), silence).await?;
-        let joined = self.sender.joined(&header);
-        joined.map_err(|e| Fault::Broken(format!("a further connection: {e}")))?;
-        // Nothing else is said on it.
-        let (ends, index) = (connection.report.clone(), connection.streams.len());
-        let watching = tokio::spawn(async move {
-            let reason = match read_header(&mut read, None, silence).await {
-                Ok(_) => "the receiver spoke on a further connection".to_owned(),
-                Err(e) => e.to_string(),
-            };
-            let _ = ends.send(Err((index, Fault::Broken(reason)))).await;
-        });
-        connection.tasks.push(watching.abort_handle());
-        let links = Arc::clone(&self.route.links);
-        connection.add(write, outbound, limits, links);
-        Ok(())
     }
 
     /// Reads what the receiver said before the connection broke: a writer may fail before it is read
@@ -184,11 +146,6 @@ impl Pump {
     pub(super) async fn reconnect(&mut self, reason: &str) -> Result<(), NodeError> {
         let give_up = Instant::now() + self.route.limits.resume;
         let mut reason = reason.to_owned();
-        // A further connection that breaks takes all with it; do without.
-        if self.further_broke {
-            self.trip.broke();
-        }
-        self.streams = 1;
         loop {
             self.connection = None;
             self.report.reconnects += 1;
@@ -226,81 +183,55 @@ impl Pump {
     }
 }
 
-impl Stream {
-    /// True if it can be given a block; of those that are being computed all that are open, if need be.
-    pub(super) fn has_room(&self, is_growing: bool) -> bool {
-        is_growing || self.waiting - self.growing < BLOCKS_PER_STREAM
+impl Connection {
+    /// True if the writer can be given a block; of those that are being computed all that are open, if need be.
+    pub(super) const fn has_room(&self, is_growing: bool) -> bool {
+        is_growing || self.waiting - self.growing < BLOCKS_AHEAD
     }
 
-    pub(super) fn give(&self, order: Order) -> Result<(), Fault> {
+    /// True if the writer has nothing left.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.waiting == 0
+    }
+
+    pub(super) fn give(&mut self, order: Order) -> Result<(), Fault> {
+        let is_growing = matches!(order, Order::Grow(_));
         let given = self.orders.try_send(order);
-        given.map_err(|_| Fault::Broken("the writer of a connection ended".into()))
-    }
-
-    pub(super) fn control(&mut self, frame: Outgoing) -> Result<(), Fault> {
-        self.give(Order::Control(frame))?;
+        given.map_err(|_| Fault::Broken("the writer of a connection ended".into()))?;
+        self.growing += usize::from(is_growing);
         self.waiting += 1;
         Ok(())
     }
-}
 
-impl Connection {
-    /// Takes note of beats that have been written, before there are blocks.
-    fn hear_writers(&mut self) -> Result<(), Fault> {
-        while let Ok(told) = self.written.try_recv() {
-            let written = told.map_err(|(_, fault)| fault)?;
-            self.done(&written);
-        }
-        Ok(())
+    pub(super) fn control(&mut self, frame: Outgoing) -> Result<(), Fault> {
+        self.give(Order::Control(frame))
     }
 
-    /// A writer may have done one of its orders.
-    pub(super) fn done(&mut self, written: &Written) {
-        let Some(stream) = self.streams.get_mut(written.stream) else {
-            return;
-        };
-        match &written.what {
+    /// The writer may have done one of its orders.
+    pub(super) fn done(&mut self, written: &What) {
+        match written {
             What::Arrived(_) | What::Begun(_) => return,
             What::Block(done) if done.has_grown => {
-                stream.growing = stream.growing.saturating_sub(1);
+                self.growing = self.growing.saturating_sub(1);
             }
             What::Block(_) | What::Control => {}
         }
-        stream.waiting = stream.waiting.saturating_sub(1);
+        self.waiting = self.waiting.saturating_sub(1);
+    }
+
+    /// The writer has ended after the commit, and does nothing any more.
+    pub(super) const fn ended(&mut self) {
+        (self.waiting, self.growing, self.has_ended) = (0, 0, true);
     }
 
     pub(super) fn beat(&mut self) {
         self.beaten = tokio::time::Instant::now();
         // A writer that is busy shows that this end and its connection are alive; one that waits for what is
         // computed does not.
-        for stream in self.streams.iter_mut().filter(|s| s.waiting == s.growing) {
+        if self.waiting == self.growing {
             // One that has ended says so itself.
-            let _ = stream.control(Outgoing::beat());
+            let _ = self.control(Outgoing::beat());
         }
-    }
-
-    fn add(&mut self, write: WriteHalf, outbound: Outbound, limits: Limits, links: Arc<Links>) {
-        let room = BLOCKS_PER_STREAM + MAX_BLOCKS_IN_FLIGHT + MAX_CONTROL_WAITING;
-        let (orders, taken) = mpsc::channel(room);
-        let writer = Writer {
-            stream: self.streams.len(),
-            drain: Drain::of(write.progress()),
-            write,
-            outbound,
-            orders: taken,
-            report: self.report.clone(),
-            silence: limits.handoff_silence,
-            batch: Batch::default(),
-            encoders: Vec::new(),
-            links,
-        };
-        self.tasks.push(tokio::spawn(writer.run()).abort_handle());
-        self.streams.push(Stream {
-            orders,
-            waiting: 0,
-            growing: 0,
-            on_the_way: 0,
-        });
     }
 }
 

@@ -15,10 +15,12 @@ use super::stream::{Done, cannot_encode, timed};
 use crate::job::Growing;
 use crate::wire::Drained;
 
+/// Which block of a connection: its section and first token.
+pub(super) type Place = (Section, u32);
+
 /// A growing block that a connection is given.
 pub(super) struct Grown {
     pub(super) growing: Growing,
-    pub(super) place: u64,
     pub(super) cutter: Box<Cutter>,
     pub(super) codec: Codec,
     pub(super) raw_bytes: u64,
@@ -45,7 +47,7 @@ struct Making {
     /// Segments that have not been cut.
     left: usize,
     has_begun: bool,
-    place: u64,
+    place: Place,
     codec: Codec,
     raw_bytes: u64,
     wire_bytes: u64,
@@ -54,9 +56,9 @@ struct Making {
 
 /// A segment, and which block's: that at this place.
 pub(super) enum Cut {
-    Made(u64, Segment),
+    Made(Place, Segment),
     /// It is encoded on another thread.
-    Encoding(u64, JoinHandle<Encoded>),
+    Encoding(Place, JoinHandle<Encoded>),
 }
 
 /// What comes of encoding a segment.
@@ -76,16 +78,16 @@ impl Growth {
     }
 
     pub(super) fn add(&mut self, block: Grown) {
-        let left = block.cutter.left();
+        let (section, left) = (block.growing.section, block.cutter.left());
         self.blocks.push(Making {
-            section: block.growing.section,
+            section,
             incoming: block.growing.planes,
             planes: Vec::with_capacity(block.planes),
             missing: block.planes,
             cutter: Some(block.cutter),
             left,
             has_begun: false,
-            place: block.place,
+            place: (section, block.growing.tokens.start),
             codec: block.codec,
             raw_bytes: block.raw_bytes,
             wire_bytes: 0,
@@ -94,11 +96,15 @@ impl Growth {
     }
 
     /// Cuts the next segment of what has come; `None` if more must come, or nothing is left. The first segments of the
-    /// blocks of a section come in the order of the blocks, as a receiver expects them.
+    /// blocks of a section come in the order of the blocks, and so do the last ones, as a receiver expects them.
     pub(super) fn cut(&mut self) -> Result<Option<Cut>, Fault> {
         for at in 0..self.blocks.len() {
-            let section = self.blocks[at].section;
-            let is_in_turn = |b: &Making| b.has_begun || b.section != section;
+            let (section, is_last) = (self.blocks[at].section, self.blocks[at].left == 1);
+            let is_in_turn = |b: &Making| match is_last {
+                _ if b.section != section => true,
+                true => b.left == 0,
+                false => b.has_begun,
+            };
             if !self.blocks[..at].iter().all(is_in_turn) {
                 continue;
             }
@@ -127,7 +133,7 @@ impl Growth {
     }
 
     /// Takes the segment that was encoded of the block at this place.
-    pub(super) fn encoded(&mut self, place: u64, encoded: Encoded) -> Result<Segment, Fault> {
+    pub(super) fn encoded(&mut self, place: Place, encoded: Encoded) -> Result<Segment, Fault> {
         self.encoder = Some(encoded.encoder);
         let block = self.blocks.iter_mut().find(|b| b.place == place);
         let block = block.ok_or_else(|| cannot_encode("a block that is over"))?;
@@ -139,7 +145,7 @@ impl Growth {
     }
 
     /// So many bytes of the block at this place go out; true if they are the first.
-    pub(super) fn goes_out(&mut self, place: u64, bytes: u64) -> bool {
+    pub(super) fn goes_out(&mut self, place: Place, bytes: u64) -> bool {
         let Some(block) = self.blocks.iter_mut().find(|b| b.place == place) else {
             return false;
         };
@@ -180,17 +186,13 @@ impl Growth {
     /// Takes the blocks all of which has been cut.
     pub(super) fn done(&mut self) -> Vec<Done> {
         let done = self.blocks.extract_if(.., |block| block.left == 0);
-        let done = done.filter_map(|block| {
-            Some(Done {
-                place: block.place,
-                digest: block.cutter?.finish(),
-                codec: block.codec,
-                raw_bytes: block.raw_bytes,
-                wire_bytes: block.wire_bytes,
-                encoding: block.spent,
-                drained: Drained::default(),
-                has_grown: true,
-            })
+        let done = done.map(|block| Done {
+            codec: block.codec,
+            raw_bytes: block.raw_bytes,
+            wire_bytes: block.wire_bytes,
+            encoding: block.spent,
+            drained: Drained::default(),
+            has_grown: true,
         });
         done.collect()
     }

@@ -1,21 +1,22 @@
 //! What is known of links from one handoff to the next.
 
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use tandem_kv::codec::Codec;
 
 use super::choice::Measured;
 use crate::limits::{
-    ARRIVAL_BYTES, BELIEVED_BYTES, BELIEVED_TIME, FREE_BYTES, MAX_LINKS, STREAMS,
-    STREAMS_BELIEVED_BYTES, STREAMS_GAIN, STREAMS_PAUSE, TIMER_LATE,
+    ARRIVAL_BYTES, BELIEVED_BYTES, BELIEVED_TIME, FREE_BYTES, MAX_LINKS, TIMER_LATE,
 };
 
 /// What earlier handoffs have learnt of the links to targets.
 pub struct Links {
-    known: Mutex<LruCache<String, Known>>,
+    known: Mutex<LruCache<String, Memory>>,
+    /// Handoffs that go on now.
+    going: AtomicUsize,
     /// Bytes per second that leave this machine at most.
     rate: Option<u64>,
     /// When what was to leave by that has left.
@@ -90,21 +91,12 @@ impl Waited {
     }
 }
 
-#[derive(Debug, Default)]
-struct Known {
-    memory: Memory,
-    streams: Streams,
-    /// Handoffs that go on now.
-    going: usize,
-    /// How often one began beside another.
-    crowds: u64,
-}
-
 impl Default for Links {
     fn default() -> Self {
         let most = NonZeroUsize::new(MAX_LINKS).unwrap_or(NonZeroUsize::MIN);
         Self {
             known: Mutex::new(LruCache::new(most)),
+            going: AtomicUsize::new(0),
             rate: None,
             left: Mutex::default(),
         }
@@ -146,7 +138,7 @@ impl Links {
         tokio::time::sleep_until(then.into()).await;
     }
 
-    fn known(&self) -> MutexGuard<'_, LruCache<String, Known>> {
+    fn known(&self) -> MutexGuard<'_, LruCache<String, Memory>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,7 +146,7 @@ impl Links {
     /// so that it counts once.
     pub fn recall(&self, target: &str) -> Memory {
         let mut known = self.known();
-        let Some(Known { memory, .. }) = known.get_mut(target) else {
+        let Some(memory) = known.get_mut(target) else {
             return Memory::default();
         };
         let recalled = *memory;
@@ -162,96 +154,32 @@ impl Links {
         recalled
     }
 
-    /// A handoff to a target begins.
-    pub fn trip(self: &Arc<Self>, target: &str) -> Trip {
-        let (streams, crowds) = self.at(target, |known| {
-            known.going += 1;
-            known.crowds += u64::from(known.going > 1);
-            (
-                known.streams.next(),
-                (known.going == 1).then_some(known.crowds),
-            )
-        });
-        Trip {
-            links: Arc::clone(self),
-            target: target.to_owned(),
-            streams,
-            crowds,
-        }
+    /// A handoff begins, and goes on until what this gives is dropped.
+    pub fn begin(self: &Arc<Self>) -> Going {
+        self.going.fetch_add(1, Ordering::Relaxed);
+        Going(Arc::clone(self))
     }
 
     /// Handoffs that go on.
     pub fn going(&self) -> usize {
-        self.known().iter().map(|(_, known)| known.going).sum()
+        self.going.load(Ordering::Relaxed)
     }
 
     /// Takes what a handoff has learnt of the rate of the link to its target.
     pub fn learn(&self, target: &str, measured: &Measured) {
-        self.at(target, |known| known.memory.learn(measured));
-    }
-
-    fn at<T>(&self, target: &str, change: impl FnOnce(&mut Known) -> T) -> T {
-        change(
-            self.known()
-                .get_or_insert_mut(target.to_owned(), Known::default),
-        )
+        let mut known = self.known();
+        let memory = known.get_or_insert_mut(target.to_owned(), Memory::default);
+        memory.learn(measured);
     }
 }
 
 /// A handoff that goes on.
 #[derive(Debug)]
-pub struct Trip {
-    links: Arc<Links>,
-    target: String,
-    streams: u32,
-    /// [`Known::crowds`] when it began, if it began alone.
-    crowds: Option<u64>,
-}
+pub struct Going(Arc<Links>);
 
-impl Trip {
-    /// Connections that it is to open.
-    #[must_use]
-    pub const fn streams(&self) -> u32 {
-        self.streams
-    }
-
-    /// How it went. Beside another one, which takes its share of the link, it tells nothing.
-    pub fn carried(&self, carried: &Carried) {
-        let target = &self.target;
-        self.links.at(target, |known| {
-            if self.crowds != Some(known.crowds) {
-                return;
-            }
-            let before = known.streams.best;
-            known.streams.carried(carried);
-            let after = known.streams.best;
-            if before != after {
-                tracing::info!(
-                    target,
-                    before,
-                    after,
-                    "connections of handoffs to this node"
-                );
-            }
-        });
-    }
-
-    /// One of its further connections broke: the next handoffs do without.
-    pub fn broke(&self) {
-        self.links.at(&self.target, |known| {
-            known.streams = Streams {
-                pause: STREAMS_PAUSE,
-                ..Streams::default()
-            };
-        });
-    }
-}
-
-impl Drop for Trip {
+impl Drop for Going {
     fn drop(&mut self) {
-        self.links.at(&self.target, |known| {
-            known.going = known.going.saturating_sub(1);
-        });
+        self.0.going.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -264,96 +192,4 @@ pub enum Learnt {
     Fast,
     /// Payload bytes per second.
     Rate(f64),
-}
-
-/// What a handoff carried over how many connections.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Carried {
-    /// Connections.
-    pub streams: u32,
-    /// The lossiest codec.
-    pub codec: Option<Codec>,
-    /// Bytes on the wire.
-    pub bytes: u64,
-    /// Time in which some were on their way.
-    pub time: Duration,
-    /// True if most blocks waited for one before them on the same connection.
-    pub queued: bool,
-}
-
-/// How many connections fill a link, found by trying one more or one fewer.
-#[derive(Debug)]
-struct Streams {
-    best: u32,
-    /// Bytes per second with that many, and in which codec.
-    rate: Option<(f64, Option<Codec>)>,
-    /// True if blocks waited for connections, so that one more may carry more.
-    queued: bool,
-    /// Handoffs until another number is tried.
-    pause: u32,
-    /// True if that is one fewer.
-    fewer: bool,
-}
-
-impl Default for Streams {
-    fn default() -> Self {
-        Self {
-            best: 1,
-            rate: None,
-            queued: false,
-            pause: 0,
-            fewer: false,
-        }
-    }
-}
-
-impl Streams {
-    fn next(&mut self) -> u32 {
-        if self.pause > 0 {
-            self.pause -= 1;
-            return self.best;
-        }
-        let may_add = self.queued && self.best < STREAMS;
-        match self.rate {
-            None => self.best,
-            Some(_) if self.best > 1 && (self.fewer || !may_add) => self.best - 1,
-            Some(_) => self.best + u32::from(may_add),
-        }
-    }
-
-    fn carried(&mut self, carried: &Carried) {
-        if carried.bytes < STREAMS_BELIEVED_BYTES || carried.time.is_zero() {
-            return;
-        }
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let rate = carried.bytes as f64 / carried.time.as_secs_f64();
-        if carried.streams != self.best {
-            let Some((before, codec)) = self.rate.filter(|_| self.pause == 0) else {
-                return;
-            };
-            if codec != carried.codec {
-                // To be compared with the best number in the same codec.
-                self.rate = None;
-                return;
-            }
-            let (more, fewer) = if carried.streams > self.best {
-                (rate, before)
-            } else {
-                (before, rate)
-            };
-            let is_gain = more >= fewer * STREAMS_GAIN;
-            if is_gain != (carried.streams > self.best) {
-                self.fewer = !self.fewer;
-                self.pause = STREAMS_PAUSE;
-                return;
-            }
-            self.best = carried.streams;
-            if !carried.queued || self.best == STREAMS {
-                self.fewer = true;
-                self.pause = STREAMS_PAUSE;
-            }
-        }
-        self.rate = Some((rate, carried.codec));
-        self.queued = carried.queued;
-    }
 }

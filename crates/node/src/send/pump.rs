@@ -18,8 +18,7 @@ use super::choice::Measured;
 use super::connection::Connection;
 use super::growth::Grown;
 use super::input::Inputs;
-use super::links::{Carried, Trip};
-use super::stream::{Order, What, Written};
+use super::stream::{Order, What};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
 use crate::coming::Gone;
 use crate::job::{Begun, Computed, Growing};
@@ -106,28 +105,16 @@ impl Queued {
 
 /// A block that has been opened and not acknowledged.
 pub(super) struct Sent {
-    /// The connection that it was given to.
-    stream: usize,
     section: Section,
     tokens: Range<u32>,
-    place: u64,
-    /// How many chunks had been begun when it was opened.
-    chunk: u64,
     /// True once some of it has been given to the connection.
     has_begun: bool,
-    is_written: bool,
     /// All of it, once it is computed.
     block: Option<Arc<KvBlock>>,
 }
 
 pub(super) struct Pump {
     pub(super) sender: Sender,
-    /// What is learnt of how many connections are good.
-    pub(super) trip: Trip,
-    /// Connections that may be opened.
-    pub(super) streams: u32,
-    /// True if a connection that is not the main one broke.
-    pub(super) further_broke: bool,
     pub(super) connection: Option<Connection>,
     /// Before the next attempt at a new connection.
     pub(super) pause: Duration,
@@ -153,8 +140,6 @@ pub(super) struct Pump {
     pub(super) receipt: ReceiptState,
     /// True if the receiver may have everything and have said so, without being heard.
     pub(super) in_doubt: bool,
-    /// Rows of blocks that were given to a connection with another one before them.
-    pub(super) queued_bytes: u64,
     pub(super) clock: TransferClock,
     pub(super) measured: Measured,
     pub(super) report: Report,
@@ -204,35 +189,16 @@ impl Pump {
     }
 
     /// Remembers what this handoff tells of its link.
-    pub(super) fn learn(&mut self, is_complete: bool) {
+    pub(super) fn learn(&mut self) {
         if let Some(connection) = &mut self.connection {
             while let Ok(told) = connection.written.try_recv() {
-                if let Ok(Written {
-                    what: What::Arrived(drained),
-                    ..
-                }) = told
-                {
+                if let Ok(What::Arrived(drained)) = told {
                     self.measured.arrived(&drained);
                 }
             }
         }
         let (links, target) = (&self.route.links, &self.route.target);
         links.learn(target, &self.measured);
-        if let Some(connection) = &self.connection
-            && is_complete
-            && self.report.reconnects == 0
-        {
-            let streams = u32::try_from(connection.streams.len()).unwrap_or(u32::MAX);
-            let time = Duration::try_from_secs_f64(self.clock.total_ms / 1e3);
-            let carried = Carried {
-                streams,
-                codec: self.report.codec,
-                bytes: self.report.wire_bytes,
-                time: time.unwrap_or_default(),
-                queued: self.queued_bytes > self.sender.raw_bytes() / 2,
-            };
-            self.trip.carried(&carried);
-        }
     }
 
     async fn tell(&self, event: PrefillEvent) {
@@ -268,13 +234,7 @@ impl Pump {
     fn push(&mut self, block: Arc<KvBlock>) {
         let is_it = |s: &Sent| s.section == block.section && s.tokens == block.tokens;
         if let Some(at) = self.sent.iter().position(is_it) {
-            // It has grown; what was begun before it may still be before it on its connection.
-            let sent = &self.sent[at];
-            let is_before = |s: &Sent| s.stream == sent.stream && s.chunk < sent.chunk;
-            let mut others = self.sent.iter().filter(|s| is_before(s));
-            if sent.block.is_none() && others.any(|s| !s.is_written) {
-                self.queued_bytes += block.bytes();
-            }
+            // It has grown.
             self.sent[at].block = Some(block);
             return;
         }
@@ -322,8 +282,8 @@ impl Pump {
         if self.sender.state() == SenderState::Committed {
             self.committed.get_or_insert_with(Instant::now);
             let is_told = !matches!(self.receipt, ReceiptState::Open | ReceiptState::Here(_));
-            // Nobody listens for a receipt any more once the main connection has ended.
-            if (is_told && self.idle()) || self.connection.as_ref().is_none_or(|c| c.main_ended) {
+            // Nobody listens for a receipt any more once the connection has ended.
+            if (is_told && self.idle()) || self.connection.as_ref().is_none_or(|c| c.has_ended) {
                 return Ok(true);
             }
         }
@@ -342,15 +302,14 @@ impl Pump {
             return Err(Fault::Broken("not connected".into()));
         };
         let over = self.sender.state() == SenderState::Committed;
-        // All blocks have been written. Whether they arrived is told on the main connection; the
-        // others may close at any time.
+        // All blocks have been written. Whether they arrived is told by what is read.
         let has_committed = has_committed(&self.sender);
         let patience = silence.saturating_sub(connection.activity.idle());
         tokio::select! {
             frame = connection.incoming.recv() => {
                 if over {
                     // The receiver waits for the receipt and says nothing more; if it does, or leaves, nobody needs it.
-                    connection.main_ended = true;
+                    connection.has_ended = true;
                 } else {
                     let (header, payload) = frame.ok_or(WireError::Closed)??;
                     self.received(&header, &payload)?;
@@ -359,17 +318,11 @@ impl Pump {
             written = connection.written.recv() => {
                 match written.ok_or(WireError::Closed)? {
                     Ok(written) => self.written(written),
-                    Err((stream, Fault::Broken(reason))) if has_committed => {
-                        tracing::debug!(stream, %reason, "a connection ended after the commit");
-                        connection.main_ended |= stream == 0;
-                        if let Some(ended) = connection.streams.get_mut(stream) {
-                            (ended.waiting, ended.growing) = (0, 0);
-                        }
+                    Err(Fault::Broken(reason)) if has_committed => {
+                        tracing::debug!(%reason, "a connection ended after the commit");
+                        connection.ended();
                     }
-                    Err((stream, fault)) => {
-                        self.further_broke |= stream > 0;
-                        return Err(fault);
-                    }
+                    Err(fault) => return Err(fault),
                 }
             }
             given = input.next(&mut self.begun), if wants_input => self.take(given)?,
@@ -411,7 +364,7 @@ impl Pump {
         if all_written && self.sender.state() == SenderState::Streaming {
             let commit = self.sender.commit()?;
             self.in_doubt = true;
-            self.main(commit)?;
+            self.control(commit)?;
         }
         Ok(())
     }
@@ -421,10 +374,9 @@ impl Pump {
         Section::ALL.into_iter().all(|s| self.sender.is_sent(s))
     }
 
-    /// True if no writer has anything left.
+    /// True if the writer has nothing left.
     fn idle(&self) -> bool {
-        let streams = self.connection.as_ref().map(|c| &c.streams);
-        streams.is_some_and(|s| s.iter().all(|s| s.waiting == 0))
+        self.connection.as_ref().is_some_and(Connection::is_idle)
     }
 
     /// True while nothing may be sent because the last chunk has not come.
@@ -436,84 +388,66 @@ impl Pump {
         if self.waits_for_all() {
             return Ok(());
         }
-        while let Some(index) = self.room_for_the_next() {
-            let Some(next) = self.queue.pop_front() else {
-                break;
-            };
-            self.open(next, index)?;
+        while self.may_open_the_next()
+            && let Some(next) = self.queue.pop_front()
+        {
+            self.open(next)?;
         }
         Ok(())
     }
 
-    /// The connection for the next block, if it may be opened.
-    fn room_for_the_next(&self) -> Option<usize> {
-        let next = self.queue.front()?;
-        let streams = self.connection.as_ref()?.streams.iter().enumerate();
-        let free = streams.filter(|(_, s)| s.has_room(next.is_growing()));
-        // What a socket has taken may still be on its way for long.
-        let (index, _) = free.min_by_key(|(_, s)| (s.on_the_way, s.waiting))?;
+    /// True if the writer has room for the next block, and the receiver.
+    fn may_open_the_next(&self) -> bool {
+        let Some((next, connection)) = self.queue.front().zip(self.connection.as_ref()) else {
+            return false;
+        };
         let bytes = next.bytes(self.sender.contract());
-        let may_open = match next {
+        let has_credit = match next {
             Queued::Whole(_) => self.sender.may_send(bytes),
             Queued::Growing(_) => self.sender.may_grow(bytes),
         };
-        may_open.then_some(index)
+        has_credit && connection.has_room(next.is_growing())
     }
 
-    fn open(&mut self, next: Queued, index: usize) -> Result<(), Fault> {
-        let streams = self.connection.as_mut().map(|c| &mut c.streams);
-        let Some(stream) = streams.and_then(|s| s.get_mut(index)) else {
-            return Ok(());
-        };
-        let raw_bytes = next.bytes(self.sender.contract());
+    fn open(&mut self, next: Queued) -> Result<(), Fault> {
         let codec = self.measured.codec();
-        let sent = |place, section, tokens, block: Option<Arc<KvBlock>>| Sent {
-            stream: index,
+        let sent = |section, tokens, block: Option<Arc<KvBlock>>| Sent {
             section,
             tokens,
-            place,
-            chunk: self.chunks,
             has_begun: block.is_some(),
-            is_written: false,
             block,
         };
         let (order, sent) = match next {
             Queued::Whole(block) => {
-                let (place, cutter) = self.sender.open(&block)?;
+                let cutter = Box::new(self.sender.open(&block)?);
                 let (section, tokens) = (block.section, block.tokens.clone());
-                let sent = sent(place, section, tokens, Some(Arc::clone(&block)));
-                if stream.waiting > 0 {
-                    self.queued_bytes += raw_bytes;
-                }
+                let sent = sent(section, tokens, Some(Arc::clone(&block)));
                 let order = Order::Block {
                     block,
-                    place,
-                    cutter: Box::new(cutter),
+                    cutter,
                     codec,
                 };
                 (order, sent)
             }
             Queued::Growing(growing) => {
                 let (section, tokens) = (growing.section, growing.tokens.clone());
-                let (place, cutter) = self.sender.open_growing(section, tokens.clone())?;
-                let sent = sent(place, section, tokens, None);
+                let contract = self.sender.contract();
+                let raw_bytes = contract.block_bytes(section, &tokens);
+                let planes = 2 * contract.section_layers(section).len();
+                let cutter = Box::new(self.sender.open_growing(section, tokens.clone())?);
                 let order = Order::Grow(Box::new(Grown {
                     growing,
-                    place,
-                    cutter: Box::new(cutter),
+                    cutter,
                     codec,
                     raw_bytes,
-                    planes: 2 * self.sender.contract().section_layers(section).len(),
+                    planes,
                 }));
-                stream.growing += 1;
-                (order, sent)
+                (order, sent(section, tokens, None))
             }
         };
         let has_begun = sent.has_begun;
         self.sent.push_back(sent);
-        stream.waiting += 1;
-        stream.on_the_way += 1;
-        stream.give(order)?;
+        self.give(order)?;
         self.report.codec = self.report.codec.max(Some(codec));
         if has_begun {
             self.begins();
@@ -527,15 +461,16 @@ impl Pump {
         self.measured.opened(Instant::now());
     }
 
-    fn written(&mut self, written: Written) {
+    fn written(&mut self, written: What) {
         if let Some(connection) = &mut self.connection {
             connection.done(&written);
         }
-        let done = match written.what {
+        let done = match written {
             What::Control => return,
             What::Arrived(drained) => return self.measured.arrived(&drained),
             What::Begun(place) => {
-                if let Some(sent) = self.sent.iter_mut().find(|s| s.place == place) {
+                let is_it = |s: &&mut Sent| (s.section, s.tokens.start) == place;
+                if let Some(sent) = self.sent.iter_mut().find(is_it) {
                     sent.has_begun = true;
                     self.begins();
                 }
@@ -543,13 +478,10 @@ impl Pump {
             }
             What::Block(done) => done,
         };
-        if let Some(sent) = self.sent.iter_mut().find(|s| s.place == done.place) {
-            sent.is_written = true;
-        }
         self.report.wire_bytes += done.wire_bytes;
         self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
         self.measured.block(&done);
-        self.sender.close(done.place, done.digest);
+        self.sender.close(done.raw_bytes);
     }
 
     pub(super) fn received(&mut self, header: &Header, payload: &[u8]) -> Result<(), Fault> {
@@ -559,13 +491,7 @@ impl Pump {
             let section = Section::from_wire(header.section);
             let is_acked = |sent: &Sent| Some(sent.section) == section;
             let at = self.sent.iter().position(is_acked);
-            let acked = at.and_then(|at| self.sent.remove(at));
-            let streams = self.connection.as_mut().map(|c| &mut c.streams);
-            if let Some((streams, sent)) = streams.zip(acked)
-                && let Some(stream) = streams.get_mut(sent.stream)
-            {
-                stream.on_the_way = stream.on_the_way.saturating_sub(1);
-            }
+            at.and_then(|at| self.sent.remove(at));
         }
         let idle = !self.sent.iter().any(|s| s.has_begun);
         if idle {
@@ -647,11 +573,11 @@ impl Pump {
             ReceiptState::Here(receipt) => {
                 let frame = self.sender.receipt(&receipt)?;
                 self.receipt = ReceiptState::Sent(receipt);
-                if self.main(frame).is_err()
+                if self.control(frame).is_err()
                     && let Some(connection) = &mut self.connection
                 {
                     // What is still to be read from it says how the handoff ended.
-                    connection.main_ended = true;
+                    connection.has_ended = true;
                 }
                 Ok(())
             }
@@ -669,10 +595,13 @@ impl Pump {
         connection.beat();
     }
 
-    /// A control frame on the main connection.
-    fn main(&mut self, frame: Outgoing) -> Result<(), Fault> {
-        let stream = self.connection.as_mut().and_then(|c| c.streams.first_mut());
-        stream.ok_or(WireError::Closed)?.control(frame)
+    fn control(&mut self, frame: Outgoing) -> Result<(), Fault> {
+        self.give(Order::Control(frame))
+    }
+
+    fn give(&mut self, order: Order) -> Result<(), Fault> {
+        let connection = self.connection.as_mut().ok_or(WireError::Closed)?;
+        connection.give(order)
     }
 
     fn reported(&mut self) -> Report {
@@ -696,9 +625,7 @@ impl Pump {
             return;
         };
         let leave = async {
-            let main = connection.streams.swap_remove(0);
-            connection.streams.clear();
-            let _ = main.orders.send(Order::Last(frame)).await;
+            let _ = connection.orders.send(Order::Last(frame)).await;
             // A writer that has much to tell comes to its last order all the same.
             let hearing = async {
                 while connection.written.recv().await.is_some() {}

@@ -1,4 +1,4 @@
-//! The writer of one connection of a handoff: the next segment is encoded while the last is written, be it of the
+//! The writer of the connection of a handoff: the next segment is encoded while the last is written, be it of the
 //! same block or of the next one. Of blocks that grow, what there is is written when nothing more has come.
 
 use std::sync::Arc;
@@ -8,7 +8,6 @@ use tandem_identity::WriteHalf;
 use tandem_kv::KvBlock;
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::HEADER_BYTES;
-use tandem_kv::message::BlockDigest;
 use tandem_kv::segment::{CutError, Cutter, Segment};
 use tandem_kv::sender::{Outbound, Outgoing};
 use tandem_proto::{ErrorCode, NodeError};
@@ -19,18 +18,17 @@ use tokio::time::timeout;
 
 use super::Fault;
 use super::connection::Told;
-use super::growth::{Cut, Grown, Growth};
+use super::growth::{Cut, Grown, Growth, Place};
 use super::links::Links;
 use super::pump::ended_early;
 use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
 
-/// What a writer is told to do.
+/// What the writer is told to do.
 pub(super) enum Order {
     /// Encode and write a block.
     Block {
         block: Arc<KvBlock>,
-        place: u64,
         cutter: Box<Cutter>,
         codec: Codec,
     },
@@ -42,18 +40,12 @@ pub(super) enum Order {
     Last(Vec<u8>),
 }
 
-/// What the writer of a connection tells.
-pub(super) struct Written {
-    pub(super) stream: usize,
-    pub(super) what: What,
-}
-
-/// What a writer has done, or seen.
+/// What the writer has done, or seen.
 pub(super) enum What {
     /// A control frame has been written.
     Control,
     /// The first bytes of the block at this place, which grows, go out.
-    Begun(u64),
+    Begun(Place),
     /// A block has been written.
     Block(Box<Done>),
     /// Nothing was ordered, and this arrived of what had been written.
@@ -62,8 +54,6 @@ pub(super) enum What {
 
 /// A block that has been written.
 pub struct Done {
-    pub(super) place: u64,
-    pub(super) digest: BlockDigest,
     pub(super) codec: Codec,
     pub(super) raw_bytes: u64,
     pub(super) wire_bytes: u64,
@@ -93,7 +83,6 @@ enum Taken {
 /// A block whose segments are made.
 struct Making {
     block: Arc<KvBlock>,
-    place: u64,
     codec: Codec,
     /// Segments that have not been taken.
     left: usize,
@@ -119,12 +108,10 @@ enum Maker {
 /// What is there when all segments of a block are made.
 struct Made {
     encoder: Encoder,
-    digest: BlockDigest,
     spent: Duration,
 }
 
 pub(super) struct Writer<W = WriteHalf> {
-    pub(super) stream: usize,
     pub(super) write: W,
     pub(super) outbound: Outbound,
     pub(super) orders: mpsc::Receiver<Order>,
@@ -143,7 +130,7 @@ pub(super) struct Writer<W = WriteHalf> {
 impl<W: AsyncWrite + Unpin> Writer<W> {
     pub(super) async fn run(mut self) {
         if let Err(fault) = self.serve().await {
-            let _ = self.report.send(Err((self.stream, fault))).await;
+            let _ = self.report.send(Err(fault)).await;
         }
     }
 
@@ -212,8 +199,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 
     /// The prefill has ended in the middle of a block, which nobody can finish: says so, and what is left to write is why.
     async fn last_word<T>(&mut self) -> Result<Option<T>, Fault> {
-        let told = (self.stream, Fault::Over(ended_early()));
-        let _ = self.report.send(Err(told)).await;
+        let _ = self.report.send(Err(Fault::Over(ended_early()))).await;
         while let Some(order) = self.orders.recv().await {
             if let Order::Last(frame) = order {
                 self.last(&frame).await?;
@@ -230,13 +216,12 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     fn begin(&mut self, order: Order) -> Result<Taken, Fault> {
-        let (block, place, cutter, codec) = match order {
+        let (block, cutter, codec) = match order {
             Order::Block {
                 block,
-                place,
                 cutter,
                 codec,
-            } => (block, place, cutter, codec),
+            } => (block, cutter, codec),
             Order::Grow(block) => {
                 let mut growth = Growth::new(self.encoder()?);
                 growth.add(*block);
@@ -263,7 +248,6 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         };
         Ok(Taken::Block(Making {
             block,
-            place,
             codec,
             left,
             by,
@@ -279,8 +263,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 
     /// False if nobody listens any more.
     async fn tell(&self, what: What) -> bool {
-        let stream = self.stream;
-        self.report.send(Ok(Written { stream, what })).await.is_ok()
+        self.report.send(Ok(what)).await.is_ok()
     }
 
     /// The next order.
@@ -308,8 +291,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             if let Ok(place) = self.report.try_reserve()
                 && let Some(drained) = self.drain.rested(least)
             {
-                let (stream, what) = (self.stream, What::Arrived(drained));
-                place.send(Ok(Written { stream, what }));
+                place.send(Ok(What::Arrived(drained)));
             }
             if let Ok(event) = event {
                 self.drain.rise();
@@ -402,26 +384,12 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             }
             wire_bytes += self.add(segment).await?;
         }
-        let Made {
-            encoder,
-            digest,
-            spent,
-        } = match making.by {
-            Maker::Writer {
-                cutter,
-                encoder,
-                spent,
-            } => Made {
-                encoder,
-                digest: cutter.finish(),
-                spent,
-            },
+        let Made { encoder, spent } = match making.by {
+            Maker::Writer { encoder, spent, .. } => Made { encoder, spent },
             Maker::Thread { encoding, .. } => encoding.await.map_err(cannot_encode)??,
         };
         self.encoders.push(encoder);
         let done = Done {
-            place: making.place,
-            digest,
             codec: making.codec,
             raw_bytes: making.block.bytes(),
             wire_bytes,
@@ -539,11 +507,7 @@ fn encode(
             break;
         }
     }
-    Ok(Made {
-        encoder,
-        digest: cutter.finish(),
-        spent,
-    })
+    Ok(Made { encoder, spent })
 }
 
 /// Adds the time that a segment takes to `spent`.
@@ -694,8 +658,6 @@ mod tests {
         };
         let terms = Terms {
             session: "11".repeat(16),
-            stream: "22".repeat(16),
-            streams: 1,
             credit_bytes: 1 << 30,
             have_page: None,
             decode_rates: DecodeRates::default(),
@@ -741,7 +703,6 @@ mod tests {
         report: mpsc::Sender<Told>,
     ) -> Writer<W> {
         Writer {
-            stream: 0,
             write,
             outbound: sender.outbound(),
             orders,
@@ -765,11 +726,10 @@ mod tests {
                 let recorder = Recorder::default();
                 for number in 0..BLOCKS {
                     let block = block(number * tokens, tokens);
-                    let (place, cutter) = sender.open(&block).unwrap();
+                    let cutter = sender.open(&block).unwrap();
                     let cutter = Box::new(cutter);
                     let order = Order::Block {
                         block,
-                        place,
                         cutter,
                         codec,
                     };
@@ -778,15 +738,11 @@ mod tests {
                 drop(orders);
                 writer(recorder.clone(), &sender, taken, report).run().await;
                 let mut wire_bytes = 0;
-                for place in 0..u64::from(BLOCKS) {
-                    let Some(Ok(Written {
-                        what: What::Block(done),
-                        ..
-                    })) = reported.recv().await
-                    else {
+                for _ in 0..BLOCKS {
+                    let Some(Ok(What::Block(done))) = reported.recv().await else {
                         panic!("a block is not reported");
                     };
-                    assert_eq!((done.place, done.codec), (place, codec));
+                    assert_eq!(done.codec, codec);
                     wire_bytes += done.wire_bytes;
                 }
                 assert!(reported.recv().await.is_none());
@@ -811,7 +767,7 @@ mod tests {
             let block = block(0, TOKENS);
             let (orders, taken) = mpsc::channel(1);
             let (report, mut reported) = mpsc::channel(4);
-            let (place, cutter) = sender.open_growing(Section::Full, 0..TOKENS).unwrap();
+            let cutter = sender.open_growing(Section::Full, 0..TOKENS).unwrap();
             let (planes, incoming) = mpsc::channel(block.planes.len());
             let growing = Growing {
                 section: Section::Full,
@@ -820,7 +776,6 @@ mod tests {
             };
             let grown = Grown {
                 growing,
-                place,
                 cutter: Box::new(cutter),
                 codec,
                 raw_bytes: block.bytes(),
@@ -834,10 +789,7 @@ mod tests {
             let writing = tokio::spawn(writer(recorder.clone(), &sender, taken, report).run());
             let wire_bytes = loop {
                 match reported.recv().await {
-                    Some(Ok(Written {
-                        what: What::Block(done),
-                        ..
-                    })) => break done.wire_bytes,
+                    Some(Ok(What::Block(done))) => break done.wire_bytes,
                     Some(Ok(_)) => {}
                     _ => panic!("the block is not reported"),
                 }
@@ -896,10 +848,9 @@ mod tests {
         });
         let (orders, taken) = mpsc::channel(1);
         let (report, mut reported) = mpsc::channel(64);
-        let (place, cutter) = sender.open(&block).unwrap();
+        let cutter = sender.open(&block).unwrap();
         let order = Order::Block {
             block,
-            place,
             cutter: Box::new(cutter),
             codec: Codec::Raw,
         };
@@ -915,7 +866,7 @@ mod tests {
             let Ok(written) = told else {
                 panic!("the writer failed");
             };
-            let drained = match written.what {
+            let drained = match written {
                 What::Control | What::Begun(_) => continue,
                 What::Block(done) => done.drained,
                 What::Arrived(drained) => drained,
@@ -943,11 +894,10 @@ mod tests {
             let block = block(0, tokens);
             let (orders, taken) = mpsc::channel(1);
             let (report, mut reported) = mpsc::channel(1);
-            let (place, cutter) = sender.open(&block).unwrap();
+            let cutter = sender.open(&block).unwrap();
             let cutter = Box::new(cutter);
             let order = Order::Block {
                 block: Arc::clone(&block),
-                place,
                 cutter,
                 codec,
             };
@@ -983,10 +933,9 @@ mod tests {
             let blocks = lengths.map(|tokens| {
                 let block = block(start, tokens);
                 start += tokens;
-                let (place, cutter) = sender.open(&block).unwrap();
+                let cutter = sender.open(&block).unwrap();
                 let order = Order::Block {
                     block: Arc::clone(&block),
-                    place,
                     cutter: Box::new(cutter),
                     codec,
                 };
@@ -1005,16 +954,11 @@ mod tests {
             let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
             waited.unwrap_or_else(|_| panic!("{codec}: the second block is not encoded"));
             held.open();
-            for place in 0..2 {
+            for _ in 0..2 {
                 let told = reported.recv().await;
-                let Some(Ok(Written {
-                    what: What::Block(done),
-                    ..
-                })) = told
-                else {
+                let Some(Ok(What::Block(_))) = told else {
                     panic!("{codec}: a block is not reported");
                 };
-                assert_eq!(done.place, place, "{codec}");
             }
             drop(orders);
             writing.await.unwrap();

@@ -171,7 +171,6 @@ impl Dice {
             salt: self.of(&["", "", "a"]).into(),
             reuse: self.of(&[Reuse::Off, Reuse::Exact, Reuse::All, Reuse::All, Reuse::All]),
             keep: self.percent(80),
-            streams: self.below(3) as u32,
             overlap: self.percent(90),
             codec: self.of(&[CodecChoice::Auto, CodecChoice::Raw, CodecChoice::Plane]),
             ..HandoffTerms::default()

@@ -270,98 +270,18 @@ fn what_is_let_through_at_once_is_not_the_rate_of_a_link() {
     }
 }
 
-#[test]
-fn connections_share_a_link() {
-    // Four at once, in turn, and each of them beginning when the one before has half of its bytes.
-    for (step, expected) in [(0.0, 40e6), (1.0, 10e6), (0.5, 20e6)] {
-        let mut measured = Measured::new(&AUTO, Memory::default());
-        measured.connected(4, &DecodeRates::default());
-        let start = Instant::now();
-        let took = Duration::from_secs_f64(BELIEVED_BYTES as f64 / 10e6);
-        for report in 0..40 {
-            let round = if step == 0.0 { report / 4 } else { 0 };
-            let mut at = start + took * round + took.mul_f64(step) * report;
-            let carried = drained(&mut at, BELIEVED_BYTES, 10e6);
-            measured.written(BELIEVED_BYTES, &carried);
-        }
-        let Learnt::Rate(rate) = measured.learnt() else {
-            panic!("{:?}", measured.learnt());
-        };
-        // The first and the last have the link for themselves for half of their time.
-        assert!((rate / expected - 1.0).abs() < 0.03, "{step}: {rate}");
-    }
-}
-
-/// 1 MiB a second, of which each connection has its share, and tells of it in its own time.
-#[test]
-fn no_connection_is_taken_for_the_link() {
-    const RATE: f64 = BELIEVED_BYTES as f64;
-    // Bytes of a report in turn, of the first and of the second connection.
-    for parts in [[8, 1], [1, 8], [8, 8], [1, 1]] {
-        let links = Links::default();
-        for handoff in 0..3 {
-            let start = Instant::now();
-            let mut measured = Measured::new(&AUTO, links.recall("a:1"));
-            measured.connected(2, &DecodeRates::default());
-            measured.produced(&chunk(1_000_000, 10.0));
-            let (mut at, mut told) = ([start; 2], [0; 2]);
-            for _ in 0..60 {
-                // Who has its report ready first.
-                let next = |of: usize| told[of] + parts[of];
-                let of = usize::from(next(1) < next(0));
-                let bytes = parts[of] * ARRIVAL_BYTES;
-                measured.written(bytes, &drained(&mut at[of], bytes, RATE / 2.0));
-                told[of] = next(of);
-                // What one has told and the other not yet is missing.
-                if let Learnt::Rate(rate) = measured.learnt() {
-                    assert!((0.45..1.1).contains(&(rate / RATE)), "{parts:?}: {rate}");
-                }
-            }
-            links.learn("a:1", &measured);
-            let learnt = links.recall("a:1");
-            let rate = learnt.rate.expect("a rate");
-            assert!((0.8..1.1).contains(&(rate / RATE)), "{parts:?}: {rate}");
-            assert_eq!(learnt.little, Waited::default(), "{handoff}");
-        }
-    }
-}
-
-/// The first connection that tells has half of the link, and so has one that begins slowly.
-#[test]
-fn what_was_chosen_from_little_is_chosen_again() {
-    // 25 MB of KV per second, for which 20 MB/s are too little and 40 MB/s are enough.
-    let mut measured = Measured::new(&AUTO, Memory::default());
-    measured.connected(2, &DecodeRates::default());
-    measured.produced(&chunk(1_000_000, 40.0));
-    let mut at = [Instant::now(); 2];
-    let mut codecs = Vec::new();
-    for _ in 0..4 {
-        for at in &mut at {
-            let start = Instant::now();
-            measured.opened(start);
-            let carried = drained(at, BELIEVED_BYTES, 20e6);
-            measured.written(BELIEVED_BYTES, &carried);
-            measured.acknowledged(start + Duration::from_millis(50), true);
-            codecs.push(measured.codec());
-        }
-    }
-    assert!(codecs[0] > Codec::Raw, "{codecs:?}");
-    assert_eq!(codecs[1..], [Codec::Raw; 7]);
-}
-
 /// What is little for one handoff is enough of several, and sooner if it takes long.
 #[test]
 fn links_on_which_little_is_carried_are_known_after_some_handoffs() {
     const PART: u64 = ARRIVAL_BYTES / 2;
-    for (rate, connections, handoffs) in [(0.5e6, 1, 2), (0.5e6, 4, 2), (10e6, 1, 16), (1e9, 1, 16)]
-    {
+    for (rate, handoffs) in [(0.5e6, 2), (10e6, 16), (1e9, 16)] {
         let links = Links::default();
         for handoff in 1..=handoffs {
             let before = links.recall("a:1");
             assert_eq!(before.rate, None, "{rate}: {handoff}");
             assert_eq!(before.little.bytes, (handoff - 1) * PART);
             let mut measured = Measured::new(&AUTO, before);
-            measured.connected(connections, &DecodeRates::default());
+            measured.connected(&DecodeRates::default());
             measured.produced(&chunk(1_000_000, 10.0));
             assert_eq!(measured.codec(), Codec::Raw);
             measured.arrived(&drained(&mut Instant::now(), PART, rate));
@@ -470,7 +390,7 @@ fn what_is_known_is_not_replaced_by_little() {
 fn a_slow_link_is_not_forgotten_for_what_its_buffers_take() {
     let links = Links::default();
     let mut slow = Measured::new(&AUTO, Memory::of(1e6));
-    slow.connected(4, &DecodeRates::default());
+    slow.connected(&DecodeRates::default());
     let mut at = Instant::now();
     slow.opened(at);
     slow.written(4 * BELIEVED_BYTES, &Drained::default());
@@ -481,32 +401,6 @@ fn a_slow_link_is_not_forgotten_for_what_its_buffers_take() {
     links.learn("a:1", &slow);
     let rate = links.recall("a:1").rate.expect("a rate");
     assert!((rate / 1e6 - 1.0).abs() < 0.05, "{rate}");
-}
-
-#[test]
-fn each_connection_encodes_and_decodes_as_fast_as_the_other_end_says() {
-    let cores = std::thread::available_parallelism().unwrap().get();
-    let lossless = Choice::Auto(Quality::Lossless);
-    // A link that does not quite carry what is computed, and would in a codec that one core is too slow for.
-    for (connections, plane, codec) in [
-        (1, None, Codec::Raw),
-        (2, None, Codec::Plane),
-        (2, Some(2_000_000_000), Codec::Plane),
-        (2, Some(500_000_000), Codec::Raw),
-        (2, Some(0), Codec::Raw),
-        (2, Some(u64::MAX), Codec::Plane),
-    ] {
-        let receiver = DecodeRates {
-            plane,
-            ..DecodeRates::default()
-        };
-        let mut measured = Measured::new(&lossless, Memory::of(1.7e9));
-        measured.connected(connections, &receiver);
-        measured.produced(&chunk(15_000_000, 10.0));
-        // No more of them encode at once than there are cores.
-        let codec = if cores > 1 { codec } else { Codec::Raw };
-        assert_eq!(measured.codec(), codec, "{connections}, {plane:?}");
-    }
 }
 
 #[test]

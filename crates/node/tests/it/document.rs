@@ -149,7 +149,6 @@ fn counts() -> Vec<(&'static str, String)> {
             "MAX_ALL_EARLY_BYTES",
             mebibytes(limits::MAX_ALL_EARLY_BYTES),
         ),
-        ("STREAMS", limits::STREAMS.to_string()),
         ("STAGING_UNITS", mebibytes(staging)),
         ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),
         (

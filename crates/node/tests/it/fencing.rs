@@ -16,7 +16,7 @@ use tandem_node::job::{
     Carried, Command, GenerateJob, HandedOver, JobId, Origin, Parity, PrefillJob, Source,
 };
 use tandem_node::limits::{
-    MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS, STREAMS,
+    MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
 };
 use tandem_node::model::Model;
 use tandem_node::pages::PageStore;
@@ -450,7 +450,7 @@ async fn without_memory_for_a_further_handoff_the_answer_is_computed_here() {
     (layer.kv_heads, layer.key_dim, layer.value_dim) = (256, 512, 512);
     // The other layer with a window needs a unit more.
     let window = (32 << 20) + STAGING_UNIT;
-    let each = CREDIT_BYTES + window + u64::from(STREAMS) * u64::from(MAX_SEGMENT_PAYLOAD);
+    let each = CREDIT_BYTES + window + u64::from(MAX_SEGMENT_PAYLOAD);
     let all = STAGING_UNITS as u64 * STAGING_UNIT;
     let most = all / each;
     assert!(most < MAX_HANDOFFS as u64 - 8, "places run out first");

@@ -43,8 +43,6 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
     let mut frames = vec![hello];
     let accept = Accept {
         session: "s".into(),
-        stream: "t".into(),
-        streams: 1,
         credit_bytes: CREDIT_BYTES,
         have_tokens: 0,
         have_page: None,
@@ -72,7 +70,7 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
         blocks.extend(starts.map(|start| window.part(start..start + window.len() / 3)));
     }
     for block in blocks {
-        let (place, mut cutter) = sender.open(&block).unwrap();
+        let mut cutter = sender.open(&block).unwrap();
         while let Some(segment) = cutter
             .next(&block.planes, Codec::Raw, &mut encoder)
             .unwrap()
@@ -81,7 +79,7 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
             frame.extend(segment.parts().concat());
             frames.push(frame);
         }
-        sender.close(place, cutter.finish());
+        sender.close(block.bytes());
     }
     frames.push(outbound.control(&sender.commit().unwrap()));
     frames

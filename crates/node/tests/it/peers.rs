@@ -8,9 +8,9 @@ use tandem_identity::limits::MAX_HANDSHAKES;
 use tandem_identity::{Authority, Security};
 use tandem_kv::frame::{HEADER_BYTES, Kind};
 use tandem_kv::limits::MAX_SESSIONS;
-use tandem_kv::message::{Hello, Join, control_frame, parse};
+use tandem_kv::message::{Hello, control_frame, parse};
 use tandem_kv::sender::Outgoing;
-use tandem_node::handoffs::{Handoffs, Purpose, Secrets};
+use tandem_node::handoffs::{Handoffs, Secrets};
 use tandem_node::limits::MAX_UNGREETED;
 use tandem_proto::{PrefillEvent, Reuse, Role, Ticket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -81,11 +81,6 @@ async fn a_handoff_over_tls_gives_the_same_tokens_also_after_a_cut_and_a_flipped
             outcome.whole(&expected, &format!("{fault:?}"));
             assert_eq!(outcome.done().3, reconnects, "{fault:?}");
         }
-        deal.terms.streams = 3;
-        proxy.next(&[]);
-        let outcome = deal.run(&prefill, &decode).await;
-        outcome.whole(&expected, "three connections");
-        assert_eq!(proxy.connections(), 3);
         decode.clean().await;
         prefill.clean().await;
     }
@@ -248,11 +243,6 @@ fn hello(of: &Handoff, secret: &str, handoff: u64) -> Vec<u8> {
     control_frame(Kind::Hello, handoff, 0, &hello).unwrap()
 }
 
-fn join(secret: &str, handoff: u64) -> Vec<u8> {
-    let stream = secret.to_owned();
-    control_frame(Kind::Join, handoff, 0, &Join { stream }).unwrap()
-}
-
 /// That a node refuses this first frame of a connection for its secret.
 async fn refused(port: u16, what: &str, frame: Vec<u8>) {
     let heard = answer(port, &frame).await;
@@ -281,16 +271,12 @@ async fn used_foreign_and_guessed_secrets_lead_nowhere() {
     handoff.hear().await.unwrap();
 
     let guess = "0".repeat(32);
-    let (session, stream) = (&accept.session, &accept.stream);
+    let session = &accept.session;
     let used = hello(&handoff, &ticket.secret, id);
     refused(port, "the used ticket", used).await;
     refused(port, "a guess", hello(&handoff, &guess, id)).await;
-    refused(port, "streams", hello(&handoff, stream, id)).await;
     let other = hello(&handoff, session, id ^ 1);
     refused(port, "another handoff", other).await;
-    refused(port, "a guessed join", join(&guess, id)).await;
-    refused(port, "a session as a join", join(session, id)).await;
-    refused(port, "a join elsewhere", join(stream, id ^ 1)).await;
 
     // None of this has disturbed the handoff: its own session is still good, once.
     let own = Ticket {
@@ -299,13 +285,12 @@ async fn used_foreign_and_guessed_secrets_lead_nowhere() {
     };
     let lost = Handoff::dial(&config, &deal, &own).await.unwrap();
     let unread = &lost.sender.accepted().session;
-    refused(port, "the last connection's join", join(stream, id)).await;
     // As long as nothing comes over the new connection, its answer may have been lost.
     let mut again = Handoff::dial(&config, &deal, &own).await.unwrap();
     assert_eq!(again.sender.accepted().have_tokens, deal.chunk);
     let beat = again.outbound.control(&Outgoing::beat());
     again.write(&beat).await;
-    decode.until("sure of it", |s| s.secrets == 2).await;
+    decode.until("sure of it", |s| s.secrets == 1).await;
     refused(port, "a used session", hello(&again, session, id)).await;
     refused(port, "one that was never read", hello(&again, unread, id)).await;
     // The old connection is not obeyed any more.
@@ -327,27 +312,26 @@ fn a_session_is_good_until_the_next_one_was_heard() {
     let table = Arc::new(Handoffs::default());
     let (arrivals, _connections) = tokio::sync::mpsc::channel(1);
     let mut secrets = Secrets::new(Arc::clone(&table), 7, None, arrivals);
-    let is_good = |secret: &str| table.find(secret, Purpose::Session, 7, None).is_some();
-    let (first, stream) = secrets.renew(None);
-    assert!(is_good(&first) && is_good(&first) && !is_good(&stream));
-    assert!(table.find(&first, Purpose::Stream, 7, None).is_none());
-    assert!(table.find(&first, Purpose::Session, 8, None).is_none());
+    let is_good = |secret: &str| table.find(secret, 7, None).is_some();
+    let first = secrets.renew(None);
+    assert!(is_good(&first) && is_good(&first));
+    assert!(table.find(&first, 8, None).is_none());
     // The answer to it is lost, again and again.
     let mut last = first.clone();
     for _ in 0..100 {
-        let (session, _) = secrets.renew(Some(&first));
+        let session = secrets.renew(Some(&first));
         // Of two hellos with the first one, the earlier may come later.
         assert!(is_good(&first) && is_good(&last) && is_good(&session));
-        assert!(table.count() <= MAX_SESSIONS + 1);
+        assert!(table.count() <= MAX_SESSIONS);
         last = session;
     }
     // The sender has read the last answer, and says so with a hello.
-    let (next, _) = secrets.renew(Some(&last));
+    let next = secrets.renew(Some(&last));
     assert!(!is_good(&first) && is_good(&last) && is_good(&next));
     // Or with any frame.
     secrets.heard();
     assert!(!is_good(&last) && is_good(&next));
-    assert_eq!(table.count(), 2);
+    assert_eq!(table.count(), 1);
     drop(secrets);
     assert_eq!(table.count(), 0);
 }

@@ -132,7 +132,7 @@ impl Handoff {
     }
 
     pub async fn block_in(&mut self, block: &KvBlock, codec: Codec) {
-        let (place, mut cutter) = self.sender.open(block).unwrap();
+        let mut cutter = self.sender.open(block).unwrap();
         let mut encoder = Encoder::new().unwrap();
         while let Some(segment) = cutter.next(&block.planes, codec, &mut encoder).unwrap() {
             let header = self.outbound.segment(&segment.header);
@@ -140,7 +140,7 @@ impl Handoff {
             let rows = segment.parts().concat();
             self.write(&rows).await;
         }
-        self.sender.close(place, cutter.finish());
+        self.sender.close(block.bytes());
     }
 
     /// All blocks that the receiver lacks, each heard to be applied.

@@ -354,8 +354,6 @@ pub async fn accept(stream: &mut TcpStream, claim: Claim) -> u64 {
     stream.read_exact(&mut payload).await.unwrap();
     let accept = Accept {
         session: "s".into(),
-        stream: "t".into(),
-        streams: 1,
         credit_bytes: CREDIT_BYTES,
         have_tokens: claim.tokens,
         have_page: claim.page,

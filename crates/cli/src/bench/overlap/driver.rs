@@ -65,9 +65,6 @@ pub struct Course {
     /// How often everything is measured.
     #[arg(long)]
     pub rounds: u32,
-    /// Connections of one handoff; 0 has the node find out.
-    #[arg(long)]
-    pub streams: u32,
     /// What `auto` may lose.
     #[arg(long)]
     pub quality: Quality,
@@ -85,7 +82,6 @@ impl Course {
         let Self {
             tokens,
             rounds,
-            streams,
             quality,
             chunk,
             skip_local,
@@ -93,7 +89,6 @@ impl Course {
         let mut arguments = vec![
             format!("--tokens={tokens}"),
             format!("--rounds={rounds}"),
-            format!("--streams={streams}"),
             format!("--quality={}", quality.name()),
             format!("--chunk={chunk}"),
         ];
@@ -248,7 +243,6 @@ async fn round(pair: &Pair, prompts: &mut Prompts, course: &Course) -> anyhow::R
             quality: course.quality,
             codec,
             overlap,
-            streams: course.streams,
             ..fresh()
         };
         let mut ask = async |overlap| {
