@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use tandem_identity::{PeerId, Security};
-use tandem_kv::adaptive::Quality;
 use tandem_kv::limits::MAX_CHUNK_TOKENS;
+use tandem_kv::policy::Quality;
 use tandem_kv::receipt::ParityBound;
 use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};

@@ -14,7 +14,6 @@
 //! that is. So every one carries the same DNS name ([`NODE_NAME`]), and connections to an IP address
 //! check that name.
 
-mod arrived;
 mod authority;
 mod certificate;
 mod directory;
@@ -28,6 +27,7 @@ pub mod join;
 pub mod limits;
 mod link;
 mod low_water;
+mod packets;
 mod peer;
 mod public;
 mod said;
@@ -37,7 +37,6 @@ mod tls;
 mod token;
 mod unread;
 
-pub use arrived::Progress;
 pub use authority::{Authority, AuthorityError, Validity};
 pub use certificate::{JOIN_NAME, NODE_NAME};
 pub use directory::{ClusterDir, DirectoryError};

@@ -12,9 +12,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::arrived::{Arrived, Progress, segment_bytes};
 use crate::explain::explain;
 use crate::low_water::LowWater;
+use crate::packets::segment_bytes;
 use crate::peer::PeerId;
 use crate::tls::Tls;
 
@@ -43,8 +43,8 @@ enum Reading {
 }
 
 enum Writing {
-    Plain(OwnedWriteHalf, Arrived),
-    Tls(tokio::io::WriteHalf<Box<Tls>>, Arc<Progress>),
+    Plain(OwnedWriteHalf),
+    Tls(tokio::io::WriteHalf<Box<Tls>>),
 }
 
 impl Link {
@@ -130,15 +130,15 @@ impl Link {
                 let (read, write) = tcp.into_split();
                 (
                     ReadHalf(Reading::Plain(read, LowWater::default())),
-                    WriteHalf(Writing::Plain(write, Arrived::default())),
+                    WriteHalf(Writing::Plain(write)),
                 )
             }
             Stream::Tls(tls) => {
-                let (expected, progress) = (tls.expected(), tls.progress());
+                let expected = tls.expected();
                 let (read, write) = tokio::io::split(tls);
                 (
                     ReadHalf(Reading::Tls(read, expected)),
-                    WriteHalf(Writing::Tls(write, progress)),
+                    WriteHalf(Writing::Tls(write)),
                 )
             }
         }
@@ -272,17 +272,6 @@ impl AsyncWrite for Link {
     }
 }
 
-impl WriteHalf {
-    /// What has become of what was written. A flush asks the system, also if there is nothing to flush.
-    #[must_use]
-    pub fn progress(&self) -> Arc<Progress> {
-        match &self.0 {
-            Writing::Plain(_, arrived) => arrived.known(),
-            Writing::Tls(_, progress) => Arc::clone(progress),
-        }
-    }
-}
-
 impl AsyncWrite for WriteHalf {
     fn poll_write(
         self: Pin<&mut Self>,
@@ -294,19 +283,15 @@ impl AsyncWrite for WriteHalf {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
-            // There is nothing to flush.
-            Writing::Plain(write, arrived) => {
-                arrived.update(write.as_ref());
-                Poll::Ready(Ok(()))
-            }
-            Writing::Tls(write, _) => Pin::new(write).poll_flush(cx).map(explained),
+            Writing::Plain(write) => Pin::new(write).poll_flush(cx),
+            Writing::Tls(write) => Pin::new(write).poll_flush(cx).map(explained),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
-            Writing::Plain(write, _) => Pin::new(write).poll_shutdown(cx),
-            Writing::Tls(write, _) => Pin::new(write).poll_shutdown(cx).map(explained),
+            Writing::Plain(write) => Pin::new(write).poll_shutdown(cx),
+            Writing::Tls(write) => Pin::new(write).poll_shutdown(cx).map(explained),
         }
     }
 
@@ -316,15 +301,8 @@ impl AsyncWrite for WriteHalf {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.0 {
-            Writing::Plain(write, arrived) => {
-                let written = Pin::new(&mut *write).poll_write_vectored(cx, bufs);
-                if let Poll::Ready(Ok(bytes)) = written {
-                    arrived.wrote(bytes);
-                }
-                arrived.update(write.as_ref());
-                written
-            }
-            Writing::Tls(write, _) => Pin::new(write).poll_write_vectored(cx, bufs).map(explained),
+            Writing::Plain(write) => Pin::new(write).poll_write_vectored(cx, bufs),
+            Writing::Tls(write) => Pin::new(write).poll_write_vectored(cx, bufs).map(explained),
         }
     }
 

@@ -20,7 +20,6 @@ use rustls::{ClientConfig, CommonState, Error as TlsError, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::arrived::{Arrived, Progress};
 use crate::limits::{FIRST_READ_BUFFER, LOW_WATER, MAX_UNSENT_BYTES, READ_BUFFER};
 use crate::low_water::LowWater;
 
@@ -64,7 +63,8 @@ struct Outgoing {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    arrived: Arrived,
+    /// What the socket has taken.
+    written: u64,
 }
 
 #[derive(Default)]
@@ -161,7 +161,7 @@ impl Tls {
 
     /// Where a reader says how many bytes of text are known to come.
     pub(crate) const fn given(&self) -> u64 {
-        self.outgoing.arrived.written()
+        self.outgoing.written
     }
 
     /// True if the socket has not taken all that was encrypted.
@@ -172,11 +172,6 @@ impl Tls {
     /// Where a reader says how much it knows to come.
     pub(crate) fn expected(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.expected)
-    }
-
-    /// What has become of encrypted bytes, as of the last time that the socket was written to, or flushed.
-    pub(crate) fn progress(&self) -> Arc<Progress> {
-        self.outgoing.arrived.known()
     }
 
     /// The socket below.
@@ -425,17 +420,11 @@ impl Outgoing {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
-        self.arrived.wrote(bytes);
+        self.written += bytes as u64;
     }
 
     /// Until the socket has taken everything.
     fn poll_send(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let sent = self.poll_give(tcp, cx);
-        self.arrived.update(tcp);
-        sent
-    }
-
-    fn poll_give(&mut self, tcp: &mut TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.start < self.end {
             let unsent = &self.bytes[self.start..self.end];
             match ready!(Pin::new(&mut *tcp).poll_write(cx, unsent))? {

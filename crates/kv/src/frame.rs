@@ -31,7 +31,7 @@ pub enum Kind {
     Ack,
     /// Sender to receiver: everything has been sent (JSON manifest).
     Commit,
-    /// Receiver to sender: everything has been applied (no payload).
+    /// Receiver to sender: everything has been applied (JSON).
     Committed,
     /// Either way: the handoff ends here (JSON).
     Abort,
@@ -96,7 +96,7 @@ impl Kind {
     pub const fn max_payload(self) -> u32 {
         match self {
             Self::Segment => MAX_SEGMENT_PAYLOAD,
-            Self::Ack | Self::Committed | Self::Beat => 0,
+            Self::Ack | Self::Beat => 0,
             _ => MAX_CONTROL_PAYLOAD,
         }
     }

@@ -7,7 +7,7 @@
 //! - [`digest`]: the one way token sequences are hashed;
 //! - [`page`]: the identity of 64 tokens of KV, and of all before them;
 //! - [`codec`]: how planes become payload bytes (a closed enum with wire numbers);
-//! - [`adaptive`]: which of them a handoff takes;
+//! - [`policy`]: which of them a handoff takes;
 //! - [`frame`]: the 64-byte header, checksums, and the limits every length is checked against;
 //! - [`message`]: the payloads of the control frames (hello, accept, refuse, commit, ...);
 //! - [`segment`]: blocks cut and encoded for the wire;
@@ -17,7 +17,6 @@
 //!
 //! The byte tables are in `docs/wire-format.md`.
 
-pub mod adaptive;
 pub mod codec;
 pub mod contract;
 pub mod digest;
@@ -27,6 +26,7 @@ pub mod message;
 pub mod page;
 pub mod permit;
 pub mod plane;
+pub mod policy;
 pub mod receipt;
 pub mod receiver;
 pub mod segment;

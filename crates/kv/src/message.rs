@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::adaptive::DecodeRates;
 use crate::contract::{Contract, Difference};
 use crate::frame::{Header, Kind, encode_frame};
 use crate::text::{shorten, text_of_a_peer};
@@ -56,8 +55,6 @@ pub struct Accept {
     /// Rows of the window layers of the tokens from the start of the window to `have_window` are there
     /// already and must not be sent; 0 if there are none.
     pub have_window: u32,
-    /// How fast the receiver decodes.
-    pub decode_rates: DecodeRates,
 }
 
 impl std::fmt::Debug for Accept {
@@ -109,6 +106,14 @@ pub struct Commit {
     pub raw_bytes: u64,
     /// Digest of the [`Manifest`], hex.
     pub manifest: String,
+}
+
+/// Receiver to sender: everything has been applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Committed {
+    /// Milliseconds from the receiver's reading the commit until everything had been applied.
+    pub apply_ms: u64,
 }
 
 /// Either way: the handoff ends here.

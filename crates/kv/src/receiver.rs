@@ -7,17 +7,20 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::hello::compare;
-use crate::adaptive::{DecodeRates, Quality};
 use crate::codec::{Codec, CodecError};
 use crate::contract::{Contract, Section};
 use crate::frame::{FrameError, Header, Kind, encode_frame};
 use crate::limits::{
     CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS,
 };
-use crate::message::{Accept, Commit, Hello, MessageError, Refuse, abort_frame, control_frame};
+use crate::message::{
+    Accept, Commit, Committed, Hello, MessageError, Refuse, abort_frame, control_frame,
+};
 use crate::plane::{KvBlock, PerSection};
+use crate::policy::Quality;
 use crate::receipt::{InvalidReceipt, Receipt};
 
 mod hello;
@@ -87,8 +90,6 @@ pub struct Terms {
     pub credit_bytes: u64,
     /// Id of the last complete page of the tokens that are held, hex.
     pub have_page: Option<String>,
-    /// How fast this end decodes.
-    pub decode_rates: DecodeRates,
 }
 
 /// A block of full-attention layers that has arrived whole and is next in order, or the window, joined.
@@ -234,7 +235,6 @@ impl Receiver {
             have_tokens: self.next.full,
             have_page: terms.have_page.clone(),
             have_window: self.have_window(),
-            decode_rates: terms.decode_rates,
         };
         Ok(control_frame(Kind::Accept, self.handoff, 0, &accept)?)
     }
@@ -347,17 +347,25 @@ impl Receiver {
         std::mem::take(&mut self.spare)
     }
 
-    /// The committed frame, once everything has been sent and applied.
+    /// The committed frame, once everything has been sent and applied; `since_commit` is the time since the commit was read.
     #[must_use]
-    pub fn finish(&mut self) -> Option<Vec<u8>> {
+    pub fn finish(&mut self, since_commit: Duration) -> Option<Vec<u8>> {
         let open = !self.unapplied.is_empty() || !self.ready.is_empty() || !self.kept.is_empty();
         if !self.all_sent || self.confirmed || open || self.over.is_some() {
             return None;
         }
         self.confirmed = true;
-        let header = Header::control(Kind::Committed, self.handoff, self.sequence_out);
-        self.sequence_out = self.sequence_out.wrapping_add(1);
-        Some(encode_frame(header, &[]))
+        let sequence = self.sequence_out;
+        self.sequence_out = sequence.wrapping_add(1);
+        let apply_ms = u64::try_from(since_commit.as_millis()).unwrap_or(u64::MAX);
+        // One number fits a frame.
+        control_frame(
+            Kind::Committed,
+            self.handoff,
+            sequence,
+            &Committed { apply_ms },
+        )
+        .ok()
     }
 
     /// An abort frame with a reason. The handoff is over.

@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::adaptive::DecodeRates;
 use crate::contract::{Contract, InvalidContract, Section};
 use crate::digest::token_digest;
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, encode_frame};
@@ -16,7 +16,7 @@ use crate::limits::{
     MAX_CREDIT_BYTES, MAX_STRING, MAX_TOKENS, MAX_WINDOW_BYTES,
 };
 use crate::message::{
-    Abort, Accept, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
+    Abort, Accept, Committed, Hello, Manifest, MessageError, Refuse, abort_frame, control_frame,
     control_payload, parse,
 };
 use crate::page::{PAGE_TOKENS, PageId};
@@ -142,6 +142,7 @@ pub struct Sender {
     /// Blocks that have been opened and not closed.
     open: usize,
     raw_bytes: u64,
+    applying: Duration,
 }
 
 impl Sender {
@@ -184,7 +185,6 @@ impl Sender {
                 credit_bytes: 0,
                 have_tokens: 0,
                 have_page: None,
-                decode_rates: DecodeRates::default(),
                 have_window: 0,
             },
             next: start,
@@ -192,6 +192,7 @@ impl Sender {
             unacked: VecDeque::new(),
             open: 0,
             raw_bytes: 0,
+            applying: Duration::ZERO,
         };
         let ticket = sender.offer.ticket.clone();
         let hello = sender.hello(ticket)?;
@@ -297,6 +298,12 @@ impl Sender {
         self.raw_bytes
     }
 
+    /// Time that the receiver has needed to apply what had come when it read the commit; known once it has confirmed.
+    #[must_use]
+    pub const fn applying(&self) -> Duration {
+        self.applying
+    }
+
     /// Takes a frame from the receiver.
     ///
     /// # Errors
@@ -349,6 +356,8 @@ impl Sender {
             (Kind::Ack, SenderState::Streaming | SenderState::Committing) => self.acks(header),
             (Kind::Beat, SenderState::Streaming | SenderState::Committing) => Ok(()),
             (Kind::Committed, SenderState::Committing) if self.unacked.is_empty() => {
+                let committed: Committed = parse(Kind::Committed, payload)?;
+                self.applying = Duration::from_millis(committed.apply_ms);
                 self.state = SenderState::Committed;
                 Ok(())
             }

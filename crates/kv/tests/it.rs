@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod it {
-    mod adaptive;
     mod codec;
     mod codec_bounds;
     mod codec_hostile;
@@ -20,6 +19,7 @@ mod it {
     mod pages;
     mod permit;
     mod pipe;
+    mod policy;
     mod receipt;
     mod resume;
     mod round_trip;

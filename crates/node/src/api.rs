@@ -38,7 +38,7 @@ use crate::job::Command;
 use crate::limits::{DRAIN_LOOK, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS};
 use crate::model::Model;
 use crate::pages::PageStore;
-use crate::receive::{Decoding, Spare};
+use crate::receive::Spare;
 use crate::send::{Choice, Links, Route};
 use crate::tickets::Tickets;
 
@@ -71,8 +71,6 @@ pub struct Node {
     pub staging: Arc<Semaphore>,
     /// Buffers of the last handoff that was received.
     pub spare: Arc<Spare>,
-    /// How fast this node decodes.
-    pub decoding: Arc<Decoding>,
     /// Places for complete handoffs that can be confirmed again.
     pub confirmed: Arc<Semaphore>,
     /// KV of earlier requests.

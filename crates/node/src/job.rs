@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::Token;
 use tandem_engine::generation::Generation;
-use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
+use tandem_kv::policy::Quality;
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::{KvBlock, Plane, Section};
 use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, SequenceStatus};

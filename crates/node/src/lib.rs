@@ -25,7 +25,6 @@ pub mod link;
 mod measured;
 pub mod model;
 pub mod pages;
-mod rate;
 pub mod receive;
 pub mod running;
 pub mod send;
@@ -126,7 +125,6 @@ pub async fn run(
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
         spare: Arc::default(),
-        decoding: Arc::default(),
         confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
         links: Arc::new(send::Links::with_rate(config.limits.link_rate)),

@@ -55,25 +55,13 @@ pub const MIN_LINK_RATE: u64 = 64 << 10;
 pub const READ_BYTES: usize = 768 << 10;
 /// Blocks that a sender gives to its writer before they are written.
 pub const BLOCKS_AHEAD: usize = 2;
-/// Bytes that a link has carried while something waited for it, or at once without a pause, or that were decoded, before
-/// their rate is believed.
-pub const BELIEVED_BYTES: u64 = 1 << 20;
-/// Of a link of which nothing is known less is believed, [`ARRIVAL_BYTES`], if it took this long.
-pub const BELIEVED_TIME: Duration = Duration::from_millis(100);
-/// Bytes that a link has carried while something waited for it, of which then half are forgotten:
-/// beside them, a block that one connection has not told of yet is little.
-pub const LINK_BYTES: u64 = 4 * tandem_kv::limits::TARGET_BLOCK_BYTES;
-/// Bytes that went through handoffs in which seldom something waited, after which a link is no longer taken for a slow one.
-pub const FREE_BYTES: u64 = tandem_kv::adaptive::REVIEW_BYTES;
-/// Spans of time in which connections of a handoff waited for the link that are told apart.
-pub const MAX_SPANS: usize = 64;
-/// How often a writer that has nothing to write looks how much of what the system held back has arrived.
-pub const ARRIVAL_POLL: Duration = Duration::from_millis(10);
-/// Bytes that have arrived meanwhile before it tells how long they took.
-pub const ARRIVAL_BYTES: u64 = BELIEVED_BYTES / 8;
-/// How long the speed of a decoder is believed after the last segment.
-pub const DECODE_RATE_AGE: Duration = Duration::from_secs(60);
-/// Peers whose link is remembered.
+/// Time that a handoff goes on after all was computed before its link is taken for what held it up...
+pub const EXPOSED_TIME: Duration = Duration::from_millis(100);
+/// ... and which part of the whole transfer that must be.
+pub const EXPOSED_SHARE: f64 = 0.1;
+/// Handoffs in a row that are coded, after which one goes raw: the link may be faster than it was.
+pub const RAW_AGAIN: u32 = 32;
+/// Ways, each of a model's rows to a peer, that are remembered.
 pub const MAX_LINKS: usize = 256;
 /// Segments are written together until they are so many bytes, as long as there are more.
 pub const WRITE_BYTES: u64 = 1 << 20;

@@ -4,7 +4,6 @@
 //! (`stream`), which checks and decodes. A connection that breaks leaves the owner
 //! waiting for another one for a limited time; what was applied stays.
 
-mod decoding;
 mod pump;
 mod spare;
 mod stream;
@@ -28,7 +27,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-pub use decoding::Decoding;
 pub use spare::Spare;
 
 use self::pump::Pump;
@@ -335,6 +333,7 @@ async fn serve(
         handed: HandedOver::default(),
         receipt: is_back,
         committed: false,
+        all_sent: None,
         from,
         permitted,
         tokens: tokens.into(),
@@ -344,7 +343,6 @@ async fn serve(
         tail: Tail::default(),
         keepers: Arc::new(Semaphore::new(MAX_KEEPERS)),
         spare: node.spare.take(),
-        decoding: Arc::clone(&node.decoding),
     };
     let result = pump.run(first).await;
     // One that has failed keeps nothing.

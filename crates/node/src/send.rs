@@ -4,7 +4,6 @@
 //! acknowledged, and a connection (`connection`) with a writer (`stream`; `growth`: blocks that are
 //! written while they are computed). What comes before the receiver has answered waits (`input`). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
 
-mod choice;
 mod connection;
 mod growth;
 mod input;
@@ -27,8 +26,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-pub use choice::{Choice, Measured};
-pub use links::{Going, Learnt, Links, Memory, Waited};
+pub use links::{Choice, Codecs, Going, Links};
 
 use self::input::Inputs;
 use self::pump::{Pump, ReceiptState, TransferClock};
@@ -89,6 +87,12 @@ pub struct Report {
     pub wire_bytes: u64,
     /// The lossiest codec that was used.
     pub codec: Option<Codec>,
+    /// True if another one was used, too.
+    pub is_mixed: bool,
+    /// Bytes of KV rows that were computed for it.
+    pub computed_bytes: u64,
+    /// Time that the receiver needed to apply what had come when it read the commit, in milliseconds.
+    pub apply_ms: f64,
     /// Time spent encoding, in milliseconds; beside the writing.
     pub encode_ms: f64,
     /// Connections that broke and were opened again.
@@ -271,6 +275,8 @@ pub async fn transmit(
     let (sender, hello) =
         Sender::new(offer).map_err(|e| NodeError::new(ErrorCode::Handoff, e.to_string()))?;
     let _going = route.links.begin();
+    // Models differ in what they make in a second, and in what that compresses to.
+    let way = format!("{} {}", route.target, sender.contract().weights);
     let mut pump = Pump {
         sender,
         connection: None,
@@ -288,7 +294,8 @@ pub async fn transmit(
         receipt: ReceiptState::Open,
         in_doubt: false,
         clock: TransferClock::default(),
-        measured: Measured::new(&route.choice, route.links.recall(&route.target)),
+        codecs: route.links.codecs(&way, route.choice, route.overlap),
+        held_to: 0,
         report: Report::default(),
         route,
         events,
@@ -307,7 +314,9 @@ pub async fn transmit(
     if let Err(error) = &result {
         pump.goodbye(error).await;
     }
-    pump.learn();
+    if let Ok(report) = &result {
+        pump.route.links.learn(&way, report);
+    }
     // For this the other end has not waited.
     if let Some(Sending { kept, .. }) = &mut pump.sending {
         kept.rest().await;

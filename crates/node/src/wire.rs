@@ -2,17 +2,14 @@
 //! limit, and all of them as fast as [`MIN_LINK_RATE`] and that limit once.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::ops::Range;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tandem_identity::ReadHalf;
 use tandem_identity::limits::{LOW_WATER, MAX_UNSENT_BYTES};
-use tandem_identity::{Progress, ReadHalf};
 use tandem_kv::frame::{Checksum, FrameError, HEADER_BYTES, Header};
 use tandem_proto::limits::HANDOFF_SILENCE;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant as Deadline, timeout, timeout_at};
 
 use crate::limits::{MIN_LINK_RATE, READ_BYTES};
@@ -228,112 +225,6 @@ pub async fn read_answer<R: AsyncRead + Unpin>(
     Ok((header, payload))
 }
 
-/// Bytes that a connection carried while it was waited for, and when that was.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Drained {
-    /// Bytes.
-    pub bytes: u64,
-    /// One behind the other.
-    pub spans: Vec<Range<Instant>>,
-}
-
-impl Drained {
-    fn add(&mut self, bytes: u64, span: Range<Instant>) {
-        self.bytes += bytes;
-        match self.spans.last_mut() {
-            Some(last) if last.end == span.start => last.end = span.end,
-            _ => self.spans.push(span),
-        }
-    }
-}
-
-/// Measures how fast a link is where it is what limits: from a write that has to wait, when the buffers
-/// below are full, until there is nothing more to write, and then as long as those buffers hold something back. What they
-/// take does not count, only what has left them: they grow.
-#[derive(Debug, Default)]
-pub struct Drain {
-    /// What has arrived at the other end.
-    progress: Arc<Progress>,
-    /// When waiting began, and what had arrived then.
-    since: Option<(Instant, u64)>,
-    total: Drained,
-}
-
-impl Drain {
-    /// For a stream that tells what has arrived.
-    #[must_use]
-    pub fn of(progress: Arc<Progress>) -> Self {
-        Self {
-            progress,
-            ..Self::default()
-        }
-    }
-
-    fn waits(&mut self) {
-        if self.since.is_none() {
-            self.since = Some((Instant::now(), self.progress.arrived()));
-        }
-    }
-
-    /// What was waited for until now counts, and what comes next does.
-    fn turn(&mut self) {
-        let (now, arrived) = (Instant::now(), self.progress.arrived());
-        if let Some((since, before)) = self.since.replace((now, arrived)) {
-            let bytes = arrived.saturating_sub(before);
-            self.total.add(bytes, since..now);
-        }
-    }
-
-    /// There is nothing to write now.
-    pub fn pause(&mut self) {
-        self.turn();
-        self.since = None;
-    }
-
-    /// True if the system holds back something that was written, as of the last flush.
-    #[must_use]
-    pub fn is_held_back(&self) -> bool {
-        self.progress.is_held_back()
-    }
-
-    /// To be called after a flush, again and again while there is nothing to write. The time since the last call
-    /// counts if something is still held back at its end: the link was busy for all of it.
-    pub fn rest(&mut self) {
-        if !self.is_held_back() {
-            self.since = None;
-            if self.total.bytes == 0 {
-                // Nothing that comes later took this time.
-                self.total = Drained::default();
-            }
-            return;
-        }
-        self.turn();
-    }
-
-    /// What was measured while there was nothing to write, once it is at least so many bytes.
-    pub fn rested(&mut self, least: u64) -> Option<Drained> {
-        (self.total.bytes >= least.max(1)).then(|| std::mem::take(&mut self.total))
-    }
-
-    /// There is something to write again.
-    pub const fn rise(&mut self) {
-        self.since = None;
-    }
-
-    /// What was measured since the last time; time in which nothing arrived counts with what arrives after
-    /// it. If there is more to write, the stream is still waited for.
-    pub fn lap(&mut self, is_over: bool) -> Drained {
-        match self.since {
-            Some(_) if !is_over => self.turn(),
-            _ => self.pause(),
-        }
-        match self.total.bytes {
-            0 => Drained::default(),
-            _ => std::mem::take(&mut self.total),
-        }
-    }
-}
-
 /// Writes parts behind each other, with as few calls as the stream allows; the peer must take
 /// something within each `limit`.
 ///
@@ -343,21 +234,13 @@ pub async fn write_parts<W: AsyncWrite + Unpin>(
     stream: &mut W,
     parts: &[&[u8]],
     limit: Duration,
-    drain: &mut Drain,
 ) -> Result<(), WireError> {
     let patience = Patience::new(limit, parts.iter().map(|p| p.len()).sum());
     let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|p| IoSlice::new(p)).collect();
     let mut rest = slices.as_mut_slice();
     IoSlice::advance_slices(&mut rest, 0);
     while !rest.is_empty() {
-        let writing = std::future::poll_fn(|cx| {
-            let written = Pin::new(&mut *stream).poll_write_vectored(cx, rest);
-            if written.is_pending() {
-                drain.waits();
-            }
-            written
-        });
-        let n = patience.wait(writing).await?;
+        let n = patience.wait(stream.write_vectored(rest)).await?;
         if n == 0 {
             return Err(WireError::Closed);
         }
@@ -366,7 +249,7 @@ pub async fn write_parts<W: AsyncWrite + Unpin>(
     Ok(())
 }
 
-/// Writes a frame that is not measured, and lets it out.
+/// Writes a frame, and lets it out.
 ///
 /// # Errors
 /// See [`write_parts`].
@@ -375,9 +258,8 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
     frame: &[u8],
     limit: Duration,
 ) -> Result<(), WireError> {
-    let mut drain = Drain::default();
-    write_parts(stream, &[frame], limit, &mut drain).await?;
-    flush(stream, limit, &mut drain).await
+    write_parts(stream, &[frame], limit).await?;
+    flush(stream, limit).await
 }
 
 /// Lets out what the stream holds back: little enough for one `limit`, see [`MAX_UNSENT_BYTES`].
@@ -387,16 +269,8 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
 pub async fn flush<W: AsyncWrite + Unpin>(
     stream: &mut W,
     limit: Duration,
-    drain: &mut Drain,
 ) -> Result<(), WireError> {
-    let flushing = std::future::poll_fn(|cx| {
-        let flushed = Pin::new(&mut *stream).poll_flush(cx);
-        if flushed.is_pending() {
-            drain.waits();
-        }
-        flushed
-    });
-    let flushing = timeout(limit, flushing);
+    let flushing = timeout(limit, stream.flush());
     Ok(flushing.await.map_err(|_| WireError::Silent(limit))??)
 }
 

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
+use tandem_kv::policy::Quality;
 use tandem_kv::receipt::ParityBound;
 
 /// Which codec rows travel in.

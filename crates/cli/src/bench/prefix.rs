@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use clap::Args;
 use futures_util::future::try_join_all;
 use serde::Serialize;
-use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
+use tandem_kv::policy::Quality;
 use tandem_proto::{HandoffTerms, Prompt, Reuse};
 
 use super::ask::{Asked, Pair, Prompts, Sent};

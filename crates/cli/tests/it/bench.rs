@@ -240,7 +240,7 @@ fn overlap(command: &mut Command) -> (Value, String, u32) {
     (told, said, process)
 }
 
-/// Half a megabyte a second for each connection is slower than any machine prefills the small model of this repository,
+/// Half a megabyte a second is slower than any machine prefills the small model of this repository,
 /// which makes 3 KB for each token. How much sooner the first token comes is for a bench to tell; here, that less is sent. So
 /// little is noticed only where the system tells what it holds back.
 #[cfg(target_os = "linux")]

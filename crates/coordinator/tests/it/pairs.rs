@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tandem_coordinator::{KeepAnswers, NodeList, PairReport};
-use tandem_kv::adaptive::Quality;
+use tandem_kv::policy::Quality;
 use tandem_kv::receipt::Parity;
 use tandem_openai::TandemInfo;
 use tandem_proto::{

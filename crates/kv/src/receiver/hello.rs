@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::adaptive::Quality;
 use crate::contract::{Contract, Difference};
 use crate::digest::token_digest;
 use crate::limits::{
@@ -10,6 +9,7 @@ use crate::limits::{
     MAX_WINDOW_BYTES,
 };
 use crate::message::{Hello, RefusalCode, Refuse};
+use crate::policy::Quality;
 use crate::segment::window_bytes;
 use crate::text::harmless;
 

@@ -9,7 +9,9 @@ use tandem_kv::limits::{
     AHEAD_BYTES, CREDIT_BYTES, MAX_CONTINUATION, MAX_CONTROL_PAYLOAD, MAX_CREDIT_BYTES,
     MAX_DIFFERENCES, MAX_HEAD_DIM, MAX_KV_HEADS, MAX_LAYERS, MAX_STRING,
 };
-use tandem_kv::message::{Abort, Accept, Commit, Hello, RefusalCode, Refuse, control_frame, parse};
+use tandem_kv::message::{
+    Abort, Accept, Commit, Committed, Hello, RefusalCode, Refuse, control_frame, parse,
+};
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_kv::receiver::{Covers, Expectation, Receiver, credit_for};
 use tandem_kv::segment::{step_bytes, window_bytes};
@@ -494,12 +496,12 @@ fn unknown_keys_of_the_other_messages_are_refused() {
     let accept = json!({
         "session": "a", "credit_bytes": 4,
         "have_tokens": 0, "have_page": null, "have_window": 0,
-        "decode_rates": {"plane": 1, "q8": null},
     });
     check::<Accept>(Kind::Accept, accept);
     let back = json!({"ticket": "a", "handoff": 1, "port": 2});
     let score = json!({"token": 1, "logprob": -0.5});
     check::<Receipt>(Kind::Receipt, json!({"top": [score], "hand_back": back}));
+    check::<Committed>(Kind::Committed, json!({"apply_ms": 1}));
     check::<TokenScore>(Kind::Receipt, score);
     check::<tandem_kv::receipt::ReturnTicket>(Kind::Receipt, back);
     check::<Commit>(

@@ -5,7 +5,7 @@ use tandem_kv::codec::{BLOCK, Codec, RunSpec};
 use tandem_kv::contract::{Difference, LAYOUT_VERSION};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind, WIRE_VERSION};
 use tandem_kv::limits;
-use tandem_kv::message::{Abort, Accept, Commit, Hello, RefusalCode, Refuse, parse};
+use tandem_kv::message::{Abort, Accept, Commit, Committed, Hello, RefusalCode, Refuse, parse};
 use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::Sender;
 
@@ -52,6 +52,7 @@ fn golden_bytes_are_in_it() {
         golden::TOKEN_DIGEST,
         golden::ACCEPT_JSON,
         golden::COMMIT_JSON,
+        golden::COMMITTED_JSON,
         golden::RECEIPT_JSON,
     ] {
         assert!(text.contains(constant), "missing: {constant}");
@@ -200,6 +201,7 @@ fn every_key_of_every_message() {
     let (_, hello) = Sender::new(offer(&mixed(), 5)).unwrap();
     let hello: Hello = parse(Kind::Hello, split(&hello).1).unwrap();
     let accept: Accept = parse(Kind::Accept, golden::ACCEPT_JSON.as_bytes()).unwrap();
+    let committed: Committed = parse(Kind::Committed, golden::COMMITTED_JSON.as_bytes()).unwrap();
     let commit: Commit = parse(Kind::Commit, golden::COMMIT_JSON.as_bytes()).unwrap();
     let receipt: Receipt = parse(Kind::Receipt, golden::RECEIPT_JSON.as_bytes()).unwrap();
     let difference = Difference {
@@ -217,9 +219,10 @@ fn every_key_of_every_message() {
     let layer = &hello.contract.layers[0];
     for (heading, expected) in [
         ("### hello", vec![keys(&hello)]),
-        ("### accept", vec![keys(&accept), keys(accept.decode_rates)]),
+        ("### accept", vec![keys(&accept)]),
         ("### refuse", vec![keys(refuse), keys(difference)]),
         ("### commit", vec![keys(commit)]),
+        ("### committed", vec![keys(committed)]),
         ("### abort", vec![keys(Abort { reason })]),
         (
             "### receipt",

@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tandem_kv::adaptive::{DecodeRates, Quality};
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{Checksum, HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_kv::limits::{CREDIT_BYTES, MAX_BLOCK_BYTES};
 use tandem_kv::message::{Hello, Refuse, parse};
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::plane::plane_bytes;
+use tandem_kv::policy::Quality;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::receiver::{Covers, Expectation, Inbound, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::segment::Segment;
@@ -176,16 +177,15 @@ pub fn expectation(contract: &Contract, kv_end: u32) -> Expectation {
     }
 }
 
+/// What a receiver says that it needed to apply.
+const APPLYING: Duration = Duration::from_millis(17);
+
 /// As much credit as we ever give.
 pub fn terms() -> Terms {
     Terms {
         session: SESSION.into(),
         credit_bytes: CREDIT_BYTES,
         have_page: None,
-        decode_rates: DecodeRates {
-            plane: Some(2_000_000_000),
-            ..DecodeRates::default()
-        },
     }
 }
 
@@ -484,7 +484,7 @@ pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Ma
     out.receipt = outbound.control(&sender.receipt(&receipt()).unwrap());
     assert_eq!(taker.take(&out.receipt).unwrap(), Step::Receipt(receipt()));
     let committed = loop {
-        match taker.receiver.finish() {
+        match taker.receiver.finish(APPLYING) {
             Some(frame) => break frame,
             None => apply(&mut taker, &mut sender, &mut out),
         }
@@ -497,9 +497,14 @@ pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Ma
     if manner.codec.is_lossless() {
         assert_eq!(out.applied, given_out(&out.sent));
     }
-    assert_eq!(taker.receiver.finish(), None, "committed twice");
+    assert_eq!(
+        taker.receiver.finish(Duration::ZERO),
+        None,
+        "committed twice"
+    );
     answer(&mut sender, &mut out.backward, committed);
     assert_eq!(sender.state(), SenderState::Committed);
+    assert_eq!(sender.applying(), APPLYING);
     assert_eq!(sender.raw_bytes(), taker.receiver.raw_bytes());
     assert_eq!(taker.receiver.staged_bytes(), 0);
     out
@@ -574,7 +579,7 @@ fn read_stream(
     {
         taker.frame(&header, payload).map_err(|e| e.to_string())?;
         applied.extend(taker.apply());
-        committed |= taker.receiver.finish().is_some();
+        committed |= taker.receiver.finish(Duration::ZERO).is_some();
     }
     Ok(committed)
 }

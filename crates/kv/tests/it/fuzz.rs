@@ -250,7 +250,7 @@ fn read(
         let step = taker.frame(&header, payload);
         assert!(taker.receiver.staged_bytes() <= limit);
         given.take(&mut taker.receiver);
-        *committed |= taker.receiver.finish().is_some();
+        *committed |= taker.receiver.finish(Duration::ZERO).is_some();
         if let Err(e) = step {
             assert!(taker.receiver.over().is_some() || e.is_damage());
             return Err(text(&e));
@@ -330,7 +330,7 @@ impl World<'_> {
         if turn.apply {
             self.given.take(&mut self.receiver);
         }
-        if self.receiver.finish().is_some() {
+        if self.receiver.finish(Duration::ZERO).is_some() {
             self.given.take(&mut self.receiver);
             assert!(self.given.complete() && self.receiver.over().is_none());
         }

@@ -20,7 +20,7 @@ pub const HEADER_HEX: &str = "544e444d090004112122232425262728313233344142430051
 /// BLAKE3 of the frames from sender to receiver of [`small`].
 const FORWARD_BLAKE3: &str = "5981c0c862183d0e6a05b6885fe01b69c78e21a8f53c68a0c01a54b95c0d2357";
 /// BLAKE3 of the frames from receiver to sender of [`small`].
-const BACKWARD_BLAKE3: &str = "734f7f83900ec1a7415e6be0abf834a2c29a4a9e4089cd44b008e516c10e877e";
+const BACKWARD_BLAKE3: &str = "fb7f0ac878b7daa8976a6fd61b87543f21a7f41c6f1474e325a1441ff163e20c";
 /// First frame after the hello of [`small`], in hex: header and 24 bytes of rows.
 pub const SEGMENT_HEX: &str = "544e444d09000400efcdab89674523010100000018000000180000000000000002000000000000000200000000000300d3cfe2155ad1a25d00010100f67579e9009e3cda23c160fed775fb995ffd822136d573115af89735";
 /// A `q8` segment: K of one token is 0, 1, 2, ... 31, V is 0, -1, -2, ... -31.
@@ -28,9 +28,11 @@ pub const ENCODED_HEX: &str = "544e444d09000402efcdab896745230101000000440000008
 /// Digest of tokens 3, 10, 17, 24, 31, 38.
 pub const TOKEN_DIGEST: &str = "0dc24467dc182c480b2992f490d95edda9b9cba13da14a4f31c27a8352fa87ad";
 /// Payload of the accept of [`small`].
-pub const ACCEPT_JSON: &str = r#"{"session":"0102030405060708090a0b0c0d0e0f10","credit_bytes":108,"have_tokens":0,"have_page":null,"have_window":0,"decode_rates":{"plane":2000000000,"q8":null}}"#;
+pub const ACCEPT_JSON: &str = r#"{"session":"0102030405060708090a0b0c0d0e0f10","credit_bytes":108,"have_tokens":0,"have_page":null,"have_window":0}"#;
 /// Payload of the commit of [`small`].
 pub const COMMIT_JSON: &str = r#"{"segments":4,"raw_bytes":92,"manifest":"92735506945835254bdc41bb8815716b5005b2997e3e5e282ba612335b8f93fd"}"#;
+/// Payload of the confirmation of [`small`].
+pub const COMMITTED_JSON: &str = r#"{"apply_ms":17}"#;
 /// Payload of a receipt.
 pub const RECEIPT_JSON: &str = r#"{"top":[{"token":1,"logprob":-0.5},{"token":3,"logprob":-1.25}],"hand_back":{"ticket":"ffeeddccbbaa99887766554433221100","handoff":72623859790382856,"port":7700}}"#;
 
@@ -83,6 +85,8 @@ fn handoff_bytes() {
     assert_eq!(split(&sent.backward[0]).1, ACCEPT_JSON.as_bytes());
     let commit = sent.forward.last().unwrap();
     assert_eq!(split(commit).1, COMMIT_JSON.as_bytes());
+    let committed = sent.backward.last().unwrap();
+    assert_eq!(split(committed).1, COMMITTED_JSON.as_bytes());
     // The manifest by its definition.
     let mut manifest = blake3::Hasher::new_derive_key("tandem manifest v4");
     for frame in &sent.forward {

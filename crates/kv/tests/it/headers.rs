@@ -59,7 +59,7 @@ fn lengths_beyond_their_limit_are_refused_without_a_payload() {
     for kind in KINDS {
         let limit = match kind {
             Kind::Segment => MAX_SEGMENT_PAYLOAD,
-            Kind::Ack | Kind::Committed | Kind::Beat => 0,
+            Kind::Ack | Kind::Beat => 0,
             _ => MAX_CONTROL_PAYLOAD,
         };
         let mut header = Header::control(kind, 1, 2);

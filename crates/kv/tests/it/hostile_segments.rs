@@ -1,12 +1,14 @@
 //! A sender that computes valid checksums but does not keep to the rules.
 
-use tandem_kv::adaptive::Quality;
+use std::time::Duration;
+
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::limits::{
     MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS, MAX_WINDOW_BYTES,
 };
 use tandem_kv::message::{Commit, Hello, abort_frame, control_frame, parse};
+use tandem_kv::policy::Quality;
 use tandem_kv::receiver::{Expectation, Receiver, ReceiverError, Step, Terms};
 use tandem_kv::{Contract, Section};
 
@@ -46,7 +48,7 @@ fn refused(mut receiver: Taker, frame: &[u8], name: &str) {
         receiver.frame(&header, payload).err(),
         Some(ReceiverError::Over)
     );
-    assert_eq!(receiver.receiver.finish(), None);
+    assert_eq!(receiver.receiver.finish(Duration::ZERO), None);
 }
 
 type Change = fn(&mut Header);
@@ -351,7 +353,7 @@ fn commit_must_be_complete_and_match() {
             matches!(&error, ReceiverError::Field { field, .. } if *field == name),
             "expected `{name}`, got: {error}"
         );
-        assert_eq!(receiver.receiver.finish(), None);
+        assert_eq!(receiver.receiver.finish(Duration::ZERO), None);
         let told = error.to_string();
         assert_eq!(receiver.receiver.discredited(), Some(told.as_str()));
     }
@@ -462,7 +464,7 @@ fn a_replaced_payload_is_found_by_the_manifest() {
         }
         receiver.apply();
     }
-    assert_eq!(receiver.receiver.finish(), None);
+    assert_eq!(receiver.receiver.finish(Duration::ZERO), None);
 }
 
 #[test]
@@ -511,7 +513,7 @@ fn beats_may_come_between_any_frames() {
     // The last token is computed after the commit.
     let count = u32::try_from(sent.forward.len()).unwrap();
     receiver.take(&beat(2 * count - 1)).unwrap();
-    assert!(receiver.receiver.finish().is_some());
+    assert!(receiver.receiver.finish(Duration::ZERO).is_some());
     refused(after(&sent, 2), &beat(1), "sequence");
 }
 
@@ -526,7 +528,7 @@ fn an_abort_ends_it_at_any_time() {
             receiver.check(&header).unwrap();
             let error = receiver.frame(&header, payload).unwrap_err();
             assert_eq!(error, ReceiverError::Aborted("out of memory".into()));
-            assert_eq!(receiver.receiver.finish(), None);
+            assert_eq!(receiver.receiver.finish(Duration::ZERO), None);
         }
     }
 }
@@ -542,7 +544,7 @@ fn a_receiver_that_aborts_accepts_nothing_more() {
     };
     assert_eq!(header.kind, Kind::Abort);
     assert_eq!(payload, br#"{"reason":"engine failed"}"#);
-    assert_eq!(receiver.receiver.finish(), None);
+    assert_eq!(receiver.receiver.finish(Duration::ZERO), None);
 }
 
 /// A sender that sends whatever it likes is stopped at the first header beyond its credit.
@@ -789,7 +791,7 @@ fn unreadable_control_payloads() {
         let (header, payload) = split(&frame);
         let error = receiver.frame(&header, payload).unwrap_err();
         assert!(matches!(error, ReceiverError::Message(_)), "{error}");
-        assert_eq!(receiver.receiver.finish(), None);
+        assert_eq!(receiver.receiver.finish(Duration::ZERO), None);
     }
     let mut receiver = receiver(&sent);
     let frame = encode_frame(Header::control(Kind::Abort, HANDOFF, 1), b"{}");

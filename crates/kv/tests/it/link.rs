@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Decoder, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::MAX_SESSIONS;
@@ -718,7 +717,6 @@ impl<'a> World<'a> {
             session: session.clone(),
             credit_bytes: case.credit_bytes,
             have_page: have_page(&case.contract, case.kv_end, have),
-            decode_rates: DecodeRates::default(),
         };
         if let Some(expected) = first {
             let (receiver, accept) =
@@ -805,7 +803,7 @@ impl<'a> World<'a> {
             Err(e) if e.is_damage() => return Read::Broken,
             Err(e) => self.refused = Some(format!("receiver: {e}")),
         }
-        self.say(|receiver| receiver.finish());
+        self.say(|receiver| receiver.finish(Duration::ZERO));
         Read::Progress
     }
 
@@ -840,7 +838,7 @@ impl<'a> World<'a> {
             return false;
         };
         self.say(|_| Some(frame));
-        self.say(Receiver::finish);
+        self.say(|r| r.finish(Duration::ZERO));
         true
     }
 
@@ -861,7 +859,7 @@ impl<'a> World<'a> {
             receiver.recycle(used);
         }
         self.applied.push(block);
-        self.say(|receiver| receiver.finish());
+        self.say(|receiver| receiver.finish(Duration::ZERO));
         true
     }
 

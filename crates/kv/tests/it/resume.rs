@@ -1,4 +1,4 @@
-//! Handoffs over several connections and over links that break: every row is applied exactly once,
+//! Handoffs over links that break, a connection after the other: every row is applied exactly once,
 //! in order, and is the row that was sent; nothing that was acknowledged is sent again.
 
 use std::collections::{BTreeMap, BTreeSet};

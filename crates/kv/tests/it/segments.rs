@@ -1,6 +1,8 @@
 //! The segments of a handoff, frame by frame: what may come where, in which order, and what is refused. (Whole handoffs:
 //! `resume.rs`.)
 
+use std::time::Duration;
+
 use tandem_kv::codec::{Codec, Decoder};
 use tandem_kv::frame::Kind;
 use tandem_kv::message::{Hello, parse};
@@ -93,7 +95,7 @@ fn segments_twice_or_out_of_order() {
         // Only what was whole before is given out.
         let whole = usize::from(good.len() == 2);
         assert_eq!(begun.taker.apply(), begun.blocks[..whole]);
-        assert_eq!(begun.taker.receiver.finish(), None);
+        assert_eq!(begun.taker.receiver.finish(Duration::ZERO), None);
     }
 }
 
@@ -130,7 +132,7 @@ fn segments_of_two_blocks_are_mixed() {
             Some((at, _)) => usize::from(at == 3),
         };
         assert_eq!(begun.taker.apply(), begun.blocks[..whole], "{order:?}");
-        assert_eq!(begun.taker.receiver.finish(), None);
+        assert_eq!(begun.taker.receiver.finish(Duration::ZERO), None);
         assert_eq!(begun.taker.receiver.over().is_some(), refused.is_some());
     }
 }
@@ -166,7 +168,7 @@ fn the_connection_of_before_a_resume() {
     let commit = begun.out.control(&begun.sender.commit().unwrap());
     begun.taker.take(&commit).unwrap();
     assert_eq!(begun.taker.apply(), given_out(&begun.blocks));
-    assert!(begun.taker.receiver.finish().is_some());
+    assert!(begun.taker.receiver.finish(Duration::ZERO).is_some());
 }
 
 /// What has been given out must be applied before a handoff goes on.

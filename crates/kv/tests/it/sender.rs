@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::{FrameError, Header, Kind, encode_frame};
 use tandem_kv::limits::{
@@ -10,7 +9,7 @@ use tandem_kv::limits::{
     MAX_CREDIT_BYTES, MAX_STRING, MAX_TOKENS,
 };
 use tandem_kv::message::{
-    Abort, Accept, Hello, RefusalCode, Refuse, abort_frame, control_frame, parse,
+    Abort, Accept, Committed, Hello, RefusalCode, Refuse, abort_frame, control_frame, parse,
 };
 use tandem_kv::sender::{Offer, Outbound, Sender, SenderError, SenderState};
 use tandem_kv::{Contract, KvBlock, PerSection, Section};
@@ -54,7 +53,6 @@ fn terms(credit_bytes: u64) -> Accept {
         have_tokens: 0,
         have_page: None,
         have_window: 0,
-        decode_rates: DecodeRates::default(),
     }
 }
 
@@ -78,7 +76,8 @@ fn ack(sequence: u32, section: Section, tokens: Range<u32>) -> Vec<u8> {
 }
 
 fn committed(sequence: u32) -> Vec<u8> {
-    encode_frame(Header::control(Kind::Committed, HANDOFF, sequence), &[])
+    let committed = Committed { apply_ms: 0 };
+    control_frame(Kind::Committed, HANDOFF, sequence, &committed).unwrap()
 }
 
 fn give(side: &mut Side, frame: &[u8]) -> Result<(), SenderError> {

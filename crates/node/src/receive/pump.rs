@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::stream::{self, Reader, StepOf};
-use super::{Decoding, last_words, lock, say, tokens_of};
+use super::{last_words, lock, say, tokens_of};
 use crate::coming::{Bringing, Shared};
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
@@ -77,7 +77,8 @@ pub(super) struct Pump {
     pub(super) keepers: Arc<Semaphore>,
     /// Buffers for the receiver.
     pub(super) spare: Vec<Vec<u8>>,
-    pub(super) decoding: Arc<Decoding>,
+    /// When the commit was read.
+    pub(super) all_sent: Option<Instant>,
 }
 
 /// Works before the answer to a hello, and shows the sender meanwhile that this end is alive. Fails when it has gone;
@@ -308,7 +309,6 @@ impl Pump {
             session,
             credit_bytes: self.credit_bytes,
             have_page,
-            decode_rates: self.decoding.rates(Instant::now()),
         }
     }
 
@@ -319,8 +319,7 @@ impl Pump {
         };
         let inbound = lock(&receiver).inbound();
         let Greeted { read, write } = greeted;
-        let (steps, decoding) = (self.steps.clone(), Arc::clone(&self.decoding));
-        let reader = Reader::new(read, inbound, receiver, steps, self.limits, decoding);
+        let reader = Reader::new(read, inbound, receiver, self.steps.clone(), self.limits);
         let generation = reader.generation();
         self.connection = Some(Connection {
             write,
@@ -388,7 +387,9 @@ impl Pump {
 
     /// Confirms once everything has been applied.
     async fn finish(&mut self) -> Result<(), Fault> {
-        let frame = self.receiver.as_ref().and_then(|r| lock(r).finish());
+        let since_commit = self.all_sent.map_or(Duration::ZERO, |at| at.elapsed());
+        let receiver = self.receiver.as_ref();
+        let frame = receiver.and_then(|r| lock(r).finish(since_commit));
         let Some(frame) = frame else { return Ok(()) };
         if !self.committed {
             self.committed = true;
@@ -447,7 +448,11 @@ impl Pump {
             self.secrets.heard();
         }
         match step.result {
-            Ok(Step::Wait | Step::Commit) => Ok(()),
+            Ok(Step::Wait) => Ok(()),
+            Ok(Step::Commit) => {
+                self.all_sent = Some(Instant::now());
+                Ok(())
+            }
             Ok(Step::Block) => {
                 self.apply_blocks();
                 self.acknowledge().await

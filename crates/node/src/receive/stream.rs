@@ -1,15 +1,14 @@
 //! The reader of the connection of a handoff: checks headers, reads rows into place, decodes.
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use tandem_identity::ReadHalf;
-use tandem_kv::codec::{Codec, CodecError, Decoder};
+use tandem_kv::codec::{CodecError, Decoder};
 use tandem_kv::frame::{Header, Kind};
 use tandem_kv::receiver::{Inbound, Receiver, ReceiverError, Step};
 use tokio::sync::mpsc;
 
-use super::{Decoding, lock};
+use super::lock;
 use crate::limits::Limits;
 use crate::wire::{WireError, fill, fill_parts, read_header, read_payload};
 
@@ -47,7 +46,6 @@ pub(super) struct Reader {
     receiver: Arc<Mutex<Receiver>>,
     steps: mpsc::Sender<StepOf>,
     limits: Limits,
-    decoding: Arc<Decoding>,
     /// Encoded payloads, used again.
     scratch: Vec<u8>,
 }
@@ -59,7 +57,6 @@ impl Reader {
         receiver: Arc<Mutex<Receiver>>,
         steps: mpsc::Sender<StepOf>,
         limits: Limits,
-        decoding: Arc<Decoding>,
     ) -> Self {
         Self {
             read,
@@ -67,7 +64,6 @@ impl Reader {
             receiver,
             steps,
             limits,
-            decoding,
             scratch: Vec::new(),
         }
     }
@@ -129,18 +125,12 @@ impl Reader {
         }
         self.scratch.resize(header.payload_len as usize, 0);
         fill(&mut self.read, &mut self.scratch, silence).await?;
-        let start = Instant::now();
         if let Err(error) = self.inbound.decode(decoder, &self.scratch) {
             // Whichever end is heard of first, the handoff is over.
             if !error.is_damage() {
                 lock(&self.receiver).close(&error.to_string());
             }
             return Err(error.into());
-        }
-        if let Some(codec) = Codec::from_wire(header.codec) {
-            let raw_bytes = u64::from(header.raw_len);
-            let now = Instant::now();
-            self.decoding.took(codec, raw_bytes, now - start, now);
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::limits::{
     BLOCKS_AHEAD, GOODBYE, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_RECONNECTS,
     MAX_WRITTEN_WAITING, RECONNECT_GROWTH, RECONNECT_PAUSE,
 };
-use crate::wire::{Activity, Drain, WireError, read_answer, write_frame};
+use crate::wire::{Activity, WireError, read_answer, write_frame};
 
 type Incoming = Result<(Header, Vec<u8>), WireError>;
 
@@ -82,7 +82,6 @@ impl Pump {
         let (orders, taken) =
             mpsc::channel(BLOCKS_AHEAD + MAX_BLOCKS_IN_FLIGHT + MAX_CONTROL_WAITING);
         let writer = Writer {
-            drain: Drain::of(write.progress()),
             write,
             outbound: self.sender.outbound(),
             orders: taken,
@@ -93,8 +92,6 @@ impl Pump {
             links: Arc::clone(&self.route.links),
         };
         let writing = tokio::spawn(writer.run());
-        self.measured
-            .connected(&self.sender.accepted().decode_rates);
         self.connection = Some(Connection {
             orders,
             waiting: 0,
@@ -210,7 +207,7 @@ impl Connection {
     /// The writer may have done one of its orders.
     pub(super) fn done(&mut self, written: &What) {
         match written {
-            What::Arrived(_) | What::Begun(_) => return,
+            What::Begun(_) => return,
             What::Block(done) if done.has_grown => {
                 self.growing = self.growing.saturating_sub(1);
             }

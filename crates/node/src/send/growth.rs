@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 use super::Fault;
 use super::stream::{Done, cannot_encode, timed};
 use crate::job::Growing;
-use crate::wire::Drained;
 
 /// Which block of a connection: its section and first token.
 pub(super) type Place = (Section, u32);
@@ -187,11 +186,9 @@ impl Growth {
     pub(super) fn done(&mut self) -> Vec<Done> {
         let done = self.blocks.extract_if(.., |block| block.left == 0);
         let done = done.map(|block| Done {
-            codec: block.codec,
             raw_bytes: block.raw_bytes,
             wire_bytes: block.wire_bytes,
             encoding: block.spent,
-            drained: Drained::default(),
             has_grown: true,
         });
         done.collect()

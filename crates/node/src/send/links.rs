@@ -1,4 +1,4 @@
-//! What is known of links from one handoff to the next.
+//! What is known of links from one handoff to the next, and which codec the next one takes by it.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,89 +6,93 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use tandem_kv::codec::Codec;
+use tandem_kv::policy::{PathRates, Quality, choose};
 
-use super::choice::Measured;
-use crate::limits::{
-    ARRIVAL_BYTES, BELIEVED_BYTES, BELIEVED_TIME, FREE_BYTES, MAX_LINKS, TIMER_LATE,
-};
+use super::Report;
+use crate::limits::{EXPOSED_SHARE, EXPOSED_TIME, MAX_LINKS, RAW_AGAIN, TIMER_LATE};
+
+/// How the codec is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// Always this one.
+    Fixed(Codec),
+    /// By what earlier handoffs have measured, within a quality.
+    Auto(Quality),
+}
+
+/// The codecs of a handoff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Codecs {
+    /// Of rows that leave while the next ones are computed.
+    pub computed: Codec,
+    /// Of rows that are there when the handoff begins.
+    pub held: Codec,
+}
+
+/// What earlier handoffs have measured of a model's rows and of their way to a target.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    path: PathRates,
+    /// Bytes of rows that the prefill makes in a second.
+    production: Option<f64>,
+    /// Handoffs since the last one in raw.
+    coded: u32,
+}
+
+impl Known {
+    fn codecs(&self, choice: Choice, overlap: bool) -> Codecs {
+        let choose = |production| match choice {
+            Choice::Fixed(codec) => codec,
+            Choice::Auto(quality) => choose(production, &self.path, quality),
+        };
+        let held = choose(f64::INFINITY);
+        let computed = match self.production {
+            // Nothing hides what is sent when all of it is computed.
+            _ if !overlap => held,
+            Some(production) => choose(production),
+            None => choose(0.0),
+        };
+        Codecs { computed, held }
+    }
+
+    fn learn(&mut self, report: &Report) {
+        if let Some(rate) = rate(report.computed_bytes, report.prefill_ms) {
+            self.production = Some(self.production.map_or(rate, |known| known.midpoint(rate)));
+        }
+        let Some(codec) = report.codec else { return };
+        let is_raw = codec == Codec::Raw;
+        self.coded = if is_raw { 0 } else { self.coded + 1 };
+        // A receiver that was busy is no slow link.
+        let waited = report.exposed_transfer_ms - report.apply_ms;
+        let is_exposed = waited >= EXPOSED_TIME.as_secs_f64() * 1e3
+            && waited >= EXPOSED_SHARE * report.transfer_ms;
+        let rate = rate(report.raw_bytes, report.transfer_ms).unwrap_or_default();
+        let is_free = is_raw && !is_exposed && Some(rate) >= self.path.of(Codec::Raw);
+        if is_free || self.coded >= RAW_AGAIN {
+            (self.path, self.coded) = (PathRates::default(), 0);
+        } else if is_exposed && !report.is_mixed && report.reconnects == 0 {
+            self.path.measured(codec, rate);
+        }
+    }
+}
+
+/// Bytes per second, if it is a number above 0.
+fn rate(bytes: u64, ms: f64) -> Option<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let rate = bytes as f64 / (ms / 1e3);
+    (rate.is_finite() && rate > 0.0).then_some(rate)
+}
 
 /// What earlier handoffs have learnt of the links to targets.
 pub struct Links {
-    known: Mutex<LruCache<String, Memory>>,
+    known: Mutex<LruCache<String, Known>>,
     /// Handoffs that go on now.
     going: AtomicUsize,
     /// Bytes per second that leave this machine at most.
     rate: Option<u64>,
     /// When what was to leave by that has left.
     left: Mutex<Option<Instant>>,
-}
-
-/// What is remembered of a link for the choice of a codec.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Memory {
-    /// Payload bytes per second, where something waited for the link.
-    pub rate: Option<f64>,
-    /// What was measured since and is too little to be believed, of one handoff or of several.
-    pub little: Waited,
-    /// Bytes of the last handoffs, in none of which something waited but seldom.
-    free: u64,
-}
-
-impl Memory {
-    /// Of a link with this rate.
-    #[must_use]
-    pub fn of(rate: f64) -> Self {
-        Self {
-            rate: Some(rate),
-            ..Self::default()
-        }
-    }
-
-    fn learn(&mut self, measured: &Measured) {
-        match measured.learnt() {
-            Learnt::Nothing => {}
-            Learnt::Fast => self.rate = None,
-            Learnt::Rate(rate) => self.rate = Some(rate),
-        }
-        let little = measured.little();
-        self.little.bytes += little.bytes;
-        self.little.time += little.time;
-        self.free = measured.free().map_or(0, |free| self.free + free);
-        if self.little.bytes < self.free / 8 {
-            // What was measured is what happens now and then.
-            self.little = Waited::default();
-        }
-        if self.free >= FREE_BYTES {
-            // In another codec than raw rows the link is free, however fast it is. It may be faster than it was.
-            (self.rate, self.free) = (None, 0);
-        }
-    }
-}
-
-/// Bytes that a link carried while something waited for it, and that time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Waited {
-    /// Bytes.
-    pub bytes: u64,
-    /// Time.
-    pub time: Duration,
-}
-
-impl Waited {
-    /// True if it can be believed: enough bytes, or, of a link of which nothing is known, fewer that took long.
-    #[must_use]
-    pub fn is_enough(&self, nothing_known: bool) -> bool {
-        let took_long = self.time >= BELIEVED_TIME && self.bytes >= ARRIVAL_BYTES;
-        !self.time.is_zero() && (self.bytes >= BELIEVED_BYTES || nothing_known && took_long)
-    }
-
-    /// Bytes per second.
-    #[must_use]
-    pub fn per_second(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let bytes = self.bytes as f64;
-        bytes / self.time.as_secs_f64()
-    }
 }
 
 impl Default for Links {
@@ -138,20 +142,27 @@ impl Links {
         tokio::time::sleep_until(then.into()).await;
     }
 
-    fn known(&self) -> MutexGuard<'_, LruCache<String, Memory>> {
+    fn known(&self) -> MutexGuard<'_, LruCache<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What handoffs have learnt of the link to a target. What could not be believed is the next one's from here on,
-    /// so that it counts once.
-    pub fn recall(&self, target: &str) -> Memory {
+    /// The codecs of the next handoff to a target: raw as long as nothing is known of the way. `overlap` is false if nothing
+    /// is sent before all of it is computed.
+    pub fn codecs(&self, target: &str, choice: Choice, overlap: bool) -> Codecs {
+        let known = self.known().get(target).copied();
+        known.unwrap_or_default().codecs(choice, overlap)
+    }
+
+    /// Takes what a handoff that has succeeded tells of the way to its target. It tells the rate of the way if it was
+    /// waited for: at least [`EXPOSED_TIME`], and [`EXPOSED_SHARE`] of the transfer, after all was computed. What is
+    /// known is forgotten, so that the next handoff goes raw, when
+    ///
+    /// - nobody had to wait for one in raw that went as fast as any before: the link is fast enough;
+    /// - [`RAW_AGAIN`] in a row were coded: the link may have become faster.
+    pub fn learn(&self, target: &str, report: &Report) {
         let mut known = self.known();
-        let Some(memory) = known.get_mut(target) else {
-            return Memory::default();
-        };
-        let recalled = *memory;
-        memory.little = Waited::default();
-        recalled
+        let known = known.get_or_insert_mut(target.to_owned(), Known::default);
+        known.learn(report);
     }
 
     /// A handoff begins, and goes on until what this gives is dropped.
@@ -164,13 +175,6 @@ impl Links {
     pub fn going(&self) -> usize {
         self.going.load(Ordering::Relaxed)
     }
-
-    /// Takes what a handoff has learnt of the rate of the link to its target.
-    pub fn learn(&self, target: &str, measured: &Measured) {
-        let mut known = self.known();
-        let memory = known.get_or_insert_mut(target.to_owned(), Memory::default);
-        memory.learn(measured);
-    }
 }
 
 /// A handoff that goes on.
@@ -181,15 +185,4 @@ impl Drop for Going {
     fn drop(&mut self) {
         self.0.going.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// What a handoff tells of its link.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Learnt {
-    /// It was too short.
-    Nothing,
-    /// Nothing had to wait for it.
-    Fast,
-    /// Payload bytes per second.
-    Rate(f64),
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tandem_kv::codec::Codec;
 use tandem_kv::frame::Header;
 use tandem_kv::receipt::Receipt;
 use tandem_kv::segment::block_tokens;
@@ -14,10 +15,10 @@ use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};
 
-use super::choice::Measured;
 use super::connection::Connection;
 use super::growth::Grown;
 use super::input::Inputs;
+use super::links::Codecs;
 use super::stream::{Order, What};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
 use crate::coming::Gone;
@@ -141,7 +142,9 @@ pub(super) struct Pump {
     /// True if the receiver may have everything and have said so, without being heard.
     pub(super) in_doubt: bool,
     pub(super) clock: TransferClock,
-    pub(super) measured: Measured,
+    pub(super) codecs: Codecs,
+    /// End of the tokens whose rows the engine had.
+    pub(super) held_to: u32,
     pub(super) report: Report,
     pub(super) route: Route,
     pub(super) events: mpsc::Sender<PrefillEvent>,
@@ -186,19 +189,6 @@ impl Pump {
                 }
             }
         }
-    }
-
-    /// Remembers what this handoff tells of its link.
-    pub(super) fn learn(&mut self) {
-        if let Some(connection) = &mut self.connection {
-            while let Ok(told) = connection.written.try_recv() {
-                if let Ok(What::Arrived(drained)) = told {
-                    self.measured.arrived(&drained);
-                }
-            }
-        }
-        let (links, target) = (&self.route.links, &self.route.target);
-        links.learn(target, &self.measured);
     }
 
     async fn tell(&self, event: PrefillEvent) {
@@ -410,7 +400,7 @@ impl Pump {
     }
 
     fn open(&mut self, next: Queued) -> Result<(), Fault> {
-        let codec = self.measured.codec();
+        let codec = self.codec(&next);
         let sent = |section, tokens, block: Option<Arc<KvBlock>>| Sent {
             section,
             tokens,
@@ -448,17 +438,20 @@ impl Pump {
         let has_begun = sent.has_begun;
         self.sent.push_back(sent);
         self.give(order)?;
+        self.report.is_mixed |= self.report.codec.is_some_and(|other| other != codec);
         self.report.codec = self.report.codec.max(Some(codec));
         if has_begun {
-            self.begins();
+            self.clock.sent();
         }
         Ok(())
     }
 
-    /// Some of a block is on its way.
-    fn begins(&mut self) {
-        self.clock.sent();
-        self.measured.opened(Instant::now());
+    fn codec(&self, next: &Queued) -> Codec {
+        let is_held = |block: &KvBlock| block.tokens.end <= self.held_to;
+        match next {
+            Queued::Whole(block) if is_held(block) => self.codecs.held,
+            _ => self.codecs.computed,
+        }
     }
 
     fn written(&mut self, written: What) {
@@ -467,12 +460,11 @@ impl Pump {
         }
         let done = match written {
             What::Control => return,
-            What::Arrived(drained) => return self.measured.arrived(&drained),
             What::Begun(place) => {
                 let is_it = |s: &&mut Sent| (s.section, s.tokens.start) == place;
                 if let Some(sent) = self.sent.iter_mut().find(is_it) {
                     sent.has_begun = true;
-                    self.begins();
+                    self.clock.sent();
                 }
                 return;
             }
@@ -480,7 +472,6 @@ impl Pump {
         };
         self.report.wire_bytes += done.wire_bytes;
         self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
-        self.measured.block(&done);
         self.sender.close(done.raw_bytes);
     }
 
@@ -493,12 +484,8 @@ impl Pump {
             let at = self.sent.iter().position(is_acked);
             at.and_then(|at| self.sent.remove(at));
         }
-        let idle = !self.sent.iter().any(|s| s.has_begun);
-        if idle {
+        if !self.sent.iter().any(|s| s.has_begun) {
             self.clock.all_acknowledged();
-        }
-        if self.sender.in_flight() < before {
-            self.measured.acknowledged(Instant::now(), idle);
         }
         Ok(())
     }
@@ -515,7 +502,7 @@ impl Pump {
                 self.last_begun = last;
                 self.chunks += 1;
                 for block in blocks {
-                    if self.route.overlap && self.measured.may_grow(block.section) {
+                    if self.route.overlap {
                         self.push_growing(block);
                     }
                 }
@@ -549,9 +536,13 @@ impl Pump {
 
     /// Counts and keeps what has been computed.
     fn computed(&mut self, chunk: &Computed) {
+        if chunk.prefill_ms > self.report.prefill_ms {
+            self.report.computed_bytes += chunk.blocks.iter().map(|b| b.bytes()).sum::<u64>();
+        } else {
+            self.held_to = chunk.tokens;
+        }
         self.report.prefill_ms = chunk.prefill_ms;
         self.report.computed_tokens = chunk.computed_tokens;
-        self.measured.produced(chunk);
         if chunk.last {
             self.last = Some(Last {
                 computed: chunk.computed,
@@ -613,6 +604,7 @@ impl Pump {
             self.report.exposed_transfer_ms = exposed.as_secs_f64() * 1e3;
         }
         self.report.raw_bytes = self.sender.raw_bytes();
+        self.report.apply_ms = self.sender.applying().as_secs_f64() * 1e3;
         self.report.has_told = matches!(self.receipt, ReceiptState::Sent(_));
         self.report.clone()
     }

@@ -14,15 +14,14 @@ use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use super::Fault;
 use super::connection::Told;
 use super::growth::{Cut, Grown, Growth, Place};
 use super::links::Links;
 use super::pump::ended_early;
-use crate::limits::{ARRIVAL_BYTES, ARRIVAL_POLL, SEGMENTS_AHEAD, WRITE_BYTES};
-use crate::wire::{Drain, Drained, flush, write_frame, write_parts};
+use crate::limits::{SEGMENTS_AHEAD, WRITE_BYTES};
+use crate::wire::{flush, write_frame, write_parts};
 
 /// What the writer is told to do.
 pub(super) enum Order {
@@ -48,19 +47,14 @@ pub(super) enum What {
     Begun(Place),
     /// A block has been written.
     Block(Box<Done>),
-    /// Nothing was ordered, and this arrived of what had been written.
-    Arrived(Drained),
 }
 
 /// A block that has been written.
 pub struct Done {
-    pub(super) codec: Codec,
     pub(super) raw_bytes: u64,
     pub(super) wire_bytes: u64,
     /// Time spent encoding.
     pub(super) encoding: Duration,
-    /// What the link carried while it was waited for.
-    pub(super) drained: Drained,
     /// True if it was written while it was computed.
     pub(super) has_grown: bool,
 }
@@ -117,8 +111,6 @@ pub(super) struct Writer<W = WriteHalf> {
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) report: mpsc::Sender<Told>,
     pub(super) silence: Duration,
-    /// From one block to the next, as long as there is one.
-    pub(super) drain: Drain,
     /// What is left of a block goes with the next one, if that is there: no small write between them.
     pub(super) batch: Batch,
     /// Those that encode nothing now: there are two while one block is encoded and the one before is written, or grows.
@@ -151,10 +143,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                     let is_carried = self.batch.bytes > 0 && matches!(next, Some(Taken::Block(_)));
                     if !is_carried {
                         self.write_batch().await?;
-                        flush(&mut self.write, self.silence, &mut self.drain).await?;
-                        if let Some(last) = done.last_mut() {
-                            last.drained = self.drain.lap(next.is_none());
-                        }
+                        flush(&mut self.write, self.silence).await?;
                         told.extend(done.drain(..).map(|done| What::Block(Box::new(done))));
                     }
                 }
@@ -275,29 +264,9 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         order.map(|order| self.begin(order)).transpose()
     }
 
-    /// Waits, with nothing to write, for the next order, or for more of blocks that grow. What arrives until then shows
-    /// how fast the link is: little enough is taken by the system at once, and no write has to wait.
-    async fn idle(&mut self, mut growth: Option<&mut Growth>) -> Result<Happened, Fault> {
-        flush(&mut self.write, self.silence, &mut self.drain).await?;
-        self.drain.rest();
-        while self.drain.is_held_back() {
-            let event = happens(&mut self.orders, growth.as_deref_mut());
-            let event = timeout(ARRIVAL_POLL, event).await;
-            flush(&mut self.write, self.silence, &mut self.drain).await?;
-            self.drain.rest();
-            let is_over = event.is_ok() || !self.drain.is_held_back();
-            let least = if is_over { 1 } else { ARRIVAL_BYTES };
-            // If nobody has looked for long, it is told with what comes next.
-            if let Ok(place) = self.report.try_reserve()
-                && let Some(drained) = self.drain.rested(least)
-            {
-                place.send(Ok(What::Arrived(drained)));
-            }
-            if let Ok(event) = event {
-                self.drain.rise();
-                return Ok(event);
-            }
-        }
+    /// Waits, with nothing to write, for the next order, or for more of blocks that grow.
+    async fn idle(&mut self, growth: Option<&mut Growth>) -> Result<Happened, Fault> {
+        flush(&mut self.write, self.silence).await?;
         Ok(happens(&mut self.orders, growth).await)
     }
 
@@ -315,10 +284,6 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                     Cut::Encoding(place, encoding) => {
                         // Meanwhile.
                         self.write_much().await?;
-                        if !encoding.is_finished() {
-                            // Now the encoder limits, and not the link.
-                            self.drain.pause();
-                        }
                         let encoded = encoding.await.map_err(cannot_encode)?;
                         (place, growth.encoded(place, encoded)?)
                     }
@@ -332,10 +297,9 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             let done = growth.done();
             let is_over = growth.is_empty();
             if !done.is_empty() {
-                flush(&mut self.write, self.silence, &mut self.drain).await?;
+                flush(&mut self.write, self.silence).await?;
             }
-            for mut done in done {
-                done.drained = self.drain.lap(is_over && next.is_none());
+            for done in done {
                 if !self.tell(What::Block(Box::new(done))).await {
                     return Ok(None);
                 }
@@ -390,11 +354,9 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         };
         self.encoders.push(encoder);
         let done = Done {
-            codec: making.codec,
             raw_bytes: making.block.bytes(),
             wire_bytes,
             encoding: spent,
-            drained: Drained::default(),
             has_grown: false,
         };
         Ok((done, next))
@@ -409,13 +371,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                 encoder,
                 spent,
             } => timed(spent, || cutter.next(&block.planes, codec, encoder)),
-            Maker::Thread { segments, .. } => {
-                if segments.is_empty() {
-                    // Now the encoder limits, and not the link.
-                    self.drain.pause();
-                }
-                Ok(segments.recv().await)
-            }
+            Maker::Thread { segments, .. } => Ok(segments.recv().await),
         }
     }
 
@@ -455,7 +411,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             parts.push(header.as_slice());
             parts.extend(segment.parts());
         }
-        Ok(write_parts(&mut self.write, &parts, self.silence, &mut self.drain).await?)
+        Ok(write_parts(&mut self.write, &parts, self.silence).await?)
     }
 }
 
@@ -535,8 +491,8 @@ mod tests {
 
     use tandem_engine::KvEngine;
     use tandem_engine::fake::{FakeConfig, FakeEngine};
-    use tandem_kv::adaptive::{DecodeRates, Quality};
     use tandem_kv::frame::Header;
+    use tandem_kv::policy::Quality;
     use tandem_kv::receiver::{Covers, Expectation, Receiver, Terms};
     use tandem_kv::sender::{Offer, Sender};
     use tandem_kv::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
@@ -660,7 +616,6 @@ mod tests {
             session: "11".repeat(16),
             credit_bytes: 1 << 30,
             have_page: None,
-            decode_rates: DecodeRates::default(),
         };
         let (_, accept) = Receiver::accept(&expected, tokens, 0, &terms).unwrap();
         let (mut sender, _) = Sender::new(offer).unwrap();
@@ -708,7 +663,6 @@ mod tests {
             orders,
             report,
             silence: Duration::from_secs(60),
-            drain: Drain::default(),
             batch: Batch::default(),
             encoders: Vec::new(),
             links: Arc::default(),
@@ -742,7 +696,6 @@ mod tests {
                     let Some(Ok(What::Block(done))) = reported.recv().await else {
                         panic!("a block is not reported");
                     };
-                    assert_eq!(done.codec, codec);
                     wire_bytes += done.wire_bytes;
                 }
                 assert!(reported.recv().await.is_none());
@@ -756,6 +709,54 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Planes of a later block may be seen before those of an earlier one: its last segment waits all the same.
+    #[tokio::test]
+    async fn blocks_that_grow_become_whole_in_order() {
+        let mut sender = sender(128);
+        let blocks = [block(0, 64), block(64, 64)];
+        let mut growth = Growth::new(Encoder::new().unwrap());
+        let given = blocks.each_ref().map(|block| {
+            let cutter = sender.open_growing(Section::Full, block.tokens.clone());
+            let (given, planes) = mpsc::channel(block.planes.len());
+            growth.add(Grown {
+                growing: Growing {
+                    section: Section::Full,
+                    tokens: block.tokens.clone(),
+                    planes,
+                },
+                cutter: Box::new(cutter.unwrap()),
+                codec: Codec::Raw,
+                raw_bytes: block.bytes(),
+                planes: block.planes.len(),
+            });
+            given
+        });
+        let mut starts = Vec::new();
+        let mut cut_all = async |growth: &mut Growth| {
+            assert!(growth.more().await);
+            while let Some(Cut::Made((_, start), _)) = growth.cut().ok().unwrap() {
+                starts.push(start);
+            }
+            starts.clone()
+        };
+        let (half, rest) = blocks[0].planes.split_at(blocks[0].planes.len() / 2);
+        for (given, planes) in given.iter().zip([half, &blocks[1].planes]) {
+            for plane in planes {
+                given.try_send(plane.clone()).unwrap();
+            }
+        }
+        let before = cut_all(&mut growth).await;
+        assert!(before.contains(&0) && before.contains(&64), "{before:?}");
+        for plane in rest {
+            given[0].try_send(plane.clone()).unwrap();
+        }
+        let all = cut_all(&mut growth).await;
+        let of_first = all.iter().filter(|start| **start == 0).count();
+        assert_eq!(of_first * 2, all.len(), "as many of each: {all:?}");
+        assert_eq!(all.last(), Some(&64), "{all:?}");
+        assert_eq!(growth.done().len(), 2);
     }
 
     /// A block that grows leaves as it comes. Where the link is slower, what waits for it leaves in large writes.
@@ -805,81 +806,6 @@ mod tests {
                 "{codec}: {writes:?}"
             );
         }
-    }
-
-    /// So little that the system takes it at once or nearly: what arrives afterwards tells of the link, where the
-    /// system says what it holds back.
-    #[cfg(target_os = "linux")]
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_slow_link_is_found_out_by_little() {
-        use std::net::Ipv4Addr;
-
-        use tandem_identity::{Gate, Security};
-        use tokio::io::AsyncReadExt;
-        use tokio::net::TcpSocket;
-
-        const TOKENS: u32 = 26;
-        const PER_SECOND: f64 = 4e6;
-        // What the other end takes in by itself is not read.
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.set_recv_buffer_size(64 << 10).unwrap();
-        socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let listener = socket.listen(1).unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let limit = Duration::from_secs(60);
-        let mut gate = Gate::start(listener, Security::Plaintext, limit).unwrap();
-        let connecting = Security::Plaintext.connect(&address, limit);
-        let (near, (far, _)) = tokio::join!(connecting, gate.next());
-        let (_, near) = near.unwrap().into_split();
-        let (mut far, _keep) = far.into_split();
-        let mut sender = sender(TOKENS);
-        let block = block(0, TOKENS);
-        let total = usize::try_from(block.bytes()).unwrap();
-        let reading = tokio::spawn(async move {
-            let mut buffer = vec![0; 64 << 10];
-            let mut read = far.read(&mut buffer).await.unwrap();
-            let start = tokio::time::Instant::now();
-            while read < total {
-                read += far.read(&mut buffer).await.unwrap();
-                let due = Duration::from_secs_f64(read as f64 / PER_SECOND);
-                tokio::time::sleep_until(start + due).await;
-            }
-            (start.elapsed(), far)
-        });
-        let (orders, taken) = mpsc::channel(1);
-        let (report, mut reported) = mpsc::channel(64);
-        let cutter = sender.open(&block).unwrap();
-        let order = Order::Block {
-            block,
-            cutter: Box::new(cutter),
-            codec: Codec::Raw,
-        };
-        orders.try_send(order).ok().unwrap();
-        let mut own = writer(near, &sender, taken, report);
-        own.drain = Drain::of(own.write.progress());
-        let writing = tokio::spawn(own.run());
-        let (took, _far) = reading.await.unwrap();
-        drop(orders);
-        writing.await.unwrap();
-        let mut all = Drained::default();
-        while let Some(told) = reported.recv().await {
-            let Ok(written) = told else {
-                panic!("the writer failed");
-            };
-            let drained = match written {
-                What::Control | What::Begun(_) => continue,
-                What::Block(done) => done.drained,
-                What::Arrived(drained) => drained,
-            };
-            all.bytes += drained.bytes;
-            all.spans.extend(drained.spans);
-        }
-        // What is on its way when it is looked for the last time is not known to have taken all of that time.
-        assert!(all.bytes as f64 > total as f64 / 2.0, "{all:?} of {total}");
-        let time: Duration = all.spans.iter().map(|s| s.end - s.start).sum();
-        let rate = all.bytes as f64 / time.as_secs_f64();
-        let ratio = rate / (total as f64 / took.as_secs_f64());
-        assert!((0.5..1.7).contains(&ratio), "{ratio}: {all:?}");
     }
 
     #[tokio::test(flavor = "multi_thread")]

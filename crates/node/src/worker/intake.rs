@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::Codec;
+use tandem_kv::policy::Quality;
 use tandem_proto::{GenerateEvent, ParityAction};
 
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};

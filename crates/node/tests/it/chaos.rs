@@ -15,8 +15,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
 use tandem_identity::{Authority, Security};
-use tandem_kv::adaptive::Quality;
 use tandem_kv::frame::Kind;
+use tandem_kv::policy::Quality;
 use tandem_kv::receipt::ParityBound;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{

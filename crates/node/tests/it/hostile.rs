@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_kv::Section;
-use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::CREDIT_BYTES;
@@ -47,7 +46,6 @@ fn frames(config: &FakeConfig, tokens: &[u32], ticket: &Ticket, chunk: u32) -> V
         have_tokens: 0,
         have_page: None,
         have_window: 0,
-        decode_rates: DecodeRates::default(),
     };
     let accept = control_frame(Kind::Accept, ticket.handoff, 0, &accept).unwrap();
     let header = Header::parse(accept[..HEADER_BYTES].try_into().unwrap()).unwrap();

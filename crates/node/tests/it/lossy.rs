@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tandem_engine::fake::FakeConfig;
-use tandem_kv::adaptive::Quality;
 use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
+use tandem_kv::policy::Quality;
 use tandem_kv::receipt::ParityBound;
 use tandem_kv::{Contract, KvBlock};
 use tandem_node::Limits;

@@ -5,7 +5,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use tandem_engine::fake::{Call, FakeConfig};
-use tandem_kv::adaptive::DecodeRates;
 use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
 use tandem_kv::limits::{CREDIT_BYTES, TARGET_BLOCK_BYTES};
 use tandem_kv::message::{Accept, control_frame};
@@ -358,7 +357,6 @@ pub async fn accept(stream: &mut TcpStream, claim: Claim) -> u64 {
         have_tokens: claim.tokens,
         have_page: claim.page,
         have_window: claim.window,
-        decode_rates: DecodeRates::default(),
     };
     let accept = control_frame(Kind::Accept, header.handoff, 0, &accept).unwrap();
     stream.write_all(&accept).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_identity::{Authority, Security};
-use tandem_kv::adaptive::Quality;
+use tandem_kv::policy::Quality;
 use tandem_node::Limits;
 use tandem_proto::{ParityAction, Reuse, Role};
 use tokio::task::JoinHandle;
