@@ -1,16 +1,13 @@
-//! The configuration file: [`Typed`] is what was typed, [`Config`] is what to do.
+//! The configuration file: the coordinator's, and what the command line adds to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
-use tandem_coordinator::{
-    Config as CoordinatorConfig, CorsConfig, Dialect, HandoffConfig, ModelConfig, NodeConfig,
-    PairConfig, PairKind, ServerConfig,
-};
+use tandem_coordinator::{Config as CoordinatorConfig, ServerConfig};
 use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
 use tandem_proto::CodecChoice;
@@ -18,9 +15,6 @@ use tandem_proto::CodecChoice;
 use crate::address::listen_address;
 use crate::environment::Environment;
 use crate::{files, servers};
-
-/// Where the coordinator listens unless the file says otherwise.
-const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
 /// Tokens of an analysis at most, where no file says it. An answer that is cut there has no score.
 pub const ANALYSIS_TOKENS: u32 = 6000;
@@ -78,72 +72,10 @@ impl Grading {
     }
 }
 
-/// The file as it is written.
+/// What the coordinator does not read of the file.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Typed {
-    #[serde(default = "default_listen")]
-    listen: String,
-    #[serde(default = "default_chunk")]
-    chunk: u32,
-    #[serde(default)]
-    handoff: HandoffConfig,
-    #[serde(default)]
-    lenient: bool,
-    #[serde(default)]
-    cors: CorsConfig,
-    #[serde(default)]
-    node: Vec<NodeConfig>,
-    #[serde(default)]
-    server: Vec<ServerConfig>,
-    #[serde(default)]
-    pair: Vec<TypedPair>,
-    #[serde(default)]
-    model: Vec<ModelConfig>,
     grading: Option<TypedGrading>,
-}
-
-/// A pair of other engines; a server as far as everybody else is concerned.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TypedPair {
-    name: String,
-    kind: PairKind,
-    prefill: Vec<String>,
-    decode: String,
-    bootstrap_port: Option<u16>,
-    from_tokens: Option<u32>,
-    key_env: Option<String>,
-    key_file: Option<PathBuf>,
-    ca_file: Option<PathBuf>,
-    #[serde(default)]
-    models: BTreeMap<String, String>,
-    context: Option<u32>,
-    parallel: Option<u32>,
-    silence: Option<u64>,
-}
-
-impl TypedPair {
-    fn server(self) -> ServerConfig {
-        ServerConfig {
-            // Each speaks that one.
-            dialect: Some(Dialect::OpenAi),
-            key_env: self.key_env,
-            key_file: self.key_file,
-            ca_file: self.ca_file,
-            models: self.models,
-            context: self.context,
-            parallel: self.parallel,
-            silence: self.silence,
-            pair: Some(PairConfig {
-                kind: self.kind,
-                prefill: self.prefill,
-                bootstrap_port: self.bootstrap_port,
-                from_tokens: self.from_tokens,
-            }),
-            ..ServerConfig::new(self.name, self.decode)
-        }
-    }
 }
 
 #[derive(Deserialize)]
@@ -153,14 +85,6 @@ struct TypedGrading {
     parallel: usize,
     code_analysis: Option<JobConfig>,
     feedback: Option<JobConfig>,
-}
-
-fn default_listen() -> String {
-    DEFAULT_LISTEN.to_owned()
-}
-
-const fn default_chunk() -> u32 {
-    CoordinatorConfig::DEFAULT_CHUNK
 }
 
 const fn default_parallel() -> usize {
@@ -208,9 +132,10 @@ impl Arguments {
     /// # Errors
     /// Names the key and the mend.
     pub fn of(&self, coordinator: CoordinatorConfig) -> anyhow::Result<Config> {
-        coordinator.validate().map_err(|e| in_file_words(&e))?;
+        coordinator.validate()?;
         self.replace(Config {
-            listen: listen_address(DEFAULT_LISTEN).map_err(anyhow::Error::msg)?,
+            listen: listen_address(CoordinatorConfig::DEFAULT_LISTEN)
+                .map_err(anyhow::Error::msg)?,
             warnings: Vec::new(),
             grading: Grading::of(&coordinator),
             coordinator,
@@ -220,8 +145,7 @@ impl Arguments {
     fn replace(&self, mut config: Config) -> anyhow::Result<Config> {
         if let Some(codec) = self.codec {
             config.coordinator.handoff.codec = codec;
-            let checked = config.coordinator.validate();
-            checked.map_err(|e| in_file_words(&e)).context("--codec")?;
+            config.coordinator.validate().context("--codec")?;
         }
         Ok(config)
     }
@@ -234,19 +158,13 @@ pub fn load(path: &Path) -> anyhow::Result<Config> {
 }
 
 fn parse(text: &str) -> anyhow::Result<Config> {
-    let typed: Typed = toml::from_str(text)
-        .map_err(|e| anyhow::anyhow!("{}; correct that line", e.to_string().trim_end()))?;
-    let listen = listen_address(&typed.listen)
-        .map_err(|e| anyhow::anyhow!("`listen` is \"{}\": {e}", typed.listen))?;
-    let mut coordinator = CoordinatorConfig::new(typed.node, typed.model);
-    coordinator.chunk = typed.chunk;
-    coordinator.handoff = typed.handoff;
-    coordinator.lenient = typed.lenient;
-    coordinator.cors = typed.cors;
-    coordinator.servers = typed.server;
-    let pairs = typed.pair.into_iter().map(TypedPair::server);
-    coordinator.servers.extend(pairs);
-    coordinator.validate().map_err(|e| in_file_words(&e))?;
+    let wrong =
+        |e: toml::de::Error| anyhow::anyhow!("{}; correct that line", e.to_string().trim_end());
+    let coordinator = CoordinatorConfig::parse(text).map_err(wrong)?;
+    let typed: Typed = toml::from_str(text).map_err(wrong)?;
+    let listen = listen_address(&coordinator.listen)
+        .map_err(|e| anyhow::anyhow!("`listen` is \"{}\": {e}", coordinator.listen))?;
+    coordinator.validate()?;
     let grading = match typed.grading {
         Some(typed) => check_grading(typed, &coordinator)?,
         None => Grading::of(&coordinator),
@@ -257,21 +175,6 @@ fn parse(text: &str) -> anyhow::Result<Config> {
         coordinator,
         grading,
     })
-}
-
-/// The coordinator counts `nodes[0]`; in the file that is the first `[[node]]`.
-pub fn in_file_words(error: &tandem_coordinator::ConfigError) -> anyhow::Error {
-    let lists = ["nodes", "servers", "models"];
-    let list = lists.into_iter().find(|list| error.key.starts_with(list));
-    let key = list.map_or(error.key.clone(), |list| {
-        error.key.replacen(list, list.trim_end_matches('s'), 1)
-    });
-    let problem = error.problem.replace("under nodes", "as a [[node]]");
-    let mut problem = problem.replace("under servers", "as a [[server]]");
-    if problem.contains("has 0 entries") {
-        problem = format!("is missing: add at least one [[{key}]]");
-    }
-    anyhow::anyhow!("`{key}` {problem}")
 }
 
 fn check_grading(typed: TypedGrading, config: &CoordinatorConfig) -> anyhow::Result<Grading> {

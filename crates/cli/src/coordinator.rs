@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Grading};
+use crate::config::Grading;
 
 /// Longest wait for a coordinator on this machine to answer. It first asks every node once.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -58,9 +58,7 @@ impl Coordinator {
         security: Security,
         gradebook: Option<&Gradebook>,
     ) -> anyhow::Result<Self> {
-        config
-            .check_security(&security)
-            .map_err(|e| config::in_file_words(&e))?;
+        config.check_security(&security)?;
         public.check_listen(address).context("`listen`")?;
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("`listen`: cannot listen on {address}; choose an address of this machine and a free port")

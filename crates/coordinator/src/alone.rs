@@ -42,7 +42,7 @@ impl Profiles {
             let Some(profile) = &node.profile else {
                 continue;
             };
-            let key = || format!("nodes[{i}].profile");
+            let key = || format!("node[{i}].profile");
             let fault = |e: ProfileError| fault(key())(e.to_string());
             let mut all = Catalogue::built_in().map_err(fault)?;
             let machine = machine_profile(&mut all, profile).map_err(fault)?;
@@ -52,7 +52,7 @@ impl Profiles {
             let profile = model.profile.as_ref().unwrap_or(&model.name);
             if model.profile.is_some() && !made.has_model(profile) {
                 let problem = format!("no model is called `{profile}`");
-                return Err(fault(format!("models[{i}].profile"))(problem));
+                return Err(fault(format!("model[{i}].profile"))(problem));
             }
             made.models.insert(model.name.clone(), profile.clone());
         }

@@ -192,6 +192,16 @@ impl Slot {
         .await;
     }
 
+    /// The two nodes do not compute the same: the model is not handed over between them any more.
+    pub(crate) async fn refuse(&self, prefill: &str, decode: &str, model: &str) {
+        self.tell(Event::PairRefused {
+            prefill: prefill.to_owned(),
+            decode: decode.to_owned(),
+            model: model.to_owned(),
+        })
+        .await;
+    }
+
     /// The request is answered, and a prompt that goes on from it begins like this.
     pub(crate) fn finish(mut self, prefix: Vec<u64>) {
         self.answered = Some(prefix);

@@ -4,11 +4,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tandem_identity::{PeerId, Security};
 use tandem_kv::limits::MAX_CHUNK_TOKENS;
 use tandem_kv::policy::Quality;
 use tandem_kv::receipt::ParityBound;
-use tandem_proto::{CodecChoice, HandoffTerms, ParityAction, Prompt, Reuse};
+use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use crate::alone::Profiles;
@@ -17,18 +18,30 @@ use crate::guard;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES, MAX_SERVERS};
 use crate::pins::Pins;
 use crate::server::config::ServerConfig;
+use crate::server::pair::PairEntry;
 
-/// What the coordinator works with.
+/// The configuration file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// Where clients are served, `IP:PORT`.
+    #[serde(default = "default_listen")]
+    pub listen: String,
     /// The nodes.
+    #[serde(default, rename = "node")]
     pub nodes: Vec<NodeConfig>,
     /// Servers that are no nodes, and stay as they are.
-    #[serde(default)]
+    #[serde(default, rename = "server")]
     pub servers: Vec<ServerConfig>,
+    /// Pairs of other engines as they are written; [`Self::parse`] makes servers of them.
+    #[serde(default, rename = "pair")]
+    pub pairs: Vec<PairEntry>,
     /// The models that are offered.
+    #[serde(default, rename = "model")]
     pub models: Vec<ModelConfig>,
+    /// The table of the application, which reads it by itself.
+    #[serde(default)]
+    pub grading: IgnoredAny,
     /// Tokens per chunk of every prefill.
     #[serde(default = "default_chunk")]
     pub chunk: u32,
@@ -92,6 +105,18 @@ impl CorsConfig {
     }
 }
 
+/// What happens if two nodes do not compute the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ParityAction {
+    /// The request is told.
+    #[default]
+    Report,
+    /// So it is, and the model is not handed over between the two again before one of them, or the coordinator, has
+    /// restarted.
+    Refuse,
+}
+
 /// How KV passes between nodes.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -109,7 +134,7 @@ pub struct HandoffConfig {
     pub parity_kl: f64,
     /// A different likeliest token is a fault if the prefill node's leads by more than this.
     pub parity_margin: f64,
-    /// What happens beyond that: `report`, or `redo` on the decode node alone.
+    /// What happens beyond that: `report`, or `refuse` to pair the two nodes again.
     pub parity: ParityAction,
 }
 
@@ -207,7 +232,6 @@ impl HandoffConfig {
                 kl: self.parity_kl,
                 margin: self.parity_margin,
             },
-            action: self.parity,
             mixed_quantisation: plan.mixed_quantisation,
             overlap: true,
         }
@@ -266,17 +290,26 @@ const fn default_chunk() -> u32 {
     Config::DEFAULT_CHUNK
 }
 
+fn default_listen() -> String {
+    Config::DEFAULT_LISTEN.to_owned()
+}
+
 impl Config {
     /// Tokens per chunk if the configuration does not say.
     pub const DEFAULT_CHUNK: u32 = 512;
+    /// Where clients are served if the configuration does not say.
+    pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
     /// A configuration with default chunk and limits.
     #[must_use]
     pub fn new(nodes: Vec<NodeConfig>, models: Vec<ModelConfig>) -> Self {
         Self {
+            listen: default_listen(),
             nodes,
             servers: Vec::new(),
+            pairs: Vec::new(),
             models,
+            grading: IgnoredAny,
             chunk: Self::DEFAULT_CHUNK,
             handoff: HandoffConfig::default(),
             lenient: false,
@@ -284,6 +317,17 @@ impl Config {
             pins: None,
             limits: Limits::default(),
         }
+    }
+
+    /// Reads a configuration file, which is [checked](Self::validate) later.
+    ///
+    /// # Errors
+    /// Names the line and what is wrong there.
+    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        let mut config: Self = toml::from_str(text)?;
+        let pairs = std::mem::take(&mut config.pairs);
+        config.servers.extend(pairs.into_iter().map(Into::into));
+        Ok(config)
     }
 
     /// Checks every key.
@@ -294,14 +338,14 @@ impl Config {
         self.handoff.validate()?;
         Profiles::of(self).and(self.cors.validate())?;
         let least_nodes = usize::from(self.servers.is_empty());
-        check_count("nodes", self.nodes.len(), least_nodes, MAX_NODES)?;
-        check_count("servers", self.servers.len(), 0, MAX_SERVERS)?;
-        check_count("models", self.models.len(), 1, MAX_MODELS)?;
+        check_count("node", self.nodes.len(), least_nodes, MAX_NODES)?;
+        check_count("server", self.servers.len(), 0, MAX_SERVERS)?;
+        check_count("model", self.models.len(), 1, MAX_MODELS)?;
         let mut names = BTreeSet::new();
         let mut addresses = BTreeSet::new();
         for (i, node) in self.nodes.iter().enumerate() {
-            check_name(format!("nodes[{i}].name"), &node.name, &mut names)?;
-            let key = format!("nodes[{i}].address");
+            check_name(format!("node[{i}].name"), &node.name, &mut names)?;
+            let key = format!("node[{i}].address");
             if split_address(&node.address).is_none() {
                 let problem = format!(
                     "is \"{}\": write host:port, such as 192.168.1.5:7001",
@@ -310,7 +354,7 @@ impl Config {
                 return Err(ConfigError { key, problem });
             }
             if let Some(Err(e)) = node.identity.as_ref().map(|id| id.parse::<PeerId>()) {
-                let key = format!("nodes[{i}].identity");
+                let key = format!("node[{i}].identity");
                 let problem = format!("cannot be used: {e}");
                 return Err(ConfigError { key, problem });
             }
@@ -321,15 +365,15 @@ impl Config {
         }
         let mut servers = BTreeSet::new();
         for (i, server) in self.servers.iter().enumerate() {
-            let key = format!("servers[{i}]");
+            let key = format!("server[{i}]");
             check_name(format!("{key}.name"), &server.name, &mut servers)?;
             check_name(format!("{key}.name"), &server.name, &mut names.clone())?;
             server.validate(&key)?;
         }
         let mut models = BTreeSet::new();
         for (i, model) in self.models.iter().enumerate() {
-            check_name(format!("models[{i}].name"), &model.name, &mut models)?;
-            let key = |key: &str| format!("models[{i}].{key}");
+            check_name(format!("model[{i}].name"), &model.name, &mut models)?;
+            let key = |key: &str| format!("model[{i}].{key}");
             check_listed(&key("prefill"), &model.prefill, "node", &names)?;
             check_listed(&key("decode"), &model.decode, "node", &names)?;
             check_listed(&key("servers"), &model.servers, "server", &servers)?;
@@ -350,7 +394,7 @@ impl Config {
                     "names unknown model \"{name}\": use one of {}",
                     known.join(", ")
                 );
-                let key = format!("servers[{i}].models");
+                let key = format!("server[{i}].models");
                 return Err(ConfigError { key, problem });
             }
         }
@@ -377,12 +421,12 @@ impl Config {
             if let Ok(address) = node.address.parse()
                 && let Err(e) = security.check_listen(address)
             {
-                let key = format!("nodes[{i}].address");
+                let key = format!("node[{i}].address");
                 let problem = format!("cannot be used: {e}");
                 return Err(ConfigError { key, problem });
             }
             if node.identity.is_some() {
-                let key = format!("nodes[{i}].identity");
+                let key = format!("node[{i}].identity");
                 let problem = "cannot be checked without TLS: leave out --plaintext, or this key";
                 let problem = problem.to_owned();
                 return Err(ConfigError { key, problem });
@@ -450,13 +494,13 @@ pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
 }
 
 fn check_count(key: &str, count: usize, min: usize, max: usize) -> Result<(), ConfigError> {
-    if count < min || count > max {
-        return Err(ConfigError {
-            key: key.to_owned(),
-            problem: format!("has {count} entries, allowed are {min} to {max}"),
-        });
-    }
-    Ok(())
+    let problem = match count {
+        0 if min > 0 => format!("is missing: add at least one [[{key}]]"),
+        _ if count > max => format!("has {count} entries, allowed are {min} to {max}"),
+        _ => return Ok(()),
+    };
+    let key = key.to_owned();
+    Err(ConfigError { key, problem })
 }
 
 fn check_name<'a>(
@@ -484,7 +528,7 @@ fn check_listed(
     let mut seen = BTreeSet::new();
     for (i, name) in list.iter().enumerate() {
         let problem = if !known.contains(name.as_str()) {
-            format!("names unknown {what} \"{name}\": add it under {what}s or correct the name")
+            format!("names unknown {what} \"{name}\": add it as a [[{what}]] or correct the name")
         } else if !seen.insert(name) {
             format!("names {what} \"{name}\" twice")
         } else {

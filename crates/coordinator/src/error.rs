@@ -8,7 +8,7 @@ use tandem_identity::LinkError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{key}` {problem}")]
 pub struct ConfigError {
-    /// The key, such as `models[1].decode[0]`.
+    /// The key, such as `model[1].decode[0]`.
     pub key: String,
     /// What is wrong with its value, and the mend.
     pub problem: String,

@@ -33,7 +33,9 @@ mod translate;
 
 pub use alone::{MAX_PROFILE_BYTES, machine_profile};
 pub use calls::{CallError, Calls};
-pub use config::{Config, CorsConfig, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig};
+pub use config::{
+    Config, CorsConfig, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig, ParityAction,
+};
 pub use error::{ConfigError, CoordinatorError};
 pub use limits::Limits;
 pub use lines::Lines;
@@ -46,5 +48,5 @@ pub use pins::{Pins, read_pins, write_pins};
 pub use serve::{run, run_with_pages};
 pub use server::config::{Render, Secret, ServerConfig};
 pub use server::dialect::Dialect;
-pub use server::pair::{PairConfig, PairKind};
+pub use server::pair::{PairConfig, PairEntry, PairKind};
 pub use tandem_sched::Pin;

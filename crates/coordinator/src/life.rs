@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tandem_openai::{ApiError, FinishReason, Passed, TandemInfo, Usage};
 use tandem_proto::{Generation, Prompt, Reuse};
-use tandem_sched::{Failure, Route};
+use tandem_sched::{Failure, Plan, Route};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +18,7 @@ use crate::backend::pair::Pairs as NodePairs;
 use crate::backend::{Answer, Attempt, AttemptError, Backend};
 use crate::calls::Calls;
 use crate::cluster::{Cluster, Decision, Slot};
-use crate::config::Config;
+use crate::config::{Config, ParityAction};
 use crate::pairs::Pairs;
 use crate::poison::{Losses, Poisons};
 use crate::prefix::Beginning;
@@ -98,14 +98,19 @@ impl Service {
         job.keep && self.config.handoff.keeps(&job.prompt)
     }
 
-    /// What a prompt that goes on from the answer begins with. Whose rows do not fit is not known: nobody is to be
-    /// preferred for them.
-    fn answered(&self, job: &Job, answer: &Answer) -> Vec<u64> {
+    /// Takes an answer in: what a prompt that goes on from it begins with, and how its nodes get on. Whose rows do not fit
+    /// is not known: nobody is to be preferred for them.
+    async fn answered(&self, slot: Slot, job: &Job, plan: &Plan, answer: &Answer) {
         self.learn(job, answer);
-        match answer.timeline.parity.is_none_or(|parity| parity.holds) {
-            true => self.prefix(job, Some(answer)),
-            false => Vec::new(),
+        self.pairs.answered(plan, &answer.timeline);
+        if answer.timeline.parity.is_none_or(|parity| parity.holds) {
+            return slot.finish(self.prefix(job, Some(answer)));
         }
+        let refuses = self.config.handoff.parity == ParityAction::Refuse;
+        if let Some(prefill) = plan.prefill.as_deref().filter(|_| refuses) {
+            slot.refuse(prefill, &plan.decode, &job.model).await;
+        }
+        slot.finish(Vec::new());
     }
 
     /// The digest of all of a request that a node works on.
@@ -331,10 +336,9 @@ async fn live(service: &Service, job: &Job, sink: &mut Sink) -> Result<Outcome, 
         };
         match service.backend(&plan.decode).attempt(attempt).await {
             Ok(answer) => {
-                slot.finish(service.answered(job, &answer));
+                service.answered(slot, job, &plan, &answer).await;
                 events.extend(busy_note(busy));
                 events.append(&mut attempt_events);
-                service.pairs.answered(&plan, &answer.timeline);
                 let outcome = outcome(job, answer, |timeline| {
                     service.told(job, timeline.info(&job.id, &plan, queue, events))
                 });

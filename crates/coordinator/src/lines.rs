@@ -1,24 +1,23 @@
 //! Events of a node: lines of JSON from a stream of bytes, with bounded length and silence.
 
+use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use futures_util::{Stream, StreamExt};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use serde::de::DeserializeOwned;
+use tokio::io::AsyncRead;
 use tokio::time::{Instant, timeout_at};
+use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
+use tokio_util::io::StreamReader;
 
 use crate::calls::CallError;
 
-type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, hyper::Error>> + Send>>;
-
 /// Reads one JSON object per line. Dropping it before the end closes the connection.
 pub struct Lines<T> {
-    stream: ByteStream,
-    buffer: BytesMut,
-    /// Bytes of the buffer that are known to hold no line break.
-    searched: usize,
+    lines: FramedRead<Pin<Box<dyn AsyncRead + Send>>, LinesCodec>,
     max_line: usize,
     silence: Duration,
     /// Since when nothing has come that is waited for, also if nobody has waited all the time.
@@ -33,10 +32,10 @@ impl<T: DeserializeOwned> Lines<T> {
         max_line: usize,
         silence: Duration,
     ) -> Self {
+        let reader: Pin<Box<dyn AsyncRead + Send>> =
+            Box::pin(StreamReader::new(stream.map_err(io::Error::other)));
         Self {
-            stream: Box::pin(stream),
-            buffer: BytesMut::new(),
-            searched: 0,
+            lines: FramedRead::new(reader, LinesCodec::new_with_max_length(max_line)),
             max_line,
             silence,
             since: None,
@@ -49,43 +48,24 @@ impl<T: DeserializeOwned> Lines<T> {
     /// # Errors
     /// If the stream ends, breaks, is silent for too long or holds something else.
     pub async fn next(&mut self) -> Result<T, CallError> {
-        loop {
-            if let Some(line) = self.buffered_line()? {
-                return parse(&line);
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let read = timeout_at(since + self.silence, self.lines.next()).await;
+        self.since = None;
+        match read {
+            Err(_) => Err(CallError::Silent(self.silence)),
+            Ok(None) => Err(CallError::Broken("ended before the last event".into())),
+            Ok(Some(Ok(line))) => parse(&line),
+            Ok(Some(Err(LinesCodecError::MaxLineLengthExceeded))) => {
+                Err(CallError::LongLine(self.max_line))
             }
-            let since = *self.since.get_or_insert_with(Instant::now);
-            let read = timeout_at(since + self.silence, self.stream.next()).await;
-            self.since = None;
-            match read {
-                Err(_) => return Err(CallError::Silent(self.silence)),
-                Ok(None) => return Err(CallError::Broken("ended before the last event".into())),
-                Ok(Some(Err(e))) => return Err(CallError::broken(&e)),
-                Ok(Some(Ok(bytes))) => self.buffer.extend_from_slice(&bytes),
-            }
+            Ok(Some(Err(LinesCodecError::Io(error)))) => Err(CallError::broken(&error)),
         }
-    }
-
-    fn buffered_line(&mut self) -> Result<Option<BytesMut>, CallError> {
-        let fresh = &self.buffer[self.searched..];
-        let Some(offset) = fresh.iter().position(|&b| b == b'\n') else {
-            self.searched = self.buffer.len();
-            if self.searched > self.max_line {
-                return Err(CallError::LongLine(self.max_line));
-            }
-            return Ok(None);
-        };
-        let end = self.searched + offset;
-        self.searched = 0;
-        if end > self.max_line {
-            return Err(CallError::LongLine(self.max_line));
-        }
-        Ok(Some(self.buffer.split_to(end + 1)))
     }
 }
 
 /// The message gives only the place: the line may hold text of a prompt or an answer.
-fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, CallError> {
-    serde_json::from_slice(line).map_err(|e| {
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T, CallError> {
+    serde_json::from_str(line).map_err(|e| {
         CallError::Broken(format!(
             "sent a line that is no event ({:?} error at byte {} of {})",
             e.classify(),

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use tandem_identity::limits::{MAX_BODIES_BYTES, MAX_SILENT};
 use tandem_identity::{Bounds, Ending, Gate, LinkError, Public, Security};
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
@@ -139,10 +138,8 @@ pub async fn run_with_pages(
 const fn bounds(limits: &Limits) -> Bounds {
     Bounds {
         connections: MAX_CONNECTIONS,
-        silent: MAX_SILENT,
         head: limits.head,
         unread: limits.client_stall,
-        bodies: MAX_BODIES_BYTES,
     }
 }
 

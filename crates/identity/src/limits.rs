@@ -14,16 +14,6 @@ pub const MAX_LINKS_WAITING: usize = 64;
 /// Pause after a connection that could not be taken, such as for want of file descriptors.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Connections of one server of HTTP that may be silent at once; see [`crate::Bounds`]. Few enough for
-/// the 1024 files that a process may usually have open.
-pub const MAX_SILENT: usize = 256;
-
-/// Bytes of bodies that a server of HTTP holds, over all requests that have not been answered.
-pub const MAX_BODIES_BYTES: usize = 512 << 20;
-
-/// Pause after half bodies have given way to one that waits for room, until others give way to it, too.
-pub const MAKE_ROOM: Duration = Duration::from_secs(1);
-
 /// Bytes that a server of HTTP buffers for a connection in each direction, and the longest head of a
 /// request.
 pub const HTTP_BUFFER: usize = 64 << 10;
@@ -32,13 +22,10 @@ pub const HTTP_BUFFER: usize = 64 << 10;
 /// more calls of the system.
 pub const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Bytes that are read from the socket of a TLS connection at once, and the longest message of a
-/// handshake, until much is known to come.
+/// handshake, until a read has filled the buffer.
 pub const FIRST_READ_BUFFER: usize = 64 << 10;
-/// The same where at least [`LOW_WATER`] bytes are known to come: that many fit behind a part of a record.
-pub const READ_BUFFER: usize = LOW_WATER + (64 << 10);
-/// Bytes that must have come before a reader that knows of at least as many is woken; see
-/// [`crate::ReadHalf::expect_bytes`].
-pub const LOW_WATER: usize = 1 << 20;
+/// The same after that: a connection that carries much.
+pub const READ_BUFFER: usize = 1 << 20;
 
 /// How long a certificate of a machine is valid.
 pub const NODE_VALIDITY: Duration = Duration::from_secs(5 * YEAR);

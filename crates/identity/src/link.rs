@@ -4,8 +4,6 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -13,7 +11,6 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::explain::explain;
-use crate::low_water::LowWater;
 use crate::packets::segment_bytes;
 use crate::peer::PeerId;
 use crate::tls::Tls;
@@ -38,8 +35,8 @@ pub struct ReadHalf(Reading);
 pub struct WriteHalf(Writing);
 
 enum Reading {
-    Plain(OwnedReadHalf, LowWater),
-    Tls(tokio::io::ReadHalf<Box<Tls>>, Arc<AtomicUsize>),
+    Plain(OwnedReadHalf),
+    Tls(tokio::io::ReadHalf<Box<Tls>>),
 }
 
 enum Writing {
@@ -82,22 +79,6 @@ impl Link {
         matches!(self.stream, Stream::Tls(_))
     }
 
-    /// Bytes that the socket has taken of what waits in this process; 0 where nothing waits here.
-    pub(crate) fn given(&self) -> u64 {
-        match &self.stream {
-            Stream::Plain(_) => 0,
-            Stream::Tls(tls) => tls.given(),
-        }
-    }
-
-    /// True if something waits in this process to be sent.
-    pub(crate) fn is_behind(&self) -> bool {
-        match &self.stream {
-            Stream::Plain(_) => false,
-            Stream::Tls(tls) => tls.is_behind(),
-        }
-    }
-
     /// The TCP socket below.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {
@@ -129,17 +110,13 @@ impl Link {
             Stream::Plain(tcp) => {
                 let (read, write) = tcp.into_split();
                 (
-                    ReadHalf(Reading::Plain(read, LowWater::default())),
+                    ReadHalf(Reading::Plain(read)),
                     WriteHalf(Writing::Plain(write)),
                 )
             }
             Stream::Tls(tls) => {
-                let expected = tls.expected();
                 let (read, write) = tokio::io::split(tls);
-                (
-                    ReadHalf(Reading::Tls(read, expected)),
-                    WriteHalf(Writing::Tls(write)),
-                )
+                (ReadHalf(Reading::Tls(read)), WriteHalf(Writing::Tls(write)))
             }
         }
     }
@@ -155,16 +132,6 @@ impl fmt::Debug for Link {
 }
 
 impl ReadHalf {
-    /// Says that so many bytes are known to come. Where they are many, reads need not return before a
-    /// good part of them is there ([`crate::limits::LOW_WATER`]): to be woken for each packet costs more than to read
-    /// it. Stays until it is said again; a reader that does not know what comes says 0.
-    pub fn expect_bytes(&mut self, bytes: usize) {
-        match &mut self.0 {
-            Reading::Plain(read, low) => low.expect(read.as_ref(), bytes),
-            Reading::Tls(_, expected) => expected.store(bytes, Ordering::Relaxed),
-        }
-    }
-
     /// Reads into several buffers, with one call of the system where there is no TLS; gives the number
     /// of bytes, 0 at the end of the stream or if there is no room in any of them. Safe to drop: what
     /// was not given was not read.
@@ -176,14 +143,14 @@ impl ReadHalf {
             return Ok(0);
         };
         match &mut self.0 {
-            Reading::Plain(read, _) => loop {
+            Reading::Plain(read) => loop {
                 read.readable().await?;
                 match read.try_read_vectored(&mut buffers[first..]) {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                     done => return done,
                 }
             },
-            Reading::Tls(read, _) => explained(read.read(&mut buffers[first]).await),
+            Reading::Tls(read) => explained(read.read(&mut buffers[first]).await),
         }
     }
 }
@@ -236,8 +203,8 @@ impl AsyncRead for ReadHalf {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match &mut self.0 {
-            Reading::Plain(read, _) => Pin::new(read).poll_read(cx, buf),
-            Reading::Tls(read, _) => Pin::new(read).poll_read(cx, buf).map(explained),
+            Reading::Plain(read) => Pin::new(read).poll_read(cx, buf),
+            Reading::Tls(read) => Pin::new(read).poll_read(cx, buf).map(explained),
         }
     }
 }

@@ -31,8 +31,6 @@ pub const MAX_BLOCK_BYTES: u64 = 16 << 20;
 /// The sender cuts chunks into blocks of at most about this many bytes: what an engine applies at
 /// once, and so how long others wait for it.
 pub const TARGET_BLOCK_BYTES: u64 = 8 << 20;
-/// Buffers of applied blocks that a receiver keeps for blocks to come.
-pub const MAX_SPARE_BUFFERS: usize = 1024;
 /// Bytes that may be sent and not yet acknowledged: the credit that a receiver gives, at least.
 pub const CREDIT_BYTES: u64 = 64 << 20;
 /// The most of it, for a sender of large steps: the blocks of a step that is being computed are all open at once, and none

@@ -42,14 +42,6 @@ impl<T> IndexMut<Section> for PerSection<T> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rows(Arc<Vec<u8>>);
 
-impl Rows {
-    /// The memory itself if nobody else has it, otherwise no memory: what is shared is not spare.
-    #[must_use]
-    pub fn into_vec(self) -> Vec<u8> {
-        Arc::into_inner(self.0).unwrap_or_default()
-    }
-}
-
 impl From<Vec<u8>> for Rows {
     fn from(rows: Vec<u8>) -> Self {
         Self(Arc::new(rows))

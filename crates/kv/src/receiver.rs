@@ -13,9 +13,7 @@ use self::hello::compare;
 use crate::codec::{Codec, CodecError};
 use crate::contract::{Contract, Section};
 use crate::frame::{FrameError, Header, Kind, encode_frame};
-use crate::limits::{
-    CREDIT_BYTES, MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS,
-};
+use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS};
 use crate::message::{
     Accept, Commit, Committed, Hello, MessageError, Refuse, abort_frame, control_frame,
 };
@@ -153,8 +151,6 @@ pub struct Receiver {
     discredited: Option<String>,
     raw_bytes: u64,
     wire_bytes: u64,
-    /// Buffers of applied blocks, for the next ones.
-    spare: Vec<Vec<u8>>,
 }
 
 impl Receiver {
@@ -203,7 +199,6 @@ impl Receiver {
             discredited: None,
             raw_bytes: 0,
             wire_bytes: 0,
-            spare: Vec::new(),
             contract,
         };
         let frame = receiver.resume(terms)?;
@@ -309,42 +304,6 @@ impl Receiver {
         header.token_end = tokens.end;
         self.sequence_out = self.sequence_out.wrapping_add(1);
         encode_frame(header, &[])
-    }
-
-    /// Takes the buffers of a block that has been applied, for blocks to come; of all those that are not in use the last
-    /// [`MAX_SPARE_BUFFERS`] stay, and no more bytes than [staged ones](Self::staged_bytes) leave of the credit, or than
-    /// [`CREDIT_BYTES`] if that is less.
-    pub fn recycle(&mut self, block: KvBlock) {
-        let buffers = block.planes.into_iter().map(|p| p.data.into_vec());
-        self.spare.extend(buffers.filter(|b| b.capacity() > 0));
-        self.bound_spare();
-    }
-
-    /// Drops the oldest buffers beyond what [stays](Self::recycle): whoever gave the credit has set as much memory aside, and
-    /// no more.
-    fn bound_spare(&mut self) {
-        let left = self.credit_bytes.saturating_sub(self.staged_bytes);
-        let mut room = left.min(CREDIT_BYTES);
-        let mut has_room = |buffer: &&Vec<u8>| {
-            let left = room.checked_sub(buffer.capacity() as u64);
-            room = left.unwrap_or(room);
-            left.is_some()
-        };
-        let newest = self.spare.iter().rev().take(MAX_SPARE_BUFFERS);
-        let kept = newest.take_while(&mut has_room).count();
-        self.spare.drain(..self.spare.len() - kept);
-    }
-
-    /// Buffers of a handoff before this one, so that their memory need not be got again; as many as [stay](Self::recycle).
-    pub fn lend(&mut self, buffers: Vec<Vec<u8>>) {
-        self.spare = buffers;
-        self.bound_spare();
-    }
-
-    /// The buffers that are not in use, for a handoff after this one.
-    #[must_use]
-    pub fn give_back(&mut self) -> Vec<Vec<u8>> {
-        std::mem::take(&mut self.spare)
     }
 
     /// The committed frame, once everything has been sent and applied; `since_commit` is the time since the commit was read.
@@ -523,7 +482,6 @@ impl Receiver {
         }
         self.staged_bytes = self.staged_bytes.saturating_sub(block.bytes());
         self.kept.push_back(block.tokens.clone());
-        self.recycle(block);
     }
 
     /// Compares the commit, before which everything that it covers has come.
@@ -539,20 +497,6 @@ impl Receiver {
         field("commit.manifest", &theirs.manifest, &ours.manifest)?;
         self.all_sent = true;
         Ok(Step::Commit)
-    }
-
-    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
-        // One that is much larger would be memory that no credit counts.
-        let fits = |b: &Vec<u8>| (bytes..=bytes + bytes / 4).contains(&b.capacity());
-        // The last one that came back is the likeliest to be in the processor's cache.
-        let at = self.spare.iter().rposition(fits);
-        let Some(at) = at else {
-            self.bound_spare();
-            return vec![0; bytes];
-        };
-        let mut buffer = self.spare.remove(at);
-        buffer.resize(bytes, 0);
-        buffer
     }
 }
 

@@ -7,7 +7,7 @@ mod prefill;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -32,13 +32,11 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use self::generate::{generate, prefill_failed, tokenize};
 use self::prefill::prefill;
 use crate::NodeConfig;
-use crate::coming::{Coming, Going};
 use crate::handoffs::Handoffs;
 use crate::job::Command;
 use crate::limits::{DRAIN_LOOK, MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS};
 use crate::model::Model;
 use crate::pages::PageStore;
-use crate::receive::Spare;
 use crate::send::{Choice, Links, Route};
 use crate::tickets::Tickets;
 
@@ -59,18 +57,10 @@ pub struct Node {
     pub tickets: Tickets,
     /// Handoffs that are being received.
     pub handoffs: Arc<Handoffs>,
-    /// The pages that they bring.
-    pub coming: Arc<Coming>,
-    /// Prefills that are being sent.
-    pub going: Arc<Going>,
-    /// Bytes of rows that they have computed before their receivers have answered.
-    pub early: Arc<AtomicU64>,
     /// Places for handoffs that are being received.
     pub receiving: Arc<Semaphore>,
     /// Memory for them, in units of [`crate::limits::STAGING_UNIT`].
     pub staging: Arc<Semaphore>,
-    /// Buffers of the last handoff that was received.
-    pub spare: Arc<Spare>,
     /// Places for complete handoffs that can be confirmed again.
     pub confirmed: Arc<Semaphore>,
     /// KV of earlier requests.
@@ -320,7 +310,6 @@ async fn handoffs(State(node): State<Arc<Node>>) -> Json<HandoffStatus> {
         sending: node.links.going() as u64,
         secrets: node.handoffs.count() as u64,
         staging_bytes: taken(STAGING_UNITS, &node.staging) * STAGING_UNIT,
-        spare_bytes: node.spare.bytes(),
         returns: taken(MAX_RETURNS, &node.returns),
         pages: pages.pages,
         snapshots: pages.snapshots,

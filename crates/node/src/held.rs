@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::batches::Batches;
-use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Readers, Snapshot, Wanted};
+use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wanted};
 
 /// Keeps KV of a request as pages, and finds pages for it.
 #[derive(Debug, Clone)]
@@ -81,39 +81,6 @@ impl Keep {
         };
         let exact = self.reuse == Reuse::Exact;
         Pieces::all(pinned, self.namespace.contract(), end, exact, limit)
-    }
-
-    /// For rows that nobody may find before they are [trusted](Self::trust).
-    #[must_use]
-    pub fn in_doubt(&self) -> Self {
-        Self {
-            store: self.store.in_doubt(),
-            ..self.clone()
-        }
-    }
-
-    /// For a request that is compared before its first token: what is kept is found by such requests only, until it has
-    /// been compared, and this one finds what they keep.
-    #[must_use]
-    pub fn compared(&self) -> Self {
-        Self {
-            store: self.store.compared(),
-            ..self.clone()
-        }
-    }
-
-    /// For whoever keeps nothing more: what is still in doubt need not wait for it.
-    #[must_use]
-    pub fn without_doubt(&self) -> Self {
-        Self {
-            store: self.store.without_doubt(),
-            ..self.clone()
-        }
-    }
-
-    /// What was kept in doubt is good.
-    pub fn trust(&self) {
-        self.store.trust();
     }
 
     /// For the answer, which comes behind all that was kept of the prompt: nothing more is exact.
@@ -187,30 +154,6 @@ impl Keep {
         self.lossy.get(..self.allowed).unwrap_or_default()
     }
 
-    /// How many pages of the prompt others find as soon as they have come, and what they are; `None` if none.
-    #[must_use]
-    pub fn found(&self) -> Option<(usize, Provenance)> {
-        let (end, provenance) = match self.reuse {
-            Reuse::Off => return None,
-            Reuse::Exact => (self.exact, Provenance::Prefilled),
-            Reuse::All => (self.batches.kv_end, Provenance::Decoded),
-        };
-        let is_found = self.store.readers() != Some(Readers::Nobody);
-        is_found.then_some(((end / PAGE_TOKENS) as usize, provenance))
-    }
-
-    /// True if what is kept is found by requests only that are compared, as this one is.
-    #[must_use]
-    pub fn is_compared(&self) -> bool {
-        self.store.readers() == Some(Readers::Compared)
-    }
-
-    /// How many lossy codecs rows may come in, from the least lossy on.
-    #[must_use]
-    pub const fn lossy_allowed(&self) -> usize {
-        self.allowed
-    }
-
     /// True if anything is kept.
     #[must_use]
     pub fn keeps(&self) -> bool {
@@ -260,7 +203,7 @@ impl Keep {
     }
 
     /// Forgets what is there of a sequence and of all that begin with a page of it, because it may be
-    /// wrong: all lossy rows, and the exact ones behind a position, or that have not been compared.
+    /// wrong: all lossy rows, and the exact ones behind a position.
     pub fn forget(&self, tokens: &[u32], exact: u32) -> u64 {
         if !self.keeps() {
             return 0;
@@ -274,18 +217,6 @@ impl Keep {
     #[must_use]
     pub fn is_discredited(&self) -> bool {
         self.store.is_discredited()
-    }
-
-    /// True if it began with pages of others that had not been compared.
-    #[must_use]
-    pub fn has_begun_in_doubt(&self) -> bool {
-        self.store.has_used_doubted()
-    }
-
-    /// True if some of those have turned out to be wrong since.
-    #[must_use]
-    pub fn has_begun_wrong(&self) -> bool {
-        self.store.has_used_wrong()
     }
 
     /// True if the model has windows, without which there is no snapshot.
@@ -458,11 +389,6 @@ impl Pieces {
     #[must_use]
     pub fn codec(&self, block: &KvBlock) -> Option<Codec> {
         self.pinned.origin(&block.tokens).codec()
-    }
-
-    /// All blocks so far are in the sequence of the request.
-    pub fn used(&self) {
-        self.pinned.used();
     }
 
     /// The next blocks; empty at the end.

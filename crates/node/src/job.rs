@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tandem_engine::Token;
 use tandem_engine::generation::Generation;
@@ -10,11 +10,10 @@ use tandem_kv::codec::Codec;
 use tandem_kv::policy::Quality;
 use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
 use tandem_kv::{KvBlock, Plane, Section};
-use tandem_proto::{GenerateEvent, HandoffTerms, ParityAction, SequenceStatus};
+use tandem_proto::{GenerateEvent, HandoffTerms, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::held::Keep;
-use crate::limits::Limits;
 use crate::send::Input;
 
 /// Number of a job; never used twice by a worker, so that a late message for a job that has
@@ -103,33 +102,21 @@ pub struct Parity {
     pub expected: bool,
     /// Beyond which the ends do not fit together.
     pub bound: ParityBound,
-    /// What happens then.
-    pub action: ParityAction,
     /// How far rows may differ from what was computed.
     pub quality: Quality,
     /// True if the sender may hold another quantisation of the weights.
     pub mixed_quantisation: bool,
-    /// How long the news of it is waited for.
-    pub patience: Duration,
 }
 
 impl Parity {
     /// By the terms of a request.
     #[must_use]
-    pub const fn of(terms: &HandoffTerms, expected: bool, limits: &Limits) -> Self {
-        // To compute a prompt again takes longer than to wait for a node that works; one that is silent is given up
-        // before.
-        let patience = match terms.action {
-            ParityAction::Report => limits.receipt,
-            ParityAction::Redo => limits.engine_step,
-        };
+    pub const fn of(terms: &HandoffTerms, expected: bool) -> Self {
         Self {
             expected,
             bound: terms.bound,
-            action: terms.action,
             quality: terms.quality,
             mixed_quantisation: terms.mixed_quantisation,
-            patience,
         }
     }
 }
@@ -237,22 +224,6 @@ pub struct Begun {
     pub chunk: oneshot::Receiver<Computed>,
     /// True if it is the last one.
     pub last: bool,
-}
-
-impl Begun {
-    /// One that has been computed already.
-    #[must_use]
-    pub fn computed(chunk: Computed) -> Self {
-        let (whole, waiting) = oneshot::channel();
-        let last = chunk.last;
-        // Its other half is here.
-        let _ = whole.send(chunk);
-        Self {
-            blocks: Vec::new(),
-            chunk: waiting,
-            last,
-        }
-    }
 }
 
 /// A chunk that has been computed and copied out.

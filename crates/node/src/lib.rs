@@ -15,7 +15,6 @@
 pub mod api;
 pub mod batches;
 mod busy;
-pub mod coming;
 pub mod conversation;
 pub mod handoffs;
 pub mod held;
@@ -28,7 +27,6 @@ pub mod pages;
 pub mod receive;
 pub mod running;
 pub mod send;
-pub mod slice;
 pub mod tickets;
 pub mod wire;
 pub mod worker;
@@ -119,12 +117,8 @@ pub async fn run(
         models: served,
         tickets: tickets::Tickets::default(),
         handoffs: Arc::default(),
-        coming: Arc::default(),
-        going: Arc::default(),
-        early: Arc::default(),
         receiving: Arc::new(Semaphore::new(limits::MAX_HANDOFFS)),
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
-        spare: Arc::default(),
         confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
         links: Arc::new(send::Links::with_rate(config.limits.link_rate)),
@@ -191,10 +185,8 @@ async fn expire(node: Arc<api::Node>) {
 const fn bounds(limits: Limits) -> Bounds {
     Bounds {
         connections: limits::MAX_CONNECTIONS,
-        silent: tandem_identity::limits::MAX_SILENT,
         head: limits.head,
         unread: limits.event_stall,
-        bodies: tandem_identity::limits::MAX_BODIES_BYTES,
     }
 }
 

@@ -8,15 +8,10 @@ pub const MAX_COMMANDS: usize = 1024;
 pub const MAX_EVENTS: usize = 256;
 /// Chunks of a prefill that may wait to be sent; beyond that the prefill pauses.
 pub const MAX_CHUNKS_WAITING: usize = 2;
-/// Bytes of rows that a prefill computes before the receiver has answered: from then on it pauses.
-pub const MAX_EARLY_BYTES: u64 = 256 << 20;
-/// The same over all prefills of a node; the chunk that each of them is computing comes on top.
-pub const MAX_ALL_EARLY_BYTES: u64 = 4 * MAX_EARLY_BYTES;
 /// Handoffs that are being received at once.
 pub const MAX_HANDOFFS: usize = 64;
-/// Connections to the control API at once. Those that say nothing give way, also to each other:
-/// `MAX_SILENT` in `crates/identity`.
-pub const MAX_CONNECTIONS: usize = 1024;
+/// Connections to the control API at once; further ones wait until others have ended, as those that say nothing do.
+pub const MAX_CONNECTIONS: usize = 4096;
 /// Connections that have not said hello; beyond that the oldest of them is dropped.
 pub const MAX_UNGREETED: usize = 128;
 /// Permissions to hand an answer back that may be open.
@@ -28,8 +23,6 @@ pub const MAX_TAKEN_BACK: usize = MAX_HANDOFFS / 2;
 /// An answer whose KV the other node does not take for this long is not handed back: it keeps its
 /// place in the engine until then.
 pub const HAND_BACK_STALL: Duration = Duration::from_secs(5);
-/// How many times [`Limits::shared_wait`] a handoff waits in all for pages that other machines go on bringing.
-pub const SHARED_WAITS: u32 = 4;
 /// Complete handoffs that can be confirmed again, because the sender may not have heard of it.
 pub const MAX_CONFIRMED: usize = 256;
 /// Memory for KV that is being received, over all handoffs, in units of [`STAGING_UNIT`]: for [`MAX_HANDOFFS`] without windows
@@ -44,10 +37,8 @@ pub const MAX_STEPS_WAITING: usize = 16;
 /// New connections of a handoff that may wait for its owner.
 pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations, and bytes that are copied out of
-/// it, or of a window back; less where that takes longer than [`Limits::slice`].
-pub const MAX_SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
-/// As many may always be moved at once, and one row: an engine takes some time for each slice, however small it is.
-pub const MIN_SLICE_BYTES: u64 = 4 << 20;
+/// it, or of a window back: 3 to 9 ms of a processor's time (`docs/benchmarks.md`).
+pub const SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
 /// Bytes per second below which a connection is of no use: what somebody sends a byte at a time would hold a
 /// handoff up without being silent.
 pub const MIN_LINK_RATE: u64 = 64 << 10;
@@ -115,8 +106,6 @@ pub struct Limits {
     pub body: Duration,
     /// Longest wait for pages from disk, a block at a time.
     pub page_read: Duration,
-    /// How long a handoff waits at most for each further page that another machine is bringing.
-    pub shared_wait: Duration,
     /// How long a handoff whose connection broke waits for a new one.
     pub resume: Duration,
     /// How long an answer that is complete waits for the prefill node's receipt. One that must be compared before its
@@ -136,8 +125,6 @@ pub struct Limits {
     /// Longest step of an engine: a chunk of a prefill on the slowest machine takes less. A node whose
     /// engine takes longer ends.
     pub engine_step: Duration,
-    /// How long KV is moved between two steps of running generations at most, by how long it took before.
-    pub slice: Duration,
     /// A node that shuts down waits this long for the step that an engine is computing, and this
     /// long again for its connections.
     pub stop: Duration,
@@ -155,7 +142,6 @@ impl Default for Limits {
             head: tandem_proto::limits::HEAD,
             body: Duration::from_secs(30),
             page_read: Duration::from_secs(10),
-            shared_wait: Duration::from_secs(5),
             resume: Duration::from_secs(10),
             receipt: Duration::from_secs(1),
             return_ticket: Duration::from_secs(30 * 60),
@@ -164,7 +150,6 @@ impl Default for Limits {
             event_stall: Duration::from_secs(60),
             handoff_beat: Duration::from_secs(5),
             engine_step: Duration::from_secs(30 * 60),
-            slice: Duration::from_millis(10),
             stop: Duration::from_secs(10),
             drain: Duration::from_secs(60),
             link_rate: None,

@@ -11,7 +11,6 @@
 //! or damaged costs pages, never a request. Rows come back bit for bit or not at all.
 
 mod disk;
-mod doubt;
 mod index;
 pub mod limits;
 mod named;
@@ -22,7 +21,7 @@ mod spill;
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tandem_kv::contract::InvalidContract;
@@ -31,11 +30,9 @@ use tandem_kv::plane::InvalidBlock;
 use tandem_kv::{KvBlock, Section};
 
 use self::disk::{Disk, FileName, Unread};
-pub use self::doubt::Readers;
-use self::doubt::{Doubt, Doubted};
 use self::index::{Index, Rows};
 use self::limits::{LOAD_ATTEMPTS, MAX_OBJECT_BYTES, MAX_PINS};
-use self::named::{Looking, Named, Place};
+use self::named::{Named, Place};
 use self::object::Meta;
 pub use self::pinned::{Overdue, Pinned};
 use self::rows::Shape;
@@ -233,33 +230,6 @@ pub enum LoadError {
     },
 }
 
-/// What a request began with.
-#[derive(Debug, Default)]
-struct Begun {
-    /// How often pages had been forgotten then; empty if it began with none.
-    forgotten: OnceLock<u64>,
-    /// What it used that had not been compared.
-    doubted: Mutex<Vec<Loaded>>,
-}
-
-impl Begun {
-    fn doubted(&self) -> MutexGuard<'_, Vec<Loaded>> {
-        lock(&self.doubted)
-    }
-}
-
-/// Rows in doubt that have been loaded.
-#[derive(Debug, Clone, Copy)]
-struct Loaded {
-    id: PageId,
-    version: u64,
-    doubt: Doubt,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A bounded cache of KV. Clones share it; it closes with the last of them.
 ///
 /// All methods may be called from any thread. [`PageStore::put`], [`PageStore::held`] and
@@ -271,10 +241,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct PageStore {
     shared: Arc<Shared>,
     _writer: Arc<Writer>,
-    /// What is put in here, if it must be compared.
-    doubted: Option<Arc<Doubted>>,
-    /// Of the store of one request.
-    begun: Option<Arc<Begun>>,
+    /// Of the store of one request: how often pages had been forgotten when it began; empty if it began with none.
+    begun: Option<Arc<OnceLock<u64>>>,
 }
 
 impl PageStore {
@@ -301,7 +269,6 @@ impl PageStore {
         Ok(Self {
             shared,
             _writer: Arc::new(writer),
-            doubted: None,
             begun: None,
         })
     }
@@ -323,7 +290,7 @@ impl PageStore {
     }
 
     fn has_begun_before(&self, index: &Index) -> bool {
-        let begun = self.begun.as_ref().and_then(|begun| begun.forgotten.get());
+        let begun = self.begun.as_ref().and_then(|begun| begun.get());
         begun.is_some_and(|forgotten| *forgotten != index.forgotten())
     }
 
@@ -353,7 +320,7 @@ impl PageStore {
             let is_better = |place: &Place| {
                 index.get(&place.id).is_none_or(|entry| {
                     let is_it = entry.meta.is(place.kind, place.end, place.tokens);
-                    !is_it || entry.gives_way(provenance, self.doubt())
+                    !is_it || entry.gives_way(provenance)
                 })
             };
             places.filter(is_better).collect()
@@ -440,8 +407,8 @@ impl PageStore {
         }))
     }
 
-    /// Forgets the pages and snapshots of a sequence that end behind a position, one for each namespace, or have not been
-    /// compared, and those of longer ones that begin with such a page; tells how many there were. They are wrong, or may be:
+    /// Forgets the pages and snapshots of a sequence that end behind a position, one for each namespace, and those of
+    /// longer ones that begin with such a page; tells how many there were. They are wrong, or may be:
     /// pins do not hold them back.
     pub fn forget<'n>(
         &self,
@@ -453,107 +420,19 @@ impl PageStore {
             .map(|(space, from)| (Named::new(space, tokens), (from / PAGE_TOKENS) as usize))
             .collect();
         self.shared.with(|index| {
-            let all = named.iter().flat_map(|(named, from)| {
-                let doubted = named.in_doubt(index, *from);
-                doubted.into_iter().chain(named.all(index, *from))
-            });
+            let all = named
+                .iter()
+                .flat_map(|(named, from)| named.all(index, *from));
             let all = all.collect();
-            index.forget_all(all, self.doubt())
+            index.forget_all(all)
         })
-    }
-
-    /// The same store for rows that are put in before they are compared: nobody finds them until then.
-    #[must_use]
-    pub fn in_doubt(&self) -> Self {
-        self.doubting(Readers::Nobody)
-    }
-
-    /// The same for a request that is compared before its first token, with all that it began with: it finds what
-    /// others like it put in before that has been compared, and they find its rows. What it has [used](Pinned::used) of theirs is
-    /// [trusted](Self::trust) with its own.
-    #[must_use]
-    pub fn compared(&self) -> Self {
-        self.doubting(Readers::Compared)
-    }
-
-    fn doubting(&self, readers: Readers) -> Self {
-        let doubted = Doubted::new(Arc::clone(&self.shared), readers);
-        Self {
-            doubted: Some(Arc::new(doubted)),
-            ..self.clone()
-        }
-    }
-
-    /// Who finds rows that are put in here before they are [trusted](Self::trust); `None` if all do.
-    #[must_use]
-    pub fn readers(&self) -> Option<Readers> {
-        self.doubt().map(Doubt::readers)
-    }
-
-    /// The same store for rows that are good.
-    #[must_use]
-    pub fn without_doubt(&self) -> Self {
-        Self {
-            doubted: None,
-            ..self.clone()
-        }
-    }
-
-    /// The rows that were put in [in doubt](Self::in_doubt) here have been compared, and are as good as
-    /// others. Those that never are leave with the last clone.
-    pub fn trust(&self) {
-        if let Some(doubted) = &self.doubted {
-            doubted.trust();
-        }
-        let used = self
-            .begun
-            .as_ref()
-            .map(|begun| std::mem::take(&mut *begun.doubted()));
-        if let Some(used) = used.filter(|used| !used.is_empty()) {
-            self.shared.with(|index| {
-                let used = used.into_iter();
-                used.for_each(|l| index.trust_rows(&l.id, l.version));
-            });
-        }
-    }
-
-    /// True if it has used what others put in and had not been compared.
-    #[must_use]
-    pub fn has_used_doubted(&self) -> bool {
-        self.begun
-            .as_ref()
-            .is_some_and(|begun| !begun.doubted().is_empty())
-    }
-
-    /// True if some of that has been forgotten since because it may be wrong.
-    #[must_use]
-    pub fn has_used_wrong(&self) -> bool {
-        let Some(begun) = &self.begun else {
-            return false;
-        };
-        let doubts: Vec<Doubt> = begun.doubted().iter().map(|l| l.doubt).collect();
-        self.shared
-            .look(|index| doubts.iter().any(|doubt| index.is_wrong(*doubt)))
-    }
-
-    fn looking(&self, wanted: Wanted) -> Looking {
-        let readers = self.readers().unwrap_or(Readers::Nobody);
-        Looking { wanted, readers }
-    }
-
-    fn doubt(&self) -> Option<Doubt> {
-        self.doubted.as_ref().map(|doubted| doubted.mark())
     }
 
     fn insert(&self, index: &mut Index, id: PageId, meta: Meta, rows: Vec<u8>) -> bool {
         if self.has_begun_before(index) {
             return false;
         }
-        let is_kept = index.insert(id, meta, rows, self.doubt());
-        if let Some(doubted) = self.doubted.as_ref().filter(|_| is_kept) {
-            doubted.holds(id);
-        }
-        is_kept
+        index.insert(id, meta, rows)
     }
 
     /// What is held of a sequence: the longest run of complete pages from its first token, and the
@@ -562,7 +441,7 @@ impl PageStore {
     pub fn held(&self, namespace: &Namespace, tokens: &[u32], wanted: Wanted) -> Held {
         let named = [Named::new(namespace, tokens)];
         self.shared
-            .look(|index| Named::held(&named, index, self.looking(wanted)).0)
+            .look(|index| Named::held(&named, index, wanted).0)
     }
 
     /// The same, and keeps it from being evicted for as long as the guard lives, so that it can be
@@ -586,9 +465,9 @@ impl PageStore {
                 return None;
             }
             index.stats.pins += 1;
-            let (held, used) = Named::held(&named, index, self.looking(wanted));
+            let (held, used) = Named::held(&named, index, wanted);
             if let Some(begun) = self.begun.as_ref().filter(|_| held != Held::default()) {
-                begun.forgotten.get_or_init(|| index.forgotten());
+                begun.get_or_init(|| index.forgotten());
             }
             let pins: Vec<_> = used
                 .objects
@@ -610,7 +489,6 @@ impl PageStore {
             held,
             objects,
             is_counted,
-            doubted: Mutex::default(),
         }
     }
 
@@ -626,17 +504,6 @@ impl PageStore {
         range: Range<u32>,
         wanted: Wanted,
     ) -> Result<Vec<KvBlock>, LoadError> {
-        self.read(namespace, tokens, range, wanted, &mut Vec::new())
-    }
-
-    fn read(
-        &self,
-        namespace: &Namespace,
-        tokens: &[u32],
-        range: Range<u32>,
-        wanted: Wanted,
-        doubted: &mut Vec<Loaded>,
-    ) -> Result<Vec<KvBlock>, LoadError> {
         let Range { start, end } = range;
         let is_aligned = start.is_multiple_of(PAGE_TOKENS) && end.is_multiple_of(PAGE_TOKENS);
         if !is_aligned || start > end || tokens.len() < end as usize {
@@ -651,7 +518,7 @@ impl PageStore {
         let mut at = start;
         for numbers in numbers.chunks(shape.pages_per_block()) {
             let places = numbers.iter().filter_map(|n| named.page(*n));
-            let objects = places.map(|p| self.object(&p, wanted, doubted));
+            let objects = places.map(|p| self.object(&p, wanted));
             let objects: Result<Vec<Rows>, _> = objects.collect();
             let objects = objects?;
             let rows: Vec<&[u8]> = objects.iter().map(|r| r.as_slice()).collect();
@@ -674,24 +541,13 @@ impl PageStore {
         position: u32,
         wanted: Wanted,
     ) -> Result<Snapshot, LoadError> {
-        self.read_snapshot(namespace, tokens, position, wanted, &mut Vec::new())
-    }
-
-    fn read_snapshot(
-        &self,
-        namespace: &Namespace,
-        tokens: &[u32],
-        position: u32,
-        wanted: Wanted,
-        doubted: &mut Vec<Loaded>,
-    ) -> Result<Snapshot, LoadError> {
         let missing = LoadError::Missing { end: position };
         let tokens = tokens.get(..position as usize).ok_or(missing)?;
         let contract = namespace.contract();
         let named = Named::new(namespace, tokens);
         let length = position % PAGE_TOKENS;
         let place = named.snapshot((position / PAGE_TOKENS) as usize, length as usize);
-        let rows = self.object(&place.ok_or(missing)?, wanted, doubted)?;
+        let rows = self.object(&place.ok_or(missing)?, wanted)?;
         let shape = |section| Shape::new(contract, section).map_err(|_| missing);
         let full = shape(Section::Full)?;
         let tail_bytes = usize::try_from(full.bytes(length)).map_err(|_| missing)?;
@@ -740,32 +596,18 @@ impl PageStore {
         self.shared.look(|index| index.stats())
     }
 
-    /// The rows of one object, from memory or from disk; it is noted if it has not been compared.
-    fn object(
-        &self,
-        place: &Place,
-        wanted: Wanted,
-        doubted: &mut Vec<Loaded>,
-    ) -> Result<Rows, LoadError> {
+    /// The rows of one object, from memory or from disk.
+    fn object(&self, place: &Place, wanted: Wanted) -> Result<Rows, LoadError> {
         enum At {
-            Memory(Rows, Option<Loaded>),
+            Memory(Rows),
             File(FileName, Arc<Meta>, u64),
         }
         let missing = LoadError::Missing { end: place.end };
         for _ in 0..LOAD_ATTEMPTS {
             let at = self.shared.look(|index| {
-                index.touch(&place.id);
-                let entry = place.find(index, self.looking(wanted))?;
+                let entry = place.find(index, wanted)?;
                 match (&entry.rows, &entry.file) {
-                    (Some(rows), _) => {
-                        let loaded = entry.doubt.map(|doubt| Loaded {
-                            id: place.id,
-                            version: entry.version,
-                            doubt,
-                        });
-                        Some(At::Memory(Arc::clone(rows), loaded))
-                    }
-                    // What is in doubt does not go to disk.
+                    (Some(rows), _) => Some(At::Memory(Arc::clone(rows))),
                     (None, Some(file)) => {
                         Some(At::File(*file, Arc::clone(&entry.meta), entry.version))
                     }
@@ -773,10 +615,7 @@ impl PageStore {
                 }
             });
             let (file, meta, version) = match at.ok_or(missing)? {
-                At::Memory(rows, loaded) => {
-                    doubted.extend(loaded);
-                    return Ok(rows);
-                }
+                At::Memory(rows) => return Ok(rows),
                 At::File(file, meta, version) => (file, meta, version),
             };
             let Some(disk) = &self.shared.disk else { break };

@@ -5,7 +5,6 @@
 //! waiting for another one for a limited time; what was applied stays.
 
 mod pump;
-mod spare;
 mod stream;
 
 use std::collections::VecDeque;
@@ -27,11 +26,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-pub use spare::Spare;
-
 use self::pump::Pump;
 use crate::api::Node;
-use crate::coming::Shared;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::Tail;
 use crate::job::{HandedOver, Lost};
@@ -338,18 +334,12 @@ async fn serve(
         permitted,
         tokens: tokens.into(),
         kv_end,
+        had: 0,
         names_pages,
-        shared: Shared::new(&node.coming),
         tail: Tail::default(),
         keepers: Arc::new(Semaphore::new(MAX_KEEPERS)),
-        spare: node.spare.take(),
     };
     let result = pump.run(first).await;
-    // One that has failed keeps nothing.
-    if let Some(receiver) = pump.receiver.as_ref().filter(|_| result.is_ok()) {
-        node.spare
-            .put(lock(receiver).give_back(), node.config.limits.resume);
-    }
     pump.end(&result).await;
     // Whether the sender has read the confirmation cannot be known here.
     if pump.is_committed()

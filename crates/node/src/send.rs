@@ -2,7 +2,7 @@
 //!
 //! Each handoff has one owner (`pump`), which has the state machine and keeps every block until it is
 //! acknowledged, and a connection (`connection`) with a writer (`stream`; `growth`: blocks that are
-//! written while they are computed). What comes before the receiver has answered waits (`input`). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
+//! written while they are computed). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
 
 mod connection;
 mod growth;
@@ -13,7 +13,6 @@ mod stream;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use tandem_identity::{PeerId, Security};
 use tandem_kv::codec::Codec;
@@ -22,7 +21,7 @@ use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::{Offer, Sender, SenderError};
 use tandem_kv::{KvBlock, PerSection};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -30,7 +29,6 @@ pub use links::{Choice, Codecs, Going, Links};
 
 use self::input::Inputs;
 use self::pump::{Pump, ReceiptState, TransferClock};
-use crate::coming::Gone;
 use crate::conversation::keep_block;
 use crate::held::{Keep, Tail};
 use crate::job::{Begun, Computed};
@@ -227,12 +225,6 @@ pub struct Sending {
     pub model: Arc<Model>,
     /// Its pages.
     pub kept: Kept,
-    /// Who waits for the answer of the receiver, to begin with the prefill then.
-    pub accepted: Option<oneshot::Sender<()>>,
-    /// That it is being sent, for others that begin alike.
-    pub gone: Option<Gone>,
-    /// Bytes of rows that all prefills of the node have computed before their receivers have answered.
-    pub early: Arc<AtomicU64>,
 }
 
 /// Sends a prefill as it is computed, and tells the coordinator about it. True if the decode node was sent the receipt,
@@ -303,9 +295,7 @@ pub async fn transmit(
     };
     let listener = pump.events.clone();
     let prefill = pump.sending.as_ref();
-    let prefill = prefill.map(|s| (Arc::clone(&s.model), Arc::clone(&s.early)));
-    let (model, early) = prefill.unzip();
-    let input = Inputs::new(input, model, early);
+    let input = Inputs::new(input, prefill.map(|s| Arc::clone(&s.model)));
     let result = tokio::select! {
         result = pump.run(&hello, input) => result,
         // Nobody wants it any more. The receiver is told, so that it need not wait for another connection.

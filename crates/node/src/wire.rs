@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem_identity::ReadHalf;
-use tandem_identity::limits::{LOW_WATER, MAX_UNSENT_BYTES};
+use tandem_identity::limits::MAX_UNSENT_BYTES;
 use tandem_kv::frame::{Checksum, FrameError, HEADER_BYTES, Header};
 use tandem_proto::limits::HANDOFF_SILENCE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -131,8 +131,7 @@ pub async fn fill_parts(
     parts: Vec<&mut [u8]>,
     limit: Duration,
 ) -> Result<Checksum, WireError> {
-    let mut expected = parts.iter().map(|p| p.len()).sum();
-    let patience = Patience::new(limit, expected);
+    let patience = Patience::new(limit, parts.iter().map(|p| p.len()).sum());
     let mut sum = Checksum::default();
     let mut slices: Vec<IoSliceMut<'_>> = parts.into_iter().map(IoSliceMut::new).collect();
     let mut rest = slices.as_mut_slice();
@@ -145,14 +144,12 @@ pub async fn fill_parts(
             bytes <= READ_BYTES
         };
         let count = rest.iter().take_while(fits).count().max(1);
-        stream.expect_bytes(expected);
         let n = patience
             .wait(stream.read_vectored(&mut rest[..count]))
             .await?;
         if n == 0 {
             return Err(WireError::Truncated);
         }
-        expected -= n;
         let mut left = n;
         for slice in rest.iter() {
             let part = left.min(slice.len());
@@ -164,7 +161,6 @@ pub async fn fill_parts(
         }
         IoSliceMut::advance_slices(&mut rest, n);
     }
-    stream.expect_bytes(0);
     Ok(sum)
 }
 
@@ -276,5 +272,3 @@ pub async fn flush<W: AsyncWrite + Unpin>(
 
 /// What a connection encrypts and holds back goes within a silence over the slowest link.
 const _: () = assert!(MAX_UNSENT_BYTES as u64 / MIN_LINK_RATE < HANDOFF_SILENCE.as_secs());
-/// So much comes within a silence, before which a reader that expects more is not woken.
-const _: () = assert!(LOW_WATER as u64 / MIN_LINK_RATE < HANDOFF_SILENCE.as_secs());

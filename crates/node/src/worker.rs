@@ -38,7 +38,6 @@ use crate::busy::Busy;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};
 use crate::limits::{IDLE_TICK, Limits};
 use crate::measured::Measured;
-use crate::slice::SliceSize;
 
 /// Owns the engine and every sequence of one model.
 pub struct Worker {
@@ -49,10 +48,6 @@ pub struct Worker {
     /// Blocks to take in, in order; bounded by the credit of each handoff.
     applies: VecDeque<Apply>,
     turns: Turns,
-    /// Of KV that is taken in, and put back.
-    slice_in: SliceSize,
-    /// Of KV that is copied out.
-    slice_out: SliceSize,
     /// The job that computed the last chunk, for taking turns.
     last_prefill: JobId,
     stopping: bool,
@@ -82,8 +77,6 @@ impl Worker {
             jobs: BTreeMap::new(),
             applies: VecDeque::new(),
             turns: Turns::default(),
-            slice_in: SliceSize::new(limits.slice),
-            slice_out: SliceSize::new(limits.slice),
             last_prefill: JobId(0),
             stopping: false,
             steps,
@@ -102,8 +95,6 @@ impl Worker {
             }
             self.end_abandoned();
             let is_waited_for = self.jobs.values().any(Job::can_decode);
-            self.slice_in.is_waited_for = is_waited_for;
-            self.slice_out.is_waited_for = is_waited_for;
             let has_others = self.jobs.values().any(|j| j.can_copy() || j.can_prefill());
             let has_blocks = !self.applies.is_empty();
             let turn = self.turns.next(is_waited_for, has_blocks, has_others);

@@ -36,7 +36,6 @@ mod it {
     mod reuse;
     mod rig;
     mod security;
-    mod sharing;
     mod slices;
     mod wire;
 }

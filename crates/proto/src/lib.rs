@@ -35,7 +35,7 @@ pub use status::{
     Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, Phase, Role,
     SequenceStatus, StepTime, StepTimes,
 };
-pub use terms::{CodecChoice, HandoffTerms, ParityAction, Reuse};
+pub use terms::{CodecChoice, HandoffTerms, Reuse};
 pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.

@@ -155,8 +155,6 @@ pub struct HandoffStatus {
     pub secrets: u64,
     /// Memory set aside for them, in bytes.
     pub staging_bytes: u64,
-    /// Buffers that wait for a next handoff, in bytes; not for long.
-    pub spare_bytes: u64,
     /// Permissions to hand an answer back that are open.
     pub returns: u64,
     /// Pages that are kept, in memory or on disk.

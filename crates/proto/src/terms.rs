@@ -78,18 +78,6 @@ pub enum Reuse {
     All,
 }
 
-/// What to do if the ends do not compute the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ParityAction {
-    /// Tell.
-    #[default]
-    Report,
-    /// Hold the first token back until the ends have been compared, and prefill locally if they differ
-    /// or cannot be compared.
-    Redo,
-}
-
 /// Terms of a handoff.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -107,8 +95,6 @@ pub struct HandoffTerms {
     pub keep: bool,
     /// Beyond which the two ends do not fit together.
     pub bound: ParityBound,
-    /// What happens then.
-    pub action: ParityAction,
     /// True if the prefill node may hold another quantisation of the weights. Its rows serve this
     /// request only: the decode node neither keeps them as pages nor puts pages of its own before them.
     pub mixed_quantisation: bool,
@@ -126,7 +112,6 @@ impl Default for HandoffTerms {
             reuse: Reuse::default(),
             keep: false,
             bound: ParityBound::default(),
-            action: ParityAction::default(),
             mixed_quantisation: false,
             overlap: true,
         }

@@ -333,7 +333,7 @@ impl Scheduler {
         Ok(held)
     }
 
-    /// Whether the node can prefill for the decode node; an error is a difference of contract.
+    /// Whether the node can prefill for the decode node; an error is a difference of contract, or of what they compute.
     fn can_prefill(
         &self,
         node: usize,
@@ -346,6 +346,12 @@ impl Scheduler {
             Err(reason) => return Ok(Fitness::Unfit(reason)),
         };
         let name = &self.nodes[node].name;
+        if self.refused.contains(&(node, decode, model)) {
+            let other = &self.nodes[decode].name;
+            return Err(format!(
+                "`{name}` is not to prefill for `{other}`: they do not compute the same"
+            ));
+        }
         let mut fit = Fit::Equal;
         if let Some(ours) = self.nodes[decode].model(&self.models[model].name) {
             let differences = if self.models[model].mixed_quantisation {

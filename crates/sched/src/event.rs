@@ -106,6 +106,15 @@ pub enum Event {
         /// What a prompt that goes on from the answer begins with.
         prefix: Vec<u64>,
     },
+    /// Two nodes do not compute the same: the model is not handed over between them until one of them has been down.
+    PairRefused {
+        /// Name of the prefill node.
+        prefill: String,
+        /// Name of the decode node.
+        decode: String,
+        /// Name of the model.
+        model: String,
+    },
     /// The decode node did not finish the request.
     DecodeFailed {
         /// Its id.

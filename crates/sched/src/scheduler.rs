@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::choice::Choice;
-use crate::event::{Action, Event, Failure, Rejection};
-use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, MAX_UNREACHED};
+use crate::event::{Action, Event, Failure, Rejection, Route};
+use crate::limits::{FOLLOW_BLOCKS, MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, MAX_UNREACHED};
 use crate::pin::{self, Pin};
 use crate::prefix::Prefixes;
 use crate::state::{Model, Node, NodeState, Running, Scheduler, Topology, Waiting};
@@ -49,6 +49,7 @@ impl Scheduler {
             first_server,
             models,
             running: BTreeMap::new(),
+            refused: BTreeSet::new(),
             arrivals: 0,
             prefixes: Prefixes::default(),
         }
@@ -82,7 +83,7 @@ impl Scheduler {
                     route,
                     tried: Vec::new(),
                     seen: self.prefixes.seen(index, &prefix),
-                    blocks: prefix.len(),
+                    prefix,
                     goes_on,
                     lacks: false,
                     too_short: 0,
@@ -100,6 +101,11 @@ impl Scheduler {
                 self.end(&request);
             }
             Event::PrefillEnded { request, computed } => self.end_prefill(&request, computed),
+            Event::PairRefused {
+                prefill,
+                decode,
+                model,
+            } => self.refuse(&prefill, &decode, &model),
             Event::DecodeFailed {
                 request,
                 node,
@@ -111,10 +117,24 @@ impl Scheduler {
     }
 
     fn set_state(&mut self, name: &str, state: NodeState) {
-        if let Some(node) = self.nodes.iter_mut().find(|n| n.name == name) {
-            node.state = state;
-            node.suspect = false;
-            node.busy.clear();
+        let Some(at) = self.nodes.iter().position(|n| n.name == name) else {
+            return;
+        };
+        if matches!(state, NodeState::Down { .. }) {
+            // It may be another one when it is back.
+            self.refused.retain(|(a, b, _)| *a != at && *b != at);
+        }
+        let node = &mut self.nodes[at];
+        node.state = state;
+        node.suspect = false;
+        node.busy.clear();
+    }
+
+    fn refuse(&mut self, prefill: &str, decode: &str, model: &str) {
+        let node = |name| self.nodes.iter().position(|n| n.name == name);
+        let model = self.models.iter().position(|m| m.name == model);
+        if let (Some(prefill), Some(decode), Some(model)) = (node(prefill), node(decode), model) {
+            self.refused.insert((prefill, decode, model));
         }
     }
 
@@ -209,8 +229,31 @@ impl Scheduler {
             self.nodes[node].busy.remove(&running.model);
             if !computed {
                 running.seeing.retain(|seeing| *seeing == running.decode);
+                return;
+            }
+            // Those that have waited for it go where it is.
+            let (model, prefix) = (running.model, &running.waiting.prefix);
+            self.prefixes.learn(model, prefix, &running.seeing);
+            for waiting in &mut self.models[model].queue {
+                if waiting.common(prefix) > 0 {
+                    waiting.seen = self.prefixes.seen(model, &waiting.prefix);
+                }
             }
         }
+    }
+
+    /// True if a prefill that is going on computes much of this prompt that its node has not had: a beginning that several
+    /// share is computed, and handed over, once. It ends, and with it the wait.
+    fn follows(&self, model: usize, waiting: &Waiting) -> bool {
+        waiting.route != Route::Local
+            && self.running.values().any(|leader| {
+                let is_up = |node: usize| matches!(self.nodes[node].state, NodeState::Up(_));
+                let node = leader
+                    .prefill
+                    .filter(|node| leader.model == model && is_up(*node) && is_up(leader.decode));
+                let common = waiting.common(&leader.waiting.prefix);
+                node.is_some_and(|node| common >= waiting.seen_by(node) + FOLLOW_BLOCKS)
+            })
     }
 
     /// Frees what a running request holds.
@@ -298,6 +341,10 @@ impl Scheduler {
         all.sort_by_key(|(_, waiting)| waiting.arrival);
         {
             for (model, waiting) in all {
+                if self.follows(model, &waiting) {
+                    self.models[model].queue.push_back(waiting);
+                    continue;
+                }
                 match self.choose(model, &waiting) {
                     Choice::Fits {
                         decode,

@@ -44,6 +44,8 @@ pub struct Scheduler {
     pub(crate) first_server: usize,
     pub(crate) models: Vec<Model>,
     pub(crate) running: BTreeMap<String, Running>,
+    /// Prefill node, decode node and model of pairs that do not compute the same.
+    pub(crate) refused: BTreeSet<(usize, usize, usize)>,
     pub(crate) arrivals: u64,
     pub(crate) prefixes: Prefixes,
 }
@@ -88,10 +90,10 @@ pub(crate) struct Waiting {
     pub(crate) route: Route,
     /// Decode nodes that failed it.
     pub(crate) tried: Vec<usize>,
-    /// What nodes had seen of its prompt when it came.
+    /// What nodes have seen of its prompt.
     pub(crate) seen: Seen,
-    /// Blocks of its prompt.
-    pub(crate) blocks: usize,
+    /// What its prompt begins with, as it was submitted.
+    pub(crate) prefix: Vec<u64>,
     /// True for a turn of a conversation.
     pub(crate) goes_on: bool,
     /// True once a node had less of its prompt than it was taken to have.
@@ -115,6 +117,26 @@ pub(crate) struct Running {
 }
 
 impl Waiting {
+    /// Blocks of its prompt.
+    pub(crate) const fn blocks(&self) -> usize {
+        self.prefix.len()
+    }
+
+    /// Blocks that its prompt begins with and another one, too: each digest stands for all before it.
+    pub(crate) fn common(&self, other: &[u64]) -> usize {
+        let most = self.prefix.len().min(other.len());
+        let (mut from, mut to) = (0, most);
+        while from < to {
+            let middle = usize::midpoint(from, to);
+            if self.prefix[middle] == other[middle] {
+                from = middle + 1;
+            } else {
+                to = middle;
+            }
+        }
+        from
+    }
+
     /// Blocks of its prompt that the node has seen before.
     pub(crate) fn seen_by(&self, node: usize) -> usize {
         let seen = self.seen.iter().find(|(known, _)| *known == node);
@@ -128,15 +150,15 @@ impl Waiting {
         if !is_auto || !self.goes_on || self.seen_by(decode) <= seen {
             return 0;
         }
-        let percent = 100 * (self.blocks - seen) / (PREFILL_ADVANTAGE * self.blocks);
+        let percent = 100 * (self.blocks() - seen) / (PREFILL_ADVANTAGE * self.blocks());
         u8::try_from(percent).unwrap_or(100)
     }
 
     /// True if the node is taken to lack no more than this part of the prompt, in percent; false of 0, which stands for none
     /// that matters, and once a node has lacked more.
     pub(crate) fn lacks_at_most(&self, node: usize, percent: u8) -> bool {
-        let lacks = self.blocks.saturating_sub(self.seen_by(node));
-        !self.lacks && percent > 0 && 100 * lacks <= usize::from(percent) * self.blocks
+        let lacks = self.blocks().saturating_sub(self.seen_by(node));
+        !self.lacks && percent > 0 && 100 * lacks <= usize::from(percent) * self.blocks()
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use futures_util::future::try_join_all;
 use serde::Serialize;
 use tandem_kv::codec::Codec;
 use tandem_kv::policy::Quality;
@@ -13,7 +12,7 @@ use tandem_proto::{HandoffTerms, Prompt, Reuse};
 
 use super::ask::{Asked, Pair, Prompts, Sent};
 use super::figures::{Machine, median, right, table, told};
-use super::nodes::{CONTEXT, Cluster, Nodes, Place, SLOTS};
+use super::nodes::{CONTEXT, Cluster, Nodes, Place};
 
 /// Tokens that all submissions begin with.
 const SHARED_TOKENS: u32 = 2000;
@@ -31,9 +30,6 @@ pub struct Arguments {
     /// Tokens of each that are its own.
     #[arg(long, value_name = "TOKENS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=i64::from(CONTEXT - SHARED_TOKENS - SPARE_TOKENS)))]
     own: u32,
-    /// Submissions that begin at once.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SLOTS)))]
-    at_once: u32,
     /// The codec: `raw`, `plane` or `q8`. A lossy one is what all of these requests allow.
     #[arg(long, default_value_t = Codec::Raw)]
     codec: Codec,
@@ -54,13 +50,11 @@ struct Figures {
     shared_tokens: u32,
     own_tokens: u32,
     submissions: u32,
-    at_once: u32,
     /// Medians of all submissions but the first.
     wire_bytes_per_submission: Compared,
     /// Medians of the same, in milliseconds.
     first_token_ms: Compared,
-    /// Bytes on the wire of the first submission, which nobody has anything of: of those that begin at once, of the one
-    /// that sends most.
+    /// Bytes on the wire of the first submission, which nobody has anything of.
     first: Compared,
 }
 
@@ -113,7 +107,6 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         shared_tokens: SHARED_TOKENS,
         own_tokens: arguments.own,
         submissions: arguments.submissions,
-        at_once: arguments.at_once,
         wire_bytes_per_submission: compared(&|run| run.rest(|s| s.0)),
         first_token_ms: compared(&|run| run.rest(|s| s.1)),
         first: compared(&|run| run.0[0].0),
@@ -135,15 +128,10 @@ async fn run(
         ..HandoffTerms::default()
     };
     let mut out = Vec::new();
-    for together in submissions.chunks(arguments.at_once as usize) {
+    for submission in submissions {
         pair.decode.idle().await?;
         pair.prefill.idle().await?;
-        let asking = together.iter().map(|s| pair.remote(s, 1, &terms));
-        let answers = try_join_all(asking).await?;
-        let mut figures: Vec<(f64, f64)> = answers.iter().map(figures_of).collect();
-        // The one that sends most is the first.
-        figures.sort_by(|a, b| b.0.total_cmp(&a.0));
-        out.extend(figures);
+        out.push(figures_of(&pair.remote(submission, 1, &terms).await?));
     }
     Ok(Run(out))
 }
@@ -176,11 +164,10 @@ fn shown(figures: &Figures) -> String {
         ms(token.with),
     ]);
     format!(
-        "{}\n{} submissions of {} tokens, {} at once, of which the first {} are shared; {}, codec {}\n{out}",
+        "{}\n{} submissions of {} tokens, of which the first {} are shared; {}, codec {}\n{out}",
         figures.machine,
         figures.submissions,
         figures.shared_tokens + figures.own_tokens,
-        figures.at_once,
         figures.shared_tokens,
         figures.model,
         figures.codec,

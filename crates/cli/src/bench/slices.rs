@@ -14,18 +14,13 @@ use tandem_engine::{Capacity, DecodeStep, KvEngine, LayerRows, Sequence, Token};
 use tandem_kv::segment::block_tokens;
 use tandem_kv::{KvBlock, Section};
 use tandem_llama::{LlamaEngine, LlamaOptions};
-use tandem_node::Limits;
-use tandem_node::limits::MAX_SLICE_BYTES;
-use tandem_node::slice::SliceSize;
+use tandem_node::limits::SLICE_BYTES;
 
 use super::figures::{Machine, gigabytes, median, right, table, told};
 use crate::node::cores;
 
 /// Tokens per chunk, as nodes have by default.
 const CHUNK: u32 = 512;
-
-/// First slices of a node that are shown.
-const FIRST: usize = 8;
 
 /// Arguments of `tandem bench slices`.
 #[derive(Args)]
@@ -60,9 +55,6 @@ struct Figures {
     out: Slices,
     #[serde(rename = "in")]
     back: Slices,
-    /// The first slices of a node beside running generations, in the order in which they are moved.
-    first_out: Vec<Slice>,
-    first_in: Vec<Slice>,
     by_layer: ByLayer,
 }
 
@@ -137,11 +129,6 @@ fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
             chunks.push(milliseconds(begun));
         }
     }
-    let [mut first_out, mut first_in] = [(); 2].map(|()| Timed::of_a_node());
-    let blocks = copy_out(&mut engine, source, arguments.tokens, &mut first_out)?;
-    let target = engine.open()?;
-    take_in(&mut engine, target, &blocks, &mut first_in)?;
-    engine.release(target);
     let (mut out, mut back, mut steps) = (Timed::default(), Timed::default(), Vec::new());
     for _ in 0..arguments.rounds {
         let blocks = copy_out(&mut engine, source, arguments.tokens, &mut out)?;
@@ -161,13 +148,11 @@ fn measure(arguments: &Arguments) -> anyhow::Result<Figures> {
         model: arguments.model.display().to_string(),
         tokens: arguments.tokens,
         rounds: arguments.rounds,
-        max_slice_bytes: MAX_SLICE_BYTES,
+        max_slice_bytes: SLICE_BYTES,
         decode_ms: median(&steps),
         chunk_ms: median(&chunks),
         out: out.slices(),
         back: back.slices(),
-        first_out: first_out.all,
-        first_in: first_in.all,
         by_layer,
     })
 }
@@ -243,40 +228,21 @@ fn tokens(engine: &LlamaEngine, count: u32) -> Vec<Token> {
 /// Slices of one direction, and what a slice has so far.
 #[derive(Default)]
 struct Timed {
-    /// How large slices are; `None`: as large as they may be.
-    size: Option<SliceSize>,
     bytes: u64,
     time: Duration,
     all: Vec<Slice>,
 }
 
 impl Timed {
-    /// Of a size that a node finds out while somebody waits for tokens.
-    fn of_a_node() -> Self {
-        Self {
-            size: Some(SliceSize::new(Limits::default().slice)),
-            ..Self::default()
-        }
-    }
-
-    /// Bytes that the next slice has at most.
-    fn most(&self) -> u64 {
-        self.size.as_ref().map_or(MAX_SLICE_BYTES, SliceSize::most)
-    }
-
     /// How many of the rows that are left of a block are moved next: those that the slice has room for, if that is
     /// all of them or as many as any slice has; otherwise it ends, and they begin the next one.
     fn next(&mut self, left: u32, row_bytes: u64) -> u32 {
-        let fit = |most: u64| {
-            let rows = u32::try_from(most / row_bytes.max(1));
-            left.min(rows.unwrap_or(u32::MAX).max(1))
-        };
-        let rows = fit(self.most());
-        if self.bytes + row_bytes * u64::from(rows) <= self.most() {
-            return rows;
+        let most = u32::try_from(SLICE_BYTES / row_bytes.max(1));
+        let rows = left.min(most.unwrap_or(u32::MAX).max(1));
+        if self.bytes + row_bytes * u64::from(rows) > SLICE_BYTES {
+            self.end();
         }
-        self.end();
-        fit(self.most())
+        rows
     }
 
     /// So many bytes have been moved since `begun`.
@@ -287,9 +253,6 @@ impl Timed {
 
     fn end(&mut self) {
         if self.bytes > 0 {
-            if let Some(size) = &mut self.size {
-                size.took(self.bytes, self.time);
-            }
             self.all.push(Slice {
                 bytes: self.bytes,
                 ms: self.time.as_secs_f64() * 1e3,
@@ -416,22 +379,6 @@ fn shown(figures: &Figures) -> String {
             right(format!("{:.2}", slices.gb_per_s)),
         ]);
     }
-    let mut firsts = table(&["first slices", "MB", "ms", "longest ms"]);
-    for (name, slices) in [("out", &figures.first_out), ("in", &figures.first_in)] {
-        let list = |each: fn(&Slice) -> f64| {
-            let each = slices.iter().take(FIRST).map(each);
-            each.map(|x| format!("{x:.1}"))
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
-        let longest = slices.iter().map(|slice| slice.ms).fold(0.0, f64::max);
-        firsts.add_row(vec![
-            Cell::new(name),
-            Cell::new(list(|slice| mb(slice.bytes))),
-            Cell::new(list(|slice| slice.ms)),
-            right(format!("{longest:.2}")),
-        ]);
-    }
     let mut layers = table(&["ms, medians", "computed", "cut by layer", "given by layer"]);
     let by_layer = &figures.by_layer;
     for (name, ms) in [
@@ -443,7 +390,7 @@ fn shown(figures: &Figures) -> String {
         layers.add_row([Cell::new(name)].into_iter().chain(ms));
     }
     format!(
-        "{}, {} tokens, {} rounds\n{rows}\n{firsts}\n{layers}\nA slice has at most {:.1} MB. A token takes {:.1} ms, a chunk of {CHUNK} tokens {:.0} ms.\n{}",
+        "{}, {} tokens, {} rounds\n{rows}\n{layers}\nA slice has at most {:.1} MB. A token takes {:.1} ms, a chunk of {CHUNK} tokens {:.0} ms.\n{}",
         figures.model,
         figures.tokens,
         figures.rounds,

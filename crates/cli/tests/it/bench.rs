@@ -220,14 +220,15 @@ fn overlap(command: &mut Command) -> (Value, String, u32) {
             (number(link, "added_ms") + own - overlapped).abs() < 1e-6,
             "{link}"
         );
-        // Whatever delays, what is sent last is confirmed no sooner than the way there and back takes.
+        // Whatever delays, what is sent last is confirmed no sooner than the way there and back takes; the engine is not
+        // done with the last layer when its rows leave.
         let exposed = number(link, "exposed_fraction") * number(link, "prefill_overlapped_ms");
         let round_trip = if link["link"] == "1gbit,200ms" {
             200.0
         } else {
             2.0
         };
-        assert!(exposed >= round_trip - 1.0, "{exposed}: {link}");
+        assert!(exposed >= round_trip - 5.0, "{exposed}: {link}");
         // Nothing is faster than its link: 20 Mbit/s are 2.5 MB/s, whatever the machine. A codec
         // carries more rows than that; its ratio is below 3.
         if link["link"] == "20mbit,2ms" {
@@ -301,7 +302,7 @@ fn little_by_little_a_link_slower_than_the_prefill_is_found_out() {
 
 #[test]
 fn a_shared_rubric_crosses_the_wire_once() {
-    for (codec, at_once) in [("raw", "1"), ("q8", "1"), ("raw", "3")] {
+    for codec in ["raw", "q8"] {
         let told = bench(&[
             "prefix",
             "--model",
@@ -310,8 +311,6 @@ fn a_shared_rubric_crosses_the_wire_once() {
             "3",
             "--codec",
             codec,
-            "--at-once",
-            at_once,
         ]);
         assert_eq!(told["codec"], codec);
         let (per, first) = (&told["wire_bytes_per_submission"], &told["first"]);

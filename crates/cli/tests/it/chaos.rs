@@ -12,12 +12,12 @@ use std::time::Duration;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
-use tandem_coordinator::{Config, ModelConfig, NodeConfig};
+use tandem_coordinator::{Config, ModelConfig, NodeConfig, ParityAction};
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{Call, CallKind, FakeConfig, FakeEngine};
 use tandem_identity::{Public, Security};
 use tandem_node::{Limits, PagesConfig};
-use tandem_proto::{HandoffStatus, ParityAction, Role};
+use tandem_proto::{HandoffStatus, Role};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -376,7 +376,6 @@ impl Cluster {
         let limits = Limits {
             handoff_silence: of(500),
             connect: of(500),
-            shared_wait: of(200),
             resume: of(300),
             receipt: of(100),
             return_ticket: of(1_000),
@@ -396,10 +395,10 @@ impl Cluster {
             let number = u8::try_from(nodes.len()).unwrap_or(0);
             nodes.push(Node::start(role, &slow(engine.clone()), limits, number).await);
         }
-        let redo = dice.random_bool(0.30);
+        let refuses = dice.random_bool(0.30);
         let coordinator = coordinator(&nodes, |config| {
-            if redo {
-                config.handoff.parity = ParityAction::Redo;
+            if refuses {
+                config.handoff.parity = ParityAction::Refuse;
             }
             if breaks == Breaks::All {
                 config.limits.silence = Duration::from_secs(1);

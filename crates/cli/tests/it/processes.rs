@@ -844,10 +844,10 @@ async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how
     let dir = tempfile::tempdir().expect("dir");
     let nodes = [("p", prefill.address), ("d", decode.address)];
     let config = write_config(dir.path(), CHUNK, &nodes, &[(model, &["p"], &["d"])]);
-    with_handoff(&config, "parity = \"redo\"");
+    with_handoff(&config, "parity = \"refuse\"");
     let written = std::fs::read_to_string(&config).expect("config");
-    // A bound that nothing but equal numbers is within has every answer computed again.
-    for (bound, mode) in [("parity_kl = 0.1", "remote"), ("parity_kl = 0.0", "local")] {
+    // A bound that nothing but equal numbers is within has the pair refused after the first answer.
+    for (bound, holds) in [("parity_kl = 0.1", true), ("parity_kl = 0.0", false)] {
         let bounded = written.replacen("[handoff]", &format!("[handoff]\n{bound}"), 1);
         let changed = bounded + "mixed_quantisation = true\n";
         std::fs::write(&config, changed).expect("config");
@@ -855,21 +855,24 @@ async fn another_quantisation_prefills_with_permission_and_the_receipt_tells_how
         let body = |route| chat(model.name(), &text(700), 8, route);
         let local = ask(serving.address, &body("local")).await;
         // The second time there is nothing that could be used again.
-        for _ in 0..2 {
+        for is_first in [true, false] {
             let answer = ask(serving.address, &body("auto")).await;
             let tandem = &answer["tandem"];
-            assert_eq!(tandem["mode"], mode, "{answer}");
             assert_eq!(tandem["held_tokens"], 0, "{answer}");
             let events = tandem["events"].to_string();
+            if !(is_first || holds) {
+                assert_eq!(tandem["mode"], "local", "{answer}");
+                assert!(events.contains("do not compute the same"), "{events}");
+                assert_eq!(tokens(&answer), tokens(&local));
+                continue;
+            }
+            assert_eq!(tandem["mode"], "remote", "{answer}");
             let told = "prefill with quantisation ";
             assert!(events.contains(told), "{events}");
             let parity = &tandem["parity"];
             let kl = parity["kl"].as_f64().expect("a divergence");
             assert!(kl > 0.0 && kl < 0.1, "{parity}");
-            assert_eq!(parity["holds"], mode == "remote", "{parity}");
-            if mode == "local" {
-                assert_eq!(tokens(&answer), tokens(&local));
-            }
+            assert_eq!(parity["holds"], holds, "{parity}");
         }
     }
 }

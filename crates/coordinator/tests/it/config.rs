@@ -29,14 +29,14 @@ fn a_profile_that_there_is_not_is_named() {
     let table: [(Change, &str); 2] = [
         (
             |c| c.nodes[1].profile = Some("abacus".into()),
-            "`nodes[1].profile` cannot be used: no machine is called `abacus`",
+            "`node[1].profile` cannot be used: no machine is called `abacus`",
         ),
         (
             |c| {
                 c.nodes[0].profile = Some("spark".into());
                 c.models[1].profile = Some("gpt-5".into());
             },
-            "`models[1].profile` cannot be used: no model is called `gpt-5`",
+            "`model[1].profile` cannot be used: no model is called `gpt-5`",
         ),
     ];
     for (change, expected) in table {
@@ -51,64 +51,61 @@ fn a_profile_that_there_is_not_is_named() {
 fn the_key_at_fault_is_named() {
     type Change = fn(&mut Config);
     let table: [(Change, &str); 17] = [
-        (|c| c.nodes.clear(), "`nodes` has 0 entries"),
-        (|c| c.models.clear(), "`models` has 0 entries"),
+        (|c| c.nodes.clear(), "`node` is missing: add"),
+        (|c| c.models.clear(), "`model` is missing: add"),
         (
             |c| c.nodes[1].name.clear(),
-            "`nodes[1].name` must have 1 to 128 bytes",
+            "`node[1].name` must have 1 to 128 bytes",
         ),
         (
             |c| c.nodes[1].name = "p".into(),
-            "`nodes[1].name` repeats the name \"p\"",
+            "`node[1].name` repeats the name \"p\"",
         ),
         (
             |c| c.nodes[0].address = "host".into(),
-            "`nodes[0].address` is \"host\": write host:port",
+            "`node[0].address` is \"host\": write host:port",
         ),
         (
             |c| c.nodes[0].address = "host:0".into(),
-            "`nodes[0].address`",
+            "`node[0].address`",
         ),
         (
             |c| c.nodes[0].address = "http://host:1".into(),
-            "`nodes[0].address`",
+            "`node[0].address`",
         ),
         (
             |c| c.nodes[0].address = "user@host:1".into(),
-            "`nodes[0].address`",
+            "`node[0].address`",
         ),
         (
             |c| c.nodes[0].address = "fe80::1:1".into(),
-            "`nodes[0].address`",
+            "`node[0].address`",
         ),
         (
             |c| c.nodes[1].identity = Some("me".into()),
-            "`nodes[1].identity` cannot be used: an identity is 64",
+            "`node[1].identity` cannot be used: an identity is 64",
         ),
         (
             |c| c.nodes[0].address = c.nodes[1].address.clone(),
-            "`nodes[1].address` repeats the address",
+            "`node[1].address` repeats the address",
         ),
         (
             |c| c.models[1].name = "a".into(),
-            "`models[1].name` repeats the name \"a\"",
+            "`model[1].name` repeats the name \"a\"",
         ),
         (
             |c| c.models[1].decode[0] = "x".into(),
-            "`models[1].decode[0]` names unknown node \"x\": add it under nodes",
+            "`model[1].decode[0]` names unknown node \"x\": add it as a [[node]]",
         ),
         (
             |c| c.models[0].prefill[0] = "x".into(),
-            "`models[0].prefill[0]` names unknown node",
+            "`model[0].prefill[0]` names unknown node",
         ),
         (
             |c| c.models[0].decode[1] = "d".into(),
-            "`models[0].decode[1]` names node \"d\" twice",
+            "`model[0].decode[1]` names node \"d\" twice",
         ),
-        (
-            |c| c.models[0].decode.clear(),
-            "`models[0].decode` is empty",
-        ),
+        (|c| c.models[0].decode.clear(), "`model[0].decode` is empty"),
         (|c| c.chunk = 0, "`chunk` is 0"),
     ];
     good().validate().expect("the start is good");

@@ -1,13 +1,13 @@
 //! Terms of handoffs, and what is told of pairs of nodes.
 
 use serde_json::{Value, json};
-use tandem_coordinator::{KeepAnswers, NodeList, PairReport};
+use tandem_coordinator::{KeepAnswers, NodeList, PairReport, ParityAction};
 use tandem_kv::policy::Quality;
 use tandem_kv::receipt::Parity;
 use tandem_openai::TandemInfo;
 use tandem_proto::{
-    CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, ParityAction, ParityReport, PrefillEvent,
-    PrefillMode, PrefillSummary, Reuse, Role,
+    CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, ParityReport, PrefillEvent, PrefillMode,
+    PrefillSummary, Reuse, Role,
 };
 
 use crate::fake::{FakeNode, status};
@@ -114,6 +114,28 @@ async fn a_pair_that_does_not_compute_the_same_is_suspect_until_it_does() {
     );
     assert_eq!((told[0].last_kl, told[0].max_kl), (Some(0.001), 0.4));
     assert_eq!((told[0].same_top, told[0].max_difference), (1, 0.25));
+}
+
+/// Where that is wanted, they are not paired again: the decode node prefills by itself, and the answer says why.
+#[tokio::test]
+async fn a_pair_that_does_not_compute_the_same_may_be_refused() {
+    let (p, d) = (FakeNode::prefill("p").await, FakeNode::decode("d", 1).await);
+    let mut settings = config(&[&p], &[&d]);
+    settings.handoff.parity = ParityAction::Refuse;
+    let rig = Rig::start(settings).await;
+    for report in [None, Some(parity(0.001, true)), Some(parity(0.4, false))] {
+        assert_eq!(answered(&rig, &p, &d, report).await.mode, "remote");
+    }
+    let answer = rig.chat(json!({}));
+    let (asked, decode) = d.generate().await.accept();
+    assert_eq!(asked.prefill, PrefillMode::Local);
+    decode.open(10, false).await;
+    decode.prefilled(0, 9, None).await;
+    decode.say_hello().await;
+    let (_, info) = whole_of(answer.await.unwrap()).await;
+    assert_eq!(info.mode, "local");
+    let events = info.events.join(", ");
+    assert!(events.contains("`p` is not to prefill for `d`"), "{events}");
 }
 
 /// Whatever nodes say of themselves, the coordinator goes on.
@@ -382,14 +404,10 @@ async fn the_configuration_rules_the_terms() {
     settings.handoff.codec = CodecChoice::Q8;
     settings.handoff.reuse = false;
     settings.handoff.keep = KeepAnswers::Never;
-    settings.handoff.parity = ParityAction::Redo;
     let rig = Rig::start(settings).await;
     let told = terms(&rig, &p, &d, json!({})).await;
     assert_eq!((told.quality, told.codec), (Quality::Q8, CodecChoice::Q8));
-    assert_eq!(
-        (told.reuse, told.keep, told.action),
-        (Reuse::Off, false, ParityAction::Redo)
-    );
+    assert_eq!((told.reuse, told.keep), (Reuse::Off, false));
 }
 
 #[test]
@@ -401,8 +419,8 @@ fn terms_that_cannot_be_are_refused_by_key() {
     ];
     for (key, handoff) in faults {
         let config = json!({
-            "nodes": [{"name": "d", "address": "127.0.0.1:1"}],
-            "models": [{"name": "m", "decode": ["d"]}],
+            "node": [{"name": "d", "address": "127.0.0.1:1"}],
+            "model": [{"name": "m", "decode": ["d"]}],
             "handoff": handoff,
         });
         let config: tandem_coordinator::Config = serde_json::from_value(config).unwrap();

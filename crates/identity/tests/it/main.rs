@@ -8,7 +8,6 @@
 mod directory;
 mod handshakes;
 mod joining;
-mod low_water;
 mod pair;
 mod plaintext;
 mod records;

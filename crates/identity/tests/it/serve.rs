@@ -1,4 +1,4 @@
-//! The server: silent connections give way, answers do not.
+//! The server: silence has a limit, answers have none.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::body::{Body, Bytes, Frame};
+use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::{Request, Response};
 use rustls::{ClientConfig, RootCertStore};
-use tandem_identity::{Bounds, Gate, Public, RequestBody, serve};
+use tandem_identity::{Bounds, Gate, Public, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -23,20 +23,16 @@ use tokio_rustls::TlsConnector;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Never over within a test.
 const LONG: Duration = Duration::from_secs(3600);
-/// For bodies.
-const BODIES: usize = 64 << 10;
 /// The last chunk of an answer.
 const END: &str = "0\r\n\r\n";
 const ASK: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// So many connections at once, and silent ones among them.
-const fn bounds(connections: usize, silent: usize) -> Bounds {
+/// So many connections at once.
+const fn bounds(connections: usize) -> Bounds {
     Bounds {
         connections,
-        silent,
         head: LONG,
         unread: LONG,
-        bodies: BODIES,
     }
 }
 
@@ -70,7 +66,7 @@ impl Answers {
     }
 }
 
-impl tower_service::Service<Request<RequestBody>> for Answers {
+impl tower_service::Service<Request<Incoming>> for Answers {
     type Response = Response<Pieces>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -79,7 +75,7 @@ impl tower_service::Service<Request<RequestBody>> for Answers {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let answers = Arc::clone(&self.0);
         Box::pin(async move {
             // One that breaks off is answered, too.
@@ -164,44 +160,11 @@ async fn closed(connection: &mut TcpStream) {
     assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
 }
 
-/// True if the server has not closed it.
-fn is_open(connection: &TcpStream) -> bool {
-    let read = connection.try_read(&mut [0]);
-    read.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
-}
-
-#[tokio::test]
-async fn the_longest_silent_connection_gives_way_first_of_those_that_never_asked() {
-    let server = Server::start(bounds(8, 3)).await;
-    let (mut streaming, pieces) = ask_for(&server, "one").await;
-    let mut polite = server.connect().await;
-    ask(&mut polite).await;
-    let mut silent = VecDeque::new();
-    for _ in 0..20 {
-        silent.push_back(server.connect().await);
-        if silent.len() == 3 {
-            closed(&mut silent.pop_front().unwrap()).await;
-        }
-    }
-    assert!(silent.iter().all(is_open));
-    ask(&mut polite).await;
-    // One that has asked gives way where there is no other.
-    let mut others = Vec::new();
-    for _ in 0..3 {
-        let mut other = server.connect().await;
-        ask(&mut other).await;
-        others.push(other);
-    }
-    closed(&mut polite).await;
-    pieces.send(Bytes::from("two")).await.unwrap();
-    until(&mut streaming, "two").await;
-}
-
 #[tokio::test]
 async fn silence_has_a_limit_and_answers_have_none() {
     let bounds = Bounds {
         head: Duration::from_millis(200),
-        ..bounds(8, 8)
+        ..bounds(8)
     };
     let server = Server::start(bounds).await;
     let (mut streaming, pieces) = ask_for(&server, "one").await;
@@ -226,141 +189,11 @@ async fn silence_has_a_limit_and_answers_have_none() {
     ask(&mut streaming).await;
 }
 
-/// Begins a request with a body of which so many bytes come.
-async fn send(connection: &mut TcpStream, length: usize, bytes: usize) {
-    let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
-    connection.write_all(head.as_bytes()).await.unwrap();
-    connection.write_all(&vec![b'x'; bytes]).await.unwrap();
-}
-
-#[tokio::test]
-async fn who_sends_half_a_body_is_silent_and_gives_way() {
-    let server = Server::start(bounds(4, 2)).await;
-    let (mut streaming, pieces) = ask_for(&server, "one").await;
-    let mut polite = server.connect().await;
-    ask(&mut polite).await;
-    let mut halves = VecDeque::new();
-    // Many more than there are connections.
-    for i in 0..20 {
-        let mut half = server.connect().await;
-        // With one byte, or with none.
-        send(&mut half, 2, i % 2).await;
-        halves.push_back(half);
-        if halves.len() == 2 {
-            closed(&mut halves.pop_front().unwrap()).await;
-        }
-    }
-    ask(&mut polite).await;
-    let mut last = halves.pop_front().unwrap();
-    assert!(is_open(&last));
-    last.write_all(b"x").await.unwrap();
-    until(&mut last, END).await;
-    pieces.send(Bytes::from("two")).await.unwrap();
-    until(&mut streaming, "two").await;
-}
-
-#[tokio::test]
-async fn the_sum_of_bodies_is_bounded_and_half_ones_give_way() {
-    let server = Server::start(bounds(8, 8)).await;
-    let mut silent = server.connect().await;
-    let mut half = server.connect().await;
-    send(&mut half, BODIES, BODIES * 3 / 4).await;
-    // Longer than the bytes take; nobody wants the room.
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(is_open(&half));
-    let pieces = server.answers.next();
-    let mut whole = server.connect().await;
-    send(&mut whole, BODIES * 3 / 4, BODIES * 3 / 4).await;
-    pieces.send(Bytes::from("one")).await.unwrap();
-    until(&mut whole, "one").await;
-    closed(&mut half).await;
-    // One that is being answered does not give way, and has its room until the end of the answer.
-    let mut next = server.connect().await;
-    send(&mut next, BODIES / 2, BODIES / 2).await;
-    let early = timeout(Duration::from_millis(200), next.readable()).await;
-    assert!(early.is_err(), "there is room for two");
-    drop(pieces);
-    until(&mut whole, END).await;
-    until(&mut next, END).await;
-    // Those without a body are in nobody's way.
-    ask(&mut silent).await;
-    ask(&mut whole).await;
-}
-
-#[tokio::test]
-async fn no_more_half_bodies_give_way_than_room_is_needed() {
-    let server = Server::start(bounds(8, 8)).await;
-    let pieces = server.answers.next();
-    let mut whole = server.connect().await;
-    send(&mut whole, BODIES / 2, BODIES / 2).await;
-    pieces.send(Bytes::from("one")).await.unwrap();
-    until(&mut whole, "one").await;
-    let mut halves = Vec::new();
-    for _ in 0..3 {
-        let mut half = server.connect().await;
-        send(&mut half, BODIES, BODIES / 8).await;
-        // In this order.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        halves.push(half);
-    }
-    // An eighth is free, and a quarter is wanted.
-    let mut next = server.connect().await;
-    send(&mut next, BODIES / 4, BODIES / 4).await;
-    until(&mut next, END).await;
-    closed(&mut halves[0]).await;
-    assert!(is_open(&halves[2]), "more than enough gave way");
-}
-
-#[tokio::test]
-async fn those_with_most_of_a_body_give_way_first() {
-    let server = Server::start(bounds(8, 8)).await;
-    // Whoever has asked before is no better.
-    let mut hog = server.connect().await;
-    ask(&mut hog).await;
-    let mut small = server.connect().await;
-    send(&mut small, BODIES / 8, BODIES / 16).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    send(&mut hog, BODIES, BODIES * 7 / 8).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let mut next = server.connect().await;
-    send(&mut next, BODIES / 4, BODIES / 4).await;
-    until(&mut next, END).await;
-    closed(&mut hog).await;
-    small.write_all(&vec![b'x'; BODIES / 16]).await.unwrap();
-    until(&mut small, END).await;
-}
-
-/// Room that became free went to others, who then stop.
-#[tokio::test]
-async fn who_waits_for_room_asks_again() {
-    let server = Server::start(bounds(24, 24)).await;
-    let pieces = server.answers.next();
-    let mut whole = server.connect().await;
-    send(&mut whole, BODIES, BODIES).await;
-    pieces.send(Bytes::from("one")).await.unwrap();
-    until(&mut whole, "one").await;
-    // Before the one that sends all of it, and so first when there is room.
-    let mut halves = Vec::new();
-    for _ in 0..16 {
-        let mut half = server.connect().await;
-        // At once, so that none of them waits again.
-        send(&mut half, BODIES, BODIES / 16).await;
-        halves.push(half);
-    }
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let mut next = server.connect().await;
-    send(&mut next, BODIES / 4, BODIES / 4).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    drop(pieces);
-    until(&mut whole, END).await;
-    until(&mut next, END).await;
-}
-
 #[tokio::test]
 async fn whoever_reads_nothing_of_its_answer_is_given_up() {
     let bounds = Bounds {
         unread: Duration::from_millis(300),
-        ..bounds(1, 1)
+        ..bounds(1)
     };
     let server = Server::start(bounds).await;
     let (unread, pieces) = ask_for(&server, "one").await;
@@ -404,7 +237,7 @@ async fn over_tls_whoever_reads_nothing_of_its_answer_is_given_up() {
     assert!(Public::tls(&key, &certificate).is_err());
     let bounds = Bounds {
         unread: Duration::from_millis(300),
-        ..bounds(1, 1)
+        ..bounds(1)
     };
     let server = Server::start_as(public, bounds).await;
     let mut roots = RootCertStore::empty();
@@ -446,44 +279,24 @@ async fn over_tls_whoever_reads_nothing_of_its_answer_is_given_up() {
 }
 
 #[tokio::test]
-async fn while_many_idle_the_one_that_has_just_come_stays() {
-    let server = Server::start(bounds(8, 4)).await;
-    let mut idle = Vec::new();
-    for _ in 0..3 {
-        let mut one = server.connect().await;
-        ask(&mut one).await;
-        idle.push(one);
-    }
-    // It is about to ask.
-    let mut slow = server.connect().await;
-    slow.write_all(&ASK[..20]).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let mut other = server.connect().await;
-    ask(&mut other).await;
-    closed(&mut idle[0]).await;
-    slow.write_all(&ASK[20..]).await.unwrap();
-    until(&mut slow, END).await;
-}
-
-#[tokio::test]
 async fn while_all_are_being_answered_new_ones_wait() {
-    let server = Server::start(bounds(2, 2)).await;
+    let server = Server::start(bounds(2)).await;
     let (mut first, first_pieces) = ask_for(&server, "one").await;
     let (_second, _second_pieces) = ask_for(&server, "two").await;
     let mut third = server.connect().await;
     third.write_all(ASK).await.unwrap();
     let early = timeout(Duration::from_millis(200), third.readable()).await;
     assert!(early.is_err(), "there are three");
-    // The first stays open, and gives way because it is silent.
+    // The first stays open as long as it likes to ask again.
     drop(first_pieces);
     until(&mut first, END).await;
+    drop(first);
     until(&mut third, END).await;
-    closed(&mut first).await;
 }
 
 #[tokio::test]
 async fn a_shutdown_lets_answers_end_and_closes_the_rest() {
-    let mut server = Server::start(bounds(8, 8)).await;
+    let mut server = Server::start(bounds(8)).await;
     let mut never = server.connect().await;
     let mut kept = server.connect().await;
     ask(&mut kept).await;

@@ -313,7 +313,7 @@ impl Inbound {
 }
 
 impl Receiver {
-    fn stage(&mut self, section: Section, header: &Header) -> Result<Staged, ReceiverError> {
+    fn stage(&self, section: Section, header: &Header) -> Result<Staged, ReceiverError> {
         let contract = Arc::clone(&self.contract);
         let layers = contract.section_layers(section);
         let tokens = header.block_end - header.block_start;
@@ -323,7 +323,7 @@ impl Receiver {
                 let bytes = plane_bytes(&contract, layer, kind, tokens)
                     .and_then(|b| usize::try_from(b).ok())
                     .ok_or(ReceiverError::Over)?;
-                let data = self.buffer(bytes).into();
+                let data = vec![0; bytes].into();
                 planes.push(Plane { layer, kind, data });
             }
         }

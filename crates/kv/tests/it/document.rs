@@ -76,7 +76,6 @@ fn every_limit_has_its_value() {
         ("MAX_WINDOW_BYTES", limits::MAX_WINDOW_BYTES),
         ("MAX_BLOCK_BYTES", limits::MAX_BLOCK_BYTES),
         ("TARGET_BLOCK_BYTES", limits::TARGET_BLOCK_BYTES),
-        ("MAX_SPARE_BUFFERS", limits::MAX_SPARE_BUFFERS as u64),
         ("CREDIT_BYTES", limits::CREDIT_BYTES),
         ("MAX_CREDIT_BYTES", limits::MAX_CREDIT_BYTES),
         ("AHEAD_BYTES", limits::AHEAD_BYTES),

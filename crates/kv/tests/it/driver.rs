@@ -510,8 +510,7 @@ pub fn run_with(contract: &Contract, kv_end: u32, sent: Vec<KvBlock>, manner: Ma
     out
 }
 
-/// A block of the window is acknowledged, or the oldest block is applied, acknowledged and its buffers
-/// used again.
+/// A block of the window is acknowledged, or the oldest block is applied and acknowledged.
 fn apply(taker: &mut Taker, sender: &mut Sender, out: &mut Recording) {
     if let Some(ack) = taker.receiver.ack_window() {
         return answer(sender, &mut out.backward, ack);
@@ -522,8 +521,7 @@ fn apply(taker: &mut Taker, sender: &mut Sender, out: &mut Recording) {
     if let Some(ack) = ack {
         answer(sender, &mut out.backward, ack);
     }
-    out.applied.push(arrived.block.clone());
-    taker.receiver.recycle(arrived.block);
+    out.applied.push(arrived.block);
 }
 
 fn answer(sender: &mut Sender, backward: &mut Vec<Vec<u8>>, frame: Vec<u8>) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::limits::{
-    MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_SPARE_BUFFERS, MAX_WINDOW_BYTES,
+    MAX_BLOCK_BYTES, MAX_BLOCKS_IN_FLIGHT, MAX_CHUNK_TOKENS, MAX_WINDOW_BYTES,
 };
 use tandem_kv::message::{Commit, Hello, abort_frame, control_frame, parse};
 use tandem_kv::policy::Quality;
@@ -376,74 +376,6 @@ fn what_is_no_receipt_discredits_the_rows_and_other_broken_rules_do_not() {
     let mut receiver = after(&sent, count);
     receiver.take(&again).unwrap_err();
     assert_eq!(receiver.receiver.discredited(), None);
-}
-
-/// Credit counts the rows of blocks that wait; so their buffers must not be much larger than those, whichever
-/// are there to be used again.
-#[test]
-fn rows_do_not_take_buffers_that_are_much_larger() {
-    let layers = contract(0, vec![full(2, 8, 8); 3]);
-    let sent = run(&layers, 40, &[20, 1, 9, 10], true);
-    let mut taker = receiver(&sent);
-    let sizes = [1 << 20, 700, 40, 32, 320, 640];
-    let lent = sizes
-        .into_iter()
-        .flat_map(|size| (0..6).map(move |_| Vec::with_capacity(size)));
-    taker.receiver.lend(lent.collect());
-    let mut used = 0;
-    for frame in &sent.forward[1..] {
-        taker.take(frame).unwrap();
-        while let Some(arrived) = taker.receiver.next_block() {
-            for plane in &arrived.block.planes {
-                let (bytes, memory) = (plane.data.len(), plane.data.capacity());
-                assert!(memory <= bytes + bytes / 4, "{memory} for {bytes}");
-                used += u32::from(memory > bytes);
-            }
-            assert!(taker.receiver.applied().is_some());
-            taker.receiver.recycle(arrived.block);
-        }
-    }
-    // Those of 700 for 640 bytes, and of 40 for 32.
-    assert!(used >= 6, "{used}");
-    let spare = taker.receiver.give_back();
-    assert!(spare.len() <= MAX_SPARE_BUFFERS);
-    let bytes: usize = spare.iter().map(Vec::capacity).sum();
-    assert!(bytes as u64 <= sent.terms.credit_bytes, "{bytes}");
-}
-
-/// Buffers that no block to come can use do not stay beside as many bytes as the credit allows.
-#[test]
-fn what_waits_and_what_is_spare_are_within_the_credit() {
-    let layers = contract(0, vec![full(2, 8, 8); 3]);
-    let sent = run(&layers, 100, &[40, 20, 20, 20], true);
-    let mut taker = receiver(&sent);
-    let credit = sent.terms.credit_bytes;
-    let check = |receiver: &mut Receiver| {
-        let spare = receiver.give_back();
-        let spare_bytes: usize = spare.iter().map(Vec::capacity).sum();
-        let both = receiver.staged_bytes() + spare_bytes as u64;
-        assert!(both <= credit, "{both} of {credit}");
-        receiver.lend(spare);
-        spare_bytes
-    };
-    // Of a size that no block here has, together all of the credit, and one more.
-    let large = usize::try_from(credit).unwrap() / 8;
-    let lent = (0..9).map(|_| Vec::with_capacity(large));
-    taker.receiver.lend(lent.collect());
-    assert_eq!(check(&mut taker.receiver), large * 8);
-    let mut blocks = Vec::new();
-    for frame in &sent.forward[1..] {
-        taker.take(frame).unwrap();
-        check(&mut taker.receiver);
-        blocks.extend(std::iter::from_fn(|| taker.receiver.next_block()));
-    }
-    assert_eq!(taker.receiver.unapplied(), 4);
-    // Those that come back have what the ones that still wait leave.
-    for arrived in blocks {
-        assert!(taker.receiver.applied().is_some());
-        taker.receiver.recycle(arrived.block);
-        assert!(check(&mut taker.receiver) > 0);
-    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tandem_identity::PeerId;
 use tandem_kv::receiver::{Covers, Expectation};
 use tandem_proto::{
     ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError,
-    ParityAction, PrefillMode, Prompt, Ticket, TokenizeRequest, Tokenized,
+    PrefillMode, Prompt, Ticket, TokenizeRequest, Tokenized,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -60,7 +60,6 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
     let remote = prefill == PrefillMode::Remote && pieces.is_none() && kv_end > 0;
     let source = source(remote, pieces.is_some());
-    let of_others = of_others(&keep, terms.action);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let admission = model.admit_soon().await?;
     let job_id = admission.job;
@@ -72,17 +71,16 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
         peer,
         tokens: &tokens,
         terms: &terms,
-        keep: of_others.clone(),
+        keep: keep.clone(),
         hand_back,
     };
     let guard = open_request(&node, &model, opening);
-    let own = keep.clone();
     // A prefill node may take the answer back where this one keeps nothing.
     let retire = (terms.keeps_answer() && (remote || node.config.pages.keeps_any())).then(|| {
         let terms = terms.handing_back();
-        keep_answer(&node, &model, keep, terms, &tokens, handed_back)
+        keep_answer(&node, &model, keep.clone(), terms, &tokens, handed_back)
     });
-    let pages = remote.then(|| pages_on_demand(&model, job_id, own, prompt, page_read));
+    let pages = remote.then(|| pages_on_demand(&model, job_id, keep.clone(), prompt, page_read));
     let job = GenerateJob {
         request: id,
         pages,
@@ -90,8 +88,8 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
         chunk,
         source,
         generation,
-        parity: Parity::of(&terms, remote, &node.config.limits),
-        keep: of_others,
+        parity: Parity::of(&terms, remote),
+        keep,
         retire,
         events,
     };
@@ -107,14 +105,6 @@ fn opened(tokens: Vec<Token>, ticket: Option<Ticket>, tokenize_ms: f64) -> Gener
         tokens: ticket.is_some().then_some(tokens),
         ticket,
         tokenize_ms,
-    }
-}
-
-/// The pages of what another node computes.
-fn of_others(keep: &Keep, action: ParityAction) -> Keep {
-    match action {
-        ParityAction::Redo => keep.compared(),
-        ParityAction::Report => keep.clone(),
     }
 }
 

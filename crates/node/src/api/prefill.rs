@@ -13,17 +13,15 @@ use tandem_kv::receiver::{Covers, Expectation};
 use tandem_kv::segment::step_bytes;
 use tandem_kv::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::sync::mpsc;
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
-use crate::coming::Preceded;
 use crate::conversation::seed;
 use crate::held::Keep;
-use crate::job::{Admission, Command, JobId, PrefillJob};
+use crate::job::{Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
-use crate::send::{Input, Kept, Sending, send_kv};
+use crate::send::{Kept, Sending, send_kv};
 use crate::tickets::{Permitted, Target, Until, handoff_id};
 
 pub(super) async fn prefill(
@@ -49,42 +47,36 @@ pub(super) async fn prefill(
         false => None,
     };
     let back = hand_back.as_ref().map(|b| b.ticket.clone());
-    let beginning = Beginning {
-        model: Arc::clone(&model),
-        keep: keep.clone(),
-        tokens: Arc::clone(&tokens),
-        page_read: node.config.limits.page_read,
-        chunks,
+    // With the pages that are here now.
+    let pieces = keep.pieces(&tokens, node.config.limits.page_read);
+    let job = PrefillJob {
+        request: request.request.clone(),
+        tokens: request.tokens.clone(),
+        chunk: request.chunk,
+        by_layer: request.terms.overlap,
+        seeded: pieces.is_some(),
+        receipt: true,
+        hand_back,
+        chunks: chunks.clone(),
     };
-    let job = prefill_job(&request, hand_back, beginning.chunks.clone());
     let beat = node.config.limits.beat;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let offer = offer(&model, &request, &keep, &tokens);
-    let first = offer.pages.first().filter(|_| keep.keeps());
-    let entered = first.map(|first| node.going.enter(&request.target, *first));
-    let (gone, preceded) = entered.unzip();
-    let preceded = preceded.flatten();
-    let accepted = match beginning.begin_or_wait(preceded.is_none(), admission, job) {
-        Ok(accepted) => accepted,
-        Err(error) => {
-            // Nobody will hear of the permission.
-            back.inspect(|secret| drop(node.tickets.revoke(secret)));
-            return Err(error.into());
-        }
-    };
+    if let Err(error) = model.command(Command::Prefill(admission, Box::new(job))) {
+        // Nobody will hear of the permission.
+        back.inspect(|secret| drop(node.tickets.revoke(secret)));
+        return Err(error.into());
+    }
+    if let Some(pieces) = pieces {
+        tokio::spawn(seed(Arc::clone(&model), id, pieces, Some(chunks)));
+    }
     let route = node.route(request.target.clone(), peer, &terms);
     let sending = Sending {
         request: request.request.clone(),
         model: Arc::clone(&model),
         kept: Kept::new(keep, tokens),
-        accepted,
-        gone,
-        early: Arc::clone(&node.early),
     };
     tokio::spawn(async move {
-        if let Some(preceded) = preceded {
-            in_turn(preceded, &events, node.config.limits.connect).await;
-        }
         let has_told = send_kv(sending, offer, route, computed, events).await;
         // Without a receipt nobody has heard of the permission.
         if let Some(secret) = back.filter(|_| !has_told) {
@@ -93,79 +85,6 @@ pub(super) async fn prefill(
     });
     let guard = PumpGuard { model, job: id };
     Ok(answer(receiver, guard, beat))
-}
-
-/// The job of a request that has no pages yet.
-fn prefill_job(
-    request: &PrefillRequest,
-    hand_back: Option<ReturnTicket>,
-    chunks: mpsc::Sender<Input>,
-) -> PrefillJob {
-    PrefillJob {
-        request: request.request.clone(),
-        tokens: request.tokens.clone(),
-        chunk: request.chunk,
-        by_layer: request.terms.overlap,
-        seeded: false,
-        receipt: true,
-        hand_back,
-        chunks,
-    }
-}
-
-/// The receiver hears of those that begin alike in the order in which they are computed; no later than their tickets
-/// are good for.
-async fn in_turn(preceded: Preceded, events: &mpsc::Sender<PrefillEvent>, patience: Duration) {
-    tokio::select! {
-        _ = timeout(patience, preceded.accepted()) => {}
-        () = events.closed() => {}
-    }
-}
-
-/// What it takes to begin a prefill.
-struct Beginning {
-    model: Arc<Model>,
-    keep: Keep,
-    tokens: Arc<[Token]>,
-    page_read: Duration,
-    chunks: mpsc::Sender<Input>,
-}
-
-impl Beginning {
-    /// Begins at once, or when what is given is told so: a prefill that another one precedes, which may compute what
-    /// they share, and would until then be in that one's way.
-    fn begin_or_wait(
-        self,
-        at_once: bool,
-        admission: Admission,
-        job: PrefillJob,
-    ) -> Result<Option<oneshot::Sender<()>>, NodeError> {
-        if at_once {
-            return self.begin(admission, job).map(|()| None);
-        }
-        let (tell, told) = oneshot::channel();
-        tokio::spawn(async move {
-            if told.await.is_ok()
-                && let Err(error) = self.begin(admission, job)
-            {
-                tracing::warn!(%error, "a prefill cannot begin");
-            }
-        });
-        Ok(Some(tell))
-    }
-
-    /// Begins with the pages that are here now.
-    fn begin(self, admission: Admission, mut job: PrefillJob) -> Result<(), NodeError> {
-        let (model, id, chunks) = (self.model, admission.job, self.chunks);
-        let begin = |job| model.command(Command::Prefill(admission, Box::new(job)));
-        let pieces = self.keep.pieces(&self.tokens, self.page_read);
-        job.seeded = pieces.is_some();
-        begin(job)?;
-        if let Some(pieces) = pieces {
-            tokio::spawn(seed(model, id, pieces, Some(chunks)));
-        }
-        Ok(())
-    }
 }
 
 /// What is sent: the KV of `tokens`, all of the request's but the last.
@@ -244,7 +163,7 @@ fn return_ticket(
             mixed_quantisation: false,
         },
         // Good when all of it has come, or as much as will.
-        keep: keep.behind_all().in_doubt(),
+        keep: keep.behind_all(),
         peer: peer.cloned(),
         until: Until::Time(Instant::now() + good_for),
         hand_back: Arc::default(),

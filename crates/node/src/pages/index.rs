@@ -8,8 +8,7 @@ use lru::LruCache;
 use tandem_kv::page::PageId;
 
 use super::disk::{FileName, Found, Unread};
-use super::doubt::Doubt;
-use super::limits::{MAX_DOUBTS, MAX_ENTRIES, MAX_SPILL_BYTES, MAX_SPILLS_WAITING};
+use super::limits::{MAX_ENTRIES, MAX_SPILL_BYTES, MAX_SPILLS_WAITING};
 use super::object::{Kind, Meta};
 use super::{PageStats, Provenance};
 
@@ -32,8 +31,6 @@ pub struct Entry {
     queued: bool,
     /// Where it is on disk.
     pub file: Option<FileName>,
-    /// Its rows have not been compared: nobody finds it that is not compared itself, and it does not go to disk.
-    pub doubt: Option<Doubt>,
     pins: u32,
 }
 
@@ -68,8 +65,6 @@ pub struct Index {
     removing: usize,
     /// How often objects have been forgotten because they may be wrong.
     forgotten: u64,
-    /// Under which doubts some of them were, the last ones.
-    wrong: VecDeque<Doubt>,
     /// Counters and sizes.
     pub stats: PageStats,
 }
@@ -95,7 +90,6 @@ impl Index {
             unused: Vec::new(),
             removing: 0,
             forgotten: 0,
-            wrong: VecDeque::new(),
             stats: PageStats::default(),
         }
     }
@@ -142,13 +136,13 @@ impl Index {
 
     /// Takes an object in, in memory. False if it is not kept: because as good rows are there
     /// already, because its id collides, or because there is no room.
-    pub fn insert(&mut self, id: PageId, meta: Meta, rows: Vec<u8>, doubt: Option<Doubt>) -> bool {
+    pub fn insert(&mut self, id: PageId, meta: Meta, rows: Vec<u8>) -> bool {
         if let Some(entry) = self.entries.get(&id) {
             if !entry.meta.is(meta.kind, meta.end, &meta.tokens) {
                 self.stats.collisions += 1;
                 return false;
             }
-            if !entry.gives_way(meta.provenance, doubt) {
+            if !entry.gives_way(meta.provenance) {
                 self.touch(&id);
                 return false;
             }
@@ -171,7 +165,6 @@ impl Index {
             entry.rows = rows;
             entry.resident = true;
             entry.queued = false;
-            entry.doubt = doubt;
             self.drop_file(&id, worse);
         } else {
             self.count_tail(&meta, 1);
@@ -183,7 +176,6 @@ impl Index {
                 resident: true,
                 queued: false,
                 file: None,
-                doubt,
                 pins: 0,
             };
             self.entries.insert(id, entry);
@@ -226,44 +218,9 @@ impl Index {
                 resident: false,
                 queued: false,
                 file: Some(file),
-                doubt: None,
                 pins: 0,
             };
             self.entries.insert(id, entry);
-        }
-    }
-
-    /// What was put in with this doubt is as good as other rows from now on.
-    pub fn trust(&mut self, ids: &[PageId], doubt: Doubt) {
-        for id in ids {
-            if let Some(entry) = self.entries.get_mut(id)
-                && entry.doubt == Some(doubt)
-            {
-                entry.doubt = None;
-            }
-        }
-    }
-
-    /// The rows of this version are as good as others from now on.
-    pub fn trust_rows(&mut self, id: &PageId, version: u64) {
-        if let Some(entry) = self.entries.get_mut(id)
-            && entry.version == version
-        {
-            entry.doubt = None;
-        }
-    }
-
-    /// True if rows that were put in with this doubt have been forgotten because they may be wrong.
-    pub fn is_wrong(&self, doubt: Doubt) -> bool {
-        self.wrong.contains(&doubt)
-    }
-
-    /// What was put in with this doubt will not be compared any more.
-    pub fn drop_doubted(&mut self, ids: &[PageId], doubt: Doubt) {
-        for id in ids {
-            if self.entries.get(id).is_some_and(|e| e.doubt == Some(doubt)) {
-                self.forget(id);
-            }
         }
     }
 
@@ -316,9 +273,8 @@ impl Index {
     }
 
     /// Forgets objects and all that follows from them; tells how many there were. What is pinned goes
-    /// too: whoever was promised it does without. `doubt` is that of the request that has found them wrong, whose rows
-    /// may have left before.
-    pub fn forget_all(&mut self, first: Vec<PageId>, doubt: Option<Doubt>) -> u64 {
+    /// too: whoever was promised it does without.
+    pub fn forget_all(&mut self, first: Vec<PageId>) -> u64 {
         // Also if none are here any more: somebody may have begun with them.
         self.forgotten += 1;
         let mut children: HashMap<PageId, Vec<PageId>> = HashMap::new();
@@ -331,10 +287,8 @@ impl Index {
         let is_held = |id: &PageId| *id == PageId::ROOT || self.entries.contains_key(id);
         let gaps = children.keys().filter(|parent| !is_held(parent));
         let mut behind_gaps: Vec<PageId> = gaps.copied().collect();
-        self.note_wrong(doubt);
         while let Some(id) = open.pop() {
             open.extend(children.remove(&id).unwrap_or_default());
-            self.note_wrong(self.entries.get(&id).and_then(|entry| entry.doubt));
             self.forget(&id);
         }
         while let Some(id) = behind_gaps.pop() {
@@ -342,15 +296,6 @@ impl Index {
             self.forget(&id);
         }
         (before - self.entries.len()) as u64
-    }
-
-    fn note_wrong(&mut self, doubt: Option<Doubt>) {
-        if let Some(doubt) = doubt.filter(|doubt| !self.wrong.contains(doubt)) {
-            if self.wrong.len() == MAX_DOUBTS {
-                self.wrong.pop_front();
-            }
-            self.wrong.push_back(doubt);
-        }
     }
 
     /// Changes with [`Index::forget_all`].
@@ -361,7 +306,7 @@ impl Index {
     /// Objects in memory that are not on disk, the least used first.
     pub fn unwritten(&self) -> Vec<PageId> {
         let ids = self.ram.iter().rev().map(|(id, ())| *id);
-        let is_unwritten = |e: &Entry| e.file.is_none() && e.doubt.is_none();
+        let is_unwritten = |e: &Entry| e.file.is_none();
         ids.filter(|id| self.entries.get(id).is_some_and(is_unwritten))
             .collect()
     }
@@ -371,7 +316,7 @@ impl Index {
         let Some(entry) = self.entries.get(id) else {
             return true;
         };
-        if entry.file.is_some() || entry.queued || !entry.resident || entry.doubt.is_some() {
+        if entry.file.is_some() || entry.queued || !entry.resident {
             return true;
         }
         self.enqueue(id)
@@ -508,7 +453,7 @@ impl Index {
         };
         entry.resident = false;
         self.stats.ram_bytes -= entry.meta.cost();
-        let is_worth_it = entry.file.is_none() && !entry.queued && entry.doubt.is_none();
+        let is_worth_it = entry.file.is_none() && !entry.queued;
         if is_worth_it && self.disk_limit.is_some() && !self.enqueue(id) {
             self.stats.spills_refused += 1;
         }
@@ -613,11 +558,9 @@ impl Index {
 }
 
 impl Entry {
-    /// True if other rows take its place: better ones, or any in the place of those in doubt. Rows in doubt
-    /// take no place, however good they may turn out to be.
-    pub fn gives_way(&self, provenance: Provenance, doubt: Option<Doubt>) -> bool {
-        let is_better = self.doubt.is_some() || self.meta.provenance.rank() > provenance.rank();
-        doubt.is_none() && is_better
+    /// True if such rows are better, and take its place.
+    pub fn gives_way(&self, provenance: Provenance) -> bool {
+        self.meta.provenance.rank() > provenance.rank()
     }
 }
 
@@ -657,7 +600,7 @@ mod tests {
 
     fn insert(index: &mut Index, n: u16) -> bool {
         let rows = vec![n.to_le_bytes()[0]; 1000];
-        index.insert(id(n), meta(Kind::Page, ROWS), rows, None)
+        index.insert(id(n), meta(Kind::Page, ROWS), rows)
     }
 
     fn name(spill: &Spill, serial: u64) -> FileName {
@@ -701,7 +644,7 @@ mod tests {
         let large = meta(Kind::Page, MAX_SPILL_BYTES / 2 - 10_000);
         let mut index = Index::new(large.cost(), Some(1 << 40));
         for n in 0..5 {
-            index.insert(id(n), large.clone(), Vec::new(), None);
+            index.insert(id(n), large.clone(), Vec::new());
         }
         assert_eq!(index.queue.len(), 2);
         assert!(index.stats().queued_bytes <= MAX_SPILL_BYTES);
@@ -715,7 +658,7 @@ mod tests {
         let mut index = Index::new(cost, Some(1 << 20));
         let mut decoded = meta(Kind::Page, ROWS);
         decoded.provenance = Provenance::Decoded;
-        assert!(index.insert(id(1), decoded, vec![1; 1000], None));
+        assert!(index.insert(id(1), decoded, vec![1; 1000]));
         assert!(index.queue_copy(&id(1)));
         let old = index.next_spill().unwrap();
         assert!(insert(&mut index, 1));
@@ -759,9 +702,9 @@ mod tests {
         let mut index = Index::new(1 << 20, None);
         let mut other = meta(Kind::Snapshot, ROWS);
         other.tokens = vec![1; 10].into();
-        assert!(index.insert(id(1), meta(Kind::Snapshot, ROWS), vec![0; 1000], None));
-        assert!(index.insert(id(2), meta(Kind::Snapshot, ROWS), vec![0; 1000], None));
-        assert!(index.insert(id(3), other, vec![0; 1000], None));
+        assert!(index.insert(id(1), meta(Kind::Snapshot, ROWS), vec![0; 1000]));
+        assert!(index.insert(id(2), meta(Kind::Snapshot, ROWS), vec![0; 1000]));
+        assert!(index.insert(id(3), other, vec![0; 1000]));
         let lengths = |index: &Index| index.tails(&PageId::ROOT).collect::<Vec<_>>();
         assert_eq!(lengths(&index), [10, 3]);
         index.forget(&id(1));

@@ -12,9 +12,6 @@ pub const MAX_OBJECT_BYTES: u64 = tandem_kv::limits::MAX_WINDOW_BYTES;
 pub const MAX_SPILL_BYTES: u64 = 256 << 20;
 /// Pages and snapshots that may wait to be written to disk.
 pub const MAX_SPILLS_WAITING: usize = 256;
-/// Requests whose rows turned out to be wrong before they had been compared, and that are remembered for those that began
-/// with such rows: the last ones.
-pub const MAX_DOUBTS: usize = 1024;
 /// Pins at once; beyond that nothing is promised.
 pub const MAX_PINS: usize = 1024;
 /// Memory that is counted for an entry beside its rows and tokens.

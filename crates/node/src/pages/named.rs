@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use tandem_kv::page::{Namespace, PAGE_TOKENS, PageId};
 
-use super::doubt::Readers;
 use super::index::{Entry, Index};
 use super::object::Kind;
 use super::{Held, Wanted};
@@ -17,13 +16,6 @@ pub struct Named<'a> {
     pub namespace: &'a Namespace,
     tokens: &'a [u32],
     ids: Vec<PageId>,
-}
-
-/// What will do, and for whom.
-#[derive(Debug, Clone, Copy)]
-pub struct Looking {
-    pub wanted: Wanted,
-    pub readers: Readers,
 }
 
 /// Where an object of a sequence is looked for, and what it must be.
@@ -50,11 +42,10 @@ pub struct Used<'a> {
 
 impl Place<'_> {
     /// The object, if it is there and wanted.
-    pub fn find<'i>(&self, index: &'i Index, looking: Looking) -> Option<&'i Entry> {
+    pub fn find<'i>(&self, index: &'i Index, wanted: Wanted) -> Option<&'i Entry> {
         let entry = index.get(&self.id)?;
         let is_it = entry.meta.is(self.kind, self.end, self.tokens);
-        let is_open = entry.doubt.is_none_or(|d| d.is_open_to(looking.readers));
-        let is_good = is_open && looking.wanted.accepts(entry.meta.provenance);
+        let is_good = wanted.accepts(entry.meta.provenance);
         (is_it && is_good).then_some(entry)
     }
 }
@@ -117,28 +108,15 @@ impl<'a> Named<'a> {
         all
     }
 
-    /// The objects behind no more than so many pages that have not been compared.
-    pub fn in_doubt(&self, index: &Index, to: usize) -> Vec<PageId> {
-        let to = to.min(self.ids.len());
-        let mut all = self.ids[..to].to_vec();
-        for pages in 0..=to {
-            let parent = self.parent(pages);
-            let tails = index.tails(&parent);
-            all.extend(tails.filter_map(|tail| Some(self.snapshot(pages, tail)?.id)));
-        }
-        all.retain(|id| index.get(id).is_some_and(|entry| entry.doubt.is_some()));
-        all
-    }
-
     /// What is held of a sequence, which has a name in each of several namespaces: of each page the
     /// first one that is there, and a snapshot of the first namespace behind pages of it.
-    pub fn held(names: &[Self], index: &mut Index, looking: Looking) -> (Held, Used<'a>) {
+    pub fn held(names: &[Self], index: &mut Index, wanted: Wanted) -> (Held, Used<'a>) {
         let mut used = Used::default();
         let pages = names.first().map_or(0, |first| first.ids.len());
         for number in 0..pages {
             let found = names.iter().find_map(|named| {
                 let page = named.page(number)?;
-                let entry = page.find(index, looking)?;
+                let entry = page.find(index, wanted)?;
                 debug_assert_eq!(entry.meta.parent, page.parent);
                 Some((named.namespace, page))
             });
@@ -165,7 +143,7 @@ impl<'a> Named<'a> {
                 .first()
                 .filter(|(space, _)| std::ptr::eq(*space, first.namespace));
             let own = own.map_or(0, |(_, run)| run.end as usize / PAGE_LEN);
-            if let Some(snapshot) = first.last_snapshot(index, own, looking) {
+            if let Some(snapshot) = first.last_snapshot(index, own, wanted) {
                 held.snapshot = Some(snapshot.end);
                 used.objects.push(snapshot.id);
             }
@@ -178,7 +156,7 @@ impl<'a> Named<'a> {
     }
 
     /// The longest snapshot that can be used with this many pages.
-    fn last_snapshot(&self, index: &Index, pages: usize, looking: Looking) -> Option<Place<'a>> {
+    fn last_snapshot(&self, index: &Index, pages: usize, wanted: Wanted) -> Option<Place<'a>> {
         let contract = self.namespace.contract();
         // A model with windows only needs no pages to continue from one.
         let needs_pages = contract.layers.iter().any(is_full);
@@ -188,7 +166,7 @@ impl<'a> Named<'a> {
             let mut tails = index.tails(&parent);
             tails.find_map(|tail| {
                 let place = self.snapshot(pages, tail)?;
-                place.find(index, looking).map(|_| place)
+                place.find(index, wanted).map(|_| place)
             })
         })
     }

@@ -1,13 +1,12 @@
 //! What a request holds of the store.
 
 use std::ops::Range;
-use std::sync::Mutex;
 
 use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId};
 use tandem_kv::{KvBlock, Section};
 
 use super::rows::Shape;
-use super::{Held, LoadError, Loaded, PageStore, Snapshot, Wanted, lock};
+use super::{Held, LoadError, PageStore, Snapshot, Wanted};
 
 /// Pages and a snapshot that are not evicted while this lives.
 #[derive(Debug)]
@@ -22,8 +21,6 @@ pub struct Pinned {
     pub(super) held: Held,
     pub(super) objects: Vec<(PageId, u64)>,
     pub(super) is_counted: bool,
-    /// What has been loaded that has not been compared, and not been used yet.
-    pub(super) doubted: Mutex<Vec<Loaded>>,
 }
 
 impl Pinned {
@@ -57,28 +54,20 @@ impl Pinned {
     /// # Errors
     /// If the range is not, or the disk failed.
     pub fn load(&self, range: Range<u32>) -> Result<Vec<KvBlock>, LoadError> {
-        let (mut blocks, mut doubted) = (Vec::new(), Vec::new());
+        let mut blocks = Vec::new();
         let mut at = range.start;
         for (space, run) in &self.runs {
             let part = at..range.end.min(run.end);
             if run.contains(&at) && !part.is_empty() {
                 at = part.end;
                 let (store, tokens) = (&self.store, &self.tokens);
-                blocks.extend(store.read(space, tokens, part, self.wanted, &mut doubted)?);
+                blocks.extend(store.load(space, tokens, part, self.wanted)?);
             }
         }
         if at < range.end {
             return Err(LoadError::Missing { end: range.end });
         }
-        lock(&self.doubted).append(&mut doubted);
         Ok(blocks)
-    }
-
-    /// All that has been loaded is in the sequence of the request.
-    pub fn used(&self) {
-        if let Some(begun) = &self.store.begun {
-            begun.doubted().append(&mut lock(&self.doubted));
-        }
     }
 
     /// [`PageStore::load_snapshot`] of the snapshot that is pinned.
@@ -87,12 +76,8 @@ impl Pinned {
     /// If there is none, or the disk failed.
     pub fn load_snapshot(&self) -> Result<Snapshot, LoadError> {
         let position = self.held.snapshot.unwrap_or(0);
-        let (space, tokens, mut doubted) = (&self.namespace, &self.tokens, Vec::new());
-        let snapshot =
-            self.store
-                .read_snapshot(space, tokens, position, self.wanted, &mut doubted)?;
-        lock(&self.doubted).append(&mut doubted);
-        Ok(snapshot)
+        self.store
+            .load_snapshot(&self.namespace, &self.tokens, position, self.wanted)
     }
 
     /// A read from this has been given up and is still going on; it is overdue while the guard lives.

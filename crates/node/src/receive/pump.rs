@@ -12,25 +12,23 @@ use tandem_kv::codec::Codec;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
 use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
-use tandem_kv::{KvBlock, Section};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::stream::{self, Reader, StepOf};
 use super::{last_words, lock, say, tokens_of};
-use crate::coming::{Bringing, Shared};
 use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::{Pieces, Tail};
 use crate::job::{Carried, HandedOver, Lost, Told};
-use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS, SHARED_WAITS};
+use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS};
 use crate::model::Turn;
 use crate::tickets::{Permitted, Target};
 use crate::wire::{WireError, write_frame};
 
 /// A block on its way into the engine.
-type Applying = std::pin::Pin<Box<dyn Future<Output = (Arc<KvBlock>, Result<(), String>)> + Send>>;
+type Applying = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
 /// The open connection of the handoff.
 pub(super) struct Connection {
@@ -46,6 +44,8 @@ pub(super) struct Pump {
     /// Tokens `[0, kv_end)`.
     pub(super) tokens: Arc<[u32]>,
     pub(super) kv_end: u32,
+    /// End of the tokens that were there before.
+    pub(super) had: u32,
     pub(super) limits: Limits,
     pub(super) receiver: Option<Arc<Mutex<Receiver>>>,
     pub(super) connection: Option<Connection>,
@@ -69,14 +69,10 @@ pub(super) struct Pump {
     pub(super) from: SocketAddr,
     /// True if pages have names that both ends agree on.
     pub(super) names_pages: bool,
-    /// What other handoffs bring, and that this one brings pages.
-    pub(super) shared: Shared,
     /// The blocks since the last page boundary.
     pub(super) tail: Tail,
     /// Those who make pages of blocks at once: all blocks of a step come at nearly the same time.
     pub(super) keepers: Arc<Semaphore>,
-    /// Buffers for the receiver.
-    pub(super) spare: Vec<Vec<u8>>,
     /// When the commit was read.
     pub(super) all_sent: Option<Instant>,
 }
@@ -126,7 +122,7 @@ impl Pump {
         };
         if let Err(lost) = &mut result {
             lost.is_wrong = self.is_discredited();
-            if lost.is_wrong || permitted.target.is_pages() {
+            if lost.is_wrong {
                 self.judge(lost).await;
             }
         }
@@ -159,26 +155,24 @@ impl Pump {
             // The sender need not wait for the engine to hear it.
             self.leave(Some(&reason)).await;
             self.apply_blocks();
-            while let Some((_, Ok(()))) = self.applying.next().await {}
+            while let Some(Ok(())) = self.applying.next().await {}
         }
         reason.into()
     }
 
-    /// What becomes of the pages of a handoff that has failed.
+    /// Forgets the pages of a handoff that has brought what was not sent.
     async fn judge(&mut self, lost: &Lost) {
-        if lost.is_wrong {
-            // Before the sender hears it, whose coordinator would say less: the first news counts.
-            self.permitted.failed(lost.clone()).await;
-        }
+        // Before the sender hears it, whose coordinator would say less: the first news counts.
+        self.permitted.failed(lost.clone()).await;
         // What is being kept is there then.
         while self.applying.next().await.is_some() {}
-        let keep = &self.permitted.keep;
-        if !lost.is_wrong {
-            keep.trust();
-        } else if !self.permitted.target.is_pages() {
-            let forgotten = keep.forget(&self.tokens, 0);
-            tracing::warn!(reason = %lost.reason, forgotten, "what came is not used");
-        }
+        // A prompt's own pages are not those of an answer behind it.
+        let exact = match &self.permitted.target {
+            Target::Pages => self.had,
+            Target::Sequence { .. } => 0,
+        };
+        let forgotten = self.permitted.keep.forget(&self.tokens, exact);
+        tracing::warn!(reason = %lost.reason, forgotten, "what came is not used");
     }
 
     /// True if what came is not what was sent, and nobody has decoded from it.
@@ -216,70 +210,38 @@ impl Pump {
         let beginning = async {
             match &self.permitted.target {
                 Target::Pages => Ok(self.permitted.keep.held(&self.tokens).tokens),
-                Target::Sequence { .. } => self.begin().await,
+                Target::Sequence { .. } => self.seed().await,
             }
         };
         let beginning = beating(&mut first.write, handoff, limits, beginning).await;
         // Who has not been answered cannot come again.
         let have = beginning.map_err(|e| Fault::Over(e.to_string()))??;
+        self.had = have;
         let terms = self.terms(have, None);
-        let (mut receiver, accept) =
+        let (receiver, accept) =
             Receiver::accept(&self.permitted.expectation, self.kv_end, have, &terms)
                 .map_err(|e| Fault::Over(e.to_string()))?;
-        receiver.lend(std::mem::take(&mut self.spare));
         self.receiver = Some(Arc::new(Mutex::new(receiver)));
         self.open(first, accept).await
     }
 
-    /// Puts pages of this node into the sequence, and what other handoffs are bringing of it; gives the end of
-    /// the tokens that are there then. The rest is for this one to bring.
-    async fn begin(&mut self) -> Result<u32, Fault> {
-        let (mut have, mut can_read) = self.seed(0).await?;
-        let (keep, peer) = (&self.permitted.keep, self.permitted.peer.clone());
-        self.shared.bringing = Bringing::new(keep, &self.tokens, peer).filter(|_| self.names_pages);
-        let Some(bringing) = self.shared.bringing.clone() else {
-            return Ok(have);
-        };
-        let patience = self.limits.shared_wait;
-        let until = Instant::now() + patience * SHARED_WAITS;
-        let mut is_late = false;
-        while can_read {
-            let had = have;
-            match self.shared.coming.claim(&bringing, have, is_late) {
-                Ok(claim) => self.shared.claim = Some(claim),
-                Err(mut other) if other.is_same_machine => other.more(have).await,
-                Err(mut other) => {
-                    let patience = patience.min(until.saturating_duration_since(Instant::now()));
-                    is_late = timeout(patience, other.more(have)).await.is_err();
-                }
-            }
-            // Also what has come between the two looks; then the other one may bring what follows, too.
-            (have, can_read) = self.seed(have).await?;
-            if self.shared.claim.is_some() && (have == had || is_late) {
-                break;
-            }
-            self.shared.claim = None;
-        }
-        Ok(have)
-    }
-
-    /// Puts pages of this node into the sequence, behind the first `have` tokens; gives the end of those that are there
-    /// then, and whether pages can be read.
-    async fn seed(&mut self, mut have: u32) -> Result<(u32, bool), Fault> {
+    /// Puts pages of this node into the sequence; gives the end of the tokens that are there then.
+    async fn seed(&mut self) -> Result<u32, Fault> {
         let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
-            return Ok((have, true));
+            return Ok(0);
         };
-        let mut pieces = Pieces::pages(pinned, have..self.kv_end, self.limits.page_read);
+        let mut have = 0;
+        let mut pieces = Pieces::pages(pinned, 0..self.kv_end, self.limits.page_read);
         loop {
             let blocks = match pieces.next().await {
                 Ok(blocks) => blocks,
                 Err(reason) => {
                     tracing::warn!(%reason, "pages cannot be read; they are sent again");
-                    return Ok((have, false));
+                    return Ok(have);
                 }
             };
             if blocks.is_empty() {
-                return Ok((have, true));
+                return Ok(have);
             }
             for block in blocks {
                 let (end, codec) = (block.tokens.end, pieces.codec(&block));
@@ -293,7 +255,6 @@ impl Pump {
                 applied.map_err(Fault::Over)?;
                 have = end;
             }
-            pieces.used();
         }
     }
 
@@ -355,9 +316,9 @@ impl Pump {
         let beat_at = beaten + self.limits.handoff_beat;
         tokio::select! {
             applied = self.applying.next(), if !self.applying.is_empty() => {
-                let Some((block, result)) = applied else { return Ok(()) };
+                let Some(result) = applied else { return Ok(()) };
                 result.map_err(Fault::Over)?;
-                self.applied(block).await
+                self.applied().await
             }
             step = self.taken.recv() => match step {
                 Some(step) => self.took(step).await,
@@ -399,32 +360,17 @@ impl Pump {
                 self.handed.wire_bytes = receiver.wire_bytes();
             }
             self.permitted.committed(self.handed).await;
-            if self.permitted.target.is_pages() {
-                self.permitted.keep.trust();
-            }
             // Nothing more will be staged.
             self.staging = None;
         }
         self.say(&frame).await
     }
 
-    async fn applied(&mut self, block: Arc<KvBlock>) -> Result<(), Fault> {
+    async fn applied(&mut self) -> Result<(), Fault> {
         let Some(receiver) = self.receiver.clone() else {
             return Ok(());
         };
-        if let (Some(claim), Section::Full) = (&self.shared.claim, block.section)
-            && !self.permitted.target.is_pages()
-        {
-            claim.kept(block.tokens.end);
-        }
-        let ack = {
-            let mut receiver = lock(&receiver);
-            let ack = receiver.applied();
-            if let Ok(block) = Arc::try_unwrap(block) {
-                receiver.recycle(block);
-            }
-            ack
-        };
+        let ack = lock(&receiver).applied();
         match ack {
             Some(ack) => self.say(&ack).await,
             None => Ok(()),
@@ -494,7 +440,7 @@ impl Pump {
             let block = Arc::new(block);
             let permitted = self.permitted.clone();
             let tokens = Arc::clone(&self.tokens);
-            // What is not kept is not held on to, so that its buffers can be used again.
+            // What is not kept is not held on to, so that its memory is free again.
             let before = if permitted.keep.keeps() {
                 self.tail.then(&block, codec)
             } else {
@@ -509,7 +455,7 @@ impl Pump {
                     keep_block(&permitted.keep, &tokens, &block, codec, before).await;
                 };
                 let (applied, ()) = tokio::join!(applying, keeping);
-                (block, applied)
+                applied
             }));
         }
     }
@@ -542,9 +488,6 @@ impl Pump {
         let resumed = lock(&receiver).resume(&terms);
         let accept = resumed.map_err(|e| Fault::Over(e.to_string()))?;
         self.handed.reconnects += 1;
-        if let Some(bringing) = self.shared.bringing.as_ref().filter(|_| !self.committed) {
-            self.shared.claim = self.shared.coming.claim(bringing, have, true).ok();
-        }
         // It will be sent again.
         self.receipt = self.permitted.target.is_pages();
         self.open(greeted, accept).await
@@ -553,9 +496,9 @@ impl Pump {
     /// Waits until everything that has come has been applied.
     async fn apply_all(&mut self) -> Result<(), Fault> {
         self.apply_blocks();
-        while let Some((block, result)) = self.applying.next().await {
+        while let Some(result) = self.applying.next().await {
             result.map_err(Fault::Over)?;
-            self.applied(block).await?;
+            self.applied().await?;
         }
         Ok(())
     }
@@ -591,8 +534,6 @@ impl Pump {
             return Err(self.over(reason).await);
         }
         tracing::info!(%reason, "the connection of a handoff broke; waiting for another one");
-        // Whether it goes on is not known; others need not wait for that.
-        self.shared.claim = None;
         self.apply_blocks();
         self.broken = Some((Instant::now(), reason));
         Ok(())
@@ -600,7 +541,6 @@ impl Pump {
 
     /// Tells the job that there will be no receipt if none has come, and the sender how it ended.
     pub(super) async fn end(&mut self, result: &Result<(), Lost>) {
-        self.shared.claim = None;
         if !self.receipt {
             let receiver = self.receiver.as_ref().map(|r| lock(r));
             let why = receiver.and_then(|r| r.discredited().map(str::to_owned));
@@ -617,7 +557,6 @@ impl Pump {
         self.place = None;
         self.staging = None;
         self.tail = Tail::default();
-        self.permitted.keep = self.permitted.keep.without_doubt();
         self.permitted.place = None;
         // The answer is not handed back to a node that comes late.
         self.permitted.hand_back = Arc::default();

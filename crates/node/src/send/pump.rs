@@ -21,7 +21,6 @@ use super::input::Inputs;
 use super::links::Codecs;
 use super::stream::{Order, What};
 use super::{Fault, Input, Kept, Report, Route, Sending, broken};
-use crate::coming::Gone;
 use crate::job::{Begun, Computed, Growing};
 use crate::limits::{GOODBYE, RECONNECT_PAUSE};
 use crate::wire::WireError;
@@ -157,7 +156,7 @@ impl Pump {
         hello: &[u8],
         mut input: Inputs,
     ) -> Result<Report, NodeError> {
-        match input.meanwhile(self.connect(hello, None)).await {
+        match self.connect(hello, None).await {
             Ok(()) => {}
             Err(Fault::Over(e)) => return Err(e),
             // Without an answer to the first hello there is nothing to go on with.
@@ -168,10 +167,6 @@ impl Pump {
         }
         self.report.have_tokens = self.sender.accepted().have_tokens;
         self.accepted = Some(Instant::now());
-        if let Some(sending) = &mut self.sending {
-            sending.gone.iter().for_each(Gone::accepted);
-            sending.accepted.take().map(|waiting| waiting.send(()));
-        }
         self.tell(PrefillEvent::Accepted).await;
         loop {
             match self.step(&mut input).await {

@@ -18,8 +18,8 @@ use super::filling::Filling;
 use super::jobs::{After, Copying, Export, ExportStage, Job, Stage, Taking, Work, slice};
 use super::{Worker, milliseconds};
 use crate::job::{Computed, Growing, JobId};
+use crate::limits::SLICE_BYTES;
 use crate::send::Input;
-use crate::slice::SliceSize;
 
 /// A window that is copied out.
 pub(super) struct CopyOut {
@@ -54,20 +54,18 @@ impl CopyOut {
         copied.filter(|block| block.tokens == self.whole)
     }
 
-    /// Copies the next slice of a sequence that holds `[0, to)`, of so many bytes at most; `None` if nothing is left
-    /// to copy.
+    /// Copies the next slice of a sequence that holds `[0, to)`; `None` if nothing is left to copy.
     fn step(
         &mut self,
         engine: &mut dyn KvEngine,
         sequence: Sequence,
         to: u32,
-        most: u64,
     ) -> Result<Option<Arc<KvBlock>>, EngineError> {
         if !self.lags(to) {
             return Ok(None);
         }
         let block = self.block_at(engine.contract(), self.next(), to);
-        let slice = slice(block, engine.export_bytes(Section::Window), most);
+        let slice = slice(block, engine.export_bytes(Section::Window));
         let rows = engine.export(sequence, Section::Window, slice)?;
         self.join(engine.contract(), &rows);
         Ok(Some(Arc::new(rows)))
@@ -107,24 +105,17 @@ pub(super) enum Window {
 }
 
 impl Window {
-    /// Moves the next slice, of a size for each direction; true if the window is back.
-    fn step(
-        &mut self,
-        engine: &mut dyn KvEngine,
-        sequence: Sequence,
-        [size_in, size_out]: [&mut SliceSize; 2],
-    ) -> Result<bool, EngineError> {
+    /// Moves the next slice; true if the window is back.
+    fn step(&mut self, engine: &mut dyn KvEngine, sequence: Sequence) -> Result<bool, EngineError> {
         match self {
             Self::Out(out) => {
-                let begun = Instant::now();
-                let rows = out.step(engine, sequence, out.whole.end, size_out.most())?;
-                size_out.took(rows.map_or(0, |r| r.bytes()), begun.elapsed());
+                out.step(engine, sequence, out.whole.end)?;
                 if let Some(whole) = out.whole() {
                     *self = Self::Back(Taking::new(Arc::clone(whole)));
                 }
                 Ok(false)
             }
-            Self::Back(taking) => put_back(engine, sequence, taking, size_in),
+            Self::Back(taking) => put_back(engine, sequence, taking),
         }
     }
 }
@@ -134,12 +125,9 @@ fn put_back(
     engine: &mut dyn KvEngine,
     sequence: Sequence,
     taking: &mut Taking,
-    size: &mut SliceSize,
 ) -> Result<bool, EngineError> {
-    let (begun, part) = (Instant::now(), taking.part(size.most()));
-    let bytes = taking.part_bytes(size.most());
+    let part = taking.part();
     engine.import_part(sequence, &taking.block, part.clone())?;
-    size.took(bytes, begun.elapsed());
     Ok(taking.taken(&part))
 }
 
@@ -190,13 +178,12 @@ impl FullOut {
         self.rest.is_empty()
     }
 
-    /// Copies the next block, or as much of it as a slice of `most` bytes has that has copied so many; `None` until a
+    /// Copies the next block, or as much of it as a slice has room for that has copied so many bytes; `None` until a
     /// block is complete, if the slice has no room for it, and in the end.
     pub(super) fn step(
         &mut self,
         engine: &mut dyn KvEngine,
         sequence: Sequence,
-        most: u64,
         copied: &mut u64,
     ) -> Result<Option<Arc<KvBlock>>, EngineError> {
         if self.is_over() {
@@ -209,7 +196,7 @@ impl FullOut {
         let block = next_block(engine.contract(), Section::Full, start..self.rest.end);
         let left = self.rest.start..block.end;
         let each = engine.export_bytes(Section::Full);
-        let room = most.saturating_sub(*copied) / each.max(1);
+        let room = SLICE_BYTES.saturating_sub(*copied) / each.max(1);
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         let take = match u32::try_from(left.len()).unwrap_or(u32::MAX) {
             all if all <= room => all,
@@ -245,26 +232,24 @@ pub(super) fn hand_out(
     engine: &mut dyn KvEngine,
     job: &mut Job,
     mut copying: Copying,
-    size: &mut SliceSize,
 ) -> Result<After, EngineError> {
     let to = copying.full.rest.end;
     let Work::Export(e) = &mut job.work else {
         return Ok(After::Keep);
     };
-    let (begun, most, mut copied) = (Instant::now(), size.most(), 0);
-    while let Some(block) = copying.full.step(engine, job.sequence, most, &mut copied)? {
+    let mut copied = 0;
+    while let Some(block) = copying.full.step(engine, job.sequence, &mut copied)? {
         copying.blocks.push(block);
     }
     let mut is_whole = copying.full.is_over();
     if let Some(window) = &mut e.window {
-        if is_whole && copied + TARGET_BLOCK_BYTES.min(most) <= most {
-            let slice = window.step(engine, job.sequence, to, most)?;
-            copied += slice.as_ref().map_or(0, |rows| rows.bytes());
-            copying.blocks.extend(slice);
+        if is_whole && copied + TARGET_BLOCK_BYTES <= SLICE_BYTES {
+            copying
+                .blocks
+                .extend(window.step(engine, job.sequence, to)?);
         }
         is_whole &= !window.lags(to);
     }
-    size.took(copied, begun.elapsed());
     if !is_whole {
         e.stage = ExportStage::Copying(copying);
         return Ok(After::Keep);
@@ -299,7 +284,6 @@ pub(super) fn hand_out_filled(
     job: &mut Job,
     filling: Filling,
     to: u32,
-    size: &mut SliceSize,
 ) -> Result<After, EngineError> {
     let computed = Instant::now();
     let blocks = filling.finish()?;
@@ -315,7 +299,7 @@ pub(super) fn hand_out_filled(
         full: FullOut::of(engine.contract(), to..to),
         computed,
     };
-    hand_out(engine, job, copying, size)
+    hand_out(engine, job, copying)
 }
 
 /// Gives the blocks of the chunk up to `to` to be sent.
@@ -378,10 +362,10 @@ impl Worker {
                         full: copying.full.take(),
                         computed: copying.computed,
                     };
-                    return hand_out(engine, job, copying, &mut self.slice_out);
+                    return hand_out(engine, job, copying);
                 }
                 ExportStage::PuttingBack(taking) => {
-                    let is_back = put_back(engine, sequence, taking, &mut self.slice_in)?;
+                    let is_back = put_back(engine, sequence, taking)?;
                     if is_back {
                         e.stage = ExportStage::Evaluating;
                     }
@@ -392,8 +376,7 @@ impl Worker {
                 let Stage::Settling(window) = &mut g.stage else {
                     return Ok(After::Keep);
                 };
-                let sizes = [&mut self.slice_in, &mut self.slice_out];
-                let is_back = window.step(engine, sequence, sizes)?;
+                let is_back = window.step(engine, sequence)?;
                 job.prefill_ms += milliseconds(begun);
                 g.summary.local_prefill_ms = job.prefill_ms;
                 if is_back {
@@ -406,10 +389,7 @@ impl Worker {
                 window: Some((out, blocks)),
                 ..
             } => {
-                let rows = out.step(engine, sequence, *end, self.slice_out.most())?;
-                let bytes = rows.as_ref().map_or(0, |rows| rows.bytes());
-                self.slice_out.took(bytes, begun.elapsed());
-                blocks.extend(rows);
+                blocks.extend(out.step(engine, sequence, *end)?);
                 if let Some(whole) = out.whole() {
                     let chunk = Computed {
                         blocks: std::mem::take(blocks),

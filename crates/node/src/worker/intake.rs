@@ -6,24 +6,20 @@ use std::time::Instant;
 
 use tandem_kv::codec::Codec;
 use tandem_kv::policy::Quality;
-use tandem_proto::{GenerateEvent, ParityAction};
 
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};
 use crate::job::{Carried, HandedOver, JobId, Lost, Origin, Told};
+use crate::limits::SLICE_BYTES;
 
 impl Worker {
     /// Takes a slice of KV in; tells how many blocks that ended.
     pub(super) fn apply_step(&mut self) -> usize {
-        let (mut taken, mut moved, mut ended) = (0, 0, 0);
-        let (begun, most) = (Instant::now(), self.slice_in.most());
+        let (mut taken, mut ended) = (0, 0);
         while let Some(mut apply) = self.applies.pop_front() {
-            let part = apply.taking.part(most);
-            let bytes = apply.taking.part_bytes(most);
-            taken += bytes;
+            let part = apply.taking.part();
+            taken += apply.taking.part_bytes();
             let result = self.apply(&apply, &part);
-            // What is refused takes no time.
-            moved += if result.is_ok() { bytes } else { 0 };
             if result.is_ok() && !apply.taking.taken(&part) {
                 self.applies.push_front(apply);
             } else {
@@ -34,15 +30,11 @@ impl Worker {
                 // It may have given up meanwhile; then nobody needs the answer.
                 let _ = reply.send(result);
             }
-            let next = self
-                .applies
-                .front()
-                .map_or(0, |a| a.taking.part_bytes(most));
-            if taken.saturating_add(next) > most {
+            let next = self.applies.front().map_or(0, |a| a.taking.part_bytes());
+            if taken.saturating_add(next) > SLICE_BYTES {
                 break;
             }
         }
-        self.slice_in.took(moved, begun.elapsed());
         ended
     }
 
@@ -171,7 +163,6 @@ impl Worker {
         }
         match told {
             Told::Receipt(_) if g.logits.is_none() => g.receipt = ReceiptState::Here(told),
-            _ if g.must_check() && g.logits.is_none() => g.receipt = ReceiptState::Here(told),
             told => self.compare(id, &told),
         }
     }
@@ -196,22 +187,9 @@ impl Worker {
             _ => Err("the prefill node did not tell what it computed".to_owned()),
         };
         let fault = compared.map_or_else(Some, |parity| g.judged(parity));
-        let is_redone = matches!(g.stage, Stage::Checking { .. });
-        // Its own comparison need not find what another one has found.
-        let has_begun_wrong = fault.is_none() && is_redone && g.keep.has_begun_wrong();
-        let wrong =
-            has_begun_wrong.then(|| "it began with pages that turned out to be wrong".to_owned());
-        let fault = fault.or(wrong);
         if let Some(reason) = &fault {
             let mut forgotten = 0;
-            if g.keep.has_begun_in_doubt() {
-                // Whose rows do not fit is not known.
-                g.compared = None;
-            }
-            if has_begun_wrong {
-                // They have been forgotten.
-                g.retire = None;
-            } else if !matches!(told, Told::Nothing) || is_redone {
+            if !matches!(told, Told::Nothing) {
                 // What one request does not trust, no other one gets.
                 g.retire = None;
                 // Lossy rows say nothing about exact ones that had been there.
@@ -223,53 +201,17 @@ impl Worker {
             }
             tracing::warn!(request = %job.request, %reason, forgotten, "parity");
         }
-        if fault.is_none() {
-            g.keep.trust();
-        }
-        match (&g.stage, fault, logits) {
-            (Stage::Checking { .. }, Some(reason), _) => self.redo(id, reason),
-            (Stage::Checking { .. }, None, Some(logits)) => {
-                let summary = g.summary.clone();
-                g.tell(GenerateEvent::Prefilled(summary));
-                let kv_end = job.kv_end();
-                if let Work::Generate(g) = &mut job.work {
-                    g.stage = Stage::Decoding {
-                        token: job.tokens[kv_end as usize],
-                        position: kv_end,
-                        first: None,
-                    };
-                }
-                self.sampled(id, &logits);
-            }
-            (Stage::Finished { .. }, ..) => self.finish(id),
-            _ => {}
-        }
-    }
-
-    /// Throws away what another node computed and computes it here.
-    fn redo(&mut self, id: JobId, reason: String) {
-        let Some(job) = self.jobs.get_mut(&id) else {
-            return;
-        };
-        self.engine.clear(job.sequence);
-        if let Work::Generate(g) = &mut job.work {
-            g.summary.remote_tokens = 0;
-            g.summary.cached_tokens = 0;
-            g.summary.codec = None;
-            g.summary.fallback = Some(reason);
-            g.stage = Stage::Prefilling { next: 0 };
+        if matches!(g.stage, Stage::Finished { .. }) {
+            self.finish(id);
         }
     }
 
     /// Waits that have become too long.
     pub(super) fn check_waits(&mut self) {
+        let patience = self.limits.receipt;
         let overdue = |(id, job): (&JobId, &Job)| match &job.work {
             Work::Generate(g) => match g.stage {
-                Stage::Checking { since } | Stage::Finished { since, .. }
-                    if since.elapsed() > g.parity.patience =>
-                {
-                    Some(*id)
-                }
+                Stage::Finished { since, .. } if since.elapsed() > patience => Some(*id),
                 _ => None,
             },
             _ => None,
@@ -280,8 +222,8 @@ impl Worker {
         }
     }
 
-    /// Computes here what another node did not send. What it did send is kept, unless it has to be
-    /// compared, and where the engine can continue from it: a model with window layers starts over
+    /// Computes here what another node did not send. What it did send is kept, unless it is of another
+    /// quantisation, and where the engine can continue from it: a model with window layers starts over
     /// unless its window came. Where nothing is kept, pages of this node come first.
     pub(super) fn fall_back(&mut self, id: JobId, lost: Lost) {
         let Some(job) = self.jobs.get_mut(&id) else {
@@ -297,8 +239,8 @@ impl Worker {
             return;
         }
         let Lost { reason, is_wrong } = lost;
-        // Rows that must be compared before they are used cannot be any more.
-        if is_wrong || g.parity.mixed_quantisation || g.parity.action == ParityAction::Redo {
+        // Rows of another quantisation are all of a prompt's rows, or none.
+        if is_wrong || g.parity.mixed_quantisation {
             self.engine.clear(job.sequence);
         }
         let held = self.engine.held(job.sequence);

@@ -8,7 +8,7 @@ use tandem_engine::generation::Generation;
 use tandem_engine::{Sequence, Token};
 use tandem_kv::KvBlock;
 use tandem_kv::receipt::ReturnTicket;
-use tandem_proto::{GenerateEvent, ParityAction, ParityReport, Phase, PrefillSummary};
+use tandem_proto::{GenerateEvent, ParityReport, Phase, PrefillSummary};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -17,6 +17,7 @@ use super::milliseconds;
 use crate::batches::Batches;
 use crate::held::Keep;
 use crate::job::{Admission, Computed, JobId, Origin, Parity, Retired, Told};
+use crate::limits::SLICE_BYTES;
 use crate::send::Input;
 
 /// A block to take in, and who waits for that.
@@ -40,10 +41,10 @@ impl Taking {
         Self { block, next }
     }
 
-    /// What to take in next: the rest of the block, or as much of it as a slice of `most` bytes has. A window may
+    /// What to take in next: the rest of the block, or as much of it as a slice has. A window may
     /// have more, and a page of a model with large rows.
-    pub(super) fn part(&self, most: u64) -> Range<u32> {
-        slice(self.next..self.block.tokens.end, self.row_bytes(), most)
+    pub(super) fn part(&self) -> Range<u32> {
+        slice(self.next..self.block.tokens.end, self.row_bytes())
     }
 
     /// This part has been taken in; true if it was the last.
@@ -56,14 +57,14 @@ impl Taking {
         self.block.bytes() / u64::from(self.block.len().max(1))
     }
 
-    pub(super) fn part_bytes(&self, most: u64) -> u64 {
-        self.row_bytes() * self.part(most).len() as u64
+    pub(super) fn part_bytes(&self) -> u64 {
+        self.row_bytes() * self.part().len() as u64
     }
 }
 
-/// As many of these tokens as a slice of so many bytes has, and at least one.
-pub(super) fn slice(tokens: Range<u32>, row_bytes: u64, most: u64) -> Range<u32> {
-    let most = u32::try_from(most / row_bytes.max(1)).unwrap_or(u32::MAX);
+/// As many of these tokens as a slice has, and at least one.
+pub(super) fn slice(tokens: Range<u32>, row_bytes: u64) -> Range<u32> {
+    let most = u32::try_from(SLICE_BYTES / row_bytes.max(1)).unwrap_or(u32::MAX);
     let end = tokens.start.saturating_add(most.max(1));
     tokens.start..end.min(tokens.end)
 }
@@ -175,8 +176,6 @@ pub(super) enum Stage {
         /// When the first token was sampled.
         first: Option<Instant>,
     },
-    /// The last prompt token is evaluated; nothing is sampled before the ends have been compared.
-    Checking { since: Instant },
     /// The answer is complete; the last event waits for the comparison.
     Finished {
         done: Box<GenerateEvent>,
@@ -299,17 +298,10 @@ impl Generating {
         })
     }
 
-    /// True if nothing may be sampled before the ends have been compared.
-    pub(super) fn must_check(&self) -> bool {
-        self.parity.action == ParityAction::Redo && !matches!(self.receipt, ReceiptState::Settled)
-    }
-
     /// KV is complete: decoding starts with the last token of the prompt.
     pub(super) fn start_decoding(&mut self, last_token: Token, position: u32) {
-        if !self.must_check() {
-            let summary = self.summary.clone();
-            self.tell(GenerateEvent::Prefilled(summary));
-        }
+        let summary = self.summary.clone();
+        self.tell(GenerateEvent::Prefilled(summary));
         self.stage = Stage::Decoding {
             token: last_token,
             position,

@@ -94,7 +94,7 @@ impl Worker {
             measure(&self.measured, &range, start);
             job.has_computed(&range, start);
             let engine = self.engine.as_mut();
-            return hand_out_filled(engine, job, filling, range.end, &mut self.slice_out);
+            return hand_out_filled(engine, job, filling, range.end);
         }
         if !tokens.is_empty() {
             self.engine.prefill(job.sequence, range.start, tokens)?;
@@ -109,7 +109,7 @@ impl Worker {
                     full: FullOut::of(self.engine.contract(), range),
                     computed: Instant::now(),
                 };
-                hand_out(self.engine.as_mut(), job, copying, &mut self.slice_out)
+                hand_out(self.engine.as_mut(), job, copying)
             }
             Work::Retire { .. } => Ok(After::Keep),
             Work::Generate(g) => {
@@ -206,20 +206,12 @@ impl Worker {
         if !is_first || matches!(g.receipt, ReceiptState::Settled) {
             return self.sampled(id, &logits);
         }
-        let must_check = g.must_check();
         let receipt = std::mem::replace(&mut g.receipt, ReceiptState::Awaited);
         g.logits = Some(logits.clone());
-        if must_check {
-            let since = Instant::now();
-            g.stage = Stage::Checking { since };
+        if let ReceiptState::Here(told) = receipt {
+            self.compare(id, &told);
         }
-        match receipt {
-            ReceiptState::Here(told) => self.compare(id, &told),
-            ReceiptState::Awaited | ReceiptState::Settled => {}
-        }
-        if !must_check {
-            self.sampled(id, &logits);
-        }
+        self.sampled(id, &logits);
     }
 
     pub(super) fn sampled(&mut self, id: JobId, logits: &[f32]) {
@@ -341,9 +333,7 @@ impl Worker {
         else {
             return Ok(After::Keep);
         };
-        let (begun, most, mut copied) = (Instant::now(), self.slice_out.most(), 0);
-        let block = full.step(self.engine.as_mut(), job.sequence, most, &mut copied)?;
-        self.slice_out.took(copied, begun.elapsed());
+        let block = full.step(self.engine.as_mut(), job.sequence, &mut 0)?;
         if block.is_none() && !full.is_over() {
             return Ok(After::Keep);
         }

@@ -20,15 +20,14 @@ use tandem_kv::policy::Quality;
 use tandem_kv::receipt::ParityBound;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{
-    CodecChoice, GenerateEvent, HandoffTerms, NodeError, ParityAction, PrefillEvent, PrefillMode,
-    PrefillRequest, Reuse, Role,
+    CodecChoice, GenerateEvent, HandoffTerms, NodeError, PrefillEvent, PrefillMode, PrefillRequest,
+    Reuse, Role,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
 
 use super::cluster::{Answer, Deal, Events, PATIENCE, Setup, TestNode, finish, prompt};
 use super::codecs;
-use super::parity::different;
 use super::proxy::{Fault, Proxy};
 
 /// Worlds of a usual run.
@@ -105,14 +104,12 @@ impl Dice {
             handoff_silence: of(500),
             connect: of(500),
             page_read: of(2_000),
-            shared_wait: of(200),
             resume: self.of(&[of(150), of(500)]),
             receipt: self.of(&[of(20), of(300)]),
             return_ticket: of(2_000),
             hand_back: of(2_000),
             beat: of(100),
             handoff_beat: of(100),
-            slice: self.of(&[of(1), of(1_000)]),
             ..Limits::default()
         }
     }
@@ -175,13 +172,9 @@ impl Dice {
             codec: self.of(&[CodecChoice::Auto, CodecChoice::Raw, CodecChoice::Plane]),
             ..HandoffTerms::default()
         };
-        match self.below(10) {
-            0..=2 => terms.action = ParityAction::Redo,
-            3 => {
-                (terms.quality, terms.bound) = (Quality::Q8, ANY);
-                terms.codec = CodecChoice::Q8;
-            }
-            _ => {}
+        if self.percent(10) {
+            (terms.quality, terms.bound) = (Quality::Q8, ANY);
+            terms.codec = CodecChoice::Q8;
         }
         terms
     }
@@ -220,8 +213,6 @@ fn unsteady(config: &FakeConfig, mut dice: Dice) -> FakeConfig {
 struct Member {
     node: TestNode,
     is_dead: AtomicBool,
-    /// True if it computes something else.
-    is_wrong: bool,
     /// True if its engine fails again and again.
     is_failing: bool,
     /// Who it is where TLS is spoken.
@@ -260,8 +251,6 @@ struct Tally {
     /// Answers whose decode node had to compute what did not come.
     fallbacks: AtomicU32,
     reconnects: AtomicU32,
-    /// Answers whose ends did not fit together.
-    unfit: AtomicU32,
     cancels: AtomicU32,
     lost: AtomicU32,
 }
@@ -343,7 +332,6 @@ impl<'a> World<'a> {
             Member {
                 node: setup.start().await,
                 is_dead: AtomicBool::new(false),
-                is_wrong: false,
                 is_failing: config.fail.is_some_and(|fail| fail.every > 0),
                 id,
             }
@@ -355,12 +343,6 @@ impl<'a> World<'a> {
                 ..config.clone()
             };
             prefills.push(member(&mut dice, Role::Prefill, &fails).await);
-        }
-        if dice.percent(60) {
-            prefills.push(Member {
-                is_wrong: true,
-                ..member(&mut dice, Role::Prefill, &different(&config)).await
-            });
         }
         let mut decodes = Vec::new();
         for _ in 0..dice.between(1..3) {
@@ -418,7 +400,7 @@ impl<'a> World<'a> {
         for turn in 0..dice.between(1..6) {
             deal.id = format!("{}-{number}-{turn}", self.seed);
             deal.max_tokens = dice.between(1..60) as u32;
-            let way = self.way(&mut dice, &deal.terms);
+            let way = self.way(&mut dice);
             let leaves = dice.percent(10).then(|| dice.milliseconds(0..120));
             let answer = match leaves {
                 None => self.answer(&deal, &way).await,
@@ -454,19 +436,13 @@ impl<'a> World<'a> {
         } else if answer.summary.remote_tokens > 0 {
             count(&self.tally.whole);
         }
-        if answer.parity.as_ref().is_some_and(|parity| !parity.holds) {
-            // Nobody else computes something else.
-            assert_eq!(deal.terms.action, ParityAction::Redo, "{what}: {answer:?}");
-            count(&self.tally.unfit);
-        }
+        let fits = answer.parity.as_ref().is_none_or(|parity| parity.holds);
+        assert!(fits, "{what}: {answer:?}");
     }
 
     /// Which nodes serve the next turn.
-    fn way(&self, dice: &mut Dice, terms: &HandoffTerms) -> Way {
-        let is_compared = terms.action == ParityAction::Redo;
-        // Who computes something else is found out where it is compared, and only there.
-        let mut able: Vec<usize> = (0..self.prefills.len()).collect();
-        able.retain(|number| is_compared || !self.prefills[*number].is_wrong);
+    fn way(&self, dice: &mut Dice) -> Way {
+        let able: Vec<usize> = (0..self.prefills.len()).collect();
         let mut alive: Vec<usize> = (0..self.decodes.len()).collect();
         alive.retain(|number| !self.decodes[*number].is_dead());
         Way {
@@ -600,7 +576,7 @@ impl<'a> World<'a> {
         }
         for (from, prefill) in self.prefills.iter().enumerate() {
             for (to, decode) in self.decodes.iter().enumerate() {
-                let is_unfit = prefill.is_wrong || prefill.is_failing || decode.is_failing;
+                let is_unfit = prefill.is_failing || decode.is_failing;
                 if prefill.is_dead() || decode.is_dead() || is_unfit {
                     continue;
                 }

@@ -58,14 +58,12 @@ pub fn endless() -> Limits {
         head: long,
         body: long,
         page_read: long,
-        shared_wait: long,
         resume: long,
         receipt: long,
         return_ticket: long,
         hand_back: long,
         beat: Duration::from_millis(200),
         event_stall: long,
-        slice: long,
         ..Limits::default()
     }
 }
@@ -363,13 +361,7 @@ impl TestNode {
     /// Waits until nothing is going on; secrets of complete handoffs may be left.
     pub async fn settled(&self) {
         self.idle().await;
-        let but_secrets = |s: &HandoffStatus| {
-            is_clean(&HandoffStatus {
-                secrets: 0,
-                spare_bytes: 0,
-                ..*s
-            })
-        };
+        let but_secrets = |s: &HandoffStatus| is_clean(&HandoffStatus { secrets: 0, ..*s });
         self.until("settled", but_secrets).await;
     }
 
@@ -548,10 +540,9 @@ pub fn is_clean(status: &HandoffStatus) -> bool {
         status.sending,
         status.secrets,
         status.staging_bytes,
-        status.spare_bytes,
         status.pins,
     ];
-    counts == [0; 7]
+    counts == [0; 6]
 }
 
 /// A request that one node prefills and another one answers.

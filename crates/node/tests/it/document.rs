@@ -94,8 +94,6 @@ fn waits() -> Vec<(&'static str, String)> {
         ("head", seconds(own.head)),
         ("body", seconds(own.body)),
         ("page_read", seconds(own.page_read)),
-        ("shared_wait", seconds(own.shared_wait)),
-        ("MAKE_ROOM", seconds(identity::MAKE_ROOM)),
         ("CLOSE", seconds(pages::CLOSE)),
         ("DELETE_PAUSE", seconds(pages::DELETE_PAUSE)),
         ("handoff_silence", seconds(own.handoff_silence)),
@@ -111,7 +109,6 @@ fn waits() -> Vec<(&'static str, String)> {
         ("beat", seconds(own.beat)),
         ("event_stall", seconds(own.event_stall)),
         ("engine_step", seconds(own.engine_step)),
-        ("slice", seconds(own.slice)),
         ("stop", seconds(own.stop)),
         ("GOODBYE", seconds(limits::GOODBYE)),
         ("IDLE_TICK", seconds(limits::IDLE_TICK)),
@@ -124,7 +121,6 @@ fn counts() -> Vec<(&'static str, String)> {
     let staging = limits::STAGING_UNITS as u64 * limits::STAGING_UNIT;
     vec![
         ("MAX_RECONNECTS", limits::MAX_RECONNECTS.to_string()),
-        ("SHARED_WAITS", limits::SHARED_WAITS.to_string()),
         ("MAX_RETURNS", limits::MAX_RETURNS.to_string()),
         ("MAX_HAND_BACKS", limits::MAX_HAND_BACKS.to_string()),
         ("MAX_TAKEN_BACK", limits::MAX_TAKEN_BACK.to_string()),
@@ -132,11 +128,6 @@ fn counts() -> Vec<(&'static str, String)> {
         ("MAX_CONFIRMED", limits::MAX_CONFIRMED.to_string()),
         ("MAX_SESSIONS", tandem_kv::limits::MAX_SESSIONS.to_string()),
         ("MAX_CONNECTIONS", limits::MAX_CONNECTIONS.to_string()),
-        ("MAX_SILENT", identity::MAX_SILENT.to_string()),
-        (
-            "MAX_BODIES_BYTES",
-            mebibytes(identity::MAX_BODIES_BYTES as u64),
-        ),
         (
             "HTTP_BUFFER",
             format!("{} KiB", identity::HTTP_BUFFER >> 10),
@@ -144,11 +135,6 @@ fn counts() -> Vec<(&'static str, String)> {
         ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
         ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
-        ("MAX_EARLY_BYTES", mebibytes(limits::MAX_EARLY_BYTES)),
-        (
-            "MAX_ALL_EARLY_BYTES",
-            mebibytes(limits::MAX_ALL_EARLY_BYTES),
-        ),
         ("STAGING_UNITS", mebibytes(staging)),
         ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),
         (
@@ -157,8 +143,7 @@ fn counts() -> Vec<(&'static str, String)> {
         ),
         ("AHEAD_BYTES", mebibytes(tandem_kv::limits::AHEAD_BYTES)),
         ("MAX_KEEPERS", limits::MAX_KEEPERS.to_string()),
-        ("MAX_SLICE_BYTES", mebibytes(limits::MAX_SLICE_BYTES)),
-        ("MIN_SLICE_BYTES", mebibytes(limits::MIN_SLICE_BYTES)),
+        ("SLICE_BYTES", mebibytes(limits::SLICE_BYTES)),
     ]
 }
 

@@ -21,12 +21,10 @@ use tandem_node::limits::{
 use tandem_node::model::Model;
 use tandem_node::pages::PageStore;
 use tandem_node::send::Input;
-use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, ParityAction, Reuse, Role};
+use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 
-use super::cluster::{
-    Calls, Deal, PATIENCE, Setup, endless, eventually, finish, limits, pages, prompt,
-};
+use super::cluster::{Calls, Deal, Setup, endless, eventually, finish, limits, pages, prompt};
 use super::raw::Handoff;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,10 +135,8 @@ fn waiting_with(
         parity: Parity {
             expected: false,
             bound: ParityBound::default(),
-            action: ParityAction::Report,
             quality: Quality::Lossless,
             mixed_quantisation: false,
-            patience: PATIENCE,
         },
         keep: Keep::new(
             &PageStore::open(&pages()).unwrap(),

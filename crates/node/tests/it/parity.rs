@@ -7,9 +7,7 @@ use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
 use tandem_kv::frame::Kind;
 use tandem_kv::receipt::{Receipt, TokenScore};
 use tandem_node::Limits;
-use tandem_proto::{
-    GenerateEvent, HandoffTerms, ParityAction, PrefillEvent, PrefillMode, Reuse, Role, Ticket,
-};
+use tandem_proto::{GenerateEvent, HandoffTerms, PrefillEvent, PrefillMode, Reuse, Role, Ticket};
 
 use super::cluster::{
     Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, limits, opened, prompt,
@@ -34,16 +32,13 @@ async fn equal_engines_agree() {
     for config in [FakeConfig::default(), FakeConfig::windowed()] {
         let prefill = Setup::new(Role::Prefill, &config).start().await;
         let decode = Setup::new(Role::Decode, &config).start().await;
-        for action in [ParityAction::Report, ParityAction::Redo] {
-            let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
-            deal.terms.action = action;
-            let outcome = deal.run(&prefill, &decode).await;
-            outcome.whole(&deal.expected(&config).await, "equal");
-            let report = outcome.answer.parity.expect("parity");
-            assert!(report.holds, "{report:?}");
-            assert!(report.parity.kl < 1e-6, "{report:?}");
-            assert!(report.parity.same_top && report.parity.max_difference < 1e-4);
-        }
+        let deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
+        let outcome = deal.run(&prefill, &decode).await;
+        outcome.whole(&deal.expected(&config).await, "equal");
+        let report = outcome.answer.parity.expect("parity");
+        assert!(report.holds, "{report:?}");
+        assert!(report.parity.kl < 1e-6, "{report:?}");
+        assert!(report.parity.same_top && report.parity.max_difference < 1e-4);
         decode.clean().await;
         prefill.clean().await;
     }
@@ -71,26 +66,6 @@ async fn nothing_is_kept(deal: &Deal, config: &FakeConfig, decode: &TestNode) {
     let next = deal.local(decode).await;
     assert_eq!(next.tokens, deal.expected(config).await);
     assert_eq!(next.summary.cached_tokens, 0);
-}
-
-#[tokio::test]
-async fn what_differs_is_computed_again_if_that_is_wanted() {
-    for config in [FakeConfig::default(), FakeConfig::windowed()] {
-        let prefill = Setup::new(Role::Prefill, &different(&config)).start().await;
-        let decode = Setup::new(Role::Decode, &config).start().await;
-        let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
-        deal.terms.action = ParityAction::Redo;
-        let outcome = deal.run(&prefill, &decode).await;
-        let reason = outcome.made_good(&deal.expected(&config).await, "redone");
-        assert!(reason.contains("do not compute the same"), "{reason}");
-        let summary = &outcome.answer.summary;
-        assert_eq!((summary.remote_tokens, summary.cached_tokens), (0, 0));
-        assert_eq!(summary.local_tokens, CHUNK * 3 + 4);
-        assert!(!outcome.answer.parity.expect("parity").holds);
-        nothing_is_kept(&deal, &config, &decode).await;
-        decode.clean().await;
-        prefill.clean().await;
-    }
 }
 
 /// Another quantisation of the weights, as the contract has it.
@@ -202,21 +177,13 @@ async fn whoever_comes_again_comes_with_the_same_quantisation() {
     decode.clean().await;
 }
 
-/// What must be compared and cannot be is not used, though all rows have come.
+/// Nothing is computed behind rows of another quantisation, though all have come.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_must_be_compared_are_not_used_when_the_prefill_node_is_lost() {
-    for (config, is_mixed) in [
-        (FakeConfig::default(), false),
-        (FakeConfig::default(), true),
-        (FakeConfig::windowed(), true),
-    ] {
+async fn rows_of_another_quantisation_are_not_used_when_the_prefill_node_is_lost() {
+    for config in [FakeConfig::default(), FakeConfig::windowed()] {
         let mut plan = Plan::new(&config, endless());
-        if is_mixed {
-            plan.sending = quantised(&config);
-            plan.deal.terms.mixed_quantisation = true;
-        } else {
-            plan.deal.terms.action = ParityAction::Redo;
-        }
+        plan.sending = quantised(&config);
+        plan.deal.terms.mixed_quantisation = true;
         let [sent, _] = Rig::new(&config).await.record().await;
         let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
         let rig = plan.start().await;
@@ -233,51 +200,6 @@ async fn rows_that_must_be_compared_are_not_used_when_the_prefill_node_is_lost()
         rig.proxy.cut();
         rig.decode.clean().await;
     }
-}
-
-/// Where rows must be compared, requests that are not compared do not find them before they have been.
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_that_must_be_compared_serve_nobody_else_before() {
-    let config = FakeConfig::default();
-    let mut deal = Deal::new(&prompt(CHUNK * 3 + 5), CHUNK);
-    deal.terms.action = ParityAction::Redo;
-    let expected = deal.expected(&config).await;
-    let plan = |sending| {
-        let mut plan = Plan::new(&config, endless());
-        (plan.sending, plan.deal) = (sending, deal.clone());
-        plan
-    };
-    let agreeing = plan(config.clone()).start().await;
-    let [sent, _] = agreeing.record().await;
-    let cached = async |decode: &TestNode, id: &str| {
-        let mut next = deal.clone();
-        next.id = id.into();
-        let answer = next.local(decode).await;
-        assert_eq!(answer.tokens, expected, "{id}");
-        answer.summary.cached_tokens
-    };
-    // What has been compared is shared.
-    assert_eq!(cached(&agreeing.decode, "behind-a-good-one").await, 64);
-    agreeing.decode.settled().await;
-    agreeing.prefill.clean().await;
-
-    let (_, commit) = sent.iter().find(|(k, _)| *k == Kind::Commit).unwrap();
-    let rig = plan(different(&config)).start().await;
-    let going = rig.held(Fault::Hold(commit.start + 8)).await;
-    held(&rig.decode, rig.kv_end()).await;
-    rig.decode.until("kept", |s| s.pages == 1).await;
-    assert_eq!(cached(&rig.decode, "beside-a-bad-one").await, 0);
-    rig.prefill.kill();
-    rig.decode.prefill_failed(&rig.deal.id, "it has gone").await;
-    let answer = going.answer().await.unwrap();
-    assert_eq!(
-        (answer.tokens, answer.summary.remote_tokens),
-        (expected.clone(), 0)
-    );
-    assert_eq!(cached(&rig.decode, "behind-a-bad-one").await, 0);
-    rig.decode.until("dropped", |s| s.pages == 0).await;
-    rig.proxy.cut();
-    rig.decode.clean().await;
 }
 
 /// Also where the coordinator hears of the failure and says so before the engine has heard of it.
@@ -355,11 +277,6 @@ async fn two_quantisations_that_do_not_fit_are_found() {
     assert!(outcome.answer.done && outcome.answer.summary.fallback.is_none());
     let report = outcome.answer.parity.expect("parity");
     assert!(!report.holds && report.parity.kl > 0.1, "{report:?}");
-    deal.terms.action = ParityAction::Redo;
-    let outcome = deal.run(&prefill, &decode).await;
-    let reason = outcome.made_good(&deal.expected(&config).await, "redone");
-    assert!(reason.contains("do not compute the same"), "{reason}");
-    assert_eq!(outcome.answer.summary.remote_tokens, 0);
     decode.clean().await;
     prefill.clean().await;
 }
@@ -449,28 +366,24 @@ fn receipt(kind: &str) -> Option<Receipt> {
 /// The prefill node evaluates the last token for its receipt.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_fails_at_the_receipt_is_not_waited_for() {
-    for action in [ParityAction::Report, ParityAction::Redo] {
-        let mut plan = Plan::new(&FakeConfig::default(), endless());
-        plan.deal.terms.action = action;
-        plan.sending.fail = Some(Failure {
-            call: CallKind::Decode,
-            nth: 0,
-            every: 0,
-        });
-        let rig = plan.start().await;
-        let (end, answer) = rig.begin(&[]).await.end().await;
-        assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
-        let answer = answer.await.unwrap();
-        assert_eq!(answer.tokens, rig.expected);
-        assert_eq!(answer.parity, None);
-        let redone = answer.summary.fallback.is_some();
-        assert_eq!(redone, action == ParityAction::Redo, "{answer:?}");
-        rig.clean().await;
-    }
+    let mut plan = Plan::new(&FakeConfig::default(), endless());
+    plan.sending.fail = Some(Failure {
+        call: CallKind::Decode,
+        nth: 0,
+        every: 0,
+    });
+    let rig = plan.start().await;
+    let (end, answer) = rig.begin(&[]).await.end().await;
+    assert!(matches!(end, PrefillEvent::Failed(_)), "{end:?}");
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.tokens, rig.expected);
+    assert_eq!(answer.parity, None);
+    assert_eq!(answer.summary.fallback, None);
+    rig.clean().await;
 }
 
 #[tokio::test]
-async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
+async fn what_a_receipt_that_cannot_be_used_came_with_is_not_kept() {
     let config = FakeConfig::default();
     // Only one that is missing is waited for.
     let start = async |receipt| {
@@ -497,31 +410,27 @@ async fn without_a_receipt_that_can_be_used_the_answer_is_computed_here() {
         "too long",
     ] {
         let decode = if kind == "missing" { &hasty } else { &patient };
-        for action in [ParityAction::Report, ParityAction::Redo] {
-            let mut deal = Deal::new(&prompt(CHUNK * 2 + 5), CHUNK);
-            deal.terms.action = action;
-            let (mut events, ticket) = deal.open(decode).await;
-            let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
-            handoff.blocks(CHUNK).await;
-            handoff.commit().await;
-            if let Some(receipt) = receipt(kind) {
-                handoff.receipt(&receipt).await;
-            }
-            handoff.leave().await;
-            let answer = finish(&mut events).await;
-            assert!(answer.done, "{kind}: {answer:?}");
-            assert_eq!(answer.tokens, deal.expected(&config).await, "{kind}");
-            let redone = answer.summary.fallback.is_some();
-            assert_eq!(redone, action == ParityAction::Redo, "{kind}: {answer:?}");
-            // Only what is a distribution can be compared.
-            let compared = answer.parity.is_some();
-            assert_eq!(compared, kind == "other tokens", "{kind}: {answer:?}");
-            // Nobody else gets what came with it, unless it is only the comparison that is missing.
-            decode.idle().await;
-            let is_kept = kind == "missing" && !redone;
-            let pages = decode.handoffs().await.pages;
-            assert_eq!(pages, u64::from(is_kept), "{kind}: {answer:?}");
+        let deal = Deal::new(&prompt(CHUNK * 2 + 5), CHUNK);
+        let (mut events, ticket) = deal.open(decode).await;
+        let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+        handoff.blocks(CHUNK).await;
+        handoff.commit().await;
+        if let Some(receipt) = receipt(kind) {
+            handoff.receipt(&receipt).await;
         }
+        handoff.leave().await;
+        let answer = finish(&mut events).await;
+        assert!(answer.done, "{kind}: {answer:?}");
+        assert_eq!(answer.tokens, deal.expected(&config).await, "{kind}");
+        assert_eq!(answer.summary.fallback, None, "{kind}");
+        // Only what is a distribution can be compared.
+        let compared = answer.parity.is_some();
+        assert_eq!(compared, kind == "other tokens", "{kind}: {answer:?}");
+        // Nobody else gets what came with it, unless it is only the comparison that is missing.
+        decode.idle().await;
+        let is_kept = kind == "missing";
+        let pages = decode.handoffs().await.pages;
+        assert_eq!(pages, u64::from(is_kept), "{kind}: {answer:?}");
     }
     hasty.released().await;
     patient.settled().await;

@@ -10,7 +10,7 @@ use tandem_kv::LayerKind;
 use tandem_kv::frame::{Header, Kind, encode_frame};
 use tandem_node::Limits;
 use tandem_node::limits::GOODBYE;
-use tandem_proto::{HandoffStatus, ParityAction, PrefillEvent, Reuse, Role};
+use tandem_proto::{HandoffStatus, PrefillEvent, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -682,38 +682,24 @@ async fn commit_the_request_or_the_prefill_is_cancelled() {
     }
 }
 
-/// The answer came without a comparison; where that is a condition, it was computed again.
+/// The answer came without a comparison.
 fn not_compared(rig: &Rig, answer: &Answer) {
     assert_eq!(answer.parity, None);
-    match rig.deal.terms.action {
-        ParityAction::Report => whole(rig, answer),
-        ParityAction::Redo => made_good(rig, answer, "did not tell what it computed", 0),
-    }
+    whole(rig, answer);
 }
 
-const ACTIONS: [ParityAction; 2] = [ParityAction::Report, ParityAction::Redo];
-
-/// What ends the wait for a receipt: of a complete answer its own limit, else that nobody is there.
-fn without_receipt(action: ParityAction) -> Limits {
-    match action {
-        ParityAction::Report => only(|l| l.receipt = SHORT),
-        ParityAction::Redo => Limits {
-            resume: SHORT,
-            ..silence()
-        },
-    }
+/// What ends the wait of a complete answer for a receipt.
+fn without_receipt() -> Limits {
+    only(|l| l.receipt = SHORT)
 }
 
 /// A handoff whose commit is confirmed, and whose prefill node stands still before its receipt.
 async fn before_the_receipt(
     config: &FakeConfig,
     limits: Limits,
-    action: ParityAction,
     fault: Fault,
 ) -> (Rig, Brake, Going) {
-    let mut plan = Plan::new(config, limits);
-    plan.deal.terms.action = action;
-    braked_before_the_receipt(plan, fault).await
+    braked_before_the_receipt(Plan::new(config, limits), fault).await
 }
 
 async fn braked_before_the_receipt(mut plan: Plan, fault: Fault) -> (Rig, Brake, Going) {
@@ -735,86 +721,44 @@ async fn receipt_that_does_not_come() {
             Fault::Flip(receipt.start + 70),
             Fault::Hold(receipt.start + 8),
         ] {
-            for action in ACTIONS {
-                let (rig, brake, going) =
-                    before_the_receipt(&config, without_receipt(action), action, fault).await;
-                let begun = going.begun;
-                brake.release();
-                let (end, answer) = going.end().await;
-                assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
-                not_compared(&rig, &answer.await.unwrap());
-                assert!(begun.elapsed() >= SHORT);
-                assert_eq!(rig.proxy.connections(), 1);
-                rig.decode.released().await;
-                rig.prefill.clean().await;
-            }
-        }
-    }
-}
-
-/// A prefill node that is alive is waited for before a whole prompt is computed again.
-#[tokio::test(flavor = "multi_thread")]
-async fn receipt_that_takes_long() {
-    for config in models() {
-        let limits = Limits {
-            receipt: Duration::ZERO,
-            ..silence()
-        };
-        let redo = ParityAction::Redo;
-        let (rig, brake, going) = before_the_receipt(&config, limits, redo, Fault::None).await;
-        tokio::time::sleep(limits.handoff_silence * 2).await;
-        brake.release();
-        let answer = going.answer().await.unwrap();
-        whole(&rig, &answer);
-        assert!(answer.parity.expect("a comparison").holds);
-        rig.decode.released().await;
-    }
-    // One that only says that it is alive has a limit all the same.
-    let config = FakeConfig::default();
-    let setup = Setup {
-        limits: only(|l| l.engine_step = SHORT),
-        ..Setup::new(Role::Decode, &config)
-    };
-    let decode = setup.start().await;
-    let mut deal = Deal::new(&prompt(100), 32);
-    deal.terms.action = ParityAction::Redo;
-    let (mut events, ticket) = deal.open(&decode).await;
-    let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
-    handoff.blocks(32).await;
-    handoff.commit().await;
-    let answer = finish(&mut events).await;
-    assert_eq!(answer.tokens, deal.expected(&config).await);
-    assert!(answer.summary.fallback.is_some(), "{answer:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn receipt_the_prefill_node_dies_or_is_cancelled() {
-    for config in models() {
-        for action in ACTIONS {
-            let (mut rig, brake, going) =
-                before_the_receipt(&config, without_receipt(action), action, Fault::None).await;
+            let (rig, brake, going) = before_the_receipt(&config, without_receipt(), fault).await;
             let begun = going.begun;
-            let answer = lose(&mut rig, going, Loss::Death, false).await;
+            brake.release();
+            let (end, answer) = going.end().await;
+            assert!(matches!(end, PrefillEvent::Done { .. }), "{end:?}");
             not_compared(&rig, &answer.await.unwrap());
             assert!(begun.elapsed() >= SHORT);
+            assert_eq!(rig.proxy.connections(), 1);
             rig.decode.released().await;
-            drop(brake);
-
-            let (rig, brake, going) =
-                before_the_receipt(&config, endless(), action, Fault::None).await;
-            let answer = going.cancel_prefill().await;
-            not_compared(&rig, &answer.await.unwrap());
-            rig.decode.settled().await;
-            brake.release();
             rig.prefill.clean().await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn receipt_the_prefill_node_dies_or_is_cancelled() {
+    for config in models() {
+        let (mut rig, brake, going) =
+            before_the_receipt(&config, without_receipt(), Fault::None).await;
+        let begun = going.begun;
+        let answer = lose(&mut rig, going, Loss::Death, false).await;
+        not_compared(&rig, &answer.await.unwrap());
+        assert!(begun.elapsed() >= SHORT);
+        rig.decode.released().await;
+        drop(brake);
+
+        let (rig, brake, going) = before_the_receipt(&config, endless(), Fault::None).await;
+        let answer = going.cancel_prefill().await;
+        not_compared(&rig, &answer.await.unwrap());
+        rig.decode.settled().await;
+        brake.release();
+        rig.prefill.clean().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     let config = FakeConfig::default();
-    let report = ParityAction::Report;
     let mut plan = Plan::new(&config, endless());
     plan.deal.terms.keep = true;
     plan.deal.terms.reuse = Reuse::Exact;
@@ -832,7 +776,7 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     brake.release();
     rig.prefill.clean().await;
 
-    let (rig, brake, going) = before_the_receipt(&config, endless(), report, Fault::None).await;
+    let (rig, brake, going) = before_the_receipt(&config, endless(), Fault::None).await;
     rig.decode.kill();
     brake.release();
     let (end, answer) = going.end().await;
@@ -844,38 +788,34 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
 #[tokio::test(flavor = "multi_thread")]
 async fn receipt_repeated_and_frames_behind_the_commit() {
     let config = FakeConfig::default();
-    for action in ACTIONS {
-        for is_repeated in [true, false] {
-            let decode = Setup {
-                limits: endless(),
-                ..Setup::new(Role::Decode, &config)
-            };
-            let decode = decode.start().await;
-            let mut deal = Deal::new(&prompt(32 * 2 + 5), 32);
-            deal.terms.action = action;
-            deal.terms.reuse = Reuse::Off;
-            let expected = deal.expected(&config).await;
-            let (mut events, ticket) = deal.open(&decode).await;
-            let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
-            handoff.blocks(32).await;
-            handoff.commit().await;
-            if is_repeated {
-                let receipt = handoff.computed(None);
-                handoff.receipt(&receipt).await;
-                handoff.receipt(&receipt).await;
-            } else {
-                let hello = handoff.hello().to_vec();
-                handoff.write(&hello).await;
-            }
-            let answer = finish(&mut events).await;
-            assert!(answer.done);
-            assert_eq!(answer.tokens, expected);
-            assert_eq!(answer.parity.is_some(), is_repeated);
-            let redone = action == ParityAction::Redo && !is_repeated;
-            assert_eq!(answer.summary.fallback.is_some(), redone);
-            handoff.leave().await;
-            decode.settled().await;
+    for is_repeated in [true, false] {
+        let decode = Setup {
+            limits: endless(),
+            ..Setup::new(Role::Decode, &config)
+        };
+        let decode = decode.start().await;
+        let mut deal = Deal::new(&prompt(32 * 2 + 5), 32);
+        deal.terms.reuse = Reuse::Off;
+        let expected = deal.expected(&config).await;
+        let (mut events, ticket) = deal.open(&decode).await;
+        let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
+        handoff.blocks(32).await;
+        handoff.commit().await;
+        if is_repeated {
+            let receipt = handoff.computed(None);
+            handoff.receipt(&receipt).await;
+            handoff.receipt(&receipt).await;
+        } else {
+            let hello = handoff.hello().to_vec();
+            handoff.write(&hello).await;
         }
+        let answer = finish(&mut events).await;
+        assert!(answer.done);
+        assert_eq!(answer.tokens, expected);
+        assert_eq!(answer.parity.is_some(), is_repeated);
+        assert_eq!(answer.summary.fallback, None);
+        handoff.leave().await;
+        decode.settled().await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! One situation, one decision.
 
 use super::*;
-use tandem_sched::limits::{BLOCKS_PER_REQUEST, MAX_PREFIXES};
+use tandem_sched::limits::{BLOCKS_PER_REQUEST, FOLLOW_BLOCKS, MAX_PREFIXES};
 
 const PAIR: &[&str] = &["p0", "p1", "d0", "d1"];
 
@@ -119,6 +119,85 @@ fn the_next_turn_goes_where_the_one_before_has_been() {
     check(&mut s, finish("e", &begins(1, 9)), &[]);
     // Nobody has seen it, or has seen it of another model.
     check(&mut s, submit("f", &begins(3, 9)), &["f@d0<p0"]);
+}
+
+fn ended(request: &str, computed: bool) -> Event {
+    Event::PrefillEnded {
+        request: request.into(),
+        computed,
+    }
+}
+
+/// What several share is computed once: the others wait for the first of them, and go where it is.
+#[test]
+fn who_begins_like_a_prefill_that_goes_on_waits_for_it() {
+    let follow = u64::try_from(FOLLOW_BLOCKS).unwrap();
+    let shares = |id: &str, blocks: u64, own: u64| {
+        let prefix = [begins(1, blocks), begins(own, 20)].concat();
+        about(submit(id, "m", Route::Auto), &prefix)
+    };
+    for computed in [true, false] {
+        let mut s = pairs(9);
+        check(&mut s, shares("a", follow, 2), &["a@d0<p0"]);
+        check(&mut s, shares("b", follow, 3), &["b?0"]);
+        check(&mut s, shares("c", follow, 4), &["c?1"]);
+        // These have less of it, nothing of it, or prefill by themselves.
+        check(&mut s, shares("d", follow - 1, 5), &["d@d1<p1"]);
+        check(&mut s, shares("e", 0, 6), &["e@d0<p0"]);
+        let local = about(submit("f", "m", Route::Local), &begins(1, follow));
+        check(&mut s, local, &["f@d1<-"]);
+        if computed {
+            check(&mut s, ended("a", true), &["b@d0<p0", "c@d1<p1"]);
+        } else {
+            // Nobody has it: the next one is the first.
+            check(&mut s, ended("a", false), &["b@d0<p0"]);
+            check(&mut s, ended("b", true), &["c@d1<p0"]);
+        }
+    }
+    // Whoever is the first may leave.
+    let mut s = pairs(9);
+    check(&mut s, shares("a", follow, 2), &["a@d0<p0"]);
+    check(&mut s, shares("b", follow, 3), &["b?0"]);
+    let leaves = Event::Cancel {
+        request: "a".into(),
+    };
+    check(&mut s, leaves, &["b@d0<p0"]);
+    // What the node has had before is not waited for.
+    check(&mut s, ended("b", true), &[]);
+    check(&mut s, finished("b"), &[]);
+    check(&mut s, shares("c", follow, 7), &["c@d0<p0"]);
+    check(&mut s, shares("d", follow, 8), &["d@d0<p0"]);
+}
+
+/// They are another pair once one of them has been away.
+#[test]
+fn a_refused_pair_is_not_paired_again() {
+    let mut s = pairs(2);
+    let refuse = |prefill: &str| Event::PairRefused {
+        prefill: prefill.into(),
+        decode: "d0".into(),
+        model: "m".into(),
+    };
+    check(&mut s, refuse("p0"), &[]);
+    check(&mut s, submit("a", "m", Route::Auto), &["a@d0<p1"]);
+    check(&mut s, finished("a"), &[]);
+    check(&mut s, refuse("p1"), &[]);
+    let alone = plan(&mut s, "b", "m", Route::Auto);
+    assert_eq!((&*alone.decode, &alone.prefill), ("d0", &None));
+    assert!(
+        alone.notes[0].contains("do not compute the same"),
+        "{alone:?}"
+    );
+    check(&mut s, finished("b"), &[]);
+    let down = Event::NodeDown {
+        node: "p1".into(),
+        reason: "it has gone".into(),
+        may_return: true,
+    };
+    check(&mut s, down, &[]);
+    let back = up("p1", status(Role::Prefill, vec![held("m", 2, "t")]));
+    check(&mut s, back, &[]);
+    check(&mut s, submit("c", "m", Route::Auto), &["c@d0<p1"]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use sysinfo::System;
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_identity::{Public, Security};
 use tandem_openai::TandemInfo;
-use tandem_proto::Role;
+use tandem_proto::{CodecChoice, Role};
 use tandem_sched::plan::{Job, Served, Setup};
 
 use super::{Trial, is_used, small};
@@ -124,6 +124,8 @@ async fn coordinator(setup: &Setup<'_>, nodes: &[NodeProcess]) -> anyhow::Result
         setup.jobs.iter().enumerate().map(model).collect(),
     );
     config.chunk = small(setup.chunk);
+    // What is predicted is rows as they are.
+    config.handoff.codec = CodecChoice::Raw;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let public = Public::plaintext();
     let starting = Coordinator::start(any_port, public, config.clone(), Security::Plaintext);

@@ -35,23 +35,6 @@ fn load(store: &PageStore, tokens: &[u32]) -> Result<Vec<tandem_kv::KvBlock>, Lo
 }
 
 #[test]
-fn pages_in_doubt_do_not_go_to_disk() {
-    let dir = private_dir();
-    let store = with_disk(2 * PAGE_COST, dir.path(), PLENTY);
-    let tokens = prompt(64 * 3);
-    let doubted = store.in_doubt();
-    put(&doubted, &tokens, 1);
-    // There was room in memory for two.
-    let stats = store.stats();
-    assert_eq!((stats.pages, stats.evictions, stats.spills), (2, 1, 0));
-    assert_eq!((stats.disk_bytes, stats.spills_refused), (0, 0));
-    put(&store, &tokens, 2);
-    let rows = full_block(&full_only(), 0..192, 2);
-    assert_eq!(load(&store, &tokens), Ok(vec![rows]));
-    assert_eq!(store.stats().spills, 3);
-}
-
-#[test]
 fn pages_that_memory_has_no_room_for_are_loaded_from_disk() {
     let dir = private_dir();
     let store = with_disk(2 * PAGE_COST, dir.path(), PLENTY);

@@ -7,7 +7,7 @@ use tandem_kv::limits::TARGET_BLOCK_BYTES;
 use tandem_kv::page::{Namespace, Origin, PageId};
 use tandem_kv::{LayerKind, Section};
 use tandem_node::pages::limits::{ENTRY_OVERHEAD, MAX_PINS};
-use tandem_node::pages::{Held, LoadError, PageStore, Provenance, PutError, Wanted};
+use tandem_node::pages::{Held, LoadError, Provenance, PutError, Wanted};
 
 use super::rig::{
     PAGE_COST, PLENTY, block, contract, exact, full_block, full_only, in_memory, layer, mixed,
@@ -67,13 +67,10 @@ fn what_follows_from_pages_that_are_forgotten_meanwhile_is_not_kept() {
     assert_eq!(pinned.held(), Held::default());
     drop(pinned);
     assert_eq!(store.forget([(&space, 0)], &tokens), 1);
-    let doubted = with.in_doubt();
-    for of_it in [&with, &doubted] {
-        assert_eq!(of_it.put(&space, &tokens, &rows, PREFILLED), Ok(0));
-        let tail = full_block(&full_only(), 64..70, 1);
-        let kept = of_it.put_snapshot(&space, &tokens[..70], Some(&tail), None, PREFILLED);
-        assert_eq!(kept, Ok(false));
-    }
+    assert_eq!(with.put(&space, &tokens, &rows, PREFILLED), Ok(0));
+    let tail = full_block(&full_only(), 64..70, 1);
+    let kept = with.put_snapshot(&space, &tokens[..70], Some(&tail), None, PREFILLED);
+    assert_eq!(kept, Ok(false));
     assert_eq!(store.stats().pages, 0);
     assert_eq!(without.put(&space, &other, &rows, PREFILLED), Ok(3));
     // And one that begins from here on.
@@ -108,205 +105,6 @@ fn other_tokens_salts_contracts_and_origins_share_nothing() {
             Err(missing)
         );
     }
-}
-
-#[test]
-fn nobody_finds_rows_in_doubt_before_they_are_trusted() {
-    let (space, store) = (exact(full_only()), in_memory(PLENTY));
-    let tokens = prompt(100);
-    let page = |copy| full_block(&full_only(), 0..64, copy);
-    let tail = full_block(&full_only(), 64..100, 1);
-    let held = |store: &PageStore| {
-        let held = store.held(&space, &tokens, Wanted::Any);
-        (held.tokens, held.snapshot)
-    };
-    let loaded = || store.load(&space, &tokens, 0..64, Wanted::Any);
-    let nothing = (0, None);
-    let (first, second) = (store.in_doubt(), store.in_doubt());
-    assert_eq!(first.put(&space, &tokens, &page(1), PREFILLED), Ok(1));
-    let snapshot = first.put_snapshot(&space, &tokens, Some(&tail), None, Provenance::Decoded);
-    assert_eq!(snapshot, Ok(true));
-    assert_eq!([&store, &first, &second].map(held), [nothing; 3]);
-    assert_eq!(loaded(), Err(LoadError::Missing { end: 64 }));
-    assert_eq!(
-        store.pin(&space, &[], &tokens, Wanted::Any).held(),
-        Held::default()
-    );
-    // Others in doubt do not take their place, and cannot vouch for them.
-    assert_eq!(second.put(&space, &tokens, &page(2), PREFILLED), Ok(0));
-    second.trust();
-    store.trust();
-    assert_eq!(held(&store), nothing);
-    first.trust();
-    assert_eq!(held(&store), (64, Some(100)));
-    assert_eq!(loaded(), Ok(vec![page(1)]));
-    // What is trusted is not replaced by what is in doubt, and stays.
-    assert_eq!(second.put(&space, &tokens, &page(2), PREFILLED), Ok(0));
-    drop((first, second));
-    assert_eq!(held(&store), (64, Some(100)));
-}
-
-#[test]
-fn who_is_compared_finds_what_others_like_it_keep() {
-    let (space, store) = (exact(full_only()), in_memory(PLENTY));
-    let tokens = prompt(100);
-    let page = full_block(&full_only(), 0..64, 1);
-    let tail = full_block(&full_only(), 64..100, 1);
-    let held = |store: &PageStore| {
-        let pinned = store.pin(&space, &[], &tokens, Wanted::Any);
-        let held = pinned.held();
-        let loaded = store.load(&space, &tokens, 0..64, Wanted::Any).is_ok();
-        assert_eq!(loaded, held.tokens == 64);
-        assert_eq!(held, store.held(&space, &tokens, Wanted::Any));
-        (held.tokens, held.snapshot)
-    };
-    let (first, second, other) = (store.compared(), store.compared(), store.in_doubt());
-    // What nobody may use before it is trusted, these do not find either.
-    assert_eq!(other.put(&space, &tokens, &page, PREFILLED), Ok(1));
-    assert_eq!([&store, &first, &second].map(held), [(0, None); 3]);
-    drop(other);
-    assert_eq!(first.put(&space, &tokens, &page, PREFILLED), Ok(1));
-    let snapshot = first.put_snapshot(&space, &tokens, Some(&tail), None, Provenance::Decoded);
-    assert_eq!(snapshot, Ok(true));
-    let whole = (64, Some(100));
-    let found = [&store, &store.in_doubt(), &second, &first].map(held);
-    assert_eq!(found, [(0, None), (0, None), whole, whole]);
-    assert_eq!(held(&second.without_doubt()), (0, None));
-    // They leave with whoever put them in.
-    let pinned = second.pin(&space, &[], &tokens, Wanted::Any);
-    drop(first);
-    assert_eq!(pinned.held().tokens, 64);
-    assert_eq!([&store, &second].map(held), [(0, None); 2]);
-}
-
-#[test]
-fn who_is_compared_vouches_for_what_it_has_used() {
-    let (space, store) = (exact(full_only()), in_memory(PLENTY));
-    let tokens = prompt(128);
-    let rows = |copy| full_block(&full_only(), 0..128, copy);
-    let held = |store: &PageStore| store.held(&space, &tokens, Wanted::Any).tokens;
-    let request = || store.of_request().compared();
-    let pin = |store: &PageStore| store.pin(&space, &[], &tokens, Wanted::Any);
-    let uses = |store: &PageStore, range: std::ops::Range<u32>| {
-        let pinned = pin(store);
-        pinned.load(range).unwrap();
-        pinned.used();
-    };
-    let (first, second) = (request(), request());
-    assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(2));
-    // What it has only looked at, or loaded for nothing, does not count.
-    let pinned = pin(&second);
-    pinned.load(0..128).unwrap();
-    second.trust();
-    assert_eq!((held(&store), second.has_used_doubted()), (0, false));
-    uses(&second, 0..64);
-    assert!(second.has_used_doubted());
-    second.trust();
-    assert_eq!((held(&store), held(&second)), (64, 128));
-    drop((pinned, first));
-    assert_eq!((held(&store), held(&second)), (64, 64));
-
-    // Other rows in the place of those are not those.
-    let (first, second) = (request(), request());
-    assert_eq!(first.put(&space, &tokens, &rows(1), PREFILLED), Ok(1));
-    uses(&second, 0..128);
-    drop(first);
-    let first = request();
-    assert_eq!(first.put(&space, &tokens, &rows(2), PREFILLED), Ok(1));
-    second.trust();
-    assert_eq!(held(&store), 64);
-}
-
-#[test]
-fn what_turns_out_to_be_wrong_is_known_to_those_that_have_used_it() {
-    let (space, store) = (exact(full_only()), in_memory(PLENTY));
-    let tokens = prompt(128);
-    let rows = |range, copy| full_block(&full_only(), range, copy);
-    let request = || store.of_request().compared();
-    let uses = |store: &PageStore, range: std::ops::Range<u32>| {
-        let pinned = store.pin(&space, &[], &tokens, Wanted::Any);
-        pinned.load(range).unwrap();
-        pinned.used();
-    };
-    let forget = |store: &PageStore, from| store.forget([(&space, from)], &tokens);
-    let [first, then, both, one] = [request(), request(), request(), request()];
-    assert_eq!(
-        first.put(&space, &tokens, &rows(0..64, 1), PREFILLED),
-        Ok(1)
-    );
-    assert_eq!(
-        then.put(&space, &tokens, &rows(64..128, 1), PREFILLED),
-        Ok(1)
-    );
-    uses(&both, 0..128);
-    uses(&one, 0..64);
-    // The second page is found wrong, and what came before it has not been compared by whoever found it.
-    assert_eq!(
-        store.put(&space, &tokens, &rows(0..64, 2), PREFILLED),
-        Ok(1)
-    );
-    forget(&store, 64);
-    assert!(both.has_used_wrong());
-    assert!(!one.has_used_wrong());
-    // Good rows have taken the place of the first, and whoever brought it finds that it was wrong.
-    forget(&first, 64);
-    assert!(one.has_used_wrong());
-    assert_eq!(store.stats().pages, 1);
-    // Those before a position are spared if they have been compared.
-    forget(&store, 0);
-    let doubted = request();
-    assert_eq!(
-        doubted.put(&space, &tokens, &rows(0..128, 3), PREFILLED),
-        Ok(2)
-    );
-    forget(&store, 128);
-    assert_eq!(store.stats().pages, 0);
-}
-
-#[test]
-fn what_is_behind_a_gap_goes_and_is_not_wrong() {
-    let (space, store) = (exact(full_only()), in_memory(PLENTY));
-    let tokens = prompt(128);
-    let rows = |range| full_block(&full_only(), range, 1);
-    let [first, then, both] = [(); 3].map(|()| store.of_request().compared());
-    assert_eq!(first.put(&space, &tokens, &rows(0..64), PREFILLED), Ok(1));
-    assert_eq!(then.put(&space, &tokens, &rows(64..128), PREFILLED), Ok(1));
-    let pinned = both.pin(&space, &[], &tokens, Wanted::Any);
-    pinned.load(0..128).unwrap();
-    pinned.used();
-    drop(first);
-    // Of another prompt.
-    assert_eq!(store.forget([(&space, 0)], &[7; 64]), 1);
-    assert_eq!(store.stats().pages, 0);
-    assert!(!both.has_used_wrong());
-}
-
-#[test]
-fn rows_in_doubt_leave_with_whoever_would_trust_them() {
-    let (space, store) = (exact(full_only()), in_memory(PLENTY));
-    let tokens = prompt(64);
-    let page = |copy| full_block(&full_only(), 0..64, copy);
-    let doubted = store.in_doubt();
-    assert_eq!(doubted.put(&space, &tokens, &page(1), PREFILLED), Ok(1));
-    let another = doubted.clone();
-    drop(doubted);
-    assert_eq!(
-        (store.stats().pages, store.stats().ram_bytes),
-        (1, PAGE_COST)
-    );
-    drop(another);
-    assert_eq!((store.stats().pages, store.stats().ram_bytes), (0, 0));
-    // Those that good ones have replaced stay.
-    let doubted = store.in_doubt();
-    assert_eq!(doubted.put(&space, &tokens, &page(1), PREFILLED), Ok(1));
-    assert_eq!(
-        store.put(&space, &tokens, &page(2), Provenance::Decoded),
-        Ok(1)
-    );
-    doubted.trust();
-    drop(doubted);
-    let loaded = store.load(&space, &tokens, 0..64, Wanted::Any);
-    assert_eq!(loaded, Ok(vec![page(2)]));
 }
 
 #[test]
@@ -400,8 +198,8 @@ fn the_least_used_page_goes_first() {
         [false, true, true, true]
     );
     assert_eq!(store.stats().evictions, 1);
-    // Loading is a use too.
-    store.load(&space, &tokens[2], 0..64, Wanted::Any).unwrap();
+    // A promise is a use, too.
+    drop(store.pin(&space, &[], &tokens[2], Wanted::Any));
     put(1).unwrap();
     assert_eq!(
         [held(0), held(2), held(3), held(1)],
