@@ -18,7 +18,8 @@ pub async fn signal() {
     signals.next().await;
     tokio::spawn(async move {
         signals.next().await;
-        std::process::exit(i32::from(INTERRUPTED));
+        // Without what runs at an end: an engine may be computing, and its library's destructors would crash beside it.
+        signal_hook::low_level::exit(i32::from(INTERRUPTED));
     });
 }
 

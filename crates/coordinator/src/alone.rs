@@ -8,7 +8,6 @@ use tandem_openai::{AloneInfo, TandemInfo};
 use tandem_sched::cost::Speed;
 use tandem_sched::profile::{Catalogue, ProfileError};
 
-use crate::config::Config;
 use crate::error::ConfigError;
 
 /// Largest profile that is read, in bytes.
@@ -26,11 +25,14 @@ pub(crate) struct Profiles {
 }
 
 impl Profiles {
-    /// Those that a configuration names.
+    /// Those that nodes and models have, by their names.
     ///
     /// # Errors
     /// Names the key of a profile that there is not.
-    pub(crate) fn of(config: &Config) -> Result<Self, ConfigError> {
+    pub(crate) fn of<'a>(
+        nodes: impl Iterator<Item = (&'a str, Option<&'a str>)>,
+        models: impl Iterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> Result<Self, ConfigError> {
         let fault = |key: String| {
             move |problem: String| ConfigError {
                 key,
@@ -38,23 +40,23 @@ impl Profiles {
             }
         };
         let mut made = Self::default();
-        for (i, node) in config.nodes.iter().enumerate() {
-            let Some(profile) = &node.profile else {
+        for (i, (node, profile)) in nodes.enumerate() {
+            let Some(profile) = profile else {
                 continue;
             };
             let key = || format!("node[{i}].profile");
             let fault = |e: ProfileError| fault(key())(e.to_string());
             let mut all = Catalogue::built_in().map_err(fault)?;
             let machine = machine_profile(&mut all, profile).map_err(fault)?;
-            made.nodes.insert(node.name.clone(), (all, machine));
+            made.nodes.insert(node.to_owned(), (all, machine));
         }
-        for (i, model) in config.models.iter().enumerate() {
-            let profile = model.profile.as_ref().unwrap_or(&model.name);
-            if model.profile.is_some() && !made.has_model(profile) {
+        for (i, (model, named)) in models.enumerate() {
+            let profile = named.unwrap_or(model);
+            if named.is_some() && !made.has_model(profile) {
                 let problem = format!("no model is called `{profile}`");
                 return Err(fault(format!("model[{i}].profile"))(problem));
             }
-            made.models.insert(model.name.clone(), profile.clone());
+            made.models.insert(model.to_owned(), profile.to_owned());
         }
         Ok(made)
     }

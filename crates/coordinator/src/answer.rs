@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use tandem_openai::{
@@ -16,8 +16,10 @@ use tandem_openai::{
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::life::{self, Job, Outcome, Piece, Service, Sink};
-use crate::limits::{MAX_PIECES, RETRY_BUSY_S, RETRY_UNAVAILABLE_S};
+use crate::life::{self, Service};
+use crate::limits::MAX_PIECES;
+use crate::refusal::Refusal;
+use crate::request::{Job, Outcome, Piece, Sink};
 
 /// A comment line; clients ignore it, but see that the server is alive.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
@@ -38,33 +40,6 @@ pub(crate) struct Frame {
     pub(crate) model: String,
     /// Whether the usage comes in a chunk of its own at the end.
     pub(crate) include_usage: bool,
-}
-
-/// An error as an answer.
-pub(crate) struct Refusal(pub(crate) ApiError);
-
-impl From<ApiError> for Refusal {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.status);
-        let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let retry = match self.0.status {
-            429 => Some(RETRY_BUSY_S),
-            503 => Some(RETRY_UNAVAILABLE_S),
-            _ => None,
-        };
-        let mut response = (status, Json(self.0.body())).into_response();
-        if let Some(seconds) = retry {
-            let headers = response.headers_mut();
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        response
-    }
 }
 
 /// Answers with one object.

@@ -22,9 +22,11 @@ use tandem_openai::{
 };
 use tandem_proto::{Format, Generation, Prompt};
 
-use crate::answer::{self, Api, Frame, Refusal};
-use crate::life::{Job, Service};
+use crate::answer::{self, Api, Frame};
+use crate::life::Service;
 use crate::limits::MAX_DROPPED_BYTES;
+use crate::refusal::Refusal;
+use crate::request::Job;
 use crate::{overview, translate};
 
 /// What the handlers share.

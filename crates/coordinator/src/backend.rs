@@ -11,8 +11,8 @@ use tandem_sched::{Failure, Plan};
 
 use crate::cluster::Slot;
 use crate::config::Config;
-use crate::life::{Job, Sink};
 use crate::poison::Losses;
+use crate::request::{Job, Sink};
 use crate::timeline::Timeline;
 
 /// Something that goes on.

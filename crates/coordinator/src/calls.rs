@@ -1,96 +1,29 @@
 //! Calls to a node's control API.
 
 use std::collections::HashMap;
-use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, Uri, header};
-use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tandem_identity::{PeerId, Security};
 use tandem_proto::limits::MAX_LINE_BYTES;
 use tandem_proto::{
-    GenerateEvent, GenerateRequest, HandoffFailed, LinkReport, LinkRequest, NodeError, NodeStatus,
+    GenerateEvent, GenerateRequest, HandoffFailed, LinkReport, LinkRequest, NodeStatus,
     PROTOCOL_VERSION, PrefillEvent, PrefillRequest, TokenizeRequest, Tokenized,
 };
 
 use crate::connect::Connector;
+use crate::error::CallError;
 use crate::limits::{
     IDLE_CONNECTION, Limits, MAX_REFUSAL_BYTES, MAX_STATUS_BYTES, MAX_TOKENIZED_BYTES,
 };
 use crate::lines::Lines;
-
-/// Why a call to a node failed. Reads as the end of a sentence that begins with the node.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    /// There is no connection.
-    #[error("cannot be reached: {0}")]
-    Connect(String),
-    /// Nothing came for this long.
-    #[error("was silent for {} s", .0.as_secs_f64())]
-    Silent(Duration),
-    /// The connection was lost, or something came that is no answer.
-    #[error("{0}")]
-    Broken(String),
-    /// It answers, so it lives, but not as it should.
-    #[error("{0}")]
-    Odd(String),
-    /// It answers, but it cannot be worked with.
-    #[error("{0}")]
-    Unusable(String),
-    /// An event that is too long.
-    #[error("sent a line longer than {0} bytes")]
-    LongLine(usize),
-    /// It says why.
-    #[error("refused: {0}")]
-    Refused(NodeError),
-    /// It is of another version.
-    #[error(
-        "speaks protocol {theirs} (tandem {version}) and this coordinator protocol {PROTOCOL_VERSION}; \
-         install the same version of tandem on both"
-    )]
-    Protocol {
-        /// Its protocol.
-        theirs: u32,
-        /// Its version.
-        version: String,
-    },
-}
-
-impl CallError {
-    /// True if the node had the request and may have died of it.
-    pub(crate) fn may_have_died(&self) -> bool {
-        matches!(self, Self::Silent(_) | Self::Broken(_))
-    }
-
-    /// The call failed before an answer.
-    fn failed(error: &ClientError) -> Self {
-        if error.is_connect() {
-            return Self::Connect(innermost(error));
-        }
-        Self::broken(error)
-    }
-
-    /// The connection failed.
-    pub(crate) fn broken(error: &(dyn Error + 'static)) -> Self {
-        Self::Broken(format!("broke the connection: {}", innermost(error)))
-    }
-}
-
-/// The innermost cause says what happened; the outer ones only repeat the address.
-pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
-}
 
 /// The part of a status that all versions have.
 #[derive(Deserialize)]

@@ -1,5 +1,9 @@
 //! Which nodes there are and which may serve which model.
 
+pub(crate) mod dialect;
+pub(crate) mod pair;
+pub(crate) mod server;
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
@@ -12,13 +16,14 @@ use tandem_kv::receipt::ParityBound;
 use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 
+use self::server::{PairEntry, ServerConfig};
 use crate::alone::Profiles;
 use crate::error::ConfigError;
-use crate::guard;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES, MAX_SERVERS};
 use crate::pins::Pins;
-use crate::server::config::ServerConfig;
-use crate::server::pair::PairEntry;
+
+/// All pages may ask.
+pub(crate) const ANY: &str = "*";
 
 /// The configuration file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -85,7 +90,7 @@ impl CorsConfig {
                 };
                 !host.is_empty() && !host.contains('/') && !host.ends_with(usual)
             });
-            if origin != guard::ANY && !is_whole {
+            if origin != ANY && !is_whole {
                 let problem = format!(
                     "is \"{origin}\": write scheme://host or scheme://host:port without a path and without the usual port, or \"*\""
                 );
@@ -336,7 +341,7 @@ impl Config {
     /// Names the first key at fault and the mend.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.handoff.validate()?;
-        Profiles::of(self).and(self.cors.validate())?;
+        self.profiles().and(self.cors.validate())?;
         let least_nodes = usize::from(self.servers.is_empty());
         check_count("node", self.nodes.len(), least_nodes, MAX_NODES)?;
         check_count("server", self.servers.len(), 0, MAX_SERVERS)?;
@@ -433,6 +438,16 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// The profiles that nodes and models name.
+    ///
+    /// # Errors
+    /// Names the key of a profile that there is not.
+    pub(crate) fn profiles(&self) -> Result<Profiles, ConfigError> {
+        let nodes = self.nodes.iter().map(|n| (&*n.name, n.profile.as_deref()));
+        let models = self.models.iter().map(|m| (&*m.name, m.profile.as_deref()));
+        Profiles::of(nodes, models)
     }
 
     /// The machines that nodes must be, by address.

@@ -13,14 +13,11 @@ use tandem_identity::{Transport, host_name, is_this_machine};
 use tandem_openai::ApiError;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::answer::Refusal;
-use crate::config::CorsConfig;
+use crate::config::{ANY, CorsConfig};
+use crate::refusal::Refusal;
 
 /// How long a browser may remember what it was allowed.
 const MAX_AGE: Duration = Duration::from_secs(600);
-
-/// All pages may ask.
-pub(crate) const ANY: &str = "*";
 
 /// Puts the guard before the routes, which answers the questions of browsers, too.
 pub(crate) fn guarded(router: Router, config: CorsConfig) -> Router {

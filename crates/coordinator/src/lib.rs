@@ -24,6 +24,8 @@ mod pins;
 mod poison;
 mod poll;
 mod prefix;
+mod refusal;
+mod request;
 mod serve;
 mod server;
 mod timeline;
@@ -32,11 +34,14 @@ mod totals;
 mod translate;
 
 pub use alone::{MAX_PROFILE_BYTES, machine_profile};
-pub use calls::{CallError, Calls};
+pub use calls::Calls;
+pub use config::dialect::Dialect;
+pub use config::pair::{PairConfig, PairKind};
+pub use config::server::{PairEntry, Render, Secret, ServerConfig};
 pub use config::{
     Config, CorsConfig, HandoffConfig, KeepAnswers, ModelConfig, NodeConfig, ParityAction,
 };
-pub use error::{ConfigError, CoordinatorError};
+pub use error::{CallError, ConfigError, CoordinatorError};
 pub use limits::Limits;
 pub use lines::Lines;
 pub use overview::{
@@ -46,7 +51,4 @@ pub use overview::{
 pub use pairs::PairReport;
 pub use pins::{Pins, read_pins, write_pins};
 pub use serve::{run, run_with_pages};
-pub use server::config::{Render, Secret, ServerConfig};
-pub use server::dialect::Dialect;
-pub use server::pair::{PairConfig, PairEntry, PairKind};
 pub use tandem_sched::Pin;

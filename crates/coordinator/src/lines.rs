@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::io::StreamReader;
 
-use crate::calls::CallError;
+use crate::error::CallError;
 
 /// Reads one JSON object per line. Dropping it before the end closes the connection.
 pub struct Lines<T> {

@@ -5,9 +5,10 @@ use std::time::Instant;
 use tandem_sched::Event;
 use tokio::sync::oneshot;
 
-use crate::calls::{CallError, Calls};
+use crate::calls::Calls;
 use crate::cluster::Cluster;
 use crate::config::NodeConfig;
+use crate::error::CallError;
 use crate::limits::Limits;
 
 /// Polls one node for ever; `first` is sent when the scheduler knows the first result.

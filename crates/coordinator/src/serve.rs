@@ -14,13 +14,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::alone::Profiles;
 use crate::answers::Answers;
 use crate::api::router;
 use crate::backend::pair::Pairs as NodePairs;
 use crate::calls::Calls;
 use crate::cluster::{Cluster, cluster};
 use crate::config::Config;
+use crate::config::server::ServerConfig;
 use crate::error::CoordinatorError;
 use crate::guard::guarded;
 use crate::life::Service;
@@ -30,7 +30,6 @@ use crate::pins::{Pins, read_pins};
 use crate::poison::Poisons;
 use crate::poll::poll;
 use crate::server::Server;
-use crate::server::config::ServerConfig;
 use crate::server::watch::watch;
 use crate::totals::Totals;
 
@@ -82,7 +81,7 @@ pub async fn run_with_pages(
     let gates = gates(listeners, config.limits.connect)?;
     let limit = config.limits.shutdown;
     let service = Arc::new(Service {
-        profiles: Profiles::of(&config)?,
+        profiles: config.profiles()?,
         config,
         nodes: NodePairs {
             calls: calls.clone(),

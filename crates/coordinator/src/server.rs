@@ -7,11 +7,8 @@
 //! - [`thoughts`], [`shape`]: what is done with an answer.
 
 mod ask;
-pub(crate) mod config;
-pub(crate) mod dialect;
 mod http;
 mod legs;
-pub(crate) mod pair;
 pub(crate) mod probe;
 mod read;
 mod shape;
@@ -30,13 +27,13 @@ use tandem_sched::Failure;
 use tokio::sync::Semaphore;
 
 use crate::backend::{Answer, Attempt, AttemptError, Backend, Running};
-use crate::calls::CallError;
-use crate::life::Job;
+use crate::config::dialect::Dialect;
+use crate::config::server::{DEFAULT_SILENCE_S, ServerConfig, base};
+use crate::error::CallError;
 use crate::limits::{DISBELIEF, Limits, MAX_CORRECTIONS};
+use crate::request::Job;
 use crate::timeline::Timeline;
 use ask::{Asked, Post};
-use config::{DEFAULT_SILENCE_S, ServerConfig};
-use dialect::Dialect;
 use http::{Http, Message, Refused};
 use legs::{Legs, Other};
 use probe::{Found, Served};
@@ -124,10 +121,10 @@ impl Server {
         let silence = Duration::from_secs(config.silence.unwrap_or(DEFAULT_SILENCE_S));
         let http = |base: &str| Http::new(&config, base, limits.connect, silence);
         let legs = config.pair.as_ref().map(|pair| {
-            let prefill = pair.prefill.iter().map(|url| http(config::base(url)));
+            let prefill = pair.prefill.iter().map(|url| http(base(url)));
             Ok::<_, String>(Legs::new(pair.clone(), prefill.collect::<Result<_, _>>()?))
         });
-        let (http, legs) = (http(config::base(&config.url))?, legs.transpose()?);
+        let (http, legs) = (http(base(&config.url))?, legs.transpose()?);
         let parallel = config.parallel.unwrap_or(1) as usize;
         Ok(Self {
             http,

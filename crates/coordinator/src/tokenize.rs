@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tandem_openai::{ApiError, parse_chat, parse_completion};
 use tandem_proto::{ErrorCode, TokenizeRequest};
 
-use crate::calls::CallError;
+use crate::error::CallError;
 use crate::life::Service;
 use crate::translate;
 

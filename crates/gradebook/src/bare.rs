@@ -3,9 +3,9 @@
 use tandem_grading::review::PointsOf;
 use tandem_grading::{FindingKind, Graded, GradingConfig, Rubric, Submission, assess};
 
+use crate::colour::without_comments;
 use crate::error::PageError;
 use crate::store::{Store, StoreError, Writer};
-use crate::view::code::without_comments;
 
 /// True if something in a work is meant for the grader, or for no eyes.
 pub(crate) fn is_flagged(graded: &Graded) -> bool {

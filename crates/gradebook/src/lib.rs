@@ -4,7 +4,7 @@
 //! what is allowed, are in `tandem-grading`; the store keeps, the pages show.
 //!
 //! - [`store`]: the only SQL;
-//! - `routes`: the table of paths, and every link;
+//! - `routes`: the table of paths; `paths`: every link;
 //! - `pages`: what happens when a page is asked for, or a form is sent;
 //! - `view`: what a page shows, as plain values for a template;
 //! - `security`: who may ask, and what a browser may do with an answer.
@@ -12,11 +12,13 @@
 mod activity;
 mod assets;
 mod bare;
+mod colour;
 mod error;
 pub mod limits;
 mod live;
 mod machines;
 mod pages;
+mod paths;
 mod routes;
 mod runs;
 mod sample;
@@ -114,7 +116,7 @@ impl Gradebook {
     /// The address to open, below that of the server. Whoever has it may do everything.
     #[must_use]
     pub fn address(&self, server: &str) -> String {
-        self.address_of(server, routes::HOME)
+        self.address_of(server, paths::HOME)
     }
 
     /// The same for a page.
@@ -128,7 +130,7 @@ impl Gradebook {
     #[must_use]
     pub fn sample_page(&self) -> String {
         // It is the first assignment of every gradebook.
-        routes::assignment(1)
+        paths::assignment(1)
     }
 
     /// Puts submissions into an assignment of a course, which is made if there is none; returns the path of the page on
@@ -146,7 +148,7 @@ impl Gradebook {
             let taken = writer.take_in(course, rubric, submissions);
             taken.map(Ok::<_, StoreError>)
         })?;
-        Ok(routes::runs(assignment))
+        Ok(paths::runs(assignment))
     }
 
     /// The pages; `is_tls` says that browsers come by TLS alone.
@@ -192,7 +194,7 @@ impl Gradebook {
             writer.end_run(run, Outcome::Done, None)?;
             Ok(Ok::<_, StoreError>(assignment))
         });
-        Ok(routes::assignment(kept?))
+        Ok(paths::assignment(kept?))
     }
 
     fn put_sample(&self) -> Result<(), GradebookError> {

@@ -12,6 +12,7 @@ use askama::Template;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use crate::error::PageError;
 use crate::store::{Assignment, Past};
 use tandem_grading::{Length, Style};
 
@@ -115,7 +116,7 @@ impl Head {
         (names_hidden, is_teacher): (bool, bool),
     ) -> Self {
         Self {
-            grade: is_teacher.then(|| crate::routes::runs(assignment.id)),
+            grade: is_teacher.then(|| crate::paths::runs(assignment.id)),
             course: assignment.course.clone(),
             title: assignment.title.clone(),
             meter,
@@ -268,4 +269,60 @@ pub(crate) struct CallRow {
     pub(crate) machines: String,
     pub(crate) read: String,
     pub(crate) written: String,
+}
+
+impl IntoResponse for PageError {
+    fn into_response(self) -> Response {
+        let (status, title, text) = match self {
+            Self::NotFound => (
+                StatusCode::NOT_FOUND,
+                "There is nothing here",
+                "It may have been handed in again, or the address is not whole.".to_owned(),
+            ),
+            Self::NotLetIn => (
+                StatusCode::UNAUTHORIZED,
+                "This browser was not let in yet",
+                "Open the address that tandem printed when it started; it ends with a token."
+                    .to_owned(),
+            ),
+            Self::NotAllowed => (
+                StatusCode::FORBIDDEN,
+                "Only the teacher may do this",
+                "Ask the person who invited you.".to_owned(),
+            ),
+            Self::Foreign => (
+                StatusCode::FORBIDDEN,
+                "This was asked by another page",
+                "Nothing was changed. Open the gradebook itself and do it there.".to_owned(),
+            ),
+            Self::Form(problem) => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "This cannot be kept",
+                problem,
+            ),
+            Self::NoModels => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "No model is loaded",
+                "Start tandem with a model, and open this page again. What is kept can be reviewed meanwhile."
+                    .to_owned(),
+            ),
+            Self::NoAnswer => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "The models do not answer",
+                "Nothing was started. Try again; if it stays so, look at what tandem printed.".to_owned(),
+            ),
+            Self::Busy => (
+                StatusCode::CONFLICT,
+                "Another run is going on",
+                "Wait for its end, or stop it. It may be one of another tandem on this machine.".to_owned(),
+            ),
+            Self::Store => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "The gradebook cannot be read or written",
+                "What was saved before is still there. Look at what tandem printed, and try again."
+                    .to_owned(),
+            ),
+        };
+        page(status, &Problem { title, text })
+    }
 }

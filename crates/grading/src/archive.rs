@@ -133,7 +133,7 @@ fn only_folder(folder: &Path) -> PathBuf {
         let entries: Vec<PathBuf> = entries
             .flatten()
             .map(|e| e.path())
-            .filter(|p| !crate::submission::is_junk(p))
+            .filter(|p| !crate::source::is_junk(p))
             .collect();
         match entries.as_slice() {
             // A folder of folders or of several files is a course; one of a single file may be a work.

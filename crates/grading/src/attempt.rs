@@ -6,7 +6,7 @@
 use crate::error::GradingError;
 use crate::files;
 use crate::limits;
-use crate::submission::{LeftOut, SourceFile, kind_of, read_source, read_tree};
+use crate::source::{LeftOut, SourceFile, kind_of, read_source, read_tree};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,8 @@
 use crate::attempt::Material;
 use crate::limits::{DISCLOSED_LINE_PIECES, DISCLOSED_LINES, DISCLOSED_PIECES};
 use crate::rubric::{Criterion, Rubric, Scale};
-use crate::submission::{SourceFile, Submission};
+use crate::source::SourceFile;
+use crate::submission::Submission;
 use std::collections::HashSet;
 use unicode_normalization::UnicodeNormalization;
 

@@ -7,7 +7,7 @@ use similar::{Algorithm, DiffOp, capture_diff_slices};
 
 use crate::attempt::Material;
 use crate::limits::{ELISION_CONTEXT, MAX_ELISION_LINES, MIN_ELIDED_LINES};
-use crate::submission::SourceFile;
+use crate::source::SourceFile;
 
 /// What is shown of a file.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use crate::attempt::Material;
 use crate::elision::{self, Shown};
 use crate::graded::{CriterionResult, Job};
 use crate::rubric::{Rubric, Scale};
-use crate::submission::{SourceFile, Submission};
+use crate::source::{SourceFile, shown_name};
+use crate::submission::Submission;
 use std::fmt::Write;
 use tandem_openai::{Message, Role};
 
@@ -211,17 +212,6 @@ fn body(files: &[SourceFile], templates: &[Material]) -> (String, bool) {
         }
     }
     (out, is_elided)
-}
-
-/// A lone file's name often is the student's; only its kind is shown.
-pub(crate) fn shown_name(files: &[SourceFile], file: &SourceFile) -> String {
-    if files.len() > 1 {
-        return file.name.clone();
-    }
-    match file.name.rsplit_once('.') {
-        Some((_, extension)) => format!("submission.{extension}"),
-        None => "submission".to_owned(),
-    }
 }
 
 /// A fence code that depends on the content, so that runs repeat, and does not occur in it.

@@ -6,7 +6,6 @@ use crate::finding::{Finding, FindingKind};
 use crate::graded::{CriterionResult, Graded, Status};
 use crate::limits::{MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS};
 use crate::points::Points;
-use crate::revision::carried_result;
 use crate::rubric::{Criterion, Rubric};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -511,4 +510,9 @@ impl Rank {
             draw,
         }
     }
+}
+
+/// A model's result by the criterion as it is now; nothing if no value stands for it.
+fn carried_result(result: &CriterionResult, to: &Criterion) -> Option<Points> {
+    to.carried(result.level.as_deref(), result.points, result.max_points)
 }

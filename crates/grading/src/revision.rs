@@ -4,8 +4,6 @@
 //! or levels have changed, the model's result is stale, and is asked for again.
 
 use crate::config::GradingConfig;
-use crate::graded::CriterionResult;
-use crate::points::Points;
 use crate::request;
 use crate::review::{Decision, PointsOf, Review};
 use crate::rubric::{Criterion, Rubric, Scale};
@@ -88,29 +86,6 @@ fn wording(criterion: &Criterion) -> String {
         .to_string()
 }
 
-/// The points that stand for earlier ones: of the same level, or the same share of the maximum.
-fn carried(level: Option<&str>, points: Points, max: Points, to: &Criterion) -> Option<Points> {
-    if let (Scale::Levels(levels), Some(label)) = (&to.scale, level) {
-        return levels.iter().find(|l| l.label == label).map(|l| l.points);
-    }
-    let points = match (&to.scale, max == to.max_points) {
-        (Scale::Steps(_), false) => points.share_of(max, to.max_points)?,
-        (Scale::Levels(_), false) => return None,
-        (_, true) => points,
-    };
-    to.allowed().contains(&points).then_some(points)
-}
-
-/// A model's result by the criterion as it is now; nothing if no value stands for it.
-pub(crate) fn carried_result(result: &CriterionResult, to: &Criterion) -> Option<Points> {
-    carried(
-        result.level.as_deref(),
-        result.points,
-        result.max_points,
-        to,
-    )
-}
-
 /// What persons decided by a rubric, by the next version of it. Where no value stands for one that was given, the work is
 /// open again and wants a second look.
 #[must_use]
@@ -125,7 +100,7 @@ pub fn carried_review(review: &Review, from: &Rubric, to: &Rubric) -> Review {
                 // A criterion that is gone takes its value with it.
                 continue;
             };
-            match carried(from.level_of(*points), *points, from.max_points, &to) {
+            match to.carried(from.level_of(*points), *points, from.max_points) {
                 Some(points) => {
                     carried_points.insert(id.clone(), points);
                 }

@@ -86,6 +86,24 @@ pub struct Level {
 }
 
 impl Criterion {
+    /// The points that stand for earlier ones: of the same level, or the same share of the maximum.
+    pub(crate) fn carried(
+        &self,
+        level: Option<&str>,
+        points: Points,
+        max: Points,
+    ) -> Option<Points> {
+        if let (Scale::Levels(levels), Some(label)) = (&self.scale, level) {
+            return levels.iter().find(|l| l.label == label).map(|l| l.points);
+        }
+        let points = match (&self.scale, max == self.max_points) {
+            (Scale::Steps(_), false) => points.share_of(max, self.max_points)?,
+            (Scale::Levels(_), false) => return None,
+            (_, true) => points,
+        };
+        self.allowed().contains(&points).then_some(points)
+    }
+
     /// The points that can be given, ascending.
     pub fn allowed(&self) -> Vec<Points> {
         let mut allowed: Vec<Points> = match &self.scale {

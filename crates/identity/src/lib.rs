@@ -26,7 +26,6 @@ pub mod invite;
 pub mod join;
 pub mod limits;
 mod link;
-mod packets;
 mod peer;
 mod public;
 mod said;

@@ -11,7 +11,6 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::explain::explain;
-use crate::packets::segment_bytes;
 use crate::peer::PeerId;
 use crate::tls::Tls;
 
@@ -91,7 +90,9 @@ impl Link {
     /// Bytes that one packet carries of what is sent, where the system tells.
     #[must_use]
     pub fn segment_bytes(&self) -> Option<u32> {
-        segment_bytes(self.tcp())
+        let socket = socket2::SockRef::from(self.tcp());
+        // On macOS and Linux; elsewhere perhaps not.
+        socket.tcp_mss().ok()
     }
 
     /// The address of the other end.

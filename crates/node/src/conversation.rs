@@ -1,36 +1,23 @@
 //! The KV of an answer, kept for the next turn of a conversation: as pages of this node, and handed
 //! back to the node that prefilled the prompt.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use tandem_engine::Token;
-use tandem_identity::PeerId;
+use tandem_kv::Section;
 use tandem_kv::codec::Codec;
-use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::sender::Offer;
-use tandem_kv::{KvBlock, Section};
 use tandem_proto::{ErrorCode, HandoffTerms, NodeError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::api::Node;
-use crate::held::{Keep, Pieces, Tail};
-use crate::job::{Command, Computed, JobId, Origin, Retired};
+use crate::held::{Keep, Pieces, Tail, keep_block};
+use crate::job::{Command, Computed, Input, JobId, Origin, Retired};
 use crate::limits::{HAND_BACK_STALL, MAX_CHUNKS_WAITING};
 use crate::model::Model;
-use crate::send::{Input, Report, transmit};
-
-/// Where the KV of an answer may be handed back to.
-#[derive(Debug, Clone)]
-pub struct HandBack {
-    /// The permission.
-    pub ticket: ReturnTicket,
-    /// Where the prefill node's connection came from.
-    pub from: IpAddr,
-    /// Who it is; `None` without TLS.
-    pub peer: Option<PeerId>,
-}
+use crate::node::Node;
+use crate::send::{Report, transmit};
+use crate::tickets::HandBack;
 
 /// What is needed to keep an answer.
 pub struct Keeping {
@@ -158,41 +145,6 @@ async fn store(
         if !matches!(sent, Ok(Ok(()))) {
             forward = None;
         }
-    }
-}
-
-/// Keeps a block on a thread where it may block. `tokens` are those that KV is there of in the end,
-/// `before` is what came before the block since the last page boundary.
-pub async fn keep_block(
-    keep: &Keep,
-    tokens: &Arc<[u32]>,
-    block: &Arc<KvBlock>,
-    codec: Codec,
-    before: Tail,
-) {
-    if !keep.keeps() {
-        return;
-    }
-    let (keep, tokens, block) = (keep.clone(), Arc::clone(tokens), Arc::clone(block));
-    let keeping = tokio::task::spawn_blocking(move || match block.section {
-        Section::Full => {
-            if let Some((page, worst)) = before.page(&block, codec) {
-                keep.block(&tokens, &page, worst);
-            }
-            keep.block(&tokens, &block, codec);
-            let end = block.tokens.end;
-            if end as usize == tokens.len() && !keep.has_window() {
-                let tail = before.with(&block, codec).until(end);
-                keep.snapshot(&tokens, tail.as_ref(), None, codec);
-            }
-        }
-        Section::Window => {
-            let tail = before.until(block.tokens.end);
-            keep.snapshot(&tokens, tail.as_ref(), Some(&block), codec);
-        }
-    });
-    if let Err(error) = keeping.await {
-        tracing::error!(%error, "keeping pages ended");
     }
 }
 

@@ -320,6 +320,41 @@ impl Tail {
     }
 }
 
+/// Keeps a block on a thread where it may block. `tokens` are those that KV is there of in the end,
+/// `before` is what came before the block since the last page boundary.
+pub async fn keep_block(
+    keep: &Keep,
+    tokens: &Arc<[u32]>,
+    block: &Arc<KvBlock>,
+    codec: Codec,
+    before: Tail,
+) {
+    if !keep.keeps() {
+        return;
+    }
+    let (keep, tokens, block) = (keep.clone(), Arc::clone(tokens), Arc::clone(block));
+    let keeping = tokio::task::spawn_blocking(move || match block.section {
+        Section::Full => {
+            if let Some((page, worst)) = before.page(&block, codec) {
+                keep.block(&tokens, &page, worst);
+            }
+            keep.block(&tokens, &block, codec);
+            let end = block.tokens.end;
+            if end as usize == tokens.len() && !keep.has_window() {
+                let tail = before.with(&block, codec).until(end);
+                keep.snapshot(&tokens, tail.as_ref(), None, codec);
+            }
+        }
+        Section::Window => {
+            let tail = before.until(block.tokens.end);
+            keep.snapshot(&tokens, tail.as_ref(), Some(&block), codec);
+        }
+    });
+    if let Err(error) = keeping.await {
+        tracing::error!(%error, "keeping pages ended");
+    }
+}
+
 /// Reads pinned pages piece by piece, in the order in which an engine takes them.
 pub struct Pieces {
     pinned: Arc<Pinned>,

@@ -14,7 +14,6 @@ use tandem_proto::{GenerateEvent, HandoffTerms, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::held::Keep;
-use crate::send::Input;
 
 /// Number of a job; never used twice by a worker, so that a late message for a job that has
 /// ended finds nothing.
@@ -224,6 +223,17 @@ pub struct Begun {
     pub chunk: oneshot::Receiver<Computed>,
     /// True if it is the last one.
     pub last: bool,
+}
+
+/// What the engine gives to be sent.
+#[derive(Debug)]
+pub enum Input {
+    /// The next chunk, which is being computed.
+    Begun(Begun),
+    /// The next chunk.
+    Chunk(Computed),
+    /// After the last chunk: what it computed for the last token.
+    Receipt(Box<Receipt>),
 }
 
 /// A chunk that has been computed and copied out.

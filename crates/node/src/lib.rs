@@ -23,6 +23,7 @@ pub mod limits;
 pub mod link;
 mod measured;
 pub mod model;
+pub mod node;
 pub mod pages;
 pub mod receive;
 pub mod running;
@@ -41,6 +42,8 @@ use tandem_identity::{Bounds, Ending, Gate, LinkError, Security};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
+
+use crate::node::Node;
 
 pub use limits::Limits;
 pub use pages::{DiskConfig, PagesConfig};
@@ -110,7 +113,7 @@ pub async fn run(
         check_stays(&name, engine.as_ref(), config.role)?;
         served.push(Arc::new(model::Model::start(name, engine, config.limits)?));
     }
-    let node = Arc::new(api::Node {
+    let node = Arc::new(Node {
         handoff_port: config.role.decodes().then_some(handoff_address.port()),
         handoff_ip: Some(handoff_address.ip()).filter(|ip| !needs_more(ip)),
         return_port: handoff_address.port(),
@@ -176,7 +179,7 @@ fn check_stays(name: &str, engine: &dyn KvEngine, role: Role) -> Result<(), RunE
     }
 }
 
-async fn expire(node: Arc<api::Node>) {
+async fn expire(node: Arc<Node>) {
     let limit = node.config.limits.handoff_silence;
     node.tickets.expire(limit).await;
 }
@@ -194,7 +197,7 @@ const fn bounds(limits: Limits) -> Bounds {
 /// server can.
 async fn stop(
     shutdown: impl Future<Output = impl Into<Ending>> + Send + 'static,
-    node: Arc<api::Node>,
+    node: Arc<Node>,
     told: oneshot::Sender<()>,
 ) {
     let ending: Ending = shutdown.await.into();
@@ -221,7 +224,7 @@ async fn overdue(asked: oneshot::Receiver<()>, patience: Duration) {
 }
 
 /// Completes when an engine thread has ended though nobody asked it to (a panic), or hangs in a step.
-async fn engine_fault(node: &api::Node) -> RunError {
+async fn engine_fault(node: &Node) -> RunError {
     let limit = node.config.limits.engine_step;
     let faults = node.models.iter().map(|model| {
         Box::pin(async move {

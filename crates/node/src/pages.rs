@@ -30,10 +30,10 @@ use tandem_kv::plane::InvalidBlock;
 use tandem_kv::{KvBlock, Section};
 
 use self::disk::{Disk, FileName, Unread};
-use self::index::{Index, Rows};
+use self::index::Index;
 use self::limits::{LOAD_ATTEMPTS, MAX_OBJECT_BYTES, MAX_PINS};
 use self::named::{Named, Place};
-use self::object::Meta;
+use self::object::{Meta, Rows};
 pub use self::pinned::{Overdue, Pinned};
 use self::rows::Shape;
 use self::spill::{Shared, Writer};

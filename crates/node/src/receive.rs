@@ -27,7 +27,6 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use self::pump::Pump;
-use crate::api::Node;
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::held::Tail;
 use crate::job::{HandedOver, Lost};
@@ -35,6 +34,7 @@ use crate::limits::{
     GOODBYE, Limits, MAX_ARRIVALS, MAX_KEEPERS, MAX_STEPS_WAITING, MAX_UNGREETED, STAGING_UNIT,
     STAGING_UNITS,
 };
+use crate::node::Node;
 use crate::tickets::{Permitted, Until};
 use crate::wire::{read_header, read_payload};
 

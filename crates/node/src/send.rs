@@ -17,7 +17,6 @@ use std::sync::Arc;
 use tandem_identity::{PeerId, Security};
 use tandem_kv::codec::Codec;
 use tandem_kv::message::RefusalCode;
-use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::{Offer, Sender, SenderError};
 use tandem_kv::{KvBlock, PerSection};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
@@ -29,9 +28,8 @@ pub use links::{Choice, Codecs, Going, Links};
 
 use self::input::Inputs;
 use self::pump::{Pump, ReceiptState, TransferClock};
-use crate::conversation::keep_block;
-use crate::held::{Keep, Tail};
-use crate::job::{Begun, Computed};
+use crate::held::{Keep, Tail, keep_block};
+use crate::job::Input;
 use crate::limits::{Limits, RECONNECT_PAUSE};
 use crate::model::Model;
 use crate::wire::WireError;
@@ -53,17 +51,6 @@ pub struct Route {
     pub links: Arc<Links>,
     /// False: nothing is sent before all of it is computed.
     pub overlap: bool,
-}
-
-/// What the engine gives to be sent.
-#[derive(Debug)]
-pub enum Input {
-    /// The next chunk, which is being computed.
-    Begun(Begun),
-    /// The next chunk.
-    Chunk(Computed),
-    /// After the last chunk: what it computed for the last token.
-    Receipt(Box<Receipt>),
 }
 
 /// How a handoff went.
@@ -145,6 +132,11 @@ impl From<SenderError> for Fault {
 
 fn broken(message: impl Into<String>) -> NodeError {
     NodeError::new(ErrorCode::Handoff, message)
+}
+
+/// Why a handoff is over whose engine gives no more.
+fn ended_early() -> NodeError {
+    NodeError::new(ErrorCode::Engine, "the prefill ended early")
 }
 
 /// Keeps the blocks of a prompt as pages while they are sent, one after the other.

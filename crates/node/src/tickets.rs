@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 use tandem_identity::PeerId;
+use tandem_kv::receipt::ReturnTicket;
 use tandem_kv::receiver::Expectation;
 use tandem_kv::{KvBlock, permit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::sleep_until;
 
-use crate::conversation::HandBack;
 use crate::handoffs::secret;
 use crate::held::Keep;
 use crate::job::{Carried, Command, HandedOver, JobId, Lost, Origin, Told};
@@ -55,6 +55,17 @@ impl Target {
         let origin = Origin::Handoff(carried);
         model.apply_in_turn(turn, *job, origin, block).await
     }
+}
+
+/// Where the KV of an answer may be handed back to.
+#[derive(Debug, Clone)]
+pub struct HandBack {
+    /// The permission.
+    pub ticket: ReturnTicket,
+    /// Where the prefill node's connection came from.
+    pub from: IpAddr,
+    /// Who it is; `None` without TLS.
+    pub peer: Option<PeerId>,
 }
 
 /// Until when KV is of use.

@@ -17,6 +17,7 @@ mod copying;
 mod filling;
 mod intake;
 mod jobs;
+mod slices;
 mod steps;
 mod turns;
 
@@ -31,8 +32,8 @@ use tandem_engine::generation::GenerationError;
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
 
-use self::copying::CopyOut;
-use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Taking, Work};
+use self::jobs::{Apply, Export, ExportStage, Generating, Job, ReceiptState, Stage, Work};
+use self::slices::{CopyOut, Taking};
 use self::turns::{Turn, Turns};
 use crate::busy::Busy;
 use crate::job::{Admission, Command, GenerateJob, JobId, PrefillJob, Source};

@@ -19,9 +19,9 @@ use tandem_kv::receipt::Receipt;
 use tandem_kv::sender::Offer;
 use tandem_kv::{Contract, KvBlock};
 use tandem_node::Limits;
-use tandem_node::job::Computed;
+use tandem_node::job::{Computed, Input};
 use tandem_node::limits::MAX_CHUNKS_WAITING;
-use tandem_node::send::{Choice, Input, Report, Route, transmit};
+use tandem_node::send::{Choice, Report, Route, transmit};
 use tandem_proto::{
     GenerateEvent, GenerateRequest, HandoffTerms, PrefillMode, Prompt, Reuse, Ticket,
 };

@@ -11,11 +11,12 @@ use tandem_proto::{
 use tandem_sched::{Failure, Plan};
 
 use super::{Answer, Attempt, AttemptError, Backend, Running};
-use crate::calls::{CallError, Calls};
+use crate::calls::Calls;
 use crate::cluster::Slot;
 use crate::config::{Config, split_address};
-use crate::life::{Job, Sink};
+use crate::error::CallError;
 use crate::poison::Losses;
+use crate::request::{Job, Sink};
 use crate::timeline::{PrefillTimes, Timeline};
 use crate::translate;
 

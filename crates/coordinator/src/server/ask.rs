@@ -4,11 +4,11 @@ use serde_json::{Map, Value, json};
 use tandem_openai::{ApiError, Passed, changes_nothing};
 use tandem_proto::{Format, Generation, Message, Prompt};
 
-use super::config::ServerConfig;
-use super::dialect::Dialect;
 use super::probe::Served;
 use super::shape::Shape;
-use crate::life::Job;
+use crate::config::dialect::Dialect;
+use crate::config::server::ServerConfig;
+use crate::request::Job;
 
 /// Fields that are written anew.
 const OWN: [&str; 4] = ["messages", "prompt", "max_tokens", "keep_alive"];

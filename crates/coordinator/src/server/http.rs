@@ -12,10 +12,10 @@ use tokio::time::timeout;
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::io::StreamReader;
 
-use crate::calls::{CallError, innermost};
+use crate::error::{CallError, innermost};
 use crate::limits::{MAX_REFUSAL_BYTES, MAX_SERVER_ANSWER_BYTES, MAX_SERVER_EVENT_BYTES};
 
-use super::config::ServerConfig;
+use crate::config::server::ServerConfig;
 
 /// How long a connection that is not used is kept.
 const IDLE: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ const QUOTES: [&str; 5] = [
 pub(crate) struct Http {
     client: Client,
     base: String,
-    key: Option<super::config::Secret>,
+    key: Option<crate::config::server::Secret>,
     pub(crate) silence: Duration,
 }
 

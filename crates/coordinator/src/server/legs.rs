@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::http::{Http, Message, error_message};
-use super::pair::{PairConfig, PairKind};
-use crate::calls::CallError;
+use crate::config::pair::{PairConfig, PairKind};
+use crate::error::CallError;
 
 /// Port at which an SGLang prefill engine meets its other half, unless the configuration says it.
 pub const BOOTSTRAP_PORT: u16 = 8998;

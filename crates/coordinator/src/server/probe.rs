@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::config::ServerConfig;
-use super::dialect::Dialect;
 use super::http::{Http, error_message, shown};
-use crate::calls::CallError;
+use crate::config::dialect::Dialect;
+use crate::config::server::ServerConfig;
+use crate::error::CallError;
 
 /// What mlx_lm.server calls the model that it was started with. Without a cache of Hugging Face it lists none, and its
 /// answer is empty.

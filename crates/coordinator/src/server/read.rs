@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use tandem_openai::FinishReason;
 
-use super::dialect::Dialect;
 use super::http::error_message;
+use crate::config::dialect::Dialect;
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq)]

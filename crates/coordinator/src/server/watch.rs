@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use super::probe::{Found, in_words, probe};
 use super::{Server, locked};
-use crate::calls::CallError;
 use crate::cluster::Cluster;
+use crate::error::CallError;
 use crate::limits::Limits;
 
 /// Watches one server for ever, for these models; `first` is sent when the scheduler knows the first result.

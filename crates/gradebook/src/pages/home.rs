@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use super::{NAMES, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
-use crate::routes;
+use crate::paths;
 use crate::store::{Member, Person, Role};
 use crate::view::list::List;
 use crate::view::queue::{ListOf, Ordered};
@@ -31,7 +31,7 @@ pub(crate) async fn show(
                 };
                 let works = reader.works(assignment.id)?;
                 rows.push(HomeRow {
-                    href: routes::assignment(assignment.id),
+                    href: paths::assignment(assignment.id),
                     course: assignment.course,
                     title: assignment.title,
                     meter: {
@@ -48,7 +48,7 @@ pub(crate) async fn show(
         })
         .await?;
     let row = |member: Member| PersonRow {
-        dismiss: routes::dismiss(member.id),
+        dismiss: paths::dismiss(member.id),
         name: member.name,
         works: member.works,
     };
@@ -73,8 +73,8 @@ pub(crate) async fn names(headers: HeaderMap) -> Response {
     let back = headers
         .get("x-page")
         .and_then(|v| v.to_str().ok())
-        .filter(|path| path.starts_with(routes::HOME))
-        .unwrap_or(routes::HOME)
+        .filter(|path| path.starts_with(paths::HOME))
+        .unwrap_or(paths::HOME)
         .to_owned();
     (
         StatusCode::SEE_OTHER,

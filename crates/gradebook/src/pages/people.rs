@@ -13,7 +13,7 @@ use super::{Id, fields};
 use crate::Shared;
 use crate::error::PageError;
 use crate::limits::MAX_NAME_CHARS;
-use crate::routes;
+use crate::paths;
 use crate::security::{digest, random_text};
 use crate::store::{Person, StoreError, Writer};
 use crate::view::{self, Invited};
@@ -53,7 +53,7 @@ pub(crate) async fn name(
 ) -> Result<Response, PageError> {
     let name = fields(form)?.checked()?;
     write(&shared, move |writer| writer.name_person(person.id, &name)).await?;
-    Ok(Redirect::to(routes::HOME).into_response())
+    Ok(Redirect::to(paths::HOME).into_response())
 }
 
 /// Invites an assistant: the link is shown this once.
@@ -71,7 +71,7 @@ pub(crate) async fn invite(
         true => "https",
         false => "http",
     };
-    let home = routes::HOME;
+    let home = paths::HOME;
     let link = format!(
         "{scheme}://{}{home}?token={token}",
         host.unwrap_or_default()
@@ -85,7 +85,7 @@ pub(crate) async fn dismiss(
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     write(&shared, move |writer| writer.dismiss(id)).await?;
-    Ok(Redirect::to(routes::HOME).into_response())
+    Ok(Redirect::to(paths::HOME).into_response())
 }
 
 /// Whether works are divided.
@@ -108,5 +108,5 @@ pub(crate) async fn divide(
         writer.divide(id, &persons)
     };
     write(&shared, divide).await?;
-    Ok(Redirect::to(&routes::runs(id)).into_response())
+    Ok(Redirect::to(&paths::runs(id)).into_response())
 }

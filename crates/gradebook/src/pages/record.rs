@@ -10,7 +10,7 @@ use tandem_grading::{Job, JobRecord, build_prompt};
 use super::{Id, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
-use crate::routes;
+use crate::paths;
 use crate::view::queue::label;
 use crate::view::{self, CallRow, PromptPage, RecordPage, words};
 
@@ -45,7 +45,7 @@ pub(crate) async fn prompt(
     }
     let page = PromptPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
-        back: routes::work(id),
+        back: paths::work(id),
         parts,
     };
     Ok(view::page(StatusCode::OK, &page))
@@ -69,7 +69,7 @@ pub(crate) async fn show(
     let (work, history, calls) = found.ok_or(PageError::NotFound)?;
     let page = RecordPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
-        back: routes::work(id),
+        back: paths::work(id),
         history,
         calls: calls
             .into_iter()

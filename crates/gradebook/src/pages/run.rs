@@ -15,7 +15,7 @@ use super::{Id, StyleFields, fields, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::live::{self, Shown};
-use crate::routes;
+use crate::paths;
 use crate::runs::{self, Choice, Settings};
 use crate::store::{Assignment, Reader, RubricVersion, RunRow, now_ms};
 use crate::view::queue::label;
@@ -96,7 +96,7 @@ impl Found {
             let why = problem.or_else(|| untouched.map(|how| how.as_str().to_owned()));
             if let Some(why) = why {
                 let label = label(&work.name, work.draw, names_hidden);
-                odd.push((routes::work(work.id), label, why));
+                odd.push((paths::work(work.id), label, why));
             }
         }
         let runs = reader.runs(id)?;
@@ -144,8 +144,8 @@ pub(crate) async fn form(
     let page = StartPage {
         course: found.assignment.course,
         title: found.assignment.title,
-        action: routes::runs(id),
-        review: routes::assignment(id),
+        action: paths::runs(id),
+        review: paths::assignment(id),
         new: choice.new.len(),
         failed: choice.failed.len(),
         stale: choice.stale.len(),
@@ -160,7 +160,7 @@ pub(crate) async fn form(
         odd: found.odd,
         warnings: found.rubric.warnings,
         style: StyleView::new(&style),
-        shares: routes::shares(id),
+        shares: paths::shares(id),
         people: found.people,
         is_divided: found.is_divided,
         models: match server {
@@ -232,7 +232,7 @@ pub(crate) async fn start(
         return Err(PageError::Form("There is nothing to grade.".to_owned()));
     }
     let run = runs::start(&shared, id, works, &settings).await?;
-    Ok(Redirect::to(&routes::run(run)).into_response())
+    Ok(Redirect::to(&paths::run(run)).into_response())
 }
 
 /// A run.
@@ -242,7 +242,7 @@ pub(crate) async fn show(
 ) -> Result<Response, PageError> {
     let view = look(&shared, id).await?.ok_or(PageError::NotFound)?;
     let page = RunPage {
-        events: (!view.is_over).then(|| routes::run_events(id)),
+        events: (!view.is_over).then(|| paths::run_events(id)),
         run: view,
     };
     Ok(view::page(StatusCode::OK, &page))
@@ -278,7 +278,7 @@ pub(crate) async fn stop(
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     shared.runs.stop(id);
-    Ok(Redirect::to(&routes::run(id)).into_response())
+    Ok(Redirect::to(&paths::run(id)).into_response())
 }
 
 /// Goes on with a run.
@@ -287,5 +287,5 @@ pub(crate) async fn go_on(
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     runs::go_on(&shared, id).await?;
-    Ok(Redirect::to(&routes::run(id)).into_response())
+    Ok(Redirect::to(&paths::run(id)).into_response())
 }

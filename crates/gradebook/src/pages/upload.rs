@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use crate::Shared;
 use crate::error::PageError;
 use crate::limits::{MAX_NAME_CHARS, MAX_UPLOADED_FILES};
-use crate::routes;
+use crate::paths;
 use crate::store::{StoreError, Writer};
 use crate::view::{self, UploadPage};
 
@@ -50,7 +50,7 @@ pub(crate) async fn take(
         taken.map(Ok::<_, StoreError>)
     };
     let assignment = shared.store.write(keep).await?;
-    Ok(Redirect::to(&routes::runs(assignment)).into_response())
+    Ok(Redirect::to(&paths::runs(assignment)).into_response())
 }
 
 fn broken(error: MultipartError) -> PageError {

@@ -8,7 +8,7 @@ use super::queue::{Ordered, label};
 use super::words;
 use crate::bare::is_flagged;
 use crate::limits::{MAX_BUTTONS, MAX_FINDINGS};
-use crate::routes;
+use crate::paths;
 use crate::store::Work;
 
 /// All of it.
@@ -169,9 +169,9 @@ impl Desk {
             work: work.id,
             version: work.seen.to_string(),
             action: link(work.id),
-            runs: routes::runs(work.assignment),
+            runs: paths::runs(work.assignment),
             may_run: of.may_run,
-            record: routes::record(work.id),
+            record: paths::record(work.id),
             label: label(&work.name, work.draw, of.names_hidden),
             state: words::state(standing.state()),
             is_settled: standing.state().is_settled(),
@@ -183,7 +183,7 @@ impl Desk {
             findings: findings(work, of.submission),
             bare: of.bare.map(|points| bare(points, &standing)),
             read_bare: (of.bare.is_none() && work.graded.as_ref().is_some_and(is_flagged))
-                .then(|| of.list.on(routes::bare(work.id))),
+                .then(|| of.list.on(paths::bare(work.id))),
             criteria: of
                 .rubric
                 .criteria
@@ -195,7 +195,7 @@ impl Desk {
             text_is_marked,
             text_is_own: work.review.text.is_some() && !work.review.text_is_models,
             rewrite: (text_is_marked && standing.may_rewrite() && work.graded.is_some())
-                .then(|| of.list.on(routes::rewrite(work.id))),
+                .then(|| of.list.on(paths::rewrite(work.id))),
             can_approve: standing.total().is_some() && !text_is_marked,
             second_look: work.review.second_look,
             note: work.review.note.clone(),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Deserialize;
 use tandem_grading::Points;
 
-use crate::routes;
+use crate::paths;
 
 /// The list that a page works through.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -69,7 +69,7 @@ impl List {
 
     /// A work in this list.
     pub(crate) fn href(&self, work: i64) -> String {
-        self.on(routes::work(work))
+        self.on(paths::work(work))
     }
 
     /// An address that leads back to this list.

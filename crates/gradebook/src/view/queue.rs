@@ -8,7 +8,7 @@ use tandem_grading::{Points, Rubric};
 use super::list::List;
 use super::{Meter, words};
 use crate::limits::MAX_QUEUE;
-use crate::routes;
+use crate::paths;
 use crate::store::Work;
 
 /// Works in their order, around the one that is shown.
@@ -252,9 +252,9 @@ impl<'a> Ordered<'a> {
             .map(|row| self.entry(row, current))
             .collect();
         Queue {
-            undo: list.on(routes::undo(assignment)),
+            undo: list.on(paths::undo(assignment)),
             by: list.by.clone().unwrap_or_default(),
-            here: routes::work(current),
+            here: paths::work(current),
             unlisted: listed.len() - entries.len(),
             entries,
             lists: self.lists(current),

@@ -9,7 +9,7 @@ use tandem_grading::{FindingKind, Status};
 use super::live::{Lane, lanes};
 use super::words;
 use crate::activity::{Activity, WINDOW_MS};
-use crate::routes;
+use crate::paths;
 use crate::runs::{Going, GoingState};
 use crate::store::{Outcome, Reader, RunRow};
 
@@ -73,7 +73,7 @@ const fn outcome(outcome: Option<Outcome>) -> &'static str {
 impl RunLink {
     pub(crate) fn new(run: &RunRow) -> Self {
         Self {
-            href: routes::run(run.id),
+            href: paths::run(run.id),
             number: run.number,
             at: run.created,
             state: outcome(run.outcome),
@@ -172,10 +172,10 @@ impl RunView {
             counts,
             lanes: lanes(activity, begin, now_ms),
             needs: needs(reader, &run, &works)?,
-            review: routes::assignment(run.assignment),
-            again: routes::runs(run.assignment),
-            stop: routes::stop_run(id),
-            go_on: routes::continue_run(id),
+            review: paths::assignment(run.assignment),
+            again: paths::runs(run.assignment),
+            stop: paths::stop_run(id),
+            go_on: paths::continue_run(id),
         }))
     }
 }
@@ -243,7 +243,7 @@ fn needs(
     let need = |(kind, (work, count, failed)): (FindingKind, (i64, usize, bool))| Need {
         what: words::finding(kind),
         works: count,
-        href: routes::work(work),
+        href: paths::work(work),
         advice: words::advice(kind),
         may_pass: failed && words::may_pass(kind),
     };

@@ -21,12 +21,12 @@ use tandem_proto::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Node, Preparing, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
-use crate::conversation::{HandBack, Keeping, seed};
+use crate::conversation::{Keeping, seed};
 use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
 use crate::limits::{MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
 use crate::model::Model;
-use crate::tickets::{Permitted, Target, Until, handoff_id};
+use crate::tickets::{HandBack, Permitted, Target, Until, handoff_id};
 use crate::worker::generation_error;
 
 pub(super) async fn generate(

@@ -10,14 +10,13 @@ use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use tandem_kv::page::PageId;
 
-use super::index::Spill;
 use super::limits::{FAULT_LOG_PAUSE, MAX_ENTRIES};
-use super::object::{Kind, MAX_HEAD_BYTES, Meta, Unusable};
+use super::object::{Kind, MAX_HEAD_BYTES, Meta, Rows, Unusable};
 use super::{DiskConfig, OpenError};
 
 /// Start of the names of files that are being written.
@@ -34,6 +33,15 @@ pub struct FileName {
     pub serial: u64,
     /// Its length.
     pub bytes: u64,
+}
+
+/// An object on its way to disk.
+#[derive(Debug, Clone)]
+pub struct Spill {
+    pub id: PageId,
+    pub meta: Arc<Meta>,
+    pub rows: Rows,
+    pub version: u64,
 }
 
 impl Display for FileName {

@@ -7,13 +7,10 @@ use std::sync::Arc;
 use lru::LruCache;
 use tandem_kv::page::PageId;
 
-use super::disk::{FileName, Found, Unread};
+use super::disk::{FileName, Found, Spill, Unread};
 use super::limits::{MAX_ENTRIES, MAX_SPILL_BYTES, MAX_SPILLS_WAITING};
-use super::object::{Kind, Meta};
+use super::object::{Kind, Meta, Rows};
 use super::{PageStats, Provenance};
-
-/// Rows of an object, shared with those who read or write them at the moment.
-pub type Rows = Arc<Vec<u8>>;
 
 /// One object.
 #[derive(Debug)]
@@ -32,15 +29,6 @@ pub struct Entry {
     /// Where it is on disk.
     pub file: Option<FileName>,
     pins: u32,
-}
-
-/// An object on its way to disk.
-#[derive(Debug, Clone)]
-pub struct Spill {
-    pub id: PageId,
-    pub meta: Arc<Meta>,
-    pub rows: Rows,
-    version: u64,
 }
 
 /// All objects of a store.

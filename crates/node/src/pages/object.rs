@@ -20,10 +20,15 @@
 //!
 //! The digests find damage; a forger who can write to the directory owns the account anyway.
 
+use std::sync::Arc;
+
 use tandem_kv::page::{PAGE_TOKENS, PageId};
 
 use super::Provenance;
 use super::limits::{ENTRY_OVERHEAD, MAX_OBJECT_BYTES};
+
+/// Rows of an object, shared with those who read or write them at the moment.
+pub type Rows = Arc<Vec<u8>>;
 
 /// Bytes of a file before the tokens.
 pub const HEAD_BYTES: usize = 160;

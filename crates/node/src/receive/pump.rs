@@ -18,8 +18,8 @@ use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::stream::{self, Reader, StepOf};
 use super::{last_words, lock, say, tokens_of};
-use crate::conversation::keep_block;
 use crate::handoffs::{Arrival, Greeted, Secrets};
+use crate::held::keep_block;
 use crate::held::{Pieces, Tail};
 use crate::job::{Carried, HandedOver, Lost, Told};
 use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS};

@@ -2,17 +2,27 @@
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::segment::{Cutter, Segment};
+use tandem_kv::segment::{CutError, Cutter, Segment};
 use tandem_kv::{Plane, Section};
+use tandem_proto::{ErrorCode, NodeError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::Fault;
-use super::stream::{Done, cannot_encode, timed};
 use crate::job::Growing;
+
+/// A block that has been written.
+pub struct Done {
+    pub(super) raw_bytes: u64,
+    pub(super) wire_bytes: u64,
+    /// Time spent encoding.
+    pub(super) encoding: Duration,
+    /// True if it was written while it was computed.
+    pub(super) has_grown: bool,
+}
 
 /// Which block of a connection: its section and first token.
 pub(super) type Place = (Section, u32);
@@ -214,4 +224,20 @@ fn encode(
         encoder,
         spent,
     }
+}
+
+/// Adds the time that a segment takes to `spent`.
+pub(super) fn timed(
+    spent: &mut Duration,
+    next: impl FnOnce() -> Result<Option<Segment>, CutError>,
+) -> Result<Option<Segment>, Fault> {
+    let start = Instant::now();
+    let segment = next();
+    *spent += start.elapsed();
+    segment.map_err(cannot_encode)
+}
+
+pub(super) fn cannot_encode(error: impl std::fmt::Display) -> Fault {
+    let message = format!("KV cannot be encoded: {error}");
+    Fault::Over(NodeError::new(ErrorCode::Handoff, message))
 }

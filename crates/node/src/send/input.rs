@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::Input;
-use crate::job::{Command, Computed};
+use crate::job::{Command, Computed, Input};
 use crate::model::Model;
 
 /// The chunks of a prefill.

@@ -1,5 +1,7 @@
 //! The owner of a handoff: queues what the engine gives, opens blocks, hears the receiver, commits.
 
+mod reach;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use tandem_kv::receipt::Receipt;
 use tandem_kv::segment::block_tokens;
 use tandem_kv::sender::{Outgoing, Sender, SenderState};
 use tandem_kv::{Contract, KvBlock, PerSection, Section};
-use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
+use tandem_proto::{NodeError, PrefillEvent};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};
 
@@ -20,15 +22,10 @@ use super::growth::Grown;
 use super::input::Inputs;
 use super::links::Codecs;
 use super::stream::{Order, What};
-use super::{Fault, Input, Kept, Report, Route, Sending, broken};
-use crate::job::{Begun, Computed, Growing};
+use super::{Fault, Kept, Report, Route, Sending, broken, ended_early};
+use crate::job::{Begun, Computed, Growing, Input};
 use crate::limits::{GOODBYE, RECONNECT_PAUSE};
 use crate::wire::WireError;
-
-/// Why a handoff is over whose engine gives no more.
-pub(super) fn ended_early() -> NodeError {
-    NodeError::new(ErrorCode::Engine, "the prefill ended early")
-}
 
 /// True once the receiver has been told over its last connection that this is all.
 const fn has_committed(sender: &Sender) -> bool {

@@ -2,24 +2,21 @@
 //! same block or of the next one. Of blocks that grow, what there is is written when nothing more has come.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tandem_identity::WriteHalf;
 use tandem_kv::KvBlock;
 use tandem_kv::codec::{Codec, Encoder};
 use tandem_kv::frame::HEADER_BYTES;
-use tandem_kv::segment::{CutError, Cutter, Segment};
+use tandem_kv::segment::{Cutter, Segment};
 use tandem_kv::sender::{Outbound, Outgoing};
-use tandem_proto::{ErrorCode, NodeError};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::Fault;
-use super::connection::Told;
-use super::growth::{Cut, Grown, Growth, Place};
+use super::growth::{Cut, Done, Grown, Growth, Place, cannot_encode, timed};
 use super::links::Links;
-use super::pump::ended_early;
+use super::{Fault, ended_early};
 use crate::limits::{SEGMENTS_AHEAD, WRITE_BYTES};
 use crate::wire::{flush, write_frame, write_parts};
 
@@ -49,15 +46,8 @@ pub(super) enum What {
     Block(Box<Done>),
 }
 
-/// A block that has been written.
-pub struct Done {
-    pub(super) raw_bytes: u64,
-    pub(super) wire_bytes: u64,
-    /// Time spent encoding.
-    pub(super) encoding: Duration,
-    /// True if it was written while it was computed.
-    pub(super) has_grown: bool,
-}
+/// What the writer has done, or why it ended.
+pub(super) type Told = Result<What, Fault>;
 
 /// Segments that are ready and not written.
 #[derive(Default)]
@@ -464,22 +454,6 @@ fn encode(
         }
     }
     Ok(Made { encoder, spent })
-}
-
-/// Adds the time that a segment takes to `spent`.
-pub(super) fn timed(
-    spent: &mut Duration,
-    next: impl FnOnce() -> Result<Option<Segment>, CutError>,
-) -> Result<Option<Segment>, Fault> {
-    let start = Instant::now();
-    let segment = next();
-    *spent += start.elapsed();
-    segment.map_err(cannot_encode)
-}
-
-pub(super) fn cannot_encode(error: impl std::fmt::Display) -> Fault {
-    let message = format!("KV cannot be encoded: {error}");
-    Fault::Over(NodeError::new(ErrorCode::Handoff, message))
 }
 
 #[cfg(test)]

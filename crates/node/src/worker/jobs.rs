@@ -12,13 +12,11 @@ use tandem_proto::{GenerateEvent, ParityReport, Phase, PrefillSummary};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::copying::{CopyOut, FullOut, Window};
 use super::milliseconds;
+use super::slices::{CopyOut, FullOut, Taking, Window};
 use crate::batches::Batches;
 use crate::held::Keep;
-use crate::job::{Admission, Computed, JobId, Origin, Parity, Retired, Told};
-use crate::limits::SLICE_BYTES;
-use crate::send::Input;
+use crate::job::{Admission, Computed, Input, JobId, Origin, Parity, Retired, Told};
 
 /// A block to take in, and who waits for that.
 pub(super) struct Apply {
@@ -26,47 +24,6 @@ pub(super) struct Apply {
     pub(super) origin: Origin,
     pub(super) taking: Taking,
     pub(super) reply: oneshot::Sender<Result<(), String>>,
-}
-
-/// A block that is taken in slice by slice.
-pub(super) struct Taking {
-    pub(super) block: Arc<KvBlock>,
-    /// The first token that has not been taken in.
-    next: u32,
-}
-
-impl Taking {
-    pub(super) fn new(block: Arc<KvBlock>) -> Self {
-        let next = block.tokens.start;
-        Self { block, next }
-    }
-
-    /// What to take in next: the rest of the block, or as much of it as a slice has. A window may
-    /// have more, and a page of a model with large rows.
-    pub(super) fn part(&self) -> Range<u32> {
-        slice(self.next..self.block.tokens.end, self.row_bytes())
-    }
-
-    /// This part has been taken in; true if it was the last.
-    pub(super) fn taken(&mut self, part: &Range<u32>) -> bool {
-        self.next = part.end;
-        self.next == self.block.tokens.end
-    }
-
-    fn row_bytes(&self) -> u64 {
-        self.block.bytes() / u64::from(self.block.len().max(1))
-    }
-
-    pub(super) fn part_bytes(&self) -> u64 {
-        self.row_bytes() * self.part().len() as u64
-    }
-}
-
-/// As many of these tokens as a slice has, and at least one.
-pub(super) fn slice(tokens: Range<u32>, row_bytes: u64) -> Range<u32> {
-    let most = u32::try_from(SLICE_BYTES / row_bytes.max(1)).unwrap_or(u32::MAX);
-    let end = tokens.start.saturating_add(most.max(1));
-    tokens.start..end.min(tokens.end)
 }
 
 pub(super) struct Job {

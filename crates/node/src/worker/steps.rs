@@ -11,13 +11,13 @@ use tandem_kv::receipt::Receipt;
 use tandem_proto::{FinishReason, GenerateEvent};
 use tokio::sync::{mpsc, oneshot};
 
-use super::copying::{CopyOut, FullOut, Window, begin, hand_out, hand_out_filled};
+use super::copying::{begin, hand_out, hand_out_filled};
 use super::jobs::{After, Copying, ExportStage, Job, ReceiptState, Stage, Work};
+use super::slices::{CopyOut, FullOut, Window};
 use super::{Worker, engine_error, generation_error, milliseconds};
-use crate::job::{Begun, Computed, JobId, Retired};
+use crate::job::{Begun, Computed, Input, JobId, Retired};
 use crate::limits::MAX_CHUNKS_WAITING;
 use crate::measured::Measured;
-use crate::send::Input;
 
 /// This part of a prompt has been computed since.
 fn measure(measured: &Mutex<Measured>, range: &Range<u32>, since: Instant) {

@@ -13,14 +13,13 @@ use tandem_kv::receipt::ParityBound;
 use tandem_kv::{KvBlock, Section};
 use tandem_node::held::Keep;
 use tandem_node::job::{
-    Carried, Command, GenerateJob, HandedOver, JobId, Origin, Parity, PrefillJob, Source,
+    Carried, Command, GenerateJob, HandedOver, Input, JobId, Origin, Parity, PrefillJob, Source,
 };
 use tandem_node::limits::{
     MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
 };
 use tandem_node::model::Model;
 use tandem_node::pages::PageStore;
-use tandem_node::send::Input;
 use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 

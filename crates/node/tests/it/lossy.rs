@@ -9,7 +9,7 @@ use tandem_kv::receipt::ParityBound;
 use tandem_kv::{Contract, KvBlock};
 use tandem_node::Limits;
 use tandem_node::batches::Batches;
-use tandem_node::conversation::keep_block;
+use tandem_node::held::keep_block;
 use tandem_node::held::{Keep, Tail};
 use tandem_node::pages::{Held, PageStore};
 use tandem_proto::{CodecChoice, HandoffTerms, PrefillEvent, Reuse, Role};

@@ -166,7 +166,7 @@ fn who_begins_like_a_prefill_that_goes_on_waits_for_it() {
     check(&mut s, ended("b", true), &[]);
     check(&mut s, finished("b"), &[]);
     check(&mut s, shares("c", follow, 7), &["c@d0<p0"]);
-    check(&mut s, shares("d", follow, 8), &["d@d0<p0"]);
+    check(&mut s, shares("d", follow, 8), &["d@d1<p1"]);
 }
 
 /// They are another pair once one of them has been away.

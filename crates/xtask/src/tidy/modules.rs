@@ -10,17 +10,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use syn::visit::{self, Visit};
 
-/// Modules that still hold cycles, as `crate` or `crate::module`. Nothing comes to this list.
-const KNOTS: &[&str] = &[
-    "coordinator",
-    "gradebook",
-    "grading",
-    "node",
-    "node::pages",
-    "node::send",
-    "node::worker",
-];
-
 /// A module by the names from the crate on; the crate itself has none.
 type Name = Vec<String>;
 
@@ -63,13 +52,8 @@ pub fn check(krate: &str, folder: &Path) -> anyhow::Result<Vec<String>> {
     let holders: BTreeSet<Name> = modules.keys().filter_map(|name| around(name)).collect();
     for holder in holders {
         let shown = [&[krate.to_owned()], &holder[..]].concat().join("::");
-        let is_knot = KNOTS.contains(&&*shown);
-        match (cycle(&arrows(&modules, &holder)), is_knot) {
-            (None, false) | (Some(_), true) => {}
-            (None, true) => found.push(format!(
-                "`{shown}` holds no cycle any more: take it off KNOTS in tidy/modules.rs"
-            )),
-            (Some(cycle), false) => found.push(told(&shown, folder, &cycle)),
+        if let Some(cycle) = cycle(&arrows(&modules, &holder)) {
+            found.push(told(&shown, folder, &cycle));
         }
     }
     Ok(found)

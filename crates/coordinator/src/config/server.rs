@@ -12,7 +12,7 @@ use crate::error::ConfigError;
 use crate::limits::{MAX_PARALLEL, MAX_SERVER_CONTEXT, MAX_SERVER_SILENCE_S};
 
 use super::dialect::Dialect;
-use super::pair::PairConfig;
+use super::pair::{PairConfig, PairKind};
 
 /// Longest silence of a server where nothing else is said, in seconds: one that does not stream is silent for all of its
 /// answer, and another one while it reads the prompt.
@@ -222,5 +222,48 @@ impl ServerConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// A pair of other engines as the configuration file has it; a server as far as everybody else is concerned.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairEntry {
+    name: String,
+    kind: PairKind,
+    prefill: Vec<String>,
+    decode: String,
+    bootstrap_port: Option<u16>,
+    from_tokens: Option<u32>,
+    key_env: Option<String>,
+    key_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+    #[serde(default)]
+    models: BTreeMap<String, String>,
+    context: Option<u32>,
+    parallel: Option<u32>,
+    silence: Option<u64>,
+}
+
+impl From<PairEntry> for ServerConfig {
+    fn from(pair: PairEntry) -> Self {
+        Self {
+            // Each speaks that one.
+            dialect: Some(Dialect::OpenAi),
+            key_env: pair.key_env,
+            key_file: pair.key_file,
+            ca_file: pair.ca_file,
+            models: pair.models,
+            context: pair.context,
+            parallel: pair.parallel,
+            silence: pair.silence,
+            pair: Some(PairConfig {
+                kind: pair.kind,
+                prefill: pair.prefill,
+                bootstrap_port: pair.bootstrap_port,
+                from_tokens: pair.from_tokens,
+            }),
+            ..Self::new(pair.name, pair.decode)
+        }
     }
 }
