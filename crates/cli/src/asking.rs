@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tandem_openai::{ChatCompletion, ErrorBody};
+use tandem_api::{ChatCompletion, ErrorBody};
 
 use crate::coordinator::Coordinator;
 

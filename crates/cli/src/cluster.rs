@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use tandem_identity::invite::Invitation;
-use tandem_identity::join::join;
-use tandem_identity::limits::{JOIN, MAX_INVITATION, MAX_TOKEN_CHARS};
-use tandem_identity::{ClusterDir, Token};
+use tandem_cluster::invite::Invitation;
+use tandem_cluster::join::join;
+use tandem_cluster::limits::{JOIN, MAX_INVITATION, MAX_TOKEN_CHARS};
+use tandem_cluster::{ClusterDir, Token};
 
 use crate::environment::Environment;
 use crate::{output, repin, security, shutdown};

@@ -215,7 +215,7 @@ fn check_job(
             job.max_tokens
         );
     }
-    let hottest = tandem_openai::limits::MAX_TEMPERATURE;
+    let hottest = tandem_api::limits::MAX_TEMPERATURE;
     if !(0.0..=hottest).contains(&job.temperature) {
         bail!(
             "`{key}.temperature` is {}, allowed are 0 (always the likeliest token) to {hottest}",

@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tandem_cluster::{Ending, Public, Security};
 use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList, run_with_pages};
 use tandem_gradebook::{Gradebook, ModelServer};
-use tandem_identity::{Ending, Public, Security};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

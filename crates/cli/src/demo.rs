@@ -18,14 +18,14 @@ use std::time::Instant;
 use anyhow::bail;
 use clap::Args;
 use comfy_table::Table;
+use tandem_api::RouteChoice;
+use tandem_cluster::{Public, Security};
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_gradebook::Gradebook;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, JobConfig, Progress, Rubric,
     Submission, grade, load_submissions,
 };
-use tandem_identity::{Public, Security};
-use tandem_openai::RouteChoice;
 use tandem_proto::Role;
 
 use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS, Grading};

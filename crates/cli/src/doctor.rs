@@ -10,10 +10,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
 use clap::Args;
+use tandem_cluster::{Public, Security};
 use tandem_coordinator::{
     Calls, Config as CoordinatorConfig, Limits, NodeList, ServerConfig, ServerReport,
 };
-use tandem_identity::{Public, Security};
 use tandem_proto::LinkReport;
 use tandem_sched::profile::{Catalogue, Link};
 

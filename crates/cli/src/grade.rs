@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use tandem_cluster::Public;
 use tandem_coordinator::{ModelConfig, NodeList};
 use tandem_gradebook::Gradebook;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission,
     forecast, grade, load_submissions,
 };
-use tandem_identity::Public;
 
 use crate::address::listen_address;
 use crate::config::Config;

@@ -13,8 +13,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use tandem_cluster::{Public, Security};
 use tandem_coordinator::{Config, ModelConfig, ServerConfig, ServerReport};
-use tandem_identity::{Public, Security};
 
 use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS};
 use crate::coordinator::Coordinator;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tandem_engine::KvEngine;
-use tandem_llama::{LlamaEngine, LlamaOptions, Loading, Watch};
+use tandem_engine_llama::{LlamaEngine, LlamaOptions, Loading, Watch};
 
 use crate::environment::Environment;
 
@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// Engines of this machine compute on its processor one step at a time, also those of other processes.
 pub fn take_turns(environment: &Environment) {
-    if let Err(e) = tandem_llama::turns::share_with_processes(&environment.meeting) {
+    if let Err(e) = tandem_engine_llama::turns::share_with_processes(&environment.meeting) {
         let folder = environment.meeting.display();
         tracing::warn!(
             "nodes on this machine cannot take turns on its processor, and slow each other down if they have several threads: {folder}: {e}"

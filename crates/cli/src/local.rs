@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use tandem_cluster::{Ending, Security};
 use tandem_engine::{Capacity, KvEngine};
-use tandem_identity::{Ending, Security};
-use tandem_llama::gguf::{Value, metadata};
-use tandem_llama::{LlamaOptions, MAX_SEQUENCES};
+use tandem_engine_llama::gguf::{Value, metadata};
+use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES};
 use tandem_node::{Limits, NodeConfig, PagesConfig, RunError};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
@@ -37,7 +37,7 @@ const END: Duration = Duration::from_secs(10);
 pub struct Arguments {
     /// Tokens of one sequence, prompt and answer together, of each --model [default: 16384, or what it was trained for if
     /// that is less].
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..=i64::from(tandem_kv::limits::MAX_TOKENS)))]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..=i64::from(tandem_handoff::limits::MAX_TOKENS)))]
     context: Option<u32>,
     /// Sequences at once, of each --model.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SEQUENCES)))]

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use tandem_cluster::{Ending, Security};
 use tandem_engine::{Capacity, KvEngine};
-use tandem_identity::{Ending, Security};
-use tandem_kv::limits::MAX_TOKENS;
-use tandem_llama::{LlamaOptions, MAX_SEQUENCES};
+use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES};
+use tandem_handoff::limits::MAX_TOKENS;
 use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 

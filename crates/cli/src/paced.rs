@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use tandem_coordinator::machine_profile;
 use tandem_engine::paced::{Pace, PacedEngine, PacedMachine, PacedModel, layer};
 use tandem_engine::{Capacity, KvEngine};
-use tandem_kv::{LayerKind, LayerSpec};
+use tandem_handoff::{LayerKind, LayerSpec};
 use tandem_sched::cost::Speed;
 use tandem_sched::profile::{Attention, Catalogue, Model};
 

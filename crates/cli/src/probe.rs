@@ -10,8 +10,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use sysinfo::System;
 use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token};
-use tandem_kv::{Contract, LayerKind};
-use tandem_llama::LlamaOptions;
+use tandem_engine_llama::LlamaOptions;
+use tandem_handoff::{Contract, LayerKind};
 use tandem_sched::profile::{Attention, Catalogue, Figures, Machine, Model, Row, Source};
 
 use crate::environment::Environment;

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use tandem_cluster::Public;
 use tandem_coordinator::{ContractSummary, NodeList, Pin, Pins, read_pins, write_pins};
-use tandem_identity::Public;
 
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;

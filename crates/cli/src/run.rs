@@ -12,11 +12,11 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use eventsource_stream::Eventsource;
 use futures_util::StreamExt;
-use tandem_identity::Public;
-use tandem_openai::{
+use tandem_api::{
     ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, Message, ResponseFormat, Role,
     RouteChoice, Sampling, StreamOptions, TandemInfo, TandemOptions,
 };
+use tandem_cluster::Public;
 
 use crate::config::Config;
 use crate::coordinator::Coordinator;
@@ -32,7 +32,7 @@ const REQUEST_ALLOWANCE: usize = 64 << 10;
 
 /// Largest prompt, in bytes: what the coordinator takes, less the allowance. Characters that JSON
 /// escapes count more there, and the coordinator says so.
-const MAX_PROMPT_BYTES: usize = tandem_openai::limits::MAX_BODY_BYTES - REQUEST_ALLOWANCE;
+const MAX_PROMPT_BYTES: usize = tandem_api::limits::MAX_BODY_BYTES - REQUEST_ALLOWANCE;
 
 /// Arguments of `tandem run`.
 #[derive(Args)]
@@ -305,6 +305,6 @@ mod tests {
         let (model, prompt) = ("m".repeat(MAX_NAME_BYTES), "x".repeat(MAX_PROMPT_BYTES));
         let body = serde_json::to_vec(&request(&arguments, model, vec![said(Role::User, prompt)]))
             .unwrap();
-        tandem_openai::parse_chat(&body, false).unwrap();
+        tandem_api::parse_chat(&body, false).unwrap();
     }
 }

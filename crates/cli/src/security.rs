@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use tandem_identity::{ClusterDir, DirectoryError, Security};
+use tandem_cluster::{ClusterDir, DirectoryError, Security};
 
 use crate::environment::Environment;
 

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use tandem_cluster::Public;
 use tandem_gradebook::Gradebook;
-use tandem_identity::Public;
 
 use crate::address::listen_address;
 use crate::config::Config;

@@ -2,8 +2,8 @@
 
 use anyhow::bail;
 use clap::Args;
+use tandem_cluster::Security;
 use tandem_coordinator::{Config as CoordinatorConfig, ModelConfig, NodeConfig};
-use tandem_identity::Security;
 
 use crate::config::{self, Config};
 use crate::environment::Environment;

@@ -2,9 +2,9 @@
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use tandem_api::{PhasesMs, TandemInfo};
 use tandem_coordinator::NodeList;
 use tandem_grading::{Forecast, Graded, Job, JobRecord, PromptSize, Status, Submission};
-use tandem_openai::{PhasesMs, TandemInfo};
 
 /// Columns of a table that is not shown on a terminal.
 const WIDTH: u16 = 120;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tandem_engine::chat::{ChatMessage, ChatTemplate};
 use tandem_engine::tokenizer::{SpecialTokens, Token, Tokenizer};
-use tandem_llama::gguf::{Value, metadata};
+use tandem_engine_llama::gguf::{Value, metadata};
 use tandem_proto::Message;
 
 use crate::files;

@@ -1,6 +1,6 @@
 //! `tandem --version`
 
-use tandem_llama::build;
+use tandem_engine_llama::build;
 
 /// The version of this binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

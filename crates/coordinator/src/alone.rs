@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
 
-use tandem_openai::{AloneInfo, TandemInfo};
+use tandem_api::{AloneInfo, TandemInfo};
 use tandem_sched::cost::Speed;
 use tandem_sched::profile::{Catalogue, ProfileError};
 

@@ -9,7 +9,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use tandem_openai::{
+use tandem_api::{
     ApiError, ChatCompletion, ChatCompletionChunk, Completion, Delta, SSE_DONE, sse_error,
     sse_event,
 };

@@ -15,8 +15,8 @@ use bytes::BytesMut;
 use futures_util::StreamExt;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use tandem_openai::limits::MAX_BODY_BYTES;
-use tandem_openai::{
+use tandem_api::limits::MAX_BODY_BYTES;
+use tandem_api::{
     ApiError, Model, ModelList, Passed, TandemOptions, model_of, parse_chat, parse_completion,
     pass_chat, pass_completion,
 };

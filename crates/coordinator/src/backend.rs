@@ -1,12 +1,13 @@
 //! Who answers whole requests: a pair of nodes, or a server. The scheduler picks among both.
 
 pub(crate) mod pair;
+pub(crate) mod server;
 
 use std::pin::Pin;
 use std::time::Instant;
 
 use serde_json::Value;
-use tandem_openai::{ApiError, FinishReason};
+use tandem_api::{ApiError, FinishReason};
 use tandem_sched::{Failure, Plan};
 
 use crate::cluster::Slot;

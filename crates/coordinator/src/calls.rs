@@ -11,7 +11,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tandem_identity::{PeerId, Security};
+use tandem_cluster::{PeerId, Security};
 use tandem_proto::limits::MAX_LINE_BYTES;
 use tandem_proto::{
     GenerateEvent, GenerateRequest, HandoffFailed, LinkReport, LinkRequest, NodeStatus,

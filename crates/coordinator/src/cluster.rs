@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tandem_openai::ApiError;
+use tandem_api::ApiError;
 use tandem_sched::{
     Action, Event, Failure, NodeView, Pin, Plan, Rejection, Route, Scheduler, ServerView,
 };

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tandem_identity::{PeerId, Security};
-use tandem_kv::limits::MAX_CHUNK_TOKENS;
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::ParityBound;
+use tandem_cluster::{PeerId, Security};
+use tandem_handoff::limits::MAX_CHUNK_TOKENS;
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::ParityBound;
 use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 

@@ -11,7 +11,7 @@ use hyper::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
-use tandem_identity::{Link, LinkError, PeerId, Security};
+use tandem_cluster::{Link, LinkError, PeerId, Security};
 use tower_service::Service;
 
 /// Connects to nodes as this machine, and to the machine that the configuration names, if it does.

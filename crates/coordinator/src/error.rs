@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hyper_util::client::legacy::Error as ClientError;
-use tandem_identity::LinkError;
+use tandem_cluster::LinkError;
 use tandem_proto::{NodeError, PROTOCOL_VERSION};
 
 /// A key of the configuration that cannot be used.

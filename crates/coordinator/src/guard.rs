@@ -9,8 +9,8 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, Method, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use tandem_identity::{Transport, host_name, is_this_machine};
-use tandem_openai::ApiError;
+use tandem_api::ApiError;
+use tandem_cluster::{Transport, host_name, is_this_machine};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::config::{ANY, CorsConfig};

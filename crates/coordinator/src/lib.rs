@@ -27,7 +27,6 @@ mod prefix;
 mod refusal;
 mod request;
 mod serve;
-mod server;
 mod timeline;
 mod tokenize;
 mod totals;

@@ -5,7 +5,7 @@ use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tandem_openai::{ApiError, TandemInfo, Usage};
+use tandem_api::{ApiError, TandemInfo, Usage};
 use tandem_proto::Reuse;
 use tandem_sched::{Failure, Plan};
 use tokio::sync::mpsc;
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::alone::Profiles;
 use crate::answers::Answers;
 use crate::backend::pair::Pairs as NodePairs;
+use crate::backend::server::Server;
 use crate::backend::{Answer, Attempt, AttemptError, Backend};
 use crate::calls::Calls;
 use crate::cluster::{Cluster, Decision, Slot};
@@ -22,7 +23,6 @@ use crate::pairs::Pairs;
 use crate::poison::{Losses, Poisons};
 use crate::prefix::Beginning;
 use crate::request::{Job, Outcome, Piece, Sink};
-use crate::server::Server;
 use crate::totals::Totals;
 use crate::translate;
 

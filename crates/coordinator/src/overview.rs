@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tandem_kv::{Contract, ElementType};
+use tandem_handoff::{Contract, ElementType};
 use tandem_proto::{Capacity, ModelStatus, Role, SequenceStatus};
 use tandem_sched::{NodeView, ServerView};
 
+use crate::backend::server::probe::{Served, in_words};
 use crate::cluster::Look;
 use crate::config::Config;
 use crate::life::Service;
 use crate::pairs::PairReport;
-use crate::server::probe::{Served, in_words};
 
 /// Answer to `GET /health`; 200 if `reasons` is empty, otherwise 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

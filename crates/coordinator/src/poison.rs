@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
-use tandem_openai::ApiError;
+use tandem_api::ApiError;
 
 use crate::limits::{MAX_LOST_NODES, MAX_POISONS, POISON};
 

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tandem_openai::ApiError;
+use tandem_api::ApiError;
 
 use crate::limits::{RETRY_BUSY_S, RETRY_UNAVAILABLE_S};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tandem_openai::{ApiError, FinishReason, Passed, TandemInfo, Usage};
+use tandem_api::{ApiError, FinishReason, Passed, TandemInfo, Usage};
 use tandem_proto::{Generation, Prompt};
 use tandem_sched::Route;
 use tokio::sync::mpsc;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use tandem_identity::{Bounds, Ending, Gate, LinkError, Public, Security};
+use tandem_cluster::{Bounds, Ending, Gate, LinkError, Public, Security};
 use tandem_sched::Scheduler;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -17,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::answers::Answers;
 use crate::api::router;
 use crate::backend::pair::Pairs as NodePairs;
+use crate::backend::server::Server;
+use crate::backend::server::watch::watch;
 use crate::calls::Calls;
 use crate::cluster::{Cluster, cluster};
 use crate::config::Config;
@@ -29,8 +31,6 @@ use crate::pairs::Pairs;
 use crate::pins::{Pins, read_pins};
 use crate::poison::Poisons;
 use crate::poll::poll;
-use crate::server::Server;
-use crate::server::watch::watch;
 use crate::totals::Totals;
 
 /// [`run_with_pages`] without pages.
@@ -118,7 +118,7 @@ pub async fn run_with_pages(
     let stop_serving = told.clone().cancelled_owned();
     let cors = service.config.cors.clone();
     let routes = guarded(router(service).merge(pages), cors);
-    let serving = tandem_identity::serve(gates, routes, bounds, stop_serving);
+    let serving = tandem_cluster::serve(gates, routes, bounds, stop_serving);
     let serving = async { tokio::join!(serving, telling) };
     let ending = async {
         told.cancelled().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tandem_openai::{ParityInfo, PhasesMs, ServerInfo, TandemInfo};
+use tandem_api::{ParityInfo, PhasesMs, ServerInfo, TandemInfo};
 use tandem_proto::{ParityReport, PrefillSummary};
 use tandem_sched::Plan;
 

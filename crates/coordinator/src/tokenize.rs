@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use tandem_openai::{ApiError, parse_chat, parse_completion};
+use tandem_api::{ApiError, parse_chat, parse_completion};
 use tandem_proto::{ErrorCode, TokenizeRequest};
 
 use crate::error::CallError;

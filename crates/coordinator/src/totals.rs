@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use tandem_openai::TandemInfo;
+use tandem_api::TandemInfo;
 use tandem_sched::NodeView;
 
 /// Of one model, by one node or server.

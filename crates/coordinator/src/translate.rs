@@ -1,6 +1,6 @@
 //! From the public API's words to the nodes' and back.
 
-use tandem_openai::{ApiError, ChatRequest, CompletionRequest, RouteChoice, Sampling};
+use tandem_api::{ApiError, ChatRequest, CompletionRequest, RouteChoice, Sampling};
 use tandem_proto::{ErrorCode, Format, Generation, Message, NodeError, Prompt};
 use tandem_sched::{Rejection, Route};
 
@@ -45,9 +45,9 @@ fn narrow(x: f64) -> f32 {
 
 /// The conversation; `developer` is the newer name of `system`, which templates know.
 pub(crate) fn chat_prompt(request: &ChatRequest) -> Prompt {
-    let message = |m: &tandem_openai::Message| {
+    let message = |m: &tandem_api::Message| {
         let role = match m.role {
-            tandem_openai::Role::Developer => "system",
+            tandem_api::Role::Developer => "system",
             role => role.as_str(),
         };
         Message::new(role, m.content.clone())
@@ -58,19 +58,17 @@ pub(crate) fn chat_prompt(request: &ChatRequest) -> Prompt {
 /// The text or tokens to continue.
 pub(crate) fn completion_prompt(request: &CompletionRequest) -> Prompt {
     match &request.prompt {
-        tandem_openai::Prompt::Text(text) => Prompt::Text(text.clone()),
-        tandem_openai::Prompt::Tokens(tokens) => Prompt::Tokens(tokens.clone()),
+        tandem_api::Prompt::Text(text) => Prompt::Text(text.clone()),
+        tandem_api::Prompt::Tokens(tokens) => Prompt::Tokens(tokens.clone()),
     }
 }
 
 /// The shape of the answer.
-pub(crate) fn format(format: &tandem_openai::ResponseFormat) -> Format {
+pub(crate) fn format(format: &tandem_api::ResponseFormat) -> Format {
     match format {
-        tandem_openai::ResponseFormat::Text => Format::Text,
-        tandem_openai::ResponseFormat::JsonObject => Format::JsonObject,
-        tandem_openai::ResponseFormat::JsonSchema { schema, .. } => {
-            Format::JsonSchema(schema.clone())
-        }
+        tandem_api::ResponseFormat::Text => Format::Text,
+        tandem_api::ResponseFormat::JsonObject => Format::JsonObject,
+        tandem_api::ResponseFormat::JsonSchema { schema, .. } => Format::JsonSchema(schema.clone()),
     }
 }
 
@@ -84,10 +82,10 @@ pub(crate) const fn route(choice: RouteChoice) -> Route {
 }
 
 /// Why generation ended.
-pub(crate) const fn finish(reason: tandem_proto::FinishReason) -> tandem_openai::FinishReason {
+pub(crate) const fn finish(reason: tandem_proto::FinishReason) -> tandem_api::FinishReason {
     match reason {
-        tandem_proto::FinishReason::Stop => tandem_openai::FinishReason::Stop,
-        tandem_proto::FinishReason::Length => tandem_openai::FinishReason::Length,
+        tandem_proto::FinishReason::Stop => tandem_api::FinishReason::Stop,
+        tandem_proto::FinishReason::Length => tandem_api::FinishReason::Length,
     }
 }
 

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kv::contract::LAYOUT_VERSION;
-use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind, Section};
+use tandem_handoff::contract::LAYOUT_VERSION;
+use tandem_handoff::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind, Section};
 
 pub use self::tokenizer::{FAKE_BOS, FAKE_EOS, FAKE_IM_START, FakeTokenizer};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_kv::{Contract, KvBlock, PlaneKind, Section};
+use tandem_handoff::{Contract, KvBlock, PlaneKind, Section};
 
 use crate::tokenizer::{Token, Tokenizer};
 

@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use half::f16;
-use tandem_kv::contract::LAYOUT_VERSION;
-use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section};
+use tandem_handoff::contract::LAYOUT_VERSION;
+use tandem_handoff::{
+    Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section,
+};
 
 use crate::fake::FakeTokenizer;
 use crate::kv_engine::{

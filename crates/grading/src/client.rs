@@ -10,7 +10,7 @@ use reqwest::Response;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::{Duration, Instant};
-use tandem_openai::{
+use tandem_api::{
     ChatCompletion, ChatCompletionChunk, ChatRequest, FinishReason, TandemInfo, Usage,
 };
 use tokio::time::timeout;
@@ -299,7 +299,7 @@ fn unreadable(e: serde_json::Error) -> JobError {
 
 /// True for an error of a tandem server that asked again by itself.
 fn is_other_shape(body: &Value) -> bool {
-    body["error"]["code"] == tandem_openai::OTHER_SHAPE
+    body["error"]["code"] == tandem_api::OTHER_SHAPE
 }
 
 /// The message of an error body. Servers differ in what else they put there.

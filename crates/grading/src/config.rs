@@ -5,7 +5,7 @@ use crate::graded::Job;
 use crate::limits;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use tandem_openai::RouteChoice;
+use tandem_api::RouteChoice;
 
 /// When the feedback is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

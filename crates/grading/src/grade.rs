@@ -25,7 +25,7 @@ use futures_util::StreamExt;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use tandem_openai::{ChatRequest, FinishReason};
+use tandem_api::{ChatRequest, FinishReason};
 use tokio::sync::Semaphore;
 
 /// What a run reports while it goes on. Submissions are named by their place in the run.

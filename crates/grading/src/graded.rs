@@ -3,7 +3,7 @@
 use crate::finding::Finding;
 use crate::points::Points;
 use serde::{Deserialize, Serialize};
-use tandem_openai::{FinishReason, TandemInfo, Usage};
+use tandem_api::{FinishReason, TandemInfo, Usage};
 
 /// How far a submission got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use crate::rubric::{Rubric, Scale};
 use crate::source::{SourceFile, shown_name};
 use crate::submission::Submission;
 use std::fmt::Write;
-use tandem_openai::{Message, Role};
+use tandem_api::{Message, Role};
 
 /// The prompt of one job for one submission.
 #[derive(Debug, Clone, PartialEq, Eq)]

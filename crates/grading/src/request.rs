@@ -7,7 +7,7 @@ use crate::prompt::build_prompt;
 use crate::rubric::Rubric;
 use crate::schema::verdict_schema;
 use crate::submission::Submission;
-use tandem_openai::{ChatRequest, ResponseFormat, Sampling, StreamOptions, TandemOptions};
+use tandem_api::{ChatRequest, ResponseFormat, Sampling, StreamOptions, TandemOptions};
 
 /// The request of a job for a submission. The analysis is asked for the criteria of `asked`, which may be fewer than the
 /// rubric's.

@@ -11,7 +11,7 @@ use crate::rubric::Rubric;
 use crate::submission::Submission;
 use futures_util::{StreamExt, TryStreamExt};
 use std::time::Instant;
-use tandem_openai::ChatRequest;
+use tandem_api::ChatRequest;
 
 /// The size of one prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,8 +19,8 @@ use axum::{Json, Router};
 use futures_util::stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tandem_identity::{PeerId, host_name, is_this_machine};
-use tandem_kv::Contract;
+use tandem_cluster::{PeerId, host_name, is_this_machine};
+use tandem_handoff::Contract;
 use tandem_proto::limits::MAX_BODY_BYTES;
 use tandem_proto::{
     Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, PROTOCOL_VERSION,

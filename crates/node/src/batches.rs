@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use tandem_kv::page::{PAGE_TOKENS, page_start};
+use tandem_handoff::page::{PAGE_TOKENS, page_start};
 
 /// From so many tokens on, llama.cpp's CPU backend computes a batch with the same kernels, whose rows are the same to the
-/// bit whatever the size is (shown by `steps` in the tests of `tandem-llama`); with fewer it takes others.
+/// bit whatever the size is (shown by `steps` in the tests of `tandem-engine-llama`); with fewer it takes others.
 const ALIKE_TOKENS: u32 = 64;
 
 /// How the KV of a prompt is computed: chunk by chunk, and step by step at its end.

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use tandem_engine::Token;
-use tandem_kv::Section;
-use tandem_kv::codec::Codec;
-use tandem_kv::sender::Offer;
+use tandem_handoff::Section;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::sender::Offer;
 use tandem_proto::{ErrorCode, HandoffTerms, NodeError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand::Rng;
-use tandem_identity::{PeerId, ReadHalf, WriteHalf};
-use tandem_kv::message::Hello;
-use tandem_kv::permit::Sessions;
+use tandem_cluster::{PeerId, ReadHalf, WriteHalf};
+use tandem_handoff::message::Hello;
+use tandem_handoff::permit::Sessions;
 use tokio::sync::mpsc;
 
 /// A connection that has said hello.

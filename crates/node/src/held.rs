@@ -4,15 +4,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tandem_kv::codec::Codec;
-use tandem_kv::page::{Namespace, Origin, PAGE_TOKENS, PageId, page_start};
-use tandem_kv::{Contract, KvBlock, Section};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::page::{Namespace, Origin, PAGE_TOKENS, PageId, page_start};
+use tandem_handoff::{Contract, KvBlock, Section};
 use tandem_proto::{HandoffTerms, Reuse};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::batches::Batches;
-use crate::pages::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wanted};
+use tandem_prefix_cache::{Held, LoadError, PageStore, Pinned, Provenance, Snapshot, Wanted};
 
 /// Keeps KV of a request as pages, and finds pages for it.
 #[derive(Debug, Clone)]

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use tandem_engine::Token;
 use tandem_engine::generation::Generation;
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
-use tandem_kv::{KvBlock, Plane, Section};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::{ParityBound, Receipt, ReturnTicket};
+use tandem_handoff::{KvBlock, Plane, Section};
 use tandem_proto::{GenerateEvent, HandoffTerms, SequenceStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 

@@ -9,8 +9,7 @@
 //! - [`tickets`]: who may hand KV to what; [`handoffs`]: the ways to a handoff that is going on;
 //! - [`receive`] and [`send`]: the two ends of a handoff on real connections;
 //! - [`wire`]: frames to and from a connection;
-//! - [`pages`]: KV that is kept; [`held`]: what of it a request shares; [`conversation`]: the KV of
-//!   answers.
+//! - [`held`]: what a request shares of the KV that is kept; [`conversation`]: the KV of answers.
 
 pub mod api;
 pub mod batches;
@@ -24,7 +23,6 @@ pub mod link;
 mod measured;
 pub mod model;
 pub mod node;
-pub mod pages;
 pub mod receive;
 pub mod running;
 pub mod send;
@@ -37,8 +35,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tandem_cluster::{Bounds, Ending, Gate, LinkError, Security};
 use tandem_engine::KvEngine;
-use tandem_identity::{Bounds, Ending, Gate, LinkError, Security};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -46,7 +44,7 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::node::Node;
 
 pub use limits::Limits;
-pub use pages::{DiskConfig, PagesConfig};
+pub use tandem_prefix_cache::{DiskConfig, PagesConfig};
 
 /// How a node works.
 #[derive(Debug, Clone)]
@@ -74,7 +72,7 @@ pub enum RunError {
     Security(#[from] LinkError),
     /// There is no place for pages.
     #[error("pages: {0}")]
-    Pages(#[from] pages::OpenError),
+    Pages(#[from] tandem_prefix_cache::OpenError),
     /// A model cannot be used.
     #[error("model `{model}`: {reason}")]
     Model {
@@ -104,7 +102,8 @@ pub async fn run(
     let gate = Gate::start(handoff, config.security.clone(), config.limits.connect)?;
     let pages = {
         let config = config.pages.clone();
-        let opening = tokio::task::spawn_blocking(move || pages::PageStore::open(&config));
+        let opening =
+            tokio::task::spawn_blocking(move || tandem_prefix_cache::PageStore::open(&config));
         opening.await.map_err(std::io::Error::other)??
     };
     let control = Gate::start(listener, config.security.clone(), config.limits.connect)?;
@@ -140,7 +139,7 @@ pub async fn run(
     let expiring = tokio::spawn(expire(Arc::clone(&node)));
     let (told, asked) = oneshot::channel();
     ready();
-    let serving = tandem_identity::serve(
+    let serving = tandem_cluster::serve(
         vec![control],
         api::router(Arc::clone(&node)),
         bounds(node.config.limits),

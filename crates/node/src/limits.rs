@@ -38,7 +38,7 @@ pub const MAX_STEPS_WAITING: usize = 16;
 pub const MAX_ARRIVALS: usize = 8;
 /// Bytes of KV that an engine takes in between two steps of running generations, and bytes that are copied out of
 /// it, or of a window back: 3 to 9 ms of a processor's time (`docs/benchmarks.md`).
-pub const SLICE_BYTES: u64 = 2 * tandem_kv::limits::TARGET_BLOCK_BYTES;
+pub const SLICE_BYTES: u64 = 2 * tandem_handoff::limits::TARGET_BLOCK_BYTES;
 /// Bytes per second below which a connection is of no use: what somebody sends a byte at a time would hold a
 /// handoff up without being silent.
 pub const MIN_LINK_RATE: u64 = 64 << 10;

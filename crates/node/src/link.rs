@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use tandem_identity::{PeerId, Security};
+use tandem_cluster::{PeerId, Security};
 use tandem_proto::{BytesRequest, ErrorCode, LinkReport, NodeError};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;

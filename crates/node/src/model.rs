@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::{Capacity, KvEngine, Tokenizer};
-use tandem_kv::{Contract, KvBlock};
+use tandem_handoff::{Contract, KvBlock};
 use tandem_proto::{ErrorCode, HandoffTerms, NodeError, Reuse, StepTimes};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use tandem_identity::PeerId;
+use tandem_cluster::PeerId;
 use tandem_proto::{ErrorCode, HandoffTerms, NodeError};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -12,10 +12,10 @@ use crate::NodeConfig;
 use crate::handoffs::Handoffs;
 use crate::limits::DRAIN_LOOK;
 use crate::model::Model;
-use crate::pages::PageStore;
 use crate::running::Running;
 use crate::send::{Choice, Links, Route};
 use crate::tickets::Tickets;
+use tandem_prefix_cache::PageStore;
 
 /// Everything that the handlers share.
 #[derive(Debug)]

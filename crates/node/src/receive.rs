@@ -14,13 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use futures_util::stream::FuturesOrdered;
-use tandem_identity::{Gate, Link, WriteHalf};
-use tandem_kv::Contract;
-use tandem_kv::frame::{Header, Kind};
-use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
-use tandem_kv::message::{Hello, RefusalCode, Refuse, control_frame, parse};
-use tandem_kv::receiver::{Expectation, Receiver, credit_for};
-use tandem_kv::segment::{step_bytes, window_bytes};
+use tandem_cluster::{Gate, Link, WriteHalf};
+use tandem_handoff::Contract;
+use tandem_handoff::frame::{Header, Kind};
+use tandem_handoff::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD, MAX_STRING};
+use tandem_handoff::message::{Hello, RefusalCode, Refuse, control_frame, parse};
+use tandem_handoff::receiver::{Expectation, Receiver, credit_for};
+use tandem_handoff::segment::{step_bytes, window_bytes};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
@@ -147,7 +147,7 @@ fn arrive(owner: &mpsc::Sender<Arrival>, arrival: Arrival) -> Result<(), String>
 
 /// The first frame of a connection, which must be a hello.
 async fn first_frame(
-    read: &mut tandem_identity::ReadHalf,
+    read: &mut tandem_cluster::ReadHalf,
     limits: Limits,
 ) -> Result<(Header, Vec<u8>), String> {
     let header = read_header(read, None, limits.connect)
@@ -358,7 +358,7 @@ fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
 mod tests {
     use tandem_engine::KvEngine;
     use tandem_engine::fake::{FakeConfig, FakeEngine};
-    use tandem_kv::limits::{AHEAD_BYTES, MAX_CREDIT_BYTES};
+    use tandem_handoff::limits::{AHEAD_BYTES, MAX_CREDIT_BYTES};
 
     use super::*;
 

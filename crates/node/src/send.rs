@@ -14,11 +14,11 @@ mod stream;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tandem_identity::{PeerId, Security};
-use tandem_kv::codec::Codec;
-use tandem_kv::message::RefusalCode;
-use tandem_kv::sender::{Offer, Sender, SenderError};
-use tandem_kv::{KvBlock, PerSection};
+use tandem_cluster::{PeerId, Security};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::message::RefusalCode;
+use tandem_handoff::sender::{Offer, Sender, SenderError};
+use tandem_handoff::{KvBlock, PerSection};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;

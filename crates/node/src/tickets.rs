@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
-use tandem_identity::PeerId;
-use tandem_kv::receipt::ReturnTicket;
-use tandem_kv::receiver::Expectation;
-use tandem_kv::{KvBlock, permit};
+use tandem_cluster::PeerId;
+use tandem_handoff::receipt::ReturnTicket;
+use tandem_handoff::receiver::Expectation;
+use tandem_handoff::{KvBlock, permit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::sleep_until;
 

@@ -5,9 +5,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tandem_identity::ReadHalf;
-use tandem_identity::limits::MAX_UNSENT_BYTES;
-use tandem_kv::frame::{Checksum, FrameError, HEADER_BYTES, Header};
+use tandem_cluster::ReadHalf;
+use tandem_cluster::limits::MAX_UNSENT_BYTES;
+use tandem_handoff::frame::{Checksum, FrameError, HEADER_BYTES, Header};
 use tandem_proto::limits::HANDOFF_SILENCE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant as Deadline, timeout, timeout_at};
@@ -203,7 +203,7 @@ pub async fn read_payload<R: AsyncRead + Unpin>(
 }
 
 /// The next frame of a receiver. What no receiver sends comes without its payload, which is not read:
-/// [`Sender::receive`](tandem_kv::sender::Sender::receive) then ends the handoff.
+/// [`Sender::receive`](tandem_handoff::sender::Sender::receive) then ends the handoff.
 ///
 /// # Errors
 /// See [`read_header`] and [`fill`].

@@ -12,7 +12,6 @@
 mod it {
     mod cancel;
     mod chaos;
-    mod child;
     mod cluster;
     mod codecs;
     mod conversation;
@@ -25,7 +24,6 @@ mod it {
     mod kills;
     mod link;
     mod lossy;
-    mod pages;
     mod parity;
     mod peers;
     mod phases;

@@ -3,8 +3,8 @@
 use core::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use tandem_kv::codec::Codec;
-use tandem_kv::receipt::Parity;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::receipt::Parity;
 
 use crate::limits::{MAX_GENERATED_TOKENS, MAX_REQUEST_ID};
 use crate::status::{ErrorCode, NodeError};
@@ -310,11 +310,11 @@ impl GenerateRequest {
                 self.alone_percent
             ));
         }
-        if self.chunk == 0 || self.chunk > tandem_kv::limits::MAX_CHUNK_TOKENS {
+        if self.chunk == 0 || self.chunk > tandem_handoff::limits::MAX_CHUNK_TOKENS {
             return fail(format!(
                 "`chunk` is {}, allowed 1..={}",
                 self.chunk,
-                tandem_kv::limits::MAX_CHUNK_TOKENS
+                tandem_handoff::limits::MAX_CHUNK_TOKENS
             ));
         }
         Ok(())

@@ -15,7 +15,7 @@
 //! A request that cannot be started is answered with [`NodeError`] and a status from
 //! [`ErrorCode::http_status`]. A stream that is closed by the coordinator cancels the work; a
 //! stream is never silent for longer than [`limits::BEAT`] while the node is alive.
-//! KV never passes through here: it goes from node to node (crate `kv`).
+//! KV never passes through here: it goes from node to node (crate `handoff`).
 
 pub mod generate;
 pub mod limits;

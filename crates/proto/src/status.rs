@@ -1,7 +1,7 @@
 //! What a node holds and does, and how it says no.
 
 use serde::{Deserialize, Serialize};
-use tandem_kv::Contract;
+use tandem_handoff::Contract;
 
 /// What a node is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,9 +3,9 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::ParityBound;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::ParityBound;
 
 /// Which codec rows travel in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Which model a name stands for. A node that has another one under the name gets nothing.
 
 use serde::{Deserialize, Serialize};
-use tandem_kv::Contract;
+use tandem_handoff::Contract;
 
 /// What makes a model that model: fields of its contract. An upgrade of the engine changes none of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tandem_corpus::{Example, GROUP, Order, Shape, Split, generate};
 use tandem_grading::Job;
-use tandem_kv::codec::Codec;
+use tandem_handoff::codec::Codec;
 
 use figures::Figures;
 use handoff::{Prompt, Subject};
@@ -89,7 +89,7 @@ fn measure(path: &Path, examples: &[Example]) -> anyhow::Result<Value> {
     for example in examples {
         let prompt = Prompt::of(&subject, job, example)?;
         let blocks = subject.prefill(&prompt)?;
-        let bytes: u64 = blocks.iter().map(tandem_kv::KvBlock::bytes).sum();
+        let bytes: u64 = blocks.iter().map(tandem_handoff::KvBlock::bytes).sum();
         kv_bytes += bytes;
         let exact = subject.read_answer(&prompt, &blocks)?;
         positions += exact.len();

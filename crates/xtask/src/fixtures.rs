@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use tandem_fixtures::{Architecture, Size, Spec, WeightType};
+use tandem_testkit::{Architecture, Size, Spec, WeightType};
 
 /// Arguments of the task.
 #[derive(Args)]
@@ -47,7 +47,7 @@ pub fn write(arguments: &FixturesArguments) -> anyhow::Result<()> {
     };
     for spec in specs {
         let architecture = spec.architecture;
-        let path = tandem_fixtures::ensure(&arguments.out, &spec)?;
+        let path = tandem_testkit::ensure(&arguments.out, &spec)?;
         eprintln!("{architecture:<10} {}", path.display());
     }
     Ok(())

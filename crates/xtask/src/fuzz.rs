@@ -1,6 +1,6 @@
-//! `cargo xtask fuzz`: the fuzz targets of `tandem-kv` for longer than a run of the tests gives them.
+//! `cargo xtask fuzz`: the fuzz targets of `tandem-handoff` for longer than a run of the tests gives them.
 //!
-//! They are tests of `crates/kv/tests/it/fuzz.rs` and run on stable: `bolero` makes the input.
+//! They are tests of `crates/handoff/tests/it/fuzz.rs` and run on stable: `bolero` makes the input.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -82,7 +82,13 @@ fn tests(cargo: &OsStr, root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo);
     command
         .current_dir(root)
-        .args(["test", "--quiet", "--release", "--package", "tandem-kv"])
+        .args([
+            "test",
+            "--quiet",
+            "--release",
+            "--package",
+            "tandem-handoff",
+        ])
         .args(["--test", "it", "--"])
         .args(arguments);
     command

@@ -7,8 +7,8 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use tandem_cluster::{Identity, PeerId, Security};
 use tandem_coordinator::Lines;
-use tandem_identity::{Identity, PeerId, Security};
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, ParityReport, PrefillEvent,
     PrefillMode, PrefillRequest, PrefillSummary, Prompt, Ticket,

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::anyhow;
+use tandem_cluster::{PeerId, Security};
 use tandem_coordinator::{CallError, Calls, Limits, Lines};
-use tandem_identity::{PeerId, Security};
 use tandem_proto::{GenerateEvent, GenerateRequest, PrefillEvent, PrefillRequest};
 
 /// How often, and after which pause, a node is asked whether it is idle.

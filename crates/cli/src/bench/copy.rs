@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, bail};
-use tandem_kv::KvBlock;
-use tandem_kv::limits::TARGET_SEGMENT_BYTES;
+use tandem_handoff::KvBlock;
+use tandem_handoff::limits::TARGET_SEGMENT_BYTES;
 
 use super::engine::Cache;
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_engine::fake::FakeTokenizer;
 use tandem_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence, Token, Tokenizer};
-use tandem_kv::contract::LAYOUT_VERSION;
-use tandem_kv::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind, Section};
+use tandem_handoff::contract::LAYOUT_VERSION;
+use tandem_handoff::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind, Section};
 
 /// Layers of the model whose cache this one has the shape of: Qwen3-30B-A3B.
 const LAYERS: usize = 48;

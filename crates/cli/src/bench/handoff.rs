@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::Serialize;
-use tandem_identity::{ClusterDir, PeerId, Security};
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::Receipt;
-use tandem_kv::sender::Offer;
-use tandem_kv::{Contract, KvBlock};
+use tandem_cluster::{ClusterDir, PeerId, Security};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::Receipt;
+use tandem_handoff::sender::Offer;
+use tandem_handoff::{Contract, KvBlock};
 use tandem_node::Limits;
 use tandem_node::job::{Computed, Input};
 use tandem_node::limits::MAX_CHUNKS_WAITING;
@@ -249,7 +249,7 @@ struct Bench {
     /// Without TLS and with it, as far as they are asked for. Each is a process of its own, so that one's
     /// memory is not taken for the other's.
     receivers: BTreeMap<bool, Receiver>,
-    identity: Arc<tandem_identity::Identity>,
+    identity: Arc<tandem_cluster::Identity>,
     memory: Memory,
     handoffs: u32,
     cores_apart: bool,
@@ -259,7 +259,7 @@ impl Bench {
     async fn start(
         arguments: &Arguments,
         authority: &Path,
-        identity: Arc<tandem_identity::Identity>,
+        identity: Arc<tandem_cluster::Identity>,
     ) -> anyhow::Result<Self> {
         let tokens = arguments.tokens;
         let mut receivers = BTreeMap::new();

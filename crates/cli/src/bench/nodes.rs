@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tandem_identity::invite::Invitation;
-use tandem_identity::join::join;
-use tandem_identity::limits::JOIN;
-use tandem_identity::{ClusterDir, Identity, PeerId, Security};
+use tandem_cluster::invite::Invitation;
+use tandem_cluster::join::join;
+use tandem_cluster::limits::JOIN;
+use tandem_cluster::{ClusterDir, Identity, PeerId, Security};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
-use tandem_kv::policy::Quality;
+use tandem_handoff::policy::Quality;
 
 use super::CHUNK;
 use super::cores;

@@ -8,8 +8,8 @@ use anyhow::Context;
 use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
 use tandem_proto::{HandoffTerms, ParityReport, Prompt, Reuse};
 
 use super::ask::{Answer, Pair, Prompts};

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
 use tandem_proto::{HandoffTerms, Prompt, Reuse};
 
 use super::ask::{Asked, Pair, Prompts, Sent};

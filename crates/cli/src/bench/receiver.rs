@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use tandem_cluster::{ClusterDir, PeerId, Security};
 use tandem_engine::KvEngine;
-use tandem_identity::{ClusterDir, PeerId, Security};
-use tandem_kv::Section;
-use tandem_kv::segment::block_tokens;
+use tandem_handoff::Section;
+use tandem_handoff::segment::block_tokens;
 use tandem_node::{Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 use tokio::net::TcpListener;

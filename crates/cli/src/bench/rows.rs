@@ -7,9 +7,9 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tandem_kv::plane::plane_bytes;
-use tandem_kv::segment::block_tokens;
-use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
+use tandem_handoff::plane::plane_bytes;
+use tandem_handoff::segment::block_tokens;
+use tandem_handoff::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 use super::engine::digest_of;
 

@@ -11,9 +11,9 @@ use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 use tandem_engine::{Capacity, DecodeStep, KvEngine, LayerRows, Sequence, Token};
-use tandem_kv::segment::block_tokens;
-use tandem_kv::{KvBlock, Section};
-use tandem_llama::{LlamaEngine, LlamaOptions};
+use tandem_engine_llama::{LlamaEngine, LlamaOptions};
+use tandem_handoff::segment::block_tokens;
+use tandem_handoff::{KvBlock, Section};
 use tandem_node::limits::SLICE_BYTES;
 
 use super::figures::{Machine, gigabytes, median, right, table, told};

@@ -9,7 +9,7 @@ use clap::Args;
 use rand::Rng;
 use serde::Serialize;
 use serde_json::json;
-use tandem_identity::Security;
+use tandem_cluster::Security;
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, PrefillMode, Prompt, Reuse,
 };

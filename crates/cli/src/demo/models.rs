@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use tandem_fixtures::{Architecture, Spec};
+use tandem_testkit::{Architecture, Spec};
 
 use super::course::in_checkout;
 use crate::environment::Environment;
@@ -45,8 +45,8 @@ pub fn choose(given: &[(String, PathBuf)], environment: &Environment) -> anyhow:
         cache.display()
     );
     Ok(Models {
-        code: tandem_fixtures::ensure(&cache, &Spec::new(Architecture::Qwen3))?,
-        feedback: tandem_fixtures::ensure(&cache, &Spec::new(Architecture::Gemma3))?,
+        code: tandem_testkit::ensure(&cache, &Spec::new(Architecture::Qwen3))?,
+        feedback: tandem_testkit::ensure(&cache, &Spec::new(Architecture::Gemma3))?,
         random: true,
     })
 }

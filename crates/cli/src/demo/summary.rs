@@ -1,8 +1,8 @@
 //! The outcome of the demo as JSON, and whether it is a success.
 
 use serde::Serialize;
+use tandem_api::PhasesMs;
 use tandem_grading::{Graded, Job, JobRecord, Status};
-use tandem_openai::PhasesMs;
 
 use crate::tables::identical;
 
@@ -170,8 +170,8 @@ pub fn notes(graded: &[Graded]) -> Vec<(&str, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use tandem_api::{FinishReason, TandemInfo};
     use tandem_grading::{Finding, FindingKind};
-    use tandem_openai::{FinishReason, TandemInfo};
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! What is tried on a model: whether it answers, thinks aloud, keeps to a shape, and how fast it is.
 
 use serde_json::json;
-use tandem_openai::{ChatCompletion, OTHER_SHAPE, TandemInfo};
+use tandem_api::{ChatCompletion, OTHER_SHAPE, TandemInfo};
 
 use super::checks::Subject;
 use crate::asking::{Failed, ask, unseen};
@@ -133,7 +133,7 @@ async fn shape(coordinator: &Coordinator, model: &str, subject: &mut Subject) {
         Ok(answer) => {
             let server = info(&answer).server;
             let is_cut = answer.choices.first().and_then(|c| c.finish_reason)
-                == Some(tandem_openai::FinishReason::Length);
+                == Some(tandem_api::FinishReason::Length);
             let text = answer
                 .choices
                 .first()

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use serde::Serialize;
 use sysinfo::System;
-use tandem_llama::MAX_SEQUENCES;
+use tandem_engine_llama::MAX_SEQUENCES;
 use tandem_sched::plan::{self, Answered, Course, Job, Served, Setup, Way};
 use tandem_sched::profile::{Link, Machine};
 

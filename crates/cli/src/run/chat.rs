@@ -3,7 +3,7 @@
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
-use tandem_openai::{FinishReason, Role, TandemInfo};
+use tandem_api::{FinishReason, Role, TandemInfo};
 use tokio::sync::mpsc;
 
 use super::{Arguments, ask, request, said};

@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tandem_fixtures::{Architecture, Spec, WeightType};
+use tandem_testkit::{Architecture, Spec, WeightType};
 
 use super::daemon::{TANDEM, fixture, fixture_of};
 

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 
 use super::daemon::{Daemon, TANDEM, fixture, write_config};
 

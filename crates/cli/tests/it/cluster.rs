@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 
 use super::client::{ask, chat, http, text, tokens};
 use super::daemon::{Daemon, TANDEM, fixture, write_config};

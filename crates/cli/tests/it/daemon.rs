@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use tandem_fixtures::{Architecture, Spec};
+use tandem_testkit::{Architecture, Spec};
 
 /// The binary under test.
 pub const TANDEM: &str = env!("CARGO_BIN_EXE_tandem");
@@ -23,7 +23,7 @@ pub fn fixture(architecture: Architecture) -> PathBuf {
 /// A fixture model on disk that differs from the usual ones.
 pub fn fixture_of(spec: &Spec) -> PathBuf {
     let dir = shared_dir().join("fixtures");
-    tandem_fixtures::ensure(&dir, spec).expect("fixture")
+    tandem_testkit::ensure(&dir, spec).expect("fixture")
 }
 
 /// Where a process with this configuration keeps things.

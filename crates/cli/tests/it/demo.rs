@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 
 use super::daemon::{TANDEM, fixture, shared_dir};
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 use tokio::task::JoinHandle;
 
 use super::client::{ask, chat, http, node_status, text};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::Value;
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 
 use super::daemon::{Daemon, TANDEM, data_beside, write_config};
 

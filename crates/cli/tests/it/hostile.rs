@@ -2,7 +2,7 @@
 
 use futures_util::{StreamExt, stream};
 use serde_json::json;
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 
 use super::client::{ask, ask_any, chat};
 use super::daemon::{Daemon, write_config};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 
 use super::daemon::{Daemon, shared_dir, write_config};
 

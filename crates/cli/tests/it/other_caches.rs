@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tandem_fixtures::Architecture;
+use tandem_testkit::Architecture;
 
 use super::client::{ask, chat, get, text};
 use super::daemon::{Daemon, TANDEM, fixture, write_config};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use tandem_fixtures::{Architecture, Spec};
+use tandem_testkit::{Architecture, Spec};
 
 use super::daemon::{Daemon, fixture_of};
 

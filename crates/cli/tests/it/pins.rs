@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tandem_fixtures::{Architecture, Spec};
+use tandem_testkit::{Architecture, Spec};
 
 use super::client::{ask, ask_any, chat, get, text};
 use super::daemon::{Daemon, TANDEM, data_beside, write_config};

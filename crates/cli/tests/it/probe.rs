@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use tandem_fixtures::{Architecture, Spec};
+use tandem_testkit::{Architecture, Spec};
 
 use super::daemon::{TANDEM, fixture_of};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use tandem_fixtures::{Architecture, Spec, TokenizerVariant, WeightType};
 use tandem_proto::Phase;
 #[cfg(unix)]
 use tandem_proto::limits::SILENCE;
+use tandem_testkit::{Architecture, Spec, TokenizerVariant, WeightType};
 use tokio::task::JoinHandle;
 
 use super::client::{ask, ask_any, chat, get, handoff_status, http, node_status, text, tokens};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tandem_openai::{ApiError, FinishReason};
+use tandem_api::{ApiError, FinishReason};
 use tandem_proto::{
     ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityReport, PrefillEvent,
     PrefillMode, PrefillRequest, PrefillSummary, Ticket,

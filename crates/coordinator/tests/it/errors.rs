@@ -79,7 +79,7 @@ async fn other_mistakes_are_refused_in_the_same_shape() {
 async fn a_body_that_is_too_large_is_refused_after_it_was_sent() {
     let d = FakeNode::decode("d", 1).await;
     let rig = Rig::start(config(&[], &[&d])).await;
-    let limit = tandem_openai::limits::MAX_BODY_BYTES;
+    let limit = tandem_api::limits::MAX_BODY_BYTES;
     for size in [limit + 1, 3 * limit] {
         let request = rig.http.post(format!("{}/v1/completions", rig.base));
         let request = request.header("content-type", "application/json");

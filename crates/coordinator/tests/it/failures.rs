@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tandem_openai::TandemInfo;
+use tandem_api::TandemInfo;
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillEvent, Role};
 
 use crate::fake::{Events, FakeNode, status};

@@ -1,10 +1,10 @@
 //! Terms of handoffs, and what is told of pairs of nodes.
 
 use serde_json::{Value, json};
+use tandem_api::TandemInfo;
 use tandem_coordinator::{KeepAnswers, NodeList, PairReport, ParityAction};
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::Parity;
-use tandem_openai::TandemInfo;
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::Parity;
 use tandem_proto::{
     CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, ParityReport, PrefillEvent, PrefillMode,
     PrefillSummary, Reuse, Role,

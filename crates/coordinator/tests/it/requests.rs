@@ -152,7 +152,7 @@ async fn a_completion_passes_everything_on() {
     decode.open(3, false).await;
     decode.prefilled(0, 2, None).await;
     decode.say_hello().await;
-    let answer: tandem_openai::Completion = answer.await.unwrap().json().await.unwrap();
+    let answer: tandem_api::Completion = answer.await.unwrap().json().await.unwrap();
     assert_eq!(answer.object, "text_completion");
     assert_eq!(answer.choices[0].text, "Hello");
     assert_eq!(answer.usage.unwrap().total_tokens, 5);

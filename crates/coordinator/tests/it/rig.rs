@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use serde_json::{Value, json};
+use tandem_api::{ChatCompletion, ErrorBody, TandemInfo};
+use tandem_cluster::{Public, Security};
 use tandem_coordinator::{Config, CoordinatorError, ModelConfig, NodeConfig, run};
-use tandem_identity::{Public, Security};
-use tandem_openai::{ChatCompletion, ErrorBody, TandemInfo};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -109,7 +109,7 @@ pub fn chat_body(extra: Value) -> Value {
 }
 
 /// Status and error of an answer.
-pub async fn error_of(answer: reqwest::Response) -> (u16, tandem_openai::ErrorDetail) {
+pub async fn error_of(answer: reqwest::Response) -> (u16, tandem_api::ErrorDetail) {
     let status = answer.status().as_u16();
     let body: ErrorBody = answer.json().await.unwrap();
     (status, body.error)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tandem_cluster::{Authority, PeerId, Public, Security};
 use tandem_coordinator::{Config, CoordinatorError, run};
-use tandem_identity::{Authority, PeerId, Public, Security};
 use tandem_proto::{PrefillEvent, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

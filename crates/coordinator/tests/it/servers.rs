@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tandem_api::{ChatCompletion, FinishReason};
 use tandem_coordinator::{Config, ModelConfig, Secret, ServerConfig};
-use tandem_openai::{ChatCompletion, FinishReason};
 
 use crate::fake::{FakeNode, MODEL};
 use crate::fake_server::{End, FakeServer, Reply, events, says};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tandem_kv::{KvBlock, Section};
+use tandem_handoff::{KvBlock, Section};
 
 use super::plan::Prompt;
 use super::probe::{self, Answer};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tandem_kv::{KvBlock, PlaneKind, Section};
+use tandem_handoff::{KvBlock, PlaneKind, Section};
 
 use super::GENERATED;
 use super::plan::Prompt;

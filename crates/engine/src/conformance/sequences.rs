@@ -1,6 +1,6 @@
 //! Several sequences, side by side and one after the other.
 
-use tandem_kv::KvBlock;
+use tandem_handoff::KvBlock;
 
 use super::Measured;
 use super::plan::Prompt;

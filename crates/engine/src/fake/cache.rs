@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use half::f16;
-use tandem_kv::plane::plane_bytes;
-use tandem_kv::{Contract, KvBlock, LayerKind, Plane, PlaneKind, Section};
+use tandem_handoff::plane::plane_bytes;
+use tandem_handoff::{Contract, KvBlock, LayerKind, Plane, PlaneKind, Section};
 
 use super::tokenizer::{FAKE_EOS, is_printable};
 use crate::tokenizer::Token;

@@ -10,8 +10,8 @@ use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig, FakeEngine};
 use tandem_engine::{
     Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence, Token, Tokenizer,
 };
-use tandem_kv::plane::plane_bytes;
-use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
+use tandem_handoff::plane::plane_bytes;
+use tandem_handoff::{Contract, KvBlock, Plane, PlaneKind, Section};
 
 #[test]
 fn the_fake_conforms() {

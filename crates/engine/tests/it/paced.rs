@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tandem_engine::conformance::{self, F32_ROUNDING};
 use tandem_engine::paced::{Pace, PacedEngine, PacedModel, layer};
 use tandem_engine::{Capacity, DecodeStep, KvEngine};
-use tandem_kv::{LayerKind, Section};
+use tandem_handoff::{LayerKind, Section};
 
 /// Milliseconds of a token, and of a step.
 struct Steady(u64, u64);

@@ -9,7 +9,7 @@ use axum::routing::post;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use tandem_openai::*;
+use tandem_api::*;
 use tokio::net::TcpListener;
 use tokio::sync::Barrier;
 

@@ -4,11 +4,11 @@ use crate::course::{RUBRIC, rubric, submissions};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::path::Path;
+use tandem_api::FinishReason;
 use tandem_grading::{
     CriterionResult, EarlierRun, Evidence, Finding, FindingKind, Folder, Graded, GradingConfig,
     GradingError, Job, JobConfig, JobRecord, Points, Rubric, Status, Store, Submission,
 };
-use tandem_openai::FinishReason;
 
 fn graded(name: &str, score: Option<f64>) -> Graded {
     let points = |p| Points::from_f64(p).unwrap();

@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tandem_api::{ChatRequest, FinishReason, RouteChoice};
 use tandem_grading::{
     EarlierRun, FeedbackMode, FindingKind, Folder, Forecast, Graded, GradingConfig, GradingError,
     Job, JobConfig, JobRecord, Progress, Rubric, Status, Store, Submission, build_prompt, forecast,
     grade, load_submissions,
 };
-use tandem_openai::{ChatRequest, FinishReason, RouteChoice};
 
 /// Idle limit where a script hangs; long against what a scripted answer takes on a busy machine.
 const SILENCE: Duration = Duration::from_millis(3000);

@@ -8,12 +8,12 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use tandem_cluster::PeerId;
 use tandem_engine::Token;
 use tandem_engine::chat::{ChatMessage, completion_tokens};
 use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
-use tandem_identity::PeerId;
-use tandem_kv::receiver::{Covers, Expectation};
+use tandem_handoff::receiver::{Covers, Expectation};
 use tandem_proto::{
     ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError,
     PrefillMode, Prompt, Ticket, TokenizeRequest, Tokenized,

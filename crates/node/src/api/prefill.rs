@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::Response;
+use tandem_cluster::PeerId;
 use tandem_engine::Token;
-use tandem_identity::PeerId;
-use tandem_kv::receipt::ReturnTicket;
-use tandem_kv::receiver::{Covers, Expectation};
-use tandem_kv::segment::step_bytes;
-use tandem_kv::sender::Offer;
+use tandem_handoff::receipt::ReturnTicket;
+use tandem_handoff::receiver::{Covers, Expectation};
+use tandem_handoff::segment::step_bytes;
+use tandem_handoff::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
 use tokio::sync::mpsc;
 

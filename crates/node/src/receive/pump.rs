@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use tandem_identity::WriteHalf;
-use tandem_kv::codec::Codec;
-use tandem_kv::frame::{Header, Kind, encode_frame};
-use tandem_kv::message::{Hello, RefusalCode, Refuse, abort_frame};
-use tandem_kv::receiver::{Arrived, Receiver, Step, Terms};
+use tandem_cluster::WriteHalf;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::frame::{Header, Kind, encode_frame};
+use tandem_handoff::message::{Hello, RefusalCode, Refuse, abort_frame};
+use tandem_handoff::receiver::{Arrived, Receiver, Step, Terms};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at};

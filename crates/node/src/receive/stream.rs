@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use tandem_identity::ReadHalf;
-use tandem_kv::codec::{CodecError, Decoder};
-use tandem_kv::frame::{Header, Kind};
-use tandem_kv::receiver::{Inbound, Receiver, ReceiverError, Step};
+use tandem_cluster::ReadHalf;
+use tandem_handoff::codec::{CodecError, Decoder};
+use tandem_handoff::frame::{Header, Kind};
+use tandem_handoff::receiver::{Inbound, Receiver, ReceiverError, Step};
 use tokio::sync::mpsc;
 
 use super::lock;

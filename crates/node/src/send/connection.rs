@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use tandem_identity::{ReadHalf, WriteHalf};
-use tandem_kv::frame::Header;
-use tandem_kv::limits::MAX_BLOCKS_IN_FLIGHT;
-use tandem_kv::sender::{Outbound, Outgoing};
+use tandem_cluster::{ReadHalf, WriteHalf};
+use tandem_handoff::frame::Header;
+use tandem_handoff::limits::MAX_BLOCKS_IN_FLIGHT;
+use tandem_handoff::sender::{Outbound, Outgoing};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 

@@ -4,9 +4,9 @@ use std::future::poll_fn;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::segment::{CutError, Cutter, Segment};
-use tandem_kv::{Plane, Section};
+use tandem_handoff::codec::{Codec, Encoder};
+use tandem_handoff::segment::{CutError, Cutter, Segment};
+use tandem_handoff::{Plane, Section};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;

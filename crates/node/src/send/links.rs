@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::{PathRates, Quality, choose};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::{PathRates, Quality, choose};
 
 use super::Report;
 use crate::limits::{EXPOSED_SHARE, EXPOSED_TIME, MAX_LINKS, RAW_AGAIN, TIMER_LATE};

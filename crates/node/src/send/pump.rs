@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tandem_kv::codec::Codec;
-use tandem_kv::frame::Header;
-use tandem_kv::receipt::Receipt;
-use tandem_kv::segment::block_tokens;
-use tandem_kv::sender::{Outgoing, Sender, SenderState};
-use tandem_kv::{Contract, KvBlock, PerSection, Section};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::frame::Header;
+use tandem_handoff::receipt::Receipt;
+use tandem_handoff::segment::block_tokens;
+use tandem_handoff::sender::{Outgoing, Sender, SenderState};
+use tandem_handoff::{Contract, KvBlock, PerSection, Section};
 use tandem_proto::{NodeError, PrefillEvent};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, sleep_until, timeout};

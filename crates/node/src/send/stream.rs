@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tandem_identity::WriteHalf;
-use tandem_kv::KvBlock;
-use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::frame::HEADER_BYTES;
-use tandem_kv::segment::{Cutter, Segment};
-use tandem_kv::sender::{Outbound, Outgoing};
+use tandem_cluster::WriteHalf;
+use tandem_handoff::KvBlock;
+use tandem_handoff::codec::{Codec, Encoder};
+use tandem_handoff::frame::HEADER_BYTES;
+use tandem_handoff::segment::{Cutter, Segment};
+use tandem_handoff::sender::{Outbound, Outgoing};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -465,11 +465,11 @@ mod tests {
 
     use tandem_engine::KvEngine;
     use tandem_engine::fake::{FakeConfig, FakeEngine};
-    use tandem_kv::frame::Header;
-    use tandem_kv::policy::Quality;
-    use tandem_kv::receiver::{Covers, Expectation, Receiver, Terms};
-    use tandem_kv::sender::{Offer, Sender};
-    use tandem_kv::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
+    use tandem_handoff::frame::Header;
+    use tandem_handoff::policy::Quality;
+    use tandem_handoff::receiver::{Covers, Expectation, Receiver, Terms};
+    use tandem_handoff::sender::{Offer, Sender};
+    use tandem_handoff::{LayerKind, LayerSpec, Plane, PlaneKind, Section};
 
     use super::*;
     use crate::job::Growing;

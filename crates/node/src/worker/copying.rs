@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem_engine::{EngineError, KvEngine};
-use tandem_kv::limits::TARGET_BLOCK_BYTES;
-use tandem_kv::{KvBlock, Section};
+use tandem_handoff::limits::TARGET_BLOCK_BYTES;
+use tandem_handoff::{KvBlock, Section};
 
 use super::filling::Filling;
 use super::jobs::{After, Copying, Export, ExportStage, Job, Stage, Work};

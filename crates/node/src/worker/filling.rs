@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_engine::{EngineError, LayerRows};
-use tandem_kv::plane::plane_bytes;
-use tandem_kv::{Contract, KvBlock, Plane, PlaneKind, Section};
+use tandem_handoff::plane::plane_bytes;
+use tandem_handoff::{Contract, KvBlock, Plane, PlaneKind, Section};
 use tokio::sync::mpsc;
 
 use crate::job::Growing;

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
 
 use super::jobs::{Apply, ExportStage, Job, ReceiptState, Stage, Work};
 use super::{Worker, milliseconds};

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::generation::Generation;
 use tandem_engine::{Sequence, Token};
-use tandem_kv::KvBlock;
-use tandem_kv::receipt::ReturnTicket;
+use tandem_handoff::KvBlock;
+use tandem_handoff::receipt::ReturnTicket;
 use tandem_proto::{GenerateEvent, ParityReport, Phase, PrefillSummary};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -242,7 +242,7 @@ impl Generating {
     }
 
     /// Notes how far the ends compute the same; why they do not, if that is beyond the bound.
-    pub(super) fn judged(&mut self, parity: tandem_kv::receipt::Parity) -> Option<String> {
+    pub(super) fn judged(&mut self, parity: tandem_handoff::receipt::Parity) -> Option<String> {
         let holds = self.parity.bound.holds(&parity);
         self.compared = Some(ParityReport { parity, holds });
         (!holds).then(|| {

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tandem_engine::{EngineError, KvEngine, Sequence};
-use tandem_kv::segment::next_block;
-use tandem_kv::{Contract, KvBlock, Section};
+use tandem_handoff::segment::next_block;
+use tandem_handoff::{Contract, KvBlock, Section};
 
 use crate::limits::SLICE_BYTES;
 

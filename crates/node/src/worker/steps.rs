@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use tandem_engine::generation::FinishReason as EngineFinish;
 use tandem_engine::{DecodeStep, EngineError, LayerRows};
-use tandem_kv::page::page_start;
-use tandem_kv::receipt::Receipt;
+use tandem_handoff::page::page_start;
+use tandem_handoff::receipt::Receipt;
 use tandem_proto::{FinishReason, GenerateEvent};
 use tokio::sync::{mpsc, oneshot};
 

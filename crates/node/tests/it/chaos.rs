@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use tandem_cluster::{Authority, Security};
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
-use tandem_identity::{Authority, Security};
-use tandem_kv::frame::Kind;
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::ParityBound;
+use tandem_handoff::frame::Kind;
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::ParityBound;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{
     CodecChoice, GenerateEvent, HandoffTerms, NodeError, PrefillEvent, PrefillMode, PrefillRequest,

@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tandem_cluster::Security;
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
-use tandem_identity::Security;
 use tandem_node::{Limits, NodeConfig, RunError};
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, Generation, HandoffFailed, HandoffStatus, HandoffTerms,

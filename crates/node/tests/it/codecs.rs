@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_engine::fake::{CallKind, FakeConfig};
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
 use tandem_node::limits::{EXPOSED_TIME, MAX_LINKS, RAW_AGAIN};
 use tandem_node::send::{Choice, Codecs, Links, Report};
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};

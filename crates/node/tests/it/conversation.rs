@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tandem_cluster::{Authority, Security};
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{CallKind, FakeConfig, FakeEngine};
-use tandem_identity::{Authority, Security};
-use tandem_kv::codec::Codec;
-use tandem_kv::digest::token_digest;
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
-use tandem_kv::message::{Hello, control_frame, parse};
-use tandem_kv::page::{Namespace, Origin, PageId};
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::{ParityBound, Receipt, ReturnTicket};
-use tandem_kv::sender::Offer;
+use tandem_handoff::codec::Codec;
+use tandem_handoff::digest::token_digest;
+use tandem_handoff::frame::{HEADER_BYTES, Header, Kind, encode_frame};
+use tandem_handoff::message::{Hello, control_frame, parse};
+use tandem_handoff::page::{Namespace, Origin, PageId};
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::{ParityBound, Receipt, ReturnTicket};
+use tandem_handoff::sender::Offer;
 use tandem_node::limits::{MAX_COMMANDS, MAX_HAND_BACKS, MAX_RETURNS, MAX_TAKEN_BACK};
 use tandem_node::{Limits, PagesConfig};
 use tandem_proto::{

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tandem_identity::limits as identity;
-use tandem_node::pages::limits as pages;
+use tandem_cluster::limits as identity;
 use tandem_node::{Limits, limits};
+use tandem_prefix_cache::limits as pages;
 
 fn document() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/handoff.md");
@@ -32,12 +32,11 @@ fn section<'a>(text: &'a str, heading: &str) -> &'a str {
 fn tests() -> BTreeSet<String> {
     let here = env!("CARGO_MANIFEST_DIR");
     let mut found = tests_of(&format!("{here}/tests/it"), &format!("{here}/tests/it.rs"));
-    let pages = format!("{here}/tests/it/pages");
-    let pages = tests_of(&pages, &format!("{pages}.rs")).into_iter();
-    found.extend(pages.map(|name| format!("pages::{name}")));
+    let cache = format!("{here}/../prefix-cache/tests");
+    found.extend(tests_of(&format!("{cache}/it"), &format!("{cache}/it.rs")));
     let processes = format!("{here}/../cli/tests/it");
     found.extend(tests_of(&processes, &format!("{processes}/main.rs")));
-    let connections = format!("{here}/../identity/tests/it");
+    let connections = format!("{here}/../cluster/tests/it");
     found.extend(tests_of(&connections, &format!("{connections}/main.rs")));
     found
 }
@@ -126,7 +125,10 @@ fn counts() -> Vec<(&'static str, String)> {
         ("MAX_TAKEN_BACK", limits::MAX_TAKEN_BACK.to_string()),
         ("MAX_HANDOFFS", limits::MAX_HANDOFFS.to_string()),
         ("MAX_CONFIRMED", limits::MAX_CONFIRMED.to_string()),
-        ("MAX_SESSIONS", tandem_kv::limits::MAX_SESSIONS.to_string()),
+        (
+            "MAX_SESSIONS",
+            tandem_handoff::limits::MAX_SESSIONS.to_string(),
+        ),
         ("MAX_CONNECTIONS", limits::MAX_CONNECTIONS.to_string()),
         (
             "HTTP_BUFFER",
@@ -136,12 +138,18 @@ fn counts() -> Vec<(&'static str, String)> {
         ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
         ("STAGING_UNITS", mebibytes(staging)),
-        ("CREDIT_BYTES", mebibytes(tandem_kv::limits::CREDIT_BYTES)),
+        (
+            "CREDIT_BYTES",
+            mebibytes(tandem_handoff::limits::CREDIT_BYTES),
+        ),
         (
             "MAX_CREDIT_BYTES",
-            mebibytes(tandem_kv::limits::MAX_CREDIT_BYTES),
+            mebibytes(tandem_handoff::limits::MAX_CREDIT_BYTES),
         ),
-        ("AHEAD_BYTES", mebibytes(tandem_kv::limits::AHEAD_BYTES)),
+        (
+            "AHEAD_BYTES",
+            mebibytes(tandem_handoff::limits::AHEAD_BYTES),
+        ),
         ("MAX_KEEPERS", limits::MAX_KEEPERS.to_string()),
         ("SLICE_BYTES", mebibytes(limits::SLICE_BYTES)),
     ]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{CallKind, Failure, FakeConfig};
-use tandem_kv::frame::Kind;
+use tandem_handoff::frame::Kind;
 use tandem_node::Limits;
 use tandem_node::limits::MAX_RECONNECTS;
 use tandem_proto::limits::MAX_GENERATED_TOKENS;
@@ -179,7 +179,7 @@ async fn an_engine_thread_that_panics_ends_the_node_with_an_error() {
     let node_config = tandem_node::NodeConfig {
         role: Role::Both,
         version: "test".into(),
-        security: tandem_identity::Security::Plaintext,
+        security: tandem_cluster::Security::Plaintext,
         pages: super::cluster::pages(),
         limits: limits(),
     };

@@ -7,10 +7,10 @@ use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_engine::generation::{Format, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
 use tandem_engine::{KvEngine, Sequence};
-use tandem_kv::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD};
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::ParityBound;
-use tandem_kv::{KvBlock, Section};
+use tandem_handoff::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD};
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::ParityBound;
+use tandem_handoff::{KvBlock, Section};
 use tandem_node::held::Keep;
 use tandem_node::job::{
     Carried, Command, GenerateJob, HandedOver, Input, JobId, Origin, Parity, PrefillJob, Source,
@@ -19,7 +19,7 @@ use tandem_node::limits::{
     MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
 };
 use tandem_node::model::Model;
-use tandem_node::pages::PageStore;
+use tandem_prefix_cache::PageStore;
 use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 

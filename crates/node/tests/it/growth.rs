@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
-use tandem_kv::frame::Kind;
-use tandem_kv::limits::CREDIT_BYTES;
-use tandem_kv::{LayerKind, LayerSpec};
+use tandem_handoff::frame::Kind;
+use tandem_handoff::limits::CREDIT_BYTES;
+use tandem_handoff::{LayerKind, LayerSpec};
 use tandem_node::Limits;
 use tandem_node::limits::{STAGING_UNIT, STAGING_UNITS};
 use tandem_proto::{CodecChoice, GenerateEvent, HandoffStatus, PrefillEvent, Reuse, Role};

@@ -1,7 +1,7 @@
 //! Prefill on one node, decode on another.
 
 use tandem_engine::fake::{Call, FakeConfig};
-use tandem_kv::Section;
+use tandem_handoff::Section;
 use tandem_node::Limits;
 use tandem_proto::{PrefillEvent, PrefillMode, Reuse, Role};
 

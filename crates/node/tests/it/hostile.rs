@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
-use tandem_kv::Section;
-use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
-use tandem_kv::limits::CREDIT_BYTES;
-use tandem_kv::message::{Accept, control_frame};
-use tandem_kv::sender::{Offer, Sender};
+use tandem_handoff::Section;
+use tandem_handoff::codec::{Codec, Encoder};
+use tandem_handoff::frame::{HEADER_BYTES, Header, Kind};
+use tandem_handoff::limits::CREDIT_BYTES;
+use tandem_handoff::message::{Accept, control_frame};
+use tandem_handoff::sender::{Offer, Sender};
 use tandem_node::Limits;
 use tandem_proto::{PrefillMode, Role, Ticket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

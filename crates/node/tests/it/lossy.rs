@@ -1,23 +1,25 @@
 //! Rows that came with loss, kept for requests that allow as much.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_engine::fake::FakeConfig;
-use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
-use tandem_kv::policy::Quality;
-use tandem_kv::receipt::ParityBound;
-use tandem_kv::{Contract, KvBlock};
+use tandem_engine::KvEngine;
+use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_handoff::codec::{Codec, Decoder, Encoder, RunSpec};
+use tandem_handoff::plane::plane_bytes;
+use tandem_handoff::policy::Quality;
+use tandem_handoff::receipt::ParityBound;
+use tandem_handoff::{Contract, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section};
 use tandem_node::Limits;
 use tandem_node::batches::Batches;
 use tandem_node::held::keep_block;
 use tandem_node::held::{Keep, Tail};
-use tandem_node::pages::{Held, PageStore};
+use tandem_prefix_cache::{Held, PageStore, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffTerms, PrefillEvent, Reuse, Role};
 
 use super::cluster::{Deal, Outcome, SHORT, Setup, finish, limits, prompt};
 use super::codecs::config;
 use super::conversation::{first_turn, next_turn};
-use super::pages::rig::{PLENTY, full_block, full_only, in_memory};
 use super::raw::Handoff;
 use super::reuse::{CHUNK, SHARED, ending, pair, token_bytes, window_bytes};
 
@@ -324,11 +326,51 @@ fn keep(store: &PageStore, contract: &Arc<Contract>, batches: Batches, quality: 
     Keep::new(store, contract, &terms, batches)
 }
 
+fn in_memory() -> PageStore {
+    let config = PagesConfig {
+        ram_bytes: 1 << 30,
+        disk: None,
+    };
+    PageStore::open(&config).unwrap()
+}
+
+/// Two layers without windows.
+fn full_only() -> Arc<Contract> {
+    let layer = LayerSpec {
+        kind: LayerKind::Full,
+        kv_heads: 1,
+        key_dim: 2,
+        value_dim: 1,
+    };
+    let config = FakeConfig {
+        layers: vec![layer; 2],
+        ..FakeConfig::default()
+    };
+    Arc::new(FakeEngine::new(config).contract().clone())
+}
+
+/// Rows whose bytes depend on their token.
+fn full_block(contract: &Contract, tokens: Range<u32>) -> KvBlock {
+    let planes = contract.section_layers(Section::Full).into_iter();
+    let planes = planes.flat_map(|layer| [(layer, PlaneKind::Key), (layer, PlaneKind::Value)]);
+    let planes = planes.map(|(layer, kind)| {
+        let row = plane_bytes(contract, layer, kind, 1).unwrap() as usize;
+        let data = tokens.clone().flat_map(|t| vec![t as u8; row]);
+        let data = data.collect::<Vec<u8>>().into();
+        Plane { layer, kind, data }
+    });
+    KvBlock {
+        section: Section::Full,
+        planes: planes.collect(),
+        tokens: tokens.clone(),
+    }
+}
+
 /// Every way in which two pages can come in three blocks: a page is as lossy as the most lossy rows in it.
 #[tokio::test]
 async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
     const BLOCKS: [std::ops::Range<u32>; 3] = [0..40, 40..100, 100..128];
-    let contract = Arc::new(full_only());
+    let contract = full_only();
     let tokens: Arc<[u32]> = prompt(128).into();
     let batches = Batches {
         kv_end: 128,
@@ -340,11 +382,11 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
         .iter()
         .flat_map(|a| all.iter().flat_map(move |b| all.map(|c| [*a, *b, c])))
     {
-        let store = in_memory(PLENTY);
+        let store = in_memory();
         let keep = |quality| keep(&store, &contract, batches, quality);
         let mut tail = Tail::default();
         for (range, codec) in BLOCKS.into_iter().zip(codecs) {
-            let block = Arc::new(full_block(&contract, range, 1));
+            let block = Arc::new(full_block(&contract, range));
             let before = tail.then(&block, codec);
             keep_block(&keep(Quality::Q8), &tokens, &block, codec, before).await;
         }
@@ -362,7 +404,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
             assert_eq!(codec, used.copied(), "{codecs:?} for {quality}");
             if let Some(pinned) = pinned {
                 for block in pinned.load(0..held.tokens).unwrap() {
-                    assert_eq!(block, full_block(&contract, block.tokens.clone(), 1));
+                    assert_eq!(block, full_block(&contract, block.tokens.clone()));
                 }
             }
             // What is computed here begins with exact rows.
@@ -375,7 +417,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
 /// A fault forgets all lossy copies, also those that the request may not use, and the exact ones that it brought.
 #[tokio::test]
 async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
-    let contract = Arc::new(full_only());
+    let contract = full_only();
     let tokens: Arc<[u32]> = prompt(256).into();
     let batches = Batches {
         kv_end: 256,
@@ -387,9 +429,9 @@ async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
         .into_iter()
         .zip([0, 0, 128, 128])
     {
-        let store = in_memory(PLENTY);
+        let store = in_memory();
         let keep = |quality| keep(&store, &contract, batches, quality);
-        let block = Arc::new(full_block(&contract, 0..256, 1));
+        let block = Arc::new(full_block(&contract, 0..256));
         for codec in Codec::ALL {
             let keep = keep(Quality::Q8);
             keep_block(&keep, &tokens, &block, codec, Tail::default()).await;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
-use tandem_kv::frame::Kind;
-use tandem_kv::receipt::{Receipt, TokenScore};
+use tandem_handoff::frame::Kind;
+use tandem_handoff::receipt::{Receipt, TokenScore};
 use tandem_node::Limits;
 use tandem_proto::{GenerateEvent, HandoffTerms, PrefillEvent, PrefillMode, Reuse, Role, Ticket};
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tandem_cluster::limits::MAX_HANDSHAKES;
+use tandem_cluster::{Authority, Security};
 use tandem_engine::fake::FakeConfig;
-use tandem_identity::limits::MAX_HANDSHAKES;
-use tandem_identity::{Authority, Security};
-use tandem_kv::frame::{HEADER_BYTES, Kind};
-use tandem_kv::limits::MAX_SESSIONS;
-use tandem_kv::message::{Hello, control_frame, parse};
-use tandem_kv::sender::Outgoing;
+use tandem_handoff::frame::{HEADER_BYTES, Kind};
+use tandem_handoff::limits::MAX_SESSIONS;
+use tandem_handoff::message::{Hello, control_frame, parse};
+use tandem_handoff::sender::Outgoing;
 use tandem_node::handoffs::{Handoffs, Secrets};
 use tandem_node::limits::MAX_UNGREETED;
 use tandem_proto::{PrefillEvent, Reuse, Role, Ticket};

@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{CallKind, FakeConfig};
-use tandem_kv::LayerKind;
-use tandem_kv::frame::{Header, Kind, encode_frame};
+use tandem_handoff::LayerKind;
+use tandem_handoff::frame::{Header, Kind, encode_frame};
 use tandem_node::Limits;
 use tandem_node::limits::GOODBYE;
 use tandem_proto::{HandoffStatus, PrefillEvent, Reuse, Role};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tandem_kv::Section;
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tandem_handoff::Section;
+use tandem_handoff::frame::{HEADER_BYTES, Header, Kind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};

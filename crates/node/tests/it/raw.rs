@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_engine::{DecodeStep, KvEngine, Sequence};
-use tandem_kv::codec::{Codec, Encoder};
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind, encode_frame};
-use tandem_kv::page::{Namespace, Origin};
-use tandem_kv::receipt::{Receipt, ReturnTicket};
-use tandem_kv::sender::{Offer, Outbound, Sender, SenderError, SenderState};
-use tandem_kv::{KvBlock, Section};
+use tandem_handoff::codec::{Codec, Encoder};
+use tandem_handoff::frame::{HEADER_BYTES, Header, Kind, encode_frame};
+use tandem_handoff::page::{Namespace, Origin};
+use tandem_handoff::receipt::{Receipt, ReturnTicket};
+use tandem_handoff::sender::{Offer, Outbound, Sender, SenderError, SenderState};
+use tandem_handoff::{KvBlock, Section};
 use tandem_proto::Ticket;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

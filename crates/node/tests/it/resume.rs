@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
-use tandem_kv::LayerKind;
-use tandem_kv::frame::Kind;
-use tandem_kv::limits::{AHEAD_BYTES, CREDIT_BYTES};
-use tandem_kv::message::Accept;
+use tandem_handoff::LayerKind;
+use tandem_handoff::frame::Kind;
+use tandem_handoff::limits::{AHEAD_BYTES, CREDIT_BYTES};
+use tandem_handoff::message::Accept;
 use tandem_node::Limits;
 use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS, RECONNECT_PAUSE};
 use tandem_proto::{CodecChoice, ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};

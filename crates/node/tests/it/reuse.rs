@@ -5,22 +5,22 @@ use std::process::Command;
 use std::time::Duration;
 
 use tandem_engine::fake::{Call, FakeConfig};
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
-use tandem_kv::limits::{CREDIT_BYTES, TARGET_BLOCK_BYTES};
-use tandem_kv::message::{Accept, control_frame};
-use tandem_kv::page::PAGE_TOKENS;
+use tandem_handoff::frame::{HEADER_BYTES, Header, Kind};
+use tandem_handoff::limits::{CREDIT_BYTES, TARGET_BLOCK_BYTES};
+use tandem_handoff::message::{Accept, control_frame};
+use tandem_handoff::page::PAGE_TOKENS;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{PrefillEvent, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-#[cfg(target_os = "linux")]
-use super::child::SmallDisk;
-use super::child::{full_folder, without_room_on_disk};
 use super::cluster::{
     Calls, Deal, Outcome, Setup, TestNode, bind, eventually, heavy, limits, prompt,
 };
 use super::proxy::Proxy;
+#[cfg(target_os = "linux")]
+use tandem_testkit::disk::SmallDisk;
+use tandem_testkit::disk::{full_folder, without_room_on_disk};
 
 pub const CHUNK: u32 = 32;
 /// Tokens that all prompts here begin with: two pages, inside complete chunks.
@@ -35,14 +35,14 @@ pub fn ending(seed: u32, count: u32) -> Vec<u32> {
 
 /// Bytes of a token's rows of the full layers.
 pub fn token_bytes(config: &FakeConfig) -> u64 {
-    let full = |l: &&tandem_kv::LayerSpec| l.kind == tandem_kv::LayerKind::Full;
-    let bytes = |l: &tandem_kv::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
+    let full = |l: &&tandem_handoff::LayerSpec| l.kind == tandem_handoff::LayerKind::Full;
+    let bytes = |l: &tandem_handoff::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
     u64::from(config.layers.iter().filter(full).map(bytes).sum::<u32>())
 }
 
 pub fn window_bytes(config: &FakeConfig) -> u64 {
-    let window = |l: &&tandem_kv::LayerSpec| l.kind == tandem_kv::LayerKind::Window;
-    let bytes = |l: &tandem_kv::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
+    let window = |l: &&tandem_handoff::LayerSpec| l.kind == tandem_handoff::LayerKind::Window;
+    let bytes = |l: &tandem_handoff::LayerSpec| l.kv_heads * (l.key_dim + l.value_dim) * 2;
     let all: u32 = config.layers.iter().filter(window).map(bytes).sum();
     u64::from(all * config.window)
 }
@@ -229,7 +229,7 @@ async fn pages_that_have_gone_are_sent_again() {
     let config = FakeConfig::default();
     let prefill = Setup::new(Role::Prefill, &config).start().await;
     // Room for three pages.
-    let page = 64 * (token_bytes(&config) + 4) + tandem_node::pages::limits::ENTRY_OVERHEAD;
+    let page = 64 * (token_bytes(&config) + 4) + tandem_prefix_cache::limits::ENTRY_OVERHEAD;
     let decode = Setup {
         pages: PagesConfig {
             ram_bytes: 3 * page,
@@ -281,7 +281,7 @@ async fn pages_outlive_a_restart_on_disk() {
         first.end().await;
         // Another process would find them at once; here tasks of the first node may still end.
         let config_of = decode().pages;
-        while let Err(error) = tandem_node::pages::PageStore::open(&config_of) {
+        while let Err(error) = tandem_prefix_cache::PageStore::open(&config_of) {
             assert!(error.to_string().contains("another node"), "{error}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -472,7 +472,7 @@ async fn a_disk_that_does_not_answer_costs_a_limited_time() {
         let mut deal = Deal::new(&ending(1, 20), CHUNK);
         deal.run(&prefill, &first).await;
         first.end().await;
-        let is_closed = || tandem_node::pages::PageStore::open(&setup().pages).is_ok();
+        let is_closed = || tandem_prefix_cache::PageStore::open(&setup().pages).is_ok();
         eventually("the end of the first node", is_closed).await;
         // This one has them on disk only.
         let second = setup().start().await;
@@ -582,7 +582,7 @@ async fn keep_one(dir: &Path) {
         }
         // Tasks of the nodes may still end.
         for place in places(&dir) {
-            while let Err(error) = tandem_node::pages::PageStore::open(&place) {
+            while let Err(error) = tandem_prefix_cache::PageStore::open(&place) {
                 assert!(error.to_string().contains("another node"), "{error}");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tandem_cluster::{Authority, Security};
 use tandem_engine::fake::{Call, FakeConfig};
-use tandem_identity::{Authority, Security};
-use tandem_kv::Section;
-use tandem_kv::frame::Kind;
+use tandem_handoff::Section;
+use tandem_handoff::frame::Kind;
 use tandem_node::Limits;
 use tandem_proto::{PrefillEvent, Reuse, Role};
 use tokio::task::JoinHandle;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
+use tandem_cluster::{Authority, Link, Security};
 use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
-use tandem_identity::{Authority, Link, Security};
 use tandem_node::{Limits, NodeConfig, RunError};
 use tandem_proto::{PrefillMode, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::Sequence;
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
-use tandem_kv::frame::Kind;
-use tandem_kv::limits::TARGET_BLOCK_BYTES;
-use tandem_kv::{LayerKind, LayerSpec, Section};
+use tandem_handoff::frame::Kind;
+use tandem_handoff::limits::TARGET_BLOCK_BYTES;
+use tandem_handoff::{LayerKind, LayerSpec, Section};
 use tandem_node::limits::SLICE_BYTES;
 use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Reuse, Role};
 

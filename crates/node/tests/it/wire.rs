@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tandem_kv::frame::{HEADER_BYTES, Header, Kind};
+use tandem_handoff::frame::{HEADER_BYTES, Header, Kind};
 use tandem_node::limits::MIN_LINK_RATE;
 use tandem_node::wire::{WireError, fill, read_answer, read_header, write_parts};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};

@@ -9,7 +9,7 @@ mod properties;
 mod runs;
 mod servers;
 
-use tandem_kv::{Contract, ElementType, LayerKind, LayerSpec};
+use tandem_handoff::{Contract, ElementType, LayerKind, LayerSpec};
 use tandem_proto::{Capacity, ModelStatus, NodeStatus, PROTOCOL_VERSION, Role, StepTimes};
 use tandem_sched::*;
 

@@ -2,8 +2,8 @@
 
 use half::f16;
 use serde_json::{Value, json};
-use tandem_kv::codec::Codec;
-use tandem_kv::{KvBlock, PlaneKind};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::{KvBlock, PlaneKind};
 
 use super::speed::Speed;
 
@@ -107,7 +107,7 @@ fn likeliest(logits: &[f32]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tandem_kv::{Plane, Section};
+    use tandem_handoff::{Plane, Section};
 
     fn block(kind: PlaneKind, values: &[f32]) -> KvBlock {
         let data = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes());

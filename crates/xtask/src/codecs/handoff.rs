@@ -6,10 +6,10 @@ use anyhow::Context;
 use tandem_corpus::Example;
 use tandem_engine::chat::ChatTemplate;
 use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token};
+use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 use tandem_grading::Job;
-use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
-use tandem_kv::{Contract, KvBlock, Plane, Section};
-use tandem_llama::{LlamaEngine, LlamaOptions};
+use tandem_handoff::codec::{Codec, Decoder, Encoder, RunSpec};
+use tandem_handoff::{Contract, KvBlock, Plane, Section};
 
 use crate::nano_eval::prompt_tokens;
 

@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::Context;
-use tandem_kv::codec::{Codec, Decoder, Encoder, RunSpec};
-use tandem_kv::{Contract, KvBlock};
+use tandem_handoff::codec::{Codec, Decoder, Encoder, RunSpec};
+use tandem_handoff::{Contract, KvBlock};
 
 use super::handoff::run_of;
 

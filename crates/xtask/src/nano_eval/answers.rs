@@ -10,8 +10,8 @@ use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::generation::{FinishReason, Format, Generation, GenerationParams};
 use tandem_engine::sampling::SamplingParams;
 use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token, Tokenizer};
+use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 use tandem_grading::{Job, build_prompt, verdict_schema};
-use tandem_llama::{LlamaEngine, LlamaOptions};
 
 /// Characters of one rationale, as in a run of the grading.
 const RATIONALE_CHARS: u32 = 200;

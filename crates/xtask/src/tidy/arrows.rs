@@ -37,39 +37,51 @@ struct Rule {
 /// The drawing in `ARCHITECTURE.md` as a table. `cli`, `xtask` and what makes training
 /// data, `corpus`, stand on top.
 const RULES: &[Rule] = &[
-    rule("kv", &[], &[]),
-    rule("openai", &[], &[]),
-    rule("fixtures", &[], &[]),
-    rule("proto", &["kv"], &[]),
-    rule("sched", &["kv", "proto"], &[]),
-    rule("engine", &["kv"], &[]),
-    rule("identity", &[], &[]),
-    rule("llama", &["kv", "engine"], &["fixtures"]),
-    rule("node", &["kv", "proto", "engine", "identity"], &[]),
+    rule("handoff", &[], &[]),
+    rule("api", &[], &[]),
+    rule("testkit", &[], &[]),
+    rule("proto", &["handoff"], &[]),
+    rule("sched", &["handoff", "proto"], &[]),
+    rule("engine", &["handoff"], &[]),
+    rule("prefix-cache", &["handoff"], &["engine", "testkit"]),
+    rule("cluster", &[], &[]),
+    rule("engine-llama", &["handoff", "engine"], &["testkit"]),
+    rule(
+        "node",
+        &["handoff", "prefix-cache", "proto", "engine", "cluster"],
+        &["testkit"],
+    ),
     rule(
         "coordinator",
-        &["kv", "proto", "sched", "openai", "identity"],
+        &["handoff", "proto", "sched", "api", "cluster"],
         &[],
     ),
-    rule("grading", &["openai"], &[]),
-    rule("gradebook", &["grading", "openai"], &[]),
+    rule("grading", &["api"], &[]),
+    rule("gradebook", &["grading", "api"], &[]),
     rule("corpus", &["grading"], &[]),
     rule(
         "xtask",
-        &["kv", "engine", "llama", "grading", "corpus", "fixtures"],
+        &[
+            "handoff",
+            "engine",
+            "engine-llama",
+            "grading",
+            "corpus",
+            "testkit",
+        ],
         &[],
     ),
     rule(
         "cli",
         &[
-            "kv",
-            "openai",
-            "fixtures",
+            "handoff",
+            "api",
+            "testkit",
             "proto",
             "sched",
             "engine",
-            "identity",
-            "llama",
+            "cluster",
+            "engine-llama",
             "node",
             "coordinator",
             "grading",
@@ -80,10 +92,10 @@ const RULES: &[Rule] = &[
 ];
 
 /// Crates that do no I/O, ask no clock, draw no random number and start no task.
-pub const PURE: &[&str] = &["kv", "openai", "proto", "sched"];
+pub const PURE: &[&str] = &["handoff", "api", "proto", "sched"];
 
 /// The one crate that may contain `unsafe`, and the only one that knows llama.cpp.
-pub const UNSAFE: &str = "llama";
+pub const UNSAFE: &str = "engine-llama";
 
 /// Packages that bring sockets, tasks or random numbers.
 const IMPURE: &[&str] = &[
@@ -156,7 +168,7 @@ fn check_dependency(rule: &Rule, dependency: &Dependency) -> Option<String> {
             "crates/{from}/Cargo.toml: `{from}` is pure and must not depend on `{to}`"
         ));
     }
-    if matches!(from, "engine" | "llama") && ASYNC.contains(&to) {
+    if matches!(from, "engine" | "engine-llama") && ASYNC.contains(&to) {
         return Some(format!(
             "crates/{from}/Cargo.toml: engines are synchronous; `{from}` must not depend on `{to}`"
         ));
@@ -188,12 +200,12 @@ mod tests {
         for (from, to, development) in [
             ("sched", "tandem-proto", false),
             ("node", "tandem-engine", false),
-            ("llama", "tandem-fixtures", true),
+            ("engine-llama", "tandem-testkit", true),
             ("cli", "tandem-grading", false),
-            ("kv", "serde", false),
-            ("kv", "rand", true),
-            ("llama", "llama-cpp-2", false),
-            ("fixtures", "llama-cpp-2", true),
+            ("handoff", "serde", false),
+            ("handoff", "rand", true),
+            ("engine-llama", "llama-cpp-2", false),
+            ("testkit", "llama-cpp-2", true),
             ("node", "tokio", false),
         ] {
             assert_eq!(
@@ -207,11 +219,11 @@ mod tests {
     #[test]
     fn arrows_that_are_not_drawn_are_named() {
         for (from, to, development) in [
-            ("kv", "tandem-proto", false),
-            ("node", "tandem-llama", false),
-            ("node", "tandem-llama", true),
-            ("llama", "tandem-fixtures", false),
-            ("grading", "tandem-kv", false),
+            ("handoff", "tandem-proto", false),
+            ("node", "tandem-engine-llama", false),
+            ("node", "tandem-engine-llama", true),
+            ("engine-llama", "tandem-testkit", false),
+            ("grading", "tandem-handoff", false),
             ("sched", "tokio", false),
             ("proto", "rand", false),
             ("engine", "reqwest", false),

@@ -148,27 +148,30 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        write("ARCHITECTURE.md", "| `kv` | layouts |\n");
-        write("crates/kv/src/lib.rs", "//! Fine.\n");
-        write("crates/kv/tests/it.rs", "fn f() { std::fs::read(p); }\n");
+        write("ARCHITECTURE.md", "| `handoff` | layouts |\n");
+        write("crates/handoff/src/lib.rs", "//! Fine.\n");
+        write(
+            "crates/handoff/tests/it.rs",
+            "fn f() { std::fs::read(p); }\n",
+        );
         write("target/x.rs", "unsafe\n");
         write(
             "docs/links.md",
             "[a](../ARCHITECTURE.md#b)\n```\n[c](gone)\n```\n",
         );
         assert_eq!(
-            check(dir.path(), &[crate_named("kv")]).unwrap(),
+            check(dir.path(), &[crate_named("handoff")]).unwrap(),
             Vec::<String>::new()
         );
 
-        write("crates/kv/src/utils.rs", "fn f() {}\n");
-        write("crates/kv/src/clock.rs", "\nuse std::time::Instant;\n");
+        write("crates/handoff/src/utils.rs", "fn f() {}\n");
+        write("crates/handoff/src/clock.rs", "\nuse std::time::Instant;\n");
         write("docs/x.md", concat!("see ..", "/shared/x\n[a](gone.md)\n"));
-        let found = check(dir.path(), &[crate_named("kv"), crate_named("new")]).unwrap();
+        let found = check(dir.path(), &[crate_named("handoff"), crate_named("new")]).unwrap();
         let all = found.join("\n");
         for expected in [
-            "crates/kv/src/utils.rs: name it",
-            "crates/kv/src/clock.rs:2: ",
+            "crates/handoff/src/utils.rs: name it",
+            "crates/handoff/src/clock.rs:2: ",
             "docs/x.md:1: ",
             "docs/x.md:2: the link to `gone.md`",
             "no row for `new`",

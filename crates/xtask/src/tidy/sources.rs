@@ -59,13 +59,13 @@ mod tests {
     #[test]
     fn planted_violations_are_found_with_their_line() {
         for (name, source, expected) in [
-            ("kv", "use std::net::TcpStream;", "std::net"),
+            ("handoff", "use std::net::TcpStream;", "std::net"),
             ("sched", "fn f() { std::fs::read(p); }", "std::fs"),
             ("proto", "let t = Instant::now();", "Instant"),
-            ("openai", "fn f() { tokio::spawn(x); }", "tokio"),
+            ("api", "fn f() { tokio::spawn(x); }", "tokio"),
             ("sched", "let x = rand::random();", "rand"),
             ("node", "unsafe { *p }", "unsafe"),
-            ("kv", "pub unsafe fn f()", "unsafe"),
+            ("handoff", "pub unsafe fn f()", "unsafe"),
         ] {
             let source = format!("// a comment\n{source}\n");
             let found = check(name, "x.rs", false, &source);
@@ -78,13 +78,17 @@ mod tests {
     #[test]
     fn what_is_allowed_passes() {
         for (name, in_tests, source) in [
-            ("kv", false, "// std::net, unsafe, Instant"),
-            ("kv", false, "let brand = \"rand unsafe\"; operand(brand)"),
-            ("kv", false, "#![deny(unsafe_code)]"),
+            ("handoff", false, "// std::net, unsafe, Instant"),
+            (
+                "handoff",
+                false,
+                "let brand = \"rand unsafe\"; operand(brand)",
+            ),
+            ("handoff", false, "#![deny(unsafe_code)]"),
             ("proto", false, "use core::net::IpAddr;"),
             ("node", false, "use std::net::TcpStream;"),
-            ("llama", false, "unsafe { f() }"),
-            ("kv", true, "std::fs::read(\"docs/wire-format.md\")"),
+            ("engine-llama", false, "unsafe { f() }"),
+            ("handoff", true, "std::fs::read(\"docs/wire-format.md\")"),
         ] {
             assert_eq!(
                 check(name, "x.rs", in_tests, source),

@@ -9,9 +9,9 @@ use anyhow::ensure;
 use clap::Args;
 use rand::Rng as _;
 use serde::{Deserialize, Serialize};
-use tandem_identity::{ClusterDir, PeerId};
-use tandem_kv::codec::Codec;
-use tandem_kv::policy::Quality;
+use tandem_cluster::{ClusterDir, PeerId};
+use tandem_handoff::codec::Codec;
+use tandem_handoff::policy::Quality;
 use tandem_proto::{CodecChoice, HandoffTerms, Prompt};
 
 use crate::bench::ask::{Pair, Prompts, Sent};

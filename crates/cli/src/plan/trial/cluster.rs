@@ -9,9 +9,9 @@ use futures_util::{StreamExt, TryStreamExt, future, stream};
 use serde::Deserialize;
 use serde_json::json;
 use sysinfo::System;
+use tandem_api::TandemInfo;
+use tandem_cluster::{Public, Security};
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
-use tandem_identity::{Public, Security};
-use tandem_openai::TandemInfo;
 use tandem_proto::{CodecChoice, Role};
 use tandem_sched::plan::{Job, Served, Setup};
 

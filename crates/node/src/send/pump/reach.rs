@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tandem_identity::Link;
-use tandem_kv::sender::SenderState;
+use tandem_cluster::Link;
+use tandem_handoff::sender::SenderState;
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::time::{sleep, timeout, timeout_at};
 

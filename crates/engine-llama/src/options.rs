@@ -1,0 +1,165 @@
+//! How a model is loaded, and why it cannot be.
+
+use std::path::PathBuf;
+
+use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::model::params::LlamaModelParams;
+use tandem_engine::Capacity;
+
+use crate::blob::BlobError;
+use crate::gguf::GgufError;
+use crate::layout::LayoutError;
+use crate::loading::{Loading, Watch};
+
+/// Largest number of sequences: llama.cpp aborts the process beyond `LLAMA_MAX_SEQ` = 256 ids,
+/// and one id is the scratch.
+pub const MAX_SEQUENCES: u32 = 255;
+
+/// How to load a model.
+#[derive(Debug, Clone)]
+pub struct LlamaOptions {
+    /// What should fit at once.
+    pub capacity: Capacity,
+    /// CPU threads.
+    pub threads: u32,
+    /// Layers on the GPU, where the build has one; all by default.
+    pub gpu_layers: u32,
+    /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits
+    /// behind each part of a graph, also where nothing is read, as in decoding, but not for what is read.
+    pub by_layer: bool,
+    /// Folder of the fingerprints of files that were read before; without one each file is hashed.
+    pub fingerprints: Option<PathBuf>,
+    /// Who is told how far loading is.
+    pub watch: Watch,
+}
+
+impl Default for LlamaOptions {
+    fn default() -> Self {
+        Self {
+            capacity: Capacity {
+                sequences: 4,
+                tokens_per_sequence: 8192,
+                prefill_tokens: 512,
+                microbatch_tokens: 512,
+            },
+            threads: 1,
+            gpu_layers: 999,
+            by_layer: true,
+            fingerprints: None,
+            watch: Watch::default(),
+        }
+    }
+}
+
+/// Why a model cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LlamaError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    /// The cache layout.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The model does not do what it is loaded for.
+    #[error(
+        "{path}: two tokens and the logits of a third could not be computed; is it a model that writes text? {source}"
+    )]
+    Probe {
+        /// The model.
+        path: PathBuf,
+        /// What went wrong.
+        source: BlobError,
+    },
+    /// An option is out of range.
+    #[error("option `{option}`: {reason}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// What is wrong and what is allowed.
+        reason: String,
+    },
+    /// llama.cpp refused.
+    #[error("{path}: llama.cpp: {reason}")]
+    Llama {
+        /// The model.
+        path: PathBuf,
+        /// Its message.
+        reason: String,
+    },
+}
+
+/// That they are in range.
+pub(crate) fn check_options(options: &LlamaOptions) -> Result<(), LlamaError> {
+    let c = options.capacity;
+    let fail = |option, reason: String| Err(LlamaError::Option { option, reason });
+    if c.sequences == 0 || c.sequences > MAX_SEQUENCES {
+        return fail(
+            "sequences",
+            format!("{}, allowed 1..={MAX_SEQUENCES}", c.sequences),
+        );
+    }
+    if c.tokens_per_sequence < 2 || c.tokens_per_sequence > tandem_handoff::limits::MAX_TOKENS {
+        return fail(
+            "context",
+            format!(
+                "{}, allowed 2..={}",
+                c.tokens_per_sequence,
+                tandem_handoff::limits::MAX_TOKENS
+            ),
+        );
+    }
+    if c.microbatch_tokens == 0
+        || !c.prefill_tokens.is_multiple_of(c.microbatch_tokens)
+        || c.prefill_tokens == 0
+    {
+        return fail(
+            "chunk",
+            format!(
+                "{} is not a multiple of the microbatch {}",
+                c.prefill_tokens, c.microbatch_tokens
+            ),
+        );
+    }
+    if options.threads == 0 || options.threads > 512 {
+        return fail("threads", format!("{}, allowed 1..=512", options.threads));
+    }
+    Ok(())
+}
+
+/// How llama.cpp loads the model.
+pub(crate) fn model_params(options: &LlamaOptions) -> LlamaModelParams {
+    let params = LlamaModelParams::default().with_n_gpu_layers(options.gpu_layers);
+    if !options.watch.is_on() {
+        return params;
+    }
+    let watch = options.watch.clone();
+    params.with_progress_callback(move |part| {
+        watch.tell(Loading::Loaded(part));
+        true
+    })
+}
+
+/// How llama.cpp makes the context. Only where KV is handed over are the scratch sequence and a certain layout of the
+/// cache needed.
+pub(crate) fn context_params(options: &LlamaOptions, is_handed_over: bool) -> LlamaContextParams {
+    let c = options.capacity;
+    let attention = match is_handed_over {
+        true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO,
+    };
+    let tokens = c.sequences.saturating_mul(c.tokens_per_sequence);
+    let threads = i32::try_from(options.threads).unwrap_or(1);
+    LlamaContextParams::default()
+        .with_n_ctx(std::num::NonZeroU32::new(tokens))
+        .with_n_batch(c.prefill_tokens.max(c.sequences))
+        .with_n_ubatch(c.microbatch_tokens)
+        .with_n_seq_max(c.sequences + u32::from(is_handed_over))
+        .with_n_threads(threads)
+        .with_n_threads_batch(threads)
+        .with_flash_attention_policy(attention)
+        .with_type_k(llama_cpp_2::context::params::KvCacheType::F16)
+        .with_type_v(llama_cpp_2::context::params::KvCacheType::F16)
+        .with_kv_unified(true)
+        .with_swa_full(false)
+        .with_offload_kqv(true)
+}
