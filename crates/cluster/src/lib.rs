@@ -4,7 +4,7 @@
 //! - [`Security`]: how a process connects and takes connections: TLS 1.3 with certificates on both
 //!   sides, or plain TCP on loopback addresses;
 //! - [`Link`]: such a connection; [`Gate`]: a listener that shakes hands with many peers at once;
-//! - [`serve()`]: HTTP on such connections, where those that say nothing cost nothing;
+//! - [`serve()`]: hyper's HTTP/1.1 server on such connections, with bounds;
 //! - [`PeerId`]: who is at the other end;
 //! - [`Authority`], [`Identity`]: who vouches, and what this machine is vouched for with;
 //! - [`ClusterDir`]: where both are kept;

@@ -72,7 +72,7 @@ impl Link {
         self.peer.as_ref()
     }
 
-    /// True if the connection is encrypted and both ends have proved who they are.
+    /// True if the connection is encrypted.
     #[must_use]
     pub fn is_tls(&self) -> bool {
         matches!(self.stream, Stream::Tls(_))

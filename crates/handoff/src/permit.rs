@@ -91,7 +91,7 @@ impl<P: PartialEq, T> Tickets<P, T> {
 /// The secrets of one handoff that is going on: sessions, each good for a new connection in the place
 /// of one that broke.
 ///
-/// An accept carries new ones, and may be lost on its way. So the session that the sender has named
+/// An accept carries a new one, and may be lost on its way. So the session that the sender has named
 /// stays good until the sender shows that it has the new one.
 #[derive(Default)]
 pub struct Sessions {

@@ -252,8 +252,7 @@ impl Receiver {
         self.over.get_or_insert_with(|| reason.to_owned());
     }
 
-    /// Why the handoff is over, after [`Self::close`], a broken rule or an abort: the first reason, whichever connection
-    /// is heard of first.
+    /// Why the handoff is over, after [`Self::close`], a broken rule or an abort: the first reason.
     #[must_use]
     pub fn over(&self) -> Option<&str> {
         self.over.as_deref()
@@ -343,12 +342,6 @@ impl Receiver {
         let header = Header::control(Kind::Beat, self.handoff, self.sequence_out);
         self.sequence_out = self.sequence_out.wrapping_add(1);
         Some(encode_frame(header, &[]))
-    }
-
-    /// True once the sender has committed.
-    #[must_use]
-    pub const fn all_sent(&self) -> bool {
-        self.all_sent
     }
 
     /// True once [`Self::finish`] has confirmed.

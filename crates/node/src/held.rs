@@ -127,16 +127,6 @@ impl Keep {
         })
     }
 
-    /// Tokens behind which a prefill could go on with what is there, exact: a model with windows needs a snapshot.
-    #[must_use]
-    pub fn usable(&self, tokens: &[u32]) -> u32 {
-        let held = self.held(tokens);
-        match self.has_window() {
-            true => held.snapshot.unwrap_or(0),
-            false => held.tokens,
-        }
-    }
-
     /// What is there of a sequence for a request that may get rows of a handoff, exact or as lossy as it
     /// allows, and stays while this lives.
     #[must_use]

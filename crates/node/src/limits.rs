@@ -108,8 +108,7 @@ pub struct Limits {
     pub page_read: Duration,
     /// How long a handoff whose connection broke waits for a new one.
     pub resume: Duration,
-    /// How long an answer that is complete waits for the prefill node's receipt. One that must be compared before its
-    /// first token waits as long as the prefill node is alive.
+    /// How long an answer that is complete waits for the prefill node's receipt.
     pub receipt: Duration,
     /// How long the permission to hand an answer back is good for: longer than an answer takes.
     pub return_ticket: Duration,

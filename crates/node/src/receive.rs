@@ -11,7 +11,6 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use futures_util::stream::FuturesOrdered;
 use tandem_cluster::{Gate, Link, WriteHalf};
@@ -35,7 +34,7 @@ use crate::limits::{
     STAGING_UNITS,
 };
 use crate::node::Node;
-use crate::tickets::{Permitted, Until};
+use crate::tickets::Permitted;
 use crate::wire::{read_header, read_payload};
 
 /// Takes handoff connections. Those that do not say hello hold nobody up: there is a limit to their
@@ -121,11 +120,12 @@ async fn connection(
         return arrive(&owner, Arrival { greeted, hello });
     }
     let Greeted { read, mut write } = greeted;
-    let Some(permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
+    let Some(mut permitted) = node.tickets.take(&hello.ticket, handoff, peer.as_ref()) else {
         let reason = format!("hello field `ticket`: {STRANGER}");
         refuse(&mut write, handoff, RefusalCode::Ticket, &reason).await;
         return Err(reason);
     };
+    permitted.target.begin(node.config.limits.hand_back);
     let failing = permitted.clone();
     let greeted = Greeted { read, write };
     let served = serve(node, permitted, &hello, greeted, from).await;
@@ -206,14 +206,6 @@ fn agree(permitted: &mut Permitted, hello: &Hello) -> bool {
         return false;
     }
     true
-}
-
-/// Until when a handoff that begins now may go on: what no request ends has a limit of its own.
-fn until(permitted: &Permitted, limits: Limits) -> Until {
-    match &permitted.until {
-        Until::Time(_) => Until::Time(Instant::now() + limits.hand_back),
-        over @ Until::Request(_) => over.clone(),
-    }
 }
 
 /// The tokens that a handoff brings KV of.
@@ -302,7 +294,6 @@ async fn serve(
         refuse(&mut first.write, handoff, RefusalCode::Busy, reason).await;
         return Err(reason.into());
     };
-    permitted.until = until(&permitted, node.config.limits);
     let (arrivals, connections) = mpsc::channel(MAX_ARRIVALS);
     let secrets = Secrets::new(
         Arc::clone(&node.handoffs),

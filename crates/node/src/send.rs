@@ -4,6 +4,8 @@
 //! acknowledged, and a connection (`connection`) with a writer (`stream`; `growth`: blocks that are
 //! written while they are computed). One that breaks is opened again and the handoff goes on after what came whole: nothing is computed twice.
 
+mod account;
+mod blocks;
 mod connection;
 mod growth;
 mod input;
@@ -15,10 +17,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tandem_cluster::{PeerId, Security};
+use tandem_handoff::KvBlock;
 use tandem_handoff::codec::Codec;
 use tandem_handoff::message::RefusalCode;
 use tandem_handoff::sender::{Offer, Sender, SenderError};
-use tandem_handoff::{KvBlock, PerSection};
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -26,11 +28,13 @@ use tokio::time::timeout;
 
 pub use links::{Choice, Codecs, Going, Links};
 
+use self::account::Account;
+use self::blocks::Blocks;
 use self::input::Inputs;
-use self::pump::{Pump, ReceiptState, TransferClock};
+use self::pump::{Pump, Way};
 use crate::held::{Keep, Tail, keep_block};
 use crate::job::Input;
-use crate::limits::{Limits, RECONNECT_PAUSE};
+use crate::limits::Limits;
 use crate::model::Model;
 use crate::wire::WireError;
 
@@ -78,8 +82,6 @@ pub struct Report {
     pub computed_bytes: u64,
     /// Time that the receiver needed to apply what had come when it read the commit, in milliseconds.
     pub apply_ms: f64,
-    /// Time spent encoding, in milliseconds; beside the writing.
-    pub encode_ms: f64,
     /// Connections that broke and were opened again.
     pub reconnects: u32,
     /// True if the receiver was sent what was computed for the last token.
@@ -261,35 +263,24 @@ pub async fn transmit(
     let _going = route.links.begin();
     // Models differ in what they make in a second, and in what that compresses to.
     let way = format!("{} {}", route.target, sender.contract().weights);
+    let prefill = sending.as_ref();
+    let input = Inputs::new(input, prefill.map(|s| Arc::clone(&s.model)));
+    let listener = events.clone();
     let mut pump = Pump {
         sender,
         connection: None,
-        pause: RECONNECT_PAUSE,
-        had: PerSection::default(),
-        queue: VecDeque::new(),
-        chunks: 0,
-        begun: None,
-        last_begun: false,
-        queued_to: PerSection::default(),
-        sent: VecDeque::new(),
-        last: None,
-        accepted: None,
-        committed: None,
-        receipt: ReceiptState::Open,
-        in_doubt: false,
-        clock: TransferClock::default(),
+        way: Way::default(),
+        input,
+        blocks: Blocks::default(),
+        account: Account::default(),
         codecs: route.links.codecs(&way, route.choice, route.overlap),
         held_to: 0,
-        report: Report::default(),
         route,
         events,
         sending,
     };
-    let listener = pump.events.clone();
-    let prefill = pump.sending.as_ref();
-    let input = Inputs::new(input, prefill.map(|s| Arc::clone(&s.model)));
     let result = tokio::select! {
-        result = pump.run(&hello, input) => result,
+        result = pump.run(&hello) => result,
         // Nobody wants it any more. The receiver is told, so that it need not wait for another connection.
         () = listener.closed() => Err(broken("the coordinator has gone")),
     };

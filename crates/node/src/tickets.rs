@@ -27,16 +27,44 @@ pub enum Target {
         /// The job; its number is the epoch of its place in the engine, so that KV for a job that
         /// has ended is refused even if its place is taken by another.
         job: JobId,
+        /// Closed when the request has ended.
+        over: watch::Receiver<()>,
+        /// Hears where the KV of the answer may be handed back to.
+        hand_back: Arc<Mutex<Option<oneshot::Sender<HandBack>>>>,
     },
     /// To the pages of this node: KV of an answer that comes back.
-    Pages,
+    Pages {
+        /// Until when it is of use.
+        until: Instant,
+        /// The place of the permission, until it is used or worthless.
+        place: Option<Arc<OwnedSemaphorePermit>>,
+    },
 }
 
 impl Target {
     /// True if nobody compares what the sender computed with what was computed here.
     #[must_use]
     pub const fn is_pages(&self) -> bool {
-        matches!(self, Self::Pages)
+        matches!(self, Self::Pages { .. })
+    }
+
+    /// The permission is used: what no request ends may take so long from now on, and others may have its place.
+    pub fn begin(&mut self, limit: Duration) {
+        if let Self::Pages { until, place } = self {
+            *until = Instant::now() + limit;
+            *place = None;
+        }
+    }
+
+    /// Who waits to hear where the answer may be handed back to; nobody does any more.
+    pub fn take_hand_back(&self) -> Option<oneshot::Sender<HandBack>> {
+        match self {
+            Self::Sequence { hand_back, .. } => {
+                let mut waiting = hand_back.lock().unwrap_or_else(PoisonError::into_inner);
+                waiting.take()
+            }
+            Self::Pages { .. } => None,
+        }
     }
 
     /// Puts a block where it belongs; done when the engine has it.
@@ -49,7 +77,7 @@ impl Target {
         block: Arc<KvBlock>,
         carried: Carried,
     ) -> Result<(), String> {
-        let Self::Sequence { model, job } = self else {
+        let Self::Sequence { model, job, .. } = self else {
             return Ok(());
         };
         let origin = Origin::Handoff(carried);
@@ -68,15 +96,6 @@ pub struct HandBack {
     pub peer: Option<PeerId>,
 }
 
-/// Until when KV is of use.
-#[derive(Debug, Clone)]
-pub enum Until {
-    /// Until the request has ended: closed then.
-    Request(watch::Receiver<()>),
-    /// Until this time.
-    Time(Instant),
-}
-
 /// A handoff that a ticket permits.
 #[derive(Debug, Clone)]
 pub struct Permitted {
@@ -90,17 +109,11 @@ pub struct Permitted {
     pub keep: Keep,
     /// Who must bring it; `None` only without TLS, where nobody is known.
     pub peer: Option<PeerId>,
-    /// Until when the KV is of use.
-    pub until: Until,
-    /// Hears where the KV of the answer may be handed back to.
-    pub hand_back: Arc<Mutex<Option<oneshot::Sender<HandBack>>>>,
-    /// The place that a permission to hand an answer back takes, until it is used or worthless.
-    pub place: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl Permitted {
     async fn deliver(&self, command: impl FnOnce(JobId) -> Command) {
-        if let Target::Sequence { model, job } = &self.target {
+        if let Target::Sequence { model, job, .. } = &self.target {
             model.deliver(command(*job)).await;
         }
     }
@@ -128,24 +141,22 @@ impl Permitted {
             Told::Unusable(_) | Told::Nothing => None,
         };
         self.deliver(|job| Command::Receipt(job, told)).await;
-        if let Some(ticket) = hand_back {
-            let waiting = self
-                .hand_back
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            if let Some(waiting) = waiting {
-                let peer = self.peer.clone();
-                let _ = waiting.send(HandBack { ticket, from, peer });
-            }
+        if let Some(ticket) = hand_back
+            && let Some(waiting) = self.target.take_hand_back()
+        {
+            let peer = self.peer.clone();
+            let _ = waiting.send(HandBack { ticket, from, peer });
         }
     }
 
     /// Waits until nobody waits for the KV any more.
     pub async fn ended(&self) {
-        match self.until.clone() {
-            Until::Request(mut over) => while over.changed().await.is_ok() {},
-            Until::Time(time) => sleep_until(time.into()).await,
+        match &self.target {
+            Target::Sequence { over, .. } => {
+                let mut over = over.clone();
+                while over.changed().await.is_ok() {}
+            }
+            Target::Pages { until, .. } => sleep_until((*until).into()).await,
         }
     }
 }

@@ -3,8 +3,8 @@
 //! One loop: take commands, take in a slice of KV, copy a slice out or compute at most one chunk of one prefill, decode
 //! one token of every generating sequence. What comes in and what else there is take turns where somebody waits for a
 //! token, so running generations wait for at most one slice of KV, or one chunk with its rows or the first slice of
-//! them; and a request that nobody waits for stops within one step. Only where a comparison fails are pages forgotten
-//! in between, before anybody else can find them that is not compared itself.
+//! them; and a request that nobody waits for stops within one step. Where a comparison fails, pages are forgotten in
+//! between.
 //!
 //! - `jobs`: what is known of each request, and what can be done for it next;
 //! - `intake`: taking KV in, and what is done when it does not come or does not fit;

@@ -1,4 +1,4 @@
-//! KV of earlier handoffs, kept by page so that a prefix that is here is not sent, or not
+//! KV of earlier requests, kept by page so that a prefix that is here is not sent, or not
 //! computed, again.
 //!
 //! A *page* is the rows of all full layers for 64 tokens ([`tandem_handoff::page`] names it). A
@@ -101,8 +101,6 @@ impl Wanted {
 pub struct Held {
     /// Complete pages from the first token on cover `[0, tokens)`, a multiple of [`PAGE_TOKENS`].
     pub tokens: u32,
-    /// The id of the last of them: it says the same as all their ids.
-    pub last_page: Option<PageId>,
     /// The last position with a usable snapshot.
     pub snapshot: Option<u32>,
 }

@@ -134,7 +134,6 @@ impl<'a> Named<'a> {
         let found = used.objects.len();
         let mut held = Held {
             tokens: u32::try_from(found * PAGE_LEN).unwrap_or(0),
-            last_page: used.objects.last().copied(),
             snapshot: None,
         };
         if let Some(first) = names.first() {

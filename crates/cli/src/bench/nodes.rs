@@ -25,8 +25,8 @@ const READY: Duration = Duration::from_secs(120);
 const END: Duration = Duration::from_secs(10);
 /// Tokens of one sequence.
 pub const CONTEXT: u32 = 8192;
-/// Sequences at once: one, and two that are being closed (the first was only opened, to tokenise); or as many as begin at once.
-pub(super) const SLOTS: u32 = 3;
+/// Sequences at once: one, and two that are being closed (the first was only opened, to tokenise).
+const SLOTS: u32 = 3;
 /// Threads of each node, unless a place says otherwise: both compute on this machine.
 pub const THREADS: u32 = 1;
 

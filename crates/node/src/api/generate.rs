@@ -26,7 +26,7 @@ use crate::held::{Keep, Pieces};
 use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
 use crate::limits::{MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
 use crate::model::Model;
-use crate::tickets::{HandBack, Permitted, Target, Until, handoff_id};
+use crate::tickets::{HandBack, Permitted, Target, handoff_id};
 use crate::worker::generation_error;
 
 pub(super) async fn generate(
@@ -37,132 +37,247 @@ pub(super) async fn generate(
     started(node, body).await
 }
 
-/// Starts a request.
+/// Starts a request: checks it, tokenises its prompt, finds out what of its KV is here, and gives it a place in the
+/// engine.
 async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let request: GenerateRequest = parse(&body)?;
     let Checked { model, peer } = checked(&node, &request)?;
-    let (id, prefill, alone_percent, chunk, terms) = (
-        request.request.clone(),
-        request.prefill,
-        request.alone_percent,
-        request.chunk,
-        model.terms(&request.terms),
-    );
-    let start = Instant::now();
+    let asked = Asked::of(&model, &request);
+    let began = Instant::now();
     let (tokens, generation) = prepared(&model, request).await?;
-    let tokenize_ms = start.elapsed().as_secs_f64() * 1e3;
-    let kv_end = u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1;
-    let batches = model.batches(kv_end, chunk);
-    let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
-    let (prompt, page_read) = (&tokens[..kv_end as usize], node.config.limits.page_read);
-    let part = (prefill, alone_percent);
-    let pieces = pages_of(&keep, prompt, part, page_read)?;
-    // A request that is prefilled elsewhere gets its pages when the handoff begins, or ends before that.
-    let remote = prefill == PrefillMode::Remote && pieces.is_none() && kv_end > 0;
-    let source = source(remote, pieces.is_some());
+    let tokenize_ms = began.elapsed().as_secs_f64() * 1e3;
+    let starting = Starting::new(node, model, asked, tokens);
+    let pieces = starting.pieces()?;
+    let source = starting.source(pieces.is_some());
+    let admission = starting.model.admit_soon().await?;
+    let (guard, hand_back) = starting.open(admission.job, source, peer);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
-    let admission = model.admit_soon().await?;
-    let job_id = admission.job;
-    let (hand_back, handed_back) = oneshot::channel();
-    let opening = Opening {
-        request: id.clone(),
-        job: job_id,
-        remote,
-        peer,
-        tokens: &tokens,
-        terms: &terms,
-        keep: keep.clone(),
-        hand_back,
-    };
-    let guard = open_request(&node, &model, opening);
-    // A prefill node may take the answer back where this one keeps nothing.
-    let retire = (terms.keeps_answer() && (remote || node.config.pages.keeps_any())).then(|| {
-        let terms = terms.handing_back();
-        keep_answer(&node, &model, keep.clone(), terms, &tokens, handed_back)
-    });
-    let pages = remote.then(|| pages_on_demand(&model, job_id, keep.clone(), prompt, page_read));
-    let job = GenerateJob {
-        request: id,
-        pages,
-        tokens: tokens.clone(),
-        chunk,
-        source,
-        generation,
-        parity: Parity::of(&terms, remote),
-        keep,
-        retire,
-        events,
-    };
-    model.command(Command::Generate(admission, Box::new(job)))?;
+    let job = starting.job(admission.job, source, generation, hand_back, events);
+    let command = Command::Generate(admission, Box::new(job));
+    starting.model.command(command)?;
     guard.put_pages(pieces);
-    let opened = opened(tokens, guard.ticket.clone(), tokenize_ms);
-    Ok(answer(opened, receiver, guard, node.config.limits.beat))
+    let beat = starting.node.config.limits.beat;
+    let opened = starting.opened(guard.ticket.clone(), tokenize_ms);
+    Ok(answer(opened, receiver, guard, beat))
 }
 
-fn opened(tokens: Vec<Token>, ticket: Option<Ticket>, tokenize_ms: f64) -> GenerateEvent {
-    GenerateEvent::Opened {
-        prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
-        tokens: ticket.is_some().then_some(tokens),
-        ticket,
-        tokenize_ms,
+/// What of a request says where the KV of its prompt comes from.
+struct Asked {
+    request: String,
+    prefill: PrefillMode,
+    /// How much of the prompt this node may compute by itself.
+    alone_percent: u8,
+    chunk: u32,
+    terms: HandoffTerms,
+}
+
+impl Asked {
+    fn of(model: &Model, request: &GenerateRequest) -> Self {
+        Self {
+            request: request.request.clone(),
+            prefill: request.prefill,
+            alone_percent: request.alone_percent,
+            chunk: request.chunk,
+            terms: model.terms(&request.terms),
+        }
     }
 }
 
-/// The pages of a prompt with which this node prefills by itself; `None` if it does without, or another node
-/// prefills.
-///
-/// # Errors
-/// If this node is to prefill, and more of the prompt is missing than it is to.
-fn pages_of(
-    keep: &Keep,
-    prompt: &[Token],
-    (prefill, percent): (PrefillMode, u8),
-    limit: Duration,
-) -> Result<Option<Pieces>, NodeError> {
-    if prefill == PrefillMode::Remote && percent == 0 {
-        return Ok(None);
-    }
-    let is_enough = |pieces: &Pieces| {
-        let missing = prompt.len().saturating_sub(pieces.tokens() as usize);
-        missing * 100 <= prompt.len() * usize::from(percent)
-    };
-    let pieces = keep.pieces(prompt, limit).filter(is_enough);
-    if prefill == PrefillMode::Local && percent < 100 && pieces.is_none() {
-        let message = format!("more than {percent} % of the prompt is missing here");
-        return Err(NodeError::new(ErrorCode::Lacks, message));
-    }
-    Ok(pieces)
-}
-
-/// Where the KV of a prompt comes from at first.
-const fn source(remote: bool, has_pages: bool) -> Source {
-    match (remote, has_pages) {
-        (true, _) => Source::Remote,
-        (false, true) => Source::Pages,
-        (false, false) => Source::Here,
-    }
-}
-
-/// Puts them into the sequence of a job when it asks for them: when its handoff has brought nothing.
-fn pages_on_demand(
-    model: &Arc<Model>,
-    job: JobId,
+/// A request whose prompt is known, and that has no place yet.
+struct Starting {
+    node: Arc<Node>,
+    model: Arc<Model>,
+    asked: Asked,
+    /// At least one.
+    tokens: Vec<Token>,
     keep: Keep,
-    tokens: &[Token],
-    limit: Duration,
-) -> oneshot::Sender<()> {
-    let (ask, asked) = oneshot::channel();
-    let (model, tokens) = (Arc::clone(model), tokens.to_vec());
-    tokio::spawn(async move {
-        if asked.await.is_err() {
-            return;
+}
+
+impl Starting {
+    fn new(node: Arc<Node>, model: Arc<Model>, asked: Asked, tokens: Vec<Token>) -> Self {
+        let batches = model.batches(kv_end(&tokens), asked.chunk);
+        let keep = Keep::new(&node.pages, &model.contract, &asked.terms, batches);
+        Self {
+            node,
+            model,
+            asked,
+            tokens,
+            keep,
         }
-        match keep.pieces(&tokens, limit) {
-            Some(pieces) => seed(model, job, pieces, None).await,
-            None => model.deliver(Command::Seeded(job, true)).await,
+    }
+
+    /// The tokens whose KV is needed: that of the last one comes with the first step of decoding.
+    fn prompt(&self) -> &[Token] {
+        &self.tokens[..kv_end(&self.tokens) as usize]
+    }
+
+    /// The pages with which this node prefills by itself; `None` if it does without, or another node prefills.
+    ///
+    /// # Errors
+    /// If this node is to prefill, and more of the prompt is missing than it is to.
+    fn pieces(&self) -> Result<Option<Pieces>, NodeError> {
+        let (prompt, percent) = (self.prompt(), self.asked.alone_percent);
+        if self.asked.prefill == PrefillMode::Remote && percent == 0 {
+            return Ok(None);
         }
-    });
-    ask
+        let is_enough = |pieces: &Pieces| {
+            let missing = prompt.len().saturating_sub(pieces.tokens() as usize);
+            missing * 100 <= prompt.len() * usize::from(percent)
+        };
+        let limit = self.node.config.limits.page_read;
+        let pieces = self.keep.pieces(prompt, limit).filter(is_enough);
+        if self.asked.prefill == PrefillMode::Local && percent < 100 && pieces.is_none() {
+            let message = format!("more than {percent} % of the prompt is missing here");
+            return Err(NodeError::new(ErrorCode::Lacks, message));
+        }
+        Ok(pieces)
+    }
+
+    /// Where the KV comes from at first. A request that is prefilled elsewhere gets its pages when the handoff begins,
+    /// or ends before that.
+    fn source(&self, has_pages: bool) -> Source {
+        if has_pages {
+            Source::Pages
+        } else if self.asked.prefill == PrefillMode::Remote && !self.prompt().is_empty() {
+            Source::Remote
+        } else {
+            Source::Here
+        }
+    }
+
+    /// Registers the request: gives it a ticket if KV is to come, and a guard that undoes everything when the
+    /// coordinator has gone. Its ticket says where the KV of the answer may be handed back to.
+    fn open(
+        &self,
+        job: JobId,
+        source: Source,
+        peer: Option<PeerId>,
+    ) -> (Guard, oneshot::Receiver<HandBack>) {
+        let (hand_back, handed_back) = oneshot::channel();
+        let (alive, over) = watch::channel(());
+        let (node, terms) = (&self.node, &self.asked.terms);
+        let handoff = handoff_id(job.0);
+        let port = node.handoff_port.filter(|_| source == Source::Remote);
+        let ticket = port.map(|port| {
+            let permitted = Permitted {
+                request: self.asked.request.clone(),
+                target: Target::Sequence {
+                    model: Arc::clone(&self.model),
+                    job,
+                    over,
+                    hand_back: Arc::new(Mutex::new(Some(hand_back))),
+                },
+                expectation: Expectation {
+                    contract: Arc::clone(&self.model.contract),
+                    handoff,
+                    tokens: self.tokens.clone(),
+                    kv_end: kv_end(&self.tokens),
+                    covers: Covers::All,
+                    quality: terms.quality,
+                    mixed_quantisation: terms.mixed_quantisation,
+                },
+                keep: self.keep.clone(),
+                peer,
+            };
+            let limit = node.config.limits.handoff_silence;
+            Ticket {
+                secret: node.tickets.issue(permitted, limit),
+                handoff,
+                ip: node.handoff_ip,
+                port,
+            }
+        });
+        let request = self.asked.request.clone();
+        node.running.insert(&request, Arc::clone(&self.model), job);
+        let guard = Guard {
+            node: Arc::clone(node),
+            model: Arc::clone(&self.model),
+            request,
+            job,
+            ticket,
+            _alive: alive,
+        };
+        (guard, handed_back)
+    }
+
+    /// What the engine thread gets of it.
+    fn job(
+        &self,
+        id: JobId,
+        source: Source,
+        generation: Generation,
+        hand_back: oneshot::Receiver<HandBack>,
+        events: mpsc::Sender<GenerateEvent>,
+    ) -> GenerateJob {
+        let is_remote = source == Source::Remote;
+        GenerateJob {
+            request: self.asked.request.clone(),
+            tokens: self.tokens.clone(),
+            chunk: self.asked.chunk,
+            source,
+            pages: is_remote.then(|| self.pages_on_demand(id)),
+            parity: Parity::of(&self.asked.terms, is_remote),
+            keep: self.keep.clone(),
+            retire: self.kept(is_remote, hand_back),
+            generation,
+            events,
+        }
+    }
+
+    /// Puts pages into the sequence of a job when it asks for them: when its handoff has brought nothing.
+    fn pages_on_demand(&self, job: JobId) -> oneshot::Sender<()> {
+        let (ask, asked) = oneshot::channel();
+        let (model, keep) = (Arc::clone(&self.model), self.keep.clone());
+        let (prompt, limit) = (self.prompt().to_vec(), self.node.config.limits.page_read);
+        tokio::spawn(async move {
+            if asked.await.is_err() {
+                return;
+            }
+            match keep.pieces(&prompt, limit) {
+                Some(pieces) => seed(model, job, pieces, None).await,
+                None => model.deliver(Command::Seeded(job, true)).await,
+            }
+        });
+        ask
+    }
+
+    /// Starts to wait for the end of an answer whose KV is kept, here or where it is handed back to.
+    fn kept(
+        &self,
+        is_remote: bool,
+        hand_back: oneshot::Receiver<HandBack>,
+    ) -> Option<oneshot::Sender<Retired>> {
+        let is_of_use = is_remote || self.node.config.pages.keeps_any();
+        if !self.asked.terms.keeps_answer() || !is_of_use {
+            return None;
+        }
+        let (retire, retired) = oneshot::channel();
+        let keeping = Keeping {
+            node: Arc::clone(&self.node),
+            model: Arc::clone(&self.model),
+            keep: self.keep.clone(),
+            terms: self.asked.terms.handing_back(),
+            prompt: self.tokens.clone(),
+            retired,
+            hand_back,
+        };
+        tokio::spawn(keeping.run());
+        Some(retire)
+    }
+
+    fn opened(self, ticket: Option<Ticket>, tokenize_ms: f64) -> GenerateEvent {
+        GenerateEvent::Opened {
+            prompt_tokens: u32::try_from(self.tokens.len()).unwrap_or(u32::MAX),
+            tokens: ticket.is_some().then_some(self.tokens),
+            ticket,
+            tokenize_ms,
+        }
+    }
+}
+
+/// The end of the tokens of a prompt whose KV is needed.
+fn kv_end(tokens: &[Token]) -> u32 {
+    u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1
 }
 
 /// What a request is about.
@@ -206,29 +321,6 @@ fn answer(
         GenerateEvent::Beat,
         is_last,
     )
-}
-
-/// Starts to wait for the end of an answer whose KV is kept.
-fn keep_answer(
-    node: &Arc<Node>,
-    model: &Arc<Model>,
-    keep: Keep,
-    terms: HandoffTerms,
-    prompt: &[Token],
-    hand_back: oneshot::Receiver<HandBack>,
-) -> oneshot::Sender<Retired> {
-    let (retire, retired) = oneshot::channel();
-    let keeping = Keeping {
-        node: Arc::clone(node),
-        model: Arc::clone(model),
-        keep,
-        terms,
-        prompt: prompt.to_vec(),
-        retired,
-        hand_back,
-    };
-    tokio::spawn(keeping.run());
-    retire
 }
 
 /// The only machine that may use the request's ticket; `None` if there is no ticket, or no TLS and
@@ -343,75 +435,6 @@ fn prompt_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError
                 .tokens(&messages)
                 .map_err(|e| invalid(e.to_string()))
         }
-    }
-}
-
-/// A request that is about to start.
-struct Opening<'a> {
-    request: String,
-    job: JobId,
-    remote: bool,
-    peer: Option<PeerId>,
-    tokens: &'a [Token],
-    terms: &'a HandoffTerms,
-    keep: Keep,
-    hand_back: oneshot::Sender<HandBack>,
-}
-
-/// Registers a request: gives it a ticket if KV is to come, and a guard that undoes everything
-/// when the coordinator has gone.
-fn open_request(node: &Arc<Node>, model: &Arc<Model>, opening: Opening<'_>) -> Guard {
-    let Opening {
-        request,
-        job,
-        remote,
-        peer,
-        tokens,
-        terms,
-        keep,
-        hand_back,
-    } = opening;
-    let (alive, over) = watch::channel(());
-    let handoff = handoff_id(job.0);
-    let ticket = node.handoff_port.filter(|_| remote).map(|port| {
-        let permitted = Permitted {
-            request: request.clone(),
-            target: Target::Sequence {
-                model: Arc::clone(model),
-                job,
-            },
-            expectation: Expectation {
-                contract: Arc::clone(&model.contract),
-                handoff,
-                tokens: tokens.to_vec(),
-                kv_end: u32::try_from(tokens.len()).unwrap_or(u32::MAX) - 1,
-                covers: Covers::All,
-                quality: terms.quality,
-                mixed_quantisation: terms.mixed_quantisation,
-            },
-            keep,
-            peer,
-            until: Until::Request(over),
-            hand_back: Arc::new(Mutex::new(Some(hand_back))),
-            place: None,
-        };
-        Ticket {
-            secret: node
-                .tickets
-                .issue(permitted, node.config.limits.handoff_silence),
-            handoff,
-            ip: node.handoff_ip,
-            port,
-        }
-    });
-    node.running.insert(&request, Arc::clone(model), job);
-    Guard {
-        node: Arc::clone(node),
-        model: Arc::clone(model),
-        request,
-        job,
-        ticket,
-        _alive: alive,
     }
 }
 

@@ -22,7 +22,7 @@ use crate::job::{Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
 use crate::send::{Kept, Sending, send_kv};
-use crate::tickets::{Permitted, Target, Until, handoff_id};
+use crate::tickets::{Permitted, Target, handoff_id};
 
 pub(super) async fn prefill(
     State(node): State<Arc<Node>>,
@@ -152,7 +152,10 @@ fn return_ticket(
     let handoff = handoff_id(0);
     let permitted = Permitted {
         request: request.request.clone(),
-        target: Target::Pages,
+        target: Target::Pages {
+            until: Instant::now() + good_for,
+            place: Some(Arc::new(place)),
+        },
         expectation: Expectation {
             contract: Arc::clone(&model.contract),
             handoff,
@@ -165,9 +168,6 @@ fn return_ticket(
         // Good when all of it has come, or as much as will.
         keep: keep.behind_all(),
         peer: peer.cloned(),
-        until: Until::Time(Instant::now() + good_for),
-        hand_back: Arc::default(),
-        place: Some(Arc::new(place)),
     };
     let ticket = node.tickets.issue(permitted, good_for);
     let port = node.return_port;

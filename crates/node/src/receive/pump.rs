@@ -168,7 +168,7 @@ impl Pump {
         while self.applying.next().await.is_some() {}
         // A prompt's own pages are not those of an answer behind it.
         let exact = match &self.permitted.target {
-            Target::Pages => self.had,
+            Target::Pages { .. } => self.had,
             Target::Sequence { .. } => 0,
         };
         let forgotten = self.permitted.keep.forget(&self.tokens, exact);
@@ -192,7 +192,7 @@ impl Pump {
             .is_none_or(|r| lock(r).over().is_some())
     }
 
-    /// Why the handoff is over, of which one connection may tell less than another.
+    /// Why the handoff is over: the first reason, which may be noticed after the connection broke.
     fn why(&self, told: String) -> String {
         let receiver = self.receiver.as_ref().map(|r| lock(r));
         let first = receiver.and_then(|r| r.over().map(str::to_owned));
@@ -209,7 +209,7 @@ impl Pump {
         let (handoff, limits) = (self.permitted.expectation.handoff, self.limits);
         let beginning = async {
             match &self.permitted.target {
-                Target::Pages => Ok(self.permitted.keep.held(&self.tokens).tokens),
+                Target::Pages { .. } => Ok(self.permitted.keep.held(&self.tokens).tokens),
                 Target::Sequence { .. } => self.seed().await,
             }
         };
@@ -557,9 +557,8 @@ impl Pump {
         self.place = None;
         self.staging = None;
         self.tail = Tail::default();
-        self.permitted.place = None;
         // The answer is not handed back to a node that comes late.
-        self.permitted.hand_back = Arc::default();
+        drop(self.permitted.target.take_hand_back());
         let silence = self.limits.handoff_silence;
         let mut until = tokio::time::Instant::now() + self.limits.resume;
         while self.handed.reconnects < MAX_RECONNECTS {

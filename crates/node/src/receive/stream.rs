@@ -72,8 +72,8 @@ impl Reader {
         self.inbound.generation()
     }
 
-    /// Reads until the connection ends; the last thing it says is why. No connection is silent for
-    /// long, because the sender beats on each.
+    /// Reads until the connection ends; the last thing it says is why. It is never silent for long,
+    /// because the sender beats.
     pub(super) async fn run(mut self) {
         let generation = self.generation();
         let mut decoder = match Decoder::new() {
@@ -126,7 +126,7 @@ impl Reader {
         self.scratch.resize(header.payload_len as usize, 0);
         fill(&mut self.read, &mut self.scratch, silence).await?;
         if let Err(error) = self.inbound.decode(decoder, &self.scratch) {
-            // Whichever end is heard of first, the handoff is over.
+            // A broken rule ends it before the owner takes the step.
             if !error.is_damage() {
                 lock(&self.receiver).close(&error.to_string());
             }

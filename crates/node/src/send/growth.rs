@@ -2,10 +2,9 @@
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
 
 use tandem_handoff::codec::{Codec, Encoder};
-use tandem_handoff::segment::{CutError, Cutter, Segment};
+use tandem_handoff::segment::{Cutter, Segment};
 use tandem_handoff::{Plane, Section};
 use tandem_proto::{ErrorCode, NodeError};
 use tokio::sync::mpsc;
@@ -18,8 +17,6 @@ use crate::job::Growing;
 pub struct Done {
     pub(super) raw_bytes: u64,
     pub(super) wire_bytes: u64,
-    /// Time spent encoding.
-    pub(super) encoding: Duration,
     /// True if it was written while it was computed.
     pub(super) has_grown: bool,
 }
@@ -60,7 +57,6 @@ struct Making {
     codec: Codec,
     raw_bytes: u64,
     wire_bytes: u64,
-    spent: Duration,
 }
 
 /// A segment, and which block's: that at this place.
@@ -75,7 +71,6 @@ pub(super) struct Encoded {
     segment: Result<Option<Segment>, Fault>,
     cutter: Box<Cutter>,
     encoder: Encoder,
-    spent: Duration,
 }
 
 impl Growth {
@@ -100,7 +95,6 @@ impl Growth {
             codec: block.codec,
             raw_bytes: block.raw_bytes,
             wire_bytes: 0,
-            spent: Duration::ZERO,
         });
     }
 
@@ -147,7 +141,6 @@ impl Growth {
         let block = self.blocks.iter_mut().find(|b| b.place == place);
         let block = block.ok_or_else(|| cannot_encode("a block that is over"))?;
         block.cutter = Some(encoded.cutter);
-        block.spent += encoded.spent;
         block.left = block.left.saturating_sub(1);
         let segment = encoded.segment?;
         segment.ok_or_else(|| cannot_encode("a segment is missing"))
@@ -198,7 +191,6 @@ impl Growth {
         let done = done.map(|block| Done {
             raw_bytes: block.raw_bytes,
             wire_bytes: block.wire_bytes,
-            encoding: block.spent,
             has_grown: true,
         });
         done.collect()
@@ -216,25 +208,12 @@ fn encode(
     mut encoder: Encoder,
     codec: Codec,
 ) -> Encoded {
-    let mut spent = Duration::ZERO;
-    let segment = timed(&mut spent, || cutter.next(planes, codec, &mut encoder));
+    let segment = cutter.next(planes, codec, &mut encoder);
     Encoded {
-        segment,
+        segment: segment.map_err(cannot_encode),
         cutter,
         encoder,
-        spent,
     }
-}
-
-/// Adds the time that a segment takes to `spent`.
-pub(super) fn timed(
-    spent: &mut Duration,
-    next: impl FnOnce() -> Result<Option<Segment>, CutError>,
-) -> Result<Option<Segment>, Fault> {
-    let start = Instant::now();
-    let segment = next();
-    *spent += start.elapsed();
-    segment.map_err(cannot_encode)
 }
 
 pub(super) fn cannot_encode(error: impl std::fmt::Display) -> Fault {

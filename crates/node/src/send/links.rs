@@ -157,7 +157,7 @@ impl Links {
     /// waited for: at least [`EXPOSED_TIME`], and [`EXPOSED_SHARE`] of the transfer, after all was computed. What is
     /// known is forgotten, so that the next handoff goes raw, when
     ///
-    /// - nobody had to wait for one in raw that went as fast as any before: the link is fast enough;
+    /// - nobody had to wait for one in raw that was at least as fast as the figure kept for raw: the link is fast enough;
     /// - [`RAW_AGAIN`] in a row were coded: the link may have become faster.
     pub fn learn(&self, target: &str, report: &Report) {
         let mut known = self.known();

@@ -2,28 +2,26 @@
 
 mod reach;
 
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tandem_handoff::codec::Codec;
 use tandem_handoff::frame::Header;
-use tandem_handoff::receipt::Receipt;
-use tandem_handoff::segment::block_tokens;
 use tandem_handoff::sender::{Outgoing, Sender, SenderState};
-use tandem_handoff::{Contract, KvBlock, PerSection, Section};
+use tandem_handoff::{KvBlock, PerSection, Section};
 use tandem_proto::{NodeError, PrefillEvent};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{sleep, sleep_until, timeout};
 
+use super::account::Account;
+use super::blocks::{Blocks, Queued};
 use super::connection::Connection;
 use super::growth::Grown;
-use super::input::Inputs;
+use super::input::{Inputs, ReceiptState};
 use super::links::Codecs;
 use super::stream::{Order, What};
 use super::{Fault, Kept, Report, Route, Sending, broken, ended_early};
-use crate::job::{Begun, Computed, Growing, Input};
+use crate::job::{Begun, Computed, Input};
 use crate::limits::{GOODBYE, RECONNECT_PAUSE};
 use crate::wire::WireError;
 
@@ -42,117 +40,43 @@ async fn keep_next(sending: &mut Option<Sending>) {
     }
 }
 
-/// Time during which KV was written but not acknowledged.
-#[derive(Debug, Default)]
-pub(super) struct TransferClock {
-    since: Option<Instant>,
-    total_ms: f64,
-}
-
-impl TransferClock {
-    fn sent(&mut self) {
-        self.since.get_or_insert_with(Instant::now);
-    }
-
-    fn all_acknowledged(&mut self) {
-        if let Some(since) = self.since.take() {
-            self.total_ms += since.elapsed().as_secs_f64() * 1e3;
-        }
-    }
-}
-
-/// The last chunk, when it has come.
-pub(super) struct Last {
-    computed: Instant,
-}
-
-/// What the engine computed for the last token.
-pub(super) enum ReceiptState {
-    /// May come.
-    Open,
-    /// Has come.
-    Here(Box<Receipt>),
-    /// Sent over the connection that is open now; a new one needs it again.
-    Sent(Box<Receipt>),
-    /// None was to come.
-    None,
-    /// None will come: the engine has failed.
-    Lost,
-}
-
-/// A block that has not been opened.
-pub(super) enum Queued {
-    Whole(Arc<KvBlock>),
-    /// It is being computed.
-    Growing(Growing),
-}
-
-impl Queued {
-    const fn is_growing(&self) -> bool {
-        matches!(self, Self::Growing(_))
-    }
-
-    fn bytes(&self, contract: &Contract) -> u64 {
-        match self {
-            Self::Whole(block) => block.bytes(),
-            Self::Growing(growing) => contract.block_bytes(growing.section, &growing.tokens),
-        }
-    }
-}
-
-/// A block that has been opened and not acknowledged.
-pub(super) struct Sent {
-    section: Section,
-    tokens: Range<u32>,
-    /// True once some of it has been given to the connection.
-    has_begun: bool,
-    /// All of it, once it is computed.
-    block: Option<Arc<KvBlock>>,
-}
-
 pub(super) struct Pump {
     pub(super) sender: Sender,
     pub(super) connection: Option<Connection>,
-    /// Before the next attempt at a new connection.
-    pub(super) pause: Duration,
-    /// What the receiver had when a connection was opened the last time.
-    pub(super) had: PerSection<u32>,
-    /// Blocks that have not been opened.
-    pub(super) queue: VecDeque<Queued>,
-    /// Chunks that have been begun.
-    pub(super) chunks: u64,
-    /// The chunk that is being computed, whose blocks have been queued.
-    pub(super) begun: Option<oneshot::Receiver<Computed>>,
-    /// True once the last chunk has been begun.
-    pub(super) last_begun: bool,
-    /// End of the blocks of each section that were queued, or that the receiver has.
-    pub(super) queued_to: PerSection<u32>,
-    /// Blocks that have been opened and not acknowledged.
-    pub(super) sent: VecDeque<Sent>,
-    pub(super) last: Option<Last>,
-    /// When the receiver answered the first hello.
-    pub(super) accepted: Option<Instant>,
-    /// When it said that it has everything.
-    pub(super) committed: Option<Instant>,
-    pub(super) receipt: ReceiptState,
-    /// True if the receiver may have everything and have said so, without being heard.
-    pub(super) in_doubt: bool,
-    pub(super) clock: TransferClock,
+    pub(super) way: Way,
+    pub(super) input: Inputs,
+    pub(super) blocks: Blocks,
+    pub(super) account: Account,
     pub(super) codecs: Codecs,
     /// End of the tokens whose rows the engine had.
     pub(super) held_to: u32,
-    pub(super) report: Report,
     pub(super) route: Route,
     pub(super) events: mpsc::Sender<PrefillEvent>,
     pub(super) sending: Option<Sending>,
 }
 
+/// What is known when a connection breaks.
+pub(super) struct Way {
+    /// Before the next attempt at a new connection.
+    pause: Duration,
+    /// What the receiver had when a connection was opened the last time.
+    had: PerSection<u32>,
+    /// True if the receiver may have everything and have said so, without being heard.
+    in_doubt: bool,
+}
+
+impl Default for Way {
+    fn default() -> Self {
+        Self {
+            pause: RECONNECT_PAUSE,
+            had: PerSection::default(),
+            in_doubt: false,
+        }
+    }
+}
+
 impl Pump {
-    pub(super) async fn run(
-        &mut self,
-        hello: &[u8],
-        mut input: Inputs,
-    ) -> Result<Report, NodeError> {
+    pub(super) async fn run(&mut self, hello: &[u8]) -> Result<Report, NodeError> {
         match self.connect(hello, None).await {
             Ok(()) => {}
             Err(Fault::Over(e)) => return Err(e),
@@ -162,11 +86,10 @@ impl Pump {
             }
             Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
         }
-        self.report.have_tokens = self.sender.accepted().have_tokens;
-        self.accepted = Some(Instant::now());
+        self.account.accepted(self.sender.accepted().have_tokens);
         self.tell(PrefillEvent::Accepted).await;
         loop {
-            match self.step(&mut input).await {
+            match self.step().await {
                 Ok(false) => {}
                 Ok(true) => return self.ended().await,
                 Err(Fault::Over(e)) => return Err(e),
@@ -187,98 +110,44 @@ impl Pump {
         let _ = self.events.send(event).await;
     }
 
-    /// What was opened and not acknowledged counts as not sent; what the receiver has is dropped. What is still being
-    /// computed comes with its chunk.
+    /// A new connection is open: what the receiver lacks is sent over it.
     pub(super) fn requeue(&mut self) {
-        let sent = std::mem::take(&mut self.sent);
-        let queued = std::mem::take(&mut self.queue);
-        self.queued_to = self.sender.next();
+        let next = self.sender.next();
         // A connection that is taken and has brought nothing is no better than none.
-        if std::mem::replace(&mut self.had, self.queued_to) != self.queued_to {
-            self.pause = RECONNECT_PAUSE;
+        if std::mem::replace(&mut self.way.had, next) != next {
+            self.way.pause = RECONNECT_PAUSE;
         }
-        let sent = sent.into_iter().filter_map(|s| s.block);
-        for block in sent.map(Queued::Whole).chain(queued) {
-            match block {
-                Queued::Whole(block) => self.push(block),
-                Queued::Growing(growing) => self.push_growing(growing),
-            }
-        }
-        self.receipt = match std::mem::replace(&mut self.receipt, ReceiptState::None) {
-            ReceiptState::Sent(receipt) => ReceiptState::Here(receipt),
-            other => other,
-        };
-        self.clock.all_acknowledged();
-    }
-
-    /// Queues what the receiver lacks of a block, and what was not queued before: an engine that
-    /// cannot use its pages after all computes from the start.
-    fn push(&mut self, block: Arc<KvBlock>) {
-        let is_it = |s: &Sent| s.section == block.section && s.tokens == block.tokens;
-        if let Some(at) = self.sent.iter().position(is_it) {
-            // It has grown.
-            self.sent[at].block = Some(block);
-            return;
-        }
-        let next = self.queued_to[block.section];
-        if block.tokens.end <= next {
-            return;
-        }
-        self.queued_to[block.section] = block.tokens.end;
-        let block = if block.tokens.start < next {
-            Arc::new(block.part(next..block.tokens.end))
-        } else {
-            block
-        };
-        // Pages, and windows of pages, are whole in memory, however large they are.
-        let step = block_tokens(self.sender.contract(), block.section);
-        if block.len() <= step {
-            return self.queue.push_back(Queued::Whole(block));
-        }
-        let starts = block.tokens.clone().step_by(step as usize);
-        let parts = starts.map(|start| block.part(start..start.saturating_add(step)));
-        self.queue
-            .extend(parts.map(|part| Queued::Whole(Arc::new(part))));
-    }
-
-    /// Queues a block that is being computed, if the receiver lacks all of it. Otherwise what it lacks comes with the
-    /// chunk.
-    fn push_growing(&mut self, growing: Growing) {
-        let next = &mut self.queued_to[growing.section];
-        if growing.tokens.start == *next {
-            *next = growing.tokens.end;
-            self.queue.push_back(Queued::Growing(growing));
-        }
+        self.blocks.requeue(next, self.sender.contract());
+        self.input.resend_receipt();
+        self.account.all_acknowledged();
+        // A receiver that lacks something has not confirmed.
+        self.way.in_doubt &= self.all_opened();
     }
 
     /// Does what can be done now, then waits for one thing to happen. True if nothing is left to do.
-    async fn step(&mut self, input: &mut Inputs) -> Result<bool, Fault> {
+    async fn step(&mut self) -> Result<bool, Fault> {
         self.open_blocks()?;
         // What is queued was given whole, or its writer will say that it was not. The rest would have come with the chunk.
         // (Without overlap engines are not asked for layers, so nothing is queued here that waits for the last chunk.)
-        let is_lost = matches!(self.receipt, ReceiptState::Lost);
-        if is_lost && self.last.is_none() && self.queue.is_empty() && !self.all_opened() {
+        let is_lost = matches!(self.input.receipt, ReceiptState::Lost);
+        let waits = self.input.last().is_none() && self.blocks.is_empty();
+        if is_lost && waits && !self.all_opened() {
             return Err(Fault::Over(ended_early()));
         }
         self.commit()?;
         if self.sender.state() == SenderState::Committed {
-            self.committed.get_or_insert_with(Instant::now);
-            let is_told = !matches!(self.receipt, ReceiptState::Open | ReceiptState::Here(_));
+            self.account.committed();
+            let receipt = &self.input.receipt;
+            let is_told = !matches!(receipt, ReceiptState::Open | ReceiptState::Here(_));
             // Nobody listens for a receipt any more once the connection has ended.
             if (is_told && self.idle()) || self.connection.as_ref().is_none_or(|c| c.has_ended) {
                 return Ok(true);
             }
         }
         self.send_receipt()?;
-        // So a chunk is taken only when none of its blocks is queued to grow: those that have been opened get what has
-        // been computed by it, and the others come with it.
         let kept = self.sending.as_ref().map(|s| &s.kept);
         let is_behind = kept.is_some_and(Kept::is_behind);
-        // The next chunk waits until pages are made of the last one; of an engine that gives layers it has yet to begin.
-        let waits_for_pages = is_behind && (self.begun.is_some() || self.chunks == 0);
-        let wants_input = (self.queue.is_empty() || self.waits_for_all())
-            && matches!(self.receipt, ReceiptState::Open)
-            && !waits_for_pages;
+        let wants_input = self.wants_input(is_behind);
         let silence = self.route.limits.handoff_silence;
         let Some(connection) = &mut self.connection else {
             return Err(Fault::Broken("not connected".into()));
@@ -307,7 +176,7 @@ impl Pump {
                     Err(fault) => return Err(fault),
                 }
             }
-            given = input.next(&mut self.begun), if wants_input => self.take(given)?,
+            given = self.input.next(), if wants_input => self.take(given)?,
             () = keep_next(&mut self.sending), if is_behind => {}
             () = sleep_until(connection.beaten + self.route.limits.handoff_beat) => self.beat(),
             // The receiver beats also while it has nothing to acknowledge.
@@ -320,32 +189,42 @@ impl Pump {
         Ok(false)
     }
 
+    /// True if the next chunk is taken: when none of the blocks of the last one is queued to grow. Those that have been
+    /// opened get what has been computed by it, and the others come with it.
+    fn wants_input(&self, is_behind: bool) -> bool {
+        // It waits until pages are made of the last one; of an engine that gives layers it has yet to begin.
+        let waits_for_pages = is_behind && !self.input.is_between_chunks();
+        (self.blocks.is_empty() || self.waits_for_all())
+            && self.input.is_receipt_open()
+            && !waits_for_pages
+    }
+
     /// The account of a handoff that the receiver has confirmed. What is still being computed behind the last layer's rows
     /// is waited for: this node keeps pages of it.
     ///
     /// # Errors
     /// If the engine has failed; then the receiver is told, and waits for no receipt.
     async fn ended(&mut self) -> Result<Report, NodeError> {
-        if let Some(begun) = self.begun.take() {
-            match begun.await {
-                Ok(chunk) => self.computed(&chunk),
-                Err(_) => self.receipt = ReceiptState::Lost,
-            }
+        match self.input.begun().await {
+            Ok(Some(chunk)) => self.computed(&chunk),
+            Ok(None) => {}
+            Err(_) => self.input.receipt = ReceiptState::Lost,
         }
-        match self.receipt {
+        match self.input.receipt {
             ReceiptState::Lost => Err(ended_early()),
-            _ => Ok(self.reported()),
+            _ => Ok(self.total()),
         }
     }
 
     /// Commits once everything is written, which may be before the engine is done with the last layer of the last chunk: the
     /// decode node does not wait for that.
     fn commit(&mut self) -> Result<(), Fault> {
-        let is_last = self.last.is_some() || (self.last_begun && self.all_opened());
-        let all_written = self.queue.is_empty() && is_last && self.idle();
+        let is_last =
+            self.input.last().is_some() || (self.input.last_has_begun() && self.all_opened());
+        let all_written = self.blocks.is_empty() && is_last && self.idle();
         if all_written && self.sender.state() == SenderState::Streaming {
             let commit = self.sender.commit()?;
-            self.in_doubt = true;
+            self.way.in_doubt = true;
             self.control(commit)?;
         }
         Ok(())
@@ -363,7 +242,7 @@ impl Pump {
 
     /// True while nothing may be sent because the last chunk has not come.
     fn waits_for_all(&self) -> bool {
-        !self.route.overlap && self.last.is_none()
+        !self.route.overlap && self.input.last().is_none()
     }
 
     fn open_blocks(&mut self) -> Result<(), Fault> {
@@ -371,7 +250,7 @@ impl Pump {
             return Ok(());
         }
         while self.may_open_the_next()
-            && let Some(next) = self.queue.pop_front()
+            && let Some(next) = self.blocks.take_next()
         {
             self.open(next)?;
         }
@@ -380,7 +259,7 @@ impl Pump {
 
     /// True if the writer has room for the next block, and the receiver.
     fn may_open_the_next(&self) -> bool {
-        let Some((next, connection)) = self.queue.front().zip(self.connection.as_ref()) else {
+        let Some((next, connection)) = self.blocks.next().zip(self.connection.as_ref()) else {
             return false;
         };
         let bytes = next.bytes(self.sender.contract());
@@ -393,23 +272,17 @@ impl Pump {
 
     fn open(&mut self, next: Queued) -> Result<(), Fault> {
         let codec = self.codec(&next);
-        let sent = |section, tokens, block: Option<Arc<KvBlock>>| Sent {
-            section,
-            tokens,
-            has_begun: block.is_some(),
-            block,
-        };
-        let (order, sent) = match next {
+        let (order, section, tokens, whole) = match next {
             Queued::Whole(block) => {
-                let cutter = Box::new(self.sender.open(&block)?);
                 let (section, tokens) = (block.section, block.tokens.clone());
-                let sent = sent(section, tokens, Some(Arc::clone(&block)));
+                let cutter = Box::new(self.sender.open(&block)?);
+                let whole = Arc::clone(&block);
                 let order = Order::Block {
                     block,
                     cutter,
                     codec,
                 };
-                (order, sent)
+                (order, section, tokens, Some(whole))
             }
             Queued::Growing(growing) => {
                 let (section, tokens) = (growing.section, growing.tokens.clone());
@@ -424,16 +297,15 @@ impl Pump {
                     raw_bytes,
                     planes,
                 }));
-                (order, sent(section, tokens, None))
+                (order, section, tokens, None)
             }
         };
-        let has_begun = sent.has_begun;
-        self.sent.push_back(sent);
+        let has_begun = whole.is_some();
+        self.blocks.opened(section, tokens, whole);
         self.give(order)?;
-        self.report.is_mixed |= self.report.codec.is_some_and(|other| other != codec);
-        self.report.codec = self.report.codec.max(Some(codec));
+        self.account.opened(codec);
         if has_begun {
-            self.clock.sent();
+            self.account.sent();
         }
         Ok(())
     }
@@ -453,17 +325,14 @@ impl Pump {
         let done = match written {
             What::Control => return,
             What::Begun(place) => {
-                let is_it = |s: &&mut Sent| (s.section, s.tokens.start) == place;
-                if let Some(sent) = self.sent.iter_mut().find(is_it) {
-                    sent.has_begun = true;
-                    self.clock.sent();
+                if self.blocks.begun(place) {
+                    self.account.sent();
                 }
                 return;
             }
             What::Block(done) => done,
         };
-        self.report.wire_bytes += done.wire_bytes;
-        self.report.encode_ms += done.encoding.as_secs_f64() * 1e3;
+        self.account.written(&done);
         self.sender.close(done.raw_bytes);
     }
 
@@ -471,13 +340,10 @@ impl Pump {
         let before = self.sender.in_flight();
         self.sender.receive(header, payload)?;
         if self.sender.in_flight() < before {
-            let section = Section::from_wire(header.section);
-            let is_acked = |sent: &Sent| Some(sent.section) == section;
-            let at = self.sent.iter().position(is_acked);
-            at.and_then(|at| self.sent.remove(at));
+            self.blocks.acknowledged(Section::from_wire(header.section));
         }
-        if !self.sent.iter().any(|s| s.has_begun) {
-            self.clock.all_acknowledged();
+        if !self.blocks.is_in_flight() {
+            self.account.all_acknowledged();
         }
         Ok(())
     }
@@ -490,12 +356,10 @@ impl Pump {
                 chunk,
                 last,
             })) => {
-                self.begun = Some(chunk);
-                self.last_begun = last;
-                self.chunks += 1;
+                self.input.begin(chunk, last);
                 for block in blocks {
                     if self.route.overlap {
-                        self.push_growing(block);
+                        self.blocks.push_growing(block);
                     }
                 }
                 self.open_blocks()
@@ -505,7 +369,7 @@ impl Pump {
                 let tokens = chunk.tokens;
                 // All of them first: opening one may find the connection broken.
                 for block in &chunk.blocks {
-                    self.push(Arc::clone(block));
+                    self.blocks.push(Arc::clone(block), self.sender.contract());
                 }
                 let opened = self.open_blocks();
                 let sent_bytes = self.sender.raw_bytes();
@@ -515,11 +379,11 @@ impl Pump {
                 opened
             }
             Some(Input::Receipt(receipt)) => {
-                self.receipt = ReceiptState::Here(receipt);
+                self.input.receipt = ReceiptState::Here(receipt);
                 Ok(())
             }
-            None if self.last.is_some() || self.last_begun => {
-                self.receipt = ReceiptState::Lost;
+            None if self.input.last_has_begun() => {
+                self.input.receipt = ReceiptState::Lost;
                 Ok(())
             }
             None => Err(Fault::Over(ended_early())),
@@ -528,21 +392,12 @@ impl Pump {
 
     /// Counts and keeps what has been computed.
     fn computed(&mut self, chunk: &Computed) {
-        if chunk.prefill_ms > self.report.prefill_ms {
-            self.report.computed_bytes += chunk.blocks.iter().map(|b| b.bytes()).sum::<u64>();
-        } else {
+        let bytes = chunk.blocks.iter().map(|b| b.bytes()).sum::<u64>();
+        let (ms, tokens) = (chunk.prefill_ms, chunk.computed_tokens);
+        if !self.account.computed(ms, tokens, bytes) {
             self.held_to = chunk.tokens;
         }
-        self.report.prefill_ms = chunk.prefill_ms;
-        self.report.computed_tokens = chunk.computed_tokens;
-        if chunk.last {
-            self.last = Some(Last {
-                computed: chunk.computed,
-            });
-            if !chunk.receipt_follows {
-                self.receipt = ReceiptState::None;
-            }
-        }
+        self.input.computed(chunk);
         if let Some(Sending { kept, .. }) = &mut self.sending {
             chunk.to_keep().for_each(|block| kept.add(block));
         }
@@ -552,10 +407,10 @@ impl Pump {
         if !has_committed(&self.sender) {
             return Ok(());
         }
-        match std::mem::replace(&mut self.receipt, ReceiptState::None) {
+        match std::mem::replace(&mut self.input.receipt, ReceiptState::None) {
             ReceiptState::Here(receipt) => {
                 let frame = self.sender.receipt(&receipt)?;
-                self.receipt = ReceiptState::Sent(receipt);
+                self.input.receipt = ReceiptState::Sent(receipt);
                 if self.control(frame).is_err()
                     && let Some(connection) = &mut self.connection
                 {
@@ -565,7 +420,7 @@ impl Pump {
                 Ok(())
             }
             other => {
-                self.receipt = other;
+                self.input.receipt = other;
                 Ok(())
             }
         }
@@ -587,18 +442,10 @@ impl Pump {
         connection.give(order)
     }
 
-    fn reported(&mut self) -> Report {
-        self.report.transfer_ms = self.clock.total_ms;
-        let last = self.last.as_ref().map(|last| last.computed);
-        if let Some((last, committed)) = last.zip(self.committed) {
-            let since = self.accepted.map_or(last, |at| at.max(last));
-            let exposed = committed.saturating_duration_since(since);
-            self.report.exposed_transfer_ms = exposed.as_secs_f64() * 1e3;
-        }
-        self.report.raw_bytes = self.sender.raw_bytes();
-        self.report.apply_ms = self.sender.applying().as_secs_f64() * 1e3;
-        self.report.has_told = matches!(self.receipt, ReceiptState::Sent(_));
-        self.report.clone()
+    fn total(&self) -> Report {
+        let has_told = matches!(self.input.receipt, ReceiptState::Sent(_));
+        self.account
+            .total(&self.sender, self.input.last(), has_told)
     }
 
     /// Tells the receiver why the handoff ends, if it still listens, and lets it read what was

@@ -14,7 +14,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::growth::{Cut, Done, Grown, Growth, Place, cannot_encode, timed};
+use super::growth::{Cut, Done, Grown, Growth, Place, cannot_encode};
 use super::links::Links;
 use super::{Fault, ended_early};
 use crate::limits::{SEGMENTS_AHEAD, WRITE_BYTES};
@@ -80,19 +80,12 @@ enum Maker {
     Writer {
         cutter: Box<Cutter>,
         encoder: Encoder,
-        spent: Duration,
     },
     /// Another thread, which encodes ahead.
     Thread {
         segments: mpsc::Receiver<Segment>,
-        encoding: JoinHandle<Result<Made, Fault>>,
+        encoding: JoinHandle<Result<Encoder, Fault>>,
     },
-}
-
-/// What is there when all segments of a block are made.
-struct Made {
-    encoder: Encoder,
-    spent: Duration,
 }
 
 pub(super) struct Writer<W = WriteHalf> {
@@ -212,11 +205,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         let encoder = self.encoder()?;
         let left = cutter.left();
         let by = if codec == Codec::Raw {
-            Maker::Writer {
-                cutter,
-                encoder,
-                spent: Duration::ZERO,
-            }
+            Maker::Writer { cutter, encoder }
         } else {
             let (ready, segments) = mpsc::channel(SEGMENTS_AHEAD);
             let source = Arc::clone(&block);
@@ -338,15 +327,13 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
             }
             wire_bytes += self.add(segment).await?;
         }
-        let Made { encoder, spent } = match making.by {
-            Maker::Writer { encoder, spent, .. } => Made { encoder, spent },
+        self.encoders.push(match making.by {
+            Maker::Writer { encoder, .. } => encoder,
             Maker::Thread { encoding, .. } => encoding.await.map_err(cannot_encode)??,
-        };
-        self.encoders.push(encoder);
+        });
         let done = Done {
             raw_bytes: making.block.bytes(),
             wire_bytes,
-            encoding: spent,
             has_grown: false,
         };
         Ok((done, next))
@@ -356,11 +343,10 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     async fn segment(&mut self, making: &mut Making) -> Result<Option<Segment>, Fault> {
         let (block, codec) = (&making.block, making.codec);
         match &mut making.by {
-            Maker::Writer {
-                cutter,
-                encoder,
-                spent,
-            } => timed(spent, || cutter.next(&block.planes, codec, encoder)),
+            Maker::Writer { cutter, encoder } => {
+                let segment = cutter.next(&block.planes, codec, encoder);
+                segment.map_err(cannot_encode)
+            }
             Maker::Thread { segments, .. } => Ok(segments.recv().await),
         }
     }
@@ -443,17 +429,17 @@ fn encode(
     codec: Codec,
     mut encoder: Encoder,
     ready: &mpsc::Sender<Segment>,
-) -> Result<Made, Fault> {
-    let mut spent = Duration::ZERO;
-    while let Some(segment) = timed(&mut spent, || {
-        cutter.next(&block.planes, codec, &mut encoder)
-    })? {
+) -> Result<Encoder, Fault> {
+    while let Some(segment) = cutter
+        .next(&block.planes, codec, &mut encoder)
+        .map_err(cannot_encode)?
+    {
         if ready.blocking_send(segment).is_err() {
             // The writer has given up and says why.
             break;
         }
     }
-    Ok(Made { encoder, spent })
+    Ok(encoder)
 }
 
 #[cfg(test)]

@@ -24,11 +24,8 @@ impl Worker {
                 self.applies.push_front(apply);
             } else {
                 ended += 1;
-                let Apply { taking, reply, .. } = apply;
-                // Whoever waits wants the block back.
-                drop(taking);
-                // It may have given up meanwhile; then nobody needs the answer.
-                let _ = reply.send(result);
+                // Whoever waits may have given up meanwhile; then nobody needs the answer.
+                let _ = apply.reply.send(result);
             }
             let next = self.applies.front().map_or(0, |a| a.taking.part_bytes());
             if taken.saturating_add(next) > SLICE_BYTES {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tandem_cluster::limits as identity;
+use tandem_cluster::limits as cluster;
 use tandem_node::{Limits, limits};
 use tandem_prefix_cache::limits as pages;
 
@@ -130,12 +130,9 @@ fn counts() -> Vec<(&'static str, String)> {
             tandem_handoff::limits::MAX_SESSIONS.to_string(),
         ),
         ("MAX_CONNECTIONS", limits::MAX_CONNECTIONS.to_string()),
-        (
-            "HTTP_BUFFER",
-            format!("{} KiB", identity::HTTP_BUFFER >> 10),
-        ),
+        ("HTTP_BUFFER", format!("{} KiB", cluster::HTTP_BUFFER >> 10)),
         ("MAX_UNGREETED", limits::MAX_UNGREETED.to_string()),
-        ("MAX_HANDSHAKES", identity::MAX_HANDSHAKES.to_string()),
+        ("MAX_HANDSHAKES", cluster::MAX_HANDSHAKES.to_string()),
         ("MAX_CHUNKS_WAITING", limits::MAX_CHUNKS_WAITING.to_string()),
         ("STAGING_UNITS", mebibytes(staging)),
         (

@@ -178,10 +178,8 @@ impl Rig {
         let pages = pages.count();
         let reach = tokens.len().min(pages * 64 + 63);
         let snapshot = (1..=reach).rev().find(|end| has(&self.snapshots, *end));
-        let ids = self.space.chain(tokens);
         Held {
             tokens: u32::try_from(pages * 64).unwrap(),
-            last_page: pages.checked_sub(1).map(|last| ids[last]),
             snapshot: snapshot.map(|end| u32::try_from(end).unwrap()),
         }
     }

@@ -41,8 +41,6 @@ impl Pump {
         let (outbound, links) = (self.sender.outbound(), Arc::clone(&self.route.links));
         self.connection = Some(Connection::start((read, write), outbound, limits, links));
         self.requeue();
-        // A receiver that lacks something has not confirmed.
-        self.in_doubt &= self.all_opened();
         Ok(())
     }
 
@@ -82,13 +80,13 @@ impl Pump {
         let mut reason = reason.to_owned();
         loop {
             self.connection = None;
-            self.report.reconnects += 1;
+            let breaks = self.account.reconnects();
             tracing::warn!(%reason, "the connection of a handoff broke");
-            if self.report.reconnects > MAX_RECONNECTS || Instant::now() + self.pause > give_up {
+            if breaks > MAX_RECONNECTS || Instant::now() + self.way.pause > give_up {
                 return Err(self.lost(&reason));
             }
-            sleep(self.pause).await;
-            self.pause = (self.pause * 2).min(RECONNECT_PAUSE * RECONNECT_GROWTH);
+            sleep(self.way.pause).await;
+            self.way.pause = (self.way.pause * 2).min(RECONNECT_PAUSE * RECONNECT_GROWTH);
             let hello = match self.sender.reconnect() {
                 Ok(hello) => hello,
                 Err(_) => return Err(self.lost(&reason)),
@@ -96,7 +94,7 @@ impl Pump {
             match self.connect(&hello, Some(give_up)).await {
                 Ok(()) => return Ok(()),
                 // The receiver has forgotten the handoff, perhaps because it is complete.
-                Err(Fault::Over(e)) if self.in_doubt && e.code == ErrorCode::Refused => {
+                Err(Fault::Over(e)) if self.way.in_doubt && e.code == ErrorCode::Refused => {
                     return Err(self.lost(&e.message));
                 }
                 Err(Fault::Over(e)) => return Err(e),
@@ -108,7 +106,7 @@ impl Pump {
     /// The end of a handoff that cannot go on. Only the decode node knows whether it lacks anything
     /// if it may have confirmed.
     fn lost(&self, reason: &str) -> NodeError {
-        let doubt = if self.in_doubt {
+        let doubt = if self.way.in_doubt {
             "everything was sent, and whether the decode node has it is not known: "
         } else {
             ""
