@@ -2,14 +2,15 @@
 
 use crate::error::ApiError;
 use crate::fields::{Fields, parse_body, wrong_type};
-use crate::format::{ResponseFormat, response_format};
+use crate::format::response_format;
 use crate::limits;
 use crate::refused;
-use crate::sampling::{Sampling, StreamOptions};
+use crate::sampling::{StreamOptions, sampling};
 use crate::tandem::TandemOptions;
 use crate::unknown::Unknown;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tandem_proto::{Format, SamplingParams};
 
 /// A chat request, checked. Serialises to the body that [`parse_chat`] reads.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -20,15 +21,15 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     /// Sampling and stopping.
     #[serde(flatten)]
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// Whether the answer comes as server-sent events.
     pub stream: bool,
     /// Options of the stream; without effect when `stream` is false.
     #[serde(skip_serializing_if = "StreamOptions::is_default")]
     pub stream_options: StreamOptions,
     /// Shape of the answer.
-    #[serde(skip_serializing_if = "ResponseFormat::is_text")]
-    pub response_format: ResponseFormat,
+    #[serde(skip_serializing_if = "Format::is_text")]
+    pub response_format: Format,
     /// Extension.
     #[serde(skip_serializing_if = "TandemOptions::is_default")]
     pub tandem: TandemOptions,
@@ -93,7 +94,7 @@ pub(crate) fn chat(
     refused::check_chat(&mut fields, &mut unknown)?;
     let model = model(&mut fields)?;
     let messages = messages(&mut fields, &mut unknown)?;
-    let sampling = Sampling::parse(&mut fields)?;
+    let sampling = sampling(&mut fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let stream_options = StreamOptions::parse(&mut fields, &mut unknown)?;
     let response_format = response_format(&mut fields, &mut unknown)?;

@@ -5,11 +5,12 @@ use crate::error::ApiError;
 use crate::fields::{Fields, parse_body, wrong_type};
 use crate::limits;
 use crate::refused;
-use crate::sampling::{Sampling, StreamOptions};
+use crate::sampling::{StreamOptions, sampling};
 use crate::tandem::TandemOptions;
 use crate::unknown::Unknown;
 use serde::Serialize;
 use serde_json::Value;
+use tandem_proto::SamplingParams;
 
 /// A completion request, checked. Serialises to the body that [`parse_completion`] reads.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -20,7 +21,7 @@ pub struct CompletionRequest {
     pub prompt: Prompt,
     /// Sampling and stopping.
     #[serde(flatten)]
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// Whether the answer comes as server-sent events.
     pub stream: bool,
     /// Options of the stream; without effect when `stream` is false.
@@ -64,7 +65,7 @@ pub(crate) fn completion(
     refused::check_completion(&mut fields, &mut unknown)?;
     let model = model(&mut fields)?;
     let prompt = prompt(&mut fields)?;
-    let sampling = Sampling::parse(&mut fields)?;
+    let sampling = sampling(&mut fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let stream_options = StreamOptions::parse(&mut fields, &mut unknown)?;
     tandem.take_salt(&mut fields)?;

@@ -1,8 +1,7 @@
 //! The shape of an answer, in the words of OpenAI and of other servers that mean the same.
 
-use serde::Serialize;
-use serde::ser::{SerializeStruct, Serializer};
-use serde_json::{Value, json};
+use serde_json::Value;
+use tandem_proto::{Format, NamedSchema};
 
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type};
@@ -13,58 +12,13 @@ use crate::unknown::Unknown;
 /// Name of a schema that came without one.
 const UNNAMED: &str = "schema";
 
-/// `response_format`.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub enum ResponseFormat {
-    /// Free text.
-    #[default]
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that satisfies a schema. Key order in the schema is the order of generation.
-    JsonSchema {
-        /// Name of the schema, for messages.
-        name: String,
-        /// The JSON schema, an object.
-        schema: Value,
-        /// Whether the caller relies on it; here the schema always binds.
-        strict: bool,
-    },
-}
-
-impl ResponseFormat {
-    /// True if both bind an answer to the same.
-    fn means(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::JsonSchema { schema: a, .. }, Self::JsonSchema { schema: b, .. }) => a == b,
-            _ => self == other,
+/// True if both bind an answer to the same.
+fn is_same(one: &Format, other: &Format) -> bool {
+    match (one, other) {
+        (Format::JsonSchema { json_schema: a }, Format::JsonSchema { json_schema: b }) => {
+            a.schema == b.schema
         }
-    }
-
-    pub(crate) fn is_text(&self) -> bool {
-        *self == Self::Text
-    }
-}
-
-impl Serialize for ResponseFormat {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_struct("ResponseFormat", 2)?;
-        match self {
-            Self::Text => out.serialize_field("type", "text")?,
-            Self::JsonObject => out.serialize_field("type", "json_object")?,
-            Self::JsonSchema {
-                name,
-                schema,
-                strict,
-            } => {
-                out.serialize_field("type", "json_schema")?;
-                out.serialize_field(
-                    "json_schema",
-                    &json!({"name": name, "schema": schema, "strict": strict}),
-                )?;
-            }
-        }
-        out.end()
+        _ => one == other,
     }
 }
 
@@ -73,8 +27,8 @@ impl Serialize for ResponseFormat {
 pub(crate) fn response_format(
     fields: &mut Fields,
     unknown: &mut Unknown,
-) -> Result<ResponseFormat, ApiError> {
-    let mut found: Option<(&str, ResponseFormat)> = None;
+) -> Result<Format, ApiError> {
+    let mut found: Option<(&str, Format)> = None;
     for (name, read) in DIALECTS {
         let Some(value) = fields.take(name) else {
             continue;
@@ -83,7 +37,7 @@ pub(crate) fn response_format(
         if format.is_text()
             || found
                 .as_ref()
-                .is_some_and(|(_, other)| other.means(&format))
+                .is_some_and(|(_, other)| is_same(other, &format))
         {
             continue;
         }
@@ -101,7 +55,7 @@ pub(crate) fn response_format(
 }
 
 /// Reads the value of a field with this name.
-type Read = fn(Value, &str, &mut Unknown) -> Result<ResponseFormat, ApiError>;
+type Read = fn(Value, &str, &mut Unknown) -> Result<Format, ApiError>;
 
 const DIALECTS: [(&str, Read); 5] = [
     ("response_format", openai),
@@ -111,13 +65,13 @@ const DIALECTS: [(&str, Read); 5] = [
     ("format", ollama),
 ];
 
-fn openai(value: Value, path: &str, unknown: &mut Unknown) -> Result<ResponseFormat, ApiError> {
+fn openai(value: Value, path: &str, unknown: &mut Unknown) -> Result<Format, ApiError> {
     let mut outer = Fields::of(value, path)?;
     let kind = outer.string("type")?.ok_or_else(|| outer.missing("type"))?;
     let format = match kind.as_str() {
-        "text" => ResponseFormat::Text,
+        "text" => Format::Text,
         "json_object" => match outer.take("schema") {
-            None => ResponseFormat::JsonObject,
+            None => Format::JsonObject,
             Some(schema) => bare_schema(schema, &outer.path_of("schema"), unknown)?,
         },
         "json_schema" => match outer.take("json_schema") {
@@ -145,7 +99,7 @@ fn json_schema(
     mut fields: Fields,
     is_named: bool,
     unknown: &mut Unknown,
-) -> Result<ResponseFormat, ApiError> {
+) -> Result<Format, ApiError> {
     let name = match fields.string("name")? {
         None if is_named => return Err(fields.missing("name")),
         None => UNNAMED.to_owned(),
@@ -164,10 +118,13 @@ fn json_schema(
         .take("schema")
         .ok_or_else(|| fields.missing("schema"))?;
     fields.finish(&["name", "schema", "strict"], &["description"], unknown)?;
-    Ok(ResponseFormat::JsonSchema {
-        name,
-        schema: checked(schema, &path)?,
-        strict,
+    let schema = checked(schema, &path)?;
+    Ok(Format::JsonSchema {
+        json_schema: NamedSchema {
+            name,
+            schema,
+            strict,
+        },
     })
 }
 
@@ -186,20 +143,12 @@ fn checked(schema: Value, path: &str) -> Result<Value, ApiError> {
 }
 
 /// A schema by itself.
-fn bare_schema(schema: Value, path: &str, _: &mut Unknown) -> Result<ResponseFormat, ApiError> {
-    Ok(ResponseFormat::JsonSchema {
-        name: UNNAMED.to_owned(),
-        schema: checked(schema, path)?,
-        strict: true,
-    })
+fn bare_schema(schema: Value, path: &str, _: &mut Unknown) -> Result<Format, ApiError> {
+    Ok(Format::schema(UNNAMED, checked(schema, path)?))
 }
 
 /// A schema by itself, perhaps as text.
-fn written_schema(
-    value: Value,
-    path: &str,
-    unknown: &mut Unknown,
-) -> Result<ResponseFormat, ApiError> {
+fn written_schema(value: Value, path: &str, unknown: &mut Unknown) -> Result<Format, ApiError> {
     let schema = match &value {
         Value::String(text) => serde_json::from_str(text)
             .map_err(|e| ApiError::invalid(path, format!("'{path}' is not a JSON schema: {e}")))?,
@@ -208,11 +157,7 @@ fn written_schema(
     bare_schema(schema, path, unknown)
 }
 
-fn structured_outputs(
-    value: Value,
-    path: &str,
-    unknown: &mut Unknown,
-) -> Result<ResponseFormat, ApiError> {
+fn structured_outputs(value: Value, path: &str, unknown: &mut Unknown) -> Result<Format, ApiError> {
     let mut fields = Fields::of(value, path)?;
     let schema = fields.take("json");
     let is_object = fields.boolean("json_object")?.unwrap_or(false);
@@ -223,18 +168,18 @@ fn structured_outputs(
             return Err(ApiError::invalid(&path, message));
         }
         (Some(schema), false) => written_schema(schema, &fields.path_of("json"), unknown)?,
-        (None, true) => ResponseFormat::JsonObject,
-        (None, false) => ResponseFormat::Text,
+        (None, true) => Format::JsonObject,
+        (None, false) => Format::Text,
     };
     refused::check_structured_outputs(&mut fields, unknown)?;
     fields.finish(&["json", "json_object"], &["disable_fallback"], unknown)?;
     Ok(format)
 }
 
-fn ollama(value: Value, path: &str, unknown: &mut Unknown) -> Result<ResponseFormat, ApiError> {
+fn ollama(value: Value, path: &str, unknown: &mut Unknown) -> Result<Format, ApiError> {
     match value.as_str() {
-        Some("json") => Ok(ResponseFormat::JsonObject),
-        Some("") => Ok(ResponseFormat::Text),
+        Some("json") => Ok(Format::JsonObject),
+        Some("") => Ok(Format::Text),
         Some(_) => Err(ApiError::invalid(
             path,
             format!("'{path}' must be \"json\" or a JSON schema"),

@@ -26,15 +26,15 @@ mod unknown;
 pub use chat::{ChatRequest, Message, Role, parse_chat};
 pub use completion::{CompletionRequest, Prompt, parse_completion};
 pub use error::{ApiError, ErrorBody, ErrorDetail, OTHER_SHAPE};
-pub use format::ResponseFormat;
-pub use passed::{Passed, model_of, pass_chat, pass_completion, sampling_fields};
+pub use passed::{Passed, model_of, pass_chat, pass_completion};
 pub use refused::changes_nothing;
 pub use response::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatMessage, Completion,
-    CompletionChoice, Delta, FinishReason, Model, ModelList, PromptTokensDetails, Usage,
+    CompletionChoice, Delta, Model, ModelList, PromptTokensDetails, Usage,
 };
-pub use sampling::{Sampling, StreamOptions};
+pub use sampling::StreamOptions;
 pub use sse::{SSE_DONE, sse_error, sse_event};
 pub use tandem::{
     AloneInfo, ParityInfo, PhasesMs, RouteChoice, ServerInfo, TandemInfo, TandemOptions,
 };
+pub use tandem_proto::{FinishReason, Format, NamedSchema, SamplingParams};

@@ -6,7 +6,6 @@ use crate::completion::{CompletionRequest, completion};
 use crate::error::ApiError;
 use crate::fields::{Fields, parse_body};
 use crate::refused;
-use crate::sampling::Sampling;
 use crate::tandem::TandemOptions;
 use crate::unknown::Unknown;
 use serde::Deserialize;
@@ -100,14 +99,6 @@ pub fn pass_completion(body: &[u8]) -> Result<(CompletionRequest, Passed), ApiEr
     let mut request = completion(fields, tandem, Unknown::passing())?;
     request.ignored = removed;
     Ok((request, passed))
-}
-
-/// The fields that a request would have if it was read here, for the server that is asked in its place.
-pub fn sampling_fields(sampling: &Sampling) -> Passed {
-    match serde_json::to_value(sampling) {
-        Ok(Value::Object(map)) => map,
-        _ => Map::new(),
-    }
 }
 
 type Split = (Fields, TandemOptions, Passed, Vec<String>);

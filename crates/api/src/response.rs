@@ -3,23 +3,7 @@
 use crate::tandem::TandemInfo;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-
-/// Why generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// The model ended its answer, or a stop string occurred.
-    Stop,
-    /// `max_tokens` or the context was used up: the answer is cut.
-    Length,
-    /// The model calls tools.
-    ToolCalls,
-    /// A filter of the server cut the answer.
-    ContentFilter,
-    /// A reason that is not known here.
-    #[serde(other)]
-    Other,
-}
+use tandem_proto::FinishReason;
 
 /// Token counts of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

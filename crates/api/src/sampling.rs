@@ -7,32 +7,7 @@ use crate::refused;
 use crate::unknown::Unknown;
 use serde::Serialize;
 use serde_json::Value;
-
-/// How tokens are chosen and when to stop. `None` leaves the choice to the server.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Sampling {
-    /// Most tokens to generate, at least 1. `max_completion_tokens` and llama-server's `n_predict` are read as the same.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_tokens: Option<u32>,
-    /// 0 (greedy) to 2.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub temperature: Option<f64>,
-    /// 0 to 1; 1 keeps all tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub top_p: Option<f64>,
-    /// Extension: keep the k most likely tokens; 0 keeps all (-1 is read as 0).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub top_k: Option<u32>,
-    /// Extension: drop tokens less likely than this share of the likeliest; 0 to 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_p: Option<f64>,
-    /// Seed of the sampler. A negative seed is read as its two's complement.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seed: Option<u64>,
-    /// Strings at which generation ends; they are not part of the answer.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub stop: Vec<String>,
-}
+use tandem_proto::SamplingParams;
 
 /// `stream_options`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -60,20 +35,20 @@ impl StreamOptions {
     }
 }
 
-impl Sampling {
-    pub(crate) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
-        Ok(Self {
-            max_tokens: max_tokens(fields)?,
-            temperature: fields.number("temperature", 0.0, limits::MAX_TEMPERATURE)?,
-            top_p: fields.number("top_p", 0.0, 1.0)?,
-            top_k: fields
-                .integer("top_k", -1, limits::MAX_TOP_K)?
-                .map(|k| u32::try_from(k).unwrap_or(0)),
-            min_p: fields.number("min_p", 0.0, 1.0)?,
-            seed: seed(fields)?,
-            stop: stop(fields)?,
-        })
-    }
+/// Takes the sampling parameters out of a request. `max_completion_tokens` and llama-server's `n_predict` are read as
+/// `max_tokens`, -1 as no limit of it and of `top_k`, and a negative seed as its two's complement.
+pub(crate) fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    Ok(SamplingParams {
+        max_tokens: max_tokens(fields)?,
+        temperature: fields.number("temperature", 0.0, limits::MAX_TEMPERATURE)?,
+        top_p: fields.number("top_p", 0.0, 1.0)?,
+        top_k: fields
+            .integer("top_k", -1, limits::MAX_TOP_K)?
+            .map(|k| u32::try_from(k).unwrap_or(0)),
+        min_p: fields.number("min_p", 0.0, 1.0)?,
+        seed: seed(fields)?,
+        stop: stop(fields)?,
+    })
 }
 
 fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {

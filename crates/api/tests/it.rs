@@ -237,10 +237,10 @@ fn dialects_of_a_schema_mean_the_same() {
         json!({"format": schema, "guided_json": schema, "response_format": {"type": "text"}, "guided_decoding_backend": "auto"}),
     ] {
         let request = chat(extra.clone()).expect("request");
-        let ResponseFormat::JsonSchema { schema: found, .. } = request.response_format else {
+        let Format::JsonSchema { json_schema } = request.response_format else {
             panic!("{extra}");
         };
-        assert_eq!(found.to_string(), written, "{extra}");
+        assert_eq!(json_schema.schema.to_string(), written, "{extra}");
     }
     for extra in [
         json!({"response_format": {"type": "json_object"}}),
@@ -248,11 +248,7 @@ fn dialects_of_a_schema_mean_the_same() {
         json!({"format": "json"}),
     ] {
         let request = chat(extra.clone()).expect("request");
-        assert_eq!(
-            request.response_format,
-            ResponseFormat::JsonObject,
-            "{extra}"
-        );
+        assert_eq!(request.response_format, Format::JsonObject, "{extra}");
     }
 }
 
@@ -378,11 +374,15 @@ fn values_are_read() {
             lenient: None,
         }
     );
-    let ResponseFormat::JsonSchema { schema, strict, .. } = &request.response_format else {
+    let Format::JsonSchema { json_schema } = &request.response_format else {
         panic!("schema expected")
     };
-    assert_eq!(schema.to_string(), r#"{"z":1,"a":2}"#, "key order is kept");
-    assert!(strict);
+    assert_eq!(
+        json_schema.schema.to_string(),
+        r#"{"z":1,"a":2}"#,
+        "key order is kept"
+    );
+    assert!(json_schema.strict);
     // What a client serialises, a server reads back.
     let again =
         parse_chat(&serde_json::to_vec(&request).expect("serialise"), false).expect("parse");
@@ -583,10 +583,7 @@ fn what_another_server_reads_goes_on_but_for_what_would_steer_it() {
         (true, Some(3))
     );
     assert_eq!(request.messages[0].content, "a");
-    assert!(matches!(
-        request.response_format,
-        ResponseFormat::JsonSchema { .. }
-    ));
+    assert!(matches!(request.response_format, Format::JsonSchema { .. }));
     let names: Vec<&String> = passed.keys().collect();
     assert_eq!(names, ["messages", "tools", "logit_bias"]);
     let removed = [

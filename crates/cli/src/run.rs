@@ -13,8 +13,8 @@ use clap::{Args, ValueEnum};
 use eventsource_stream::Eventsource;
 use futures_util::StreamExt;
 use tandem_api::{
-    ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, Message, ResponseFormat, Role,
-    RouteChoice, Sampling, StreamOptions, TandemInfo, TandemOptions,
+    ChatCompletionChunk, ChatRequest, ErrorBody, FinishReason, Format, Message, Role, RouteChoice,
+    SamplingParams, StreamOptions, TandemInfo, TandemOptions,
 };
 use tandem_cluster::Public;
 
@@ -177,17 +177,17 @@ fn request(arguments: &Arguments, model: String, messages: Vec<Message>) -> Chat
     ChatRequest {
         model,
         messages,
-        sampling: Sampling {
+        sampling: SamplingParams {
             max_tokens: arguments.max_tokens,
             temperature: Some(arguments.temperature),
             seed: arguments.seed,
-            ..Sampling::default()
+            ..SamplingParams::default()
         },
         stream: true,
         stream_options: StreamOptions {
             include_usage: true,
         },
-        response_format: ResponseFormat::Text,
+        response_format: Format::Text,
         tandem: TandemOptions {
             route: arguments.route.into(),
             // A chat goes on.

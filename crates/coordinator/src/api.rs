@@ -20,11 +20,12 @@ use tandem_api::{
     ApiError, Model, ModelList, Passed, TandemOptions, model_of, parse_chat, parse_completion,
     pass_chat, pass_completion,
 };
-use tandem_proto::{Format, Generation, Prompt};
+use tandem_proto::{Format, GenerationParams, Prompt};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::answer::{self, Api, Frame};
 use crate::life::Service;
-use crate::limits::MAX_DROPPED_BYTES;
+use crate::limits::{MAX_BODIES_BYTES, MAX_DROPPED_BYTES};
 use crate::refusal::Refusal;
 use crate::request::Job;
 use crate::{overview, translate};
@@ -35,6 +36,8 @@ pub(crate) struct Server {
     /// Makes ids of different runs of the coordinator differ.
     run: u64,
     requests: AtomicU64,
+    /// Bytes that request bodies may still take while they are read.
+    bodies: Semaphore,
     /// When the coordinator started, in seconds since 1970.
     started: u64,
 }
@@ -46,6 +49,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         // The standard library's only source of random bits.
         run: std::hash::RandomState::new().build_hasher().finish(),
         requests: AtomicU64::new(0),
+        bodies: Semaphore::new(MAX_BODIES_BYTES),
         started: now(),
     };
     Router::new()
@@ -69,6 +73,15 @@ fn now() -> u64 {
 }
 
 impl Server {
+    /// Room for some bytes of a request body, until it is dropped.
+    fn room(&self, bytes: usize) -> Result<SemaphorePermit<'_>, ApiError> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let room = self.bodies.try_acquire_many(bytes);
+        room.map_err(|_| {
+            ApiError::busy("too many request bodies are being read; send the request again later")
+        })
+    }
+
     fn next_id(&self) -> String {
         let n = self.requests.fetch_add(1, Ordering::Relaxed);
         format!("req-{:016x}-{n}", self.run)
@@ -80,7 +93,7 @@ async fn chat(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let body = read_body(&server.service, &headers, body).await?;
+    let body = read_body(&server, &headers, body).await?;
     let (request, passed) = match is_passed(&server, &body) {
         true => pass_chat(&body).map(|(request, passed)| (request, Some(passed)))?,
         false => (parse_chat(&body, server.service.config.lenient)?, None),
@@ -89,11 +102,11 @@ async fn chat(
     let asked = Asked {
         passed,
         api: Api::Chat,
-        generation: translate::generation(
-            &request.sampling,
-            translate::format(&request.response_format),
-        ),
         prompt: translate::chat_prompt(&request),
+        generation: GenerationParams {
+            sampling: request.sampling,
+            format: request.response_format,
+        },
         prompt_field: "messages",
         model: request.model,
         stream: request.stream,
@@ -109,7 +122,7 @@ async fn completion(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let body = read_body(&server.service, &headers, body).await?;
+    let body = read_body(&server, &headers, body).await?;
     let (request, passed) = match is_passed(&server, &body) {
         true => pass_completion(&body).map(|(request, passed)| (request, Some(passed)))?,
         false => (
@@ -121,8 +134,11 @@ async fn completion(
     let asked = Asked {
         passed,
         api: Api::Completion,
-        generation: translate::generation(&request.sampling, Format::Text),
         prompt: translate::completion_prompt(&request),
+        generation: GenerationParams {
+            sampling: request.sampling,
+            format: Format::Text,
+        },
         prompt_field: "prompt",
         model: request.model,
         stream: request.stream,
@@ -138,7 +154,7 @@ async fn tokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let body = read_body(&server.service, &headers, body).await?;
+    let body = read_body(&server, &headers, body).await?;
     let told = crate::tokenize::tokenize(&server.service, &body).await?;
     Ok(Json(told).into_response())
 }
@@ -156,7 +172,7 @@ struct Asked {
     model: String,
     prompt: Prompt,
     prompt_field: &'static str,
-    generation: Generation,
+    generation: GenerationParams,
     stream: bool,
     include_usage: bool,
     options: TandemOptions,
@@ -201,11 +217,7 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
 
 /// Reads a body of bounded size in bounded time. What is too much is read too, up to a limit,
 /// because a client that is still sending may not see the refusal.
-async fn read_body(
-    service: &Service,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<BytesMut, ApiError> {
+async fn read_body(server: &Server, headers: &HeaderMap, body: Body) -> Result<BytesMut, ApiError> {
     let length = headers.get(header::CONTENT_LENGTH);
     let length = length.and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|n| n > MAX_BODY_BYTES + MAX_DROPPED_BYTES) {
@@ -214,6 +226,7 @@ async fn read_body(
     let reading = async {
         let mut stream = body.into_data_stream();
         let mut kept = BytesMut::new();
+        let mut rooms = Vec::new();
         let mut total = 0;
         while let Some(bytes) = stream.next().await {
             let bytes = bytes
@@ -223,6 +236,7 @@ async fn read_body(
                 break;
             }
             if total <= MAX_BODY_BYTES {
+                rooms.push(server.room(bytes.len())?);
                 kept.extend_from_slice(&bytes);
             }
         }
@@ -232,7 +246,7 @@ async fn read_body(
         check_content(headers)?;
         Ok(kept)
     };
-    let limit = service.config.limits.body;
+    let limit = server.service.config.limits.body;
     let read = tokio::time::timeout(limit, reading).await;
     read.unwrap_or_else(|_| {
         let message = format!(

@@ -37,6 +37,9 @@ pub const MAX_PIECES: usize = 64;
 /// Bytes of a request body beyond the allowed ones that are read and dropped, so that the client
 /// has sent it all and sees the refusal.
 pub const MAX_DROPPED_BYTES: usize = 64 << 20;
+/// Bytes of the request bodies that are being read, of all clients together. A body that does not fit is refused, so that
+/// clients who send slowly cannot fill the memory.
+pub const MAX_BODIES_BYTES: usize = 256 << 20;
 /// Tokens of answers that are remembered, so that they are the same tokens in the next turn.
 pub const MAX_ANSWER_TOKENS: usize = 4 << 20;
 /// What the place of one of these answers takes, in tokens of four bytes.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tandem_api::{ApiError, FinishReason, Passed, TandemInfo, Usage};
-use tandem_proto::{Generation, Prompt};
+use tandem_proto::{GenerationParams, Prompt};
 use tandem_sched::Route;
 use tokio::sync::mpsc;
 
@@ -17,7 +17,7 @@ pub(crate) struct Job {
     pub(crate) passed: Option<Passed>,
     /// Field of the public request that holds the prompt, for messages.
     pub(crate) prompt_field: &'static str,
-    pub(crate) generation: Generation,
+    pub(crate) generation: GenerationParams,
     pub(crate) route: Route,
     pub(crate) return_tokens: bool,
     pub(crate) cache_salt: String,

@@ -1,13 +1,9 @@
 //! From the public API's words to the nodes' and back.
 
-use tandem_api::{ApiError, ChatRequest, CompletionRequest, RouteChoice, Sampling};
-use tandem_proto::{ErrorCode, Format, Generation, Message, NodeError, Prompt};
+use tandem_api::{ApiError, ChatRequest, CompletionRequest, RouteChoice};
+use tandem_proto::{ErrorCode, Message, NodeError, Prompt};
 use tandem_sched::{Rejection, Route};
 
-/// Temperature of a request that names none, as in the OpenAI reference.
-const DEFAULT_TEMPERATURE: f64 = 1.0;
-/// Seed of a request that names none. Fixed, so that the same request gives the same answer.
-const DEFAULT_SEED: u64 = 0;
 /// Fields of a request that a node may name in a refusal.
 const FIELDS: [&str; 7] = [
     "max_tokens",
@@ -18,30 +14,6 @@ const FIELDS: [&str; 7] = [
     "prompt",
     "response_format",
 ];
-
-/// The sampling of a request; what it leaves open gets the documented defaults.
-pub(crate) fn generation(sampling: &Sampling, format: Format) -> Generation {
-    // A node wants `top_p` above 0; the smallest one keeps just the likeliest token, like 0.
-    let top_p = narrow(sampling.top_p.unwrap_or(1.0)).max(f32::MIN_POSITIVE);
-    Generation {
-        max_tokens: sampling.max_tokens,
-        temperature: narrow(sampling.temperature.unwrap_or(DEFAULT_TEMPERATURE)),
-        top_k: sampling.top_k.unwrap_or(0),
-        top_p,
-        min_p: narrow(sampling.min_p.unwrap_or(0.0)),
-        seed: sampling.seed.unwrap_or(DEFAULT_SEED),
-        stop: sampling.stop.clone(),
-        format,
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "sampling parameters are small numbers, checked before"
-)]
-fn narrow(x: f64) -> f32 {
-    x as f32
-}
 
 /// The conversation; `developer` is the newer name of `system`, which templates know.
 pub(crate) fn chat_prompt(request: &ChatRequest) -> Prompt {
@@ -63,29 +35,12 @@ pub(crate) fn completion_prompt(request: &CompletionRequest) -> Prompt {
     }
 }
 
-/// The shape of the answer.
-pub(crate) fn format(format: &tandem_api::ResponseFormat) -> Format {
-    match format {
-        tandem_api::ResponseFormat::Text => Format::Text,
-        tandem_api::ResponseFormat::JsonObject => Format::JsonObject,
-        tandem_api::ResponseFormat::JsonSchema { schema, .. } => Format::JsonSchema(schema.clone()),
-    }
-}
-
 /// Where the prefill may run.
 pub(crate) const fn route(choice: RouteChoice) -> Route {
     match choice {
         RouteChoice::Auto => Route::Auto,
         RouteChoice::Remote => Route::Remote,
         RouteChoice::Local => Route::Local,
-    }
-}
-
-/// Why generation ended.
-pub(crate) const fn finish(reason: tandem_proto::FinishReason) -> tandem_api::FinishReason {
-    match reason {
-        tandem_proto::FinishReason::Stop => tandem_api::FinishReason::Stop,
-        tandem_proto::FinishReason::Length => tandem_api::FinishReason::Length,
     }
 }
 
@@ -125,19 +80,6 @@ fn named_field(message: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_request_leaves_open_is_fixed() {
-        let open = generation(&Sampling::default(), Format::Text);
-        assert_eq!((open.temperature, open.seed), (1.0, 0));
-        assert_eq!((open.top_k, open.top_p, open.min_p), (0, 1.0, 0.0));
-        assert_eq!(open.max_tokens, None);
-        let zero = Sampling {
-            top_p: Some(0.0),
-            ..Sampling::default()
-        };
-        assert!(generation(&zero, Format::Text).top_p > 0.0);
-    }
 
     #[test]
     fn a_named_field_becomes_the_param() {

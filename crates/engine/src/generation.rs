@@ -2,51 +2,14 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use tandem_proto::generation::InvalidSampling;
+use tandem_proto::{FinishReason, Format, GenerationParams};
 
 use crate::constraint::{Constraint, ConstraintError, ConstraintFactory};
 use crate::kv_engine::EngineError;
-use crate::sampling::{InvalidSampling, Sampler, SamplingParams};
+use crate::sampling::Sampler;
 use crate::stop::{self, InvalidStop, StopMatcher};
 use crate::tokenizer::{Token, Tokenizer};
-
-/// What the answer must look like.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Format {
-    /// Anything.
-    #[default]
-    Text,
-    /// Some JSON object.
-    JsonObject,
-    /// JSON that this schema accepts.
-    JsonSchema(Value),
-}
-
-/// How one answer is generated.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GenerationParams {
-    /// How tokens are chosen.
-    pub sampling: SamplingParams,
-    /// Most tokens of the answer, the end token included; at least 1.
-    pub max_tokens: u32,
-    /// The answer ends before the first of these.
-    pub stop: Vec<String>,
-    /// What the answer must look like.
-    pub format: Format,
-}
-
-/// Why an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FinishReason {
-    /// An end token, a stop string, or the JSON is complete.
-    Stop,
-    /// `max_tokens` were generated.
-    Length,
-}
 
 /// One generated token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,9 +31,6 @@ pub enum GenerationError {
     /// The stop strings cannot be used.
     #[error(transparent)]
     Stop(#[from] InvalidStop),
-    /// Nothing to generate.
-    #[error("`max_tokens` is 0; it must be at least 1")]
-    MaxTokens,
     /// The format cannot be had.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
@@ -90,7 +50,6 @@ impl GenerationError {
             self,
             Self::Sampling(_)
                 | Self::Stop(_)
-                | Self::MaxTokens
                 | Self::Constraint(
                     ConstraintError::Schema(_)
                         | ConstraintError::Budget(_)
@@ -100,28 +59,13 @@ impl GenerationError {
     }
 }
 
-impl GenerationParams {
-    /// Checks everything that needs no model.
-    ///
-    /// # Errors
-    /// Names the field at fault.
-    pub fn validate(&self) -> Result<(), GenerationError> {
-        self.sampling.validate()?;
-        stop::validate(&self.stop)?;
-        if self.max_tokens == 0 {
-            return Err(GenerationError::MaxTokens);
-        }
-        Ok(())
-    }
-}
-
 /// One answer being generated: logits in, tokens and text out.
 pub struct Generation {
     tokenizer: Arc<dyn Tokenizer>,
     sampler: Sampler,
     constraint: Option<Constraint>,
     stop: StopMatcher,
-    max_tokens: u32,
+    max_tokens: usize,
     generated: Vec<Token>,
     finished: bool,
 }
@@ -136,18 +80,22 @@ impl Generation {
         tokenizer: Arc<dyn Tokenizer>,
         constraints: &ConstraintFactory,
     ) -> Result<Self, GenerationError> {
-        params.validate()?;
+        let sampling = &params.sampling;
+        sampling.validate()?;
+        stop::validate(&sampling.stop)?;
         let constraint = match &params.format {
             Format::Text => None,
             Format::JsonObject => Some(constraints.json_object()?),
-            Format::JsonSchema(schema) => Some(constraints.json_schema(schema)?),
+            Format::JsonSchema { json_schema } => {
+                Some(constraints.json_schema(&json_schema.schema)?)
+            }
         };
         Ok(Self {
             tokenizer,
-            sampler: Sampler::new(&params.sampling),
+            sampler: Sampler::new(sampling),
             constraint,
-            stop: StopMatcher::new(&params.stop),
-            max_tokens: params.max_tokens,
+            stop: StopMatcher::new(&sampling.stop),
+            max_tokens: sampling.max_tokens.map_or(usize::MAX, |n| n as usize),
             generated: Vec::new(),
             finished: false,
         })
@@ -172,7 +120,7 @@ impl Generation {
             text = pushed.text;
             if pushed.stopped || self.accept(token)? {
                 finished = Some(FinishReason::Stop);
-            } else if self.generated.len() >= self.max_tokens as usize {
+            } else if self.generated.len() >= self.max_tokens {
                 finished = Some(FinishReason::Length);
             }
         }

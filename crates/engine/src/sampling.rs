@@ -15,93 +15,12 @@ use std::cmp::Ordering;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use serde::{Deserialize, Serialize};
+use tandem_proto::SamplingParams;
 
 use crate::constraint::TokenMask;
 use crate::kv_engine::EngineError;
 use crate::tokenizer::Token;
 use crate::weights::{Candidate, above, block_sums, draw, draw_of_all, highest, weight};
-
-/// Highest temperature that is accepted; beyond it the choice is as good as uniform.
-pub const MAX_TEMPERATURE: f32 = 100.0;
-
-/// How the next token is chosen.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SamplingParams {
-    /// Divides the logits before the softmax; 0 takes the best token.
-    pub temperature: f32,
-    /// Keep the `top_k` best tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the fewest best tokens whose probabilities sum to at least this; 1 keeps all.
-    pub top_p: f32,
-    /// Keep tokens at least this times as probable as the best; 0 keeps all.
-    pub min_p: f32,
-    /// Seed of the draw. The same seed and logits give the same tokens.
-    pub seed: u64,
-}
-
-impl Default for SamplingParams {
-    /// Greedy.
-    fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
-        }
-    }
-}
-
-/// A parameter outside its range.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("`{field}` is {value}; allowed is {allowed}")]
-pub struct InvalidSampling {
-    /// Name of the field of [`SamplingParams`].
-    pub field: &'static str,
-    /// Its value.
-    pub value: f32,
-    /// What it may be.
-    pub allowed: &'static str,
-}
-
-impl SamplingParams {
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// Names the first field out of range. NaN is out of every range.
-    pub fn validate(&self) -> Result<(), InvalidSampling> {
-        let checks = [
-            (
-                "temperature",
-                self.temperature,
-                (0.0..=MAX_TEMPERATURE).contains(&self.temperature),
-                "0 (greedy) to 100",
-            ),
-            (
-                "top_p",
-                self.top_p,
-                self.top_p > 0.0 && self.top_p <= 1.0,
-                "above 0, at most 1 (off)",
-            ),
-            (
-                "min_p",
-                self.min_p,
-                (0.0..=1.0).contains(&self.min_p),
-                "0 (off) to 1",
-            ),
-        ];
-        match checks.into_iter().find(|(_, _, fits, _)| !fits) {
-            Some((field, value, _, allowed)) => Err(InvalidSampling {
-                field,
-                value,
-                allowed,
-            }),
-            None => Ok(()),
-        }
-    }
-}
 
 /// How far below the best logit tokens are looked for, in turn, until enough are found.
 const REACHES: [f32; 3] = [8.0, 24.0, f32::INFINITY];
@@ -109,7 +28,8 @@ const REACHES: [f32; 3] = [8.0, 24.0, f32::INFINITY];
 /// Chooses tokens for one answer; owns the state of its random numbers.
 #[derive(Debug, Clone)]
 pub struct Sampler {
-    params: SamplingParams,
+    temperature: f32,
+    kept: Kept,
     rng: ChaCha8Rng,
     /// Logits under a mask; kept, because the system takes long to give memory of that size.
     masked: Vec<f32>,
@@ -121,9 +41,14 @@ impl Sampler {
     #[must_use]
     pub fn new(params: &SamplingParams) -> Self {
         let mut key = [0; 32];
-        key[..8].copy_from_slice(&params.seed.to_le_bytes());
+        key[..8].copy_from_slice(&params.seed().to_le_bytes());
         Self {
-            params: params.clone(),
+            temperature: narrow(params.temperature()),
+            kept: Kept {
+                top_k: params.top_k.unwrap_or(0) as usize,
+                top_p: narrow(params.top_p.unwrap_or(1.0)),
+                min_p: narrow(params.min_p.unwrap_or(0.0)),
+            },
             rng: ChaCha8Rng::from_seed(key),
             masked: Vec::new(),
         }
@@ -161,23 +86,16 @@ impl Sampler {
         if max == f32::NEG_INFINITY {
             return Err(nothing_left());
         }
-        let SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            ..
-        } = self.params;
+        let temperature = self.temperature;
         if temperature <= 0.0 {
             let best = above(logits, max).next();
             return best.map(|(token, _)| token).ok_or_else(nothing_left);
         }
         let target = unit(self.rng.next_u64());
-        let keeps_all = top_k == 0 && top_p >= 1.0 && min_p <= 0.0;
-        let chosen = if keeps_all {
+        let chosen = if self.kept.is_all() {
             draw_of_all(logits, max, temperature, target).map(token)
         } else {
-            let kept = self.params.truncate(logits, max);
+            let kept = self.kept.truncate(logits, max);
             let weights = kept.iter().map(|c| weight(c.1, max, temperature));
             draw(&weights.collect::<Vec<_>>(), target).map(|index| kept[index].0)
         };
@@ -185,12 +103,24 @@ impl Sampler {
     }
 }
 
-impl SamplingParams {
+/// Which tokens may be drawn, as [`SamplingParams`] say.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+}
+
+impl Kept {
+    fn is_all(self) -> bool {
+        self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0
+    }
+
     /// Top-k, top-p, min-p. The result is in order of falling logit.
-    fn truncate(&self, logits: &[f32], max: f32) -> Vec<Candidate> {
+    fn truncate(self, logits: &[f32], max: f32) -> Vec<Candidate> {
         let min_p = self.min_p;
         // As many as there are is all.
-        let k = Some(self.top_k as usize).filter(|k| *k < logits.len());
+        let k = Some(self.top_k).filter(|k| *k < logits.len());
         let k = k.unwrap_or_default();
         let weight = |c: &Candidate| weight(c.1, max, 1.0);
         // Without top-k all tokens count, also those that are not looked at.
@@ -226,6 +156,14 @@ impl SamplingParams {
         }
         found
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "small numbers, checked before"
+)]
+fn narrow(x: f64) -> f32 {
+    x as f32
 }
 
 /// The first candidate with which the sum of the weights is enough.

@@ -7,7 +7,7 @@ use crate::prompt::build_prompt;
 use crate::rubric::Rubric;
 use crate::schema::verdict_schema;
 use crate::submission::Submission;
-use tandem_api::{ChatRequest, ResponseFormat, Sampling, StreamOptions, TandemOptions};
+use tandem_api::{ChatRequest, Format, SamplingParams, StreamOptions, TandemOptions};
 
 /// The request of a job for a submission. The analysis is asked for the criteria of `asked`, which may be fewer than the
 /// rubric's.
@@ -19,12 +19,11 @@ pub(crate) fn request(
 ) -> ChatRequest {
     let settings = config.job(job);
     let response_format = match job {
-        Job::Feedback => ResponseFormat::Text,
-        Job::CodeAnalysis => ResponseFormat::JsonSchema {
-            name: "verdict".to_owned(),
-            schema: verdict_schema(asked, submission, config.rationale_chars),
-            strict: true,
-        },
+        Job::Feedback => Format::Text,
+        Job::CodeAnalysis => {
+            let schema = verdict_schema(asked, submission, config.rationale_chars);
+            Format::schema("verdict", schema)
+        }
     };
     let mut prompt = build_prompt(job, rubric, submission, assessment);
     if job == Job::CodeAnalysis && asked.criteria.len() < rubric.criteria.len() {
@@ -36,11 +35,11 @@ pub(crate) fn request(
     ChatRequest {
         model: settings.model.clone(),
         messages: prompt.messages(),
-        sampling: Sampling {
+        sampling: SamplingParams {
             max_tokens: Some(settings.max_tokens),
             temperature: Some(settings.temperature),
             seed: settings.seed,
-            ..Sampling::default()
+            ..SamplingParams::default()
         },
         stream: true,
         stream_options: StreamOptions {

@@ -19,8 +19,6 @@ use std::fmt::{Debug, Display, Formatter};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use crate::codec::Codec;
 use crate::contract::{Contract, LayerSpec, Section};
 
@@ -98,19 +96,6 @@ impl FromStr for PageId {
             *byte = digit(*high)? << 4 | digit(*low)?;
         }
         Ok(Self(bytes))
-    }
-}
-
-impl Serialize for PageId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for PageId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -256,69 +241,6 @@ impl Namespace {
         put(little_endian[..tokens.len().min(PAGE_LEN)].as_flattened());
         put(extra);
         PageId(*blake3::keyed_hash(&self.key, &bytes).as_bytes())
-    }
-}
-
-/// The ids of one sequence while it grows: each token is hashed once.
-#[derive(Debug, Clone)]
-pub struct Chain {
-    namespace: Namespace,
-    pages: Vec<PageId>,
-    tail: Vec<u32>,
-}
-
-impl Chain {
-    /// The chain of a sequence without tokens.
-    #[must_use]
-    pub fn new(namespace: Namespace) -> Self {
-        Self {
-            namespace,
-            pages: Vec::new(),
-            tail: Vec::with_capacity(PAGE_LEN),
-        }
-    }
-
-    /// Appends tokens to the sequence.
-    pub fn extend(&mut self, tokens: &[u32]) {
-        let mut tokens = tokens;
-        while let Some((now, later)) = tokens.split_at_checked(PAGE_LEN - self.tail.len()) {
-            self.tail.extend_from_slice(now);
-            tokens = later;
-            if let Some(page) = self.tail.as_chunks::<PAGE_LEN>().0.first() {
-                let id = self.namespace.page(self.last(), page, &[]);
-                self.pages.push(id);
-            }
-            self.tail.clear();
-        }
-        self.tail.extend_from_slice(tokens);
-    }
-
-    /// The namespace of the ids.
-    #[must_use]
-    pub fn namespace(&self) -> &Namespace {
-        &self.namespace
-    }
-
-    /// The ids of the complete pages.
-    #[must_use]
-    pub fn pages(&self) -> &[PageId] {
-        &self.pages
-    }
-
-    /// The tokens after the last complete page, fewer than [`PAGE_TOKENS`].
-    #[must_use]
-    pub fn tail(&self) -> &[u32] {
-        &self.tail
-    }
-
-    /// The id of the position after the last token.
-    #[must_use]
-    pub fn position(&self) -> PageId {
-        self.namespace.position(self.last(), &self.tail)
-    }
-
-    fn last(&self) -> &PageId {
-        self.pages.last().unwrap_or(&PageId::ROOT)
     }
 }
 

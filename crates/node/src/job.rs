@@ -185,8 +185,6 @@ pub struct PrefillJob {
     pub by_layer: bool,
     /// True if pages of this node come first.
     pub seeded: bool,
-    /// True if the last token is evaluated too, for the decode node to compare with.
-    pub receipt: bool,
     /// Permission for the decode node to hand the KV of its answer back, for the receipt.
     pub hand_back: Option<ReturnTicket>,
     /// Where computed chunks go; closed when the handoff has ended.

@@ -260,7 +260,6 @@ impl Worker {
             chunks: job.chunks,
             begun: None,
             by_layer: job.by_layer && self.engine.gives_layers(),
-            receipt: job.receipt,
             hand_back: job.hand_back,
         }));
         self.add(

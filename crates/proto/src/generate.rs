@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tandem_handoff::codec::Codec;
 use tandem_handoff::receipt::Parity;
 
+use crate::generation::{FinishReason, GenerationParams};
 use crate::limits::{MAX_GENERATED_TOKENS, MAX_REQUEST_ID};
 use crate::status::{ErrorCode, NodeError};
 use crate::terms::HandoffTerms;
@@ -64,41 +65,6 @@ impl std::fmt::Debug for Prompt {
     }
 }
 
-/// What the answer must look like.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Format {
-    /// Anything.
-    #[default]
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that the schema accepts.
-    JsonSchema(serde_json::Value),
-}
-
-/// How to generate.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Generation {
-    /// Tokens at most. `None`: until the context is full.
-    pub max_tokens: Option<u32>,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the k likeliest; 0 is off.
-    pub top_k: u32,
-    /// Keep the likeliest until their sum reaches p; 1 is off.
-    pub top_p: f32,
-    /// Keep those at least p times as likely as the likeliest; 0 is off.
-    pub min_p: f32,
-    /// Same seed, same tokens.
-    pub seed: u64,
-    /// Texts that end the answer.
-    pub stop: Vec<String>,
-    /// Constraint on the answer.
-    pub format: Format,
-}
-
 /// Who prefills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -120,7 +86,7 @@ pub struct GenerateRequest {
     /// What to continue.
     pub prompt: Prompt,
     /// How.
-    pub generation: Generation,
+    pub generation: GenerationParams,
     /// Who prefills.
     pub prefill: PrefillMode,
     /// The only machine that may use the ticket: its [`crate::NodeStatus::identity`]. Needed where
@@ -202,16 +168,6 @@ pub struct ParityReport {
     pub holds: bool,
 }
 
-/// Why an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FinishReason {
-    /// The model or a stop text ended it, or the constrained answer is complete.
-    Stop,
-    /// `max_tokens` or the context ended it.
-    Length,
-}
-
 /// One line of the answer to `POST /node/v1/generate`.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
@@ -284,25 +240,14 @@ impl GenerateRequest {
     pub fn validate(&self) -> Result<(), NodeError> {
         let fail = |message: String| Err(NodeError::new(ErrorCode::InvalidRequest, message));
         check_request_id(&self.request)?;
-        let g = &self.generation;
-        if let Some(n) = g.max_tokens
-            && (n == 0 || n > MAX_GENERATED_TOKENS)
-        {
+        let sampling = &self.generation.sampling;
+        if let Err(error) = sampling.validate() {
+            return fail(error.to_string());
+        }
+        if let Some(n) = sampling.max_tokens.filter(|n| *n > MAX_GENERATED_TOKENS) {
             return fail(format!(
                 "`max_tokens` is {n}, allowed 1..={MAX_GENERATED_TOKENS}"
             ));
-        }
-        if !(g.temperature.is_finite() && (0.0..=100.0).contains(&g.temperature)) {
-            return fail(format!(
-                "`temperature` is {}, allowed 0..=100",
-                g.temperature
-            ));
-        }
-        if !(g.top_p > 0.0 && g.top_p <= 1.0) {
-            return fail(format!("`top_p` is {}, allowed above 0 up to 1", g.top_p));
-        }
-        if !(0.0..=1.0).contains(&g.min_p) {
-            return fail(format!("`min_p` is {}, allowed 0..=1", g.min_p));
         }
         if self.alone_percent > 100 {
             return fail(format!(

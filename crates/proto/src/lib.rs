@@ -18,6 +18,7 @@
 //! KV never passes through here: it goes from node to node (crate `handoff`).
 
 pub mod generate;
+pub mod generation;
 pub mod limits;
 pub mod link;
 pub mod prefill;
@@ -26,9 +27,10 @@ pub mod terms;
 pub mod tokenize;
 
 pub use generate::{
-    FinishReason, Format, GenerateEvent, GenerateRequest, Generation, Message, ParityReport,
-    PrefillMode, PrefillSummary, Prompt, Ticket,
+    GenerateEvent, GenerateRequest, Message, ParityReport, PrefillMode, PrefillSummary, Prompt,
+    Ticket,
 };
+pub use generation::{FinishReason, Format, GenerationParams, NamedSchema, SamplingParams};
 pub use link::{BytesRequest, LinkReport, LinkRequest};
 pub use prefill::{HandoffFailed, PrefillEvent, PrefillRequest};
 pub use status::{
@@ -39,4 +41,4 @@ pub use terms::{CodecChoice, HandoffTerms, Reuse};
 pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
-use tandem_engine::sampling::{Sampler, SamplingParams};
+use tandem_engine::sampling::Sampler;
+use tandem_proto::SamplingParams;
 
 /// Arguments of the task.
 #[derive(Args)]
@@ -23,11 +24,12 @@ pub struct SamplingArguments {
 /// If a token cannot be chosen.
 pub fn measure(arguments: &SamplingArguments) -> Result<()> {
     let params = |temperature, top_k, top_p, min_p| SamplingParams {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seed: 1,
+        temperature: Some(temperature),
+        top_k: Some(top_k),
+        top_p: Some(top_p),
+        min_p: Some(min_p),
+        seed: Some(1),
+        ..SamplingParams::default()
     };
     eprintln!("{:<44} {:>12}", "setting", "µs per token");
     let flat = "top-p 0.95, without an opinion";

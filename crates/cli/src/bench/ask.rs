@@ -10,8 +10,8 @@ use rand_chacha::ChaCha8Rng;
 use tandem_cluster::{Identity, PeerId, Security};
 use tandem_coordinator::Lines;
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, ParityReport, PrefillEvent,
-    PrefillMode, PrefillRequest, PrefillSummary, Prompt, Ticket,
+    Format, GenerateEvent, GenerateRequest, GenerationParams, HandoffTerms, ParityReport,
+    PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary, Prompt, SamplingParams, Ticket,
 };
 
 use super::control::Control;
@@ -210,15 +210,12 @@ impl Pair {
 }
 
 /// The likeliest tokens, so many at most.
-pub const fn greedy(max_tokens: u32) -> Generation {
-    Generation {
-        max_tokens: Some(max_tokens),
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 0,
-        stop: Vec::new(),
+pub fn greedy(max_tokens: u32) -> GenerationParams {
+    GenerationParams {
+        sampling: SamplingParams {
+            max_tokens: Some(max_tokens),
+            ..SamplingParams::greedy()
+        },
         format: Format::Text,
     }
 }

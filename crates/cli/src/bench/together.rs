@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde_json::json;
 use tandem_cluster::Security;
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffTerms, PrefillMode, Prompt, Reuse,
+    Format, GenerateEvent, GenerateRequest, GenerationParams, HandoffTerms, PrefillMode, Prompt,
+    Reuse,
 };
 
 use super::CHUNK;
@@ -163,9 +164,10 @@ impl Arguments {
             request: format!("bench-{:016x}", rand::rng().next_u64()),
             model: model.to_owned(),
             prompt: Prompt::Text((0..self.lines).map(line).collect()),
-            generation: Generation {
+            generation: GenerationParams {
                 // An answer that cannot end before it has so many tokens.
-                format: Format::JsonSchema(
+                format: Format::schema(
+                    "s",
                     json!({"type": "string", "minLength": 16 * self.tokens}),
                 ),
                 ..greedy(self.tokens)

@@ -244,7 +244,7 @@ impl Pair<'_> {
                 self.note_parity(parity);
                 progress.timeline.generated_tokens = generated_tokens;
                 progress.timeline.decode_ms = decode_ms;
-                return Ok(Some(translate::finish(finish_reason)));
+                return Ok(Some(finish_reason));
             }
         }
         Ok(None)

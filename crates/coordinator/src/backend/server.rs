@@ -432,10 +432,10 @@ impl Server {
         let apart = thoughts::apart(&got.text);
         got.thoughts = apart.thought;
         got.text = apart.text;
-        let stops = call.job.generation.stop.iter();
+        let stops = call.job.generation.sampling.stop.iter();
         let end = stops.filter_map(|stop| got.text.find(stop.as_str())).min();
         got.text.truncate(end.unwrap_or(got.text.len()));
-        let is_shaped = call.job.generation.format != tandem_proto::Format::Text;
+        let is_shaped = !call.job.generation.format.is_text();
         if end.is_none() && !is_shaped && !ends(&got.text) {
             // It does not say why it ended, and this is no end.
             got.finish = Some(FinishReason::Length);

@@ -84,7 +84,7 @@ async fn requests_wait_in_order_for_a_full_node() {
             Some(call) => call,
             None => d.generate().await,
         };
-        assert_eq!(current.request.generation.seed, seed);
+        assert_eq!(current.request.generation.sampling.seed(), seed);
         let (_, decode) = current.accept();
         decode.open(10, false).await;
         assert!(!d.has_generate().await);

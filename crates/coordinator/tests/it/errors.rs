@@ -2,6 +2,10 @@
 
 use serde_json::json;
 
+use tandem_coordinator::limits::MAX_BODIES_BYTES;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
 use crate::fake::FakeNode;
 use crate::rig::{Rig, chat_body, config, error_of};
 
@@ -90,6 +94,42 @@ async fn a_body_that_is_too_large_is_refused_after_it_was_sent() {
             (413, Some("request_too_large"))
         );
     }
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_end_leave_room_for_nothing_else_until_they_go() {
+    let d = FakeNode::decode("d", 1).await;
+    let rig = Rig::start(config(&[], &[&d])).await;
+    let address = rig.base.strip_prefix("http://").unwrap();
+    let size = tandem_api::limits::MAX_BODY_BYTES;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n"
+    );
+    let most = vec![b' '; size - 1];
+    let mut slow = Vec::new();
+    for _ in 0..MAX_BODIES_BYTES / size {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        connection.write_all(head.as_bytes()).await.unwrap();
+        connection.write_all(&most).await.unwrap();
+        slow.push(connection);
+    }
+    // Each lacks a byte; there is room for those, and for no request.
+    let small = chat_body(json!({"model": "x"})).to_string();
+    let asked = || async {
+        let request = rig.http.post(format!("{}/v1/chat/completions", rig.base));
+        let request = request.header("content-type", "application/json");
+        let (status, error) = error_of(request.body(small.clone()).send().await.unwrap()).await;
+        (status, error.code)
+    };
+    while asked().await.0 != 429 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(asked().await, (429, Some("queue_full".to_owned())));
+    slow.pop();
+    while asked().await.0 == 429 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(asked().await.0, 404);
 }
 
 #[tokio::test]

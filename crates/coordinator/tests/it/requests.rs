@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tandem_proto::{Format, GenerateEvent, PrefillEvent, PrefillMode, Prompt, Role};
+use tandem_proto::{
+    Format, GenerateEvent, PrefillEvent, PrefillMode, Prompt, Role, SamplingParams,
+};
 
 use crate::fake::{FakeNode, HANDOFF_PORT, status};
 use crate::rig::{Rig, Sse, config, text_of, whole_of};
@@ -145,10 +147,16 @@ async fn a_completion_passes_everything_on() {
     let answer = rig.post("/v1/completions", body);
     let (asked, decode) = d.generate().await.accept();
     assert_eq!(asked.prompt, Prompt::Tokens(vec![3, 1, 4]));
-    let g = asked.generation;
-    assert_eq!((g.max_tokens, g.temperature, g.top_p), (Some(5), 0.5, 0.25));
-    assert_eq!((g.top_k, g.min_p, g.seed), (40, 0.125, 11));
-    assert_eq!(g.stop, ["\n", "END"]);
+    let expected = SamplingParams {
+        max_tokens: Some(5),
+        temperature: Some(0.5),
+        top_p: Some(0.25),
+        top_k: Some(40),
+        min_p: Some(0.125),
+        seed: Some(11),
+        stop: vec!["\n".into(), "END".into()],
+    };
+    assert_eq!(asked.generation.sampling, expected);
     decode.open(3, false).await;
     decode.prefilled(0, 2, None).await;
     decode.say_hello().await;
@@ -201,11 +209,11 @@ async fn a_schema_and_all_roles_reach_the_node() {
     };
     let roles: Vec<&str> = messages.iter().map(|m| m.role.as_str()).collect();
     assert_eq!(roles, ["system", "user", "assistant"]);
-    let Format::JsonSchema(found) = &call.request.generation.format else {
+    let Format::JsonSchema { json_schema } = &call.request.generation.format else {
         panic!("a schema")
     };
     // Key order is the order of generation.
-    assert_eq!(found.to_string(), schema.to_string());
+    assert_eq!(json_schema.schema.to_string(), schema.to_string());
     let (_, decode) = call.accept();
     decode.open(2, false).await;
     decode.prefilled(0, 1, None).await;

@@ -7,22 +7,24 @@ use tandem_handoff::{KvBlock, PlaneKind, Section};
 use super::GENERATED;
 use super::plan::Prompt;
 use crate::kv_engine::{DecodeStep, EngineError, KvEngine, LayerRows, Sequence};
-use crate::sampling::{Sampler, SamplingParams};
+use crate::sampling::Sampler;
 use crate::tokenizer::Token;
+use tandem_proto::SamplingParams;
 
 /// Takes the best token.
 pub fn greedy() -> SamplingParams {
-    SamplingParams::default()
+    SamplingParams::greedy()
 }
 
 /// Uses every sampling parameter.
 pub fn seeded() -> SamplingParams {
     SamplingParams {
-        temperature: 0.9,
-        top_k: 40,
-        top_p: 0.95,
-        min_p: 0.01,
-        seed: 7,
+        temperature: Some(0.9),
+        top_k: Some(40),
+        top_p: Some(0.95),
+        min_p: Some(0.01),
+        seed: Some(7),
+        ..SamplingParams::default()
     }
 }
 

@@ -6,8 +6,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use tandem_engine::constraint::{Constraint, ConstraintError, ConstraintFactory};
-use tandem_engine::sampling::{Sampler, SamplingParams};
+use tandem_engine::sampling::Sampler;
 use tandem_engine::{Token, Tokenizer};
+use tandem_proto::SamplingParams;
 
 use crate::vocabulary::Vocabulary;
 
@@ -137,8 +138,8 @@ fn walk(
     favourites: &[Token],
 ) -> Vec<Token> {
     let mut sampler = Sampler::new(&SamplingParams {
-        temperature: 1.0,
-        seed,
+        temperature: Some(1.0),
+        seed: Some(seed),
         ..SamplingParams::default()
     });
     let mut rng = ChaCha8Rng::seed_from_u64(seed);

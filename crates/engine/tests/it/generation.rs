@@ -5,17 +5,17 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::fake::{FAKE_BOS, FAKE_EOS, FakeTokenizer};
-use tandem_engine::generation::{
-    FinishReason, Format, Generation, GenerationError, GenerationParams,
-};
-use tandem_engine::sampling::SamplingParams;
+use tandem_engine::generation::{Generation, GenerationError};
 use tandem_engine::{Token, Tokenizer};
+use tandem_proto::{FinishReason, Format, GenerationParams, SamplingParams};
 
 fn params(max_tokens: u32, stop: &[&str], format: Format) -> GenerationParams {
     GenerationParams {
-        sampling: SamplingParams::default(),
-        max_tokens,
-        stop: stop.iter().map(|s| (*s).to_owned()).collect(),
+        sampling: SamplingParams {
+            max_tokens: Some(max_tokens),
+            stop: stop.iter().map(|s| (*s).to_owned()).collect(),
+            ..SamplingParams::greedy()
+        },
         format,
     }
 }
@@ -92,7 +92,7 @@ fn json_ends_when_it_is_complete() {
     use FinishReason::{Length, Stop};
     let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}},
         "required": ["a"], "additionalProperties": false});
-    let format = Format::JsonSchema(schema);
+    let format = Format::schema("s", schema);
     let json = |max_tokens| params(max_tokens, &[], format.clone());
     check(&json(9), &bytes("{\"a\":2}!"), "{\"a\":2}", 7, Stop);
     check(&json(7), &bytes("{\"a\":2}"), "{\"a\":2}", 7, Stop);
@@ -103,7 +103,7 @@ fn json_ends_when_it_is_complete() {
 
 #[test]
 fn a_constraint_overrules_the_model() {
-    let format = Format::JsonSchema(json!({"const": {"ok": true}}));
+    let format = Format::schema("s", json!({"const": {"ok": true}}));
     let (texts, _, finished) = play(&params(40, &[], format), &[u32::from(b'x'); 40]);
     let value: Value = serde_json::from_str(&texts.concat()).unwrap();
     assert_eq!(value, json!({"ok": true}));
@@ -113,7 +113,8 @@ fn a_constraint_overrules_the_model() {
 #[test]
 fn bad_requests_name_the_field() {
     let sampling = SamplingParams {
-        top_p: 2.0,
+        max_tokens: Some(1),
+        top_p: Some(2.0),
         ..SamplingParams::default()
     };
     let cases = [
@@ -126,7 +127,7 @@ fn bad_requests_name_the_field() {
             },
             "top_p",
         ),
-        (params(1, &[], Format::JsonSchema(json!([]))), "schema"),
+        (params(1, &[], Format::schema("s", json!([]))), "schema"),
     ];
     for (params, field) in cases {
         let error = generation(&params).err().unwrap();
@@ -137,7 +138,7 @@ fn bad_requests_name_the_field() {
 
 #[test]
 fn parameters_travel_as_json() {
-    let params = params(5, &["x"], Format::JsonSchema(json!({"type": "null"})));
+    let params = params(5, &["x"], Format::schema("s", json!({"type": "null"})));
     let text = serde_json::to_string(&params).unwrap();
     assert_eq!(
         serde_json::from_str::<GenerationParams>(&text).unwrap(),

@@ -4,22 +4,25 @@ use proptest::prelude::*;
 use tandem_engine::EngineError;
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::fake::FakeTokenizer;
-use tandem_engine::sampling::{Sampler, SamplingParams};
+use tandem_engine::sampling::Sampler;
+use tandem_proto::SamplingParams;
 
 const CASES: u32 = 400;
 
-fn params(temperature: f32, top_k: u32, top_p: f32, min_p: f32) -> SamplingParams {
+fn params(temperature: f64, top_k: u32, top_p: f64, min_p: f64) -> SamplingParams {
     SamplingParams {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seed: 11,
+        temperature: Some(temperature),
+        top_k: Some(top_k),
+        top_p: Some(top_p),
+        min_p: Some(min_p),
+        seed: Some(11),
+        ..SamplingParams::default()
     }
 }
 
 /// Probabilities of all tokens, written down as the textbook has it: no sharing with the sampler.
 fn probabilities(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
+    let (temperature, top_k, top_p, min_p) = given(params);
     let softmax = |alive: &[bool], temperature: f64| -> Vec<f64> {
         let weights: Vec<f64> = logits
             .iter()
@@ -41,12 +44,12 @@ fn probabilities(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
             .filter(|&i| logits[i] > logits[of] || (logits[i] == logits[of] && i < of))
             .count()
     };
-    if params.top_k > 0 {
+    if top_k > 0 {
         for (i, alive) in alive.iter_mut().enumerate() {
-            *alive = rank(i) < params.top_k as usize;
+            *alive = rank(i) < top_k;
         }
     }
-    if params.top_p < 1.0 {
+    if top_p < 1.0 {
         let p = softmax(&alive, 1.0);
         let before = |of: usize| -> f64 {
             (0..p.len())
@@ -55,18 +58,30 @@ fn probabilities(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
                 .sum()
         };
         let kept: Vec<bool> = (0..p.len())
-            .map(|i| alive[i] && before(i) < f64::from(params.top_p))
+            .map(|i| alive[i] && before(i) < top_p)
             .collect();
         alive = kept;
     }
-    if params.min_p > 0.0 {
+    if min_p > 0.0 {
         let p = softmax(&alive, 1.0);
         let best = p.iter().copied().fold(0.0, f64::max);
         for (alive, p) in alive.iter_mut().zip(&p) {
-            *alive &= *p >= f64::from(params.min_p) * best;
+            *alive &= *p >= min_p * best;
         }
     }
-    softmax(&alive, f64::from(params.temperature))
+    softmax(&alive, temperature)
+}
+
+/// Temperature, top-k, top-p and min-p as the sampler has them: in single precision.
+fn given(params: &SamplingParams) -> (f64, usize, f64, f64) {
+    let single = |x: Option<f64>| f64::from(x.unwrap() as f32);
+    let top_k = params.top_k.unwrap() as usize;
+    (
+        single(params.temperature),
+        top_k,
+        single(params.top_p),
+        single(params.min_p),
+    )
 }
 
 fn frequencies(logits: &[f32], params: &SamplingParams, draws: u32) -> Vec<f64> {
@@ -91,10 +106,10 @@ proptest! {
     #[test]
     fn only_possible_tokens_are_drawn_and_all_likely_ones(
         logits in logits(),
-        temperature in 0.2_f32..2.0,
+        temperature in 0.2_f64..2.0,
         top_k in 0_u32..12,
-        top_p in 0.05_f32..1.0,
-        min_p in 0.0_f32..0.9,
+        top_p in 0.05_f64..1.0,
+        min_p in 0.0_f64..0.9,
     ) {
         let params = params(temperature, top_k, top_p, min_p);
         let p = probabilities(&logits, &params);
@@ -111,13 +126,13 @@ proptest! {
     fn greedy_takes_the_lowest_id_of_the_best(logits in logits()) {
         let best = logits.iter().copied().fold(f32::MIN, f32::max);
         let expected = logits.iter().position(|&l| l == best).unwrap();
-        let token = Sampler::new(&SamplingParams::default()).sample(&logits, None).unwrap();
+        let token = Sampler::new(&SamplingParams::greedy()).sample(&logits, None).unwrap();
         prop_assert_eq!(token as usize, expected);
     }
 
     #[test]
-    fn one_candidate_is_greedy(logits in logits(), temperature in 0.1_f32..3.0) {
-        let greedy = Sampler::new(&SamplingParams::default()).sample(&logits, None).unwrap();
+    fn one_candidate_is_greedy(logits in logits(), temperature in 0.1_f64..3.0) {
+        let greedy = Sampler::new(&SamplingParams::greedy()).sample(&logits, None).unwrap();
         let one = Sampler::new(&params(temperature, 1, 1.0, 0.0)).sample(&logits, None).unwrap();
         prop_assert_eq!(one, greedy);
     }
@@ -143,23 +158,24 @@ fn many_logits(seed: u64, count: usize) -> Vec<f32> {
 
 /// The tokens that may be drawn, in order, by sorting all.
 fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+    let (_, top_k, top_p, min_p) = given(params);
     let mut all: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|l| f64::from(*l))).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    if params.top_k > 0 {
-        all.truncate(params.top_k as usize);
+    if top_k > 0 {
+        all.truncate(top_k);
     }
     let max = all[0].1;
     let weight = |logit: f64| (logit - max).exp();
-    if params.top_p < 1.0 {
+    if top_p < 1.0 {
         let total: f64 = all.iter().map(|a| weight(a.1)).sum();
         let mut sum = 0.0;
         let last = all.iter().position(|a| {
             sum += weight(a.1);
-            sum >= f64::from(params.top_p) * total
+            sum >= top_p * total
         });
         all.truncate(last.map_or(all.len(), |last| last + 1));
     }
-    all.retain(|a| weight(a.1) >= f64::from(params.min_p));
+    all.retain(|a| weight(a.1) >= min_p);
     all.into_iter().map(|a| a.0).collect()
 }
 
@@ -266,7 +282,7 @@ fn different_seeds_differ() {
     let logits = vec![0.0; 1000];
     let draw = |seed| {
         let params = SamplingParams {
-            seed,
+            seed: Some(seed),
             ..params(1.0, 0, 1.0, 0.0)
         };
         Sampler::new(&params).sample(&logits, None).unwrap()
@@ -307,11 +323,11 @@ fn ranges_are_checked() {
     assert!(SamplingParams::default().validate().is_ok());
     let bad = [
         ("temperature", params(-0.1, 0, 1.0, 0.0)),
-        ("temperature", params(f32::NAN, 0, 1.0, 0.0)),
-        ("temperature", params(f32::INFINITY, 0, 1.0, 0.0)),
-        ("top_p", params(1.0, 0, 0.0, 0.0)),
+        ("temperature", params(f64::NAN, 0, 1.0, 0.0)),
+        ("temperature", params(f64::INFINITY, 0, 1.0, 0.0)),
+        ("top_p", params(1.0, 0, -0.1, 0.0)),
         ("top_p", params(1.0, 0, 1.1, 0.0)),
-        ("top_p", params(1.0, 0, f32::NAN, 0.0)),
+        ("top_p", params(1.0, 0, f64::NAN, 0.0)),
         ("min_p", params(1.0, 0, 1.0, -0.1)),
         ("min_p", params(1.0, 0, 1.0, 1.5)),
     ];

@@ -11,12 +11,11 @@ use axum::response::Response;
 use tandem_cluster::PeerId;
 use tandem_engine::Token;
 use tandem_engine::chat::{ChatMessage, completion_tokens};
-use tandem_engine::generation::{Format as EngineFormat, Generation, GenerationParams};
-use tandem_engine::sampling::SamplingParams;
+use tandem_engine::generation::Generation;
 use tandem_handoff::receiver::{Covers, Expectation};
 use tandem_proto::{
-    ErrorCode, Format, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError,
-    PrefillMode, Prompt, Ticket, TokenizeRequest, Tokenized,
+    ErrorCode, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError, PrefillMode,
+    Prompt, Ticket, TokenizeRequest, Tokenized,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -386,7 +385,7 @@ fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Gener
     let tokens = checked_tokens(model, &request.prompt)?;
     let context = model.capacity.tokens_per_sequence;
     let n = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    let wanted = request.generation.max_tokens.unwrap_or(1);
+    let wanted = request.generation.sampling.max_tokens.unwrap_or(1);
     if n.saturating_add(wanted) > context {
         return Err(NodeError::new(
             ErrorCode::ContextLength,
@@ -396,23 +395,8 @@ fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Gener
             ),
         ));
     }
-    let g = request.generation;
-    let params = GenerationParams {
-        sampling: SamplingParams {
-            temperature: g.temperature,
-            top_k: g.top_k,
-            top_p: g.top_p,
-            min_p: g.min_p,
-            seed: g.seed,
-        },
-        max_tokens: g.max_tokens.unwrap_or(context - n),
-        stop: g.stop,
-        format: match g.format {
-            Format::Text => EngineFormat::Text,
-            Format::JsonObject => EngineFormat::JsonObject,
-            Format::JsonSchema(schema) => EngineFormat::JsonSchema(schema),
-        },
-    };
+    let mut params = request.generation;
+    params.sampling.max_tokens.get_or_insert(context - n);
     let generation = Generation::new(&params, Arc::clone(&model.tokenizer), &model.constraints)
         .map_err(|e| generation_error(&e))?;
     Ok((tokens, generation))

@@ -55,7 +55,6 @@ pub(super) async fn prefill(
         chunk: request.chunk,
         by_layer: request.terms.overlap,
         seeded: pieces.is_some(),
-        receipt: true,
         hand_back,
         chunks: chunks.clone(),
     };

@@ -111,7 +111,7 @@ fn deliver(job: &mut Job, blocks: Vec<Arc<KvBlock>>, to: u32, computed: Instant)
         prefill_ms: job.prefill_ms,
         computed_tokens: job.computed_tokens,
         last,
-        receipt_follows: last && e.receipt,
+        receipt_follows: last,
     };
     let delivered = match e.begun.take() {
         Some(begun) => begun.send(chunk).is_ok(),
@@ -123,10 +123,9 @@ fn deliver(job: &mut Job, blocks: Vec<Arc<KvBlock>>, to: u32, computed: Instant)
         Some(whole) => ExportStage::PuttingBack(Taking::new(whole)),
         None => ExportStage::Evaluating,
     };
-    if !delivered || (last && !e.receipt) {
-        After::End
-    } else {
-        After::Keep
+    match delivered {
+        true => After::Keep,
+        false => After::End,
     }
 }
 

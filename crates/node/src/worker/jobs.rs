@@ -63,7 +63,6 @@ pub(super) struct Export {
     pub(super) begun: Option<oneshot::Sender<Computed>>,
     /// Layers are given while the next ones are computed.
     pub(super) by_layer: bool,
-    pub(super) receipt: bool,
     pub(super) hand_back: Option<ReturnTicket>,
 }
 

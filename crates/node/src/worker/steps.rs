@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use tandem_engine::generation::FinishReason as EngineFinish;
 use tandem_engine::{DecodeStep, EngineError, LayerRows};
 use tandem_handoff::page::page_start;
 use tandem_handoff::receipt::Receipt;
@@ -244,12 +243,7 @@ impl Worker {
             id: step.token,
             text: step.text,
         });
-        let finished = match step.finished {
-            Some(EngineFinish::Stop) => Some(FinishReason::Stop),
-            Some(EngineFinish::Length) => Some(FinishReason::Length),
-            None if full => Some(FinishReason::Length),
-            None => None,
-        };
+        let finished = step.finished.or(full.then_some(FinishReason::Length));
         if let Some(finish_reason) = finished {
             let generated = g.generation.generated().len();
             let done = GenerateEvent::Done {

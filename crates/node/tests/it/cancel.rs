@@ -55,7 +55,7 @@ async fn a_decode_stops_within_one_step_when_the_coordinator_goes() {
     let both = node(Role::Both, config.clone(), endless()).await;
     let chunk = config.microbatch_tokens;
     let mut request = request(&prompt(4), PrefillMode::Local, chunk);
-    request.generation.max_tokens = Some(config.tokens_per_sequence / 2);
+    request.generation.sampling.max_tokens = Some(config.tokens_per_sequence / 2);
     let mut events = both.generate(&request).await.unwrap();
     opened(&mut events).await;
     at.recv().unwrap();

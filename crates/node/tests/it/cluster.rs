@@ -12,9 +12,9 @@ use tandem_engine::KvEngine;
 use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_node::{Limits, NodeConfig, RunError};
 use tandem_proto::{
-    Format, GenerateEvent, GenerateRequest, Generation, HandoffFailed, HandoffStatus, HandoffTerms,
-    NodeError, NodeStatus, ParityReport, PrefillEvent, PrefillMode, PrefillRequest, PrefillSummary,
-    Prompt, Role, Ticket,
+    Format, GenerateEvent, GenerateRequest, GenerationParams, HandoffFailed, HandoffStatus,
+    HandoffTerms, NodeError, NodeStatus, ParityReport, PrefillEvent, PrefillMode, PrefillRequest,
+    PrefillSummary, Prompt, Role, SamplingParams, Ticket,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -407,14 +407,13 @@ pub fn request(tokens: &[u32], prefill: PrefillMode, chunk: u32) -> GenerateRequ
         request: "req-1".into(),
         model: MODEL.into(),
         prompt: Prompt::Tokens(tokens.to_vec()),
-        generation: Generation {
-            max_tokens: Some(12),
-            temperature: 0.8,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 7,
-            stop: Vec::new(),
+        generation: GenerationParams {
+            sampling: SamplingParams {
+                max_tokens: Some(12),
+                temperature: Some(0.8),
+                seed: Some(7),
+                ..SamplingParams::default()
+            },
             format: Format::Text,
         },
         prefill,
@@ -586,7 +585,7 @@ impl Deal {
         let mut request = request(&self.tokens, mode, self.chunk);
         request.terms = self.terms.clone();
         request.request = self.id.clone();
-        request.generation.max_tokens = Some(self.max_tokens);
+        request.generation.sampling.max_tokens = Some(self.max_tokens);
         request.prefill_peer = self.peers.as_ref().map(|(prefill, _)| prefill.clone());
         request
     }

@@ -262,9 +262,9 @@ async fn a_coordinator_that_takes_no_event_is_given_up() {
     let node = node(Role::Both, config.clone(), waits).await;
     let mut request = request(&prompt(5), PrefillMode::Local, config.microbatch_tokens);
     let short = serde_json::to_string(&request).unwrap();
-    request.generation.max_tokens = Some(MAX_GENERATED_TOKENS);
+    request.generation.sampling.max_tokens = Some(MAX_GENERATED_TOKENS);
     // Nothing ends it early.
-    request.generation.temperature = 0.0;
+    request.generation.sampling.temperature = Some(0.0);
     let long = serde_json::to_string(&request).unwrap();
     let start = Instant::now();
     let stream = begin(&node, long.len(), &long).await;

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
-use tandem_engine::generation::{Format, Generation, GenerationParams};
-use tandem_engine::sampling::SamplingParams;
+use tandem_engine::generation::Generation;
 use tandem_engine::{KvEngine, Sequence};
 use tandem_handoff::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD};
 use tandem_handoff::policy::Quality;
@@ -20,6 +19,7 @@ use tandem_node::limits::{
 };
 use tandem_node::model::Model;
 use tandem_prefix_cache::PageStore;
+use tandem_proto::{Format, GenerationParams, SamplingParams};
 use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, Reuse, Role};
 use tokio::sync::{mpsc, oneshot};
 
@@ -114,14 +114,11 @@ fn waiting_with(
     let (events, receiver) = mpsc::channel(64);
     let params = GenerationParams {
         sampling: SamplingParams {
-            temperature: 0.8,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 7,
+            max_tokens: Some(12),
+            temperature: Some(0.8),
+            seed: Some(7),
+            ..SamplingParams::default()
         },
-        max_tokens: 12,
-        stop: Vec::new(),
         format: Format::Text,
     };
     let tokenizer = Arc::clone(&model.tokenizer);
@@ -291,7 +288,6 @@ fn reading(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Input>)
         chunk: 16,
         seeded: false,
         by_layer: true,
-        receipt: false,
         hand_back: None,
         chunks,
     };
@@ -329,7 +325,7 @@ async fn a_late_reader_gets_nothing_of_the_request_that_has_its_place_now() {
     let mut read = 0;
     let mut check = |given: Input, rows: &KvBlock| {
         let Input::Chunk(chunk) = given else {
-            panic!("a receipt that nobody asked for")
+            panic!("a receipt before the last chunk")
         };
         for block in chunk.blocks {
             assert_eq!(*block, rows.part(block.tokens.clone()));

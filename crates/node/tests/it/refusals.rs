@@ -137,7 +137,7 @@ async fn impossible_requests_are_refused_with_code_and_field() {
     case.prompt = Prompt::Tokens(prompt(config.tokens_per_sequence));
     cases.push((case, ErrorCode::ContextLength, "context"));
     let mut case = good();
-    case.generation.max_tokens = Some(config.tokens_per_sequence);
+    case.generation.sampling.max_tokens = Some(config.tokens_per_sequence);
     cases.push((case, ErrorCode::ContextLength, "`max_tokens`"));
     let mut case = good();
     case.prompt = Prompt::Tokens(Vec::new());
@@ -152,7 +152,7 @@ async fn impossible_requests_are_refused_with_code_and_field() {
     case.request = "../etc".into();
     cases.push((case, ErrorCode::InvalidRequest, "`request`"));
     let mut case = good();
-    case.generation.temperature = -1.0;
+    case.generation.sampling.temperature = Some(-1.0);
     cases.push((case, ErrorCode::InvalidRequest, "`temperature`"));
     for (request, code, part) in cases {
         let Err(error) = both.generate(&request).await else {

@@ -7,11 +7,11 @@ use anyhow::Context;
 use tandem_corpus::Example;
 use tandem_engine::chat::{ChatMessage, ChatTemplate};
 use tandem_engine::constraint::ConstraintFactory;
-use tandem_engine::generation::{FinishReason, Format, Generation, GenerationParams};
-use tandem_engine::sampling::SamplingParams;
+use tandem_engine::generation::Generation;
 use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token, Tokenizer};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 use tandem_grading::{Job, build_prompt, verdict_schema};
+use tandem_proto::{FinishReason, Format, GenerationParams, SamplingParams};
 
 /// Characters of one rationale, as in a run of the grading.
 const RATIONALE_CHARS: u32 = 200;
@@ -85,16 +85,16 @@ impl Asker {
         let tokens = self.prompt(job, example)?;
         let format = match job {
             Job::Feedback => Format::Text,
-            Job::CodeAnalysis => Format::JsonSchema(verdict_schema(
-                &example.rubric,
-                &example.submission,
-                RATIONALE_CHARS,
-            )),
+            Job::CodeAnalysis => Format::schema(
+                "verdict",
+                verdict_schema(&example.rubric, &example.submission, RATIONALE_CHARS),
+            ),
         };
         let params = GenerationParams {
-            sampling: SamplingParams::default(),
-            max_tokens: MAX_TOKENS,
-            stop: Vec::new(),
+            sampling: SamplingParams {
+                max_tokens: Some(MAX_TOKENS),
+                ..SamplingParams::greedy()
+            },
             format,
         };
         let mut generation = Generation::new(&params, self.tokenizer(), &self.constraints)?;

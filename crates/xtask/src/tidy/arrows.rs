@@ -38,11 +38,11 @@ struct Rule {
 /// data, `corpus`, stand on top.
 const RULES: &[Rule] = &[
     rule("handoff", &[], &[]),
-    rule("api", &[], &[]),
     rule("testkit", &[], &[]),
     rule("proto", &["handoff"], &[]),
+    rule("api", &["proto"], &[]),
     rule("sched", &["handoff", "proto"], &[]),
-    rule("engine", &["handoff"], &[]),
+    rule("engine", &["handoff", "proto"], &[]),
     rule("prefix-cache", &["handoff"], &["engine", "testkit"]),
     rule("cluster", &[], &[]),
     rule("engine-llama", &["handoff", "engine"], &["testkit"]),
@@ -63,6 +63,7 @@ const RULES: &[Rule] = &[
         "xtask",
         &[
             "handoff",
+            "proto",
             "engine",
             "engine-llama",
             "grading",

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use tandem_api::{ApiError, Passed, changes_nothing};
-use tandem_proto::{Format, Generation, Message, Prompt};
+use tandem_proto::{Format, Message, Prompt, SamplingParams};
 
 use super::probe::Served;
 use super::shape::Shape;
@@ -98,11 +98,12 @@ impl Asked<'_> {
         body.insert("model".to_owned(), json!(self.model.theirs));
         body.insert("stream".to_owned(), json!(true));
         body.insert("stream_options".to_owned(), json!({"include_usage": true}));
-        if let Some(most) = job.generation.max_tokens {
+        if let Some(most) = job.generation.sampling.max_tokens {
             body.insert("max_tokens".to_owned(), json!(most));
         }
-        if let Some(format) = response_format(&job.generation.format).filter(|_| !self.instructed) {
-            body.insert("response_format".to_owned(), format);
+        let format = &job.generation.format;
+        if !format.is_text() && !self.instructed {
+            body.insert("response_format".to_owned(), json!(format));
         }
         Post {
             path,
@@ -116,7 +117,7 @@ impl Asked<'_> {
     fn fields(&self) -> Passed {
         match &self.job.passed {
             Some(passed) => passed.clone(),
-            None => sampling(&self.job.generation),
+            None => sampling(&self.job.generation.sampling),
         }
     }
 
@@ -150,7 +151,7 @@ impl Asked<'_> {
         if let Some(context) = self.context {
             options.insert("num_ctx".to_owned(), json!(context));
         }
-        if let Some(most) = job.generation.max_tokens {
+        if let Some(most) = job.generation.sampling.max_tokens {
             options.insert("num_predict".to_owned(), json!(most));
         }
         body.insert("model".to_owned(), json!(self.model.theirs));
@@ -175,8 +176,8 @@ impl Asked<'_> {
                     Format::JsonObject => {
                         body.insert("format".to_owned(), json!("json"));
                     }
-                    Format::JsonSchema(schema) => {
-                        body.insert("format".to_owned(), schema.clone());
+                    Format::JsonSchema { json_schema } => {
+                        body.insert("format".to_owned(), json_schema.schema.clone());
                     }
                 }
                 "/api/chat"
@@ -205,7 +206,7 @@ impl Asked<'_> {
         for (name, value) in self.fields() {
             match name.as_str() {
                 "stop" => {
-                    options.insert(name, json!(self.job.generation.stop));
+                    options.insert(name, json!(self.job.generation.sampling.stop));
                 }
                 name if OPTIONS.contains(&name) => {
                     options.insert(name.to_owned(), value);
@@ -258,8 +259,8 @@ impl Asked<'_> {
         };
         let body = json!({
             "prompt": prompt,
-            "max_tokens": job.generation.max_tokens.unwrap_or(OPEN_ANSWER_TOKENS),
-            "temperature": job.generation.temperature,
+            "max_tokens": job.generation.sampling.max_tokens.unwrap_or(OPEN_ANSWER_TOKENS),
+            "temperature": job.generation.sampling.temperature(),
         });
         Ok(Post {
             path: "/generate",
@@ -332,7 +333,11 @@ pub(crate) fn context_for(job: &Job, before: u32, most: Option<u32>) -> u32 {
     };
     let further = job.passed.as_ref().and_then(|passed| passed.get("tools"));
     let further = further.map_or(0, |tools| tools.to_string().len() / 2);
-    let answer = job.generation.max_tokens.unwrap_or(OPEN_ANSWER_TOKENS);
+    let answer = job
+        .generation
+        .sampling
+        .max_tokens
+        .unwrap_or(OPEN_ANSWER_TOKENS);
     let needed = u32::try_from(bytes + further)
         .unwrap_or(u32::MAX)
         .saturating_add(answer);
@@ -357,33 +362,18 @@ fn add(messages: &mut Vec<Value>, text: &str) {
     }
 }
 
-fn sampling(generation: &Generation) -> Passed {
-    let mut fields = Map::new();
-    fields.insert("temperature".to_owned(), json!(generation.temperature));
-    fields.insert("seed".to_owned(), json!(generation.seed));
-    if generation.top_p < 1.0 {
-        fields.insert("top_p".to_owned(), json!(generation.top_p));
-    }
-    if generation.top_k > 0 {
-        fields.insert("top_k".to_owned(), json!(generation.top_k));
-    }
-    if generation.min_p > 0.0 {
-        fields.insert("min_p".to_owned(), json!(generation.min_p));
-    }
-    if !generation.stop.is_empty() {
-        fields.insert("stop".to_owned(), json!(generation.stop));
-    }
-    fields
-}
-
-fn response_format(format: &Format) -> Option<Value> {
-    match format {
-        Format::Text => None,
-        Format::JsonObject => Some(json!({"type": "json_object"})),
-        Format::JsonSchema(schema) => Some(json!({
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "strict": true, "schema": schema},
-        })),
+/// The sampling parameters with the defaults that a node would take, so that the same request gives the same answer; the
+/// length is asked for by itself.
+fn sampling(sampling: &SamplingParams) -> Passed {
+    let filled = SamplingParams {
+        max_tokens: None,
+        temperature: Some(sampling.temperature()),
+        seed: Some(sampling.seed()),
+        ..sampling.clone()
+    };
+    match serde_json::to_value(filled) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
     }
 }
 

@@ -32,7 +32,7 @@ impl Shape {
         let schema = match format {
             Format::Text => return Ok(None),
             Format::JsonObject => return Ok(Some(Self::Object)),
-            Format::JsonSchema(schema) => schema,
+            Format::JsonSchema { json_schema } => &json_schema.schema,
         };
         let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
         let validator = options.build(schema).map_err(|e| {
@@ -120,7 +120,7 @@ mod tests {
     fn answers_are_checked_and_never_repeated() {
         let schema =
             json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}});
-        let shape = Shape::of(&Format::JsonSchema(schema)).unwrap().unwrap();
+        let shape = Shape::of(&Format::schema("s", schema)).unwrap().unwrap();
         for text in [
             "{\"a\": 1}",
             " \n{\"a\":1}\n",
@@ -156,12 +156,12 @@ mod tests {
             json!({"$ref": "file:///etc/passwd"}),
             json!({"pattern": "(?=a)b"}),
         ] {
-            let error = Shape::of(&Format::JsonSchema(schema.clone()));
+            let error = Shape::of(&Format::schema("s", schema.clone()));
             assert!(error.is_err_and(|e| e.status == 400), "{schema}");
         }
         // What backtracks elsewhere.
         let slow = json!({"pattern": "^(a+)+$"});
-        let shape = Shape::of(&Format::JsonSchema(slow)).unwrap().unwrap();
+        let shape = Shape::of(&Format::schema("s", slow)).unwrap().unwrap();
         let text = format!("\"{}!\"", "a".repeat(50_000));
         assert!(shape.check(&text).is_err());
     }
