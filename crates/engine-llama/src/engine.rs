@@ -9,8 +9,10 @@ use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
+use tandem_engine::compute::check_items;
 use tandem_engine::{
-    Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence, Token, Tokenizer,
+    Capacity, Compute, DecodeStep, EngineError, GiveRows, Item, KvCache, KvEngine, LayerRows,
+    Sequence, Tokenizer,
 };
 use tandem_handoff::{Contract, KvBlock, Plane, Section};
 
@@ -101,7 +103,7 @@ impl std::fmt::Debug for LlamaEngine {
 
 impl LlamaEngine {
     /// Loads a GGUF file, derives its contract, and checks it against a real state of its cache. A model whose cache cannot
-    /// be described [stays](KvEngine::stays).
+    /// be described [stays](KvCache::stays).
     ///
     /// # Errors
     /// See [`LlamaError`].
@@ -272,7 +274,8 @@ impl LlamaEngine {
                 data: data.into(),
             });
         };
-        let computed = self.prefill_by_layer(sequence, 0, &[0, 0], &mut give);
+        let chunk = Item::chunk(sequence, 0, &[0, 0]);
+        let computed = self.evaluate(&[chunk], Some(&mut give)).map(drop);
         match computed {
             Err(reason) if self.by_layer => {
                 self.gives_none(&reason.to_string());
@@ -313,15 +316,6 @@ impl LlamaEngine {
                 sequence.0
             ))),
         }
-    }
-
-    /// The number of tokens to continue from. A sequence that still lacks its window continues
-    /// from nothing, so what it has is dropped.
-    fn continue_from(&mut self, sequence: Sequence) -> Result<u32, EngineError> {
-        if !self.slot(sequence)?.complete {
-            self.clear(sequence);
-        }
-        Ok(self.held(sequence))
     }
 
     fn context<R>(&mut self, f: impl FnOnce(&mut LlamaContext<'_>) -> R) -> R {
@@ -376,58 +370,29 @@ impl LlamaEngine {
             .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
     }
 
-    /// Computes a chunk of a prefill, and gives its layers meanwhile if somebody takes them.
-    fn evaluate(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-        give: Option<&mut GiveRows<'_>>,
-    ) -> Result<(), EngineError> {
-        let held = self.continue_from(sequence)?;
-        if start != held {
-            return Err(EngineError::Refused(format!(
-                "prefill at {start}, but {held} tokens are held"
-            )));
+    /// The tokens of all items as one batch, and which of them logits are asked for.
+    fn batch<'a>(
+        &self,
+        items: &[Item<'_>],
+        tokens: usize,
+    ) -> Result<(LlamaBatch<'a>, Vec<i32>), EngineError> {
+        let mut batch = LlamaBatch::new(tokens, 1);
+        let mut asked = Vec::new();
+        for item in items {
+            let ids = [native_id(item.sequence)];
+            for (position, token) in (item.start..).zip(item.tokens) {
+                let is_asked = item.logits && position + 1 == item.end();
+                if is_asked {
+                    asked.push(batch.n_tokens());
+                }
+                let position = i32::try_from(position)
+                    .map_err(|_| EngineError::Refused(format!("position {position}")))?;
+                batch
+                    .add(native(*token), position, &ids, is_asked)
+                    .map_err(|e| EngineError::Failed(e.to_string()))?;
+            }
         }
-        let end = start.saturating_add(u32::try_from(tokens.len()).unwrap_or(u32::MAX));
-        if end > self.capacity.tokens_per_sequence
-            || tokens.len() > self.capacity.prefill_tokens as usize
-        {
-            return Err(EngineError::Refused(format!(
-                "{} tokens at {start} exceed the chunk size {} or the context {}",
-                tokens.len(),
-                self.capacity.prefill_tokens,
-                self.capacity.tokens_per_sequence
-            )));
-        }
-        if tokens.is_empty() {
-            return Ok(());
-        }
-        let mut batch = LlamaBatch::new(tokens.len(), 1);
-        for (position, token) in (start..).zip(tokens) {
-            push(
-                &mut batch,
-                *token,
-                position,
-                sequence,
-                false,
-                self.vocabulary.len(),
-            )?;
-        }
-        let result = match give {
-            // A GPU has only begun then.
-            None => self
-                .run(&mut batch)
-                .map(|()| self.context(|c| c.synchronize())),
-            Some(give) => self.run_watched(&mut batch, start..end, give),
-        };
-        if result.is_err() {
-            self.clear(sequence);
-        } else {
-            self.slots[sequence.0 as usize].full = end;
-        }
-        result
+        Ok((batch, asked))
     }
 
     /// Computes a batch of these tokens and gives rows meanwhile.
@@ -602,38 +567,22 @@ fn native_id(sequence: Sequence) -> i32 {
 }
 
 impl KvEngine for LlamaEngine {
-    fn contract(&self) -> &Contract {
-        &self.contract
-    }
-
     fn tokenizer(&self) -> Arc<dyn Tokenizer> {
         Arc::clone(&self.vocabulary) as Arc<dyn Tokenizer>
+    }
+}
+
+impl KvCache for LlamaEngine {
+    fn contract(&self) -> &Contract {
+        &self.contract
     }
 
     fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    fn tail_tokens(&self) -> u32 {
-        self.tail_tokens
-    }
-
-    fn threads(&self) -> Option<u32> {
-        self.threads
-    }
-
     fn stays(&self) -> Option<&str> {
         self.stays.as_deref()
-    }
-
-    fn begin_step(&mut self) {
-        if self.takes_turns && self.turn.is_none() {
-            self.turn = Some(turns::take());
-        }
-    }
-
-    fn end_step(&mut self) {
-        self.turn = None;
     }
 
     fn open(&mut self) -> Result<Sequence, EngineError> {
@@ -648,34 +597,8 @@ impl KvEngine for LlamaEngine {
         Ok(Sequence(u32::try_from(index).unwrap_or(0)))
     }
 
-    fn gives_layers(&self) -> bool {
-        self.by_layer
-    }
-
-    /// A processor's are. CUDA and Vulkan end the process where computing fails, Metal tells it only when the next part of
-    /// the graph is to be computed (`ggml_metal_graph_compute`), when a layer that is wrong may have been given.
-    fn gives_final_rows(&self) -> bool {
-        self.rows_are_read == Side::Here || !cfg!(target_vendor = "apple")
-    }
-
-    fn prefill(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-    ) -> Result<(), EngineError> {
-        self.evaluate(sequence, start, tokens, None)
-    }
-
-    fn prefill_by_layer(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-        give: &mut GiveRows<'_>,
-    ) -> Result<(), EngineError> {
-        let give = self.by_layer.then_some(give);
-        self.evaluate(sequence, start, tokens, give)
+    fn is_open(&self, sequence: Sequence) -> bool {
+        self.slot(sequence).is_ok()
     }
 
     fn export(
@@ -790,42 +713,6 @@ impl KvEngine for LlamaEngine {
         }
     }
 
-    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let mut batch = LlamaBatch::new(steps.len().max(1), 1);
-        for (i, step) in steps.iter().enumerate() {
-            let held = self.continue_from(step.sequence)?;
-            let twice = steps[..i].iter().any(|s| s.sequence == step.sequence);
-            if step.position != held || twice || held >= self.capacity.tokens_per_sequence {
-                return Err(EngineError::Refused(format!(
-                    "decode at {} of sequence {}, which holds {held} of {} tokens",
-                    step.position, step.sequence.0, self.capacity.tokens_per_sequence
-                )));
-            }
-            push(
-                &mut batch,
-                step.token,
-                step.position,
-                step.sequence,
-                true,
-                self.vocabulary.len(),
-            )?;
-        }
-        if steps.is_empty() {
-            return Ok(Vec::new());
-        }
-        if let Err(e) = self.run(&mut batch) {
-            for step in steps {
-                self.clear(step.sequence);
-            }
-            return Err(e);
-        }
-        for step in steps {
-            self.slots[step.sequence.0 as usize].full += 1;
-        }
-        let n = i32::try_from(steps.len()).unwrap_or(0);
-        Ok(self.context(|c| (0..n).map(|i| c.get_logits_ith(i).to_vec()).collect()))
-    }
-
     fn release(&mut self, sequence: Sequence) {
         self.clear(sequence);
         if let Some(slot) = self.slots.get_mut(sequence.0 as usize) {
@@ -834,22 +721,70 @@ impl KvEngine for LlamaEngine {
     }
 }
 
-fn push(
-    batch: &mut LlamaBatch<'_>,
-    token: Token,
-    position: u32,
-    sequence: Sequence,
-    logits: bool,
-    n_vocab: u32,
-) -> Result<(), EngineError> {
-    if token >= n_vocab {
-        return Err(EngineError::Refused(format!(
-            "token {token} is not in the vocabulary of {n_vocab}"
-        )));
+impl Compute for LlamaEngine {
+    fn tail_tokens(&self) -> u32 {
+        self.tail_tokens
     }
-    let position = i32::try_from(position)
-        .map_err(|_| EngineError::Refused(format!("position {position}")))?;
-    batch
-        .add(native(token), position, &[native_id(sequence)], logits)
-        .map_err(|e| EngineError::Failed(e.to_string()))
+
+    fn threads(&self) -> Option<u32> {
+        self.threads
+    }
+
+    fn begin_step(&mut self) {
+        if self.takes_turns && self.turn.is_none() {
+            self.turn = Some(turns::take());
+        }
+    }
+
+    fn end_step(&mut self) {
+        self.turn = None;
+    }
+
+    fn gives_layers(&self) -> bool {
+        self.by_layer
+    }
+
+    /// A processor's are. CUDA and Vulkan end the process where computing fails, Metal tells it only when the next part of
+    /// the graph is to be computed (`ggml_metal_graph_compute`), when a layer that is wrong may have been given.
+    fn gives_final_rows(&self) -> bool {
+        self.rows_are_read == Side::Here || !cfg!(target_vendor = "apple")
+    }
+
+    fn evaluate(
+        &mut self,
+        items: &[Item<'_>],
+        give: Option<&mut GiveRows<'_>>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        check_items(self, self.vocabulary.len(), items, give.is_some())?;
+        for item in items {
+            // One that still lacks its window goes on from nothing.
+            if !self.slot(item.sequence)?.complete {
+                self.clear(item.sequence);
+            }
+        }
+        let tokens = items.iter().map(|item| item.tokens.len()).sum();
+        if tokens == 0 {
+            return Ok(Vec::new());
+        }
+        let (mut batch, asked) = self.batch(items, tokens)?;
+        let result = match (give.filter(|_| self.by_layer), items) {
+            (Some(give), [item]) => self.run_watched(&mut batch, item.start..item.end(), give),
+            _ => self.run(&mut batch),
+        };
+        if let Err(error) = result {
+            items.iter().for_each(|item| self.clear(item.sequence));
+            return Err(error);
+        }
+        for item in items {
+            self.slots[item.sequence.0 as usize].full = item.end();
+        }
+        Ok(self.context(|c| {
+            // Logits wait for a GPU, which has only begun; where there are none, this does.
+            if asked.is_empty() {
+                c.synchronize();
+            }
+            let rows = asked.iter().map(|at| c.get_logits_ith(*at).to_vec());
+            rows.collect()
+        }))
+    }
 }

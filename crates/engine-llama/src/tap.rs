@@ -467,7 +467,7 @@ mod tests {
     use std::path::PathBuf;
     use std::thread;
 
-    use tandem_engine::{Capacity, KvEngine, LayerRows};
+    use tandem_engine::{Capacity, Compute, Item, KvCache, LayerRows};
     use tandem_handoff::Section;
 
     use super::Side;
@@ -554,7 +554,7 @@ mod tests {
                     all.push((given.layer, given.kind, given.tokens.clone(), rows));
                 };
                 engine
-                    .prefill_by_layer(sequence, start, tokens, &mut give)
+                    .evaluate(&[Item::chunk(sequence, start, tokens)], Some(&mut give))
                     .unwrap();
             }
             engine.release(sequence);

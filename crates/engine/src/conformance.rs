@@ -27,7 +27,8 @@
 //!   blocks imported whole and in parts;
 //! - rows that an engine gives while it computes a chunk are those that it exports, and change nothing;
 //! - `held` at every step;
-//! - sequences prefilled, imported and decoded side by side stay independent ([`run`] only);
+//! - sequences prefilled, imported and decoded side by side stay independent, also a chunk and a step in one call
+//!   ([`run`] only);
 //! - misuse is refused and leaves the sequence as it was, or empty, and prefill can go on from
 //!   what `held` says at once: with window layers that is from 0, over full blocks whose window
 //!   never came;

@@ -7,7 +7,6 @@
 mod cache;
 mod tokenizer;
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,24 +16,24 @@ use tandem_handoff::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane
 pub use self::tokenizer::{FAKE_BOS, FAKE_EOS, FAKE_IM_START, FakeTokenizer};
 
 use self::cache::Cache;
-use crate::kv_engine::{
-    Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence,
-};
+use crate::compute::{Compute, DecodeStep, GiveRows, Item, LayerRows, check_items};
+use crate::kv_cache::{Capacity, EngineError, KvCache, Sequence};
+use crate::kv_engine::KvEngine;
 use crate::tokenizer::{Token, Tokenizer};
 
 /// A call of the engine, as the gate sees it before it happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// [`KvEngine::open`].
+    /// [`KvCache::open`].
     Open,
-    /// [`KvEngine::prefill`].
+    /// A chunk of [`Compute::evaluate`].
     Prefill {
         /// The sequence.
         sequence: Sequence,
         /// Token positions.
         tokens: Range<u32>,
     },
-    /// K and V of a layer are given by [`KvEngine::prefill_by_layer`].
+    /// K and V of a layer are given by [`Compute::evaluate`].
     Give {
         /// The sequence.
         sequence: Sequence,
@@ -43,14 +42,14 @@ pub enum Call {
         /// Token positions.
         tokens: Range<u32>,
     },
-    /// The last layer has been given by [`KvEngine::prefill_by_layer`], and is not done.
+    /// The last layer has been given by [`Compute::evaluate`], and is not done.
     Given {
         /// The sequence.
         sequence: Sequence,
         /// Token positions.
         tokens: Range<u32>,
     },
-    /// [`KvEngine::export`].
+    /// [`KvCache::export`].
     Export {
         /// The sequence.
         sequence: Sequence,
@@ -59,7 +58,7 @@ pub enum Call {
         /// Token positions.
         tokens: Range<u32>,
     },
-    /// [`KvEngine::import_part`].
+    /// [`KvCache::import_part`].
     Import {
         /// The sequence.
         sequence: Sequence,
@@ -68,42 +67,42 @@ pub enum Call {
         /// Token positions.
         tokens: Range<u32>,
     },
-    /// [`KvEngine::decode`].
+    /// The steps of decoding of [`Compute::evaluate`].
     Decode {
         /// The steps of the batch.
         steps: Vec<DecodeStep>,
     },
-    /// [`KvEngine::truncate`], and so [`KvEngine::clear`].
+    /// [`KvCache::truncate`], and so [`KvCache::clear`].
     Truncate {
         /// The sequence.
         sequence: Sequence,
         /// What it keeps.
         tokens: u32,
     },
-    /// [`KvEngine::release`].
+    /// [`KvCache::release`].
     Release(Sequence),
 }
 
 /// Which method a [`Call`] is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallKind {
-    /// [`KvEngine::open`].
+    /// [`KvCache::open`].
     Open,
-    /// [`KvEngine::prefill`].
+    /// A chunk of [`Compute::evaluate`].
     Prefill,
     /// A layer that is given.
     Give,
     /// What is left when all layers have been given.
     Given,
-    /// [`KvEngine::export`].
+    /// [`KvCache::export`].
     Export,
-    /// [`KvEngine::import_part`].
+    /// [`KvCache::import_part`].
     Import,
-    /// [`KvEngine::decode`].
+    /// The steps of decoding of [`Compute::evaluate`].
     Decode,
-    /// [`KvEngine::truncate`].
+    /// [`KvCache::truncate`].
     Truncate,
-    /// [`KvEngine::release`].
+    /// [`KvCache::release`].
     Release,
 }
 
@@ -328,22 +327,6 @@ impl FakeEngine {
             .ok_or_else(|| not_open(sequence))
     }
 
-    /// That `count` tokens at `start` continue the sequence and fit.
-    fn check_position(
-        &self,
-        sequence: Sequence,
-        start: u32,
-        count: usize,
-    ) -> Result<(), EngineError> {
-        let held = self.cache(sequence)?.held();
-        if start != held {
-            return Err(refused(format!(
-                "position {start} of a sequence that holds {held} tokens"
-            )));
-        }
-        self.check_end(u64::from(start) + count as u64)
-    }
-
     fn check_end(&self, end: u64) -> Result<(), EngineError> {
         let limit = self.config.tokens_per_sequence;
         if end > u64::from(limit) {
@@ -354,22 +337,41 @@ impl FakeEngine {
         Ok(())
     }
 
-    fn check_prefill(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-    ) -> Result<(), EngineError> {
-        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        self.enter(&Call::Prefill {
-            sequence,
-            tokens: start..start.saturating_add(count),
-        })?;
-        if count > self.config.prefill_tokens {
-            return Err(refused(format!("a chunk of {count} tokens")));
+    /// Records the chunks of a call, and then its steps of decoding.
+    fn enter_items(&mut self, items: &[Item<'_>]) -> Result<(), EngineError> {
+        let mut steps = Vec::new();
+        for item in items {
+            let (mut chunk, last) = (item.start..item.end(), item.tokens.last());
+            if let Some(token) = last.filter(|_| item.logits) {
+                chunk.end -= 1;
+                steps.push(DecodeStep {
+                    sequence: item.sequence,
+                    token: *token,
+                    position: chunk.end,
+                });
+                if chunk.is_empty() {
+                    continue;
+                }
+            }
+            self.enter(&Call::Prefill {
+                sequence: item.sequence,
+                tokens: chunk,
+            })?;
         }
-        self.check_position(sequence, start, tokens.len())?;
-        self.check_tokens(tokens)
+        match steps.is_empty() {
+            true => Ok(()),
+            false => self.enter(&Call::Decode { steps }),
+        }
+    }
+
+    /// Evaluates the tokens of an item in micro-batches and gives their rows.
+    fn give_rows(&mut self, item: &Item<'_>, give: &mut GiveRows<'_>) -> Result<(), EngineError> {
+        let micro = self.config.microbatch_tokens.max(1);
+        let starts = (item.start..).step_by(micro as usize);
+        for (part, start) in item.tokens.chunks(micro as usize).zip(starts) {
+            self.give_part(item.sequence, start, part, give)?;
+        }
+        Ok(())
     }
 
     /// Evaluates a micro-batch and gives its rows, layer by layer.
@@ -409,34 +411,17 @@ impl FakeEngine {
         self.enter(&Call::Given { sequence, tokens })
             .inspect_err(|_| self.clear(sequence))
     }
-
-    fn check_steps(&self, steps: &[DecodeStep]) -> Result<(), EngineError> {
-        let mut seen = BTreeSet::new();
-        for step in steps {
-            self.check_position(step.sequence, step.position, 1)?;
-            self.check_tokens(&[step.token])?;
-            if !seen.insert(step.sequence) {
-                return Err(refused(format!("{:?} twice in one batch", step.sequence)));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_tokens(&self, tokens: &[Token]) -> Result<(), EngineError> {
-        match tokens.iter().find(|&&t| t >= self.tokenizer.len()) {
-            Some(token) => Err(refused(format!("token {token} is not in the vocabulary"))),
-            None => Ok(()),
-        }
-    }
 }
 
 impl KvEngine for FakeEngine {
-    fn contract(&self) -> &Contract {
-        &self.contract
-    }
-
     fn tokenizer(&self) -> Arc<dyn Tokenizer> {
         self.tokenizer.clone()
+    }
+}
+
+impl KvCache for FakeEngine {
+    fn contract(&self) -> &Contract {
+        &self.contract
     }
 
     fn capacity(&self) -> Capacity {
@@ -446,10 +431,6 @@ impl KvEngine for FakeEngine {
             prefill_tokens: self.config.prefill_tokens,
             microbatch_tokens: self.config.microbatch_tokens,
         }
-    }
-
-    fn tail_tokens(&self) -> u32 {
-        self.config.tail_tokens
     }
 
     fn open(&mut self) -> Result<Sequence, EngineError> {
@@ -463,49 +444,8 @@ impl KvEngine for FakeEngine {
         Ok(Sequence(index))
     }
 
-    fn prefill(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-    ) -> Result<(), EngineError> {
-        self.check_prefill(sequence, start, tokens)?;
-        let cache = self.cache_mut(sequence)?;
-        cache.drop_incomplete();
-        for &token in tokens {
-            cache.push(token);
-        }
-        Ok(())
-    }
-
-    fn gives_layers(&self) -> bool {
-        self.config.by_layer
-    }
-
-    fn gives_final_rows(&self) -> bool {
-        self.config.final_rows
-    }
-
-    fn prefill_by_layer(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-        give: &mut GiveRows<'_>,
-    ) -> Result<(), EngineError> {
-        if !self.config.by_layer {
-            return self.prefill(sequence, start, tokens);
-        }
-        self.check_prefill(sequence, start, tokens)?;
-        self.cache_mut(sequence)?.drop_incomplete();
-        let micro = self.config.microbatch_tokens.max(1);
-        for (part, start) in tokens
-            .chunks(micro as usize)
-            .zip((start..).step_by(micro as usize))
-        {
-            self.give_part(sequence, start, part, give)?;
-        }
-        Ok(())
+    fn is_open(&self, sequence: Sequence) -> bool {
+        self.cache(sequence).is_ok()
     }
 
     fn export(
@@ -554,28 +494,52 @@ impl KvEngine for FakeEngine {
         }
     }
 
-    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.enter(&Call::Decode {
-            steps: steps.to_vec(),
-        })?;
-        self.check_steps(steps)?;
-        let vocabulary = self.tokenizer.len();
-        steps
-            .iter()
-            .map(|step| {
-                let cache = self.cache_mut(step.sequence)?;
-                cache.drop_incomplete();
-                cache.push(step.token);
-                Ok(cache.logits(vocabulary))
-            })
-            .collect()
-    }
-
     fn release(&mut self, sequence: Sequence) {
         let _ = self.enter(&Call::Release(sequence));
         if let Some(slot) = self.slots.get_mut(sequence.0 as usize) {
             *slot = None;
         }
+    }
+}
+
+impl Compute for FakeEngine {
+    fn tail_tokens(&self) -> u32 {
+        self.config.tail_tokens
+    }
+
+    fn evaluate(
+        &mut self,
+        items: &[Item<'_>],
+        mut give: Option<&mut GiveRows<'_>>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.enter_items(items)?;
+        let vocabulary = self.tokenizer.len();
+        check_items(self, vocabulary, items, give.is_some())?;
+        let mut rows = Vec::new();
+        for item in items {
+            self.cache_mut(item.sequence)?.drop_incomplete();
+            match &mut give {
+                Some(give) if self.config.by_layer => self.give_rows(item, *give)?,
+                _ => {
+                    let cache = self.cache_mut(item.sequence)?;
+                    item.tokens
+                        .iter()
+                        .for_each(|token| drop(cache.push(*token)));
+                }
+            }
+            if item.logits {
+                rows.push(self.cache(item.sequence)?.logits(vocabulary));
+            }
+        }
+        Ok(rows)
+    }
+
+    fn gives_layers(&self) -> bool {
+        self.config.by_layer
+    }
+
+    fn gives_final_rows(&self) -> bool {
+        self.config.final_rows
     }
 }
 

@@ -6,7 +6,7 @@ use tandem_proto::generation::InvalidSampling;
 use tandem_proto::{FinishReason, Format, GenerationParams};
 
 use crate::constraint::{Constraint, ConstraintError, ConstraintFactory};
-use crate::kv_engine::EngineError;
+use crate::kv_cache::EngineError;
 use crate::sampling::Sampler;
 use crate::stop::{self, InvalidStop, StopMatcher};
 use crate::tokenizer::{Token, Tokenizer};

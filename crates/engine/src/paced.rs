@@ -14,10 +14,10 @@ use tandem_handoff::{
     Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section,
 };
 
+use crate::compute::{Compute, GiveRows, Item, LayerRows, check_items};
 use crate::fake::FakeTokenizer;
-use crate::kv_engine::{
-    Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence,
-};
+use crate::kv_cache::{Capacity, EngineError, KvCache, Sequence};
+use crate::kv_engine::KvEngine;
 use crate::tokenizer::{Token, Tokenizer};
 
 /// What an answer says, again and again.
@@ -142,35 +142,36 @@ impl PacedEngine {
         }
     }
 
-    /// That tokens at `start` continue a sequence and fit.
-    fn check(&self, sequence: Sequence, start: u32, tokens: &[Token]) -> Result<u32, EngineError> {
-        let held = self.usable(self.slot(sequence)?);
-        if start != held {
-            return Err(refused(format!(
-                "position {start} of a sequence that holds {held} tokens"
-            )));
-        }
-        let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        let (end, limit) = (
-            start.saturating_add(count),
-            self.capacity.tokens_per_sequence,
-        );
-        if end > limit {
-            return Err(refused(format!(
-                "{end} tokens in a sequence of at most {limit}"
-            )));
-        }
-        match tokens.iter().find(|&&token| token >= self.tokenizer.len()) {
-            Some(token) => Err(refused(format!("token {token} is not in the vocabulary"))),
-            None => Ok(end),
+    /// Takes the time of a chunk, and gives its rows meanwhile.
+    fn play_chunk(&self, item: &Item<'_>, give: &mut GiveRows<'_>) {
+        let (start, end) = (item.start, item.end());
+        let whole = self.pace.prefill(start, end - start);
+        let began = self.machine.begin(Instant::now(), whole);
+        let layers = u32::try_from(self.contract.layers.len()).unwrap_or(u32::MAX);
+        for layer in 0..layers {
+            sleep_until(began + whole * (layer + 1) / layers);
+            for kind in [PlaneKind::Key, PlaneKind::Value] {
+                let row = self.row_bytes(layer, kind);
+                let read = |wanted: Range<u32>, out: &mut Vec<u8>| {
+                    let wanted = wanted.start.max(start)..wanted.end.min(end);
+                    let at = self.offset(layer, kind, wanted.start);
+                    extend(&self.pattern, at, wanted.len() * row, out);
+                };
+                give(&LayerRows {
+                    layer,
+                    kind,
+                    tokens: start..end,
+                    read: &read,
+                });
+            }
         }
     }
 
-    fn check_chunk(&self, tokens: &[Token]) -> Result<(), EngineError> {
-        match tokens.len() > self.capacity.prefill_tokens as usize {
-            true => Err(refused(format!("a chunk of {} tokens", tokens.len()))),
-            false => Ok(()),
-        }
+    /// The logits after so many tokens: of the next letter of [`ANSWER`].
+    fn logits(&self, held: u32) -> Vec<f32> {
+        let next = Token::from(ANSWER[held as usize % ANSWER.len()]);
+        let logit = |token| if token == next { 0.0 } else { -30.0 };
+        (0..self.tokenizer.len()).map(logit).collect()
     }
 
     /// The planes of a section: layer, kind, bytes of a row.
@@ -243,20 +244,18 @@ fn sleep_until(then: Instant) {
 }
 
 impl KvEngine for PacedEngine {
+    fn tokenizer(&self) -> Arc<dyn Tokenizer> {
+        self.tokenizer.clone()
+    }
+}
+
+impl KvCache for PacedEngine {
     fn contract(&self) -> &Contract {
         &self.contract
     }
 
-    fn tokenizer(&self) -> Arc<dyn Tokenizer> {
-        self.tokenizer.clone()
-    }
-
     fn capacity(&self) -> Capacity {
         self.capacity
-    }
-
-    fn tail_tokens(&self) -> u32 {
-        u32::MAX
     }
 
     fn stays(&self) -> Option<&str> {
@@ -270,58 +269,8 @@ impl KvEngine for PacedEngine {
         Ok(Sequence(index))
     }
 
-    fn prefill(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-    ) -> Result<(), EngineError> {
-        self.prefill_by_layer(sequence, start, tokens, &mut |_| {})
-    }
-
-    fn gives_layers(&self) -> bool {
-        self.stays.is_none()
-    }
-
-    fn gives_final_rows(&self) -> bool {
-        true
-    }
-
-    fn prefill_by_layer(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-        give: &mut GiveRows<'_>,
-    ) -> Result<(), EngineError> {
-        self.check_chunk(tokens)?;
-        let end = self.check(sequence, start, tokens)?;
-        let whole = self.pace.prefill(start, end - start);
-        let began = self.machine.begin(Instant::now(), whole);
-        let layers = u32::try_from(self.contract.layers.len()).unwrap_or(u32::MAX);
-        for layer in 0..layers {
-            sleep_until(began + whole * (layer + 1) / layers);
-            for kind in [PlaneKind::Key, PlaneKind::Value] {
-                let row = self.row_bytes(layer, kind);
-                let read = |wanted: Range<u32>, out: &mut Vec<u8>| {
-                    let wanted = wanted.start.max(start)..wanted.end.min(end);
-                    let at = self.offset(layer, kind, wanted.start);
-                    extend(&self.pattern, at, wanted.len() * row, out);
-                };
-                give(&LayerRows {
-                    layer,
-                    kind,
-                    tokens: start..end,
-                    read: &read,
-                });
-            }
-        }
-        let held = Held {
-            full: end,
-            window: end,
-        };
-        self.set(sequence, held);
-        Ok(())
+    fn is_open(&self, sequence: Sequence) -> bool {
+        self.slot(sequence).is_ok()
     }
 
     fn export(
@@ -425,44 +374,55 @@ impl KvEngine for PacedEngine {
         self.set(sequence, held);
     }
 
-    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let now = Instant::now();
-        for (i, step) in steps.iter().enumerate() {
-            self.check(step.sequence, step.position, &[step.token])?;
-            if steps[..i]
-                .iter()
-                .any(|other| other.sequence == step.sequence)
-            {
-                return Err(refused(format!("{:?} twice in one batch", step.sequence)));
-            }
-        }
-        let held: Vec<u32> = steps.iter().map(|step| step.position + 1).collect();
-        let long = self.pace.step(&held);
-        sleep_until(self.machine.begin(now, long) + long);
-        let mut rows = Vec::with_capacity(steps.len());
-        for (step, &end) in steps.iter().zip(&held) {
-            let held = Held {
-                full: end,
-                window: end,
-            };
-            self.set(step.sequence, held);
-            let next = ANSWER[end as usize % ANSWER.len()];
-            let logit = |token| {
-                if token == Token::from(next) {
-                    0.0
-                } else {
-                    -30.0
-                }
-            };
-            rows.push((0..self.tokenizer.len()).map(logit).collect());
-        }
-        Ok(rows)
-    }
-
     fn release(&mut self, sequence: Sequence) {
         if let Some(slot) = self.slots.get_mut(sequence.0 as usize) {
             *slot = None;
         }
+    }
+}
+
+impl Compute for PacedEngine {
+    fn tail_tokens(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// Chunks take their time one after the other, then the steps of decoding together.
+    fn evaluate(
+        &mut self,
+        items: &[Item<'_>],
+        mut give: Option<&mut GiveRows<'_>>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        check_items(self, self.tokenizer.len(), items, give.is_some())?;
+        let is_step = |item: &&Item<'_>| item.logits && item.tokens.len() == 1;
+        for item in items.iter().filter(|item| !is_step(item)) {
+            match &mut give {
+                Some(give) => self.play_chunk(item, *give),
+                None => self.play_chunk(item, &mut |_| {}),
+            }
+        }
+        let steps: Vec<u32> = items.iter().filter(is_step).map(Item::end).collect();
+        if !steps.is_empty() {
+            let long = self.pace.step(&steps);
+            sleep_until(self.machine.begin(Instant::now(), long) + long);
+        }
+        for item in items {
+            let end = item.end();
+            let held = Held {
+                full: end,
+                window: end,
+            };
+            self.set(item.sequence, held);
+        }
+        let asked = items.iter().filter(|item| item.logits);
+        Ok(asked.map(|item| self.logits(item.end())).collect())
+    }
+
+    fn gives_layers(&self) -> bool {
+        self.stays.is_none()
+    }
+
+    fn gives_final_rows(&self) -> bool {
+        true
     }
 }
 

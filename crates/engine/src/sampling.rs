@@ -18,7 +18,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use tandem_proto::SamplingParams;
 
 use crate::constraint::TokenMask;
-use crate::kv_engine::EngineError;
+use crate::kv_cache::EngineError;
 use crate::tokenizer::Token;
 use crate::weights::{Candidate, above, block_sums, draw, draw_of_all, highest, weight};
 

@@ -347,7 +347,7 @@ fn lock(receiver: &Mutex<Receiver>) -> MutexGuard<'_, Receiver> {
 
 #[cfg(test)]
 mod tests {
-    use tandem_engine::KvEngine;
+    use tandem_engine::KvCache;
     use tandem_engine::fake::{FakeConfig, FakeEngine};
     use tandem_handoff::limits::{AHEAD_BYTES, MAX_CREDIT_BYTES};
 

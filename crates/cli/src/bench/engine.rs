@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tandem_engine::fake::FakeTokenizer;
-use tandem_engine::{Capacity, DecodeStep, EngineError, KvEngine, Sequence, Token, Tokenizer};
+use tandem_engine::{
+    Capacity, Compute, EngineError, GiveRows, Item, KvCache, KvEngine, Sequence, Tokenizer,
+};
 use tandem_handoff::contract::LAYOUT_VERSION;
 use tandem_handoff::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, PlaneKind, Section};
 
@@ -152,12 +154,14 @@ fn no_model<T>(call: &str) -> Result<T, EngineError> {
 }
 
 impl KvEngine for BenchEngine {
-    fn contract(&self) -> &Contract {
-        &self.contract
-    }
-
     fn tokenizer(&self) -> Arc<dyn Tokenizer> {
         Arc::new(FakeTokenizer)
+    }
+}
+
+impl KvCache for BenchEngine {
+    fn contract(&self) -> &Contract {
+        &self.contract
     }
 
     fn capacity(&self) -> Capacity {
@@ -167,10 +171,6 @@ impl KvEngine for BenchEngine {
             prefill_tokens: CHUNK,
             microbatch_tokens: CHUNK,
         }
-    }
-
-    fn tail_tokens(&self) -> u32 {
-        self.capacity().microbatch_tokens
     }
 
     fn open(&mut self) -> Result<Sequence, EngineError> {
@@ -183,8 +183,8 @@ impl KvEngine for BenchEngine {
         Ok(sequence)
     }
 
-    fn prefill(&mut self, _: Sequence, _: u32, _: &[Token]) -> Result<(), EngineError> {
-        no_model("prefill")
+    fn is_open(&self, sequence: Sequence) -> bool {
+        self.held.contains_key(&sequence)
     }
 
     fn export(&mut self, _: Sequence, _: Section, _: Range<u32>) -> Result<KvBlock, EngineError> {
@@ -215,14 +215,27 @@ impl KvEngine for BenchEngine {
         self.held.insert(sequence, held);
     }
 
-    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
-        for step in steps {
-            self.held.insert(step.sequence, step.position + 1);
-        }
-        Ok(vec![logits(); steps.len()])
-    }
-
     fn release(&mut self, sequence: Sequence) {
         self.held.remove(&sequence);
+    }
+}
+
+impl Compute for BenchEngine {
+    fn tail_tokens(&self) -> u32 {
+        self.capacity().microbatch_tokens
+    }
+
+    fn evaluate(
+        &mut self,
+        items: &[Item<'_>],
+        _: Option<&mut GiveRows<'_>>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        if !items.iter().all(|item| item.logits) {
+            return no_model("prefill");
+        }
+        for item in items {
+            self.held.insert(item.sequence, item.end());
+        }
+        Ok(vec![logits(); items.len()])
     }
 }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
-use tandem_engine::{Capacity, DecodeStep, KvEngine, LayerRows, Sequence, Token};
+use tandem_engine::{
+    Capacity, Compute, DecodeStep, Item, KvCache, KvEngine, LayerRows, Sequence, Token,
+};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 use tandem_handoff::segment::block_tokens;
 use tandem_handoff::{KvBlock, Section};
@@ -212,7 +214,7 @@ fn compute(
             (given.read)(given.tokens.clone(), &mut rows);
             planes.push(rows);
         };
-        engine.prefill_by_layer(sequence, start, tokens, &mut give)?;
+        engine.evaluate(&[Item::chunk(sequence, start, tokens)], Some(&mut give))?;
     }
     Ok((sequence, milliseconds(begun)))
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use tandem_engine::conformance::{F16_ROUNDING, F32_ROUNDING};
-use tandem_engine::{KvEngine, conformance};
+use tandem_engine::{Compute, KvEngine, conformance};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 use tandem_testkit::{Architecture, Spec};
 

@@ -1,6 +1,6 @@
 //! What a contract says about a file, and that it tells files apart.
 
-use tandem_engine::KvEngine;
+use tandem_engine::KvCache;
 use tandem_engine_llama::{LlamaEngine, LlamaError};
 use tandem_handoff::{Contract, LayerKind};
 use tandem_testkit::{Architecture, Spec, TokenizerVariant, WeightType};

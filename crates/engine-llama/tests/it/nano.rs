@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use proptest::prelude::*;
-use tandem_engine::{Capacity, KvEngine, Tokenizer};
+use tandem_engine::{Capacity, KvCache, KvEngine, Tokenizer};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 
 const MODELS: [&str; 3] = ["nano-coder", "nano-writer", "nano-draft"];

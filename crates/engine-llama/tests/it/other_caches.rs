@@ -7,7 +7,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 use llama_cpp_2::token::LlamaToken;
-use tandem_engine::{DecodeStep, EngineError, KvEngine, Sequence, Token};
+use tandem_engine::{Compute, DecodeStep, EngineError, KvCache, KvEngine, Sequence, Token};
 use tandem_handoff::Section;
 use tandem_testkit::{Architecture, Spec};
 

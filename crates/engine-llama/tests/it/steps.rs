@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use tandem_engine::KvEngine;
+use tandem_engine::{Compute, KvCache};
 use tandem_engine_llama::LlamaEngine;
 use tandem_handoff::{KvBlock, Section};
 use tandem_testkit::{Architecture, Spec};

@@ -6,7 +6,9 @@ use tandem_handoff::{KvBlock, Section};
 
 use super::plan::Prompt;
 use super::probe::{self, Answer};
-use crate::kv_engine::{DecodeStep, KvEngine, Sequence};
+use crate::compute::{DecodeStep, Item};
+use crate::kv_cache::Sequence;
+use crate::kv_engine::KvEngine;
 
 /// All refusals, on a prompt of several chunks.
 pub fn check(source: &mut dyn KvEngine, receiver: &mut dyn KvEngine, prompts: &[Prompt]) {
@@ -262,6 +264,26 @@ fn check_positions(engine: &mut dyn KvEngine, prompt: &Prompt, expected: &Answer
             &name,
             engine.prefill(sequence, position, &prompt.tokens[..1]),
         );
+        probe::check_held(engine, &name, sequence, end);
+    }
+    let (token, vocabulary) = (&prompt.tokens[..1], engine.tokenizer().len());
+    let many = vec![prompt.tokens[0]; engine.capacity().call_tokens() as usize + 1];
+    let chunk = |tokens| Item::chunk(sequence, end, tokens);
+    let (twice, nothing) = (
+        [chunk(token); 2],
+        Item {
+            logits: true,
+            ..chunk(&[])
+        },
+    );
+    for (name, items) in [
+        ("a sequence twice", &twice[..]),
+        ("logits of nothing", &[nothing]),
+        ("too many tokens", &[chunk(&many)]),
+        ("a token of no vocabulary", &[chunk(&[vocabulary])]),
+    ] {
+        let name = format!("misuse, {name}");
+        probe::refused(&name, engine.evaluate(items, None));
         probe::check_held(engine, &name, sequence, end);
     }
     let got = probe::generate(engine, what, sequence, prompt, &probe::greedy());

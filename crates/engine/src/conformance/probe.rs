@@ -3,13 +3,15 @@
 use std::ops::Range;
 
 use tandem_handoff::{KvBlock, PlaneKind, Section};
+use tandem_proto::SamplingParams;
 
 use super::GENERATED;
 use super::plan::Prompt;
-use crate::kv_engine::{DecodeStep, EngineError, KvEngine, LayerRows, Sequence};
+use crate::compute::{DecodeStep, Item, LayerRows};
+use crate::kv_cache::{EngineError, Sequence};
+use crate::kv_engine::KvEngine;
 use crate::sampling::Sampler;
 use crate::tokenizer::Token;
-use tandem_proto::SamplingParams;
 
 /// Takes the best token.
 pub fn greedy() -> SamplingParams {
@@ -212,7 +214,10 @@ fn prefill_by_layer(
             plane.next = rows.tokens.end;
         }
     };
-    let result = engine.prefill_by_layer(sequence, chunk.start, prompt.chunk(chunk), &mut give);
+    let result = {
+        let item = Item::chunk(sequence, chunk.start, prompt.chunk(chunk));
+        engine.evaluate(&[item], Some(&mut give)).map(drop)
+    };
     ok(&what, result);
     check_held(engine, &what, sequence, chunk.end);
     Some(given)

@@ -5,7 +5,10 @@ use tandem_handoff::KvBlock;
 use super::Measured;
 use super::plan::Prompt;
 use super::probe::{self, Answer};
-use crate::kv_engine::{EngineError, KvEngine, Sequence};
+use crate::compute::Item;
+use crate::kv_cache::{EngineError, Sequence};
+use crate::kv_engine::KvEngine;
+use crate::tokenizer::Token;
 
 /// Most sequences that run side by side in the suite.
 const SIDE_BY_SIDE: usize = 3;
@@ -112,7 +115,76 @@ pub fn check_independence(
     let there = probe::generate_all(receiver, what, &sequences, &probe::greedy());
     release_all(receiver, &sequences);
     compare(what, [&alone, &there], rounding, &mut measured);
+    check_mixed(receiver, prompts, rounding, &mut measured);
     measured
+}
+
+/// Chunks of one sequence and steps of another in the same calls compute what each computes alone, but for rounding.
+fn check_mixed(
+    engine: &mut dyn KvEngine,
+    prompts: &[Prompt],
+    rounding: f32,
+    measured: &mut Measured,
+) {
+    let what = "a chunk and a step in one call";
+    let (decoding, prefilling) = (&prompts[0], &prompts[1]);
+    let alone =
+        [decoding, prefilling].map(|prompt| probe::compute(engine, what, prompt, &probe::greedy()));
+    let (one, other) = (probe::open(engine, what), probe::open(engine, what));
+    probe::prefill_from(engine, what, one, decoding, 0);
+    let capacity = engine.capacity();
+    let size = (capacity.microbatch_tokens).min(capacity.call_tokens() - 1);
+    let first = decoding.tokens[decoding.prefilled() as usize];
+    let tokens: Vec<Token> = [first].into_iter().chain(alone[0].tokens.clone()).collect();
+    let mut start = 0;
+    for (step, chunk) in prefilling.tokens.chunks(size as usize).enumerate() {
+        let position = decoding.prefilled() + u32::try_from(step).unwrap_or(u32::MAX);
+        let items = [
+            Item {
+                sequence: other,
+                start,
+                tokens: chunk,
+                logits: true,
+            },
+            Item {
+                sequence: one,
+                start: position,
+                tokens: &tokens[step..=step],
+                logits: true,
+            },
+        ];
+        let rows = probe::ok(what, engine.evaluate(&items, None));
+        start = items[0].end();
+        probe::check_held(engine, what, other, start);
+        probe::check_held(engine, what, one, position + 1);
+        let [chunk, stepped] = &rows[..] else {
+            panic!(
+                "conformance: {what}: {} rows of logits, expected 2",
+                rows.len()
+            );
+        };
+        let what = format!("{what}, step {step}");
+        measured.take(&what, &alone[0].logits[step], stepped, rounding);
+        if start as usize == prefilling.tokens.len() {
+            measured.take(&what, &alone[1].logits[0], chunk, rounding);
+            break;
+        }
+    }
+    engine.release(one);
+    engine.release(other);
+}
+
+impl Measured {
+    /// Rows of logits that are the same but for rounding.
+    fn take(&mut self, what: &str, alone: &[f32], together: &[f32], rounding: f32) {
+        let difference = largest_difference(alone, together);
+        assert!(
+            difference <= rounding,
+            "conformance: {what}: logits differ by {difference} from those of the sequence alone; \
+             at most {rounding} is rounding"
+        );
+        self.batch_difference = self.batch_difference.max(difference);
+    }
 }
 
 type Opened<'a> = Vec<(Sequence, &'a Prompt)>;
@@ -183,18 +255,14 @@ fn compare(what: &str, [alone, together]: [&[Answer]; 2], rounding: f32, measure
     for (i, (alone, together)) in alone.iter().zip(together).enumerate() {
         let what = format!("{what}, sequence {i}");
         for step in 0..alone.tokens.len() {
-            let difference = largest_difference(&alone.logits[step], &together.logits[step]);
-            assert!(
-                difference <= rounding,
-                "conformance: {what}, token {step}: logits differ by {difference} from those of \
-                 the sequence alone; at most {rounding} is rounding"
-            );
-            measured.batch_difference = measured.batch_difference.max(difference);
+            let what = format!("{what}, token {step}");
+            let rows = [&alone.logits[step], &together.logits[step]];
+            measured.take(&what, rows[0], rows[1], rounding);
             if alone.tokens[step] != together.tokens[step] {
                 let gap = gap_of_best(&alone.logits[step]);
                 assert!(
                     gap <= 2.0 * rounding,
-                    "conformance: {what}, token {step}: {} instead of {}, though the best logits \
+                    "conformance: {what}: {} instead of {}, though the best logits \
                      are {gap} apart",
                     together.tokens[step],
                     alone.tokens[step]

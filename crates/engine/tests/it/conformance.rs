@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use tandem_engine::conformance::{self, F32_ROUNDING, Measured};
 use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig, FakeEngine};
 use tandem_engine::{
-    Capacity, DecodeStep, EngineError, GiveRows, KvEngine, LayerRows, Sequence, Token, Tokenizer,
+    Capacity, Compute, DecodeStep, EngineError, GiveRows, Item, KvCache, KvEngine, LayerRows,
+    Sequence, Token, Tokenizer,
 };
 use tandem_handoff::plane::plane_bytes;
 use tandem_handoff::{Contract, KvBlock, Plane, PlaneKind, Section};
@@ -76,6 +77,8 @@ enum Fault {
     SwapsBatch,
     /// Gives the rows of logits of a batch in reverse order.
     ReversesLogits,
+    /// Gives the logits of a chunk for those of a step in the same call.
+    MixesLogits,
     /// Counts one too many.
     HeldTooMany,
     /// Counts one too few.
@@ -136,7 +139,7 @@ impl Fault {
 }
 
 /// What the suite says of each fault: that the right check found it.
-const FAULTS: [(Fault, bool, &str); 38] = [
+const FAULTS: [(Fault, bool, &str); 39] = [
     (Fault::DropsRow, false, "the first logits differ"),
     (Fault::DropsRow, true, "a part of the window is not"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
@@ -155,6 +158,7 @@ const FAULTS: [(Fault, bool, &str); 38] = [
     (Fault::SharesSequences, false, "after open: `held`"),
     (Fault::SwapsBatch, false, "side by side, prefilled"),
     (Fault::ReversesLogits, false, "side by side, prefilled"),
+    (Fault::MixesLogits, false, "a chunk and a step in one call"),
     (Fault::HeldTooMany, false, "`held` is"),
     (Fault::HeldTooFew, false, "`held` is"),
     (Fault::HeldTooFew, true, "`held` is"),
@@ -292,71 +296,8 @@ impl Broken {
     }
 }
 
-impl KvEngine for Broken {
-    fn contract(&self) -> &Contract {
-        self.inner.contract()
-    }
-
-    fn tokenizer(&self) -> Arc<dyn Tokenizer> {
-        self.inner.tokenizer()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.capacity
-    }
-
-    fn tail_tokens(&self) -> u32 {
-        self.inner.tail_tokens()
-    }
-
-    fn open(&mut self) -> Result<Sequence, EngineError> {
-        self.claimed = 0;
-        match self.fault {
-            Fault::SharesSequences if self.parked > 0 => {
-                self.parked += 1;
-                Ok(Sequence(self.parked - 1))
-            }
-            Fault::SharesSequences => {
-                self.parked = 1;
-                self.inner.open()
-            }
-            Fault::KeepsOverRelease if self.parked > 0 => {
-                self.parked = 0;
-                Ok(Sequence(0))
-            }
-            Fault::FullIsAFailure => self
-                .inner
-                .open()
-                .map_err(|e| EngineError::Failed(e.to_string())),
-            _ => self.inner.open(),
-        }
-    }
-
-    fn prefill(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-    ) -> Result<(), EngineError> {
-        let sequence = self.real(sequence);
-        let start = match self.fault {
-            Fault::IgnoresPrefillPosition => self.inner.held(sequence),
-            _ => start,
-        };
-        self.inner.prefill(sequence, start, tokens)
-    }
-
-    fn gives_layers(&self) -> bool {
-        self.fault.is_of_giving()
-    }
-
-    fn prefill_by_layer(
-        &mut self,
-        sequence: Sequence,
-        start: u32,
-        tokens: &[Token],
-        give: &mut GiveRows<'_>,
-    ) -> Result<(), EngineError> {
+impl Broken {
+    fn give_spoilt(&mut self, item: &Item<'_>, give: &mut GiveRows<'_>) -> Result<(), EngineError> {
         let fault = self.fault;
         let last = self.inner.contract().layers.len() as u32 - 1;
         let mut spoilt = |rows: &LayerRows<'_>| {
@@ -385,12 +326,54 @@ impl KvEngine for Broken {
                 read: &read,
             });
         };
-        self.inner
-            .prefill_by_layer(sequence, start, tokens, &mut spoilt)?;
+        self.inner.evaluate(&[*item], Some(&mut spoilt))?;
         if fault == Fault::GivingDisturbs {
-            self.flip(sequence);
+            self.flip(item.sequence);
         }
         Ok(())
+    }
+}
+
+impl KvEngine for Broken {
+    fn tokenizer(&self) -> Arc<dyn Tokenizer> {
+        self.inner.tokenizer()
+    }
+}
+
+impl KvCache for Broken {
+    fn contract(&self) -> &Contract {
+        self.inner.contract()
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    fn open(&mut self) -> Result<Sequence, EngineError> {
+        self.claimed = 0;
+        match self.fault {
+            Fault::SharesSequences if self.parked > 0 => {
+                self.parked += 1;
+                Ok(Sequence(self.parked - 1))
+            }
+            Fault::SharesSequences => {
+                self.parked = 1;
+                self.inner.open()
+            }
+            Fault::KeepsOverRelease if self.parked > 0 => {
+                self.parked = 0;
+                Ok(Sequence(0))
+            }
+            Fault::FullIsAFailure => self
+                .inner
+                .open()
+                .map_err(|e| EngineError::Failed(e.to_string())),
+            _ => self.inner.open(),
+        }
+    }
+
+    fn is_open(&self, sequence: Sequence) -> bool {
+        self.inner.is_open(self.real(sequence))
     }
 
     fn export(
@@ -477,26 +460,6 @@ impl KvEngine for Broken {
         }
     }
 
-    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let mut steps = steps.to_vec();
-        for step in &mut steps {
-            step.sequence = self.real(step.sequence);
-            if self.fault == Fault::IgnoresDecodePosition {
-                step.position = self.inner.held(step.sequence);
-            }
-        }
-        if self.fault == Fault::SwapsBatch && steps.len() > 1 {
-            (steps[0].token, steps[1].token) = (steps[1].token, steps[0].token);
-        }
-        let mut rows = self.inner.decode(&steps)?;
-        match self.fault {
-            Fault::ShortLogits => rows.iter_mut().for_each(|row| row.truncate(row.len() - 1)),
-            Fault::ReversesLogits => rows.reverse(),
-            _ => {}
-        }
-        Ok(rows)
-    }
-
     fn release(&mut self, sequence: Sequence) {
         match self.fault {
             Fault::SharesSequences if self.parked > 1 => self.parked -= 1,
@@ -507,6 +470,51 @@ impl KvEngine for Broken {
             Fault::KeepsOverRelease if sequence == Sequence(0) => self.parked = 1,
             _ => self.inner.release(sequence),
         }
+    }
+}
+
+impl Compute for Broken {
+    fn tail_tokens(&self) -> u32 {
+        self.inner.tail_tokens()
+    }
+
+    fn gives_layers(&self) -> bool {
+        self.fault.is_of_giving()
+    }
+
+    fn evaluate(
+        &mut self,
+        items: &[Item<'_>],
+        give: Option<&mut GiveRows<'_>>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut items = items.to_vec();
+        for item in &mut items {
+            item.sequence = self.real(item.sequence);
+            let ignored = match item.logits {
+                true => Fault::IgnoresDecodePosition,
+                false => Fault::IgnoresPrefillPosition,
+            };
+            if self.fault == ignored {
+                item.start = self.inner.held(item.sequence);
+            }
+        }
+        if let (Fault::SwapsBatch, [a, b, ..]) = (self.fault, &mut items[..])
+            && a.tokens.len() == b.tokens.len()
+        {
+            std::mem::swap(&mut a.tokens, &mut b.tokens);
+        }
+        if let Some(give) = give {
+            self.give_spoilt(&items[0], give)?;
+            return Ok(Vec::new());
+        }
+        let mut rows = self.inner.evaluate(&items, None)?;
+        match self.fault {
+            Fault::ShortLogits => rows.iter_mut().for_each(|row| row.truncate(row.len() - 1)),
+            Fault::ReversesLogits => rows.reverse(),
+            Fault::MixesLogits if items.iter().any(|item| item.tokens.len() > 1) => rows.reverse(),
+            _ => {}
+        }
+        Ok(rows)
     }
 }
 

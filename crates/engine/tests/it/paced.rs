@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::conformance::{self, F32_ROUNDING};
 use tandem_engine::paced::{Pace, PacedEngine, PacedModel, layer};
-use tandem_engine::{Capacity, DecodeStep, KvEngine};
+use tandem_engine::{Capacity, Compute, DecodeStep, Item, KvCache, KvEngine};
 use tandem_handoff::{LayerKind, Section};
 
 /// Milliseconds of a token, and of a step.
@@ -56,7 +56,7 @@ fn it_takes_the_time_it_is_told_and_gives_layers_meanwhile() {
     let mut given = Vec::new();
     let mut give = |_: &tandem_engine::LayerRows<'_>| given.push(began.elapsed());
     engine
-        .prefill_by_layer(sequence, 0, &[65; 30], &mut give)
+        .evaluate(&[Item::chunk(sequence, 0, &[65; 30])], Some(&mut give))
         .unwrap();
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(60), "{took:?}");

@@ -449,7 +449,7 @@ mod tests {
     use std::sync::Mutex;
     use std::task::{Context, Poll, Waker};
 
-    use tandem_engine::KvEngine;
+    use tandem_engine::KvCache;
     use tandem_engine::fake::{FakeConfig, FakeEngine};
     use tandem_handoff::frame::Header;
     use tandem_handoff::policy::Quality;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tandem_engine::{EngineError, KvEngine};
+use tandem_engine::{Compute, EngineError, KvCache};
 use tandem_handoff::limits::TARGET_BLOCK_BYTES;
 use tandem_handoff::{KvBlock, Section};
 
@@ -23,7 +23,7 @@ use crate::limits::SLICE_BYTES;
 /// Copies a slice of what a prefill for another node has computed; hands all of it out, full blocks and what there
 /// is of the window, once the last slice is copied.
 pub(super) fn hand_out(
-    engine: &mut dyn KvEngine,
+    engine: &mut dyn KvCache,
     job: &mut Job,
     mut copying: Copying,
 ) -> Result<After, EngineError> {
@@ -56,7 +56,7 @@ pub(super) fn hand_out(
 
 /// The blocks of the chunk that a prefill for another node computes next, which are filled meanwhile.
 pub(super) fn begin(
-    engine: &dyn KvEngine,
+    engine: &dyn Compute,
     export: &Export,
     tokens: Range<u32>,
 ) -> (Filling, Vec<Growing>) {
@@ -74,7 +74,7 @@ pub(super) fn begin(
 /// Hands out the blocks that were filled while the chunk up to `to` was computed, and what else there is of the
 /// window.
 pub(super) fn hand_out_filled(
-    engine: &mut dyn KvEngine,
+    engine: &mut dyn KvCache,
     job: &mut Job,
     filling: Filling,
     to: u32,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_engine::{EngineError, KvEngine, Sequence};
+use tandem_engine::{EngineError, KvCache, Sequence};
 use tandem_handoff::segment::next_block;
 use tandem_handoff::{Contract, KvBlock, Section};
 
@@ -86,7 +86,7 @@ impl CopyOut {
     /// Copies the next slice of a sequence that holds `[0, to)`; `None` if nothing is left to copy.
     pub(super) fn step(
         &mut self,
-        engine: &mut dyn KvEngine,
+        engine: &mut dyn KvCache,
         sequence: Sequence,
         to: u32,
     ) -> Result<Option<Arc<KvBlock>>, EngineError> {
@@ -137,7 +137,7 @@ impl Window {
     /// Moves the next slice; true if the window is back.
     pub(super) fn step(
         &mut self,
-        engine: &mut dyn KvEngine,
+        engine: &mut dyn KvCache,
         sequence: Sequence,
     ) -> Result<bool, EngineError> {
         match self {
@@ -155,7 +155,7 @@ impl Window {
 
 /// Puts a slice of a window back; true if it was the last.
 pub(super) fn put_back(
-    engine: &mut dyn KvEngine,
+    engine: &mut dyn KvCache,
     sequence: Sequence,
     taking: &mut Taking,
 ) -> Result<bool, EngineError> {
@@ -215,7 +215,7 @@ impl FullOut {
     /// block is complete, if the slice has no room for it, and in the end.
     pub(super) fn step(
         &mut self,
-        engine: &mut dyn KvEngine,
+        engine: &mut dyn KvCache,
         sequence: Sequence,
         copied: &mut u64,
     ) -> Result<Option<Arc<KvBlock>>, EngineError> {

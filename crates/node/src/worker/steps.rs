@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use tandem_engine::{DecodeStep, EngineError, LayerRows};
+use tandem_engine::{DecodeStep, EngineError, Item, LayerRows};
 use tandem_handoff::page::page_start;
 use tandem_handoff::receipt::Receipt;
 use tandem_proto::{FinishReason, GenerateEvent};
@@ -88,8 +88,8 @@ impl Worker {
             }
             e.begun = Some(whole);
             let mut give = |rows: &LayerRows<'_>| filling.take(rows);
-            self.engine
-                .prefill_by_layer(job.sequence, range.start, tokens, &mut give)?;
+            let item = Item::chunk(job.sequence, range.start, tokens);
+            self.engine.evaluate(&[item], Some(&mut give))?;
             measure(&self.measured, &range, start);
             job.has_computed(&range, start);
             let engine = self.engine.as_mut();

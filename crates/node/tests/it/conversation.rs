@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem_cluster::{Authority, Security};
-use tandem_engine::KvEngine;
+use tandem_engine::KvCache;
 use tandem_engine::fake::{CallKind, FakeConfig, FakeEngine};
 use tandem_handoff::codec::Codec;
 use tandem_handoff::digest::token_digest;

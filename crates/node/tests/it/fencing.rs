@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, FakeConfig, FakeEngine};
 use tandem_engine::generation::Generation;
-use tandem_engine::{KvEngine, Sequence};
+use tandem_engine::{Compute, KvCache, Sequence};
 use tandem_handoff::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD};
 use tandem_handoff::policy::Quality;
 use tandem_handoff::receipt::ParityBound;

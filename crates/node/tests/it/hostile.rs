@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use tandem_engine::KvEngine;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
+use tandem_engine::{Compute, KvCache};
 use tandem_handoff::Section;
 use tandem_handoff::codec::{Codec, Encoder};
 use tandem_handoff::frame::{HEADER_BYTES, Header, Kind};

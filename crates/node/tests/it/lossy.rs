@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tandem_engine::KvEngine;
+use tandem_engine::KvCache;
 use tandem_engine::fake::{FakeConfig, FakeEngine};
 use tandem_handoff::codec::{Codec, Decoder, Encoder, RunSpec};
 use tandem_handoff::plane::plane_bytes;
@@ -295,7 +295,7 @@ async fn an_answer_that_begins_with_lossy_pages_is_not_kept() {
 }
 
 fn full_contract(config: &FakeConfig) -> Contract {
-    use tandem_engine::KvEngine;
+    use tandem_engine::KvCache;
     tandem_engine::fake::FakeEngine::new(config.clone())
         .contract()
         .clone()

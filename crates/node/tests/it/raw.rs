@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem_engine::fake::{FakeConfig, FakeEngine};
-use tandem_engine::{DecodeStep, KvEngine, Sequence};
+use tandem_engine::{Compute, DecodeStep, KvCache, Sequence};
 use tandem_handoff::codec::{Codec, Encoder};
 use tandem_handoff::frame::{HEADER_BYTES, Header, Kind, encode_frame};
 use tandem_handoff::page::{Namespace, Origin};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem_engine::fake::{FakeConfig, FakeEngine};
-use tandem_engine::{DecodeStep, KvEngine, Sequence};
+use tandem_engine::{Compute, DecodeStep, KvCache, Sequence};
 use tandem_handoff::Section;
 use tandem_handoff::page::{Namespace, Origin};
 use tandem_prefix_cache::{PageStore, Provenance, Wanted};

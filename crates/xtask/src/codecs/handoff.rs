@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use tandem_corpus::Example;
 use tandem_engine::chat::ChatTemplate;
-use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token};
+use tandem_engine::{Capacity, Compute, DecodeStep, KvCache, KvEngine, Sequence, Token};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 use tandem_grading::Job;
 use tandem_handoff::codec::{Codec, Decoder, Encoder, RunSpec};

@@ -8,7 +8,7 @@ use tandem_corpus::Example;
 use tandem_engine::chat::{ChatMessage, ChatTemplate};
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::generation::Generation;
-use tandem_engine::{Capacity, DecodeStep, KvEngine, Sequence, Token, Tokenizer};
+use tandem_engine::{Capacity, Compute, DecodeStep, KvCache, KvEngine, Sequence, Token, Tokenizer};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions};
 use tandem_grading::{Job, build_prompt, verdict_schema};
 use tandem_proto::{FinishReason, Format, GenerationParams, SamplingParams};
