@@ -31,12 +31,12 @@ use tandem_proto::Role;
 use crate::config::{ANALYSIS_TOKENS, FEEDBACK_TOKENS, Grading};
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
-use crate::node::{cores, parse_model};
 use crate::processes::{self, NodeProcess};
 use crate::progress::Reporter;
 use crate::{nodes, output, plan, shutdown, tables};
 use models::Models;
 use summary::Summary;
+use tandem_engine_llama::{build::cores, options::parse_model};
 
 /// The feedback is sampled, so that the comparison covers sampling too.
 const FEEDBACK_TEMPERATURE: f64 = 0.7;

@@ -17,9 +17,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::environment::Environment;
-use crate::node::cores;
 use crate::sources::Source;
 use crate::{loading, version};
+use tandem_engine_llama::build::cores;
 
 /// Name of the node in routes and answers.
 pub const NAME: &str = "here";

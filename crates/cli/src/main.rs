@@ -1,12 +1,11 @@
 //! The `tandem` binary: reads arguments, configuration and environment, and wires the rest.
 //!
-//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`], [`mod@bench`]); [`setup`] is what they work
+//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`demo`]; measurements are in [`tandem_bench`]); [`setup`] is what they work
 //! with: the configuration file ([`config`]), or models of this machine ([`sources`], [`local`]); [`environment`] the only reader of environment variables, [`coordinator`] a
 //! coordinator inside this process, [`nodes`] what is wrong with the configured nodes, [`open_files`] what differs between systems.
 
 mod address;
 mod asking;
-mod bench;
 mod cluster;
 mod commands;
 mod config;
@@ -67,7 +66,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// A worker daemon: holds models, prefills, takes KV in, decodes.
+    /// A daemon: holds models, prefills, takes KV in, decodes.
     Node(node::Arguments),
     /// The coordinator: an OpenAI-compatible API in front of nodes, of servers that run already, or of models in this process.
     Serve(serve::Arguments),
@@ -88,7 +87,7 @@ enum Command {
     /// Starts four nodes and a coordinator on this machine and grades the sample course.
     Demo(demo::Arguments),
     /// Measures what a handoff costs on this machine.
-    Bench(bench::Arguments),
+    Bench(tandem_bench::Arguments),
     /// Prints docs/commands.md.
     #[command(hide = true)]
     Commands,
@@ -137,7 +136,12 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Plan(arguments) => on_runtime(plan::main(arguments, environment)),
         Command::Probe(arguments) => on_runtime(probe::main(arguments, environment)),
         Command::Demo(arguments) => on_runtime(demo::main(arguments, environment)),
-        Command::Bench(arguments) => bench::main(arguments),
+        Command::Bench(arguments) => on_runtime(async {
+            tokio::select! {
+                code = tandem_bench::main(arguments) => code,
+                () = shutdown::signal() => Ok(ExitCode::from(shutdown::INTERRUPTED)),
+            }
+        }),
         Command::Commands => {
             output::print(commands::markdown(&Arguments::command()).trim_end())?;
             Ok(ExitCode::SUCCESS)

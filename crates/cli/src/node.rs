@@ -1,4 +1,4 @@
-//! `tandem node`: a worker daemon.
+//! `tandem node`: the daemon.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use tandem_cluster::{Ending, Security};
 use tandem_engine::{Capacity, KvEngine};
 use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES};
+use tandem_engine_llama::{build::cores, options::parse_model};
 use tandem_handoff::limits::MAX_TOKENS;
 use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
@@ -120,16 +121,6 @@ impl From<RoleName> for Role {
             RoleName::Decode => Self::Decode,
             RoleName::Both => Self::Both,
         }
-    }
-}
-
-/// Reads `NAME=PATH`.
-pub fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
-    match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-            Ok((name.to_owned(), PathBuf::from(path)))
-        }
-        _ => Err("write NAME=PATH, such as code=models/coder.gguf".to_owned()),
     }
 }
 
@@ -321,10 +312,4 @@ fn load(
         loading::load(name, &found.path, &options)
     };
     arguments.model.iter().map(load).collect()
-}
-
-/// CPU cores that this process may use.
-pub fn cores() -> u32 {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    u32::try_from(cores).unwrap_or(1)
 }

@@ -15,10 +15,10 @@ use tandem_handoff::{Contract, LayerKind};
 use tandem_sched::profile::{Attention, Catalogue, Figures, Machine, Model, Row, Source};
 
 use crate::environment::Environment;
-use crate::node::{cores, parse_model};
 use crate::numbers::float;
 use crate::sources::{self, Wanted};
 use crate::{links, loading, output, security, tables, version};
+use tandem_engine_llama::{build::cores, options::parse_model};
 
 /// New tokens of a measured step of prefill.
 const CHUNK: u32 = 2048;

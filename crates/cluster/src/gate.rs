@@ -11,8 +11,8 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::limits::{ACCEPT_RETRY, MAX_HANDSHAKES, MAX_LINKS_WAITING};
 use crate::link::Link;
+use crate::log_throttle::LogThrottle;
 use crate::public::Public;
-use crate::said::Said;
 use crate::security::{LinkError, Security};
 
 /// Takes connections and shakes hands with each in a task of its own, so that a peer that says
@@ -92,14 +92,14 @@ struct Shaking(VecDeque<AbortHandle>);
 
 impl Shaking {
     /// Adds a handshake; the oldest gives way if there are too many.
-    fn add(&mut self, task: AbortHandle, from: IpAddr, said: &Said) {
+    fn add(&mut self, task: AbortHandle, from: IpAddr, log_throttle: &LogThrottle) {
         self.0.retain(|t| !t.is_finished());
         if self.0.len() >= MAX_HANDSHAKES
             && let Some(oldest) = self.0.pop_front()
         {
             oldest.abort();
             let reason = "too many peers connect and say nothing; the oldest is dropped";
-            if let Some(unsaid) = said.says(Instant::now(), from, reason) {
+            if let Some(unsaid) = log_throttle.says(Instant::now(), from, reason) {
                 tracing::warn!(%from, unsaid, "{reason}");
             }
         }
@@ -138,7 +138,7 @@ async fn accept(
     taken: mpsc::Sender<(Link, SocketAddr)>,
 ) {
     let mut shaking = Shaking::default();
-    let said = Arc::new(Said::default());
+    let log_throttle = Arc::new(LogThrottle::default());
     loop {
         // Without a handshake nothing is gained by taking one before there is room for it.
         if hands.is_plain() && taken.reserve().await.is_err() {
@@ -146,7 +146,8 @@ async fn accept(
         }
         match listener.accept().await {
             Ok((tcp, from)) => {
-                let (hands, taken, heard) = (hands.clone(), taken.clone(), Arc::clone(&said));
+                let (hands, taken, heard) =
+                    (hands.clone(), taken.clone(), Arc::clone(&log_throttle));
                 let task = tokio::spawn(async move {
                     if let Err(reason) = shake(tcp, from, hands, limit, taken).await
                         && let Some(unsaid) =
@@ -155,7 +156,7 @@ async fn accept(
                         tracing::warn!(%from, %reason, unsaid, "connection refused");
                     }
                 });
-                shaking.add(task.abort_handle(), from.ip(), &said);
+                shaking.add(task.abort_handle(), from.ip(), &log_throttle);
             }
             Err(error) => {
                 tracing::error!(%error, "cannot take a connection");

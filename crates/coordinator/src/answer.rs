@@ -16,10 +16,10 @@ use tandem_api::{
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::life::{self, Service};
 use crate::limits::MAX_PIECES;
 use crate::refusal::Refusal;
-use crate::request::{Job, Outcome, Piece, Sink};
+use crate::request::{Outcome, Piece, Request, Sink};
+use crate::service::{self, Service};
 
 /// A comment line; clients ignore it, but see that the server is alive.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
@@ -45,11 +45,11 @@ pub(crate) struct Frame {
 /// Answers with one object.
 pub(crate) async fn whole(
     service: Arc<Service>,
-    job: Job,
+    request: Request,
     frame: Frame,
 ) -> Result<Response, Refusal> {
     let mut sink = Sink::new(None, service.config.limits.client_stall);
-    let outcome = life::answer(&service, &job, &mut sink).await?;
+    let outcome = service::answer(&service, &request, &mut sink).await?;
     let (id, model) = (&frame.id, &frame.model);
     Ok(match frame.api {
         Api::Chat => {
@@ -77,12 +77,12 @@ pub(crate) async fn whole(
 /// Answers with events. What fails at once is answered with its status instead.
 pub(crate) async fn streamed(
     service: Arc<Service>,
-    job: Job,
+    request: Request,
     frame: Frame,
 ) -> Result<Response, Refusal> {
     let keep_alive = service.config.limits.keep_alive;
     let (sender, mut pieces) = mpsc::channel(MAX_PIECES);
-    let task = tokio::spawn(life::stream(service, job, sender));
+    let task = tokio::spawn(service::stream(service, request, sender));
     // Dropping the answer ends the task and with it the connections to the nodes.
     let task = AbortOnDropHandle::new(task);
     let first = match tokio::time::timeout(keep_alive, pieces.recv()).await {

@@ -24,10 +24,10 @@ use tandem_proto::{Format, GenerationParams, Prompt};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::answer::{self, Api, Frame};
-use crate::life::Service;
 use crate::limits::{MAX_BODIES_BYTES, MAX_DROPPED_BYTES};
 use crate::refusal::Refusal;
-use crate::request::Job;
+use crate::request::Request;
+use crate::service::Service;
 use crate::{overview, translate};
 
 /// What the handlers share.
@@ -195,7 +195,7 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
     let service = Arc::clone(&server.service);
     let (mut prompt, salt) = (asked.prompt, asked.options.cache_salt);
     service.answers.recall(&salt, &asked.model, &mut prompt);
-    let job = Job {
+    let request = Request {
         id,
         model: asked.model,
         prompt,
@@ -209,9 +209,9 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
         ignored: asked.ignored,
     };
     if asked.stream {
-        answer::streamed(service, job, frame).await
+        answer::streamed(service, request, frame).await
     } else {
-        answer::whole(service, job, frame).await
+        answer::whole(service, request, frame).await
     }
 }
 

@@ -13,7 +13,7 @@ use tandem_sched::{Failure, Plan};
 use crate::cluster::Slot;
 use crate::config::Config;
 use crate::poison::Losses;
-use crate::request::{Job, Sink};
+use crate::request::{Request, Sink};
 use crate::timeline::Timeline;
 
 /// Something that goes on.
@@ -28,7 +28,7 @@ pub(crate) trait Backend: Send + Sync {
 /// What an attempt works with.
 pub(crate) struct Attempt<'a> {
     pub(crate) config: &'a Config,
-    pub(crate) job: &'a Job,
+    pub(crate) request: &'a Request,
     pub(crate) plan: &'a Plan,
     pub(crate) slot: &'a Slot,
     pub(crate) sink: &'a mut Sink,

@@ -10,8 +10,8 @@ use tandem_sched::{NodeView, ServerView};
 use crate::backend::server::probe::{Served, in_words};
 use crate::cluster::Look;
 use crate::config::Config;
-use crate::life::Service;
 use crate::pairs::PairReport;
+use crate::service::Service;
 
 /// Answer to `GET /health`; 200 if `reasons` is empty, otherwise 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

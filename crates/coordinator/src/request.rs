@@ -9,7 +9,7 @@ use tandem_sched::Route;
 use tokio::sync::mpsc;
 
 /// A request, translated.
-pub(crate) struct Job {
+pub(crate) struct Request {
     pub(crate) id: String,
     pub(crate) model: String,
     pub(crate) prompt: Prompt,

@@ -25,12 +25,12 @@ use crate::config::Config;
 use crate::config::server::ServerConfig;
 use crate::error::CoordinatorError;
 use crate::guard::guarded;
-use crate::life::Service;
 use crate::limits::{Limits, MAX_CONNECTIONS};
 use crate::pairs::Pairs;
 use crate::pins::{Pins, read_pins};
 use crate::poison::Poisons;
 use crate::poll::poll;
+use crate::service::Service;
 use crate::totals::Totals;
 
 /// [`run_with_pages`] without pages.

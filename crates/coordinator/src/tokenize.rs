@@ -8,7 +8,7 @@ use tandem_api::{ApiError, parse_chat, parse_completion};
 use tandem_proto::{ErrorCode, TokenizeRequest};
 
 use crate::error::CallError;
-use crate::life::Service;
+use crate::service::Service;
 use crate::translate;
 
 /// The answer.

@@ -36,6 +36,13 @@ pub fn devices() -> Vec<String> {
         .collect()
 }
 
+/// CPU cores that this process may use.
+#[must_use]
+pub fn cores() -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    u32::try_from(cores).unwrap_or(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::ENGINE_NAME;

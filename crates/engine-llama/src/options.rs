@@ -15,6 +15,19 @@ use crate::loading::{Loading, Watch};
 /// and one id is the scratch.
 pub const MAX_SEQUENCES: u32 = 255;
 
+/// Reads `NAME=PATH`: the name of a model, and its file.
+///
+/// # Errors
+/// If it is not of that form.
+pub fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok((name.to_owned(), PathBuf::from(path)))
+        }
+        _ => Err("write NAME=PATH, such as code=models/coder.gguf".to_owned()),
+    }
+}
+
 /// How to load a model.
 #[derive(Debug, Clone)]
 pub struct LlamaOptions {

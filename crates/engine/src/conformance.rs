@@ -32,7 +32,7 @@
 //! - misuse is refused and leaves the sequence as it was, or empty, and prefill can go on from
 //!   what `held` says at once: with window layers that is from 0, over full blocks whose window
 //!   never came;
-//! - capacity, [`KvEngine::clear`], [`KvEngine::release`].
+//! - capacity, [`KvCache::clear`](crate::KvCache::clear), [`KvCache::release`](crate::KvCache::release).
 
 mod handoff;
 mod misuse;

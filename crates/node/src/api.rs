@@ -29,10 +29,10 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::generate::{generate, prefill_failed, tokenize};
 use self::prefill::prefill;
-use crate::job::Command;
 use crate::limits::{MAX_HANDOFFS, MAX_RETURNS, STAGING_UNIT, STAGING_UNITS};
 use crate::model::Model;
 use crate::node::Node;
+use crate::sequence::Command;
 
 /// The routes.
 pub fn router(node: Arc<Node>) -> Router {

@@ -11,13 +11,14 @@ use tandem_proto::{ErrorCode, HandoffTerms, NodeError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::held::{Keep, Pieces, Tail, keep_block};
-use crate::job::{Command, Computed, Input, JobId, Origin, Retired};
 use crate::limits::{HAND_BACK_STALL, MAX_CHUNKS_WAITING};
+use crate::link_estimate::Report;
 use crate::model::Model;
 use crate::node::Node;
-use crate::send::{Report, transmit};
+use crate::prefix_cache::{Keep, Pieces, Tail, keep_block};
+use crate::sequence::{Command, Computed, Input, Origin, Retired, SequenceId};
 use crate::tickets::HandBack;
+use crate::transfer::send::transmit;
 
 /// What is needed to keep an answer.
 pub struct Keeping {
@@ -151,7 +152,7 @@ async fn store(
 /// Puts pages of this node into a sequence, and passes them on to whoever sends them.
 pub async fn seed(
     model: Arc<Model>,
-    job: JobId,
+    sequence: SequenceId,
     mut pieces: Pieces,
     forward: Option<mpsc::Sender<Input>>,
 ) {
@@ -169,7 +170,9 @@ pub async fn seed(
         }
         for block in blocks {
             let block = Arc::new(block);
-            let applied = model.apply(job, Origin::Pages, Arc::clone(&block)).await;
+            let applied = model
+                .apply(sequence, Origin::Pages, Arc::clone(&block))
+                .await;
             if let Err(reason) = applied {
                 tracing::warn!(%reason, "pages cannot be used; computing instead");
                 break 'pages;
@@ -193,5 +196,5 @@ pub async fn seed(
     }
     // The sender must not wait for this end of the channel.
     drop(forward);
-    model.deliver(Command::Seeded(job, exact)).await;
+    model.deliver(Command::Seeded(sequence, exact)).await;
 }

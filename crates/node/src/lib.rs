@@ -1,34 +1,34 @@
-//! Worker daemon: holds models, computes KV for other nodes, takes KV in, generates.
+//! The daemon: holds models, computes KV for other nodes, takes KV in, generates.
 //!
 //! A node does not know which engine it runs; the caller hands it [`KvEngine`]s.
 //!
-//! - [`worker`]: the engine thread of one model, which owns the engine and every sequence;
-//! - [`batches`]: how a prompt is cut for the engine, and where a prefill may go on;
-//! - [`job`]: what a sequence is doing, and the commands and events around it;
 //! - [`api`]: the control API that the coordinator calls;
-//! - [`tickets`]: who may hand KV to what; [`handoffs`]: the ways to a handoff that is going on;
-//! - [`receive`] and [`send`]: the two ends of a handoff on real connections;
-//! - [`wire`]: frames to and from a connection;
-//! - [`held`]: what a request shares of the KV that is kept; [`conversation`]: the KV of answers.
+//! - [`conversation`]: the KV of answers; [`route`], [`link_estimate`]: where a handoff goes, and what is known of the way;
+//! - [`transfer`]: the two ends of a handoff on real connections;
+//! - [`node`]: what they share; [`tickets`]: who may hand KV to what; [`handoffs`]: the ways to a handoff that is going on;
+//! - [`prefix_cache`]: what a request shares of the KV that is kept;
+//! - [`model`], [`engine_loop`]: the engine thread of one model, which owns the engine and every sequence;
+//! - [`sequence`]: what a sequence is doing, and the commands and events around it;
+//! - [`chunking`]: how a prompt is cut for the engine, and where a prefill may go on.
 
 pub mod api;
-pub mod batches;
 mod busy;
+pub mod chunking;
 pub mod conversation;
+pub mod engine_loop;
 pub mod handoffs;
-pub mod held;
-pub mod job;
 pub mod limits;
 pub mod link;
+pub mod link_estimate;
 mod measured;
 pub mod model;
 pub mod node;
-pub mod receive;
+pub mod prefix_cache;
+pub mod route;
 pub mod running;
-pub mod send;
+pub mod sequence;
 pub mod tickets;
-pub mod wire;
-pub mod worker;
+pub mod transfer;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -123,7 +123,9 @@ pub async fn run(
         staging: Arc::new(Semaphore::new(limits::STAGING_UNITS)),
         confirmed: Arc::new(Semaphore::new(limits::MAX_CONFIRMED)),
         pages,
-        links: Arc::new(send::Links::with_rate(config.limits.link_rate)),
+        links: Arc::new(link_estimate::LinkEstimates::with_rate(
+            config.limits.link_rate,
+        )),
         returns: Arc::new(Semaphore::new(limits::MAX_RETURNS)),
         taking_back: Arc::new(Semaphore::new(limits::MAX_TAKEN_BACK)),
         handing_back: Arc::new(Semaphore::new(limits::MAX_HAND_BACKS)),
@@ -135,7 +137,7 @@ pub async fn run(
         testing: Semaphore::new(1),
         config,
     });
-    let receiving = tokio::spawn(receive::accept_loop(gate, Arc::clone(&node)));
+    let receiving = tokio::spawn(transfer::receive::accept_loop(gate, Arc::clone(&node)));
     let expiring = tokio::spawn(expire(Arc::clone(&node)));
     let (told, asked) = oneshot::channel();
     ready();

@@ -16,12 +16,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
 use crate::RunError;
-use crate::batches::Batches;
 use crate::busy::Busy;
-use crate::job::{Admission, Command, JobId, Origin};
+use crate::chunking::Chunking;
+use crate::engine_loop::EngineLoop;
 use crate::limits::{ADMISSION_WAIT, COMMAND_RETRY, HANG_LOOKS, Limits, MAX_COMMANDS};
 use crate::measured::Measured;
-use crate::worker::Worker;
+use crate::sequence::{Admission, Command, Origin, SequenceId};
 
 /// Whose turn it is of several blocks of one handoff.
 pub type Turn = tokio::sync::Mutex<()>;
@@ -50,7 +50,7 @@ pub struct Model {
     pub constraints: ConstraintFactory,
     commands: SyncSender<Command>,
     places: Arc<Semaphore>,
-    next_job: AtomicU64,
+    next_sequence: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<bool>,
     steps: Arc<AtomicU64>,
@@ -104,7 +104,7 @@ impl Model {
             .spawn(move || {
                 // Dropped also by a panic, which tells those who wait.
                 let _running = running;
-                Worker::new(engine, receiver, limits, counted, times, spent).run();
+                EngineLoop::new(engine, receiver, limits, counted, times, spent).run();
             })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {
@@ -120,7 +120,7 @@ impl Model {
             constraints,
             commands,
             places: Arc::new(Semaphore::new(capacity.sequences as usize)),
-            next_job: AtomicU64::new(1),
+            next_sequence: AtomicU64::new(1),
             thread: Mutex::new(Some(thread)),
             ended,
             steps,
@@ -167,8 +167,8 @@ impl Model {
 
     /// How a prompt is computed whose KV ends there, in chunks of so many tokens.
     #[must_use]
-    pub const fn batches(&self, kv_end: u32, chunk: u32) -> Batches {
-        Batches {
+    pub const fn batches(&self, kv_end: u32, chunk: u32) -> Chunking {
+        Chunking {
             kv_end,
             chunk,
             tail: self.tail_tokens,
@@ -194,7 +194,7 @@ impl Model {
         }
     }
 
-    /// Reserves a sequence for a new job, without waiting for the engine thread, which may be in the
+    /// Reserves a place for a new sequence, without waiting for the engine thread, which may be in the
     /// middle of a long chunk.
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl Model {
             )
         };
         Ok(Admission {
-            job: JobId(self.next_job.fetch_add(1, Ordering::Relaxed)),
+            sequence: SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed)),
             place: place.ok_or_else(busy)?,
         })
     }
@@ -249,11 +249,11 @@ impl Model {
     /// If the engine refuses it, or nobody waits for it any more.
     pub async fn apply(
         &self,
-        job: JobId,
+        sequence: SequenceId,
         origin: Origin,
         block: Arc<KvBlock>,
     ) -> Result<(), String> {
-        self.apply_in_turn(&Turn::default(), job, origin, block)
+        self.apply_in_turn(&Turn::default(), sequence, origin, block)
             .await
     }
 
@@ -265,13 +265,13 @@ impl Model {
     pub async fn apply_in_turn(
         &self,
         turn: &Turn,
-        job: JobId,
+        sequence: SequenceId,
         origin: Origin,
         block: Arc<KvBlock>,
     ) -> Result<(), String> {
         let (reply, answer) = oneshot::channel();
         let mine = turn.lock().await;
-        self.deliver(Command::Apply(job, origin, block, reply))
+        self.deliver(Command::Apply(sequence, origin, block, reply))
             .await;
         drop(mine);
         let stopped = |_| Err("the engine has stopped".into());

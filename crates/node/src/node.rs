@@ -11,9 +11,10 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::NodeConfig;
 use crate::handoffs::Handoffs;
 use crate::limits::DRAIN_LOOK;
+use crate::link_estimate::{CodecPolicy, LinkEstimates};
 use crate::model::Model;
+use crate::route::Route;
 use crate::running::Running;
-use crate::send::{Choice, Links, Route};
 use crate::tickets::Tickets;
 use tandem_prefix_cache::PageStore;
 
@@ -49,7 +50,7 @@ pub struct Node {
     /// Answers that may be handed back at once.
     pub handing_back: Arc<Semaphore>,
     /// The links to nodes that KV was sent to.
-    pub links: Arc<Links>,
+    pub links: Arc<LinkEstimates>,
     /// Requests that generate here, by id.
     pub running: Running,
     /// Set when the node shuts down, so that the end of an engine thread is no fault.
@@ -74,8 +75,8 @@ impl Node {
             security: self.config.security.clone(),
             limits: self.config.limits,
             choice: match terms.codec.fixed() {
-                Some(codec) => Choice::Fixed(codec),
-                None => Choice::Auto(terms.quality),
+                Some(codec) => CodecPolicy::Fixed(codec),
+                None => CodecPolicy::Auto(terms.quality),
             },
             links: Arc::clone(&self.links),
             overlap: terms.overlap,

@@ -13,9 +13,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::sleep_until;
 
 use crate::handoffs::secret;
-use crate::held::Keep;
-use crate::job::{Carried, Command, HandedOver, JobId, Lost, Origin, Told};
 use crate::model::{Model, Turn};
+use crate::prefix_cache::Keep;
+use crate::sequence::{Carried, Command, HandedOver, Lost, Origin, SequenceId, Told};
 
 /// Where KV goes.
 #[derive(Debug, Clone)]
@@ -24,9 +24,9 @@ pub enum Target {
     Sequence {
         /// The model.
         model: Arc<Model>,
-        /// The job; its number is the epoch of its place in the engine, so that KV for a job that
+        /// The sequence; its number is the epoch of its place in the engine, so that KV for a sequence that
         /// has ended is refused even if its place is taken by another.
-        job: JobId,
+        sequence: SequenceId,
         /// Closed when the request has ended.
         over: watch::Receiver<()>,
         /// Hears where the KV of the answer may be handed back to.
@@ -77,11 +77,14 @@ impl Target {
         block: Arc<KvBlock>,
         carried: Carried,
     ) -> Result<(), String> {
-        let Self::Sequence { model, job, .. } = self else {
+        let Self::Sequence {
+            model, sequence, ..
+        } = self
+        else {
             return Ok(());
         };
         let origin = Origin::Handoff(carried);
-        model.apply_in_turn(turn, *job, origin, block).await
+        model.apply_in_turn(turn, *sequence, origin, block).await
     }
 }
 
@@ -112,25 +115,30 @@ pub struct Permitted {
 }
 
 impl Permitted {
-    async fn deliver(&self, command: impl FnOnce(JobId) -> Command) {
-        if let Target::Sequence { model, job, .. } = &self.target {
-            model.deliver(command(*job)).await;
+    async fn deliver(&self, command: impl FnOnce(SequenceId) -> Command) {
+        if let Target::Sequence {
+            model, sequence, ..
+        } = &self.target
+        {
+            model.deliver(command(*sequence)).await;
         }
     }
 
     /// Pages of this node cover the first `tokens` tokens, or will when the next block is applied.
     pub async fn cached(&self, tokens: u32) {
-        self.deliver(|job| Command::Cached(job, tokens)).await;
+        self.deliver(|sequence| Command::Cached(sequence, tokens))
+            .await;
     }
 
     /// No (more) KV will come.
     pub async fn failed(&self, lost: Lost) {
-        self.deliver(|job| Command::HandoffFailed(job, lost)).await;
+        self.deliver(|sequence| Command::HandoffFailed(sequence, lost))
+            .await;
     }
 
     /// All KV has come.
     pub async fn committed(&self, handed: HandedOver) {
-        self.deliver(|job| Command::Committed(job, Box::new(handed)))
+        self.deliver(|sequence| Command::Committed(sequence, Box::new(handed)))
             .await;
     }
 
@@ -140,7 +148,8 @@ impl Permitted {
             Told::Receipt(receipt) => receipt.hand_back.clone(),
             Told::Unusable(_) | Told::Nothing => None,
         };
-        self.deliver(|job| Command::Receipt(job, told)).await;
+        self.deliver(|sequence| Command::Receipt(sequence, told))
+            .await;
         if let Some(ticket) = hand_back
             && let Some(waiting) = self.target.take_hand_back()
         {
@@ -241,7 +250,7 @@ impl Tickets {
     }
 }
 
-/// A new id of a handoff: the epoch of the job's place in the upper half, chance in the lower.
+/// A new id of a handoff: the epoch of the sequence's place in the upper half, chance in the lower.
 #[must_use]
 pub fn handoff_id(epoch: u64) -> u64 {
     epoch << 32 | rand::rng().next_u64() & u64::from(u32::MAX)

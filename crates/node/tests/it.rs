@@ -18,7 +18,6 @@ mod it {
     mod document;
     mod faults;
     mod fencing;
-    mod growth;
     mod handoff;
     mod hostile;
     mod kills;
@@ -35,5 +34,6 @@ mod it {
     mod rig;
     mod security;
     mod slices;
+    mod streamed;
     mod wire;
 }

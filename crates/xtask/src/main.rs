@@ -6,7 +6,6 @@ mod corpus;
 mod fixtures;
 mod fuzz;
 mod limits;
-mod nano_eval;
 mod sample;
 mod sampling;
 mod schemas;
@@ -31,7 +30,7 @@ enum Task {
     /// Writes training data of the nano models.
     Corpus(corpus::CorpusArguments),
     /// Measures the nano models on submissions to tasks that they were not trained on.
-    NanoEval(nano_eval::NanoEvalArguments),
+    NanoEval(tandem_evaluation::Arguments),
     /// Measures the codecs of the handoff on KV of trained models.
     Codecs(codecs::CodecsArguments),
     /// Feeds edited handoffs to everything that reads bytes of a peer.
@@ -56,7 +55,7 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::Fixtures(arguments) => fixtures::write(&arguments),
         Task::Corpus(arguments) => corpus::write(&arguments),
-        Task::NanoEval(arguments) => nano_eval::run(&arguments),
+        Task::NanoEval(arguments) => tandem_evaluation::run(&arguments),
         Task::Codecs(arguments) => codecs::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(root(), &arguments),
         Task::Sampling(arguments) => sampling::measure(&arguments),

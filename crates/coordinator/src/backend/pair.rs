@@ -16,7 +16,7 @@ use crate::cluster::Slot;
 use crate::config::{Config, split_address};
 use crate::error::CallError;
 use crate::poison::Losses;
-use crate::request::{Job, Sink};
+use crate::request::{Request, Sink};
 use crate::timeline::{PrefillTimes, Timeline};
 use crate::translate;
 
@@ -60,7 +60,7 @@ impl Backend for Pairs {
     fn attempt<'a>(&'a self, attempt: Attempt<'a>) -> Running<'a, Result<Answer, AttemptError>> {
         let Attempt {
             config,
-            job,
+            request,
             plan,
             slot,
             sink,
@@ -71,7 +71,7 @@ impl Backend for Pairs {
         let pair = Pair {
             config,
             calls: &self.calls,
-            job,
+            request,
             plan,
             slot,
             sink,
@@ -88,7 +88,7 @@ impl Backend for Pairs {
 struct Pair<'a> {
     config: &'a Config,
     calls: &'a Calls,
-    job: &'a Job,
+    request: &'a Request,
     plan: &'a Plan,
     slot: &'a Slot,
     sink: &'a mut Sink,
@@ -117,8 +117,9 @@ impl Pair<'_> {
     async fn run(mut self) -> Result<Answer, AttemptError> {
         let request = self.request();
         let valid = request.validate();
-        valid
-            .map_err(|e| AttemptError::Final(translate::bad_request(&e, self.job.prompt_field)))?;
+        valid.map_err(|e| {
+            AttemptError::Final(translate::bad_request(&e, self.request.prompt_field))
+        })?;
         let address = self.config.address(&self.plan.decode);
         let started = self.calls.generate(address, &request).await;
         drop(request);
@@ -155,10 +156,10 @@ impl Pair<'_> {
             None => PrefillMode::Local,
         };
         GenerateRequest {
-            request: self.job.id.clone(),
-            model: self.job.model.clone(),
-            prompt: self.job.prompt.clone(),
-            generation: self.job.generation.clone(),
+            request: self.request.id.clone(),
+            model: self.request.model.clone(),
+            prompt: self.request.prompt.clone(),
+            generation: self.request.generation.clone(),
             prefill,
             prefill_peer: self.plan.prefill.as_deref().and_then(|n| self.peer(n)),
             alone_percent: self.plan.alone_percent,
@@ -169,12 +170,12 @@ impl Pair<'_> {
 
     fn terms(&self) -> HandoffTerms {
         let handoff = &self.config.handoff;
-        let Job {
+        let Request {
             prompt,
             cache_salt,
             keep,
             ..
-        } = self.job;
+        } = self.request;
         handoff.terms(prompt, cache_salt, *keep, self.plan)
     }
 
@@ -264,8 +265,8 @@ impl Pair<'_> {
         };
         let target = handoff_target(self.config.address(&self.plan.decode), &ticket);
         let request = PrefillRequest {
-            request: self.job.id.clone(),
-            model: self.job.model.clone(),
+            request: self.request.id.clone(),
+            model: self.request.model.clone(),
             tokens,
             chunk: self.config.chunk,
             target,
@@ -306,12 +307,12 @@ impl Pair<'_> {
                 format!("prefill node `{node}` {reason}")
             }
         };
-        tracing::warn!(request = self.job.id, reason, "prefill failed");
+        tracing::warn!(request = self.request.id, reason, "prefill failed");
         self.note(reason.clone());
         if prefilled {
             return None;
         }
-        let (calls, request) = (self.calls.clone(), self.job.id.clone());
+        let (calls, request) = (self.calls.clone(), self.request.id.clone());
         let address = self.config.address(&self.plan.decode).to_owned();
         Some(Box::pin(async move {
             let told = calls.failed(&address, &request, &reason).await;
@@ -396,7 +397,7 @@ impl Pair<'_> {
     }
 
     fn bad_request(&self, error: &NodeError) -> ApiError {
-        translate::bad_request(error, self.job.prompt_field)
+        translate::bad_request(error, self.request.prompt_field)
     }
 }
 

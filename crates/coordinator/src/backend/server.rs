@@ -31,7 +31,7 @@ use crate::config::dialect::Dialect;
 use crate::config::server::{DEFAULT_SILENCE_S, ServerConfig, base};
 use crate::error::CallError;
 use crate::limits::{DISBELIEF, Limits, MAX_CORRECTIONS};
-use crate::request::Job;
+use crate::request::Request;
 use crate::timeline::Timeline;
 use ask::{Asked, Post};
 use http::{Http, Message, Refused};
@@ -190,27 +190,24 @@ impl Server {
     }
 
     async fn answer(&self, mut call: Attempt<'_>) -> Result<Answer, AttemptError> {
-        let job = call.job;
+        let request = call.request;
         let found = self.found();
-        let model = found.as_ref().and_then(|found| {
-            let model = found.models.iter().find(|model| model.ours == job.model)?;
-            Some((found.dialect, model))
-        });
+        let model = found.as_ref().and_then(|found| found.model(&request.model));
         let (dialect, model) = model.ok_or_else(|| self.failed(Failure::Stopping, "has gone"))?;
         let _busy = Busy::new(&self.busy);
-        let is_only = call.config.is_served_only(&job.model);
-        let shape = Shape::of(&job.generation.format).map_err(|e| self.unable(e, is_only))?;
+        let is_only = call.config.is_served_only(&request.model);
+        let shape = Shape::of(&request.generation.format).map_err(|e| self.unable(e, is_only))?;
         let kind = shape.as_ref().map_or(Kind::Text, Shape::kind);
         let mut turns = Vec::new();
         loop {
             let believed = self.enforces(dialect, &model.ours, kind);
             let instructed = shape.is_some() && believed.is_none();
-            let context = self.context(dialect, job, model);
+            let context = self.context(dialect, request, model);
             let asked = Asked {
                 config: &self.config,
                 dialect,
                 model,
-                job,
+                request,
                 shape: shape.as_ref(),
                 instructed,
                 turns: &turns,
@@ -230,7 +227,7 @@ impl Server {
             if let Some(context) = context {
                 locked(&self.contexts).insert(model.theirs.clone(), context);
             }
-            self.check_read(job, &got)?;
+            self.check_read(request, &got)?;
             let shown = shape
                 .as_ref()
                 .map(|_| if instructed { "instructed" } else { "enforced" });
@@ -286,11 +283,11 @@ impl Server {
             return self.once_to_the_end(call, post, dialect).await;
         }
         let sent = call.arrived.elapsed();
-        let mut message = Message::new(post.path, &post.body, &call.job.id);
+        let mut message = Message::new(post.path, &post.body, &call.request.id);
         let path = match &self.legs {
             Some(legs) => {
                 let path = legs
-                    .prepare(&mut message, &post.body, &call.job.prompt)
+                    .prepare(&mut message, &post.body, &call.request.prompt)
                     .await;
                 Some(path.map_err(|why| self.failed(Failure::Refused, &why))?)
             }
@@ -313,7 +310,7 @@ impl Server {
             ..Got::default()
         };
         // What continues a text is all text.
-        let is_chat = matches!(call.job.prompt, tandem_proto::Prompt::Chat(_));
+        let is_chat = matches!(call.request.prompt, tandem_proto::Prompt::Chat(_));
         let mut thoughts = if is_chat {
             Thoughts::default()
         } else {
@@ -369,7 +366,7 @@ impl Server {
             ));
         };
         let sent = call.arrived.elapsed();
-        let message = Message::new(post.path, &post.body, &call.job.id);
+        let message = Message::new(post.path, &post.body, &call.request.id);
         let http = self.http.clone();
         let busy = Busy::new(&self.busy);
         let asking = tokio::spawn(async move {
@@ -432,10 +429,10 @@ impl Server {
         let apart = thoughts::apart(&got.text);
         got.thoughts = apart.thought;
         got.text = apart.text;
-        let stops = call.job.generation.sampling.stop.iter();
+        let stops = call.request.generation.sampling.stop.iter();
         let end = stops.filter_map(|stop| got.text.find(stop.as_str())).min();
         got.text.truncate(end.unwrap_or(got.text.len()));
-        let is_shaped = !call.job.generation.format.is_text();
+        let is_shaped = !call.request.generation.format.is_text();
         if end.is_none() && !is_shaped && !ends(&got.text) {
             // It does not say why it ended, and this is no end.
             got.finish = Some(FinishReason::Length);
@@ -539,9 +536,9 @@ impl Server {
     }
 
     /// That the server has read the whole prompt.
-    fn check_read(&self, job: &Job, got: &Got) -> Result<(), AttemptError> {
+    fn check_read(&self, request: &Request, got: &Got) -> Result<(), AttemptError> {
         let read = got.usage.map_or(0, |(prompt, ..)| prompt as usize);
-        match shape::fewest_tokens(&job.prompt) {
+        match shape::fewest_tokens(&request.prompt) {
             Some(fewest) if read > 0 && read < fewest => Err(self.failed(
                 Failure::Refused,
                 &format!(
@@ -615,12 +612,16 @@ impl Server {
     }
 
     /// The size of the context that Ollama is asked for; others have one already.
-    fn context(&self, dialect: Dialect, job: &Job, model: &Served) -> Option<u32> {
+    fn context(&self, dialect: Dialect, request: &Request, model: &Served) -> Option<u32> {
         if dialect != Dialect::Ollama {
             return None;
         }
         let before = locked(&self.contexts).get(&model.theirs).copied();
-        Some(ask::context_for(job, before.unwrap_or(0), model.context))
+        Some(ask::context_for(
+            request,
+            before.unwrap_or(0),
+            model.context,
+        ))
     }
 
     fn failed(&self, failure: Failure, why: &str) -> AttemptError {
@@ -650,7 +651,7 @@ impl Server {
 
     fn refused(&self, call: &mut Attempt<'_>, refused: &Refused) -> AttemptError {
         let Refused { status, message } = refused;
-        let job = call.job;
+        let request = call.request;
         let name = &self.config.name;
         let why = |what: &str| format!("{what} (status {status}): {message}");
         match status {
@@ -659,7 +660,7 @@ impl Server {
                 AttemptError::TooLong(ApiError::new(
                     400,
                     "invalid_request_error",
-                    Some(job.prompt_field),
+                    Some(request.prompt_field),
                     Some("context_length_exceeded"),
                     message,
                 ))

@@ -21,12 +21,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Node, Preparing, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
 use crate::conversation::{Keeping, seed};
-use crate::held::{Keep, Pieces};
-use crate::job::{Command, GenerateJob, JobId, Parity, Retired, Source};
+use crate::engine_loop::generation_error;
 use crate::limits::{MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
 use crate::model::Model;
+use crate::prefix_cache::{Keep, Pieces};
+use crate::sequence::{Command, GenerateSequence, Parity, Retired, SequenceId, Source};
 use crate::tickets::{HandBack, Permitted, Target, handoff_id};
-use crate::worker::generation_error;
 
 pub(super) async fn generate(
     State(node): State<Arc<Node>>,
@@ -49,10 +49,10 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let pieces = starting.pieces()?;
     let source = starting.source(pieces.is_some());
     let admission = starting.model.admit_soon().await?;
-    let (guard, hand_back) = starting.open(admission.job, source, peer);
+    let (guard, hand_back) = starting.open(admission.sequence, source, peer);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
-    let job = starting.job(admission.job, source, generation, hand_back, events);
-    let command = Command::Generate(admission, Box::new(job));
+    let sequence = starting.sequence(admission.sequence, source, generation, hand_back, events);
+    let command = Command::Generate(admission, Box::new(sequence));
     starting.model.command(command)?;
     guard.put_pages(pieces);
     let beat = starting.node.config.limits.beat;
@@ -148,21 +148,21 @@ impl Starting {
     /// coordinator has gone. Its ticket says where the KV of the answer may be handed back to.
     fn open(
         &self,
-        job: JobId,
+        sequence: SequenceId,
         source: Source,
         peer: Option<PeerId>,
     ) -> (Guard, oneshot::Receiver<HandBack>) {
         let (hand_back, handed_back) = oneshot::channel();
         let (alive, over) = watch::channel(());
         let (node, terms) = (&self.node, &self.asked.terms);
-        let handoff = handoff_id(job.0);
+        let handoff = handoff_id(sequence.0);
         let port = node.handoff_port.filter(|_| source == Source::Remote);
         let ticket = port.map(|port| {
             let permitted = Permitted {
                 request: self.asked.request.clone(),
                 target: Target::Sequence {
                     model: Arc::clone(&self.model),
-                    job,
+                    sequence,
                     over,
                     hand_back: Arc::new(Mutex::new(Some(hand_back))),
                 },
@@ -187,12 +187,13 @@ impl Starting {
             }
         });
         let request = self.asked.request.clone();
-        node.running.insert(&request, Arc::clone(&self.model), job);
+        node.running
+            .insert(&request, Arc::clone(&self.model), sequence);
         let guard = Guard {
             node: Arc::clone(node),
             model: Arc::clone(&self.model),
             request,
-            job,
+            sequence,
             ticket,
             _alive: alive,
         };
@@ -200,16 +201,16 @@ impl Starting {
     }
 
     /// What the engine thread gets of it.
-    fn job(
+    fn sequence(
         &self,
-        id: JobId,
+        id: SequenceId,
         source: Source,
         generation: Generation,
         hand_back: oneshot::Receiver<HandBack>,
         events: mpsc::Sender<GenerateEvent>,
-    ) -> GenerateJob {
+    ) -> GenerateSequence {
         let is_remote = source == Source::Remote;
-        GenerateJob {
+        GenerateSequence {
             request: self.asked.request.clone(),
             tokens: self.tokens.clone(),
             chunk: self.asked.chunk,
@@ -223,8 +224,8 @@ impl Starting {
         }
     }
 
-    /// Puts pages into the sequence of a job when it asks for them: when its handoff has brought nothing.
-    fn pages_on_demand(&self, job: JobId) -> oneshot::Sender<()> {
+    /// Puts pages into a sequence when it asks for them: when its handoff has brought nothing.
+    fn pages_on_demand(&self, sequence: SequenceId) -> oneshot::Sender<()> {
         let (ask, asked) = oneshot::channel();
         let (model, keep) = (Arc::clone(&self.model), self.keep.clone());
         let (prompt, limit) = (self.prompt().to_vec(), self.node.config.limits.page_read);
@@ -233,8 +234,8 @@ impl Starting {
                 return;
             }
             match keep.pieces(&prompt, limit) {
-                Some(pieces) => seed(model, job, pieces, None).await,
-                None => model.deliver(Command::Seeded(job, true)).await,
+                Some(pieces) => seed(model, sequence, pieces, None).await,
+                None => model.deliver(Command::Seeded(sequence, true)).await,
             }
         });
         ask
@@ -427,7 +428,7 @@ struct Guard {
     node: Arc<Node>,
     model: Arc<Model>,
     request: String,
-    job: JobId,
+    sequence: SequenceId,
     ticket: Option<Ticket>,
     /// Dropped with the guard: whoever takes KV in for the request ends.
     _alive: watch::Sender<()>,
@@ -437,7 +438,7 @@ impl Guard {
     /// Has pages of this node put into the sequence of the request.
     fn put_pages(&self, pieces: Option<Pieces>) {
         if let Some(pieces) = pieces {
-            tokio::spawn(seed(Arc::clone(&self.model), self.job, pieces, None));
+            tokio::spawn(seed(Arc::clone(&self.model), self.sequence, pieces, None));
         }
     }
 }
@@ -447,9 +448,9 @@ impl Drop for Guard {
         if let Some(ticket) = &self.ticket {
             self.node.tickets.revoke(&ticket.secret);
         }
-        self.node.running.remove(&self.request, self.job);
-        // If the queue is full, the worker finds the closed channel by itself.
-        let _ = self.model.command(Command::Cancel(self.job));
+        self.node.running.remove(&self.request, self.sequence);
+        // If the queue is full, the engine loop finds the closed channel by itself.
+        let _ = self.model.command(Command::Cancel(self.sequence));
     }
 }
 
@@ -459,9 +460,9 @@ pub(super) async fn prefill_failed(
     body: Bytes,
 ) -> Result<StatusCode, Refusal> {
     let failed: HandoffFailed = parse(&body)?;
-    let Some((model, job)) = node.running.get(&id) else {
+    let Some((model, sequence)) = node.running.get(&id) else {
         return Err(invalid(format!("no request `{id}` is running here")).into());
     };
-    model.command(Command::HandoffFailed(job, failed.reason.into()))?;
+    model.command(Command::HandoffFailed(sequence, failed.reason.into()))?;
     Ok(StatusCode::NO_CONTENT)
 }

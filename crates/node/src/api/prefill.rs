@@ -17,12 +17,12 @@ use tokio::sync::mpsc;
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
 use crate::conversation::seed;
-use crate::held::Keep;
-use crate::job::{Command, JobId, PrefillJob};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
-use crate::send::{Kept, Sending, send_kv};
+use crate::prefix_cache::Keep;
+use crate::sequence::{Command, PrefillSequence, SequenceId};
 use crate::tickets::{Permitted, Target, handoff_id};
+use crate::transfer::send::{Kept, Sending, send_kv};
 
 pub(super) async fn prefill(
     State(node): State<Arc<Node>>,
@@ -41,7 +41,7 @@ pub(super) async fn prefill(
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit_soon().await?;
-    let id = admission.job;
+    let id = admission.sequence;
     let hand_back = match terms.keeps_answer() {
         true => return_ticket(&node, &model, &request, &keep, peer.as_ref()),
         false => None,
@@ -49,7 +49,7 @@ pub(super) async fn prefill(
     let back = hand_back.as_ref().map(|b| b.ticket.clone());
     // With the pages that are here now.
     let pieces = keep.pieces(&tokens, node.config.limits.page_read);
-    let job = PrefillJob {
+    let sequence = PrefillSequence {
         request: request.request.clone(),
         tokens: request.tokens.clone(),
         chunk: request.chunk,
@@ -61,7 +61,7 @@ pub(super) async fn prefill(
     let beat = node.config.limits.beat;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let offer = offer(&model, &request, &keep, &tokens);
-    if let Err(error) = model.command(Command::Prefill(admission, Box::new(job))) {
+    if let Err(error) = model.command(Command::Prefill(admission, Box::new(sequence))) {
         // Nobody will hear of the permission.
         back.inspect(|secret| drop(node.tickets.revoke(secret)));
         return Err(error.into());
@@ -82,7 +82,10 @@ pub(super) async fn prefill(
             node.tickets.revoke(&secret);
         }
     });
-    let guard = PumpGuard { model, job: id };
+    let guard = PumpGuard {
+        model,
+        sequence: id,
+    };
     Ok(answer(receiver, guard, beat))
 }
 
@@ -205,11 +208,11 @@ fn check_prefill_tokens(model: &Model, tokens: &[Token]) -> Result<(), NodeError
 /// decode node.
 struct PumpGuard {
     model: Arc<Model>,
-    job: JobId,
+    sequence: SequenceId,
 }
 
 impl Drop for PumpGuard {
     fn drop(&mut self) {
-        let _ = self.model.command(Command::Cancel(self.job));
+        let _ = self.model.command(Command::Cancel(self.sequence));
     }
 }

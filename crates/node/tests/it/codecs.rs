@@ -7,7 +7,7 @@ use tandem_engine::fake::{CallKind, FakeConfig};
 use tandem_handoff::codec::Codec;
 use tandem_handoff::policy::Quality;
 use tandem_node::limits::{EXPOSED_TIME, MAX_LINKS, RAW_AGAIN};
-use tandem_node::send::{Choice, Codecs, Links, Report};
+use tandem_node::link_estimate::{CodecPolicy, Codecs, LinkEstimates, Report};
 use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
 
 use super::cluster::{Deal, PATIENCE, Setup, heavy, prompt};
@@ -105,7 +105,7 @@ async fn lossy_codecs_are_reported_and_what_does_not_fit_is_forgotten() {
     prefill.clean().await;
 }
 
-const AUTO: Choice = Choice::Auto(Quality::Q8);
+const AUTO: CodecPolicy = CodecPolicy::Auto(Quality::Q8);
 
 /// A handoff of 100 MB that were computed in a second, went in this codec at this rate, MB/s, and were applied in no time.
 fn report(codec: Codec, rate: f64) -> Report {
@@ -122,7 +122,7 @@ fn report(codec: Codec, rate: f64) -> Report {
 }
 
 /// The codecs of the next handoff to a target.
-fn next(links: &Links, target: &str) -> (Codec, Codec) {
+fn next(links: &LinkEstimates, target: &str) -> (Codec, Codec) {
     let Codecs { computed, held } = links.codecs(target, AUTO, true);
     (computed, held)
 }
@@ -132,18 +132,18 @@ const Q8: (Codec, Codec) = (Codec::Q8, Codec::Q8);
 
 #[test]
 fn a_link_that_was_waited_for_is_remembered() {
-    let links = Links::default();
+    let links = LinkEstimates::default();
     assert_eq!(next(&links, "a"), RAW);
     links.learn("a", &report(Codec::Raw, 20.0));
     assert_eq!(next(&links, "a"), Q8);
     assert_eq!(next(&links, "b"), RAW);
     // The ceiling holds whatever the link, and so does what is configured.
-    let strict = links.codecs("a", Choice::Auto(Quality::Lossless), true);
+    let strict = links.codecs("a", CodecPolicy::Auto(Quality::Lossless), true);
     assert_eq!((strict.computed, strict.held), (Codec::Plane, Codec::Plane));
-    let fixed = links.codecs("a", Choice::Fixed(Codec::Raw), true);
+    let fixed = links.codecs("a", CodecPolicy::Fixed(Codec::Raw), true);
     assert_eq!((fixed.computed, fixed.held), RAW);
     // Fast enough for what is computed, and not for what is there already.
-    let links = Links::default();
+    let links = LinkEstimates::default();
     links.learn("a", &report(Codec::Raw, 20.0));
     let slow = Report {
         prefill_ms: 60_000.0,
@@ -218,7 +218,7 @@ fn what_the_link_did_not_hold_up_tells_nothing_of_it() {
         ),
     ];
     for (what, report) in cases {
-        let links = Links::default();
+        let links = LinkEstimates::default();
         links.learn("a", &report);
         assert_eq!(next(&links, "a"), RAW, "{what}");
     }
@@ -227,7 +227,7 @@ fn what_the_link_did_not_hold_up_tells_nothing_of_it() {
 /// In the codec that was chosen for a slow link, nothing shows how fast it has become.
 #[test]
 fn a_link_that_was_slow_once_is_tried_again() {
-    let links = Links::default();
+    let links = LinkEstimates::default();
     links.learn("a", &report(Codec::Raw, 20.0));
     for handoff in 0..RAW_AGAIN {
         assert_eq!(next(&links, "a"), Q8, "{handoff}");
@@ -249,7 +249,7 @@ fn a_link_that_was_slow_once_is_tried_again() {
 /// Where the link is not what is slow, the next handoffs find out that coding does not help.
 #[test]
 fn a_codec_that_is_no_faster_is_given_up() {
-    let links = Links::default();
+    let links = LinkEstimates::default();
     links.learn("a", &report(Codec::Raw, 50.0));
     assert_eq!(next(&links, "a"), Q8);
     links.learn("a", &report(Codec::Q8, 51.0));

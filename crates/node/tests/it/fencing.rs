@@ -10,14 +10,15 @@ use tandem_handoff::limits::{CREDIT_BYTES, MAX_SEGMENT_PAYLOAD};
 use tandem_handoff::policy::Quality;
 use tandem_handoff::receipt::ParityBound;
 use tandem_handoff::{KvBlock, Section};
-use tandem_node::held::Keep;
-use tandem_node::job::{
-    Carried, Command, GenerateJob, HandedOver, Input, JobId, Origin, Parity, PrefillJob, Source,
-};
 use tandem_node::limits::{
     MAX_CHUNKS_WAITING, MAX_CONFIRMED, MAX_HANDOFFS, STAGING_UNIT, STAGING_UNITS,
 };
 use tandem_node::model::Model;
+use tandem_node::prefix_cache::Keep;
+use tandem_node::sequence::{
+    Carried, Command, GenerateSequence, HandedOver, Input, Origin, Parity, PrefillSequence,
+    SequenceId, Source,
+};
 use tandem_prefix_cache::PageStore;
 use tandem_proto::{Format, GenerationParams, SamplingParams};
 use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, Reuse, Role};
@@ -99,7 +100,7 @@ fn one_place() -> (Arc<Model>, Calls) {
 }
 
 /// A request that waits for a handoff, straight at the engine thread.
-fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<GenerateEvent>) {
+fn waiting(model: &Arc<Model>, tokens: &[u32]) -> (SequenceId, mpsc::Receiver<GenerateEvent>) {
     waiting_with(model, tokens, None)
 }
 
@@ -108,9 +109,9 @@ fn waiting_with(
     model: &Arc<Model>,
     tokens: &[u32],
     instead: Option<oneshot::Sender<()>>,
-) -> (JobId, mpsc::Receiver<GenerateEvent>) {
+) -> (SequenceId, mpsc::Receiver<GenerateEvent>) {
     let admission = model.admit().unwrap();
-    let id = admission.job;
+    let id = admission.sequence;
     let (events, receiver) = mpsc::channel(64);
     let params = GenerationParams {
         sampling: SamplingParams {
@@ -122,7 +123,7 @@ fn waiting_with(
         format: Format::Text,
     };
     let tokenizer = Arc::clone(&model.tokenizer);
-    let job = GenerateJob {
+    let sequence = GenerateSequence {
         request: format!("job-{}", id.0),
         tokens: tokens.to_vec(),
         chunk: 16,
@@ -145,13 +146,16 @@ fn waiting_with(
         events,
     };
     model
-        .command(Command::Generate(admission, Box::new(job)))
+        .command(Command::Generate(admission, Box::new(sequence)))
         .unwrap();
     (id, receiver)
 }
 
 /// One whose handoff has been given up, and that waits for pages instead.
-async fn seeding(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<GenerateEvent>) {
+async fn seeding(
+    model: &Arc<Model>,
+    tokens: &[u32],
+) -> (SequenceId, mpsc::Receiver<GenerateEvent>) {
     let (ask, asked) = oneshot::channel();
     let (id, events) = waiting_with(model, tokens, Some(ask));
     model
@@ -161,7 +165,7 @@ async fn seeding(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<G
     (id, events)
 }
 
-async fn apply(model: &Model, id: JobId, block: &Arc<KvBlock>) -> Result<(), String> {
+async fn apply(model: &Model, id: SequenceId, block: &Arc<KvBlock>) -> Result<(), String> {
     model
         .apply(id, Origin::Handoff(Carried::default()), Arc::clone(block))
         .await
@@ -278,11 +282,11 @@ async fn kv_commands_of_an_earlier_epoch_are_refused_by_the_engine_thread() {
 }
 
 /// A prefill that is read slowly, straight at the engine thread.
-fn reading(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Input>) {
+fn reading(model: &Arc<Model>, tokens: &[u32]) -> (SequenceId, mpsc::Receiver<Input>) {
     let admission = model.admit().unwrap();
-    let id = admission.job;
+    let id = admission.sequence;
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
-    let job = PrefillJob {
+    let sequence = PrefillSequence {
         request: format!("job-{}", id.0),
         tokens: tokens.to_vec(),
         chunk: 16,
@@ -292,7 +296,7 @@ fn reading(model: &Arc<Model>, tokens: &[u32]) -> (JobId, mpsc::Receiver<Input>)
         chunks,
     };
     model
-        .command(Command::Prefill(admission, Box::new(job)))
+        .command(Command::Prefill(admission, Box::new(sequence)))
         .unwrap();
     (id, computed)
 }

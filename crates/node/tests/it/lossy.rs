@@ -11,9 +11,9 @@ use tandem_handoff::policy::Quality;
 use tandem_handoff::receipt::ParityBound;
 use tandem_handoff::{Contract, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section};
 use tandem_node::Limits;
-use tandem_node::batches::Batches;
-use tandem_node::held::keep_block;
-use tandem_node::held::{Keep, Tail};
+use tandem_node::chunking::Chunking;
+use tandem_node::prefix_cache::keep_block;
+use tandem_node::prefix_cache::{Keep, Tail};
 use tandem_prefix_cache::{Held, PageStore, PagesConfig};
 use tandem_proto::{CodecChoice, HandoffTerms, PrefillEvent, Reuse, Role};
 
@@ -318,7 +318,7 @@ fn pass_through(contract: &Contract, codec: Codec, block: &mut KvBlock) {
 }
 
 /// What a request of this quality keeps and finds.
-fn keep(store: &PageStore, contract: &Arc<Contract>, batches: Batches, quality: Quality) -> Keep {
+fn keep(store: &PageStore, contract: &Arc<Contract>, batches: Chunking, quality: Quality) -> Keep {
     let terms = HandoffTerms {
         quality,
         ..HandoffTerms::default()
@@ -372,7 +372,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
     const BLOCKS: [std::ops::Range<u32>; 3] = [0..40, 40..100, 100..128];
     let contract = full_only();
     let tokens: Arc<[u32]> = prompt(128).into();
-    let batches = Batches {
+    let batches = Chunking {
         kv_end: 128,
         chunk: 32,
         tail: 32,
@@ -419,7 +419,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
 async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
     let contract = full_only();
     let tokens: Arc<[u32]> = prompt(256).into();
-    let batches = Batches {
+    let batches = Chunking {
         kv_end: 256,
         chunk: 64,
         tail: 64,

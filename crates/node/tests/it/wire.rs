@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tandem_handoff::frame::{HEADER_BYTES, Header, Kind};
 use tandem_node::limits::MIN_LINK_RATE;
-use tandem_node::wire::{WireError, fill, read_answer, read_header, write_parts};
+use tandem_node::transfer::wire::{WireError, fill, read_answer, read_header, write_parts};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::time::{Instant, sleep};
 

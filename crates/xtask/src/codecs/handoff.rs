@@ -11,7 +11,7 @@ use tandem_grading::Job;
 use tandem_handoff::codec::{Codec, Decoder, Encoder, RunSpec};
 use tandem_handoff::{Contract, KvBlock, Plane, Section};
 
-use crate::nano_eval::prompt_tokens;
+use tandem_evaluation::prompt_tokens;
 
 /// Tokens of prompt and answer.
 const CONTEXT: u32 = 4_096;

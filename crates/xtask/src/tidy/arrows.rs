@@ -60,6 +60,11 @@ const RULES: &[Rule] = &[
     rule("gradebook", &["grading", "api"], &[]),
     rule("corpus", &["grading"], &[]),
     rule(
+        "evaluation",
+        &["corpus", "grading", "proto", "engine", "engine-llama"],
+        &[],
+    ),
+    rule(
         "xtask",
         &[
             "handoff",
@@ -68,13 +73,28 @@ const RULES: &[Rule] = &[
             "engine-llama",
             "grading",
             "corpus",
+            "evaluation",
             "testkit",
+        ],
+        &[],
+    ),
+    rule(
+        "bench",
+        &[
+            "handoff",
+            "proto",
+            "engine",
+            "cluster",
+            "engine-llama",
+            "node",
+            "coordinator",
         ],
         &[],
     ),
     rule(
         "cli",
         &[
+            "bench",
             "handoff",
             "api",
             "testkit",

@@ -98,7 +98,7 @@ fn check_text(path: &Path, text: &str) -> Vec<String> {
         .collect();
     if path.extension().is_some_and(|e| e == "rs") {
         let mut parts = path.iter().map(|p| p.to_string_lossy());
-        if parts.next().as_deref() == Some("crates")
+        if matches!(parts.next().as_deref(), Some("crates" | "training"))
             && let Some(name) = parts.next()
         {
             let in_tests = parts.next().as_deref() != Some("src");

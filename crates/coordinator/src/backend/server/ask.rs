@@ -8,7 +8,7 @@ use super::probe::Served;
 use super::shape::Shape;
 use crate::config::dialect::Dialect;
 use crate::config::server::ServerConfig;
-use crate::request::Job;
+use crate::request::Request;
 
 /// Fields that are written anew.
 const OWN: [&str; 4] = ["messages", "prompt", "max_tokens", "keep_alive"];
@@ -50,7 +50,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) config: &'a ServerConfig,
     pub(crate) dialect: Dialect,
     pub(crate) model: &'a Served,
-    pub(crate) job: &'a Job,
+    pub(crate) request: &'a Request,
     pub(crate) shape: Option<&'a Shape>,
     /// The model is told the shape, because the server does not bind it to that.
     pub(crate) instructed: bool,
@@ -79,9 +79,9 @@ impl Asked<'_> {
     }
 
     fn openai(&self) -> Post {
-        let job = self.job;
+        let request = self.request;
         let mut body = self.fields();
-        let path = match &job.prompt {
+        let path = match &request.prompt {
             Prompt::Chat(_) => {
                 body.insert("messages".to_owned(), Value::Array(self.messages()));
                 "/v1/chat/completions"
@@ -98,10 +98,10 @@ impl Asked<'_> {
         body.insert("model".to_owned(), json!(self.model.theirs));
         body.insert("stream".to_owned(), json!(true));
         body.insert("stream_options".to_owned(), json!({"include_usage": true}));
-        if let Some(most) = job.generation.sampling.max_tokens {
+        if let Some(most) = request.generation.sampling.max_tokens {
             body.insert("max_tokens".to_owned(), json!(most));
         }
-        let format = &job.generation.format;
+        let format = &request.generation.format;
         if !format.is_text() && !self.instructed {
             body.insert("response_format".to_owned(), json!(format));
         }
@@ -115,18 +115,18 @@ impl Asked<'_> {
 
     /// The fields of the request: as they came, or as they are understood here.
     fn fields(&self) -> Passed {
-        match &self.job.passed {
+        match &self.request.passed {
             Some(passed) => passed.clone(),
-            None => sampling(&self.job.generation.sampling),
+            None => sampling(&self.request.generation.sampling),
         }
     }
 
     /// The messages as they came, with what is added to them.
     fn messages(&self) -> Vec<Value> {
-        let passed = self.job.passed.as_ref();
+        let passed = self.request.passed.as_ref();
         let mut messages = match (
             passed.and_then(|passed| passed.get("messages")),
-            &self.job.prompt,
+            &self.request.prompt,
         ) {
             (Some(Value::Array(messages)), _) => messages.clone(),
             (_, Prompt::Chat(messages)) => {
@@ -146,12 +146,12 @@ impl Asked<'_> {
     }
 
     fn ollama(&self) -> Result<Post, ApiError> {
-        let job = self.job;
+        let request = self.request;
         let (mut body, mut options) = self.ollama_fields()?;
         if let Some(context) = self.context {
             options.insert("num_ctx".to_owned(), json!(context));
         }
-        if let Some(most) = job.generation.sampling.max_tokens {
+        if let Some(most) = request.generation.sampling.max_tokens {
             options.insert("num_predict".to_owned(), json!(most));
         }
         body.insert("model".to_owned(), json!(self.model.theirs));
@@ -165,12 +165,12 @@ impl Asked<'_> {
                 .map_or_else(|_| json!(keep), |n| json!(n));
             body.insert("keep_alive".to_owned(), number);
         }
-        let path = match &job.prompt {
+        let path = match &request.prompt {
             Prompt::Chat(_) => {
                 let messages = self.messages().into_iter().map(ollama_message);
                 let messages = messages.collect::<Result<Vec<Value>, _>>()?;
                 body.insert("messages".to_owned(), Value::Array(messages));
-                match &job.generation.format {
+                match &request.generation.format {
                     _ if self.instructed => {}
                     Format::Text => {}
                     Format::JsonObject => {
@@ -206,7 +206,7 @@ impl Asked<'_> {
         for (name, value) in self.fields() {
             match name.as_str() {
                 "stop" => {
-                    options.insert(name, json!(self.job.generation.sampling.stop));
+                    options.insert(name, json!(self.request.generation.sampling.stop));
                 }
                 name if OPTIONS.contains(&name) => {
                     options.insert(name.to_owned(), value);
@@ -231,9 +231,9 @@ impl Asked<'_> {
     }
 
     fn generate(&self) -> Result<Post, ApiError> {
-        let job = self.job;
+        let request = self.request;
         let mut notes = Vec::new();
-        for (name, value) in job.passed.iter().flatten() {
+        for (name, value) in request.passed.iter().flatten() {
             match name.as_str() {
                 name if OWN.contains(&name) || changes_nothing(name, value) => {}
                 // What it knows, and what is done for it.
@@ -242,7 +242,7 @@ impl Asked<'_> {
                 name => return Err(self.unknown(name)),
             }
         }
-        let parts = job
+        let parts = request
             .passed
             .as_ref()
             .and_then(|passed| passed.get("messages")?.as_array());
@@ -252,15 +252,15 @@ impl Asked<'_> {
                 return Err(unread(part));
             }
         }
-        let (prompt, how) = match &job.prompt {
+        let (prompt, how) = match &request.prompt {
             Prompt::Tokens(_) => return Err(self.no_tokens()),
             Prompt::Text(text) => (text.clone(), "plain text"),
             Prompt::Chat(messages) => self.rendered(messages)?,
         };
         let body = json!({
             "prompt": prompt,
-            "max_tokens": job.generation.sampling.max_tokens.unwrap_or(OPEN_ANSWER_TOKENS),
-            "temperature": job.generation.sampling.temperature(),
+            "max_tokens": request.generation.sampling.max_tokens.unwrap_or(OPEN_ANSWER_TOKENS),
+            "temperature": request.generation.sampling.temperature(),
         });
         Ok(Post {
             path: "/generate",
@@ -322,8 +322,8 @@ impl Asked<'_> {
 
 /// The size of the context in which Ollama is to answer a request: what it was before, or larger, because each other size
 /// loads the model anew. A token has two bytes at least in nearly all texts, and what does not fit is refused.
-pub(crate) fn context_for(job: &Job, before: u32, most: Option<u32>) -> u32 {
-    let bytes: usize = match &job.prompt {
+pub(crate) fn context_for(request: &Request, before: u32, most: Option<u32>) -> u32 {
+    let bytes: usize = match &request.prompt {
         Prompt::Chat(messages) => {
             let of = |m: &Message| m.content.len() / 2 + TOKENS_PER_MESSAGE;
             messages.iter().map(of).sum()
@@ -331,9 +331,12 @@ pub(crate) fn context_for(job: &Job, before: u32, most: Option<u32>) -> u32 {
         Prompt::Text(text) => text.len() / 2 + TOKENS_PER_MESSAGE,
         Prompt::Tokens(tokens) => tokens.len(),
     };
-    let further = job.passed.as_ref().and_then(|passed| passed.get("tools"));
+    let further = request
+        .passed
+        .as_ref()
+        .and_then(|passed| passed.get("tools"));
     let further = further.map_or(0, |tools| tools.to_string().len() / 2);
-    let answer = job
+    let answer = request
         .generation
         .sampling
         .max_tokens

@@ -28,6 +28,14 @@ pub(crate) struct Found {
     pub(crate) changed: Vec<String>,
 }
 
+impl Found {
+    /// A model by the name that clients know, and how it is asked.
+    pub(crate) fn model(&self, name: &str) -> Option<(Dialect, &Served)> {
+        let model = self.models.iter().find(|model| model.ours == name)?;
+        Some((self.dialect, model))
+    }
+}
+
 /// A model on a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Served {

@@ -1,0 +1,378 @@
+//! The engine thread of one model.
+//!
+//! One loop: take commands, take in a slice of KV, copy a slice out or compute at most one chunk of one prefill, decode
+//! one token of every generating sequence. What comes in and what else there is take turns where somebody waits for a
+//! token, so running generations wait for at most one slice of KV, or one chunk with its rows or the first slice of
+//! them; and a request that nobody waits for stops within one step. Where a comparison fails, pages are forgotten in
+//! between.
+//!
+//! - `sequences`: what is known of each request, and what can be done for it next;
+//! - `import`: taking KV in, and what is done when it does not come or does not fit;
+//! - `steps`: computing;
+//! - `export`: handing KV out, layer by layer while it is computed where the engine gives it so, and windows back;
+//! - `turns`: who comes next between two tokens.
+
+mod export;
+mod import;
+mod sequences;
+mod slices;
+mod steps;
+mod turns;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tandem_engine::constraint::ConstraintError;
+use tandem_engine::generation::GenerationError;
+use tandem_engine::{EngineError, KvEngine, Sequence, Token};
+use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
+
+use self::sequences::{
+    ActiveSequence, Apply, Export, ExportStage, Generating, ReceiptState, Stage, Work,
+};
+use self::slices::{CopyOut, Taking};
+use self::turns::{Turn, Turns};
+use crate::busy::Busy;
+use crate::limits::{IDLE_TICK, Limits};
+use crate::measured::Measured;
+use crate::sequence::{Admission, Command, GenerateSequence, PrefillSequence, SequenceId, Source};
+
+/// Owns the engine and every sequence of one model.
+pub struct EngineLoop {
+    engine: Box<dyn KvEngine>,
+    commands: Receiver<Command>,
+    limits: Limits,
+    sequences: BTreeMap<SequenceId, ActiveSequence>,
+    /// Blocks to take in, in order; bounded by the credit of each handoff.
+    applies: VecDeque<Apply>,
+    turns: Turns,
+    /// The sequence that computed the last chunk, for taking turns.
+    last_prefill: SequenceId,
+    stopping: bool,
+    /// Counts, for [`crate::model::Model::hangs`].
+    steps: Arc<AtomicU64>,
+    /// What steps take, for the node's status.
+    measured: Arc<Mutex<Measured>>,
+    /// For [`crate::model::Model::busy_percent`].
+    busy: Arc<Mutex<Busy>>,
+}
+
+impl EngineLoop {
+    /// A loop for `engine` that takes `commands`, counts its steps, and measures what they take.
+    #[must_use]
+    pub fn new(
+        engine: Box<dyn KvEngine>,
+        commands: Receiver<Command>,
+        limits: Limits,
+        steps: Arc<AtomicU64>,
+        measured: Arc<Mutex<Measured>>,
+        busy: Arc<Mutex<Busy>>,
+    ) -> Self {
+        Self {
+            engine,
+            commands,
+            limits,
+            sequences: BTreeMap::new(),
+            applies: VecDeque::new(),
+            turns: Turns::default(),
+            last_prefill: SequenceId(0),
+            stopping: false,
+            steps,
+            measured,
+            busy,
+        }
+    }
+
+    /// Works until [`Command::Stop`], or until nobody can send commands any more.
+    pub fn run(mut self) {
+        while !self.stopping {
+            self.take_commands();
+            let is_busy = self.is_busy();
+            if is_busy {
+                self.busy().begin(Instant::now());
+            }
+            self.end_abandoned();
+            let is_waited_for = self.sequences.values().any(ActiveSequence::can_decode);
+            let has_others = self
+                .sequences
+                .values()
+                .any(|j| j.can_copy() || j.can_prefill());
+            let has_blocks = !self.applies.is_empty();
+            let turn = self.turns.next(is_waited_for, has_blocks, has_others);
+            let come = match turn {
+                Turn::Others => 0,
+                Turn::In | Turn::Both => self.apply_step(),
+            };
+            let waiting = self.applies.len();
+            // KV is soon copied, and somebody waits for it to go on.
+            if self.turns.others(turn, is_waited_for, come, waiting) && !self.copy_step() {
+                self.prefill_step();
+            }
+            self.decode_step();
+            self.check_waits();
+            self.steps.fetch_add(1, Ordering::Relaxed);
+            if is_busy {
+                self.busy().end(Instant::now());
+            }
+        }
+        for id in self.sequences.keys().copied().collect::<Vec<_>>() {
+            self.fail(
+                id,
+                NodeError::new(ErrorCode::Stopping, "the node is shutting down"),
+            );
+        }
+    }
+
+    fn busy(&self) -> MutexGuard<'_, Busy> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if a step would do something.
+    fn is_busy(&self) -> bool {
+        !self.applies.is_empty()
+            || self
+                .sequences
+                .values()
+                .any(|j| j.can_prefill() || j.can_copy() || j.can_decode())
+    }
+
+    fn take_commands(&mut self) {
+        if !self.is_busy() {
+            match self.commands.recv_timeout(IDLE_TICK) {
+                Ok(command) => self.command(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => self.stopping = true,
+            }
+        }
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.command(command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.stopping = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Generate(admission, sequence) => self.start_generate(admission, *sequence),
+            Command::Prefill(admission, sequence) => self.start_prefill(admission, *sequence),
+            Command::Apply(id, origin, block, reply) => self.applies.push_back(Apply {
+                id,
+                origin,
+                taking: Taking::new(block),
+                reply,
+            }),
+            Command::Seeded(id, exact) => self.seeded(id, exact),
+            Command::Cached(id, tokens) => self.has_pages(id, tokens),
+            Command::Committed(id, handed) => self.committed(id, &handed),
+            Command::Receipt(id, told) => self.receipt(id, told),
+            Command::HandoffFailed(id, lost) => self.fall_back(id, lost),
+            Command::Cancel(id) => self.cancel(id),
+            Command::Status(reply) => {
+                let _ = reply.send(self.status());
+            }
+            Command::Wake => {}
+            Command::Stop => self.stopping = true,
+        }
+    }
+
+    fn status(&self) -> Vec<SequenceStatus> {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        self.sequences
+            .values()
+            .map(|sequence| SequenceStatus {
+                request: sequence.request.clone(),
+                phase: sequence.phase(),
+                prompt_tokens: count(sequence.tokens.len()),
+                held_tokens: self.engine.held(sequence.place),
+                generated_tokens: match &sequence.work {
+                    Work::Export(_) | Work::Retire { .. } => 0,
+                    Work::Generate(g) => count(g.generation.generated().len()),
+                },
+            })
+            .collect()
+    }
+
+    fn start_generate(&mut self, admission: Admission, sequence: GenerateSequence) {
+        let place = match self.engine.open() {
+            Ok(place) => place,
+            Err(e) => {
+                // The stream ends either way.
+                let _ = sequence
+                    .events
+                    .try_send(GenerateEvent::Failed(engine_error(&e)));
+                return;
+            }
+        };
+        let stage = match sequence.source {
+            Source::Here => Stage::Prefilling { next: 0 },
+            Source::Pages => Stage::Seeding,
+            Source::Remote => Stage::Receiving,
+        };
+        let receipt = if sequence.parity.expected {
+            ReceiptState::Awaited
+        } else {
+            ReceiptState::Settled
+        };
+        let work = Work::Generate(Box::new(Generating {
+            stage,
+            pages: sequence.pages,
+            generation: sequence.generation,
+            events: sequence.events,
+            summary: PrefillSummary::default(),
+            parity: sequence.parity,
+            receipt,
+            logits: None,
+            compared: None,
+            keep: sequence.keep,
+            retire: sequence.retire,
+            stalled: None,
+        }));
+        let id = admission.sequence;
+        self.add(
+            admission,
+            sequence.request,
+            place,
+            sequence.tokens,
+            sequence.chunk,
+            work,
+        );
+        self.finish_empty_prefill(id);
+    }
+
+    fn start_prefill(&mut self, admission: Admission, sequence: PrefillSequence) {
+        let Ok(place) = self.engine.open() else {
+            // The pump sees its channel closed and says that the prefill ended early.
+            tracing::error!(request = %sequence.request, "no sequence for an admitted prefill");
+            return;
+        };
+        let stage = if sequence.seeded {
+            ExportStage::Seeding
+        } else {
+            ExportStage::Prefilling(0)
+        };
+        let kv_end = u32::try_from(sequence.tokens.len()).unwrap_or(u32::MAX) - 1;
+        let work = Work::Export(Box::new(Export {
+            stage,
+            window: CopyOut::of(self.engine.contract(), kv_end),
+            chunks: sequence.chunks,
+            begun: None,
+            by_layer: sequence.by_layer && self.engine.gives_layers(),
+            hand_back: sequence.hand_back,
+        }));
+        self.add(
+            admission,
+            sequence.request,
+            place,
+            sequence.tokens,
+            sequence.chunk,
+            work,
+        );
+    }
+
+    fn add(
+        &mut self,
+        admission: Admission,
+        request: String,
+        place: Sequence,
+        tokens: Vec<Token>,
+        chunk: u32,
+        work: Work,
+    ) {
+        let sequence = ActiveSequence {
+            request,
+            place,
+            tokens,
+            chunk,
+            prefill_ms: 0.0,
+            computed_tokens: 0,
+            work,
+            _admission: admission,
+        };
+        self.sequences
+            .insert(sequence._admission.sequence, sequence);
+    }
+
+    /// A prompt of one token has nothing to prefill.
+    fn finish_empty_prefill(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.sequences.get_mut(&id)
+            && sequence.kv_end() == 0
+            && let Work::Generate(g) = &mut sequence.work
+        {
+            g.start_decoding(sequence.tokens[0], 0);
+        }
+    }
+
+    /// Nobody waits for the answer any more. One that is complete hands out its KV all the same,
+    /// for as long as somebody takes it.
+    fn cancel(&mut self, id: SequenceId) {
+        let is_retired = |sequence: &ActiveSequence| matches!(sequence.work, Work::Retire { .. });
+        if !self.sequences.get(&id).is_some_and(is_retired) {
+            self.end(id);
+        }
+    }
+
+    fn end(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.sequences.remove(&id) {
+            self.engine.release(sequence.place);
+        }
+    }
+
+    fn fail(&mut self, id: SequenceId, error: NodeError) {
+        if let Some(sequence) = self.sequences.get_mut(&id)
+            && let Work::Generate(g) = &mut sequence.work
+        {
+            // The stream ends either way; a coordinator that sees it end without `done` knows.
+            let _ = g.events.try_send(GenerateEvent::Failed(error));
+        }
+        self.end(id);
+    }
+
+    fn end_abandoned(&mut self) {
+        let gone: Vec<SequenceId> = self
+            .sequences
+            .iter()
+            .filter(|(_, j)| j.abandoned(self.limits.event_stall))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in gone {
+            self.end(id);
+        }
+    }
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// Why an answer cannot begin or go on.
+pub(crate) fn generation_error(e: &GenerationError) -> NodeError {
+    let code = match e {
+        GenerationError::Constraint(ConstraintError::Budget(_)) => ErrorCode::SchemaBudget,
+        GenerationError::Constraint(ConstraintError::Busy) => ErrorCode::Busy,
+        e if e.is_request() => ErrorCode::InvalidRequest,
+        _ => ErrorCode::Engine,
+    };
+    let message = match e {
+        GenerationError::Constraint(ConstraintError::Schema(_) | ConstraintError::Unknown) => {
+            format!("`response_format`: {e}")
+        }
+        e => e.to_string(),
+    };
+    NodeError::new(code, message)
+}
+
+fn engine_error(e: &EngineError) -> NodeError {
+    let code = match e {
+        EngineError::Full(_) => ErrorCode::Busy,
+        EngineError::Refused(_) | EngineError::Failed(_) => ErrorCode::Engine,
+    };
+    NodeError::new(code, e.to_string())
+}
