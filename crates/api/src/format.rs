@@ -139,7 +139,23 @@ fn checked(schema: Value, path: &str) -> Result<Value, ApiError> {
             format!("'{path}' is longer than {limit} bytes"),
         ));
     }
+    if depth(&schema) > limits::MAX_SCHEMA_DEPTH {
+        let limit = limits::MAX_SCHEMA_DEPTH;
+        return Err(ApiError::invalid(
+            path,
+            format!("'{path}' has more than {limit} levels"),
+        ));
+    }
     Ok(schema)
+}
+
+/// Levels of arrays and objects in each other. The parser bounds them.
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
 }
 
 /// A schema by itself.

@@ -37,4 +37,4 @@ pub use sse::{SSE_DONE, sse_error, sse_event};
 pub use tandem::{
     AloneInfo, ParityInfo, PhasesMs, RouteChoice, ServerInfo, TandemInfo, TandemOptions,
 };
-pub use tandem_proto::{FinishReason, Format, NamedSchema, SamplingParams};
+pub use tandem_proto::{FinishReason, Format, SamplingParams};

@@ -16,6 +16,8 @@ pub const MAX_STOP_BYTES: usize = 256;
 pub const MAX_PROMPT_TOKENS: usize = 1 << 20;
 /// Most tokens that one request may ask to generate.
 pub const MAX_GENERATED_TOKENS: u32 = 1 << 20;
+/// Most levels of a JSON schema, which nodes read inside a message of their own.
+pub const MAX_SCHEMA_DEPTH: usize = 100;
 /// Most bytes of a JSON schema in `response_format`, serialised without spaces.
 pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// Most bytes of a cache salt.

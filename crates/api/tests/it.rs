@@ -252,6 +252,15 @@ fn dialects_of_a_schema_mean_the_same() {
     }
 }
 
+/// A node reads a schema inside a message of its own, and has room for no more levels.
+#[test]
+fn a_schema_has_so_many_levels_at_most() {
+    let nested = |levels| (0..levels).fold(json!({}), |inner, _| json!({"items": inner}));
+    assert!(chat(json!({"format": nested(limits::MAX_SCHEMA_DEPTH - 1)})).is_ok());
+    let refused = chat(json!({"format": nested(limits::MAX_SCHEMA_DEPTH)})).expect_err("refused");
+    assert_eq!(refused.detail.param.as_deref(), Some("format"));
+}
+
 #[test]
 fn who_asks_for_it_has_what_is_not_known_ignored_and_listed() {
     let extra = json!({

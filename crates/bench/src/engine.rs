@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tandem_engine::compute::check_items;
 use tandem_engine::fake::FakeTokenizer;
 use tandem_engine::{
     Capacity, Compute, EngineError, GiveRows, Item, KvCache, KvEngine, Sequence, Tokenizer,
@@ -233,6 +234,7 @@ impl Compute for BenchEngine {
         if !items.iter().all(|item| item.logits) {
             return no_model("prefill");
         }
+        check_items(self, FakeTokenizer.len(), items, false)?;
         for item in items {
             self.held.insert(item.sequence, item.end());
         }

@@ -140,7 +140,7 @@ struct Runs {
     tcp: Vec<f64>,
 }
 
-/// Runs the measurement until it is done or told to stop.
+/// Runs the measurement.
 ///
 /// # Errors
 /// If a process or a handoff fails, or what was applied is not what was sent.

@@ -149,7 +149,7 @@ struct OnLink {
     case: Case,
 }
 
-/// Runs the measurement until it is done or told to stop; everything that was made is removed again.
+/// Runs the measurement until it is done, or what it gives is dropped; everything that was made is removed again.
 ///
 /// # Errors
 /// If a node or a request fails.

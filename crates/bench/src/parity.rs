@@ -97,7 +97,7 @@ struct Handed {
     is_same_answer: bool,
 }
 
-/// Runs the measurement until it is done or told to stop.
+/// Runs the measurement.
 ///
 /// # Errors
 /// If a node, a request or a handoff fails, or a handoff is not compared.

@@ -73,7 +73,7 @@ impl Run {
     }
 }
 
-/// Runs the measurement until it is done or told to stop.
+/// Runs the measurement.
 ///
 /// # Errors
 /// If a node or a request fails.

@@ -90,7 +90,7 @@ struct Slices {
     gb_per_s: f64,
 }
 
-/// Runs the measurement until it is done or told to stop.
+/// Runs the measurement.
 ///
 /// # Errors
 /// If the model cannot be loaded, or its engine fails.

@@ -71,7 +71,7 @@ struct Figures {
     beside_by_alone: f64,
 }
 
-/// Runs the measurement until it is done or told to stop.
+/// Runs the measurement.
 ///
 /// # Errors
 /// If a node or a request fails.

@@ -88,7 +88,7 @@ struct Case {
     wire_bytes: f64,
 }
 
-/// Runs the measurement until it is done or told to stop.
+/// Runs the measurement.
 ///
 /// # Errors
 /// If a node or a request fails.

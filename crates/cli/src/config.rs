@@ -88,7 +88,7 @@ struct TypedGrading {
 }
 
 const fn default_parallel() -> usize {
-    1
+    AT_ONCE
 }
 
 /// Which configuration, and what replaces a part of it.

@@ -20,7 +20,7 @@ use clap::Args;
 use serde::Serialize;
 use tandem_coordinator::{MAX_PROFILE_BYTES, machine_profile};
 use tandem_sched::cost::Speed;
-use tandem_sched::plan::{self, Answered, BreakEven, Course, Job, Judged, MAX_MACHINES, Way};
+use tandem_sched::plan::{self, Answered, BreakEven, Course, Judged, MAX_MACHINES, Way, Workload};
 use tandem_sched::profile::{Catalogue, Link, Machine};
 
 use crate::environment::Environment;
@@ -296,18 +296,20 @@ async fn try_out(arguments: &Arguments, fleet: &Fleet, answer: &Answer) -> anyho
     };
     let mut wanted = Vec::new();
     for request in &answer.requests {
-        let jobs = jobs(arguments, fleet, request.prompt)?;
-        let job = jobs.iter().find(|job| job.model.name == request.model);
+        let workloads = workloads(arguments, fleet, request.prompt)?;
+        let workload = workloads
+            .iter()
+            .find(|workload| workload.model.name == request.model);
         let known = request.ways.iter().filter_map(Judged::known);
         for answered in known.filter(|answered| answered.is_built) {
-            wanted.extend(job.map(|job| trial.of_request(answered, job)));
+            wanted.extend(workload.map(|workload| trial.of_request(answered, workload)));
         }
     }
     for run in &answer.courses {
-        let jobs = jobs(arguments, fleet, run.prompt)?;
+        let workloads = workloads(arguments, fleet, run.prompt)?;
         let known = run.ways.iter().filter_map(Judged::known);
         for course in known.filter(|course| course.is_built) {
-            wanted.push(trial.of_course(course, &jobs, (arguments.works, run.batch)));
+            wanted.push(trial.of_course(course, &workloads, (arguments.works, run.batch)));
         }
     }
     run_all(&trial, &wanted).await
@@ -355,16 +357,19 @@ pub async fn demo(speed: f64, works: u32, json: bool, out: &Path) -> anyhow::Res
     let names = DEMO_MACHINES.map(str::to_owned);
     let machines = machines(&mut catalogue, &names)?;
     let link = catalogue.link("10gbit")?;
-    let job = |(name, answer)| {
+    let workload = |(name, answer)| {
         let model = catalogue.model(name)?;
-        anyhow::Ok(Job {
+        anyhow::Ok(Workload {
             model,
             prompt: DEMO_PROMPT,
             shared: 0.0,
             answer,
         })
     };
-    let jobs: Vec<Job<'_>> = DEMO_MODELS.into_iter().map(job).collect::<Result<_, _>>()?;
+    let workloads: Vec<Workload<'_>> = DEMO_MODELS
+        .into_iter()
+        .map(workload)
+        .collect::<Result<_, _>>()?;
     let trial = Trial {
         machines: &machines,
         profiles: &names,
@@ -381,14 +386,14 @@ pub async fn demo(speed: f64, works: u32, json: bool, out: &Path) -> anyhow::Res
             (&all, &[Way::Servers, Way::Pair][..]),
         ] {
             let asked = plan::Wanted {
-                jobs: jobs.clone(),
+                workloads: workloads.clone(),
                 works: f64::from(works),
                 batch: f64::from(batch),
             };
             let planned = plan::course(machines, link, &asked);
             let known = planned.iter().filter_map(Judged::known);
             for course in known.filter(|course| ways.contains(&course.way)) {
-                wanted.push(trial.of_course(course, &jobs, (works, batch)));
+                wanted.push(trial.of_course(course, &workloads, (works, batch)));
             }
         }
     }
@@ -448,9 +453,13 @@ fn asked(
 }
 
 /// What each work asks, with a prompt of this size.
-fn jobs<'a>(arguments: &Arguments, fleet: &'a Fleet, prompt: u32) -> anyhow::Result<Vec<Job<'a>>> {
-    let job = |(name, answer): &(String, u32)| {
-        Ok(Job {
+fn workloads<'a>(
+    arguments: &Arguments,
+    fleet: &'a Fleet,
+    prompt: u32,
+) -> anyhow::Result<Vec<Workload<'a>>> {
+    let workload = |(name, answer): &(String, u32)| {
+        Ok(Workload {
             model: fleet.catalogue.model(name)?,
             prompt: f64::from(prompt),
             // One token at least is a work's own.
@@ -458,7 +467,7 @@ fn jobs<'a>(arguments: &Arguments, fleet: &'a Fleet, prompt: u32) -> anyhow::Res
             answer: f64::from(*answer),
         })
     };
-    fleet.models.iter().map(job).collect()
+    fleet.models.iter().map(workload).collect()
 }
 
 /// Answers at once, as far as running nodes have places.
@@ -485,13 +494,13 @@ fn ask(arguments: &Arguments, fleet: &Fleet) -> anyhow::Result<Answer> {
     let (mut requests, mut courses) = (Vec::new(), Vec::new());
     let all: Vec<&Machine> = machines.iter().collect();
     for &prompt in &arguments.prompt {
-        let jobs = jobs(arguments, fleet, prompt)?;
-        for job in &jobs {
-            requests.push(request(machines, link, job, prompt));
+        let workloads = workloads(arguments, fleet, prompt)?;
+        for workload in &workloads {
+            requests.push(request(machines, link, workload, prompt));
         }
         for batch in batches(arguments, fleet) {
             let wanted = plan::Wanted {
-                jobs: jobs.clone(),
+                workloads: workloads.clone(),
                 works: f64::from(arguments.works),
                 batch: f64::from(batch),
             };
@@ -515,10 +524,10 @@ fn ask(arguments: &Arguments, fleet: &Fleet) -> anyhow::Result<Answer> {
 }
 
 /// Whether two machines take about as long for a job: measured figures of equal ones differ a little.
-fn are_alike(a: &Machine, b: &Machine, job: &Job<'_>) -> bool {
+fn are_alike(a: &Machine, b: &Machine, workload: &Workload<'_>) -> bool {
     let times = |machine| {
-        let speed = Speed::new(machine, job.model).ok()?;
-        let answered = plan::served_alone(&speed, job, 1.0);
+        let speed = Speed::new(machine, workload.model).ok()?;
+        let answered = plan::served_alone(&speed, workload, 1.0);
         Some([answered.first_token_s, answered.end_s])
     };
     match (times(a), times(b)) {
@@ -532,30 +541,32 @@ fn are_alike(a: &Machine, b: &Machine, job: &Job<'_>) -> bool {
     }
 }
 
-fn request(machines: &[Machine], link: &Link, job: &Job<'_>, prompt: u32) -> Request {
+fn request(machines: &[Machine], link: &Link, workload: &Workload<'_>, prompt: u32) -> Request {
     // Of equal machines two are enough.
     let mut kinds: Vec<&Machine> = Vec::new();
     for machine in machines {
-        let equal = kinds.iter().filter(|kind| are_alike(kind, machine, job));
+        let equal = kinds
+            .iter()
+            .filter(|kind| are_alike(kind, machine, workload));
         if equal.count() < 2 {
             kinds.push(machine);
         }
     }
     let mut pays_from = Vec::new();
-    let pairs = match Way::Pair.is_built_for(job.model) {
+    let pairs = match Way::Pair.is_built_for(workload.model) {
         true => kinds.as_slice(),
         false => &[],
     };
     for p in pairs {
-        for d in kinds.iter().filter(|d| !are_alike(d, p, job)) {
-            pays_from.extend(plan::break_even([p, d], link, job, CHUNK));
+        for d in kinds.iter().filter(|d| !are_alike(d, p, workload)) {
+            pays_from.extend(plan::break_even([p, d], link, workload, CHUNK));
         }
     }
     Request {
-        model: job.model.name.clone(),
+        model: workload.model.name.clone(),
         prompt,
-        answer: job.answer,
-        ways: plan::request(&kinds, link, job, CHUNK),
+        answer: workload.answer,
+        ways: plan::request(&kinds, link, workload, CHUNK),
         pays_from,
     }
 }

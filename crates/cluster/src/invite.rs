@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::authority::{Authority, AuthorityError};
 use crate::explain::explain;
 use crate::identity::{no_sessions, provider};
-use crate::join::{Answer, Ask, read, write};
+use crate::join::{Ask, Reply, read, write};
 use crate::limits::{ACCEPT_RETRY, JOIN, MAX_HANDSHAKES, MAX_WRONG_SECRETS};
 use crate::peer::PeerId;
 use crate::tls::Tls;
@@ -275,8 +275,8 @@ impl Door {
     }
 
     /// Who knows the secret first gets a certificate; the token is used before it leaves.
-    fn decide(&self, ask: &Ask, shown: &CertificateDer<'_>) -> (Answer, Outcome) {
-        let refused = |text: &str, outcome| (Answer::Refused(text.to_owned()), outcome);
+    fn decide(&self, ask: &Ask, shown: &CertificateDer<'_>) -> (Reply, Outcome) {
+        let refused = |text: &str, outcome| (Reply::Refused(text.to_owned()), outcome);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.used || state.wrong >= MAX_WRONG_SECRETS {
             let text = "it has been used, or its invitation is over; make a new one";
@@ -299,7 +299,7 @@ impl Door {
         };
         state.used = true;
         let authority = self.authority.certificate_pem().to_owned();
-        let welcome = Answer::Welcome {
+        let welcome = Reply::Welcome {
             certificate,
             authority,
         };

@@ -4,7 +4,7 @@
 //! side proves to be the authority with the token's fingerprint. It shows a certificate that it has
 //! signed itself: the handshake proves that it has the key, and the authority takes only the public
 //! key from it. Then one message each way: a length (u32, little-endian, at most
-//! [`MAX_JOIN_BYTES`]) and so many bytes of JSON, `Ask` and `Answer`. Keys never travel.
+//! [`MAX_JOIN_BYTES`]) and so many bytes of JSON, `Ask` and `Reply`. Keys never travel.
 
 use std::fmt;
 use std::io;
@@ -39,7 +39,7 @@ pub(crate) struct Ask {
 /// What it is answered.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Answer {
+pub(crate) enum Reply {
     /// It is a member now.
     Welcome {
         /// Its certificate, PEM.
@@ -170,8 +170,8 @@ async fn ask(token: &Token) -> Result<Membership, JoinError> {
     write(&mut stream, &ask).await.map_err(|e| broken(&e))?;
     let answer = read(&mut stream).await.map_err(|e| broken(&e))?;
     let (certificate, authority) = match answer {
-        Answer::Refused(reason) => return Err(JoinError::Refused(reason)),
-        Answer::Welcome {
+        Reply::Refused(reason) => return Err(JoinError::Refused(reason)),
+        Reply::Welcome {
             certificate,
             authority,
         } => (certificate, authority),

@@ -15,7 +15,7 @@ pub(crate) struct LogThrottle(Mutex<Lately>);
 #[derive(Debug, Default)]
 struct Lately {
     /// The oldest first.
-    log_throttle: VecDeque<(Instant, IpAddr, String)>,
+    reasons: VecDeque<(Instant, IpAddr, String)>,
     /// What has not been logged since the last time that something was.
     unsaid: u64,
 }
@@ -25,17 +25,15 @@ impl LogThrottle {
     pub(crate) fn says(&self, now: Instant, from: IpAddr, reason: &str) -> Option<u64> {
         let mut lately = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = |(since, ..): &(Instant, IpAddr, String)| now - *since >= SAY_AGAIN;
-        while lately.log_throttle.front().is_some_and(is_old) {
-            lately.log_throttle.pop_front();
+        while lately.reasons.front().is_some_and(is_old) {
+            lately.reasons.pop_front();
         }
         let is_it = |(_, ip, why): &(Instant, IpAddr, String)| *ip == from && why == reason;
-        if lately.log_throttle.iter().any(is_it) || lately.log_throttle.len() == MAX_SAID {
+        if lately.reasons.iter().any(is_it) || lately.reasons.len() == MAX_SAID {
             lately.unsaid += 1;
             return None;
         }
-        lately
-            .log_throttle
-            .push_back((now, from, reason.to_owned()));
+        lately.reasons.push_back((now, from, reason.to_owned()));
         Some(std::mem::take(&mut lately.unsaid))
     }
 }

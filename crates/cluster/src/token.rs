@@ -157,11 +157,11 @@ impl FromStr for Token {
 }
 
 fn parse(bytes: &[u8]) -> Option<Token> {
-    let (log_throttle, sum) = bytes.split_at_checked(bytes.len().checked_sub(CHECKSUM_BYTES)?)?;
-    if checksum(log_throttle) != sum {
+    let (body, sum) = bytes.split_at_checked(bytes.len().checked_sub(CHECKSUM_BYTES)?)?;
+    if checksum(body) != sum {
         return None;
     }
-    let (fingerprint, rest) = log_throttle.split_first_chunk::<SHA256_OUTPUT_LEN>()?;
+    let (fingerprint, rest) = body.split_first_chunk::<SHA256_OUTPUT_LEN>()?;
     let (secret, address) = rest.split_first_chunk::<SECRET_BYTES>()?;
     let address = std::str::from_utf8(address).ok().filter(|a| plausible(a))?;
     Some(Token {

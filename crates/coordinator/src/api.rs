@@ -73,15 +73,6 @@ fn now() -> u64 {
 }
 
 impl Server {
-    /// Room for some bytes of a request body, until it is dropped.
-    fn room(&self, bytes: usize) -> Result<SemaphorePermit<'_>, ApiError> {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let room = self.bodies.try_acquire_many(bytes);
-        room.map_err(|_| {
-            ApiError::busy("too many request bodies are being read; send the request again later")
-        })
-    }
-
     fn next_id(&self) -> String {
         let n = self.requests.fetch_add(1, Ordering::Relaxed);
         format!("req-{:016x}-{n}", self.run)
@@ -215,6 +206,39 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
     }
 }
 
+/// A request body as far as it has come, and the room that it takes.
+struct Kept<'a> {
+    bytes: BytesMut,
+    room: SemaphorePermit<'a>,
+}
+
+impl<'a> Kept<'a> {
+    fn new(room: &'a Semaphore) -> Result<Self, ApiError> {
+        Ok(Self {
+            bytes: BytesMut::new(),
+            room: taken(room, 0)?,
+        })
+    }
+
+    /// With these bytes behind what there is.
+    fn and(mut self, room: &'a Semaphore, bytes: &[u8]) -> Result<Self, ApiError> {
+        if self.bytes.len() + bytes.len() > MAX_BODY_BYTES {
+            return Err(ApiError::too_large(MAX_BODY_BYTES));
+        }
+        self.room.merge(taken(room, bytes.len())?);
+        self.bytes.extend_from_slice(bytes);
+        Ok(self)
+    }
+}
+
+/// Room for so many bytes, if there is.
+fn taken(room: &Semaphore, bytes: usize) -> Result<SemaphorePermit<'_>, ApiError> {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    room.try_acquire_many(bytes).map_err(|_| {
+        ApiError::busy("too many request bodies are being read; send the request again later")
+    })
+}
+
 /// Reads a body of bounded size in bounded time. What is too much is read too, up to a limit,
 /// because a client that is still sending may not see the refusal.
 async fn read_body(server: &Server, headers: &HeaderMap, body: Body) -> Result<BytesMut, ApiError> {
@@ -225,8 +249,10 @@ async fn read_body(server: &Server, headers: &HeaderMap, body: Body) -> Result<B
     }
     let reading = async {
         let mut stream = body.into_data_stream();
-        let mut kept = BytesMut::new();
-        let mut rooms = Vec::new();
+        let mut kept = match length {
+            Some(n) if n > MAX_BODY_BYTES => Err(ApiError::too_large(MAX_BODY_BYTES)),
+            _ => Kept::new(&server.bodies),
+        };
         let mut total = 0;
         while let Some(bytes) = stream.next().await {
             let bytes = bytes
@@ -235,16 +261,15 @@ async fn read_body(server: &Server, headers: &HeaderMap, body: Body) -> Result<B
             if total > MAX_BODY_BYTES + MAX_DROPPED_BYTES {
                 break;
             }
-            if total <= MAX_BODY_BYTES {
-                rooms.push(server.room(bytes.len())?);
-                kept.extend_from_slice(&bytes);
-            }
+            // What is refused is dropped at once.
+            kept = match kept {
+                Ok(kept) => kept.and(&server.bodies, &bytes),
+                refused => refused,
+            };
         }
-        if total > MAX_BODY_BYTES {
-            return Err(ApiError::too_large(MAX_BODY_BYTES));
-        }
+        let kept = kept?;
         check_content(headers)?;
-        Ok(kept)
+        Ok(kept.bytes)
     };
     let limit = server.service.config.limits.body;
     let read = tokio::time::timeout(limit, reading).await;

@@ -71,8 +71,8 @@ impl Sizes {
         smallest: SMALLEST_SEGMENT,
     };
 
-    /// Of a block of so many bytes that grows.
-    fn growing(bytes: u64) -> Self {
+    /// Of a block of so many bytes that is streamed.
+    fn streamed(bytes: u64) -> Self {
         Self {
             target: (bytes / GROWING_SEGMENTS).clamp(1, Self::WHOLE.target),
             smallest: (bytes / GROWING_SEGMENTS / 2).min(Self::WHOLE.smallest),
@@ -107,14 +107,14 @@ impl Cutter {
     }
 
     /// For a block of so many bytes whose planes come layer by layer: none waits for many others.
-    pub(crate) fn growing(
+    pub(crate) fn streamed(
         contract: Arc<Contract>,
         handoff: u64,
         section: Section,
         tokens: Range<u32>,
         bytes: u64,
     ) -> Self {
-        Self::with_sizes(contract, handoff, section, tokens, Sizes::growing(bytes))
+        Self::with_sizes(contract, handoff, section, tokens, Sizes::streamed(bytes))
     }
 
     fn with_sizes(
@@ -423,8 +423,8 @@ mod tests {
         parts.iter().map(bytes).collect()
     }
 
-    fn growing(layers: &[u64]) -> Sizes {
-        Sizes::growing(layers.iter().sum())
+    fn streamed(layers: &[u64]) -> Sizes {
+        Sizes::streamed(layers.iter().sum())
     }
 
     #[test]
@@ -443,12 +443,12 @@ mod tests {
 
     /// One layer, or at most 2/9 of the block: two of nine layers.
     #[test]
-    fn equal_layers_of_a_growing_block_leave_in_five_to_eight_parts() {
+    fn equal_layers_of_a_streamed_block_leave_in_five_to_eight_parts() {
         for count in 1..=96 {
             for step in 1..=1024 {
                 let layer = (MAX_BLOCK_BYTES / count * step / 1024).min(LARGEST_SEGMENT);
                 let layers = vec![layer; usize::try_from(count).unwrap()];
-                let parts = parts(&layers, growing(&layers));
+                let parts = parts(&layers, streamed(&layers));
                 let most = layer.max(layer * count * 2 / 9);
                 let is_good = parts.iter().all(|bytes| (layer..=most).contains(bytes));
                 assert!(is_good, "{count} layers of {layer}: {parts:?}");
@@ -458,13 +458,13 @@ mod tests {
         }
     }
 
-    /// What the limits of a block that is there as a whole are, those of a large one that grows are, too.
+    /// What the limits of a block that is there as a whole are, those of a large streamed one are, too.
     #[test]
-    fn large_blocks_grow_in_segments_of_the_target() {
-        let sizes = Sizes::growing(MAX_BLOCK_BYTES);
+    fn large_blocks_are_streamed_in_segments_of_the_target() {
+        let sizes = Sizes::streamed(MAX_BLOCK_BYTES);
         let whole = (Sizes::WHOLE.target, Sizes::WHOLE.smallest);
         assert_eq!((sizes.target, sizes.smallest), whole);
-        let none = Sizes::growing(0);
+        let none = Sizes::streamed(0);
         assert_eq!((none.target, none.smallest), (1, 0));
     }
 
@@ -523,7 +523,8 @@ mod tests {
                             let layers: Vec<u32> = layers.into_iter().filter(is_it).collect();
                             contract.token_bytes(&layers) * cut.tokens.len() as u64
                         };
-                        let cuts = segment_cuts(&contract, section, &tokens, Sizes::growing(block));
+                        let cuts =
+                            segment_cuts(&contract, section, &tokens, Sizes::streamed(block));
                         let cuts: Vec<u64> = cuts.into_iter().map(bytes).collect();
                         let is_left =
                             !tokens.end.is_multiple_of(PAGE_TOKENS) && section == Section::Full;
@@ -569,7 +570,7 @@ mod tests {
         }
 
         #[test]
-        fn any_layers_of_a_growing_block(
+        fn any_layers_of_a_streamed_block(
             shares in proptest::collection::vec(1..=1024u64, 1..96),
             scale in 1..=MAX_BLOCK_BYTES,
         ) {
@@ -577,7 +578,7 @@ mod tests {
             let layer = |share: &u64| (scale * share / all).clamp(64, LARGEST_SEGMENT);
             let layers: Vec<u64> = shares.iter().map(layer).collect();
             let (largest, all) = (*layers.iter().max().unwrap(), layers.iter().sum::<u64>());
-            let sizes = growing(&layers);
+            let sizes = streamed(&layers);
             let parts = parts(&layers, sizes);
             let most = LARGEST_SEGMENT.min(largest + all / 4);
             prop_assert!(parts.iter().all(|bytes| *bytes <= most), "{parts:?}");

@@ -257,7 +257,7 @@ impl Sender {
 
     /// The same of one that is still to be computed.
     #[must_use]
-    pub fn may_grow(&self, bytes: u64) -> bool {
+    pub fn may_stream(&self, bytes: u64) -> bool {
         self.has_room(bytes, self.accept.credit_bytes)
     }
 
@@ -469,18 +469,18 @@ impl Sender {
     /// as they come, and checks them.
     ///
     /// # Errors
-    /// If [`Self::may_grow`] is false, or if the block exceeds a limit or does not continue where the last
+    /// If [`Self::may_stream`] is false, or if the block exceeds a limit or does not continue where the last
     /// one ended. Nothing is changed then.
-    pub fn open_growing(
+    pub fn open_streamed(
         &mut self,
         section: Section,
         tokens: Range<u32>,
     ) -> Result<Cutter, SenderError> {
         let contract = Arc::clone(&self.offer.contract);
         let bytes = contract.block_bytes(section, &tokens);
-        self.admit(section, &tokens, bytes, self.may_grow(bytes))?;
+        self.admit(section, &tokens, bytes, self.may_stream(bytes))?;
         let handoff = self.offer.handoff;
-        Ok(Cutter::growing(contract, handoff, section, tokens, bytes))
+        Ok(Cutter::streamed(contract, handoff, section, tokens, bytes))
     }
 
     /// A block may be opened now, and is.

@@ -88,11 +88,11 @@ mod tests {
     use super::{ALIKE_TOKENS, Chunking, PAGE_TOKENS};
 
     /// The parts in which an engine computes a prefill that starts there: no batch is larger than `micro`.
-    fn parts(batches: Chunking, start: u32, micro: u32) -> Vec<(u32, u32)> {
+    fn parts(chunking: Chunking, start: u32, micro: u32) -> Vec<(u32, u32)> {
         let mut parts = Vec::new();
         let mut next = start;
-        while next < batches.kv_end {
-            let batch = batches.at(next);
+        while next < chunking.kv_end {
+            let batch = chunking.at(next);
             assert!(batch.start == next && batch.end > next);
             while next < batch.end {
                 let end = batch.end.min(next + micro);
@@ -100,7 +100,7 @@ mod tests {
                 next = end;
             }
         }
-        assert_eq!(next, batches.kv_end);
+        assert_eq!(next, chunking.kv_end);
         parts
     }
 
@@ -136,19 +136,19 @@ mod tests {
             kv_end in 1u32..4000,
             held in 0u32..4000,
         ) {
-            let batches = Chunking { kv_end, chunk, tail };
+            let chunking = Chunking { kv_end, chunk, tail };
             let held = held.min(kv_end);
-            let (begin, page) = (batches.goes_on_at(held), batches.goes_on_at_page(held));
+            let (begin, page) = (chunking.goes_on_at(held), chunking.goes_on_at_page(held));
             // Not much is computed twice.
-            prop_assert!(begin <= held && held - begin < batches.chunk);
+            prop_assert!(begin <= held && held - begin < chunking.chunk);
             prop_assert!(page <= held && page.is_multiple_of(PAGE_TOKENS));
-            prop_assert_eq!((batches.goes_on_at(begin), batches.goes_on_at(page)), (begin, page));
-            let undisturbed = parts(batches, 0, micro);
-            let continued = [begin, page].map(|from| parts(batches, from, micro));
+            prop_assert_eq!((chunking.goes_on_at(begin), chunking.goes_on_at(page)), (begin, page));
+            let undisturbed = parts(chunking, 0, micro);
+            let continued = [begin, page].map(|from| parts(chunking, from, micro));
             for (start, end) in continued.concat() {
                 prop_assert!(
                     is_computed_alike((start, end), &undisturbed),
-                    "{batches:?}, {held}, {begin}, {page}: {start}..{end}"
+                    "{chunking:?}, {held}, {begin}, {page}: {start}..{end}"
                 );
             }
         }
@@ -161,11 +161,11 @@ mod tests {
             kv_end in 1u32..4000,
             longer in 0u32..4000,
         ) {
-            let batches = |kv_end| Chunking { kv_end, chunk, tail };
-            let complete = batches(kv_end).complete();
+            let chunking = |kv_end| Chunking { kv_end, chunk, tail };
+            let complete = chunking(kv_end).complete();
             prop_assert!(complete <= kv_end && kv_end - complete < tail);
             let of = |kv_end| {
-                let mut parts = parts(batches(kv_end), 0, micro);
+                let mut parts = parts(chunking(kv_end), 0, micro);
                 parts.retain(|(start, _)| *start < complete);
                 parts
             };
@@ -191,21 +191,24 @@ mod tests {
             (5, &[5]),
             (0, &[]),
         ] {
-            let batches = Chunking {
+            let chunking = Chunking {
                 kv_end,
                 chunk: 512,
                 tail: 64,
             };
-            let found: Vec<u32> = parts(batches, 0, 512).iter().map(|(_, end)| *end).collect();
+            let found: Vec<u32> = parts(chunking, 0, 512)
+                .iter()
+                .map(|(_, end)| *end)
+                .collect();
             assert_eq!(found, ends, "{kv_end}");
         }
-        let batches = Chunking {
+        let chunking = Chunking {
             kv_end: 1030,
             chunk: 512,
             tail: u32::MAX,
         };
         assert_eq!(
-            parts(batches, 0, 512),
+            parts(chunking, 0, 512),
             [(0, 512), (512, 1024), (1024, 1030)]
         );
     }

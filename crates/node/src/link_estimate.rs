@@ -155,7 +155,7 @@ impl Default for LinkEstimates {
 
 impl std::fmt::Debug for LinkEstimates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Links").finish_non_exhaustive()
+        f.debug_struct("LinkEstimates").finish_non_exhaustive()
     }
 }
 

@@ -24,7 +24,7 @@ use crate::measured::Measured;
 use crate::sequence::{Admission, Command, Origin, SequenceId};
 
 /// Whose turn it is of several blocks of one handoff.
-pub type Turn = tokio::sync::Mutex<()>;
+pub type ApplyOrder = tokio::sync::Mutex<()>;
 
 /// A model and the way to its engine thread.
 pub struct Model {
@@ -167,7 +167,7 @@ impl Model {
 
     /// How a prompt is computed whose KV ends there, in chunks of so many tokens.
     #[must_use]
-    pub const fn batches(&self, kv_end: u32, chunk: u32) -> Chunking {
+    pub const fn chunking(&self, kv_end: u32, chunk: u32) -> Chunking {
         Chunking {
             kv_end,
             chunk,
@@ -253,7 +253,7 @@ impl Model {
         origin: Origin,
         block: Arc<KvBlock>,
     ) -> Result<(), String> {
-        self.apply_in_turn(&Turn::default(), sequence, origin, block)
+        self.apply_in_turn(&ApplyOrder::default(), sequence, origin, block)
             .await
     }
 
@@ -264,7 +264,7 @@ impl Model {
     /// As [`Model::apply`].
     pub async fn apply_in_turn(
         &self,
-        turn: &Turn,
+        turn: &ApplyOrder,
         sequence: SequenceId,
         origin: Origin,
         block: Arc<KvBlock>,

@@ -30,7 +30,7 @@ pub struct Keep {
     /// with them gives the same rows to the bit.
     exact: u32,
     /// How the prompt is computed.
-    batches: Chunking,
+    chunking: Chunking,
     /// True if what comes behind those is kept, too.
     inexact: bool,
 }
@@ -42,7 +42,7 @@ impl Keep {
         store: &PageStore,
         contract: &Arc<Contract>,
         terms: &HandoffTerms,
-        batches: Chunking,
+        chunking: Chunking,
     ) -> Self {
         let namespace =
             |origin| Namespace::new(Arc::clone(contract), terms.salt.as_bytes(), origin);
@@ -57,11 +57,11 @@ impl Keep {
             // After rows that were decoded nothing is exact, and what the other node began with is
             // not known here.
             exact: match terms.reuse {
-                Reuse::Exact => batches.complete(),
+                Reuse::Exact => chunking.complete(),
                 Reuse::Off | Reuse::All => 0,
             },
             inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
-            batches,
+            chunking,
         }
     }
 
@@ -76,7 +76,7 @@ impl Keep {
         let pinned = self.pinned(&[], tokens)?;
         let held = pinned.held().tokens;
         let end = match self.reuse {
-            Reuse::Exact => self.batches.goes_on_at_page(held),
+            Reuse::Exact => self.chunking.goes_on_at_page(held),
             Reuse::Off | Reuse::All => held,
         };
         let exact = self.reuse == Reuse::Exact;

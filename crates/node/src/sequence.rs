@@ -75,7 +75,7 @@ pub struct GenerateSequence {
 
 impl std::fmt::Debug for GenerateSequence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GenerateJob")
+        f.debug_struct("GenerateSequence")
             .field("request", &self.request)
             .field("n_tokens", &self.tokens.len())
             .field("source", &self.source)
@@ -193,7 +193,7 @@ pub struct PrefillSequence {
 
 impl std::fmt::Debug for PrefillSequence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PrefillJob")
+        f.debug_struct("PrefillSequence")
             .field("request", &self.request)
             .field("n_tokens", &self.tokens.len())
             .finish_non_exhaustive()

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::sleep_until;
 
 use crate::handoffs::secret;
-use crate::model::{Model, Turn};
+use crate::model::{ApplyOrder, Model};
 use crate::prefix_cache::Keep;
 use crate::sequence::{Carried, Command, HandedOver, Lost, Origin, SequenceId, Told};
 
@@ -73,7 +73,7 @@ impl Target {
     /// If the engine refuses it, or nobody waits for it any more.
     pub async fn apply(
         &self,
-        turn: &Turn,
+        turn: &ApplyOrder,
         block: Arc<KvBlock>,
         carried: Carried,
     ) -> Result<(), String> {

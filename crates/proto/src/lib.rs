@@ -1,4 +1,5 @@
-//! Control messages between coordinator and nodes: JSON over HTTP.
+//! Control messages between coordinator and nodes: JSON over HTTP; and [`generation`], how an answer is generated, from the
+//! public API to the engine.
 //!
 //! | call | body | answer |
 //! |---|---|---|

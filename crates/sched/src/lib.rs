@@ -10,11 +10,11 @@
 //! ends exactly once: by `Reject`, or by the service telling `Finished`, `Cancel` or
 //! `DecodeFailed` without a retry.
 
-mod choice;
 pub mod cost;
 mod event;
 pub mod limits;
 mod pin;
+mod placement;
 pub mod plan;
 mod prefix;
 pub mod profile;

@@ -17,7 +17,7 @@ pub use run::{Ran, Served, Setup, run};
 
 /// One kind of request.
 #[derive(Debug, Clone)]
-pub struct Job<'a> {
+pub struct Workload<'a> {
     /// The model that answers.
     pub model: &'a Model,
     /// Tokens of the prompt.

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::choice::Choice;
 use crate::event::{Action, Event, Failure, Rejection, Route};
 use crate::limits::{FOLLOW_BLOCKS, MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, MAX_UNREACHED};
 use crate::pin::{self, Pin};
+use crate::placement::Placement;
 use crate::prefix::Prefixes;
 use crate::state::{Model, Node, NodeState, Running, Scheduler, Topology, Waiting};
 
@@ -346,7 +346,7 @@ impl Scheduler {
                     continue;
                 }
                 match self.choose(model, &waiting) {
-                    Choice::Fits {
+                    Placement::Fits {
                         decode,
                         prefill,
                         plan,
@@ -362,8 +362,8 @@ impl Scheduler {
                         self.running.insert(request.clone(), running);
                         out.push(Action::Start { request, plan });
                     }
-                    Choice::Wait => self.models[model].queue.push_back(waiting),
-                    Choice::Never(reason) => reject(waiting.request, reason, out),
+                    Placement::Wait => self.models[model].queue.push_back(waiting),
+                    Placement::Never(reason) => reject(waiting.request, reason, out),
                 }
             }
         }

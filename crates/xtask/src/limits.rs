@@ -10,9 +10,11 @@ use walkdir::WalkDir;
 const DOCUMENT: &str = "docs/limits.md";
 const HEAD: &str = "# Limits
 
-The limits of what comes from others, of queues and of waits, as they stand in the files `limits.rs` of each crate. Values are as in the source, which is in Rust: `1 << 20` bytes
-are a mebibyte. The ones with a small letter are waits that tests may shorten. Those of the wire format bind peers, too; [wire-format.md](wire-format.md#limits)
-says how. What happens where one of a handoff is reached: [handoff.md](handoff.md#limits).
+The limits of what comes from others, of queues and of waits, as they stand in the files `limits.rs` of each crate.
+Values are as in the source, which is in Rust: `1 << 20` bytes are a mebibyte.
+The ones with a small letter are waits that tests may shorten.
+Those of the wire format bind peers, too; [wire-format.md](wire-format.md#limits) says how.
+[handoff.md](handoff.md#limits) says what happens where a limit of a handoff is reached.
 
 This file is written by `cargo xtask limits`, and `cargo xtask check` fails where it is not up to date.
 ";

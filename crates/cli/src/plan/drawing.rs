@@ -121,7 +121,11 @@ pub fn timelines(runs: &[Ran]) -> String {
                     LABELS + bar.from * scale,
                     ((bar.to - bar.from) * scale - 0.5).max(0.5),
                     LANE - 1.0,
-                    escaped(run.models.get(bar.request.job).map_or("", String::as_str)),
+                    escaped(
+                        run.models
+                            .get(bar.request.workload)
+                            .map_or("", String::as_str)
+                    ),
                     bar.request.work + 1,
                     round(bar.from),
                     round(bar.to)

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use sysinfo::System;
 use tandem_engine_llama::MAX_SEQUENCES;
-use tandem_sched::plan::{self, Answered, Course, Job, Served, Setup, Way};
+use tandem_sched::plan::{self, Answered, Course, Served, Setup, Way, Workload};
 use tandem_sched::profile::{Link, Machine};
 
 use crate::numbers::{float, small};
@@ -100,20 +100,20 @@ pub struct Ran {
 
 impl<'a> Trial<'a> {
     /// A single answer by a way.
-    pub fn of_request(&'a self, answered: &Answered, job: &Job<'a>) -> Wanted<'a> {
+    pub fn of_request(&'a self, answered: &Answered, workload: &Workload<'a>) -> Wanted<'a> {
         let place = |name: &String| self.machines.iter().position(|m| m.name == *name);
         let places: Vec<usize> = answered.machines.iter().filter_map(place).collect();
         let (prefill, decode) = match *places {
             [prefill, decode] => (vec![prefill], vec![decode]),
             _ => (Vec::new(), places),
         };
-        let job = Job {
+        let workload = Workload {
             shared: 0.0,
-            ..job.clone()
+            ..workload.clone()
         };
         Wanted {
             way: answered.way,
-            setup: self.setup(vec![job], vec![prefill], vec![decode], (1, 1)),
+            setup: self.setup(vec![workload], vec![prefill], vec![decode], (1, 1)),
             best_per_hour: None,
         }
     }
@@ -122,32 +122,42 @@ impl<'a> Trial<'a> {
     pub fn of_course(
         &'a self,
         course: &Course,
-        jobs: &[Job<'a>],
+        workloads: &[Workload<'a>],
         (works, batch): (u32, u32),
     ) -> Wanted<'a> {
         let writes = course.parts.iter().filter(|p| p.decode + p.serve > 1e-6);
         let fits = writes.map(|p| p.batch).fold(f64::from(batch), f64::min);
         let sizes = (works, small(fits).max(1));
-        let who = |job: &Job<'_>, does: fn(&plan::Part) -> f64| {
-            let parts = course.parts.iter().filter(|p| p.model == job.model.name);
+        let who = |workload: &Workload<'_>, does: fn(&plan::Part) -> f64| {
+            let parts = course
+                .parts
+                .iter()
+                .filter(|p| p.model == workload.model.name);
             let does = parts.filter(|part| does(part) > 1e-6);
             let place = |p: &plan::Part| self.machines.iter().position(|m| m.name == p.machine);
             does.filter_map(place).collect::<Vec<_>>()
         };
-        let prefill = jobs.iter().map(|job| who(job, |part| part.prefill));
-        let decode = jobs
+        let prefill = workloads
             .iter()
-            .map(|job| who(job, |part| part.decode + part.serve));
+            .map(|workload| who(workload, |part| part.prefill));
+        let decode = workloads
+            .iter()
+            .map(|workload| who(workload, |part| part.decode + part.serve));
         Wanted {
             way: course.way,
-            setup: self.setup(jobs.to_vec(), prefill.collect(), decode.collect(), sizes),
+            setup: self.setup(
+                workloads.to_vec(),
+                prefill.collect(),
+                decode.collect(),
+                sizes,
+            ),
             best_per_hour: Some(course.per_hour),
         }
     }
 
     fn setup(
         &'a self,
-        jobs: Vec<Job<'a>>,
+        workloads: Vec<Workload<'a>>,
         prefill: Vec<Vec<usize>>,
         decode: Vec<Vec<usize>>,
         (works, batch): (u32, u32),
@@ -155,7 +165,7 @@ impl<'a> Trial<'a> {
         Setup {
             machines: self.machines.iter().collect(),
             link: self.link,
-            jobs,
+            workloads,
             prefill,
             decode,
             works,
@@ -171,7 +181,11 @@ impl<'a> Trial<'a> {
     /// Names what it needs, and what there is.
     pub fn check(&self, wanted: &[Wanted<'_>]) -> anyhow::Result<()> {
         for setup in wanted.iter().map(|one| &one.setup) {
-            let mut names: Vec<&str> = setup.jobs.iter().map(|j| j.model.name.as_str()).collect();
+            let mut names: Vec<&str> = setup
+                .workloads
+                .iter()
+                .map(|j| j.model.name.as_str())
+                .collect();
             names.sort_unstable();
             if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
                 bail!(
@@ -185,8 +199,8 @@ impl<'a> Trial<'a> {
                     setup.batch
                 );
             }
-            for job in &setup.jobs {
-                check_size(job, setup.works)?;
+            for workload in &setup.workloads {
+                check_size(workload, setup.works)?;
             }
         }
         self.check_memory(wanted)
@@ -202,7 +216,10 @@ impl<'a> Trial<'a> {
                 bail!(
                     "{} for prompts of {:.0} tokens needs {:.1} GB of this machine's memory for caches, and {:.1} GB are free: plan with fewer answers at once (--batch), shorter prompts, or a higher --speed, which divides the size of caches",
                     super::way(one.way, true),
-                    one.setup.jobs.first().map_or(0.0, |job| job.prompt),
+                    one.setup
+                        .workloads
+                        .first()
+                        .map_or(0.0, |workload| workload.prompt),
                     needed / 1e9,
                     free / 1e9
                 );
@@ -213,8 +230,8 @@ impl<'a> Trial<'a> {
 
     /// Bytes that the nodes of a way need: caches on their way, at both ends, and those that are kept.
     fn bytes(&self, setup: &Setup<'_>) -> f64 {
-        let jobs = setup.jobs.iter().enumerate().map(|(i, job)| {
-            let each = job.model.kv_bytes(job.prompt) / self.speed;
+        let workloads = setup.workloads.iter().enumerate().map(|(i, workload)| {
+            let each = workload.model.kv_bytes(workload.prompt) / self.speed;
             let crossing = setup.prefill[i].len() * 2;
             each * float(crossing as u64)
         });
@@ -225,18 +242,18 @@ impl<'a> Trial<'a> {
             .filter(|m| is_used(setup, *m))
             .count();
         let nodes = float(used as u64) * NODE_BYTES;
-        jobs.sum::<f64>() + kept + nodes
+        workloads.sum::<f64>() + kept + nodes
     }
 
     /// Bytes of the prefix cache of a machine: of what works share, and of the works that come and go meanwhile.
     fn kept_bytes(&self, setup: &Setup<'_>, machine: usize) -> f64 {
-        let jobs = setup.jobs.iter().enumerate();
-        let has = jobs.filter(|(i, job)| {
-            job.shared > 0.0
+        let workloads = setup.workloads.iter().enumerate();
+        let has = workloads.filter(|(i, workload)| {
+            workload.shared > 0.0
                 && (setup.prefill[*i].contains(&machine) || setup.decode[*i].contains(&machine))
         });
-        let bytes = has.map(|(_, job)| {
-            let each = job.model.kv_bytes(job.prompt + job.answer) / self.speed;
+        let bytes = has.map(|(_, workload)| {
+            let each = workload.model.kv_bytes(workload.prompt + workload.answer) / self.speed;
             each * f64::from(setup.batch + 2)
         });
         bytes.sum()
@@ -260,8 +277,15 @@ impl<'a> Trial<'a> {
         Ok(Ran {
             way: wanted.way,
             machines: used.map(|m| setup.machines[m].name.clone()).collect(),
-            models: setup.jobs.iter().map(|j| j.model.name.clone()).collect(),
-            prompt: setup.jobs.first().map_or(0.0, |job| job.prompt),
+            models: setup
+                .workloads
+                .iter()
+                .map(|j| j.model.name.clone())
+                .collect(),
+            prompt: setup
+                .workloads
+                .first()
+                .map_or(0.0, |workload| workload.prompt),
             works: setup.works,
             batch: setup.batch,
             best_per_hour: wanted.best_per_hour,
@@ -278,8 +302,8 @@ impl<'a> Trial<'a> {
 }
 
 /// That nodes take such prompts and answers, and that there are not too many of them.
-fn check_size(job: &Job<'_>, works: u32) -> anyhow::Result<()> {
-    let (prompt, answer) = (job.prompt, job.answer);
+fn check_size(workload: &Workload<'_>, works: u32) -> anyhow::Result<()> {
+    let (prompt, answer) = (workload.prompt, workload.answer);
     if !(SHORTEST_PROMPT..=LONGEST_PROMPT).contains(&prompt) {
         bail!(
             "--prompt {prompt}: paced nodes take prompts of {SHORTEST_PROMPT} to {LONGEST_PROMPT} tokens"

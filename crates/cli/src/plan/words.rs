@@ -68,7 +68,11 @@ pub fn told(answer: &Answer) -> String {
 /// What is run.
 pub fn wanted(wanted: &Wanted<'_>) -> String {
     let setup = &wanted.setup;
-    let models: Vec<&str> = setup.jobs.iter().map(|j| j.model.name.as_str()).collect();
+    let models: Vec<&str> = setup
+        .workloads
+        .iter()
+        .map(|j| j.model.name.as_str())
+        .collect();
     let way = way(wanted.way, true);
     match wanted.best_per_hour {
         None => format!("one answer of {}, {way}", models.join(", ")),

@@ -8,6 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::fake::FakeNode;
 use crate::rig::{Rig, chat_body, config, error_of};
+use crate::security::PATIENCE;
 
 /// Sends a body as it is and checks status, `param` and, if given, `code`.
 async fn check(rig: &Rig, path: &str, body: &str, expected: (u16, Option<&str>, Option<&str>)) {
@@ -121,15 +122,20 @@ async fn bodies_that_do_not_end_leave_room_for_nothing_else_until_they_go() {
         let (status, error) = error_of(request.body(small.clone()).send().await.unwrap()).await;
         (status, error.code)
     };
-    while asked().await.0 != 429 {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(asked().await, (429, Some("queue_full".to_owned())));
-    slow.pop();
-    while asked().await.0 == 429 {
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(asked().await.0, 404);
+    let full = async {
+        while asked().await.0 != 429 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(asked().await, (429, Some("queue_full".to_owned())));
+        slow.pop();
+        while asked().await.0 == 429 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(asked().await.0, 404);
+    };
+    tokio::time::timeout(PATIENCE, full)
+        .await
+        .expect("room is taken, and given back");
 }
 
 #[tokio::test]

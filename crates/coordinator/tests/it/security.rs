@@ -151,7 +151,7 @@ async fn without_tls_only_nodes_on_this_machine_are_spoken_to() {
 }
 
 /// Fails a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 #[tokio::test]
 async fn a_thousand_silent_clients_hold_nobody_up_and_disturb_no_stream() {

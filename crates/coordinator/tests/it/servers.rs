@@ -302,7 +302,11 @@ async fn a_shape_that_a_server_does_not_enforce_is_told_and_asked_for_again() {
     assert_eq!(info.events.len(), 2);
     assert_eq!(info.server.unwrap().shape.as_deref(), Some("instructed"));
     let asked = server.asked("completions");
-    assert!(asked[0].body["response_format"].is_object());
+    let format = &asked[0].body["response_format"]["json_schema"];
+    assert_eq!(
+        (&format["name"], &format["strict"]),
+        (&json!("answer"), &json!(true))
+    );
     let told = &asked[1].body["messages"];
     assert!(asked[1].body["response_format"].is_null());
     assert!(

@@ -321,6 +321,15 @@ fn ranges_are_checked() {
     let good = params(0.7, 40, 0.9, 0.05);
     assert!(good.validate().is_ok());
     assert!(SamplingParams::default().validate().is_ok());
+    let open = SamplingParams::default();
+    assert_eq!((open.temperature(), open.seed()), (1.0, 0));
+    // Just the best.
+    let none = params(1.0, 0, 0.0, 0.0);
+    assert!(none.validate().is_ok());
+    let logits = [1.0, 3.0, 2.9, 3.0];
+    for _ in 0..20 {
+        assert_eq!(Sampler::new(&none).sample(&logits, None), Ok(1));
+    }
     let bad = [
         ("temperature", params(-0.1, 0, 1.0, 0.0)),
         ("temperature", params(f64::NAN, 0, 1.0, 0.0)),

@@ -245,17 +245,17 @@ pub fn send_mixed(
     codec: Codec,
 ) -> Result<Vec<Vec<u8>>, SenderError> {
     let mut encoder = Encoder::new().unwrap();
-    let mut growing = Vec::new();
+    let mut streamed = Vec::new();
     for block in blocks {
-        let cutter = sender.open_growing(block.section, block.tokens.clone())?;
-        growing.push((block, cutter, false));
+        let cutter = sender.open_streamed(block.section, block.tokens.clone())?;
+        streamed.push((block, cutter, false));
     }
     let most = blocks.iter().map(|b| b.planes.len()).max().unwrap_or(0);
     let mut frames = Vec::new();
     for count in (2..=most).step_by(2) {
         // The blocks of a section begin in their order.
         let mut waits_for_first = Vec::new();
-        for (block, cutter, begun) in &mut growing {
+        for (block, cutter, begun) in &mut streamed {
             if waits_for_first.contains(&block.section) {
                 continue;
             }
@@ -269,7 +269,7 @@ pub fn send_mixed(
             }
         }
     }
-    for (block, cutter, _) in growing {
+    for (block, cutter, _) in streamed {
         assert_eq!(cutter.left(), 0);
         sender.close(block.bytes());
     }

@@ -35,7 +35,7 @@ pub struct Case {
     /// Which end gives up, and when so many things have happened: the sender forward.
     pub cancel: Option<(Way, usize)>,
     /// Blocks of the first connection are opened before their planes exist, several at a time.
-    pub growing: bool,
+    pub streamed: bool,
     /// Order of everything that has no order of its own.
     pub seed: u64,
 }
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Case {
             .field("codecs", &self.codecs)
             .field("faults", &self.faults)
             .field("cancel", &self.cancel)
-            .field("growing", &self.growing)
+            .field("growing", &self.streamed)
             .field("seed", &self.seed)
             .finish()
     }
@@ -499,13 +499,13 @@ impl<'a> World<'a> {
             return false;
         }
         let generation = self.generation;
-        let growing = self.case.growing && generation == 0;
-        let idle = |c: &Connection| c.generation == generation && (growing || c.jobs.is_empty());
+        let streamed = self.case.streamed && generation == 0;
+        let idle = |c: &Connection| c.generation == generation && (streamed || c.jobs.is_empty());
         let (Some(block), Some(i)) = (self.next_block(), self.pick(idle)) else {
             return false;
         };
-        let may_open = if growing {
-            self.sender.may_grow(block.bytes())
+        let may_open = if streamed {
+            self.sender.may_stream(block.bytes())
         } else {
             self.sender.may_send(block.bytes())
         };
@@ -514,8 +514,8 @@ impl<'a> World<'a> {
         }
         let codec = self.case.codecs[self.opened.len() % self.case.codecs.len()];
         let (section, tokens) = (block.section, block.tokens.clone());
-        let (opened, planes) = if growing {
-            (self.sender.open_growing(section, tokens.clone()), 0)
+        let (opened, planes) = if streamed {
+            (self.sender.open_streamed(section, tokens.clone()), 0)
         } else {
             (self.sender.open(&block), block.planes.len())
         };

@@ -36,7 +36,7 @@ fn case(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Case {
         codecs: vec![Codec::Raw, Codec::Plane],
         faults: Vec::new(),
         cancel: None,
-        growing: false,
+        streamed: false,
         seed: 1,
         blocks,
     }
@@ -107,10 +107,10 @@ fn without_faults() {
 
 /// A small handoff with these harms, one at a time, at every byte of the connection.
 fn at_every_byte(harms: impl Fn(usize) -> Vec<Harm>, mut judge: impl FnMut(&Fault, Report)) {
-    for (seed, growing) in [(3, false), (4, false), (5, false), (3, true), (5, true)] {
+    for (seed, streamed) in [(3, false), (4, false), (5, false), (3, true), (5, true)] {
         let sound = Case {
             seed,
-            growing,
+            streamed,
             ..small()
         };
         let first = committed(&sound);
@@ -484,12 +484,12 @@ fn blocks_grow_at_the_same_time() {
     let contract = contract(6, layers);
     let mut mixed = 0;
     for seed in 0..40 {
-        let grown = Case {
-            growing: true,
+        let order = Case {
+            streamed: true,
             seed,
             ..case(&contract, 12, &[3, 4, 2])
         };
-        let report = committed(&grown);
+        let report = committed(&order);
         assert_eq!(report.opened.len(), 7);
         mixed += report.mixed;
     }
@@ -511,7 +511,7 @@ fn lossy_rows_are_those_that_were_encoded() {
     for codec in Codec::ALL {
         for seed in 0..16 {
             let mut case = case(&contract, 9, &[4, 3, 2]);
-            case.growing = seed >= 8;
+            case.streamed = seed >= 8;
             case.codecs = vec![codec];
             case.seed = seed;
             case.blocks.iter_mut().for_each(make_finite);
@@ -691,7 +691,7 @@ proptest! {
         case in any_case(),
         faults in proptest::collection::vec(any_fault(), 0..3),
     ) {
-        let case = Case { faults, growing: true, ..case };
+        let case = Case { faults, streamed: true, ..case };
         let report = hand_over(&case);
         check(&case, &report);
         prop_assert!(!matches!(report.end, End::Refused(_)), "{:?}", report.end);

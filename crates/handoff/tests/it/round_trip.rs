@@ -37,14 +37,14 @@ fn check(contract: &Contract, kv_end: u32, chunks: &[u32]) -> Recording {
     let encoded = run_with(contract, kv_end, blocks(contract, kv_end, chunks), exact);
     assert_eq!(encoded.applied, beaten.applied);
     for (lazy, mixed) in [(true, 3), (false, 2)] {
-        let grown = Manner {
+        let order = Manner {
             lazy,
             mixed,
             ..beats
         };
-        let grown = run_with(contract, kv_end, blocks(contract, kv_end, chunks), grown);
-        assert_eq!(grown.applied, beaten.applied);
-        check_segments(&grown);
+        let order = run_with(contract, kv_end, blocks(contract, kv_end, chunks), order);
+        assert_eq!(order.applied, beaten.applied);
+        check_segments(&order);
     }
     run(contract, kv_end, chunks, true)
 }

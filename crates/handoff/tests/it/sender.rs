@@ -151,8 +151,8 @@ fn credit_is_bounded_by_our_own_limits() {
     side.block(&full_block(0..1)).unwrap();
     assert!(side.sender.may_send(AHEAD_BYTES - TOKEN));
     assert!(!side.sender.may_send(AHEAD_BYTES - TOKEN + 1));
-    assert!(side.sender.may_grow(MAX_CREDIT_BYTES - TOKEN));
-    assert!(!side.sender.may_grow(MAX_CREDIT_BYTES - TOKEN + 1));
+    assert!(side.sender.may_stream(MAX_CREDIT_BYTES - TOKEN));
+    assert!(!side.sender.may_stream(MAX_CREDIT_BYTES - TOKEN + 1));
     fails(new(&mixed(), 8), &accept(0), "`credit_bytes` is zero");
     let small = contract(0, vec![full(1, 1, 1)]);
     let count = u32::try_from(MAX_BLOCKS_IN_FLIGHT).unwrap();
@@ -333,13 +333,13 @@ fn blocks_that_do_not_fit_the_contract() {
     assert!(error.to_string().contains("an empty block"), "{error}");
 }
 
-/// What [`Sender::open_growing`] refuses changes nothing, as with whole blocks.
+/// What [`Sender::open_streamed`] refuses changes nothing, as with whole blocks.
 #[test]
 fn growing_blocks_that_may_not_be_opened() {
     let mut side = streaming(5);
     let mut refused = |section, tokens: Range<u32>, expected: &str| {
         let before = (side.sender.next(), side.sender.in_flight());
-        let error = side.sender.open_growing(section, tokens).unwrap_err();
+        let error = side.sender.open_streamed(section, tokens).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
         assert_eq!((side.sender.next(), side.sender.in_flight()), before);
     };
@@ -348,13 +348,13 @@ fn growing_blocks_that_may_not_be_opened() {
     refused(Section::Full, 0..0, "an empty block");
     refused(Section::Full, Range { start: 2, end: 0 }, "an empty block");
     refused(Section::Full, 0..9, "ends at token 9 of 8");
-    let cutter = side.sender.open_growing(Section::Full, 0..3).unwrap();
+    let cutter = side.sender.open_streamed(Section::Full, 0..3).unwrap();
     assert!(cutter.left() > 0);
     assert_eq!(side.sender.next().full, 3);
     // 36 of 60 bytes are on their way.
-    let error = side.sender.open_growing(Section::Full, 3..6).unwrap_err();
+    let error = side.sender.open_streamed(Section::Full, 3..6).unwrap_err();
     assert!(error.to_string().contains("1 unacknowledged"), "{error}");
-    side.sender.open_growing(Section::Full, 3..5).unwrap();
+    side.sender.open_streamed(Section::Full, 3..5).unwrap();
     // A section without layers, and the limits.
     let one = contract(2, vec![windowed(1, 1, 1)]);
     let small = contract(0, vec![full(1, 1, 1)]);
@@ -367,13 +367,13 @@ fn growing_blocks_that_may_not_be_opened() {
         let mut side = new(&contract, tokens);
         let error = side
             .sender
-            .open_growing(Section::Full, 0..tokens)
+            .open_streamed(Section::Full, 0..tokens)
             .unwrap_err();
         assert!(error.to_string().contains("AwaitAccept"), "{error}");
         give(&mut side, &accept(100)).unwrap();
         let error = side
             .sender
-            .open_growing(Section::Full, 0..tokens)
+            .open_streamed(Section::Full, 0..tokens)
             .unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
@@ -384,7 +384,7 @@ fn growing_blocks_that_may_not_be_opened() {
 fn planes_come_one_by_one() {
     let mut side = streaming(100);
     let block = full_block(0..2);
-    let mut cutter = side.sender.open_growing(Section::Full, 0..2).unwrap();
+    let mut cutter = side.sender.open_streamed(Section::Full, 0..2).unwrap();
     let mut encoder = Encoder::new().unwrap();
     let mut cut = Vec::new();
     for count in 0..=4 {
@@ -418,8 +418,8 @@ fn wrong_planes_are_not_cut() {
         for codec in Codec::ALL {
             let whole = streaming(100).sender.open(&full_block(0..2)).unwrap();
             let mut side = streaming(100);
-            let growing = side.sender.open_growing(Section::Full, 0..2).unwrap();
-            for mut cutter in [whole, growing] {
+            let streamed = side.sender.open_streamed(Section::Full, 0..2).unwrap();
+            for mut cutter in [whole, streamed] {
                 let mut other = full_block(0..2);
                 change(&mut other);
                 let mut encoder = Encoder::new().unwrap();

@@ -94,8 +94,8 @@ struct Starting {
 
 impl Starting {
     fn new(node: Arc<Node>, model: Arc<Model>, asked: Asked, tokens: Vec<Token>) -> Self {
-        let batches = model.batches(kv_end(&tokens), asked.chunk);
-        let keep = Keep::new(&node.pages, &model.contract, &asked.terms, batches);
+        let chunking = model.chunking(kv_end(&tokens), asked.chunk);
+        let keep = Keep::new(&node.pages, &model.contract, &asked.terms, chunking);
         Self {
             node,
             model,

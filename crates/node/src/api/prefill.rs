@@ -36,8 +36,8 @@ pub(super) async fn prefill(
     let terms = request.terms.clone();
     let kv_end = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX) - 1;
     let tokens: Arc<[u32]> = request.tokens[..kv_end as usize].into();
-    let batches = model.batches(kv_end, request.chunk);
-    let keep = Keep::new(&node.pages, &model.contract, &terms, batches);
+    let chunking = model.chunking(kv_end, request.chunk);
+    let keep = Keep::new(&node.pages, &model.contract, &terms, chunking);
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let admission = model.admit_soon().await?;
@@ -108,7 +108,7 @@ fn offer(model: &Model, request: &PrefillRequest, keep: &Keep, tokens: &[Token])
             true => step_bytes(&model.contract, kv_end, request.chunk),
             false => 0,
         },
-        exact_end: model.batches(kv_end, request.chunk).complete(),
+        exact_end: model.chunking(kv_end, request.chunk).complete(),
     }
 }
 

@@ -27,32 +27,32 @@ use crate::sequence::{Computed, Input, SequenceId, StreamedBlock};
 pub(super) fn hand_out(
     engine: &mut dyn KvCache,
     sequence: &mut ActiveSequence,
-    mut copying: ChunkExport,
+    mut export: ChunkExport,
 ) -> Result<After, EngineError> {
-    let to = copying.full.rest.end;
+    let to = export.full.rest.end;
     let Work::Export(e) = &mut sequence.work else {
         return Ok(After::Keep);
     };
     let mut copied = 0;
-    while let Some(block) = copying.full.step(engine, sequence.place, &mut copied)? {
-        copying.blocks.push(block);
+    while let Some(block) = export.full.step(engine, sequence.place, &mut copied)? {
+        export.blocks.push(block);
     }
-    let mut is_whole = copying.full.is_over();
+    let mut is_whole = export.full.is_over();
     if let Some(window) = &mut e.window {
         if is_whole && copied + TARGET_BLOCK_BYTES <= SLICE_BYTES {
-            copying
+            export
                 .blocks
                 .extend(window.step(engine, sequence.place, to)?);
         }
         is_whole &= !window.lags(to);
     }
     if !is_whole {
-        e.stage = ExportStage::ChunkExport(copying);
+        e.stage = ExportStage::ChunkExport(export);
         return Ok(After::Keep);
     }
     let ChunkExport {
         blocks, computed, ..
-    } = copying;
+    } = export;
     Ok(deliver(sequence, blocks, to, computed))
 }
 
@@ -90,12 +90,12 @@ pub(super) fn hand_out_filled(
             window.join(engine.contract(), rows);
         }
     }
-    let copying = ChunkExport {
+    let export = ChunkExport {
         blocks,
         full: FullOut::of(engine.contract(), to..to),
         computed,
     };
-    hand_out(engine, sequence, copying)
+    hand_out(engine, sequence, export)
 }
 
 /// Gives the blocks of the chunk up to `to` to be sent.
@@ -157,13 +157,13 @@ impl EngineLoop {
         let begun = Instant::now();
         match &mut sequence.work {
             Work::Export(e) => match &mut e.stage {
-                ExportStage::ChunkExport(copying) => {
-                    let copying = ChunkExport {
-                        blocks: std::mem::take(&mut copying.blocks),
-                        full: copying.full.take(),
-                        computed: copying.computed,
+                ExportStage::ChunkExport(export) => {
+                    let export = ChunkExport {
+                        blocks: std::mem::take(&mut export.blocks),
+                        full: export.full.take(),
+                        computed: export.computed,
                     };
-                    return hand_out(engine, sequence, copying);
+                    return hand_out(engine, sequence, export);
                 }
                 ExportStage::PuttingBack(taking) => {
                     let is_back = put_back(engine, place, taking)?;

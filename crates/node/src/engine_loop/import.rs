@@ -80,8 +80,8 @@ impl EngineLoop {
         };
         if exact {
             // They may have ended before the place that was chosen.
-            let batches = sequence.batches(self.engine.tail_tokens());
-            let goes_on_at = batches.goes_on_at(self.engine.held(sequence.place));
+            let chunking = sequence.chunking(self.engine.tail_tokens());
+            let goes_on_at = chunking.goes_on_at(self.engine.held(sequence.place));
             self.engine.truncate(sequence.place, goes_on_at);
         }
         let held = self.engine.held(sequence.place);
@@ -226,7 +226,7 @@ impl EngineLoop {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
         };
-        let batches = sequence.batches(self.engine.tail_tokens());
+        let chunking = sequence.chunking(self.engine.tail_tokens());
         let kv_end = sequence.kv_end();
         let last = sequence.tokens[kv_end as usize];
         let Work::Generate(g) = &mut sequence.work else {
@@ -242,7 +242,7 @@ impl EngineLoop {
         }
         let held = self.engine.held(sequence.place);
         // The rows that follow are to be those of an undisturbed prefill, to the bit.
-        let goes_on_at = batches.goes_on_at(held);
+        let goes_on_at = chunking.goes_on_at(held);
         self.engine.truncate(sequence.place, goes_on_at);
         let held = self.engine.held(sequence.place);
         // Pages of this node are in place before anything is sent, as far as they came.

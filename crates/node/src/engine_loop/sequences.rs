@@ -159,7 +159,7 @@ impl ActiveSequence {
     }
 
     /// How it is computed by an engine that computes its end in steps of `tail` tokens.
-    pub(super) fn batches(&self, tail: u32) -> Chunking {
+    pub(super) fn chunking(&self, tail: u32) -> Chunking {
         Chunking {
             kv_end: self.kv_end(),
             chunk: self.chunk,

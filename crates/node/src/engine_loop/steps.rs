@@ -71,7 +71,7 @@ impl EngineLoop {
             },
             Work::Retire { .. } => return self.retire_slice(id),
         };
-        let range = sequence.batches(self.engine.tail_tokens()).at(next);
+        let range = sequence.chunking(self.engine.tail_tokens()).at(next);
         let start = Instant::now();
         let last = range.end == sequence.kv_end();
         let tokens = &sequence.tokens[range.start as usize..range.end as usize];
@@ -106,12 +106,12 @@ impl EngineLoop {
         let kv_end = sequence.kv_end();
         match &mut sequence.work {
             Work::Export(_) => {
-                let copying = ChunkExport {
+                let export = ChunkExport {
                     blocks: Vec::new(),
                     full: FullOut::of(self.engine.contract(), range),
                     computed: Instant::now(),
                 };
-                hand_out(self.engine.as_mut(), sequence, copying)
+                hand_out(self.engine.as_mut(), sequence, export)
             }
             Work::Retire { .. } => Ok(After::Keep),
             Work::Generate(g) => {

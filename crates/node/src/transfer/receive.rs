@@ -1,7 +1,7 @@
 //! The receiving end of a handoff on real connections.
 //!
-//! Each handoff has one owner (`pump`), which applies blocks and answers; its connection has a reader
-//! (`stream`), which checks and decodes. A connection that breaks leaves the owner
+//! Each handoff has one owner (`pump`), which applies blocks and answers; its connection has a
+//! `reader`, which checks and decodes. A connection that breaks leaves the owner
 //! waiting for another one for a limited time; what was applied stays.
 
 mod pump;

@@ -124,7 +124,7 @@ fn waiting_with(
     };
     let tokenizer = Arc::clone(&model.tokenizer);
     let sequence = GenerateSequence {
-        request: format!("job-{}", id.0),
+        request: format!("request-{}", id.0),
         tokens: tokens.to_vec(),
         chunk: 16,
         source: Source::Remote,
@@ -139,7 +139,7 @@ fn waiting_with(
             &PageStore::open(&pages()).unwrap(),
             &model.contract,
             &HandoffTerms::default(),
-            model.batches(0, 16),
+            model.chunking(0, 16),
         ),
         retire: None,
         generation: Generation::new(&params, tokenizer, &model.constraints).unwrap(),
@@ -287,7 +287,7 @@ fn reading(model: &Arc<Model>, tokens: &[u32]) -> (SequenceId, mpsc::Receiver<In
     let id = admission.sequence;
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let sequence = PrefillSequence {
-        request: format!("job-{}", id.0),
+        request: format!("request-{}", id.0),
         tokens: tokens.to_vec(),
         chunk: 16,
         seeded: false,

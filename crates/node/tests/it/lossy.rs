@@ -318,12 +318,12 @@ fn pass_through(contract: &Contract, codec: Codec, block: &mut KvBlock) {
 }
 
 /// What a request of this quality keeps and finds.
-fn keep(store: &PageStore, contract: &Arc<Contract>, batches: Chunking, quality: Quality) -> Keep {
+fn keep(store: &PageStore, contract: &Arc<Contract>, chunking: Chunking, quality: Quality) -> Keep {
     let terms = HandoffTerms {
         quality,
         ..HandoffTerms::default()
     };
-    Keep::new(store, contract, &terms, batches)
+    Keep::new(store, contract, &terms, chunking)
 }
 
 fn in_memory() -> PageStore {
@@ -372,7 +372,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
     const BLOCKS: [std::ops::Range<u32>; 3] = [0..40, 40..100, 100..128];
     let contract = full_only();
     let tokens: Arc<[u32]> = prompt(128).into();
-    let batches = Chunking {
+    let chunking = Chunking {
         kv_end: 128,
         chunk: 32,
         tail: 32,
@@ -383,7 +383,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
         .flat_map(|a| all.iter().flat_map(move |b| all.map(|c| [*a, *b, c])))
     {
         let store = in_memory();
-        let keep = |quality| keep(&store, &contract, batches, quality);
+        let keep = |quality| keep(&store, &contract, chunking, quality);
         let mut tail = Tail::default();
         for (range, codec) in BLOCKS.into_iter().zip(codecs) {
             let block = Arc::new(full_block(&contract, range));
@@ -419,7 +419,7 @@ async fn a_page_of_several_blocks_is_as_lossy_as_the_worst_of_them() {
 async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
     let contract = full_only();
     let tokens: Arc<[u32]> = prompt(256).into();
-    let batches = Chunking {
+    let chunking = Chunking {
         kv_end: 256,
         chunk: 64,
         tail: 64,
@@ -430,7 +430,7 @@ async fn a_fault_forgets_lossy_pages_and_what_came_with_them() {
         .zip([0, 0, 128, 128])
     {
         let store = in_memory();
-        let keep = |quality| keep(&store, &contract, batches, quality);
+        let keep = |quality| keep(&store, &contract, chunking, quality);
         let block = Arc::new(full_block(&contract, 0..256));
         for codec in Codec::ALL {
             let keep = keep(Quality::Q8);

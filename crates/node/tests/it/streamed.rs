@@ -591,7 +591,7 @@ async fn a_cut_in_the_middle_of_a_step_beyond_the_credit() {
 
 /// The decode node has the first page of a chunk, and the prefill node has not.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_lacked_of_a_block_that_grows_comes_with_its_chunk() {
+async fn what_is_lacked_of_a_streamed_block_comes_with_its_chunk() {
     let config = FakeConfig {
         prefill_tokens: 128,
         by_layer: true,
@@ -619,7 +619,7 @@ async fn what_is_lacked_of_a_block_that_grows_comes_with_its_chunk() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_overlap_nothing_grows() {
+async fn without_overlap_nothing_is_streamed() {
     for config in models() {
         let mut plan = Plan::new(&config, endless());
         plan.deal.terms.overlap = false;
@@ -723,7 +723,7 @@ async fn a_node_that_dies_in_the_middle_of_a_step_costs_time_and_not_the_answer(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_conversation_goes_on_with_blocks_that_grow() {
+async fn a_conversation_goes_on_with_streamed_blocks() {
     for config in models() {
         let mut plan = Plan::new(&config, super::cluster::limits());
         plan.deal.terms.reuse = Reuse::All;

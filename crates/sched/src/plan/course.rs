@@ -3,7 +3,7 @@
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
 use serde::Serialize;
 
-use super::{Job, Judged, Way};
+use super::{Judged, Way, Workload};
 use crate::cost::{Missing, Speed};
 use crate::profile::{Link, Machine, Model};
 
@@ -38,7 +38,7 @@ pub struct Course {
     pub way: Way,
     /// The machines that have something to do.
     pub machines: Vec<String>,
-    /// Works an hour, each of which needs all jobs, once it runs evenly.
+    /// Works an hour, each of which needs all workloads, once it runs evenly.
     pub per_hour: f64,
     /// Who does what.
     pub parts: Vec<Part>,
@@ -55,8 +55,8 @@ pub struct Course {
 /// What is to be planned: a course of so many works.
 #[derive(Debug, Clone)]
 pub struct Wanted<'a> {
-    /// The jobs of each work.
-    pub jobs: Vec<Job<'a>>,
+    /// The workloads of each work.
+    pub workloads: Vec<Workload<'a>>,
     /// How many works.
     pub works: f64,
     /// Most sequences that a machine decodes at once.
@@ -141,16 +141,16 @@ struct Able {
     serves: bool,
 }
 
-/// A flow of works of a job.
+/// A flow of works of a workload.
 #[derive(Debug, Clone, Copy)]
 struct Flow {
-    job: usize,
+    workload: usize,
     /// Who prefills for it, if another machine does.
     from: Option<usize>,
     by: usize,
 }
 
-/// What a machine takes for one work of a job, in seconds.
+/// What a machine takes for one work of a workload, in seconds.
 struct Cost {
     /// Of the part that differs.
     prefill: f64,
@@ -171,16 +171,16 @@ impl Fleet<'_> {
     /// The flows that give most works an hour.
     ///
     /// # Errors
-    /// If no machine has the figures for some job.
+    /// If no machine has the figures for some workload.
     fn solve(&self, way: Way) -> Result<Course, Missing> {
         let mut costs = Vec::new();
-        for job in &self.wanted.jobs {
-            let of = (0..self.machines.len()).map(|m| self.cost(m, job));
+        for workload in &self.wanted.workloads {
+            let of = (0..self.machines.len()).map(|m| self.cost(m, workload));
             costs.push(of.collect::<Vec<_>>());
         }
         let flows = self.flows(&costs);
-        for (job, costs) in costs.iter().enumerate() {
-            if flows.iter().all(|flow| flow.job != job) {
+        for (workload, costs) in costs.iter().enumerate() {
+            if flows.iter().all(|flow| flow.workload != workload) {
                 let missing = costs.iter().find_map(|cost| cost.as_ref().err());
                 return Err(missing.cloned().unwrap_or(Missing::Flow));
             }
@@ -195,21 +195,21 @@ impl Fleet<'_> {
     }
 
     /// # Errors
-    /// If the machine lacks figures for the job's model.
-    fn cost(&self, machine: usize, job: &Job<'_>) -> Result<Cost, Missing> {
-        let speed = Speed::new(self.machines[machine], job.model)?;
-        let batch = self.batch(machine, job)?;
+    /// If the machine lacks figures for the workload's model.
+    fn cost(&self, machine: usize, workload: &Workload<'_>) -> Result<Cost, Missing> {
+        let speed = Speed::new(self.machines[machine], workload.model)?;
+        let batch = self.batch(machine, workload)?;
         Ok(Cost {
-            prefill: speed.prefill_s(job.shared, job.prompt - job.shared),
-            decode: speed.decode_s(batch, job.prompt, job.answer) / batch,
+            prefill: speed.prefill_s(workload.shared, workload.prompt - workload.shared),
+            decode: speed.decode_s(batch, workload.prompt, workload.answer) / batch,
             batch,
             notes: match batch < self.wanted.batch.min(self.wanted.works) {
                 true => [
-                    speed.notes(job.prompt, batch),
-                    vec![self.few(machine, job, batch)],
+                    speed.notes(workload.prompt, batch),
+                    vec![self.few(machine, workload, batch)],
                 ]
                 .concat(),
-                false => speed.notes(job.prompt, batch),
+                false => speed.notes(workload.prompt, batch),
             },
         })
     }
@@ -218,15 +218,15 @@ impl Fleet<'_> {
     ///
     /// # Errors
     /// If there is no room for the weights.
-    fn batch(&self, machine: usize, job: &Job<'_>) -> Result<f64, Missing> {
+    fn batch(&self, machine: usize, workload: &Workload<'_>) -> Result<f64, Missing> {
         let machine = self.machines[machine];
-        let mut models: Vec<&Model> = self.wanted.jobs.iter().map(|j| j.model).collect();
+        let mut models: Vec<&Model> = self.wanted.workloads.iter().map(|j| j.model).collect();
         models.sort_by(|a, b| a.name.cmp(&b.name));
         models.dedup_by(|a, b| a.name == b.name);
         let weights: f64 = models.iter().map(|model| model.weights_gb).sum();
         let room = machine.memory_gb * MEMORY_SHARE - weights;
-        let each = job.model.kv_bytes(job.prompt + job.answer) / 1e9;
-        let fits = (room / self.wanted.jobs.len() as f64 / each.max(1e-9)).floor();
+        let each = workload.model.kv_bytes(workload.prompt + workload.answer) / 1e9;
+        let fits = (room / self.wanted.workloads.len() as f64 / each.max(1e-9)).floor();
         if fits < 1.0 {
             let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
             return Err(Missing::Memory {
@@ -240,7 +240,7 @@ impl Fleet<'_> {
     /// All flows that are possible.
     fn flows(&self, costs: &[Vec<Result<Cost, Missing>>]) -> Vec<Flow> {
         let mut flows = Vec::new();
-        for (job, costs) in costs.iter().enumerate() {
+        for (workload, costs) in costs.iter().enumerate() {
             let able = |m: &usize| costs[*m].is_ok();
             for by in (0..self.machines.len()).filter(able) {
                 let from = (0..self.machines.len()).filter(able);
@@ -248,14 +248,14 @@ impl Fleet<'_> {
                 let from = from.filter(|m| *m != by).map(Some);
                 let whole = self.able[by].serves.then_some(None);
                 let each = whole.into_iter().chain(from);
-                flows.extend(each.map(|from| Flow { job, from, by }));
+                flows.extend(each.map(|from| Flow { workload, from, by }));
             }
         }
         flows
     }
 
-    fn few(&self, machine: usize, job: &Job<'_>, batch: f64) -> String {
-        let (machine, model) = (&self.machines[machine].name, &job.model.name);
+    fn few(&self, machine: usize, workload: &Workload<'_>, batch: f64) -> String {
+        let (machine, model) = (&self.machines[machine].name, &workload.model.name);
         format!("{machine} with {model}: memory has room for {batch:.0} sequences at once")
     }
 }
@@ -268,7 +268,7 @@ struct Usage<'a> {
 
 impl Usage<'_> {
     fn cost(&self, flow: Flow, machine: usize) -> Option<&Cost> {
-        self.costs[flow.job][machine].as_ref().ok()
+        self.costs[flow.workload][machine].as_ref().ok()
     }
 
     /// Seconds of prefill and of decode that a work of a flow takes of a machine.
@@ -284,8 +284,10 @@ impl Usage<'_> {
 
     /// Seconds that a work of a flow takes of the link out of a machine and into it.
     fn crossing(&self, flow: Flow, machine: usize) -> (f64, f64) {
-        let job = &self.fleet.wanted.jobs[flow.job];
-        let (bytes, rest) = job.model.handoff_bytes(job.shared, job.prompt);
+        let workload = &self.fleet.wanted.workloads[flow.workload];
+        let (bytes, rest) = workload
+            .model
+            .handoff_bytes(workload.shared, workload.prompt);
         let seconds = (bytes + rest) / (self.fleet.link.goodput_gb_s * 1e9);
         let of = |is: bool| if is { seconds } else { 0.0 };
         let crosses = flow.from.is_some();
@@ -295,18 +297,18 @@ impl Usage<'_> {
         )
     }
 
-    /// Works a second of each flow: most works of which each job is done, in the time that each machine and link has.
+    /// Works a second of each flow: most works of which each workload is done, in the time that each machine and link has.
     fn best(&self, flows: &[Flow]) -> Option<Vec<f64>> {
         let mut problem = Problem::new(OptimizationDirection::Maximize);
         let any = (0.0, f64::INFINITY);
         let works = problem.add_var(1.0, any);
         let variables: Vec<Variable> = flows.iter().map(|_| problem.add_var(0.0, any)).collect();
         let each = || flows.iter().zip(&variables);
-        for job in 0..self.costs.len() {
+        for workload in 0..self.costs.len() {
             let mut sum = LinearExpr::empty();
             sum.add(works, -1.0);
             each()
-                .filter(|(flow, _)| flow.job == job)
+                .filter(|(flow, _)| flow.workload == workload)
                 .for_each(|(_, variable)| sum.add(*variable, 1.0));
             problem.add_constraint(sum, ComparisonOp::Eq, 0.0);
         }
@@ -340,7 +342,7 @@ impl Usage<'_> {
         } = self.fleet;
         let rate: f64 = flowing
             .iter()
-            .filter(|(flow, _)| flow.job == 0)
+            .filter(|(flow, _)| flow.workload == 0)
             .map(|(_, rate)| rate)
             .sum();
         let (mut parts, mut notes, mut bound_by, mut used) = (vec![], vec![], vec![], vec![]);
@@ -385,24 +387,29 @@ impl Usage<'_> {
             watt_hours: self.watt_hours(&parts, rate),
             parts,
             bound_by,
-            is_built: wanted.jobs.iter().all(|job| way.is_built_for(job.model)),
+            is_built: wanted
+                .workloads
+                .iter()
+                .all(|workload| way.is_built_for(workload.model)),
             notes,
         }
     }
 
     /// What a machine does for each model.
     fn parts(&self, machine: usize, flowing: &[(Flow, f64)]) -> Vec<Part> {
-        let jobs = self.fleet.wanted.jobs.iter().enumerate();
-        let part = |(job, of): (usize, &Job<'_>)| {
+        let workloads = self.fleet.wanted.workloads.iter().enumerate();
+        let part = |(workload, of): (usize, &Workload<'_>)| {
             let mut part = Part {
                 machine: self.fleet.machines[machine].name.clone(),
                 model: of.model.name.clone(),
                 prefill: 0.0,
                 decode: 0.0,
                 serve: 0.0,
-                batch: self.costs[job][machine].as_ref().map_or(0.0, |c| c.batch),
+                batch: self.costs[workload][machine]
+                    .as_ref()
+                    .map_or(0.0, |c| c.batch),
             };
-            for (flow, rate) in flowing.iter().filter(|(flow, _)| flow.job == job) {
+            for (flow, rate) in flowing.iter().filter(|(flow, _)| flow.workload == workload) {
                 let (prefill, decode) = self.time(*flow, machine);
                 match flow.from {
                     None => part.serve += (prefill + decode) * rate,
@@ -414,7 +421,7 @@ impl Usage<'_> {
             }
             part
         };
-        let parts = jobs.map(part);
+        let parts = workloads.map(part);
         parts
             .filter(|p| p.prefill + p.decode + p.serve > 1e-6)
             .collect()
@@ -424,12 +431,12 @@ impl Usage<'_> {
         let of = flowing.iter().filter(|(flow, rate)| {
             *rate > 0.0 && (flow.by == machine || flow.from == Some(machine))
         });
-        let mut jobs: Vec<usize> = of.map(|(flow, _)| flow.job).collect();
-        jobs.sort_unstable();
-        jobs.dedup();
-        let costs = jobs
+        let mut workloads: Vec<usize> = of.map(|(flow, _)| flow.workload).collect();
+        workloads.sort_unstable();
+        workloads.dedup();
+        let costs = workloads
             .iter()
-            .filter_map(|job| self.costs[*job][machine].as_ref().ok());
+            .filter_map(|workload| self.costs[*workload][machine].as_ref().ok());
         costs.flat_map(|cost| cost.notes.clone()).collect()
     }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Job, Judged, Way};
+use super::{Judged, Way, Workload};
 use crate::cost::{Missing, Speed, transfer_end_s};
 use crate::profile::{Link, Machine};
 
@@ -45,11 +45,12 @@ pub struct Answered {
 pub fn request(
     machines: &[&Machine],
     link: &Link,
-    job: &Job<'_>,
+    workload: &Workload<'_>,
     chunk: f64,
 ) -> Vec<Judged<Answered>> {
     let alone = |machine: &&Machine| {
-        let made = Speed::new(machine, job.model).map(|speed| served_alone(&speed, job, 1.0));
+        let made =
+            Speed::new(machine, workload.model).map(|speed| served_alone(&speed, workload, 1.0));
         Judged::of(Way::Alone, &[machine], made)
     };
     // Of equal machines one is enough.
@@ -68,8 +69,9 @@ pub fn request(
             .iter()
             .flat_map(|p| machines.iter().map(move |d| [*p, *d]));
         let pairs = pairs.filter(|[p, d]| p.name != d.name).map(|[p, d]| {
-            let speeds = Speed::new(p, job.model).and_then(|p| Ok([p, Speed::new(d, job.model)?]));
-            let made = speeds.map(|[p, d]| serve([&p, &d], link, job, chunk));
+            let speeds =
+                Speed::new(p, workload.model).and_then(|p| Ok([p, Speed::new(d, workload.model)?]));
+            let made = speeds.map(|[p, d]| serve([&p, &d], link, workload, chunk));
             Judged::of(way, &[p, d], made)
         });
         let end = |judged: &Judged<Answered>| judged.known().map_or(f64::INFINITY, |a| a.end_s);
@@ -78,7 +80,7 @@ pub fn request(
     ways
 }
 
-type Together = fn([&Speed<'_>; 2], &Link, &Job<'_>, f64) -> Answered;
+type Together = fn([&Speed<'_>; 2], &Link, &Workload<'_>, f64) -> Answered;
 
 fn phase(on: &str, what: &'static str, from_s: f64, to_s: f64) -> Phase {
     Phase {
@@ -91,11 +93,11 @@ fn phase(on: &str, what: &'static str, from_s: f64, to_s: f64) -> Phase {
 
 /// What one machine takes, which decodes a batch at once.
 #[must_use]
-pub fn served_alone(speed: &Speed<'_>, job: &Job<'_>, batch: f64) -> Answered {
+pub fn served_alone(speed: &Speed<'_>, workload: &Workload<'_>, batch: f64) -> Answered {
     let name = &speed.machine.name;
-    let prefilled = speed.prefill_s(0.0, job.prompt);
-    let first = prefilled + speed.step_s(batch, job.prompt);
-    let end = prefilled + speed.decode_s(batch, job.prompt, job.answer);
+    let prefilled = speed.prefill_s(0.0, workload.prompt);
+    let first = prefilled + speed.step_s(batch, workload.prompt);
+    let end = prefilled + speed.decode_s(batch, workload.prompt, workload.answer);
     Answered {
         way: Way::Alone,
         machines: vec![name.clone()],
@@ -106,7 +108,7 @@ pub fn served_alone(speed: &Speed<'_>, job: &Job<'_>, batch: f64) -> Answered {
         first_token_s: first,
         end_s: end,
         is_built: true,
-        notes: speed.notes(job.prompt, batch),
+        notes: speed.notes(workload.prompt, batch),
     }
 }
 
@@ -125,16 +127,21 @@ fn chunks(speed: &Speed<'_>, prompt: f64, chunk: f64) -> Vec<(f64, f64, f64)> {
 
 /// What a pair takes that streams the cache while the prefill runs. The decode machine computes the last token itself.
 #[must_use]
-pub fn served_by_pair([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk: f64) -> Answered {
+pub fn served_by_pair(
+    [p, d]: [&Speed<'_>; 2],
+    link: &Link,
+    workload: &Workload<'_>,
+    chunk: f64,
+) -> Answered {
     let asked = link.round_trip_ms / 1e3;
-    let chunks = chunks(p, job.prompt, chunk);
+    let chunks = chunks(p, workload.prompt, chunk);
     let prefilled = asked + chunks.last().map_or(0.0, |c| c.1);
-    let (_, rest) = p.model.handoff_bytes(0.0, job.prompt);
+    let (_, rest) = p.model.handoff_bytes(0.0, workload.prompt);
     let arrived = asked + transfer_end_s(&chunks, rest, p.model.cached_layers(), link);
     let first_layer = chunks.first().map_or(0.0, |c| {
         (c.1 - c.0) / f64::from(p.model.cached_layers().max(1))
     });
-    let end = arrived + d.decode_s(1.0, job.prompt, job.answer);
+    let end = arrived + d.decode_s(1.0, workload.prompt, workload.answer);
     let (from, to) = (&p.machine.name, &d.machine.name);
     Answered {
         way: Way::Pair,
@@ -144,20 +151,28 @@ pub fn served_by_pair([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk
             phase("link", "transfer", asked + first_layer, arrived),
             phase(to, "decode", arrived, end),
         ],
-        first_token_s: arrived + d.step_s(1.0, job.prompt),
+        first_token_s: arrived + d.step_s(1.0, workload.prompt),
         end_s: end,
         is_built: Way::Pair.is_built_for(p.model),
-        notes: [p.notes(job.prompt, 1.0), d.notes(job.prompt, 1.0)].concat(),
+        notes: [p.notes(workload.prompt, 1.0), d.notes(workload.prompt, 1.0)].concat(),
     }
 }
 
 /// What a pair takes of which the first machine computes the first layers of each chunk, the second the others.
 ///
 /// The best number of layers is taken. Hidden states cross once for each chunk, the cache of the first layers follows.
-fn served_by_layers([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk: f64) -> Answered {
+fn served_by_layers(
+    [p, d]: [&Speed<'_>; 2],
+    link: &Link,
+    workload: &Workload<'_>,
+    chunk: f64,
+) -> Answered {
     let layers = p.model.cached_layers().max(1);
     let of_all = |n: u32| f64::from(n) / f64::from(layers);
-    let (on_p, on_d) = (chunks(p, job.prompt, chunk), chunks(d, job.prompt, chunk));
+    let (on_p, on_d) = (
+        chunks(p, workload.prompt, chunk),
+        chunks(d, workload.prompt, chunk),
+    );
     let goodput = link.goodput_gb_s * 1e9;
     let pass = |share: f64| {
         let (mut p_free, mut d_free, mut sent) = (0.0_f64, 0.0_f64, 0.0_f64);
@@ -173,9 +188,9 @@ fn served_by_layers([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk: 
     let count = (1..layers).min_by(by_end).unwrap_or(layers);
     let share = of_all(count);
     let (p_end, arrived) = pass(share);
-    let end = arrived + d.decode_s(1.0, job.prompt, job.answer);
+    let end = arrived + d.decode_s(1.0, workload.prompt, workload.answer);
     let (from, to) = (&p.machine.name, &d.machine.name);
-    let mut notes = [p.notes(job.prompt, 1.0), d.notes(job.prompt, 1.0)].concat();
+    let mut notes = [p.notes(workload.prompt, 1.0), d.notes(workload.prompt, 1.0)].concat();
     notes.push(format!("{count} of {layers} layers on {from}"));
     Answered {
         way: Way::LayerSplit,
@@ -185,7 +200,7 @@ fn served_by_layers([p, d]: [&Speed<'_>; 2], link: &Link, job: &Job<'_>, chunk: 
             phase(to, "prefill", 0.0, arrived),
             phase(to, "decode", arrived, end),
         ],
-        first_token_s: arrived + d.step_s(1.0, job.prompt),
+        first_token_s: arrived + d.step_s(1.0, workload.prompt),
         end_s: end,
         is_built: Way::LayerSplit.is_built_for(p.model),
         notes,
@@ -210,18 +225,18 @@ pub struct BreakEven {
 pub fn break_even(
     [prefill, decode]: [&Machine; 2],
     link: &Link,
-    job: &Job<'_>,
+    workload: &Workload<'_>,
     chunk: f64,
 ) -> Result<BreakEven, Missing> {
-    let p = Speed::new(prefill, job.model)?;
-    let d = Speed::new(decode, job.model)?;
+    let p = Speed::new(prefill, workload.model)?;
+    let d = Speed::new(decode, workload.model)?;
     let pays = |prompt: f64| {
-        let job = Job {
+        let workload = Workload {
             prompt,
-            ..job.clone()
+            ..workload.clone()
         };
-        let pair = served_by_pair([&p, &d], link, &job, chunk);
-        pair.end_s < served_alone(&d, &job, 1.0).end_s
+        let pair = served_by_pair([&p, &d], link, &workload, chunk);
+        pair.end_s < served_alone(&d, &workload, 1.0).end_s
     };
     let up_to = p.measured_to().min(d.measured_to()).floor();
     // Down in steps of a fifth, then between two of them by halves.

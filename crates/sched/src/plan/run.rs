@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::Job;
+use super::Workload;
 use crate::cost::{Missing, Speed};
 use crate::profile::{Link, Machine};
 
@@ -19,15 +19,15 @@ pub struct Setup<'a> {
     pub machines: Vec<&'a Machine>,
     /// The link between any two of them.
     pub link: &'a Link,
-    /// The jobs of each work.
-    pub jobs: Vec<Job<'a>>,
-    /// For each job who prefills for others; nobody where each machine does so for itself.
+    /// The workloads of each work.
+    pub workloads: Vec<Workload<'a>>,
+    /// For each workload who prefills for others; nobody where each machine does so for itself.
     pub prefill: Vec<Vec<usize>>,
-    /// For each job who decodes.
+    /// For each workload who decodes.
     pub decode: Vec<Vec<usize>>,
     /// How many works.
     pub works: u32,
-    /// Answers of a job that a machine writes at once.
+    /// Answers of a workload that a machine writes at once.
     pub batch: u32,
     /// New tokens of one step of prefill.
     pub chunk: f64,
@@ -38,8 +38,9 @@ pub struct Setup<'a> {
 pub struct Served {
     /// Which work.
     pub work: u32,
-    /// Which job.
-    pub job: usize,
+    /// Which workload.
+    #[serde(rename = "job")]
+    pub workload: usize,
     /// Who prefills.
     pub prefill_on: String,
     /// Who decodes.
@@ -108,10 +109,10 @@ struct Entry {
     from: f64,
 }
 
-/// What one machine does for one job: a thread of a node.
+/// What one machine does for one workload: a thread of a node.
 struct Worker<'a> {
     machine: usize,
-    job: usize,
+    workload: usize,
     speed: Speed<'a>,
     /// In the order in which they came.
     entries: Vec<Entry>,
@@ -139,7 +140,7 @@ struct Run<'a> {
     machines: Vec<f64>,
     /// When what was given to the link out of each machine has left.
     links: Vec<f64>,
-    /// Works that wait, by job.
+    /// Works that wait, by workload.
     waiting: Vec<VecDeque<u32>>,
     open: Vec<Served>,
     /// What is known to end, and when.
@@ -158,12 +159,14 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(setup: &'a Setup<'a>) -> Result<Self, Missing> {
         let mut workers = Vec::new();
-        for (job, of) in setup.jobs.iter().enumerate() {
+        for (workload, of) in setup.workloads.iter().enumerate() {
             for machine in 0..setup.machines.len() {
-                if setup.prefill[job].contains(&machine) || setup.decode[job].contains(&machine) {
+                if setup.prefill[workload].contains(&machine)
+                    || setup.decode[workload].contains(&machine)
+                {
                     workers.push(Worker {
                         machine,
-                        job,
+                        workload,
                         speed: Speed::new(setup.machines[machine], of.model)?,
                         entries: Vec::new(),
                         last: None,
@@ -176,7 +179,7 @@ impl<'a> Run<'a> {
         Ok(Self {
             machines: vec![0.0; setup.machines.len()],
             links: vec![0.0; setup.machines.len()],
-            waiting: vec![(0..setup.works).collect(); setup.jobs.len()],
+            waiting: vec![(0..setup.works).collect(); setup.workloads.len()],
             open: Vec::new(),
             ends: Vec::new(),
             prefills: vec![0; workers.len()],
@@ -190,49 +193,49 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn worker(&self, machine: usize, job: usize) -> usize {
+    fn worker(&self, machine: usize, workload: usize) -> usize {
         let found = self
             .workers
             .iter()
-            .position(|w| (w.machine, w.job) == (machine, job));
+            .position(|w| (w.machine, w.workload) == (machine, workload));
         found.unwrap_or(0)
     }
 
     /// Starts what has a place, the least busy one.
     fn dispatch(&mut self) {
-        for job in 0..self.setup.jobs.len() {
-            while let Some(&work) = self.waiting[job].front() {
-                let Some((prefill, decode)) = self.places(job) else {
+        for workload in 0..self.setup.workloads.len() {
+            while let Some(&work) = self.waiting[workload].front() {
+                let Some((prefill, decode)) = self.places(workload) else {
                     break;
                 };
-                self.waiting[job].pop_front();
-                self.begin(work, job, prefill, decode);
+                self.waiting[workload].pop_front();
+                self.begin(work, workload, prefill, decode);
             }
         }
     }
 
-    /// The workers that would prefill and decode another request of a job, if there is a place.
-    fn places(&self, job: usize) -> Option<(usize, usize)> {
+    /// The workers that would prefill and decode another request of a workload, if there is a place.
+    fn places(&self, workload: usize) -> Option<(usize, usize)> {
         let places = self.setup.batch;
         let of = |machines: &[usize], busy: &[u32], most: u32| {
-            let workers = machines.iter().map(|m| self.worker(*m, job));
+            let workers = machines.iter().map(|m| self.worker(*m, workload));
             let free = workers.filter(|w| busy[*w] < most);
             free.min_by_key(|w| busy[*w])
         };
-        let decode = of(&self.setup.decode[job], &self.decodes, places)?;
-        if self.setup.prefill[job].is_empty() {
+        let decode = of(&self.setup.decode[workload], &self.decodes, places)?;
+        if self.setup.prefill[workload].is_empty() {
             return Some((decode, decode));
         }
-        let prefill = of(&self.setup.prefill[job], &self.prefills, places)?;
+        let prefill = of(&self.setup.prefill[workload], &self.prefills, places)?;
         Some((prefill, decode))
     }
 
-    fn begin(&mut self, work: u32, job: usize, prefill: usize, decode: usize) {
+    fn begin(&mut self, work: u32, workload: usize, prefill: usize, decode: usize) {
         let request = self.open.len();
         let is_there =
             |(of, at): &((usize, usize), f64)| *of == (prefill, decode) && *at <= self.now;
         let have = match self.shared.iter().any(is_there) {
-            true => self.setup.jobs[job].shared,
+            true => self.setup.workloads[workload].shared,
             false => 0.0,
         };
         let name = |worker: usize| {
@@ -242,7 +245,7 @@ impl<'a> Run<'a> {
         };
         self.open.push(Served {
             work,
-            job,
+            workload,
             prefill_on: name(prefill),
             decode_on: name(decode),
             begins_s: self.now,
@@ -340,13 +343,13 @@ impl<'a> Run<'a> {
 
     fn chunk(&mut self, worker: usize, place: usize, at: f64) -> f64 {
         let w = &self.workers[worker];
-        let (machine, job) = (w.machine, &self.setup.jobs[w.job]);
+        let (machine, workload) = (w.machine, &self.setup.workloads[w.workload]);
         let entry = w.entries[place].clone();
         let Task::Prefill { have, to } = entry.task else {
             return at;
         };
         // The last token is the first that the decode machine computes.
-        let whole = job.prompt - 1.0;
+        let whole = workload.prompt - 1.0;
         let part = self.setup.chunk.min(whole - have);
         let seconds = w.speed.prefill_s(have, part);
         let (begins, ends) = self.compute(machine, at, seconds);
@@ -366,7 +369,7 @@ impl<'a> Run<'a> {
         }
         w.entries.remove(place);
         self.shared.push(((worker, to.unwrap_or(worker)), arrived));
-        let (prompt, answer) = (job.prompt, job.answer);
+        let (prompt, answer) = (workload.prompt, workload.answer);
         self.workers[to.unwrap_or(worker)].entries.push(Entry {
             request: entry.request,
             task: Task::Decode {

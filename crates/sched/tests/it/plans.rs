@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tandem_sched::cost::Speed;
-use tandem_sched::plan::{self, Course, Job, Judged, Wanted, Way};
+use tandem_sched::plan::{self, Course, Judged, Wanted, Way, Workload};
 use tandem_sched::profile::{Catalogue, Link, Machine, Model};
 
 const CHUNK: f64 = 2048.0;
@@ -11,8 +11,8 @@ fn catalogue() -> Catalogue {
     Catalogue::built_in().unwrap()
 }
 
-fn job(model: &Model, prompt: f64, answer: f64) -> Job<'_> {
-    Job {
+fn workload(model: &Model, prompt: f64, answer: f64) -> Workload<'_> {
+    Workload {
         model,
         prompt,
         shared: 0.0,
@@ -21,8 +21,8 @@ fn job(model: &Model, prompt: f64, answer: f64) -> Job<'_> {
 }
 
 /// Seconds of one answer by a way.
-fn seconds(way: Way, machines: &[&Machine], link: &Link, job: &Job<'_>) -> f64 {
-    let ways = plan::request(machines, link, job, CHUNK);
+fn seconds(way: Way, machines: &[&Machine], link: &Link, workload: &Workload<'_>) -> f64 {
+    let ways = plan::request(machines, link, workload, CHUNK);
     let known = ways.iter().filter_map(Judged::known);
     let of = known.filter(|answered| answered.way == way);
     of.map(|answered| answered.end_s)
@@ -104,14 +104,14 @@ fn what_others_measured_is_predicted() {
     let machine = |name| all.machine(name).unwrap();
     let (spark, m3, m4) = (machine("spark"), machine("m3-ultra"), machine("m4-max"));
     let ten = all.link("10gbit").unwrap();
-    let exo = job(all.model("llama-3.1-8b-f16").unwrap(), 8192.0, 32.0);
+    let exo = workload(all.model("llama-3.1-8b-f16").unwrap(), 8192.0, 32.0);
     assert!(is_within(
         5.0,
         seconds(Way::Pair, &[spark, m3], ten, &exo),
         2.32
     ));
     let qwen = all.model("qwen3.8-27b").unwrap();
-    let omlx = job(qwen, 65_536.0, 1.0);
+    let omlx = workload(qwen, 65_536.0, 1.0);
     let link = all.link("2.5gbit").unwrap();
     let split = plan::request(&[spark, m3], link, &omlx, CHUNK);
     let split = split
@@ -127,7 +127,7 @@ fn what_others_measured_is_predicted() {
     let coder = all.model("qwen3-coder-30b").unwrap();
     let gain = |machines: &[&Machine], model, prompt| {
         let wanted = Wanted {
-            jobs: vec![job(model, prompt, 500.0)],
+            workloads: vec![workload(model, prompt, 500.0)],
             works: 100.0,
             batch: 8.0,
         };
@@ -139,7 +139,7 @@ fn what_others_measured_is_predicted() {
     let gemma = all.model("gemma-3-27b").unwrap();
     let dense = gain(&[spark, m3], gemma, 5000.0);
     assert!(dense > 1.3, "{dense}");
-    let single = job(gemma, 5000.0, 500.0);
+    let single = workload(gemma, 5000.0, 500.0);
     let alone = seconds(Way::Alone, &[m3], ten, &single);
     let times = alone / seconds(Way::Pair, &[spark, m3], ten, &single);
     assert!(is_within(15.0, times, 1.4), "{times}");
@@ -158,7 +158,7 @@ fn what_is_missing_is_named_and_nothing_is_guessed() {
         all.model("gpt-oss-20b").unwrap(),
         all.link("10gbit").unwrap(),
     );
-    let ways = plan::request(&[bare, spark], link, &job(model, 500.0, 100.0), CHUNK);
+    let ways = plan::request(&[bare, spark], link, &workload(model, 500.0, 100.0), CHUNK);
     let unknown = ways.iter().filter_map(|way| match way {
         Judged::Unknown {
             machines, missing, ..
@@ -228,15 +228,15 @@ fn a_cache_that_stays_is_not_offered_to_a_pair() {
     let machines = ["spark", "m3-ultra"].map(|name| all.machine(name).unwrap());
     let link = all.link("10gbit").unwrap();
     for (model, expected) in [("deepseek-v4-flash", false), ("gpt-oss-120b", true)] {
-        let jobs = vec![job(all.model(model).unwrap(), 5000.0, 100.0)];
-        let ways = plan::request(&machines, link, &jobs[0], CHUNK);
+        let workloads = vec![workload(all.model(model).unwrap(), 5000.0, 100.0)];
+        let ways = plan::request(&machines, link, &workloads[0], CHUNK);
         let mut known = ways.iter().filter_map(Judged::known);
         assert_eq!(
             known.find(|a| a.way == Way::Pair).unwrap().is_built,
             expected
         );
         let wanted = Wanted {
-            jobs,
+            workloads,
             works: 10.0,
             batch: 1.0,
         };
@@ -260,14 +260,14 @@ proptest! {
         let (p, d) = (machines[pick], machines[(pick + 1) % 4]);
         let link = Link { goodput_gb_s: goodput, ..all.link("10gbit").unwrap().clone() };
         let better = Link { goodput_gb_s: goodput * faster, ..link.clone() };
-        let (short, long) = (job(model, prompt, answer), job(model, prompt + more, answer));
+        let (short, long) = (workload(model, prompt, answer), workload(model, prompt + more, answer));
         for way in [Way::Alone, Way::Pair, Way::LayerSplit] {
-            let of = |link: &Link, job: &Job<'_>| seconds(way, &[p, d], link, job);
+            let of = |link: &Link, workload: &Workload<'_>| seconds(way, &[p, d], link, workload);
             prop_assert!(of(&link, &short) <= of(&link, &long) + 1e-9, "{way:?}");
             prop_assert!(of(&better, &short) <= of(&link, &short) + 1e-9, "{way:?}");
         }
         let rates = |machines: &[&Machine], link: &Link, batch: u32| {
-            let wanted = Wanted { jobs: vec![short.clone()], works: 100.0, batch: f64::from(batch) };
+            let wanted = Wanted { workloads: vec![short.clone()], works: 100.0, batch: f64::from(batch) };
             plan::course(machines, link, &wanted)
         };
         let batch_of = |courses: &[Judged<Course>], way| by_way(courses, way).per_hour;

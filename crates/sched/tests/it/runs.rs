@@ -1,7 +1,7 @@
 //! Runs of a course, step by step, beside the formulas of one request and of an even flow.
 
 use proptest::prelude::*;
-use tandem_sched::plan::{self, Job, Ran, Setup, Wanted, Way};
+use tandem_sched::plan::{self, Ran, Setup, Wanted, Way, Workload};
 use tandem_sched::profile::{Catalogue, Machine};
 
 const CHUNK: f64 = 2048.0;
@@ -19,7 +19,7 @@ struct Case {
 
 fn ran(all: &Catalogue, case: &Case) -> Ran {
     let model = all.model("qwen3-coder-30b").unwrap();
-    let job = Job {
+    let workload = Workload {
         model,
         prompt: case.prompt,
         shared: 0.0,
@@ -28,7 +28,7 @@ fn ran(all: &Catalogue, case: &Case) -> Ran {
     let setup = Setup {
         machines: NAMES.map(|name| all.machine(name).unwrap()).to_vec(),
         link: all.link("10gbit").unwrap(),
-        jobs: vec![job],
+        workloads: vec![workload],
         prefill: vec![case.prefill.into_iter().collect()],
         decode: vec![vec![case.decode]],
         works: case.works,
@@ -54,11 +54,11 @@ proptest! {
         let one = ran(&all, &Case { prompt, answer, works: 1, batch, prefill, decode });
         let machines: Vec<&Machine> = prefill.into_iter().chain([decode]).map(|m| all.machine(NAMES[m]).unwrap()).collect();
         let (link, model) = (all.link("10gbit").unwrap(), all.model("qwen3-coder-30b").unwrap());
-        let job = Job { model, prompt, shared: 0.0, answer };
+        let workload = Workload { model, prompt, shared: 0.0, answer };
         let speeds: Vec<_> = machines.iter().map(|m| tandem_sched::cost::Speed::new(m, model).unwrap()).collect();
         let expected = match speeds.as_slice() {
-            [p, d] => plan::served_by_pair([p, d], link, &job, CHUNK),
-            [d, ..] => plan::served_alone(d, &job, 1.0),
+            [p, d] => plan::served_by_pair([p, d], link, &workload, CHUNK),
+            [d, ..] => plan::served_alone(d, &workload, 1.0),
             [] => unreachable!(),
         };
         prop_assert!((one.end_s / expected.end_s - 1.0).abs() < 0.02, "{} {}", one.end_s, expected.end_s);
@@ -73,7 +73,7 @@ proptest! {
             let at_once = course.requests.iter().filter(|o| o.begins_s <= r.begins_s && r.begins_s < o.end_s);
             prop_assert!(at_once.count() <= usize::try_from(batch).unwrap());
         }
-        let wanted = Wanted { jobs: vec![job], works: f64::from(works), batch: f64::from(batch) };
+        let wanted = Wanted { workloads: vec![workload], works: f64::from(works), batch: f64::from(batch) };
         let way = if prefill.is_some() { Way::Pair } else { Way::Servers };
         let best = plan::course(&machines, link, &wanted);
         let known = best.iter().filter_map(plan::Judged::known);
@@ -89,7 +89,7 @@ fn what_is_shared_is_computed_once_and_a_machine_has_one_time() {
     let all = Catalogue::built_in().unwrap();
     let machine = all.machine("m4-max").unwrap();
     let end = |models: &[&str], shared: f64| {
-        let jobs = models.iter().map(|model| Job {
+        let workloads = models.iter().map(|model| Workload {
             model: all.model(model).unwrap(),
             prompt: 5000.0,
             shared,
@@ -98,7 +98,7 @@ fn what_is_shared_is_computed_once_and_a_machine_has_one_time() {
         let setup = Setup {
             machines: vec![machine],
             link: all.link("10gbit").unwrap(),
-            jobs: jobs.collect(),
+            workloads: workloads.collect(),
             prefill: vec![vec![]; models.len()],
             decode: vec![vec![0]; models.len()],
             works: 6,

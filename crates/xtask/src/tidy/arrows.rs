@@ -34,8 +34,8 @@ struct Rule {
     development: &'static [&'static str],
 }
 
-/// The drawing in `ARCHITECTURE.md` as a table. `cli`, `xtask` and what makes training
-/// data, `corpus`, stand on top.
+/// The drawing in `ARCHITECTURE.md` as a table. `cli` with `bench`, and `xtask` with
+/// what makes and judges the small models, `corpus` and `evaluation`, stand on top.
 const RULES: &[Rule] = &[
     rule("handoff", &[], &[]),
     rule("testkit", &[], &[]),

@@ -13,7 +13,7 @@ use tandem_api::TandemInfo;
 use tandem_cluster::{Public, Security};
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_proto::{CodecChoice, Role};
-use tandem_sched::plan::{Job, Served, Setup};
+use tandem_sched::plan::{Served, Setup, Workload};
 
 use super::{Trial, is_used, small};
 use crate::coordinator::Coordinator;
@@ -72,7 +72,10 @@ async fn start(
         (_, true) => Role::Decode,
         _ => Role::Prefill,
     };
-    let tokens = setup.jobs.iter().map(|job| job.prompt + job.answer);
+    let tokens = setup
+        .workloads
+        .iter()
+        .map(|workload| workload.prompt + workload.answer);
     let context = tokens.fold(0.0, f64::max) + SPARE_TOKENS;
     let chunk = format!("{:.0}", setup.chunk);
     let mut arguments: Vec<OsString> = Vec::new();
@@ -91,9 +94,9 @@ async fn start(
     ] {
         arguments.extend([option.into(), value.into()]);
     }
-    for (i, job) in setup.jobs.iter().enumerate() {
+    for (i, workload) in setup.workloads.iter().enumerate() {
         if setup.prefill[i].contains(&machine) || setup.decode[i].contains(&machine) {
-            let name = &job.model.name;
+            let name = &workload.model.name;
             arguments.extend(["--model".into(), format!("{name}={name}").into()]);
         }
     }
@@ -111,8 +114,8 @@ async fn coordinator(setup: &Setup<'_>, nodes: &[NodeProcess]) -> anyhow::Result
         identity: None,
         profile: None,
     };
-    let model = |(i, job): (usize, &Job<'_>)| ModelConfig {
-        name: job.model.name.clone(),
+    let model = |(i, workload): (usize, &Workload<'_>)| ModelConfig {
+        name: workload.model.name.clone(),
         prefill: names(&setup.prefill[i]),
         decode: names(&setup.decode[i]),
         servers: Vec::new(),
@@ -121,7 +124,7 @@ async fn coordinator(setup: &Setup<'_>, nodes: &[NodeProcess]) -> anyhow::Result
     };
     let mut config = Config::new(
         nodes.iter().map(node).collect(),
-        setup.jobs.iter().enumerate().map(model).collect(),
+        setup.workloads.iter().enumerate().map(model).collect(),
     );
     config.chunk = small(setup.chunk);
     // What is predicted is rows as they are.
@@ -181,36 +184,36 @@ impl Client<'_> {
     /// Asks once for each place that will be used: the first touch of memory and the first connections are not what is measured. Returns for
     /// each job the tokens that its template adds.
     async fn warm_up(&self) -> anyhow::Result<Vec<usize>> {
-        let jobs = (0..self.setup.jobs.len()).map(|job| async move {
+        let workloads = (0..self.setup.workloads.len()).map(|workload| async move {
             let works = usize::try_from(self.setup.works).unwrap_or(usize::MAX);
-            let asking = (0..self.places(job).min(works)).map(|place| async move {
-                let text = self.text(job, &format!("warm-up {place}"), 0, 0)?;
-                let answer = self.ask(job, text.clone(), WARM_TOKENS).await?;
+            let asking = (0..self.places(workload).min(works)).map(|place| async move {
+                let text = self.text(workload, &format!("warm-up {place}"), 0, 0)?;
+                let answer = self.ask(workload, text.clone(), WARM_TOKENS).await?;
                 let told = usize::try_from(answer.prompt_tokens).unwrap_or(usize::MAX);
                 anyhow::Ok(told.saturating_sub(text.len()))
             });
             let extra = future::try_join_all(asking).await?;
             anyhow::Ok(extra.into_iter().max().unwrap_or(0))
         });
-        future::try_join_all(jobs).await
+        future::try_join_all(workloads).await
     }
 
     /// Answers of a job that are written at once on all machines.
-    fn places(&self, job: usize) -> usize {
+    fn places(&self, workload: usize) -> usize {
         let batch = usize::try_from(self.setup.batch).unwrap_or(usize::MAX);
-        self.setup.decode[job].len().saturating_mul(batch)
+        self.setup.decode[workload].len().saturating_mul(batch)
     }
 
     /// Serves all works, and tells of each request whether it was served as planned.
     async fn serve(&self, extra: &[usize]) -> anyhow::Result<Vec<(Served, bool)>> {
         let began = Instant::now();
-        let jobs = extra.iter().enumerate().map(|(job, extra)| {
+        let workloads = extra.iter().enumerate().map(|(workload, extra)| {
             let works = stream::iter(0..self.setup.works);
-            let asked = works.map(move |work| self.one(began, work, job, *extra));
-            let at_once = self.places(job).saturating_add(WAITING);
+            let asked = works.map(move |work| self.one(began, work, workload, *extra));
+            let at_once = self.places(workload).saturating_add(WAITING);
             asked.buffer_unordered(at_once).try_collect::<Vec<_>>()
         });
-        let served = future::try_join_all(jobs).await?;
+        let served = future::try_join_all(workloads).await?;
         let mut served = served.concat();
         served.sort_by(|a, b| a.0.end_s.total_cmp(&b.0.end_s));
         Ok(served)
@@ -220,16 +223,16 @@ impl Client<'_> {
         &self,
         began: Instant,
         work: u32,
-        job: usize,
+        workload: usize,
         extra: usize,
     ) -> anyhow::Result<(Served, bool)> {
-        let wanted = &self.setup.jobs[job];
+        let wanted = &self.setup.workloads[workload];
         let shared = usize::try_from(small(wanted.shared))?;
         let shared = shared.saturating_sub(extra);
-        let text = self.text(job, &format!("work {work} "), shared, extra)?;
+        let text = self.text(workload, &format!("work {work} "), shared, extra)?;
         let answer = small(wanted.answer);
         let sent = began.elapsed().as_secs_f64();
-        let info = self.ask(job, text, answer).await?;
+        let info = self.ask(workload, text, answer).await?;
         let end = began.elapsed().as_secs_f64();
         if info.generated_tokens != answer || info.prompt_tokens != small(wanted.prompt) {
             bail!(
@@ -240,11 +243,11 @@ impl Client<'_> {
             );
         }
         let phases = &info.phases_ms;
-        let remote = !self.setup.prefill[job].is_empty();
+        let remote = !self.setup.prefill[workload].is_empty();
         let is_planned = (info.mode == "remote") == remote && info.reconnects == 0;
         let served = Served {
             work,
-            job,
+            workload,
             prefill_on: info.prefill_node,
             decode_on: info.decode_node,
             begins_s: (sent + (phases.queue + phases.tokenize) / 1e3) * self.speed,
@@ -255,9 +258,15 @@ impl Client<'_> {
     }
 
     /// A prompt that becomes as many tokens as are wanted: a token a byte, and those of the template.
-    fn text(&self, job: usize, own: &str, shared: usize, extra: usize) -> anyhow::Result<String> {
-        let job = &self.setup.jobs[job];
-        let size = usize::try_from(small(job.prompt))?;
+    fn text(
+        &self,
+        workload: usize,
+        own: &str,
+        shared: usize,
+        extra: usize,
+    ) -> anyhow::Result<String> {
+        let workload = &self.setup.workloads[workload];
+        let size = usize::try_from(small(workload.prompt))?;
         let least = extra + own.len();
         let Some(room) = size.checked_sub(least) else {
             bail!(
@@ -272,9 +281,9 @@ impl Client<'_> {
         ))
     }
 
-    async fn ask(&self, job: usize, text: String, tokens: u32) -> anyhow::Result<TandemInfo> {
+    async fn ask(&self, workload: usize, text: String, tokens: u32) -> anyhow::Result<TandemInfo> {
         let body = json!({
-            "model": self.setup.jobs[job].model.name,
+            "model": self.setup.workloads[workload].model.name,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": tokens,
             "temperature": 0,

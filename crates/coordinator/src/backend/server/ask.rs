@@ -102,7 +102,7 @@ impl Asked<'_> {
             body.insert("max_tokens".to_owned(), json!(most));
         }
         let format = &request.generation.format;
-        if !format.is_text() && !self.instructed {
+        if let Some(format) = response_format(format).filter(|_| !self.instructed) {
             body.insert("response_format".to_owned(), json!(format));
         }
         Post {
@@ -365,18 +365,34 @@ fn add(messages: &mut Vec<Value>, text: &str) {
     }
 }
 
-/// The sampling parameters with the defaults that a node would take, so that the same request gives the same answer; the
-/// length is asked for by itself.
+/// The sampling parameters with the defaults that a node would take, so that the same request gives the same answer. The
+/// length is asked for by itself. What is off is left out, and a `top_p` of 0 is a very small one: not all servers take these.
 fn sampling(sampling: &SamplingParams) -> Passed {
+    let top_p = sampling.top_p.filter(|p| *p < 1.0);
     let filled = SamplingParams {
         max_tokens: None,
         temperature: Some(sampling.temperature()),
+        top_p: top_p.map(|p| p.max(f64::from(f32::MIN_POSITIVE))),
+        top_k: sampling.top_k.filter(|k| *k > 0),
+        min_p: sampling.min_p.filter(|p| *p > 0.0),
         seed: Some(sampling.seed()),
-        ..sampling.clone()
+        stop: sampling.stop.clone(),
     };
     match serde_json::to_value(filled) {
         Ok(Value::Object(fields)) => fields,
         _ => Map::new(),
+    }
+}
+
+/// The format as every server takes it: the client's name of a schema may be one that they refuse, and some bind an answer
+/// only where `strict` is true.
+fn response_format(format: &Format) -> Option<Format> {
+    match format {
+        Format::Text => None,
+        Format::JsonObject => Some(Format::JsonObject),
+        Format::JsonSchema { json_schema } => {
+            Some(Format::schema("answer", json_schema.schema.clone()))
+        }
     }
 }
 

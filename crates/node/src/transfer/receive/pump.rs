@@ -20,7 +20,7 @@ use super::reader::{self, Reader, StepOf};
 use super::{last_words, lock, say, tokens_of};
 use crate::handoffs::{Arrival, Greeted, Secrets};
 use crate::limits::{GOODBYE, Limits, MAX_RECONNECTS};
-use crate::model::Turn;
+use crate::model::ApplyOrder;
 use crate::prefix_cache::keep_block;
 use crate::prefix_cache::{Pieces, Tail};
 use crate::sequence::{Carried, HandedOver, Lost, Told};
@@ -54,7 +54,7 @@ pub(super) struct Pump {
     pub(super) steps: mpsc::Sender<StepOf>,
     pub(super) taken: mpsc::Receiver<StepOf>,
     /// Of the blocks on their way into the engine.
-    pub(super) turn: Arc<Turn>,
+    pub(super) turn: Arc<ApplyOrder>,
     pub(super) applying: FuturesOrdered<Applying>,
     /// When the last connection broke, and why.
     pub(super) broken: Option<(Instant, String)>,

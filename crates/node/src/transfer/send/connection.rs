@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::Fault;
-use super::writer::{Batch, Order, Told, What, Writer};
+use super::writer::{Batch, Order, What, Writer, Written};
 use crate::limits::{
     BLOCKS_AHEAD, Limits, MAX_CONTROL_WAITING, MAX_INCOMING_WAITING, MAX_WRITTEN_WAITING,
 };
@@ -27,7 +27,7 @@ pub(super) struct Connection {
     /// Those of them that grow: what has not been computed is waited for.
     streamed: usize,
     pub(super) incoming: mpsc::Receiver<Incoming>,
-    pub(super) written: mpsc::Receiver<Told>,
+    pub(super) written: mpsc::Receiver<Written>,
     tasks: [AbortHandle; 2],
     pub(super) activity: Arc<Activity>,
     /// When this end last showed that it is alive, whatever else it does.

@@ -191,7 +191,7 @@ impl Pump {
         Ok(false)
     }
 
-    /// True if the next chunk is taken: when none of the blocks of the last one is queued to grow. Those that have been
+    /// True if the next chunk is taken: when none of the blocks of the last one is queued to be streamed. Those that have been
     /// opened get what has been computed by it, and the others come with it.
     fn wants_input(&self, is_behind: bool) -> bool {
         // It waits until pages are made of the last one; of an engine that gives layers it has yet to begin.
@@ -267,7 +267,7 @@ impl Pump {
         let bytes = next.bytes(self.sender.contract());
         let has_credit = match next {
             Queued::Whole(_) => self.sender.may_send(bytes),
-            Queued::Streamed(_) => self.sender.may_grow(bytes),
+            Queued::Streamed(_) => self.sender.may_stream(bytes),
         };
         has_credit && connection.has_room(next.is_streamed())
     }
@@ -291,7 +291,7 @@ impl Pump {
                 let contract = self.sender.contract();
                 let raw_bytes = contract.block_bytes(section, &tokens);
                 let planes = 2 * contract.section_layers(section).len();
-                let cutter = Box::new(self.sender.open_growing(section, tokens.clone())?);
+                let cutter = Box::new(self.sender.open_streamed(section, tokens.clone())?);
                 let order = Order::Stream(Box::new(StreamOrder {
                     streamed,
                     cutter,

@@ -1,5 +1,5 @@
 //! The writer of the connection of a handoff: the next segment is encoded while the last is written, be it of the
-//! same block or of the next one. Of blocks that grow, what there is is written when nothing more has come.
+//! same block or of the next one. Of streamed blocks, what there is is written when nothing more has come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub(super) enum What {
 }
 
 /// What the writer has done, or why it ended.
-pub(super) type Told = Result<What, Fault>;
+pub(super) type Written = Result<What, Fault>;
 
 /// Segments that are ready and not written.
 #[derive(Default)]
@@ -92,7 +92,7 @@ pub(super) struct Writer<W = WriteHalf> {
     pub(super) write: W,
     pub(super) outbound: Outbound,
     pub(super) orders: mpsc::Receiver<Order>,
-    pub(super) report: mpsc::Sender<Told>,
+    pub(super) report: mpsc::Sender<Written>,
     pub(super) silence: Duration,
     /// What is left of a block goes with the next one, if that is there: no small write between them.
     pub(super) batch: Batch,
@@ -243,7 +243,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         order.map(|order| self.begin(order)).transpose()
     }
 
-    /// Waits, with nothing to write, for the next order, or for more of blocks that grow.
+    /// Waits, with nothing to write, for the next order, or for more of streamed blocks.
     async fn idle(&mut self, streamed: Option<&mut StreamedBlocks>) -> Result<Happened, Fault> {
         flush(&mut self.write, self.silence).await?;
         Ok(happens(&mut self.orders, streamed).await)
@@ -310,7 +310,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
                     self.last(&frame).await?;
                     return Ok(None);
                 }
-                // Blocks that are whole come behind: what grows now is complete soon.
+                // Blocks that are whole come behind: what is streamed now is complete soon.
                 Happened::Order(Some(order)) => next = Some(self.begin(order)?),
             }
         }
@@ -391,7 +391,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 }
 
-/// What comes behind blocks that have grown.
+/// What comes behind streamed blocks.
 enum Following {
     Order(Taken),
     /// Nothing that is known of.
@@ -618,7 +618,7 @@ mod tests {
         write: W,
         sender: &Sender,
         orders: mpsc::Receiver<Order>,
-        report: mpsc::Sender<Told>,
+        report: mpsc::Sender<Written>,
     ) -> Writer<W> {
         Writer {
             write,
@@ -676,12 +676,12 @@ mod tests {
 
     /// Planes of a later block may be seen before those of an earlier one: its last segment waits all the same.
     #[tokio::test]
-    async fn blocks_that_grow_become_whole_in_order() {
+    async fn streamed_blocks_become_whole_in_order() {
         let mut sender = sender(128);
         let blocks = [block(0, 64), block(64, 64)];
         let mut streamed = StreamedBlocks::new(Encoder::new().unwrap());
         let given = blocks.each_ref().map(|block| {
-            let cutter = sender.open_growing(Section::Full, block.tokens.clone());
+            let cutter = sender.open_streamed(Section::Full, block.tokens.clone());
             let (given, planes) = mpsc::channel(block.planes.len());
             streamed.add(StreamOrder {
                 streamed: StreamedBlock {
@@ -722,30 +722,30 @@ mod tests {
         assert_eq!(streamed.done().len(), 2);
     }
 
-    /// A block that grows leaves as it comes. Where the link is slower, what waits for it leaves in large writes.
+    /// A streamed block leaves as it comes. Where the link is slower, what waits for it leaves in large writes.
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_has_grown_meanwhile_leaves_in_large_writes() {
+    async fn what_has_come_meanwhile_leaves_in_large_writes() {
         const TOKENS: u32 = 64;
         for codec in Codec::ALL {
             let mut sender = sender(TOKENS);
             let block = block(0, TOKENS);
             let (orders, taken) = mpsc::channel(1);
             let (report, mut reported) = mpsc::channel(4);
-            let cutter = sender.open_growing(Section::Full, 0..TOKENS).unwrap();
+            let cutter = sender.open_streamed(Section::Full, 0..TOKENS).unwrap();
             let (planes, incoming) = mpsc::channel(block.planes.len());
             let streamed = StreamedBlock {
                 section: Section::Full,
                 tokens: 0..TOKENS,
                 planes: incoming,
             };
-            let grown = StreamOrder {
+            let order = StreamOrder {
                 streamed,
                 cutter: Box::new(cutter),
                 codec,
                 raw_bytes: block.bytes(),
                 planes: block.planes.len(),
             };
-            assert!(orders.try_send(Order::Stream(Box::new(grown))).is_ok());
+            assert!(orders.try_send(Order::Stream(Box::new(order))).is_ok());
             for plane in &block.planes {
                 planes.try_send(plane.clone()).unwrap();
             }

@@ -8,7 +8,7 @@ use crate::pin::{self, OtherModel};
 use crate::state::{NodeState, Scheduler, Waiting};
 
 /// What can be done about a waiting request now.
-pub(crate) enum Choice {
+pub(crate) enum Placement {
     /// It can start.
     Fits {
         /// Index of the decode node.
@@ -56,7 +56,7 @@ impl Scheduler {
     /// for it the prefill node with the fewest prefills, one with an equal contract first. Who has seen
     /// [`BLOCKS_PER_REQUEST`] of the prompt before counts as if it had one request less, up to
     /// [`MAX_SEEN_REQUESTS`]; configured order decides ties.
-    pub(crate) fn choose(&self, model: usize, waiting: &Waiting) -> Choice {
+    pub(crate) fn choose(&self, model: usize, waiting: &Waiting) -> Placement {
         let mut able = Vec::new();
         let mut reasons = Vec::new();
         for &node in &self.models[model].decode {
@@ -66,10 +66,10 @@ impl Scheduler {
             }
         }
         if able.is_empty() && self.may_return(model, waiting) {
-            return Choice::Wait;
+            return Placement::Wait;
         }
         if able.is_empty() {
-            return Choice::Never(Rejection::NoDecodeNode {
+            return Placement::Never(Rejection::NoDecodeNode {
                 model: self.models[model].name.clone(),
                 reasons: or_none_configured(reasons),
             });
@@ -108,7 +108,7 @@ impl Scheduler {
             Some((_, decode, notes)) if !others_have_one => {
                 self.fits(decode, None, 100, (model, waiting), notes)
             }
-            _ => Choice::Wait,
+            _ => Placement::Wait,
         }
     }
 
@@ -220,7 +220,7 @@ impl Scheduler {
         alone_percent: u8,
         (model, waiting): (usize, &Waiting),
         mut notes: Vec<String>,
-    ) -> Choice {
+    ) -> Placement {
         let mixed = prefill.filter(|(_, fit)| *fit == Fit::MixedQuantisation);
         let prefill = prefill.map(|(node, _)| node);
         if let Some((node, _)) = mixed {
@@ -260,7 +260,7 @@ impl Scheduler {
             reason,
             notes,
         };
-        Choice::Fits {
+        Placement::Fits {
             decode,
             prefill,
             plan,
