@@ -1,19 +1,19 @@
 //! `tandem bench`: what a handoff costs on this machine, measured, with nothing taken from elsewhere.
 //!
-//! - [`handoff`]: goodput of the whole path between two processes, with the [`receiver`] in the other;
-//! - [`overlap`]: how much of a handoff hides behind the prefill, on a [`link`] of some speed;
-//! - [`prefix`]: what the have-list saves;
-//! - [`turn`]: the next turn of a conversation, wherever it is prefilled;
-//! - [`parity`]: how well two models fit together;
-//! - [`together`]: two models on one machine;
-//! - [`slices`]: how long an engine is busy with a slice of KV;
-//! - [`nodes`]: the nodes of `overlap`, `prefix`, `turn` and `parity`, and [`ask`] what they are asked;
-//! - [`control`]: calls of a node's control API;
-//! - [`engine`], [`rows`]: an engine that only takes KV in, and rows to give it;
-//! - [`copy`]: copies without tandem, to compare with;
-//! - [`cores`]: which ones each process runs on;
-//! - [`usage`]: CPU time and memory of a process;
-//! - [`figures`]: medians, and the machine that they are of.
+//! - `handoff`: goodput of the whole path between two processes, with the `receiver` in the other;
+//! - `overlap`: how much of a handoff hides behind the prefill, on a `link` of some speed;
+//! - `prefix`: what the have-list saves;
+//! - `turn`: the next turn of a conversation, wherever it is prefilled;
+//! - `parity`: how well two models fit together;
+//! - `together`: two models on one machine;
+//! - `slices`: how long an engine is busy with a slice of KV;
+//! - `nodes`: the nodes of `overlap`, `prefix`, `turn` and `parity`, and `ask` what they are asked;
+//! - `control`: calls of a node's control API;
+//! - `engine`, `rows`: an engine that only takes KV in, and rows to give it;
+//! - `copy`: copies without tandem, to compare with;
+//! - `cores`: which ones each process runs on;
+//! - `usage`: CPU time and memory of a process;
+//! - `figures`: medians, and the machine that they are of.
 
 mod ask;
 mod control;

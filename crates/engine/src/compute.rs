@@ -115,7 +115,7 @@ pub trait Compute: KvCache {
     ///
     /// # Errors
     /// [`EngineError::Refused`], and nothing changes, if a `start` is not what is held, a sequence comes twice, a token is not
-    /// in the vocabulary, the tokens are more than [`Capacity::call_tokens`] together, or one of several items is to be
+    /// in the vocabulary, the tokens are more than [`Capacity::call_tokens`](crate::Capacity::call_tokens) together, or one of several items is to be
     /// given. [`EngineError::Failed`] if the engine fails or rows could not be given: what has
     /// been given is of no use then, but for [final rows](Compute::gives_final_rows), and the sequences are empty or as they were
     /// ([`KvCache::held`] tells).
