@@ -18,6 +18,7 @@ use tandem_proto::{
     Prompt, Ticket, TokenizeRequest, Tokenized,
 };
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinError;
 
 use super::{Node, Preparing, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
 use crate::conversation::{Keeping, seed};
@@ -349,7 +350,7 @@ pub(super) async fn tokenize(
         let context = model.capacity.tokens_per_sequence;
         Ok(Tokenized { tokens, context })
     });
-    let tokenized: Result<Tokenized, NodeError> = tokenizing.await.map_err(|_| unprepared())?;
+    let tokenized: Result<Tokenized, NodeError> = tokenizing.await.map_err(|e| unprepared(&e))?;
     Ok(Json(tokenized?))
 }
 
@@ -360,7 +361,7 @@ async fn prepared(
 ) -> Result<(Vec<Token>, Generation), NodeError> {
     let model = Arc::clone(model);
     let preparing = tokio::task::spawn_blocking(move || prepare(&model, request));
-    preparing.await.map_err(|_| unprepared())?
+    preparing.await.map_err(|e| unprepared(&e))?
 }
 
 /// The tokens of a prompt: at least one, and all of the vocabulary.
@@ -377,9 +378,12 @@ fn checked_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeErro
     Ok(tokens)
 }
 
-/// The thread that prepares a request has failed; why is in the log.
-fn unprepared() -> NodeError {
-    NodeError::new(ErrorCode::Engine, "the request could not be prepared")
+/// The thread that prepares a request has failed, which the log explains, or was not begun because the node ends.
+fn unprepared(why: &JoinError) -> NodeError {
+    match why.is_cancelled() {
+        true => NodeError::new(ErrorCode::Stopping, "the node is shutting down"),
+        false => NodeError::new(ErrorCode::Engine, "the request could not be prepared"),
+    }
 }
 
 fn prepare(model: &Model, request: GenerateRequest) -> Result<(Vec<Token>, Generation), NodeError> {

@@ -20,8 +20,8 @@ use tandem_handoff::policy::Quality;
 use tandem_handoff::receipt::ParityBound;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{
-    CodecChoice, GenerateEvent, HandoffTerms, NodeError, PrefillEvent, PrefillMode, PrefillRequest,
-    Reuse, Role,
+    CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, NodeError, PrefillEvent, PrefillMode,
+    PrefillRequest, Reuse, Role,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -481,7 +481,11 @@ impl<'a> World<'a> {
             None => deal.generate(PrefillMode::Local),
         };
         let opened = decode.try_post("/node/v1/generate", &request).await;
-        let mut events = opened.ok()?.expect("a place");
+        let mut events = match opened.ok()? {
+            // Said with its last breath.
+            Err(error) if error.code == ErrorCode::Stopping => return None,
+            opened => opened.expect("a place"),
+        };
         let ticket = match events.next().await? {
             GenerateEvent::Opened { ticket, .. } => ticket,
             other => panic!("{other:?}"),
