@@ -12,7 +12,7 @@ pub const LARGEST_SEGMENT: u64 = MAX_SEGMENT_PAYLOAD as u64 / 2;
 /// The sender cuts no smaller segment where a block has more, but for what no other layer fits with.
 pub const SMALLEST_SEGMENT: u64 = 512 << 10;
 /// About so many segments leave a block that is being computed, each as soon as its layers are there.
-pub const GROWING_SEGMENTS: u64 = 8;
+pub const STREAMED_SEGMENTS: u64 = 8;
 /// Largest number of layers of a model.
 pub const MAX_LAYERS: usize = 1024;
 /// Largest number of KV heads of a layer.

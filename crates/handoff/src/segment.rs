@@ -9,7 +9,7 @@ use crate::contract::Contract;
 use crate::contract::{PlaneKind, Section};
 use crate::frame::{Header, Kind};
 use crate::limits::{
-    GROWING_SEGMENTS, LARGEST_SEGMENT, MAX_CHUNK_TOKENS, SMALLEST_SEGMENT, TARGET_BLOCK_BYTES,
+    LARGEST_SEGMENT, MAX_CHUNK_TOKENS, SMALLEST_SEGMENT, STREAMED_SEGMENTS, TARGET_BLOCK_BYTES,
     TARGET_SEGMENT_BYTES,
 };
 use crate::page::PAGE_TOKENS;
@@ -74,8 +74,8 @@ impl Sizes {
     /// Of a block of so many bytes that is streamed.
     fn streamed(bytes: u64) -> Self {
         Self {
-            target: (bytes / GROWING_SEGMENTS).clamp(1, Self::WHOLE.target),
-            smallest: (bytes / GROWING_SEGMENTS / 2).min(Self::WHOLE.smallest),
+            target: (bytes / STREAMED_SEGMENTS).clamp(1, Self::WHOLE.target),
+            smallest: (bytes / STREAMED_SEGMENTS / 2).min(Self::WHOLE.smallest),
         }
     }
 
@@ -529,7 +529,7 @@ mod tests {
                         let is_left =
                             !tokens.end.is_multiple_of(PAGE_TOKENS) && section == Section::Full;
                         let smallest = match step {
-                            64 => block / (2 * super::GROWING_SEGMENTS),
+                            64 => block / (2 * super::STREAMED_SEGMENTS),
                             _ => SMALLEST_SEGMENT,
                         };
                         let allowed = if is_left { 0 } else { smallest }..=LARGEST_SEGMENT;

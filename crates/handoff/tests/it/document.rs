@@ -69,7 +69,7 @@ fn every_limit_has_its_value() {
         ("TARGET_SEGMENT_BYTES", limits::TARGET_SEGMENT_BYTES.into()),
         ("LARGEST_SEGMENT", limits::LARGEST_SEGMENT),
         ("SMALLEST_SEGMENT", limits::SMALLEST_SEGMENT),
-        ("GROWING_SEGMENTS", limits::GROWING_SEGMENTS),
+        ("STREAMED_SEGMENTS", limits::STREAMED_SEGMENTS),
         ("MAX_LAYERS", limits::MAX_LAYERS as u64),
         ("MAX_KV_HEADS", limits::MAX_KV_HEADS.into()),
         ("MAX_HEAD_DIM", limits::MAX_HEAD_DIM.into()),

@@ -24,7 +24,7 @@ pub(super) struct Connection {
     pub(super) orders: mpsc::Sender<Order>,
     /// Orders and blocks that the writer has been given and has not written.
     waiting: usize,
-    /// Those of them that grow: what has not been computed is waited for.
+    /// Those of them that are streamed: what has not been computed is waited for.
     streamed: usize,
     pub(super) incoming: mpsc::Receiver<Incoming>,
     pub(super) written: mpsc::Receiver<Written>,

@@ -40,7 +40,7 @@ pub(super) enum Order {
 pub(super) enum What {
     /// A control frame has been written.
     Control,
-    /// The first bytes of the block at this place, which grows, go out.
+    /// The first bytes of the block at this place, which is streamed, go out.
     Begun(Place),
     /// A block has been written.
     Block(Box<Done>),
@@ -96,7 +96,7 @@ pub(super) struct Writer<W = WriteHalf> {
     pub(super) silence: Duration,
     /// What is left of a block goes with the next one, if that is there: no small write between them.
     pub(super) batch: Batch,
-    /// Those that encode nothing now: there are two while one block is encoded and the one before is written, or grows.
+    /// Those that encode nothing now: there are two while one block is encoded and the one before is written, or streamed.
     pub(super) encoders: Vec<Encoder>,
     /// They may be slower than this machine.
     pub(super) links: Arc<LinkEstimates>,
