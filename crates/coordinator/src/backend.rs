@@ -2,6 +2,7 @@
 
 pub(crate) mod pair;
 pub(crate) mod server;
+mod thoughts;
 
 use std::pin::Pin;
 use std::time::Instant;

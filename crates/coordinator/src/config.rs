@@ -482,6 +482,12 @@ impl Config {
         model.is_some_and(|m| m.decode.is_empty() && !m.servers.is_empty())
     }
 
+    /// How many servers may answer with a model.
+    pub(crate) fn servers_of(&self, model: &str) -> usize {
+        let model = self.models.iter().find(|m| m.name == model);
+        model.map_or(0, |m| m.servers.len())
+    }
+
     /// The models that a server is to answer with.
     pub(crate) fn models_of(&self, server: &str) -> Vec<String> {
         let named = |m: &&ModelConfig| m.servers.iter().any(|name| name == server);

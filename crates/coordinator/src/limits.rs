@@ -24,6 +24,12 @@ pub const MAX_SERVER_EVENT_BYTES: usize = 8 << 20;
 pub const DISBELIEF: Duration = Duration::from_secs(600);
 /// How often a server is asked again because its answer had another shape than was asked for.
 pub const MAX_CORRECTIONS: usize = 2;
+/// Fewest tokens of a context: who says that it read fewer of a long prompt counts the new ones alone.
+pub const LEAST_CONTEXT: usize = 256;
+/// Shapes of which is known whether a server binds answers to them.
+pub const MAX_KNOWN_SHAPES: usize = 1024;
+/// Blocks of prompts of which is known that a server has read them.
+pub const MAX_KNOWN_BLOCKS: usize = 1 << 16;
 /// Requests that are open at once, waiting or running.
 pub const MAX_REQUESTS: usize = 4096;
 /// Connections of clients at once: more than requests, so that a request too many is told so.

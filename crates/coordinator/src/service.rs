@@ -138,7 +138,8 @@ impl Service {
 
     /// Remembers an answer that a next turn may bring again.
     fn learn(&self, request: &Request, answer: &Answer) {
-        if self.keeps(request) && !answer.tokens.is_empty() {
+        // Thoughts are not brought again.
+        if self.keeps(request) && !answer.tokens.is_empty() && answer.thoughts.is_empty() {
             let Answer { text, tokens, .. } = answer;
             self.answers
                 .learn(&request.cache_salt, &request.model, text, tokens);

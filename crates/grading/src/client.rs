@@ -63,6 +63,8 @@ pub(crate) enum JobError {
     Unreadable(String),
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
+    #[error("the server ended the answer before its end")]
+    Ended,
 }
 
 impl JobError {
@@ -75,7 +77,9 @@ impl JobError {
             | Self::Silent(_)
             | Self::Broken => FindingKind::NoAnswer,
             Self::Refused { .. } => FindingKind::Refused,
-            Self::OtherShape(_) | Self::Unreadable(_) | Self::TooLong(_) => FindingKind::Unusable,
+            Self::OtherShape(_) | Self::Unreadable(_) | Self::TooLong(_) | Self::Ended => {
+                FindingKind::Unusable
+            }
         };
         Finding::new(kind, self.to_string())
     }
@@ -97,7 +101,11 @@ impl JobError {
     pub(crate) fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::Unreachable(_) | Self::Server { .. } | Self::Reported(_) | Self::Broken
+            Self::Unreachable(_)
+                | Self::Server { .. }
+                | Self::Reported(_)
+                | Self::Broken
+                | Self::Ended
         )
     }
 }
@@ -144,10 +152,14 @@ impl Client {
             .get("content-type")
             .and_then(|v| v.to_str().ok())
             .unwrap_or("");
-        if kind.starts_with("application/json") {
-            return self.whole(response).await;
+        let answer = match kind.starts_with("application/json") {
+            true => self.whole(response).await?,
+            false => self.streamed(response, since, text).await?,
+        };
+        match answer.finish {
+            Some(FinishReason::Other) => Err(JobError::Ended),
+            _ => Ok(answer),
         }
-        self.streamed(response, since, text).await
     }
 
     /// How many tokens the prompt of a request has; nothing if the server has no route for that.

@@ -44,6 +44,8 @@ pub struct Model {
     pub stays: Option<String>,
     /// The tokenizer.
     pub tokenizer: Arc<dyn Tokenizer>,
+    /// Bytes of its longest token.
+    pub longest_token: usize,
     /// The chat template, or why the model has none.
     pub template: Result<ChatTemplate, String>,
     /// Makes constraints over this vocabulary.
@@ -90,6 +92,8 @@ impl Model {
         if let Err(reason) = &template {
             tracing::warn!(model = %name, %reason, "chats cannot be answered");
         }
+        let lengths = (0..tokenizer.len()).map(|token| tokenizer.bytes(token).len());
+        let longest_token = lengths.max().unwrap_or(1).max(1);
         let constraints =
             ConstraintFactory::new(Arc::clone(&tokenizer)).map_err(|e| fail(e.to_string()))?;
         let (commands, receiver) = sync_channel(MAX_COMMANDS);
@@ -115,6 +119,7 @@ impl Model {
             gives_layers,
             threads,
             stays,
+            longest_token,
             tokenizer,
             template,
             constraints,

@@ -182,6 +182,9 @@ pub enum GenerateEvent {
         ticket: Option<Ticket>,
         /// Time spent on template and tokenizer, in milliseconds.
         tokenize_ms: f64,
+        /// Text of the last few tokens of a chat: a template may have begun the answer, such as with `<think>`. Empty for
+        /// other prompts.
+        prompt_end: String,
     },
     /// KV of all prompt tokens but the last is here.
     Prefilled(PrefillSummary),
@@ -310,6 +313,7 @@ mod tests {
                 tokens: Some(vec![4321]),
                 ticket: Some(ticket),
                 tokenize_ms: 0.0,
+                prompt_end: text(),
             },
         ];
         let told = format!("{prompts:?} {events:?}");

@@ -52,7 +52,7 @@ enum Fitness {
 }
 
 impl Scheduler {
-    /// Chooses nodes: among those that can decode the one with the fewest sequences of the model,
+    /// Chooses nodes: among those that can decode and have failed least lately the one with the fewest sequences of the model,
     /// for it the prefill node with the fewest prefills, one with an equal contract first. Who has seen
     /// [`BLOCKS_PER_REQUEST`] of the prompt before counts as if it had one request less, up to
     /// [`MAX_SEEN_REQUESTS`]; configured order decides ties.
@@ -75,7 +75,8 @@ impl Scheduler {
             });
         }
         able.sort_by_key(|&(node, _)| {
-            cost(self.decodes(node, model), self.reuses(node, model, waiting))
+            let cost = cost(self.decodes(node, model), self.reuses(node, model, waiting));
+            (self.nodes[node].misses, cost)
         });
         // With the route `Remote`, nodes without a prefill node come after those with one.
         let mut alone = Vec::new();

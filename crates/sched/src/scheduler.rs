@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::event::{Action, Event, Failure, Rejection, Route};
-use crate::limits::{FOLLOW_BLOCKS, MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_QUEUED, MAX_UNREACHED};
+use crate::limits::{
+    FOLLOW_BLOCKS, MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_MISSES, MAX_QUEUED, MAX_UNREACHED,
+};
 use crate::pin::{self, Pin};
 use crate::placement::Placement;
 use crate::prefix::Prefixes;
@@ -25,6 +27,7 @@ impl Scheduler {
                     may_return: false,
                 },
                 suspect: false,
+                misses: 0,
                 busy: BTreeSet::new(),
             })
             .collect();
@@ -96,6 +99,7 @@ impl Scheduler {
             Event::Cancel { request } => self.end(&request),
             Event::Finished { request, prefix } => {
                 if let Some(running) = self.running.get(&request) {
+                    self.nodes[running.decode].misses = 0;
                     self.prefixes.learn(running.model, &prefix, &running.seeing);
                 }
                 self.end(&request);
@@ -127,6 +131,7 @@ impl Scheduler {
         let node = &mut self.nodes[at];
         node.state = state;
         node.suspect = false;
+        node.misses = node.misses.saturating_sub(1);
         node.busy.clear();
     }
 
@@ -284,6 +289,10 @@ impl Scheduler {
             return;
         };
         let (model, decode, mut waiting) = (running.model, running.decode, running.waiting);
+        if matches!(failure, Failure::Lost | Failure::Refused) {
+            let misses = &mut self.nodes[decode].misses;
+            *misses = misses.saturating_add(1).min(MAX_MISSES);
+        }
         match failure {
             Failure::Busy => {
                 self.nodes[decode].busy.insert(model);

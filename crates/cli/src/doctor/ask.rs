@@ -35,6 +35,13 @@ fn info(answer: &ChatCompletion) -> TandemInfo {
     answer.tandem.clone().unwrap_or_default()
 }
 
+/// The text of an answer.
+fn text(answer: &ChatCompletion) -> &str {
+    let choice = answer.choices.first();
+    let text = choice.and_then(|choice| choice.message.content.as_deref());
+    text.unwrap_or_default()
+}
+
 fn rates(answer: &ChatCompletion, subject: &mut Subject) {
     let info = info(answer);
     let phases = &info.phases_ms;
@@ -93,9 +100,7 @@ fn rates(answer: &ChatCompletion, subject: &mut Subject) {
 
 fn thoughts(answer: &ChatCompletion, subject: &mut Subject) {
     let message = answer.choices.first().map(|choice| &choice.message);
-    let text = message
-        .and_then(|m| m.content.as_deref())
-        .unwrap_or_default();
+    let text = text(answer);
     let apart = message.and_then(|m| m.reasoning_content.as_ref());
     if THOUGHTS.iter().any(|mark| text.contains(mark)) {
         subject.fail(
@@ -112,7 +117,13 @@ fn thoughts(answer: &ChatCompletion, subject: &mut Subject) {
     } else {
         subject.ok("thinking", "none seen");
     }
-    if text.trim().is_empty() && apart.is_some() {
+    if text.trim().is_empty() && apart.is_none() {
+        subject.fail(
+            "answers",
+            "it ends its answers without any text",
+            "look at the log of the server, or give it another model",
+        );
+    } else if text.trim().is_empty() {
         subject.warn(
             "answer",
             "512 tokens were not enough for thoughts and an answer",
@@ -134,11 +145,15 @@ async fn shape(coordinator: &Coordinator, model: &str, subject: &mut Subject) {
             let server = info(&answer).server;
             let is_cut = answer.choices.first().and_then(|c| c.finish_reason)
                 == Some(tandem_api::FinishReason::Length);
-            let text = answer
-                .choices
-                .first()
-                .and_then(|c| c.message.content.as_deref());
-            let is_prose = text.is_some_and(|text| !text.trim_start().starts_with('{'));
+            let text = text(&answer).trim_start();
+            let is_prose = !text.is_empty() && !text.starts_with('{');
+            if text.is_empty() && !is_cut {
+                return subject.fail(
+                    "schema",
+                    "it ends answers under a schema without any text",
+                    "use another server for the analysis of code",
+                );
+            }
             match server.as_ref().and_then(|server| server.shape.as_deref()) {
                 Some("enforced") if is_cut && is_prose => subject.warn(
                     "schema",

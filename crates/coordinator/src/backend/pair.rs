@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use tandem_api::{ApiError, FinishReason};
 use tandem_proto::{
     ErrorCode, GenerateEvent, GenerateRequest, HandoffTerms, NodeError, ParityReport, PrefillEvent,
-    PrefillMode, PrefillRequest, PrefillSummary, Ticket,
+    PrefillMode, PrefillRequest, PrefillSummary, Prompt, Ticket,
 };
 use tandem_sched::{Failure, Plan};
 
+use super::thoughts::{Apart, Thoughts};
 use super::{Answer, Attempt, AttemptError, Backend, Running};
 use crate::calls::Calls;
 use crate::cluster::Slot;
@@ -105,6 +106,9 @@ struct Progress {
     opened: bool,
     prefilled: bool,
     text: String,
+    /// What the model wrote for itself.
+    thought: String,
+    thoughts: Thoughts,
     tokens: Vec<u32>,
     timeline: Timeline,
     prefill: Option<Going<PrefillEnd>>,
@@ -140,7 +144,7 @@ impl Pair<'_> {
                 self.await_prefill(&mut progress).await;
                 return Ok(Answer {
                     text: progress.text,
-                    thoughts: String::new(),
+                    thoughts: progress.thought,
                     tools: Vec::new(),
                     tokens: progress.tokens,
                     finish,
@@ -208,7 +212,14 @@ impl Pair<'_> {
                 tokens,
                 ticket,
                 tokenize_ms,
+                prompt_end,
             } => {
+                let is_text = self.request.generation.format.is_text();
+                progress.thoughts = match (&self.request.prompt, is_text) {
+                    (Prompt::Chat(_), true) => Thoughts::behind(&prompt_end),
+                    // What continues a text is all text, and a shape leaves no room for thoughts.
+                    _ => Thoughts::none(),
+                };
                 progress.opened = true;
                 self.opened = true;
                 progress.timeline.prompt_tokens = prompt_tokens;
@@ -232,8 +243,8 @@ impl Pair<'_> {
                     progress.timeline.first_token_ms = self.arrived.elapsed().as_secs_f64() * 1e3;
                 }
                 progress.tokens.push(id);
-                progress.text.push_str(&text);
-                self.sink.text(text).await.map_err(AttemptError::Final)?;
+                let apart = progress.thoughts.push(&text);
+                self.said(apart, progress).await?;
             }
             GenerateEvent::Done {
                 finish_reason,
@@ -241,6 +252,8 @@ impl Pair<'_> {
                 decode_ms,
                 parity,
             } => {
+                let rest = progress.thoughts.finish();
+                self.said(rest, progress).await?;
                 progress.timeline.parity = parity;
                 self.note_parity(parity);
                 progress.timeline.generated_tokens = generated_tokens;
@@ -249,6 +262,16 @@ impl Pair<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Passes on what has become certain of the answer.
+    async fn said(&mut self, apart: Apart, progress: &mut Progress) -> Result<(), AttemptError> {
+        let Apart { thought, text } = apart;
+        progress.thought += &thought;
+        progress.text += &text;
+        let sent = self.sink.thought(thought).await;
+        sent.map_err(AttemptError::Final)?;
+        self.sink.text(text).await.map_err(AttemptError::Final)
     }
 
     /// The prefill as a future of its own; `None` if there is nothing to prefill elsewhere.

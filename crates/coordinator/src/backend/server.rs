@@ -4,7 +4,7 @@
 //! - [`probe`]: what it has; [`watch`]: the same again and again;
 //! - [`ask`], [`read`]: requests and answers in its words; [`http`]: the way there;
 //! - [`legs`]: the other leg of a pair of other engines;
-//! - [`thoughts`], [`shape`]: what is done with an answer.
+//! - [`shape`], and [`thoughts`] beside this file: what is done with an answer.
 
 mod ask;
 mod http;
@@ -12,10 +12,10 @@ mod legs;
 pub(crate) mod probe;
 mod read;
 mod shape;
-mod thoughts;
 pub(crate) mod watch;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::RandomState;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,11 +26,15 @@ use tandem_api::{ApiError, FinishReason, ServerInfo};
 use tandem_sched::Failure;
 use tokio::sync::Semaphore;
 
+use crate::backend::thoughts::{self, Thoughts};
 use crate::backend::{Answer, Attempt, AttemptError, Backend, Running};
 use crate::config::dialect::Dialect;
 use crate::config::server::{DEFAULT_SILENCE_S, ServerConfig, base};
 use crate::error::CallError;
-use crate::limits::{DISBELIEF, Limits, MAX_CORRECTIONS};
+use crate::limits::{
+    DISBELIEF, LEAST_CONTEXT, Limits, MAX_CORRECTIONS, MAX_KNOWN_BLOCKS, MAX_KNOWN_SHAPES,
+};
+use crate::prefix::Beginning;
 use crate::request::Request;
 use crate::timeline::Timeline;
 use ask::{Asked, Post};
@@ -39,7 +43,6 @@ use legs::{Legs, Other};
 use probe::{Found, Served};
 use read::Part;
 use shape::{Kind, Shape};
-use thoughts::Thoughts;
 
 /// One server.
 pub(crate) struct Server {
@@ -48,8 +51,14 @@ pub(crate) struct Server {
     /// Where it is half of a pair.
     legs: Option<Legs>,
     found: Mutex<Option<Arc<Found>>>,
-    /// What is known of whether it binds answers to a shape, by model and kind of shape.
-    enforces: Mutex<HashMap<(String, Kind), Enforces>>,
+    /// What is known of whether it binds answers to a shape, by model and shape.
+    enforces: Mutex<HashMap<(String, Kind, u64), Enforces>>,
+    /// Models that were seen to think without an opening mark, with that mark's place.
+    thinkers: Mutex<HashMap<String, usize>>,
+    /// Beginnings of prompts that it has read.
+    read: Mutex<HashSet<u64>>,
+    /// For digests of prompts.
+    keys: RandomState,
     /// Requests that it works on.
     busy: Arc<AtomicUsize>,
     /// Size of the context of each model of Ollama's, in tokens.
@@ -67,6 +76,12 @@ enum Enforces {
     Proven,
     /// It was asked to, and the answer had not, or it refused; since then.
     Not(Instant),
+}
+
+impl Enforces {
+    fn is_not(self) -> bool {
+        matches!(self, Self::Not(since) if since.elapsed() < DISBELIEF)
+    }
 }
 
 /// Counts a request for as long as it is there.
@@ -131,6 +146,9 @@ impl Server {
             legs,
             found: Mutex::default(),
             enforces: Mutex::default(),
+            thinkers: Mutex::default(),
+            read: Mutex::default(),
+            keys: RandomState::new(),
             busy: Arc::default(),
             contexts: Mutex::default(),
             places: Arc::new(Semaphore::new(parallel)),
@@ -163,30 +181,81 @@ impl Server {
         self.busy.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether it is taken to bind all answers to a schema.
+    /// Whether it is taken to bind all answers to a schema: no model of it has failed one lately, or it has kept another.
     pub(crate) fn enforces_all(&self, found: &Found) -> bool {
-        let mut models = found.models.iter();
-        models.all(|model| {
-            self.enforces(found.dialect, &model.ours, Kind::Schema)
-                .is_some()
-        })
+        found.dialect.traits().has_schemas
+            && found.models.iter().all(|model| {
+                let known = locked(&self.enforces);
+                let of_model = |(key, _): &(&(String, Kind, u64), &Enforces)| {
+                    key.0 == model.ours && key.1 == Kind::Schema
+                };
+                let mut known = known.iter().filter(of_model).map(|(_, enforces)| enforces);
+                let is_proven = known.clone().any(|e| matches!(e, Enforces::Proven));
+                is_proven || known.all(|enforces| !enforces.is_not())
+            })
     }
 
-    /// Whether it is taken to bind answers of a model to such a shape, and whether that has been seen; after a time it may
-    /// have learnt to.
-    fn enforces(&self, dialect: Dialect, model: &str, kind: Kind) -> Option<bool> {
+    /// Whether it is taken to bind answers of a model to this shape, and whether that has been seen; after a time it may
+    /// have learnt to. What it does with one shape says nothing of another.
+    fn enforces(&self, dialect: Dialect, model: &str, shape: &Shape) -> Option<bool> {
         if !dialect.traits().has_schemas {
             return None;
         }
-        match locked(&self.enforces).get(&(model.to_owned(), kind)) {
+        let key = (model.to_owned(), shape.kind(), shape.digest());
+        match locked(&self.enforces).get(&key) {
             Some(Enforces::Proven) => Some(true),
-            Some(Enforces::Not(since)) if since.elapsed() < DISBELIEF => None,
+            Some(known) if known.is_not() => None,
             Some(Enforces::Not(_)) | None => Some(false),
         }
     }
 
-    fn learn(&self, model: &str, kind: Kind, enforces: Enforces) {
-        locked(&self.enforces).insert((model.to_owned(), kind), enforces);
+    fn learn(&self, model: &str, shape: &Shape, enforces: Enforces) {
+        let mut known = locked(&self.enforces);
+        if known.len() >= MAX_KNOWN_SHAPES {
+            known.clear();
+        }
+        known.insert((model.to_owned(), shape.kind(), shape.digest()), enforces);
+    }
+
+    /// What an answer that has the shape tells; one that was cut has not been checked.
+    fn learn_from(&self, model: &str, shape: &Shape, got: &Got) {
+        if got.finish != Some(FinishReason::Stop) {
+            return;
+        }
+        // Words around it come where nothing binds the model.
+        let is_bound = shape.check(&got.text) == Ok(got.text.trim());
+        let learnt = match is_bound {
+            true => Enforces::Proven,
+            false => Enforces::Not(Instant::now()),
+        };
+        self.learn(model, shape, learnt);
+    }
+
+    /// What a refusal of a shape tells: the model is told the shape from now on.
+    ///
+    /// # Errors
+    /// If it has kept others: it knows shapes, and this one is too much for it.
+    fn learn_refusal(
+        &self,
+        model: &str,
+        shape: &Shape,
+        refused: &Refused,
+        is_only: bool,
+    ) -> Result<(), AttemptError> {
+        if self.has_kept_one(model, shape.kind()) {
+            return Err(self.unable(self.unfit(refused), is_only));
+        }
+        self.learn(model, shape, Enforces::Not(Instant::now()));
+        Ok(())
+    }
+
+    /// True if it was seen to bind answers of a model to some shape of this kind.
+    fn has_kept_one(&self, model: &str, kind: Kind) -> bool {
+        let known = locked(&self.enforces);
+        let mut of_kind = known
+            .iter()
+            .filter(|(key, _)| key.0 == model && key.1 == kind);
+        of_kind.any(|(_, enforces)| matches!(enforces, Enforces::Proven))
     }
 
     async fn answer(&self, mut call: Attempt<'_>) -> Result<Answer, AttemptError> {
@@ -197,11 +266,13 @@ impl Server {
         let _busy = Busy::new(&self.busy);
         let is_only = call.config.is_served_only(&request.model);
         let shape = Shape::of(&request.generation.format).map_err(|e| self.unable(e, is_only))?;
-        let kind = shape.as_ref().map_or(Kind::Text, Shape::kind);
         let mut turns = Vec::new();
+        // Why it did not take the shape.
+        let mut unfit: Option<Refused> = None;
         loop {
-            let believed = self.enforces(dialect, &model.ours, kind);
-            let instructed = shape.is_some() && believed.is_none();
+            let of_shape = |shape: &Shape| self.enforces(dialect, &model.ours, shape);
+            let believed = shape.as_ref().map(of_shape);
+            let instructed = matches!(believed, Some(None));
             let context = self.context(dialect, request, model);
             let asked = Asked {
                 config: &self.config,
@@ -214,12 +285,15 @@ impl Server {
                 context,
             };
             let post = asked.post().map_err(|e| self.unable(e, is_only))?;
-            let is_proven = shape.is_none() || believed == Some(true);
+            let is_proven = matches!(believed, None | Some(Some(true)));
             let holds = instructed || !is_proven || !dialect.traits().streams;
             let got = match self.once(&mut call, &post, dialect, holds).await? {
                 Ok(got) => got,
-                Err(refused) if shape.is_some() && !instructed && is_about_shape(&refused) => {
-                    self.learn(&model.ours, kind, Enforces::Not(Instant::now()));
+                Err(refused) if !instructed && is_about_shape(&refused) && shape.is_some() => {
+                    if let Some(shape) = &shape {
+                        self.learn_refusal(&model.ours, shape, &refused, self.is_last(&call))?;
+                    }
+                    unfit = Some(refused);
                     continue;
                 }
                 Err(refused) => return Err(self.refused(&mut call, &refused)),
@@ -227,31 +301,22 @@ impl Server {
             if let Some(context) = context {
                 locked(&self.contexts).insert(model.theirs.clone(), context);
             }
-            self.check_read(request, &got)?;
+            self.check_read(&mut call, &got)?;
+            self.check_said(&call, &got)?;
             let shown = shape
                 .as_ref()
                 .map(|_| if instructed { "instructed" } else { "enforced" });
-            let Some(wrong) = self.wrong(shape.as_ref(), &got) else {
-                // One that was cut has not been checked.
-                let is_whole = got.finish == Some(FinishReason::Stop);
-                if shape.is_some() && !instructed && is_whole {
-                    self.learn(&model.ours, kind, Enforces::Proven);
+            let Some(wrong) = self.wrong(shape.as_ref(), &got, call.sink.has_begun()) else {
+                if let Some(shape) = shape.as_ref().filter(|_| !instructed) {
+                    self.learn_from(&model.ours, shape, &got);
                 }
                 let got = self.release(&mut call, got, shape.as_ref(), holds).await?;
                 return Ok(self.complete(&mut call, got, (dialect, model), &post, shown));
             };
-            self.learn(&model.ours, kind, Enforces::Not(Instant::now()));
-            let name = &self.config.name;
-            let note = format!(
-                "the answer of server `{name}` had not the shape that was asked for: {wrong}"
-            );
-            if call.sink.has_begun() {
-                // The next request is held until it is checked.
-                return Err(AttemptError::Final(ApiError::bad_gateway(note)));
+            if let Some(shape) = &shape {
+                self.learn(&model.ours, shape, Enforces::Not(Instant::now()));
             }
-            if turns.len() >= MAX_CORRECTIONS {
-                return Err(AttemptError::Final(ApiError::other_shape(note)));
-            }
+            let note = self.check_tries(&call, &wrong, unfit.as_ref(), turns.len())?;
             call.events.push(format!("{note}; asked again"));
             turns.push((got.text, wrong));
         }
@@ -265,10 +330,57 @@ impl Server {
         }
     }
 
+    /// What is told of an answer of another shape, if the model may be asked once more.
+    fn check_tries(
+        &self,
+        call: &Attempt<'_>,
+        wrong: &str,
+        unfit: Option<&Refused>,
+        tries: usize,
+    ) -> Result<String, AttemptError> {
+        let name = &self.config.name;
+        let note =
+            format!("the answer of server `{name}` had not the shape that was asked for: {wrong}");
+        if call.sink.has_begun() {
+            // The next request is held until it is checked.
+            return Err(AttemptError::Final(ApiError::bad_gateway(note)));
+        }
+        if tries < MAX_CORRECTIONS {
+            return Ok(note);
+        }
+        let error = match unfit {
+            Some(refused) => self.unfit(refused),
+            None => ApiError::other_shape(note),
+        };
+        Err(self.unable(error, self.is_last(call)))
+    }
+
+    /// The server does not take the shape.
+    fn unfit(&self, refused: &Refused) -> ApiError {
+        let Refused { status, message } = refused;
+        let name = &self.config.name;
+        ApiError::invalid(
+            "response_format",
+            format!("server `{name}` refused the schema (status {status}): {message}"),
+        )
+    }
+
+    /// True if nobody else can answer.
+    fn is_last(&self, call: &Attempt<'_>) -> bool {
+        let model = &call.request.model;
+        call.config.is_served_only(model) && call.config.servers_of(model) <= 1
+    }
+
     /// What is wrong with the shape of an answer. One that was cut has none, and says so itself.
-    fn wrong(&self, shape: Option<&Shape>, got: &Got) -> Option<String> {
+    fn wrong(&self, shape: Option<&Shape>, got: &Got, has_begun: bool) -> Option<String> {
         let is_cut = got.finish != Some(FinishReason::Stop);
-        shape.filter(|_| !is_cut)?.check(&got.text).err()
+        match shape.filter(|_| !is_cut)?.check(&got.text) {
+            // What was streamed is all of it.
+            Ok(json) if has_begun && json != got.text.trim() => {
+                Some("it has other text around it".to_owned())
+            }
+            checked => checked.err(),
+        }
     }
 
     /// Asks once; a refusal is for the caller to judge.
@@ -309,13 +421,8 @@ impl Server {
             path: name,
             ..Got::default()
         };
-        // What continues a text is all text.
         let is_chat = matches!(call.request.prompt, tandem_proto::Prompt::Chat(_));
-        let mut thoughts = if is_chat {
-            Thoughts::default()
-        } else {
-            Thoughts::none()
-        };
+        let mut thoughts = self.thoughts(&call.request.model, is_chat);
         // Signs of life come from servers whose engine hangs, too.
         let limit = self.http.silence * 2;
         loop {
@@ -342,12 +449,43 @@ impl Server {
             }
         }
         let rest = thoughts.finish();
-        self.said(call, rest, &mut got, holds).await?;
+        // Nothing but space is no answer: another server may give one.
+        let is_blank = got.text.is_empty() && rest.text.trim().is_empty();
+        self.said(call, rest, &mut got, holds || is_blank).await?;
+        if is_chat {
+            self.settle_thoughts(call, &mut got);
+        }
         if got.finish.is_none() {
             let error = CallError::Broken("ended its answer before the last event".to_owned());
             return Err(self.lost(call, &error));
         }
         Ok(Ok(got))
+    }
+
+    /// How answers of a model are taken apart; what continues a text is all text.
+    fn thoughts(&self, model: &str, is_chat: bool) -> Thoughts {
+        if !is_chat {
+            return Thoughts::none();
+        }
+        let mark = locked(&self.thinkers).get(model).copied();
+        mark.map_or_else(Thoughts::default, Thoughts::presumed)
+    }
+
+    /// Takes apart an answer whose thoughts have an end alone, because the template wrote the opening mark. What was
+    /// streamed cannot be taken back; the next answer of the model is held until that end.
+    fn settle_thoughts(&self, call: &Attempt<'_>, got: &mut Got) {
+        let found = thoughts::unopened(&got.text).filter(|_| got.thoughts.is_empty());
+        let Some((mark, apart)) = found else {
+            if got.thoughts.is_empty() && got.finish == Some(FinishReason::Stop) {
+                locked(&self.thinkers).remove(&call.request.model);
+            }
+            return;
+        };
+        locked(&self.thinkers).insert(call.request.model.clone(), mark);
+        if !call.sink.has_begun() {
+            got.thoughts += &apart.thought;
+            got.text = apart.text;
+        }
     }
 
     /// The same of a server that computes each answer to its end: the place is taken until then, also if nobody waits any more.
@@ -405,6 +543,7 @@ impl Server {
                 match part {
                     Part::Text(text) => got.text += &text,
                     Part::Finish(finish) => got.finish = Some(finish),
+                    Part::BadEnd(why) => return Err(self.failed(Failure::Refused, &why)),
                     _ => {}
                 }
             }
@@ -472,6 +611,7 @@ impl Server {
                 call.sink.tools(calls).await.map_err(AttemptError::Final)?;
             }
             Part::Finish(finish) => got.finish = Some(finish),
+            Part::BadEnd(why) => return Err(self.failed(Failure::Refused, &why)),
             Part::Usage {
                 prompt,
                 cached,
@@ -535,17 +675,53 @@ impl Server {
         Ok(got)
     }
 
-    /// That the server has read the whole prompt.
-    fn check_read(&self, request: &Request, got: &Got) -> Result<(), AttemptError> {
+    /// That the server has read the whole prompt. Some count the tokens that they computed, and not those that they had from
+    /// a prompt before: so of a prompt of which it has read at least half before, only the rest counts, and so few tokens as
+    /// fit into no context are no cut prompt.
+    fn check_read(&self, call: &mut Attempt<'_>, got: &Got) -> Result<(), AttemptError> {
+        let prompt = &call.request.prompt;
         let read = got.usage.map_or(0, |(prompt, ..)| prompt as usize);
-        match shape::fewest_tokens(&request.prompt) {
-            Some(fewest) if read > 0 && read < fewest => Err(self.failed(
-                Failure::Refused,
-                &format!(
-                    "read {read} tokens of a prompt that has {fewest} at least: it cuts prompts; give it a longer context"
-                ),
-            )),
-            _ => Ok(()),
+        let blocks = Beginning::of(&self.keys, "", prompt).digests();
+        let mut known = locked(&self.read);
+        let before = blocks
+            .iter()
+            .take_while(|block| known.contains(block))
+            .count();
+        let fewest = shape::fewest_tokens(prompt);
+        if let Some(fewest) = fewest.filter(|fewest| (1..*fewest).contains(&read)) {
+            // The last block that is new may be short.
+            let new = blocks.len().saturating_sub(before + 1);
+            let is_rest = before * 2 >= blocks.len() && read >= fewest * new / blocks.len().max(1);
+            if read >= LEAST_CONTEXT && !is_rest {
+                return Err(self.failed(
+                    Failure::Refused,
+                    &format!(
+                        "read {read} tokens of a prompt that has {fewest} at least: it cuts prompts; give it a longer context"
+                    ),
+                ));
+            }
+            call.events.push(format!(
+                "server `{}` counts {read} tokens of a prompt that has {fewest} at least: it seems to leave out those of the prompt before",
+                self.config.name
+            ));
+        }
+        if known.len() >= MAX_KNOWN_BLOCKS {
+            known.clear();
+        }
+        known.extend(blocks);
+        Ok(())
+    }
+
+    /// That it has said something, where another one may.
+    fn check_said(&self, call: &Attempt<'_>, got: &Got) -> Result<(), AttemptError> {
+        let is_empty =
+            got.text.trim().is_empty() && got.thoughts.is_empty() && got.tools.is_empty();
+        let is_end = got.finish == Some(FinishReason::Stop);
+        // A stop text may be all that the model wrote.
+        let may_stop = !call.request.generation.sampling.stop.is_empty();
+        match is_empty && is_end && !may_stop && !self.is_last(call) {
+            true => Err(self.failed(Failure::Refused, "answered with no text")),
+            false => Ok(()),
         }
     }
 

@@ -301,6 +301,7 @@ impl Events {
                 port: HANDOFF_PORT,
             }),
             tokenize_ms: 1.5,
+            prompt_end: String::new(),
         })
         .await;
     }

@@ -4,6 +4,7 @@
 
 mod config;
 mod disconnects;
+mod endings;
 mod errors;
 mod failures;
 mod fake;

@@ -189,7 +189,7 @@ fn hostile() -> Vec<Fault> {
         (
             "cuts the prompt",
             || {
-                let usage = json!({"prompt_tokens": 20, "completion_tokens": 1});
+                let usage = json!({"prompt_tokens": 512, "completion_tokens": 1});
                 let choice =
                     json!({"index": 0, "message": {"content": "cut"}, "finish_reason": "stop"});
                 Reply::Json(200, json!({"choices": [choice], "usage": usage}))
@@ -201,7 +201,7 @@ fn hostile() -> Vec<Fault> {
 
 #[tokio::test]
 async fn a_server_that_fails_is_named_or_another_one_answers() {
-    let prompt = json!({"messages": [{"role": "user", "content": "word ".repeat(400)}]});
+    let prompt = json!({"messages": [{"role": "user", "content": "word ".repeat(1200)}]});
     for (what, reply, said) in hostile() {
         let bad = FakeServer::openai(move |_| reply()).await;
         let alone = rig(vec![bad.config("bad")]).await;

@@ -9,9 +9,9 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use tandem_cluster::PeerId;
-use tandem_engine::Token;
 use tandem_engine::chat::{ChatMessage, completion_tokens};
 use tandem_engine::generation::Generation;
+use tandem_engine::{Token, Tokenizer};
 use tandem_handoff::receiver::{Covers, Expectation};
 use tandem_proto::{
     ErrorCode, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError, PrefillMode,
@@ -69,6 +69,7 @@ struct Asked {
     alone_percent: u8,
     chunk: u32,
     terms: HandoffTerms,
+    is_chat: bool,
 }
 
 impl Asked {
@@ -79,6 +80,7 @@ impl Asked {
             alone_percent: request.alone_percent,
             chunk: request.chunk,
             terms: model.terms(&request.terms),
+            is_chat: matches!(request.prompt, Prompt::Chat(_)),
         }
     }
 }
@@ -268,12 +270,30 @@ impl Starting {
 
     fn opened(self, ticket: Option<Ticket>, tokenize_ms: f64) -> GenerateEvent {
         GenerateEvent::Opened {
+            prompt_end: match self.asked.is_chat {
+                true => end_of(self.model.tokenizer.as_ref(), &self.tokens),
+                false => String::new(),
+            },
             prompt_tokens: u32::try_from(self.tokens.len()).unwrap_or(u32::MAX),
             tokens: ticket.is_some().then_some(self.tokens),
             ticket,
             tokenize_ms,
         }
     }
+}
+
+/// Tokens at the end of a prompt whose text the coordinator is told.
+const PROMPT_END: usize = 8;
+
+/// The text of the last tokens of a prompt, as it would be in an answer: without control tokens, whose ends would not be
+/// seen there either.
+fn end_of(tokenizer: &dyn Tokenizer, tokens: &[Token]) -> String {
+    let last = &tokens[tokens.len().saturating_sub(PROMPT_END)..];
+    let bytes: Vec<u8> = last
+        .iter()
+        .flat_map(|token| tokenizer.bytes(*token))
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The end of the tokens of a prompt whose KV is needed.
@@ -366,6 +386,7 @@ async fn prepared(
 
 /// The tokens of a prompt: at least one, and all of the vocabulary.
 fn checked_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError> {
+    check_bytes(model, prompt)?;
     let tokens = prompt_tokens(model, prompt)?;
     if tokens.is_empty() {
         return Err(invalid("`prompt` is empty"));
@@ -376,6 +397,31 @@ fn checked_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeErro
         )));
     }
     Ok(tokens)
+}
+
+/// That a prompt is not so long that no tokens of this vocabulary make it fit: finding those of megabytes takes seconds.
+/// What an assistant said does not count, as templates may leave some of it out.
+fn check_bytes(model: &Model, prompt: &Prompt) -> Result<(), NodeError> {
+    let bytes: usize = match prompt {
+        Prompt::Tokens(_) => return Ok(()),
+        Prompt::Text(text) => text.len(),
+        Prompt::Chat(messages) => {
+            let kept = messages.iter().filter(|m| m.role != "assistant");
+            kept.map(|m| m.content.len()).sum()
+        }
+    };
+    let (longest, context) = (model.longest_token, model.capacity.tokens_per_sequence);
+    let most = longest.saturating_mul(usize::try_from(context).unwrap_or(usize::MAX));
+    match bytes > most {
+        true => Err(NodeError::new(
+            ErrorCode::ContextLength,
+            format!(
+                "the prompt has {bytes} bytes, more than the context of {context} tokens can have ({most}); \
+                 shorten the prompt, or start the node with a larger --context"
+            ),
+        )),
+        false => Ok(()),
+    }
 }
 
 /// The thread that prepares a request has failed, which the log explains, or was not begun because the node ends.

@@ -17,8 +17,6 @@ use crate::limits::{MAX_REFUSAL_BYTES, MAX_SERVER_ANSWER_BYTES, MAX_SERVER_EVENT
 
 use crate::config::server::ServerConfig;
 
-/// How long a connection that is not used is kept.
-const IDLE: Duration = Duration::from_secs(2);
 /// Characters of a server's own message that are shown.
 const MAX_SHOWN: usize = 300;
 /// Where servers begin to repeat what they were sent, or what a model wrote.
@@ -93,8 +91,9 @@ impl Http {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(connect)
-            // Servers close a connection that is not used, some after 5 s: not in the moment in which it is used again.
-            .pool_idle_timeout(IDLE)
+            // Servers close connections that are not used without a word, some after each answer; what is sent in that
+            // moment is lost. A connection for each request costs a round trip.
+            .pool_max_idle_per_host(0)
             .user_agent("tandem");
         if let Some(pem) = &config.ca {
             let certificates = reqwest::Certificate::from_pem_bundle(pem)

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tandem_api::FinishReason;
 
-use super::http::error_message;
+use super::http::{error_message, shown};
 use crate::config::dialect::Dialect;
 
 /// A part of an answer.
@@ -14,6 +14,8 @@ pub(crate) enum Part {
     /// Parts of calls of tools, as OpenAI streams them.
     Tools(Vec<Value>),
     Finish(FinishReason),
+    /// It ended, and what came is not to be used: why.
+    BadEnd(String),
     Usage {
         prompt: u32,
         cached: u32,
@@ -63,8 +65,13 @@ fn openai(value: &Value) -> Vec<Part> {
     let is_whole = message.is_object() && choice.get("delta").is_none();
     let thought = text(&message["reasoning_content"]).or_else(|| text(&message["reasoning"]));
     parts.extend(thought.map(Part::Thought));
-    let said = text(&message["content"]).or_else(|| text(&choice["text"]));
-    parts.extend(said.map(Part::Text));
+    match &message["content"] {
+        Value::Array(content) => parts.extend(content.iter().filter_map(part)),
+        content => {
+            let said = text(content).or_else(|| text(&choice["text"]));
+            parts.extend(said.map(Part::Text));
+        }
+    }
     if let Some(calls) = message["tool_calls"]
         .as_array()
         .filter(|calls| !calls.is_empty())
@@ -77,13 +84,20 @@ fn openai(value: &Value) -> Vec<Part> {
         parts.push(Part::Tools(indexed.collect()));
     }
     parts.extend(value["model"].as_str().map(|m| Part::Model(m.to_owned())));
-    if let Some(reason) = choice["finish_reason"].as_str() {
-        parts.push(Part::Finish(finish(reason)));
-    }
+    // Some gateways put an empty one into each event.
+    let reason = choice["finish_reason"].as_str();
+    parts.extend(reason.filter(|reason| !reason.is_empty()).map(finish));
     if let Some(usage) = value.get("usage").filter(|usage| usage.is_object()) {
+        let cached = count(&usage["prompt_tokens_details"]["cached_tokens"]);
+        let prompt = count(&usage["prompt_tokens"]);
         parts.push(Part::Usage {
-            prompt: count(&usage["prompt_tokens"]),
-            cached: count(&usage["prompt_tokens_details"]["cached_tokens"]),
+            // Where more was cached than read, only the rest was counted as read.
+            prompt: if cached > prompt {
+                prompt.saturating_add(cached)
+            } else {
+                prompt
+            },
+            cached,
             generated: count(&usage["completion_tokens"]),
         });
     }
@@ -97,6 +111,21 @@ fn openai(value: &Value) -> Vec<Part> {
         parts.push(Part::End);
     }
     parts
+}
+
+/// A part of a content that is a list, as Mistral streams it.
+fn part(value: &Value) -> Option<Part> {
+    match value["type"].as_str() {
+        Some("thinking") => match &value["thinking"] {
+            Value::Array(thoughts) => {
+                let thoughts: String = thoughts.iter().filter_map(|t| t["text"].as_str()).collect();
+                (!thoughts.is_empty()).then_some(Part::Thought(thoughts))
+            }
+            thought => text(thought).map(Part::Thought),
+        },
+        Some("text" | "output_text") | None => text(&value["text"]).map(Part::Text),
+        Some(_) => None,
+    }
 }
 
 fn ollama(value: &Value) -> Vec<Part> {
@@ -124,9 +153,10 @@ fn ollama(value: &Value) -> Vec<Part> {
     }
     parts.extend(value["model"].as_str().map(|m| Part::Model(m.to_owned())));
     if value["done"].as_bool() == Some(true) {
+        let cached = count(&value["prompt_eval_cached_count"]);
         parts.push(Part::Usage {
-            prompt: count(&value["prompt_eval_count"]),
-            cached: 0,
+            prompt: count(&value["prompt_eval_count"]).saturating_add(cached),
+            cached,
             generated: count(&value["eval_count"]),
         });
         parts.push(Part::Times {
@@ -135,7 +165,7 @@ fn ollama(value: &Value) -> Vec<Part> {
         });
         // Before it told why.
         let reason = value["done_reason"].as_str().unwrap_or("stop");
-        parts.push(Part::Finish(finish(reason)));
+        parts.push(finish(reason));
         parts.push(Part::End);
     }
     parts
@@ -154,14 +184,22 @@ fn generate(value: &Value) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-fn finish(reason: &str) -> FinishReason {
-    match reason {
-        "stop" | "eos" | "end_turn" | "stop_sequence" => FinishReason::Stop,
-        "length" | "max_tokens" => FinishReason::Length,
-        "tool_calls" | "function_call" => FinishReason::ToolCalls,
-        "content_filter" => FinishReason::ContentFilter,
-        _ => FinishReason::Other,
-    }
+/// Why an answer ended. A word that is no end of an answer, such as `error` or `abort`, is a failure.
+fn finish(reason: &str) -> Part {
+    Part::Finish(match reason.to_ascii_lowercase().as_str() {
+        "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" | "complete" => {
+            FinishReason::Stop
+        }
+        "length" | "max_tokens" | "model_length" => FinishReason::Length,
+        "tool_calls" | "function_call" | "tool_use" => FinishReason::ToolCalls,
+        "content_filter" | "safety" => FinishReason::ContentFilter,
+        _ => {
+            return Part::BadEnd(format!(
+                "ended its answer with the reason {:?}",
+                shown(reason)
+            ));
+        }
+    })
 }
 
 /// A text that is not empty.

@@ -1,5 +1,7 @@
 //! Whether an answer has the shape that was asked for, and whether the server read the whole prompt.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 use tandem_api::ApiError;
@@ -13,7 +15,6 @@ const MIN_WORDS: usize = 64;
 /// A kind of shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    Text,
     Object,
     Schema,
 }
@@ -62,37 +63,77 @@ impl Shape {
         }
     }
 
-    /// The JSON of an answer.
+    /// The JSON of an answer: all of it, what a code fence has, or the only object between words.
     ///
     /// # Errors
     /// Where it does not fit; nothing of the answer itself.
     pub(crate) fn check<'a>(&self, text: &'a str) -> Result<&'a str, String> {
-        let text = without_fence(text);
+        let text = text.trim();
+        let whole = self.fits(text);
+        let parts = [without_fence(text), only_fence(text), only_object(text)];
+        let part = || {
+            parts
+                .into_iter()
+                .flatten()
+                .find(|part| self.fits(part).is_ok())
+        };
+        match whole {
+            Ok(()) => Ok(text),
+            Err(why) => part().ok_or(why),
+        }
+    }
+
+    fn fits(&self, text: &str) -> Result<(), String> {
         let value: Value = serde_json::from_str(text)
             .map_err(|e| format!("it is no JSON ({:?} error)", e.classify()))?;
         match self {
-            Self::Object if value.is_object() => Ok(text),
+            Self::Object if value.is_object() => Ok(()),
             Self::Object => Err("it is no JSON object".to_owned()),
-            Self::Schema(validator, _) => match validator.validate(&value) {
-                Ok(()) => Ok(text),
-                Err(error) => {
-                    let at = error.schema_path().to_string();
-                    let at: String = at.chars().take(MAX_PATH).collect();
-                    Err(format!("it does not fit the schema at `{at}`"))
-                }
-            },
+            Self::Schema(validator, _) => validator.validate(&value).map_err(|error| {
+                let at = error.schema_path().to_string();
+                let at: String = at.chars().take(MAX_PATH).collect();
+                format!("it does not fit the schema at `{at}`")
+            }),
         }
+    }
+
+    /// A digest of it, which tells one from another.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        if let Self::Schema(_, schema) = self {
+            schema.to_string().hash(&mut hasher);
+        }
+        hasher.finish()
     }
 }
 
 /// A text without the code fence around it.
-fn without_fence(text: &str) -> &str {
-    let text = text.trim();
-    let Some(inner) = text.strip_prefix("```").and_then(|t| t.strip_suffix("```")) else {
-        return text;
-    };
+fn without_fence(text: &str) -> Option<&str> {
+    let inner = text.strip_prefix("```")?.strip_suffix("```")?;
+    Some(without_language(inner))
+}
+
+/// What stands in the only code fence of a text.
+fn only_fence(text: &str) -> Option<&str> {
+    let mut parts = text.split("```");
+    let inside = parts.nth(1)?;
+    let is_only = parts.next().is_some() && parts.next().is_none();
+    is_only.then(|| without_language(inside))
+}
+
+fn without_language(inner: &str) -> &str {
     let body = inner.strip_prefix("json").or(inner.strip_prefix("JSON"));
     body.unwrap_or(inner).trim()
+}
+
+/// The only object of a text, from the first brace to the last one. What is between them is read as one value, so that of
+/// two objects none is taken.
+fn only_object(text: &str) -> Option<&str> {
+    let (from, to) = (text.find('{')?, text.rfind('}')?);
+    let object = text.get(from..=to)?;
+    // Words alone may stand around it: it is no part of another value.
+    let is_words = |part: &str| !part.contains(['[', ']', '"']);
+    (is_words(&text[..from]) && is_words(&text[to + 1..])).then_some(object)
 }
 
 /// Fewest tokens that a prompt has: no tokenizer joins words that are apart, and half of them are left for those that do.
@@ -126,6 +167,8 @@ mod tests {
             " \n{\"a\":1}\n",
             "```json\n{\"a\": 1}\n```",
             "```{\"a\": 1}```",
+            "Here it is:\n\n```json\n{\"a\": 1}\n```\n\nLet me know.",
+            "I say {\"a\": 1}, and nothing more.",
         ] {
             assert!(
                 shape.check(text).is_ok_and(|t| t.starts_with("{\"a\"")),
@@ -138,7 +181,10 @@ mod tests {
             "{\"a\": \"secret\"}",
             "{\"secret\": 1}",
             "[1]",
-            "{\"a\":1} secret",
+            "{\"a\": 1} or {\"a\": 2}, secret",
+            "```\n{\"a\": \"secret\"}\n```\n```\n{}\n```",
+            "the secret {\"a\":1",
+            "[{\"a\": 1}]",
         ] {
             let why = shape.check(text).unwrap_err();
             assert!(!why.contains("secret"), "{why}");

@@ -1,7 +1,8 @@
 //! Thoughts that come inside the text of an answer, taken apart.
 //!
-//! A text that begins with `<think>` (or another of [`MARKS`]) is thought up to the end of that mark. In what comes whole,
-//! also the channels of gpt-oss are taken apart.
+//! A text that begins with `<think>` (or another of [`MARKS`]) is thought up to the end of that mark. Many templates write
+//! the opening mark themselves: then a text has the end alone, and is thought up to there. In what comes whole, also the
+//! channels of gpt-oss are taken apart.
 
 /// What thoughts stand between.
 const MARKS: [(&str, &str); 3] = [
@@ -33,6 +34,8 @@ enum State {
     Behind,
     /// The answer.
     Answer,
+    /// The model is known to think first, without an opening mark: up to this one's end, if it comes.
+    Presumed(usize),
 }
 
 /// What has become certain.
@@ -51,6 +54,24 @@ impl Thoughts {
         }
     }
 
+    /// Of an answer behind a prompt that ends so: a template may have written the opening mark.
+    pub(crate) fn behind(prompt_end: &str) -> Self {
+        let end = prompt_end.trim_end();
+        let open = MARKS.iter().position(|(open, _)| end.ends_with(open));
+        Self {
+            state: open.map_or(State::Begin, State::Inside),
+            held: String::new(),
+        }
+    }
+
+    /// Of a model that has been seen to think without the opening mark of these [`MARKS`].
+    pub(crate) fn presumed(mark: usize) -> Self {
+        Self {
+            state: State::Presumed(mark),
+            held: String::new(),
+        }
+    }
+
     /// Takes in more text.
     pub(crate) fn push(&mut self, more: &str) -> Apart {
         self.held.push_str(more);
@@ -59,6 +80,18 @@ impl Thoughts {
             let before = self.state;
             match before {
                 State::Begin => self.begin(),
+                State::Presumed(mark) => {
+                    // Nothing is certain before its end.
+                    let open = MARKS[mark].0;
+                    if let Some(at) = self.held.find(MARKS[mark].1) {
+                        let thought = self.held[..at].trim_start();
+                        apart
+                            .thought
+                            .push_str(thought.strip_prefix(open).unwrap_or(thought));
+                        self.held = self.held[at + MARKS[mark].1.len()..].to_owned();
+                        self.state = State::Behind;
+                    }
+                }
                 State::Inside(mark) => self.inside(mark, &mut apart),
                 State::Behind => {
                     let rest = self.held.trim_start();
@@ -124,6 +157,26 @@ impl Thoughts {
     }
 }
 
+/// A text that has the end of a mark, at the beginning of a line, and no beginning before it, taken apart there; and which
+/// mark that is. Within a line it is a text about marks.
+pub(crate) fn unopened(text: &str) -> Option<(usize, Apart)> {
+    let ends = MARKS
+        .iter()
+        .enumerate()
+        .filter_map(|(mark, (open, close))| {
+            let at = text.find(close)?;
+            let before = text[..at].trim_end_matches([' ', '\t']);
+            let is_line = before.is_empty() || before.ends_with('\n');
+            (is_line && !before.contains(open)).then_some((at, mark))
+        });
+    let (at, mark) = ends.min()?;
+    let apart = Apart {
+        thought: text[..at].trim().to_owned(),
+        text: text[at + MARKS[mark].1.len()..].trim_start().to_owned(),
+    };
+    Some((mark, apart))
+}
+
 /// Takes a whole text apart, also one with the channels of gpt-oss.
 pub(crate) fn apart(text: &str) -> Apart {
     if let Some(at) = text.rfind(FINAL_CHANNEL) {
@@ -140,7 +193,10 @@ pub(crate) fn apart(text: &str) -> Apart {
     let rest = thoughts.finish();
     apart.thought += &rest.thought;
     apart.text += &rest.text;
-    apart
+    match unopened(&apart.text).filter(|_| apart.thought.is_empty()) {
+        Some((_, apart)) => apart,
+        None => apart,
+    }
 }
 
 /// A text without what stands between `<|` and `|>`.
@@ -204,6 +260,44 @@ mod tests {
                 );
             }
             assert_eq!(apart(text).text, answer);
+        }
+    }
+
+    #[test]
+    fn an_end_without_a_beginning_is_an_end() {
+        for (text, thought, answer) in [
+            ("Hm, so.\n</think>\n\nFine.", "Hm, so.", "Fine."),
+            ("a\n[/THINK]b</think>c", "a", "b</think>c"),
+            ("a</think>b", "", "a</think>b"),
+            ("</think>x", "", "x"),
+        ] {
+            assert_eq!(
+                (&*apart(text).thought, &*apart(text).text),
+                (thought, answer)
+            );
+        }
+        assert_eq!(unopened("say <think>no</think>"), None);
+        // Of a model that is known for it nothing is shown before the end, and all of it where there is none.
+        for (text, thought, answer) in [
+            ("Hm.</think>\nFine.", "Hm.", "Fine."),
+            ("<think>Hm.</think>Fine.", "Hm.", "Fine."),
+            ("Fine.", "", "Fine."),
+        ] {
+            for size in 1..=text.len() {
+                let mut thoughts = Thoughts::presumed(0);
+                let mut all = Apart::default();
+                for part in text.as_bytes().chunks(size) {
+                    let part = thoughts.push(std::str::from_utf8(part).unwrap());
+                    all.thought += &part.thought;
+                    all.text += &part.text;
+                }
+                all.text += &thoughts.finish().text;
+                assert_eq!(
+                    (&*all.thought, &*all.text),
+                    (thought, answer),
+                    "{text} {size}"
+                );
+            }
         }
     }
 
