@@ -125,7 +125,7 @@ build | test) ;;
 esac
 
 if ! has cargo; then
-    echo "install-deps: missing: cargo; install Rust 1.90 or newer (rustup), then open a new shell" >&2
+    echo "install-deps: missing: cargo; install Rust 1.95 or newer (rustup), then open a new shell" >&2
     exit 1
 fi
 find_missing

@@ -4,11 +4,13 @@
 //! - [`sources`]: what pure crates may not name, and where `unsafe` may stand;
 //! - [`files`]: names of files, paths of one machine, documents that forget a crate;
 //! - [`links`]: links of documents to files;
+//! - [`compiler`]: the oldest compiler, named alike wherever it is named;
 //! - [`modules`]: import cycles between the modules of a crate;
 //! - [`code`]: Rust source without its comments and literals.
 
 mod arrows;
 mod code;
+mod compiler;
 mod files;
 mod links;
 mod modules;
@@ -34,6 +36,7 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     let crates = crates(&metadata);
     let mut found = arrows::check(&crates);
     found.extend(files::check(root, &crates)?);
+    found.extend(compiler::check(root)?);
     for package in &metadata.packages {
         let folder = package
             .manifest_path
