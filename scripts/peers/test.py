@@ -180,18 +180,22 @@ class Pages:
         while not (told := re.search(r"^gradebook (\S+)$", log.read_text(), re.MULTILINE)):
             assert time.time() - since < WAIT, "no address comes"
             time.sleep(0.1)
-        self.base = told[1].split("/grading")[0]
+        address = urllib.parse.urlparse(told[1])
+        self.base, self.home = f"{address.scheme}://{address.netloc}", address.path
         self.browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         self.get(told[1].removeprefix(self.base))
 
     def get(self, path: str) -> str:
-        with self.browser.open(self.base + path, timeout=WAIT) as response:
+        with self.browser.open(self.at(path), timeout=WAIT) as response:
             return response.read().decode()
+
+    def at(self, path: str) -> str:
+        return self.base + self.home + path.removeprefix(self.home)
 
     def send(self, path: str, **fields) -> str:
         """The path of the page that the form leads to."""
         data = urllib.parse.urlencode(fields).encode()
-        with self.browser.open(urllib.request.Request(self.base + path, data, {"origin": self.base})) as response:
+        with self.browser.open(urllib.request.Request(self.at(path), data, {"origin": self.base})) as response:
             return urllib.parse.urlparse(response.url).path
 
 
@@ -215,13 +219,13 @@ def test_the_gradebook_grades_by_servers_of_others():
             # One that is watched while both write, its answers held against those of the command.
             code = (COURSE / "submissions" / "s02-off-by-one.py").read_text()
             fields = {"text": code, "name": "s02-off-by-one.py", "assignment": 2}
-            watched = pages.send("/grading/try", analysis="code", feedback="feedback", mode="after", **fields)
+            watched = pages.send("/try", analysis="code", feedback="feedback", mode="after", **fields)
             last = pages.get(f"{watched}/events").strip().split("\n\n")[-1]
             (LOGS / "gradebook-live.txt").write_text(last)
             score = next(score for name, _, score in alone if name == "s02-off-by-one")
             assert f"{score:g} of 10" in last, last[-2000:]
             # A run of the course.
-            run = pages.send("/grading/a/2/run", what="all", analysis="code", feedback="feedback", mode="after")
+            run = pages.send("/a/2/run", what="all", analysis="code", feedback="feedback", mode="after")
             pages.get(f"{run}/events")
             made = rows(file, "SELECT name, status, score FROM result JOIN submission s ON s.id = submission WHERE run = 2")
             made = [(name, status, None if score is None else score / 1000) for name, status, score in made]
@@ -231,8 +235,8 @@ def test_the_gradebook_grades_by_servers_of_others():
             # What needs no person is approved.
             done = rows(file, "SELECT s.id FROM result JOIN submission s ON s.id = submission WHERE run = 2 AND status = 'graded'")
             for (work,) in done:
-                seen = re.search(r'name="version" value="([^"]+)"', pages.get(f"/grading/w/{work}"))
-                pages.send(f"/grading/w/{work}", do="approve", version=seen[1])
+                seen = re.search(r'name="version" value="([^"]+)"', pages.get(f"/w/{work}"))
+                pages.send(f"/w/{work}", do="approve", version=seen[1])
             approved = rows(file, "SELECT count(*) FROM review WHERE decision = 'approved'")
             assert approved == [(len(done),)], approved
 

@@ -225,7 +225,7 @@ fn show_pages(
         )?,
     };
     eprintln!("the course as pages, until Ctrl-C; open this address:");
-    output::print(&gradebook.address_of(&coordinator.url(), &page))
+    output::print(&gradebook.address_of(&coordinator.url(), &page)?)
 }
 
 async fn start_nodes(models: &Models, logs: &Path) -> anyhow::Result<Vec<NodeProcess>> {

@@ -208,7 +208,7 @@ async fn serve_pages(
     )
     .await?;
     coordinator.connect(gradebook, &config.grading);
-    let address = gradebook.address_of(&coordinator.url(), page);
+    let address = gradebook.address_of(&coordinator.url(), page)?;
     output::print(&format!("gradebook {address}"))?;
     eprintln!("tandem: open this address; Ctrl-C ends it, and what was graded is kept");
     tokio::select! {
@@ -346,6 +346,9 @@ async fn dry_run(
     let forecasts = forecast(settings, rubric, submissions).await?;
     let (table, sentence) = tables::forecasts(submissions, &forecasts);
     output::print(&table.to_string())?;
+    for line in tables::left_out(submissions) {
+        output::print(&line)?;
+    }
     output::print(&sentence)?;
     let fails = forecasts.iter().any(tables::will_fail);
     let mut pairs = submissions.iter().zip(&forecasts);

@@ -98,7 +98,7 @@ async fn serve(
     }
     output::print(&format!("ready {}", coordinator.url()))?;
     if let Some(gradebook) = gradebook {
-        let address = gradebook.address(&coordinator.url());
+        let address = gradebook.address(&coordinator.url())?;
         output::print(&format!("gradebook {address}"))?;
     }
     coordinator.failed().await

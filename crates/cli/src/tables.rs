@@ -105,6 +105,29 @@ pub fn forecasts(submissions: &[Submission], forecasts: &[Forecast]) -> (Table, 
     (table, sentence(forecasts))
 }
 
+/// Most lines about files that were not read as they are.
+const MAX_LINES: usize = 40;
+
+/// What was not read of submissions, and what is to be looked at, a line each.
+pub fn left_out(submissions: &[Submission]) -> Vec<String> {
+    let of_one = |one: &Submission| {
+        let flags = one.flags.iter().map(|flag| flag.text.clone());
+        let texts = flags.chain(one.notes.iter().cloned());
+        let name = one.name.clone();
+        texts
+            .map(move |text| format!("{name}: {text}"))
+            .collect::<Vec<_>>()
+    };
+    let mut lines: Vec<String> = submissions.iter().flat_map(of_one).collect();
+    if lines.len() > MAX_LINES {
+        let more = lines.split_off(MAX_LINES).len();
+        lines.push(format!(
+            "and {more} more; each is in the report of its submission"
+        ));
+    }
+    lines
+}
+
 /// Tokens of a prompt; those that are guessed are marked.
 fn tokens(size: &PromptSize) -> String {
     let mark = if size.estimated { "about " } else { "" };

@@ -14,6 +14,8 @@
   let line = Promise.resolve();
   let waiting = 0;
   let status = "";
+  // Whether queue and steps are as they are after all that was saved.
+  let isFresh = true;
 
   const tell = (text = status) => {
     status = text;
@@ -52,6 +54,7 @@
     ready.clear();
     generation += 1;
     waiting += 1;
+    isFresh = false;
     tell("saving …");
     const done = line.then(async () => {
       try {
@@ -71,6 +74,7 @@
         ready.clear();
         generation += 1;
         settle();
+        if (waiting === 0 && !isFresh) refresh();
       }
     });
     line = done;
@@ -97,12 +101,10 @@
     }
     if (next && (isSaved || shown() === work)) versions.set(work, next.dataset.version);
     if (isSaved) written(work, body);
-    if (next) {
-      const isHere = query(action) === query(location.href);
-      replace("head", page);
-      if (isHere) replace("queue", page);
-      if (shown() === work && isHere) showParts(page, work);
-      else if (shown() === work) go(location.href, false);
+    // The queue that came is that of this work: another one that is shown asks for its own.
+    if (next && shown() === work) {
+      if (query(action) === query(location.href)) showParts(page, work);
+      else go(location.href, false);
     }
     tell(isSaved ? (waiting > 1 ? "saving …" : "saved") : "");
     return isSaved;
@@ -137,12 +139,35 @@
     settle();
   };
 
+  // Asks for queue, steps and counts of the work that is shown, after another one was saved.
+  const refresh = async () => {
+    const work = shown();
+    const asked = generation;
+    try {
+      const response = await fetch(location.href, { headers: { "X-Parts": "1" } });
+      const page = parse(await response.text());
+      const next = page.getElementById("desk");
+      if (next?.dataset.work !== work || shown() !== work || asked !== generation) return;
+      if (next.dataset.version === desk().dataset.version) {
+        // A form that is open stays open.
+        replace("head", page);
+        replace("queue", page);
+        desk().querySelector(".steps").replaceWith(next.querySelector(".steps"));
+        isFresh = true;
+      } else showParts(page, work);
+      settle();
+    } catch {
+      // What is shown stays; the next approval asks the server where to go.
+    }
+  };
+
   // Shows the parts of a work that is shown already.
   const showParts = (page, work) => {
     const next = page.getElementById("desk");
     const open = current()?.dataset.criterion;
     const focus = focused();
     versions.set(work, next.dataset.version);
+    isFresh = waiting <= 1;
     keepDrafts();
     replace("head", page);
     replace("queue", page);
@@ -261,14 +286,20 @@
     }
   };
 
+  // Where the person is on the desk, so that what is replaced leaves nobody behind.
   const focused = () => {
     const active = document.activeElement;
-    return active?.closest("#desk") && active.name ? { name: active.name, value: active.value } : null;
+    if (!active?.closest("#desk")) return null;
+    const { name, value, dataset } = active;
+    if (dataset.key && !active.closest(".criterion")) return `[data-key="${CSS.escape(dataset.key)}"]`;
+    if ("digits" in dataset) return ".now [data-digits]";
+    if (name) return `.now button[name="${CSS.escape(name)}"][value="${CSS.escape(value)}"]`;
+    return "h1";
   };
   const restore = (focus) => {
-    if (!focus) return;
-    const same = `[name="${CSS.escape(focus.name)}"][value="${CSS.escape(focus.value)}"]`;
-    desk()?.querySelector(`.now button${same}`)?.focus({ preventScroll: true });
+    if (!focus || desk().contains(document.activeElement)) return;
+    const same = desk().querySelector(focus) ?? desk().querySelector("h1");
+    same.focus({ preventScroll: true });
   };
 
   // --- Going to another work.
@@ -284,7 +315,7 @@
   };
 
   const prefetch = async () => {
-    const links = document.querySelectorAll('[data-go="open"], [data-go="next"]');
+    const links = document.querySelectorAll('[data-go="open"]:not([data-end]), [data-go="next"]');
     for (const { href } of links) {
       if (ready.has(href)) continue;
       const asked = generation;
@@ -304,16 +335,19 @@
       location.href = page.url;
       return;
     }
+    const focus = focused() ?? "h1";
     keepDrafts();
     document.querySelector("main.review").replaceWith(main);
     replace("head", next);
     document.title = next.title;
     if (push) history.pushState(null, "", page.url);
+    isFresh = waiting === 0;
     const now = desk();
     // A save of this work may be on its way; then its answer says the version.
     if (waiting === 0 || !versions.has(now.dataset.work)) versions.set(now.dataset.work, now.dataset.version);
     putDrafts();
     settle();
+    restore(focus);
     lookAtFirst();
     main.querySelector("#queue [aria-current]")?.scrollIntoView({ block: "nearest" });
   };
@@ -387,15 +421,15 @@
       save(form.action, body, work);
       return;
     }
-    const next = document.querySelector('[data-go="open"]')?.href;
+    const next = () => document.querySelector('[data-go="open"]');
     keepDrafts();
-    const isSure = waiting === 0 && "canApprove" in desk().dataset && !held.has(work) && !drafts.has(work);
-    const kept = next && ready.get(next);
+    const isSure = isFresh && "canApprove" in desk().dataset && !held.has(work) && !drafts.has(work);
+    const kept = isSure && ready.get(next().href);
     const done = save(form.action, body, work);
-    if (isSure && kept) {
+    if (kept) {
       turns += 1;
       show(kept, true);
-    } else if ((await done) && next && shown() === work) await go(next);
+    } else if ((await done) && shown() === work) await go(next().href);
   });
 
   document.addEventListener("click", (event) => {
@@ -413,10 +447,12 @@
       event.preventDefault();
       look(jump.getAttribute("href").slice(1));
     }
-    const tab = event.target.closest(".tabs a");
+    const tab = event.target.closest(".tabs a, .skip a");
     if (tab) {
       event.preventDefault();
-      tabs(tab.getAttribute("href").slice(1));
+      const part = tab.getAttribute("href").slice(1);
+      tabs(part);
+      if (tab.closest(".skip")) document.getElementById(part).querySelector(".source, h1")?.focus();
     }
   });
 
@@ -478,6 +514,11 @@
     }
   };
 
+  const stepTo = (by) => {
+    tabs("desk");
+    step(by);
+  };
+
   let evidence = 0;
   const stepEvidence = (by) => {
     const all = [...(current()?.querySelectorAll(".quote") ?? [])];
@@ -488,13 +529,14 @@
 
   document.addEventListener("tandem-key", (event) => {
     const acts = {
-      ArrowDown: () => step(1),
-      ArrowUp: () => step(-1),
+      ArrowDown: () => stepTo(1),
+      ArrowUp: () => stepTo(-1),
       "]": () => stepEvidence(1),
       "[": () => stepEvidence(-1),
       0: () => current()?.querySelector('[data-key="1"]')?.click(),
     };
-    if (!(event.detail in acts)) return;
+    const isTyped = event.detail === "0" && current()?.querySelector("[data-digits]");
+    if (!(event.detail in acts) || isTyped) return;
     event.preventDefault();
     acts[event.detail]();
   });
@@ -510,6 +552,9 @@
       else link.removeAttribute("aria-current");
     }
   };
+
+  // A key acts on something of another part: that is shown.
+  document.addEventListener("tandem-reveal", (event) => tabs(event.detail));
 
   versions.set(shown(), desk().dataset.version);
   settle();

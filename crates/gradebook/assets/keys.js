@@ -18,8 +18,20 @@
       const criterion = element.closest(".criterion");
       return criterion !== null && !criterion.classList.contains("now");
     };
-    return all.find((element) => !isElsewhere(element) && (isUsable(element) || element.dataset.go));
+    return all.find((element) => !isElsewhere(element) && (isUsable(element) || element.dataset.go || partOf(element)));
   };
+
+  // On a narrow screen one part is shown at a time; a key acts in all of them.
+  const partOf = (element) => {
+    const part = element.disabled ? null : element.closest("main.review > :not(.show)");
+    return part && getComputedStyle(part).display === "none" ? part : null;
+  };
+
+  // Whoever is in something that scrolls moves there.
+  const isScrolling = ({ key, target }) => key.startsWith("Arrow") && target instanceof Element && target.matches('[tabindex="0"]');
+
+  // Points that have no key of their own are typed.
+  const field = (key) => (/^[0-9]$/.test(key) ? document.querySelector(".criterion.now [data-digits]") : null);
 
   document.addEventListener("keydown", (event) => {
     const dialog = document.querySelector("dialog[open]");
@@ -33,6 +45,7 @@
       return;
     }
     if (dialog || event.ctrlKey || event.altKey || event.metaKey || event.repeat || isTyping(event.target)) return;
+    if (isScrolling(event)) return;
     if (isOff() && event.key !== "?") return;
     const key = ALSO[event.key] ?? event.key;
     const custom = new CustomEvent("tandem-key", { detail: key, cancelable: true });
@@ -40,8 +53,16 @@
       event.preventDefault();
       return;
     }
-    const element = target(key);
+    const element = target(key) ?? field(key);
     if (!element) return;
+    const part = element.dataset.go ? null : partOf(element);
+    if (part && !isUsable(element)) document.dispatchEvent(new CustomEvent("tandem-reveal", { detail: part.id }));
+    if ("digits" in element.dataset) {
+      // The digit goes into it.
+      element.focus();
+      element.select();
+      return;
+    }
     event.preventDefault();
     if (element.matches("input")) {
       element.focus();
@@ -51,7 +72,7 @@
 
   const help = () => {
     const dialog = document.getElementById("keys");
-    const rows = [["↓ ↑", "next, previous criterion"], ["1 … 9", "level of the open criterion; 0 is the lowest"], ["] [", "next, previous evidence"], ["j k, → ←", "next, previous work"]];
+    const rows = [["↓ ↑", "next, previous criterion"], ["1 … 9", "level of the open criterion; 0 is the lowest. Where there are many, type the points, then ↵"], ["] [", "next, previous evidence"], ["j k, → ←", "next, previous work"]];
     const seen = new Set(["j", "k"]);
     for (const element of document.querySelectorAll("[data-key]")) {
       const key = element.dataset.key;

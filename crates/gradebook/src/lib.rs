@@ -1,7 +1,7 @@
 //! The gradebook: where courses, runs and values are kept, and the pages on which a person decides.
 //!
-//! [`Gradebook::open`] opens the store, [`Gradebook::router`] has the pages below `/grading`. The rules, such as totals and
-//! what is allowed, are in `tandem-grading`; the store keeps, the pages show.
+//! [`Gradebook::open`] opens the store, [`Gradebook::router`] has the pages, below a path that is the gradebook's own. The
+//! rules, such as totals and what is allowed, are in `tandem-grading`; the store keeps, the pages show.
 //!
 //! - [`store`]: the only SQL;
 //! - `routes`: the table of paths; `paths`: every link;
@@ -19,6 +19,7 @@ mod live;
 mod machines;
 mod pages;
 mod paths;
+mod platform;
 mod routes;
 mod runs;
 mod sample;
@@ -26,6 +27,7 @@ mod security;
 mod server;
 pub mod store;
 mod trial;
+mod uploads;
 mod view;
 
 use std::path::Path;
@@ -38,10 +40,12 @@ use tandem_grading::{Graded, GradingError, Rubric, Submission};
 use activity::Activity;
 pub use error::GradebookError;
 use error::PageError;
+use paths::Paths;
 use runs::Runs;
 pub use server::ModelServer;
 use store::{Kept, Outcome, Store, StoreError};
 use trial::Trials;
+use uploads::Uploads;
 
 /// A gradebook. Copies share it.
 #[derive(Clone)]
@@ -52,8 +56,12 @@ pub struct Gradebook {
 /// What the pages share.
 struct Shared {
     store: Store,
-    /// Lets a browser in.
-    token: String,
+    /// Where the pages are.
+    paths: Paths,
+    /// Name of the cookie of a session.
+    cookie: String,
+    /// Where files lie while they are read.
+    uploads: Uploads,
     /// Where models are asked, once that is known.
     server: OnceLock<ModelServer>,
     activity: Arc<Activity>,
@@ -70,7 +78,9 @@ impl Shared {
     }
 }
 
-/// Name of the token among the settings.
+/// Name of the number that tells a gradebook from others on the same host, among the settings.
+const NUMBER: &str = "number";
+/// Name of the token that lets a browser in.
 const TOKEN: &str = "token";
 /// Name of the mark that the sample was put in once, so that it is not put in again.
 const SAMPLE: &str = "sample";
@@ -82,21 +92,23 @@ impl Gradebook {
     /// If the store cannot be opened.
     pub fn open(path: &Path) -> Result<Self, GradebookError> {
         let store = Store::open(path)?;
-        let token = store.write_now(|writer| -> rusqlite::Result<Result<_, StoreError>> {
-            let token = match writer.setting(TOKEN)? {
-                Some(token) => token,
+        let number = store.write_now(|writer| -> rusqlite::Result<Result<_, StoreError>> {
+            let known_or_new = |name| match writer.setting(name)? {
+                Some(value) => Ok(value),
                 None => {
-                    let token = security::random_text();
-                    writer.set(TOKEN, &token)?;
-                    token
+                    let value = security::random_text();
+                    writer.set(name, &value).map(|()| value)
                 }
             };
-            Ok(Ok(token))
+            known_or_new(TOKEN)?;
+            known_or_new(NUMBER).map(Ok)
         })?;
         let gradebook = Self {
             shared: Arc::new(Shared {
                 store,
-                token,
+                paths: Paths::new(&number),
+                cookie: format!("tandem_{number}"),
+                uploads: Uploads::open(path),
                 server: OnceLock::new(),
                 activity: Arc::default(),
                 trials: Trials::default(),
@@ -114,23 +126,37 @@ impl Gradebook {
     }
 
     /// The address to open, below that of the server. Whoever has it may do everything.
-    #[must_use]
-    pub fn address(&self, server: &str) -> String {
-        self.address_of(server, paths::HOME)
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn address(&self, server: &str) -> Result<String, GradebookError> {
+        self.address_of(server, self.shared.paths.home())
     }
 
     /// The same for a page.
-    #[must_use]
-    pub fn address_of(&self, server: &str, path: &str) -> String {
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn address_of(&self, server: &str, path: &str) -> Result<String, GradebookError> {
         let server = server.trim_end_matches('/');
-        format!("{server}{path}?token={}", self.shared.token)
+        let token = self.shared.store.read_now(|reader| reader.setting(TOKEN))?;
+        Ok(format!(
+            "{server}{path}?token={}",
+            token.unwrap_or_default()
+        ))
+    }
+
+    /// The path at which the pages begin.
+    #[must_use]
+    pub fn home(&self) -> &str {
+        self.shared.paths.home()
     }
 
     /// The path of the sample course.
     #[must_use]
     pub fn sample_page(&self) -> String {
         // It is the first assignment of every gradebook.
-        paths::assignment(1)
+        self.shared.paths.assignment(1)
     }
 
     /// Puts submissions into an assignment of a course, which is made if there is none; returns the path of the page on
@@ -148,7 +174,7 @@ impl Gradebook {
             let taken = writer.take_in(course, rubric, submissions);
             taken.map(Ok::<_, StoreError>)
         })?;
-        Ok(paths::runs(assignment))
+        Ok(self.shared.paths.runs(assignment))
     }
 
     /// The pages; `is_tls` says that browsers come by TLS alone.
@@ -194,7 +220,7 @@ impl Gradebook {
             writer.end_run(run, Outcome::Done, None)?;
             Ok(Ok::<_, StoreError>(assignment))
         });
-        Ok(paths::assignment(kept?))
+        Ok(self.shared.paths.assignment(kept?))
     }
 
     fn put_sample(&self) -> Result<(), GradebookError> {

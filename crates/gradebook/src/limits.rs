@@ -24,6 +24,8 @@ pub const MAX_COLOURED: usize = 128 << 10;
 pub const MAX_UNDO: u32 = 50;
 /// Most characters of a name of somebody who grades.
 pub const MAX_NAME_CHARS: usize = 80;
+/// Most characters that are kept of what a browser calls itself.
+pub const MAX_AGENT_CHARS: usize = 200;
 /// Most characters of the key that a form carries.
 pub const MAX_KEY_CHARS: usize = 64;
 /// How long a browser is let in, in seconds.

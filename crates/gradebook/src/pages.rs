@@ -17,11 +17,16 @@ use axum::http::request::Parts;
 use serde::Deserialize;
 use tandem_grading::{Length, Style};
 
+use crate::Shared;
 use crate::error::PageError;
+use crate::paths::Paths;
 use crate::security::cookie;
 use crate::store::{Person, Role};
 use crate::view::list::List;
 use crate::view::queue::ListOf;
+
+/// The header with which a script asks for parts of a page.
+const PARTS: &str = "x-parts";
 
 /// Name of the cookie that hides names.
 const NAMES: &str = "tandem_names";
@@ -85,14 +90,16 @@ impl StyleFields {
 /// Who looks at a page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Viewer {
+    paths: Paths,
     person: i64,
     is_teacher: bool,
     names_hidden: bool,
 }
 
 impl Viewer {
-    fn new(headers: &HeaderMap, person: &Person) -> Self {
+    fn new(shared: &Shared, headers: &HeaderMap, person: &Person) -> Self {
         Self {
+            paths: shared.paths,
             person: person.id,
             is_teacher: person.role == Role::Teacher,
             names_hidden: names_hidden(headers),
@@ -102,6 +109,7 @@ impl Viewer {
     /// A list as it is for them.
     const fn list<'a>(&self, list: &'a List) -> ListOf<'a> {
         ListOf {
+            paths: self.paths,
             list,
             names_hidden: self.names_hidden,
             person: self.person,

@@ -1,103 +1,163 @@
 //! Every link.
+//!
+//! A browser sends a cookie to every server of a host, whatever its port, and a path is all that keeps it from the others:
+//! so each gradebook lies below a random one, which only browsers that were let in come to know.
 
-/// Where the pages begin.
-pub(crate) const HOME: &str = "/grading";
+use std::fmt;
 
-/// An assignment: its first work that needs a person.
-pub(crate) fn assignment(id: i64) -> String {
-    format!("{HOME}/a/{id}")
+/// Where the pages of earlier versions were: links with a token still lead in from there, and styles lie there.
+pub(crate) const OLD_HOME: &str = "/grading";
+
+/// Where the pages of one gradebook are: every link is made of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Paths {
+    home: &'static str,
 }
 
-/// Takes back the last change in an assignment.
-pub(crate) fn undo(assignment: i64) -> String {
-    format!("{HOME}/a/{assignment}/undo")
-}
+impl Paths {
+    /// Of the gradebook with this number.
+    pub(crate) fn new(number: &str) -> Self {
+        // A process opens a gradebook once; so every page can have it without a lifetime.
+        let home: &'static str = Box::leak(format!("/g-{number}").into_boxed_str());
+        Self { home }
+    }
 
-/// A work under review, and where its forms go.
-pub(crate) fn work(id: i64) -> String {
-    format!("{HOME}/w/{id}")
-}
+    /// Where the pages begin.
+    pub(crate) const fn home(self) -> &'static str {
+        self.home
+    }
 
-/// Has a model write its feedback once more.
-pub(crate) fn rewrite(work: i64) -> String {
-    format!("{HOME}/w/{work}/rewrite")
-}
+    fn at(self, rest: fmt::Arguments<'_>) -> String {
+        format!("{}{rest}", self.home)
+    }
 
-/// Has a work assessed without its comments.
-pub(crate) fn bare(work: i64) -> String {
-    format!("{HOME}/w/{work}/bare")
-}
+    /// An assignment: its first work that needs a person.
+    pub(crate) fn assignment(self, id: i64) -> String {
+        self.at(format_args!("/a/{id}"))
+    }
 
-/// What the models were sent.
-pub(crate) fn prompt(work: i64) -> String {
-    format!("{HOME}/w/{work}/prompt")
-}
+    /// Where the way through a list of works ends.
+    pub(crate) fn end(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/end"))
+    }
 
-/// A picture in a work.
-pub(crate) fn picture(work: i64, digest: &str) -> String {
-    format!("{HOME}/w/{work}/picture/{digest}")
-}
+    /// Takes back the last change in an assignment.
+    pub(crate) fn undo(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/undo"))
+    }
 
-/// What was done to a work, and how its values were made.
-pub(crate) fn record(work: i64) -> String {
-    format!("{HOME}/w/{work}/record")
-}
+    /// A work under review, and where its forms go.
+    pub(crate) fn work(self, id: i64) -> String {
+        self.at(format_args!("/w/{id}"))
+    }
 
-/// One submission, graded live.
-pub(crate) fn trial(id: u64) -> String {
-    format!("{HOME}/try/{id}")
-}
+    /// Has a model write its feedback once more.
+    pub(crate) fn rewrite(self, work: i64) -> String {
+        self.at(format_args!("/w/{work}/rewrite"))
+    }
 
-/// What comes of it.
-pub(crate) fn trial_events(id: u64) -> String {
-    format!("{HOME}/try/{id}/events")
-}
+    /// Has a work assessed without its comments.
+    pub(crate) fn bare(self, work: i64) -> String {
+        self.at(format_args!("/w/{work}/bare"))
+    }
 
-/// Ends it.
-pub(crate) fn stop_trial(id: u64) -> String {
-    format!("{HOME}/try/{id}/stop")
-}
+    /// What the models were sent.
+    pub(crate) fn prompt(self, work: i64) -> String {
+        self.at(format_args!("/w/{work}/prompt"))
+    }
 
-/// What would be graded of an assignment, and where runs are started.
-pub(crate) fn runs(assignment: i64) -> String {
-    format!("{HOME}/a/{assignment}/run")
-}
+    /// A picture in a work.
+    pub(crate) fn picture(self, work: i64, digest: &str) -> String {
+        self.at(format_args!("/w/{work}/picture/{digest}"))
+    }
 
-/// A run.
-pub(crate) fn run(id: i64) -> String {
-    format!("{HOME}/r/{id}")
-}
+    /// What was done to a work, and how its values were made.
+    pub(crate) fn record(self, work: i64) -> String {
+        self.at(format_args!("/w/{work}/record"))
+    }
 
-/// What changes of it.
-pub(crate) fn run_events(id: i64) -> String {
-    format!("{HOME}/r/{id}/events")
-}
+    /// One submission, graded live.
+    pub(crate) fn trial(self, id: u64) -> String {
+        self.at(format_args!("/try/{id}"))
+    }
 
-/// Tells it to stop.
-pub(crate) fn stop_run(id: i64) -> String {
-    format!("{HOME}/r/{id}/stop")
-}
+    /// What comes of it.
+    pub(crate) fn trial_events(self, id: u64) -> String {
+        self.at(format_args!("/try/{id}/events"))
+    }
 
-/// Goes on with it.
-pub(crate) fn continue_run(id: i64) -> String {
-    format!("{HOME}/r/{id}/continue")
-}
+    /// Ends it.
+    pub(crate) fn stop_trial(self, id: u64) -> String {
+        self.at(format_args!("/try/{id}/stop"))
+    }
 
-/// Hides or shows names.
-pub(crate) const NAMES: &str = "/grading/names";
+    /// What would be graded of an assignment, and where runs are started.
+    pub(crate) fn runs(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/run"))
+    }
 
-/// Tells one's name.
-pub(crate) const ME: &str = "/grading/me";
+    /// A run.
+    pub(crate) fn run(self, id: i64) -> String {
+        self.at(format_args!("/r/{id}"))
+    }
 
-/// Invites somebody.
-pub(crate) const PEOPLE: &str = "/grading/people";
+    /// What changes of it.
+    pub(crate) fn run_events(self, id: i64) -> String {
+        self.at(format_args!("/r/{id}/events"))
+    }
 
-/// Lets somebody in no more.
-pub(crate) fn dismiss(person: i64) -> String {
-    format!("{PEOPLE}/{person}/dismiss")
-}
+    /// Tells it to stop.
+    pub(crate) fn stop_run(self, id: i64) -> String {
+        self.at(format_args!("/r/{id}/stop"))
+    }
 
-/// Divides the works of an assignment.
-pub(crate) fn shares(assignment: i64) -> String {
-    format!("{HOME}/a/{assignment}/shares")
+    /// Goes on with it.
+    pub(crate) fn continue_run(self, id: i64) -> String {
+        self.at(format_args!("/r/{id}/continue"))
+    }
+
+    /// Hides or shows names.
+    pub(crate) fn names(self) -> String {
+        self.at(format_args!("/names"))
+    }
+
+    /// Tells one's name.
+    pub(crate) fn me(self) -> String {
+        self.at(format_args!("/me"))
+    }
+
+    /// Invites somebody.
+    pub(crate) fn people(self) -> String {
+        self.at(format_args!("/people"))
+    }
+
+    /// Lets somebody in no more.
+    pub(crate) fn dismiss(self, person: i64) -> String {
+        self.at(format_args!("/people/{person}/dismiss"))
+    }
+
+    /// Divides the works of an assignment.
+    pub(crate) fn shares(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/shares"))
+    }
+
+    /// A new assignment.
+    pub(crate) fn new_assignment(self) -> String {
+        self.at(format_args!("/new"))
+    }
+
+    /// One submission, graded live: the form.
+    pub(crate) fn trials(self) -> String {
+        self.at(format_args!("/try"))
+    }
+
+    /// Makes the teacher's link anew.
+    pub(crate) fn link(self) -> String {
+        self.at(format_args!("/link"))
+    }
+
+    /// Lets a browser out.
+    pub(crate) fn let_out(self, session: i64) -> String {
+        self.at(format_args!("/browsers/{session}/out"))
+    }
 }

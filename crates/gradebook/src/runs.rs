@@ -18,7 +18,8 @@ use tandem_grading::{
 use crate::activity::CallId;
 use crate::bare;
 use crate::error::PageError;
-use crate::store::{Kept, Outcome, Reader, Store, StoreError, Work, Writer, now_ms, private};
+use crate::platform::private_file;
+use crate::store::{Kept, Outcome, Reader, Store, StoreError, Work, Writer, now_ms};
 use crate::{ModelServer, Shared};
 
 /// Which models a run asks, and how; a run keeps it.
@@ -171,7 +172,7 @@ impl Place {
             tracing::error!(%error, "the lock of the runs cannot be made");
             PageError::Store
         })?;
-        private(&shared.runs.lock);
+        private_file(&shared.runs.lock);
         match file.try_lock() {
             Ok(()) => Ok(Self {
                 shared: Arc::clone(shared),

@@ -2,7 +2,8 @@
 //!
 //! A browser is let in by a token in the address that tandem prints, and has a cookie from then on. A form counts only
 //! if the browser says that a page of this server sent it: the cookie alone would come along with forms of other pages
-//! on this machine, as cookies do not tell ports apart.
+//! on this machine, as cookies do not tell ports apart. For the same reason the cookie has the path of its gradebook alone,
+//! which no other server on the host knows.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,14 +14,12 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::Shared;
 use crate::error::PageError;
-use crate::limits::SESSION_SECONDS;
+use crate::limits::{MAX_AGENT_CHARS, SESSION_SECONDS};
+use crate::paths::OLD_HOME;
 use crate::store::{Person, Role, StoreError, Writer, now_ms};
 use crate::view;
-
-/// Name of the cookie of a session.
-const COOKIE: &str = "tandem_grading";
+use crate::{Shared, TOKEN};
 
 /// What a page may do: show itself, with its own styles and scripts. Nothing of a student is ever more than text.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
@@ -32,7 +31,7 @@ pub(crate) fn random_text() -> String {
 }
 
 /// When the oldest session that still lets in was started, in milliseconds since 1970.
-fn oldest() -> i64 {
+pub(crate) fn oldest() -> i64 {
     let oldest = now_ms().saturating_sub(SESSION_SECONDS * 1000);
     i64::try_from(oldest).unwrap_or(i64::MAX)
 }
@@ -56,9 +55,11 @@ pub(crate) async fn let_in(
     next: Next,
 ) -> Result<Response, PageError> {
     if let Some(token) = token_of(&request) {
-        return enter(&shared, &token, request.uri().path()).await;
+        let rest = request.uri().path().trim_end_matches('/');
+        let path = format!("{}{rest}", shared.paths.home());
+        return enter(&shared, &token, &path, request.headers()).await;
     }
-    let session = cookie(request.headers(), COOKIE).map(digest);
+    let session = cookie(request.headers(), &shared.cookie).map(digest);
     let session = session.ok_or(PageError::NotLetIn)?;
     let person = shared
         .store
@@ -72,6 +73,18 @@ pub(crate) async fn let_in(
     Ok(next.run(request).await)
 }
 
+/// Lets in who comes with a token to an address of an earlier version. Where the pages are now is told to nobody else.
+pub(crate) async fn enter_from_old(
+    State(shared): State<Arc<Shared>>,
+    request: Request,
+) -> Result<Response, PageError> {
+    let token = token_of(&request).ok_or(PageError::NotLetIn)?;
+    let path = request.uri().path();
+    let rest = path.strip_prefix(OLD_HOME).unwrap_or_default();
+    let path = format!("{}{rest}", shared.paths.home());
+    enter(&shared, &token, &path, request.headers()).await
+}
+
 fn token_of(request: &Request) -> Option<String> {
     let query = request.uri().query().unwrap_or_default();
     let mut pairs = query.split('&');
@@ -81,17 +94,26 @@ fn token_of(request: &Request) -> Option<String> {
 
 /// Starts a session. The answer is a page that opens the address without the token: after a redirect from a page of
 /// somebody else, such as a mail, the browser would not send the new cookie along.
-async fn enter(shared: &Shared, token: &str, path: &str) -> Result<Response, PageError> {
-    // Digests are compared, so that the time tells nothing of the token.
-    let (given, is_teacher) = (digest(token), digest(token) == digest(&shared.token));
+async fn enter(
+    shared: &Shared,
+    token: &str,
+    path: &str,
+    headers: &HeaderMap,
+) -> Result<Response, PageError> {
+    let given = digest(token);
     let session = random_text();
     let kept = digest(&session);
+    let agent = headers.get(header::USER_AGENT).map(HeaderValue::as_bytes);
+    let agent = String::from_utf8_lossy(agent.unwrap_or_default());
+    let agent: String = agent.chars().take(MAX_AGENT_CHARS).collect();
     let start = move |writer: &Writer<'_>| {
+        // Digests are compared, so that the time tells nothing of the token.
+        let is_teacher = writer.setting(TOKEN)?.map(|token| digest(&token)) == Some(given.clone());
         let person = match is_teacher {
             true => Some(writer.person(Role::Teacher)?),
             false => writer.person_of_token(&given)?,
         };
-        let start = |person| writer.start_session(&kept, person, oldest());
+        let start = |person| writer.start_session((&kept, &agent), person, oldest());
         person.map(start).transpose().map(Ok)
     };
     let started = shared.store.write::<Option<()>, StoreError>(start).await?;
@@ -108,7 +130,9 @@ async fn enter(shared: &Shared, token: &str, path: &str) -> Result<Response, Pag
         ""
     };
     let cookie = format!(
-        "{COOKIE}={session}; Path=/grading; HttpOnly; SameSite=Strict; Max-Age={SESSION_SECONDS}{secure}"
+        "{}={session}; Path={}; HttpOnly; SameSite=Strict; Max-Age={SESSION_SECONDS}{secure}",
+        shared.cookie,
+        shared.paths.home()
     );
     if let Ok(cookie) = HeaderValue::from_str(&cookie) {
         response.headers_mut().insert(header::SET_COOKIE, cookie);

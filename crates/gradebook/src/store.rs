@@ -16,13 +16,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::platform::private_file;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 pub use course::{Assignment, RubricVersion};
 pub use result::Kept;
 pub use review::{By, Past, Undone, WriteError};
 pub use run::{Outcome, RunRow, RunWork, Sums};
-pub use session::{Member, Person, Role};
+pub use session::{Browser, Member, Person, Role};
 pub use submission::{Handed, Seen, Work};
 
 /// How long one process waits for another that writes.
@@ -116,7 +117,7 @@ impl Store {
             source,
         };
         let mut writer = connection(path).map_err(sql)?;
-        private(path);
+        private_file(path);
         migrations::run(&mut writer, path)?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -231,18 +232,6 @@ fn connection(path: &Path) -> rusqlite::Result<Connection> {
     sql.pragma_update(None, "foreign_keys", true)?;
     Ok(sql)
 }
-
-/// Nobody else on this machine may read what students wrote.
-#[cfg(unix)]
-pub(crate) fn private(path: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    if let Err(reason) = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
-        tracing::warn!(%reason, "others on this machine may be able to read the gradebook");
-    }
-}
-
-#[cfg(not(unix))]
-pub(crate) fn private(_: &Path) {}
 
 /// Milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {

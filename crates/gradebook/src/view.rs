@@ -8,11 +8,17 @@ pub(crate) mod queue;
 pub(crate) mod run;
 pub(crate) mod words;
 
+use std::sync::Arc;
+
 use askama::Template;
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use crate::Shared;
 use crate::error::PageError;
+use crate::paths::Paths;
 use crate::store::{Assignment, Past};
 use tandem_grading::{Length, Style};
 
@@ -41,6 +47,7 @@ fn asset(name: &str) -> String {
 pub(crate) struct Problem {
     pub(crate) title: &'static str,
     pub(crate) text: String,
+    pub(crate) home: Option<&'static str>,
 }
 
 /// Opens an address again, without its token.
@@ -54,17 +61,33 @@ pub(crate) struct Enter {
 #[derive(Template)]
 #[template(path = "home.html")]
 pub(crate) struct Home {
+    pub(crate) paths: Paths,
     pub(crate) assignments: Vec<HomeRow>,
     /// One's own name.
     pub(crate) name: String,
     pub(crate) is_teacher: bool,
     pub(crate) people: Vec<PersonRow>,
+    /// For the teacher alone.
+    pub(crate) browsers: Vec<BrowserRow>,
+}
+
+/// A browser that is let in.
+pub(crate) struct BrowserRow {
+    pub(crate) person: String,
+    /// What it calls itself, as far as a person knows it by that.
+    pub(crate) agent: String,
+    /// Milliseconds since 1970.
+    pub(crate) since: i64,
+    /// True if it shows this page.
+    pub(crate) is_this: bool,
+    pub(crate) let_out: String,
 }
 
 /// A new assignment.
 #[derive(Template)]
 #[template(path = "new.html")]
 pub(crate) struct UploadPage {
+    pub(crate) paths: Paths,
     pub(crate) courses: Vec<String>,
 }
 
@@ -75,11 +98,13 @@ pub(crate) struct PersonRow {
     pub(crate) dismiss: String,
 }
 
-/// The link of somebody who was invited.
+/// A link that lets somebody in.
 #[derive(Template)]
 #[template(path = "invited.html")]
 pub(crate) struct Invited {
-    pub(crate) name: String,
+    pub(crate) paths: Paths,
+    /// Who was invited; nobody if it is the teacher's own.
+    pub(crate) name: Option<String>,
     pub(crate) link: String,
 }
 
@@ -101,6 +126,7 @@ pub(crate) struct Meter {
 
 /// The top of a page about an assignment.
 pub(crate) struct Head {
+    pub(crate) paths: Paths,
     /// Where the assignment is graded, for a teacher.
     pub(crate) grade: Option<String>,
     pub(crate) course: String,
@@ -111,12 +137,14 @@ pub(crate) struct Head {
 
 impl Head {
     pub(crate) fn new(
+        paths: Paths,
         assignment: &Assignment,
         meter: Meter,
         (names_hidden, is_teacher): (bool, bool),
     ) -> Self {
         Self {
-            grade: is_teacher.then(|| crate::paths::runs(assignment.id)),
+            paths,
+            grade: is_teacher.then(|| paths.runs(assignment.id)),
             course: assignment.course.clone(),
             title: assignment.title.clone(),
             meter,
@@ -133,6 +161,23 @@ pub(crate) struct ReviewPage {
     pub(crate) queue: queue::Queue,
     pub(crate) code: code::Code,
     pub(crate) desk: desk::Desk,
+}
+
+/// Where the way through a list ends.
+#[derive(Template)]
+#[template(path = "end.html")]
+pub(crate) struct EndPage {
+    pub(crate) head: Head,
+    pub(crate) undo: String,
+    /// True if the list has not all submissions, or works by one criterion.
+    pub(crate) is_part: bool,
+    /// How many of the list, and of the assignment, need a person; and the first of them.
+    pub(crate) open_here: usize,
+    pub(crate) next_here: Option<String>,
+    pub(crate) open: usize,
+    pub(crate) next: Option<String>,
+    /// All submissions, from the first one.
+    pub(crate) all: Option<String>,
 }
 
 /// The same but for the work itself: what a change can change.
@@ -156,6 +201,7 @@ pub(crate) struct RunPage {
 #[derive(Template)]
 #[template(path = "start.html")]
 pub(crate) struct StartPage {
+    pub(crate) paths: Paths,
     pub(crate) course: String,
     pub(crate) title: String,
     pub(crate) action: String,
@@ -213,6 +259,7 @@ impl StyleView {
 #[derive(Template)]
 #[template(path = "try.html")]
 pub(crate) struct TrialPage {
+    pub(crate) paths: Paths,
     pub(crate) form: TrialForm,
     pub(crate) stop: Option<String>,
     pub(crate) events: Option<String>,
@@ -236,6 +283,7 @@ pub(crate) struct TrialForm {
 #[derive(Template)]
 #[template(path = "empty.html")]
 pub(crate) struct Empty {
+    pub(crate) paths: Paths,
     pub(crate) title: String,
 }
 
@@ -272,8 +320,36 @@ pub(crate) struct CallRow {
 }
 
 impl IntoResponse for PageError {
+    /// The status alone: [`problem`] makes the page, which has links.
     fn into_response(self) -> Response {
-        let (status, title, text) = match self {
+        let mut response = self.told().0.into_response();
+        response.extensions_mut().insert(Arc::new(self));
+        response
+    }
+}
+
+/// Makes the page of a problem.
+pub(crate) async fn problem(
+    State(shared): State<Arc<Shared>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let response = next.run(request).await;
+    let Some(error) = response.extensions().get::<Arc<PageError>>() else {
+        return response;
+    };
+    let (status, title, text) = error.told();
+    let home = match **error {
+        // It would lead to this page again, and who was not let in is not told where the pages are.
+        PageError::NotLetIn => None,
+        _ => Some(shared.paths.home()),
+    };
+    page(status, &Problem { title, text, home })
+}
+
+impl PageError {
+    fn told(&self) -> (StatusCode, &'static str, String) {
+        match self {
             Self::NotFound => (
                 StatusCode::NOT_FOUND,
                 "There is nothing here",
@@ -298,7 +374,7 @@ impl IntoResponse for PageError {
             Self::Form(problem) => (
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "This cannot be kept",
-                problem,
+                problem.clone(),
             ),
             Self::NoModels => (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -322,7 +398,6 @@ impl IntoResponse for PageError {
                 "What was saved before is still there. Look at what tandem printed, and try again."
                     .to_owned(),
             ),
-        };
-        page(status, &Problem { title, text })
+        }
     }
 }

@@ -1,153 +1,234 @@
-//! Zip archives: unpacked into a folder that is gone afterwards, and read like any other.
+//! Zip archives: read where they are, member by member, and never unpacked to a disk.
 //!
-//! Names and sizes in an archive are what somebody wrote there: only names that stay inside are taken, and what counts is
-//! what comes out, not what is promised.
+//! [`Archive::open`] or [`Archive::of_bytes`], then [`Archive::members`] lists it, and [`Archive::read`] gives the content of
+//! one. Names, sizes and kinds are what somebody wrote there: what counts is what comes out, within limits.
 
-use crate::error::GradingError;
-use crate::limits;
+use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, Read, Seek};
-use std::path::{Path, PathBuf};
-use zip::ZipArchive;
+use std::io::{self, Read};
+use std::path::Path;
 
-/// True if a path is called like an archive.
-pub(crate) fn is_archive(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|e| e.eq_ignore_ascii_case("zip"))
+use flate2::read::DeflateDecoder;
+use rawzip::extra_fields::ExtraFieldId;
+use rawzip::{
+    CompressionMethod, FileReader, RECOMMENDED_BUFFER_SIZE, ReaderAt, ZipArchive,
+    ZipArchiveEntryWayfinder, ZipFileHeaderRecord, ZipLocator,
+};
+
+use crate::code_page;
+use crate::limits;
+
+/// Why a link is not read.
+pub(crate) const LINK: &str = "it is a symbolic link; links are not followed";
+
+/// An archive, on disk or out of another one.
+pub(crate) struct Archive {
+    zip: ZipArchive<Source>,
 }
 
-/// What may still come out of an archive and those in it.
-struct Budget {
-    bytes: u64,
-    members: usize,
+enum Source {
+    File(FileReader),
+    Bytes(Vec<u8>),
 }
 
-/// Unpacks an archive into a folder; archives in it become folders beside their files. Returns where the submissions are: a
-/// folder that has everything is gone into.
-///
-/// # Errors
-/// An archive that cannot be read, has more in it than the limits allow, or names files outside of itself.
-pub(crate) fn unpack(path: &Path, into: &Path) -> Result<PathBuf, GradingError> {
-    let fault =
-        |problem: String| GradingError::Submissions(format!("{}: {problem}", path.display()));
-    let file = File::open(path).map_err(|e| fault(e.to_string()))?;
-    let mut budget = Budget {
-        bytes: limits::MAX_ARCHIVE_BYTES,
-        members: limits::MAX_ARCHIVE_MEMBERS,
-    };
-    extract(file, into, &mut budget, limits::MAX_ARCHIVE_DEPTH).map_err(fault)?;
-    Ok(only_folder(into))
-}
-
-fn extract(
-    file: impl Read + Seek,
-    into: &Path,
-    budget: &mut Budget,
-    depth: usize,
-) -> Result<(), String> {
-    let mut archive =
-        ZipArchive::new(file).map_err(|e| format!("it is no archive that can be read: {e}"))?;
-    let mut nested = Vec::new();
-    for i in 0..archive.len() {
-        budget.members = budget
-            .members
-            .checked_sub(1)
-            .ok_or_else(|| format!("it has more than {} files", limits::MAX_ARCHIVE_MEMBERS))?;
-        let mut member = archive.by_index(i).map_err(|e| e.to_string())?;
-        if member.is_symlink() {
-            continue;
-        }
-        let name = member.enclosed_name();
-        let name = name.ok_or("it names a file outside of itself; nothing of it was read")?;
-        let to = into.join(&name);
-        if member.is_dir() {
-            std::fs::create_dir_all(&to).map_err(|e| e.to_string())?;
-            continue;
-        }
-        if let Some(folder) = to.parent() {
-            std::fs::create_dir_all(folder).map_err(|e| e.to_string())?;
-        }
-        copy(&mut member, &to, budget)?;
-        if is_archive(&to) && depth > 1 {
-            nested.push(to);
+impl ReaderAt for Source {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.read_at(buf, offset),
+            Self::Bytes(bytes) => bytes.as_slice().read_at(buf, offset),
         }
     }
-    for inner in nested {
-        unpack_inner(&inner, budget, depth - 1)?;
-    }
-    Ok(())
 }
 
-/// An archive in an archive becomes a folder. One that cannot be, or has too much in it, stays a file of a kind that is not
-/// supported, so that its owner's work says so and no other suffers.
-fn unpack_inner(inner: &Path, all: &mut Budget, depth: usize) -> Result<(), String> {
-    let folder = inner.with_extension("");
-    let Ok(file) = File::open(inner) else {
-        return Ok(());
-    };
-    if folder.exists() {
-        return Ok(());
+/// What may still come out of all archives that are read together.
+pub(crate) struct Budget {
+    bytes: Cell<u64>,
+}
+
+impl Budget {
+    pub(crate) fn new() -> Self {
+        Self {
+            bytes: Cell::new(limits::MAX_ARCHIVE_BYTES),
+        }
     }
-    let mut own = Budget {
-        bytes: all.bytes.min(limits::MAX_INNER_ARCHIVE_BYTES),
-        members: all.members.min(limits::MAX_FOLDER_ENTRIES),
-    };
-    let (bytes, members) = (own.bytes, own.members);
-    let done = extract(file, &folder, &mut own, depth);
-    all.bytes -= bytes - own.bytes;
-    all.members -= members - own.members;
-    let tidied = match &done {
-        Ok(()) => std::fs::remove_file(inner),
-        Err(_) => std::fs::remove_dir_all(&folder).or(Ok(())),
-    };
-    tidied.map_err(|e| e.to_string())?;
-    match done {
-        Err(problem) if all.bytes == 0 || all.members == 0 => Err(problem),
-        _ => Ok(()),
+
+    /// Why nothing more is read, if so.
+    pub(crate) fn exceeded(&self) -> Option<String> {
+        let most = limits::MAX_ARCHIVE_BYTES;
+        (self.bytes.get() == 0).then(|| format!("it unpacks to more than {most} bytes"))
     }
 }
 
-/// Copies one member, at most a byte more than a notebook may have: the reader says then that it is too large.
-fn copy(member: &mut impl Read, to: &Path, budget: &mut Budget) -> Result<(), String> {
-    let limit = limits::MAX_NOTEBOOK_BYTES + 1;
-    let mut file = File::create(to).map_err(|e| e.to_string())?;
-    let copied = io::copy(&mut member.take(limit.min(budget.bytes)), &mut file);
-    let copied = copied.map_err(|e| format!("{} cannot be unpacked: {e}", to.display()))?;
-    budget.bytes -= copied.min(budget.bytes);
-    match budget.bytes {
-        0 => Err(format!(
-            "it unpacks to more than {} bytes",
-            limits::MAX_ARCHIVE_BYTES
-        )),
-        _ => Ok(()),
-    }
+/// One entry of an archive.
+pub(crate) struct Member {
+    /// Parts of its name.
+    pub(crate) path: Vec<String>,
+    pub(crate) is_folder: bool,
+    /// How to read it, or why it cannot be.
+    pub(crate) content: Result<Content, String>,
+    /// The code page in which its name was, as a guess.
+    pub(crate) code_page: Option<&'static str>,
 }
 
-/// The folder in which everything is, through those that have nothing else beside it.
-fn only_folder(folder: &Path) -> PathBuf {
-    let mut folder = folder.to_owned();
-    for _ in 0..limits::MAX_ARCHIVE_DEPTH {
-        let Ok(entries) = std::fs::read_dir(&folder) else {
-            break;
+/// Where the content of a member is.
+#[derive(Clone, Copy)]
+pub(crate) struct Content {
+    at: ZipArchiveEntryWayfinder,
+    is_stored: bool,
+    /// What the archive says of its size.
+    pub(crate) size: u64,
+}
+
+fn unreadable(error: impl std::fmt::Display) -> String {
+    format!("it is no archive that can be read: {error}")
+}
+
+impl Archive {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+        let file = File::open(path).map_err(|e| e.to_string())?;
+        let size = file.metadata().map_err(|e| e.to_string())?.len();
+        Self::locate(Source::File(FileReader::from(file)), size)
+    }
+
+    /// The same of bytes that came out of another archive.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Result<Self, String> {
+        let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        Self::locate(Source::Bytes(bytes), size)
+    }
+
+    fn locate(source: Source, size: u64) -> Result<Self, String> {
+        let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
+        let found = ZipLocator::new().locate_in_reader(source, &mut buffer, size);
+        let zip = found.map_err(|(_, error)| unreadable(error))?;
+        Ok(Self { zip })
+    }
+
+    /// All members in their order.
+    ///
+    /// # Errors
+    /// A directory that cannot be read, or more in it than the limits allow.
+    pub(crate) fn members(&self) -> Result<Vec<Member>, String> {
+        let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
+        let mut entries = self.zip.entries(&mut buffer);
+        let mut raw: Vec<(Vec<u8>, bool, Result<Content, String>)> = Vec::new();
+        while let Some(entry) = entries.next_entry().map_err(unreadable)? {
+            let most = limits::MAX_ARCHIVE_MEMBERS;
+            if raw.len() == most {
+                return Err(format!("it has more than {most} files"));
+            }
+            raw.push((name(&entry), entry.is_dir(), content(&entry)));
+        }
+        let names: Vec<&[u8]> = raw.iter().map(|(name, ..)| name.as_slice()).collect();
+        let (names, page) = code_page::read(&names);
+        let members = names.into_iter().zip(raw);
+        let member =
+            |((name, is_guess), (_, is_folder, content)): ((String, bool), (_, bool, _))| {
+                let (path, leads_out) = parts(&name);
+                Member {
+                    path,
+                    is_folder: is_folder || name.ends_with('\\'),
+                    content: match leads_out {
+                        true => Err(format!("its name, {name:?}, leads out of the archive")),
+                        false => content,
+                    },
+                    code_page: page.filter(|_| is_guess),
+                }
+            };
+        Ok(members.map(member).collect())
+    }
+
+    /// The content of a member, if it has at most `limit` bytes.
+    ///
+    /// # Errors
+    /// What is broken, or larger.
+    pub(crate) fn read(
+        &self,
+        content: &Content,
+        limit: u64,
+        budget: &Budget,
+    ) -> Result<Vec<u8>, String> {
+        let larger = || format!("it is larger than {limit} bytes");
+        if content.size > limit {
+            return Err(larger());
+        }
+        let broken = |error: &dyn std::fmt::Display| format!("it is damaged ({error})");
+        let entry = self.zip.get_entry(content.at).map_err(|e| broken(&e))?;
+        let packed = entry.reader();
+        let unpacked: Box<dyn Read + '_> = match content.is_stored {
+            true => Box::new(packed),
+            false => Box::new(DeflateDecoder::new(packed)),
         };
-        let entries: Vec<PathBuf> = entries
-            .flatten()
-            .map(|e| e.path())
-            .filter(|p| !crate::source::is_junk(p))
-            .collect();
-        match entries.as_slice() {
-            // A folder of folders or of several files is a course; one of a single file may be a work.
-            [only] if only.is_dir() && has_folders_or_many(only) => folder = only.clone(),
-            _ => break,
+        // One byte more than it may have tells that it has more.
+        let most = limit.saturating_add(1).min(budget.bytes.get());
+        let mut bytes = Vec::new();
+        let read = entry
+            .verifying_reader(unpacked)
+            .take(most)
+            .read_to_end(&mut bytes);
+        let count = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        budget.bytes.set(budget.bytes.get().saturating_sub(count));
+        read.map_err(|e| broken(&e))?;
+        match count > limit {
+            true => Err(larger()),
+            false => Ok(bytes),
         }
     }
-    folder
 }
 
-fn has_folders_or_many(folder: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return false;
+/// The bytes of a name: those that a program adds in UTF-8, where they belong to the name that is there.
+fn name(entry: &ZipFileHeaderRecord<'_>) -> Vec<u8> {
+    const VERSION: u8 = 1;
+    let path = entry.file_path();
+    let own = path.as_bytes();
+    let fields = entry.extra_fields();
+    let unicode = fields
+        .filter(|(id, _)| *id == ExtraFieldId::INFO_ZIP_UNICODE_PATH)
+        .find_map(|(_, data)| {
+            let (head, text) = data.split_at_checked(5)?;
+            let (version, crc) = head.split_first()?;
+            let is_of_own = *crc == rawzip::crc32(own).to_le_bytes();
+            (*version == VERSION && is_of_own).then_some(text)
+        });
+    unicode.unwrap_or(own).to_vec()
+}
+
+/// How a member is read, or why it cannot be.
+fn content(entry: &ZipFileHeaderRecord<'_>) -> Result<Content, String> {
+    if entry.mode().is_symlink() {
+        return Err(LINK.to_owned());
+    }
+    if entry.flags().is_encrypted() {
+        return Err("it is encrypted; ask for it without a password".to_owned());
+    }
+    let method = entry.compression_method();
+    let is_stored = method == CompressionMethod::STORE;
+    if !is_stored && method != CompressionMethod::DEFLATE {
+        let name = method.name().unwrap_or("an unknown method");
+        return Err(format!("it is packed with {name}; ask for a plain zip"));
+    }
+    Ok(Content {
+        at: entry.wayfinder(),
+        is_stored,
+        size: entry.uncompressed_size_hint(),
+    })
+}
+
+/// The parts of a name, and whether it leads out of its folder: then those are left out that do.
+fn parts(name: &str) -> (Vec<String>, bool) {
+    let is_drive = |part: &str| part.len() == 2 && part.ends_with(':');
+    let all = || {
+        name.split(['/', '\\'])
+            .filter(|part| !part.is_empty() && *part != ".")
     };
-    let entries: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
-    entries.len() > 1 || entries.iter().any(|p| p.is_dir())
+    let is_out = |part: &str| part == ".." || is_drive(part);
+    let leads_out = name.starts_with(['/', '\\']) || all().any(is_out);
+    let inside = all().filter(|part| !is_out(part));
+    (inside.map(str::to_owned).collect(), leads_out)
 }

@@ -3,14 +3,16 @@
 //! Not attempted is only what is blank, or equals a template but for white space at line ends and blank lines. In doubt
 //! a model is asked: an answer may be a comment, a deletion, or an indentation.
 
+use crate::archive::Budget;
 use crate::error::GradingError;
-use crate::files;
+use crate::files::lossy;
 use crate::limits;
-use crate::source::{LeftOut, SourceFile, kind_of, read_source, read_tree};
+use crate::source::{LeftOut, SourceFile, kind_of, read_file, read_tree};
+use crate::tree::{Entry, is_archive};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What a teacher gives with a rubric, such as a template or a solution: a file, or the files of a folder.
+/// What a teacher gives with a rubric, such as a template or a solution: a file, or the files of a folder or an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Material {
     files: Vec<SourceFile>,
@@ -30,26 +32,25 @@ impl Material {
         &self.files
     }
 
-    /// Reads a file or a folder; `what` names it in an error.
+    /// Reads a file, a folder or an archive; `what` names it in an error.
     pub(crate) fn read(what: &str, path: &Path) -> Result<Self, GradingError> {
         let fault = |problem: String| GradingError::Rubric {
             field: format!("{what} {}", path.display()),
             problem,
         };
-        if path.is_dir() {
+        let (entry, budget) = (Entry::of(path), Budget::new());
+        if let Some(problem) = entry.problem() {
+            return Err(fault(problem));
+        }
+        if entry.is_folder() {
             let mut left_out = LeftOut::default();
-            let files = read_tree(path, &mut left_out).map_err(fault)?;
+            let files = read_tree(&entry, &mut left_out, &budget).map_err(fault)?;
             let unread = left_out.names;
             return Ok(Self { files, unread });
         }
         let kind =
             kind_of(path).ok_or_else(|| fault("this kind of file is not supported".to_owned()))?;
-        let bytes =
-            files::read_bounded(path, kind.max_bytes()).map_err(|e| fault(e.to_string()))?;
-        let name = path
-            .file_name()
-            .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        let file = read_source(&name, kind, &bytes).map_err(fault)?;
+        let file = read_file(&entry, &entry.name, kind, &budget).map_err(fault)?;
         Ok(Self {
             files: vec![file],
             unread: Vec::new(),
@@ -57,14 +58,14 @@ impl Material {
     }
 }
 
-/// `template.<kind>` and `template/` in the rubric's folder, or the same of another stem.
+/// `template.<kind>`, `template.zip` and `template/` in the rubric's folder, or the same of another stem.
 pub(crate) fn beside(folder: &Path, stem: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
     let is_named = |path: &PathBuf| {
         path.file_stem().is_some_and(|found| found == stem)
-            && (kind_of(path).is_some() || path.is_dir())
+            && (kind_of(path).is_some() || path.is_dir() || is_archive(&lossy(path.file_name())))
     };
     let mut found: Vec<PathBuf> = entries
         .flatten()

@@ -1,9 +1,11 @@
-//! Whether a feedback repeats what only those who grade may see: the solution, or a model answer.
+//! Whether a feedback repeats what only those who grade may see, such as the solution, and whether it names code that the
+//! student has never seen.
 //!
 //! Texts are compared as pieces: words, numbers and single signs, in lower case, whatever the space between them. What
 //! shares [`limits::DISCLOSED_PIECES`] of them in a row repeats it, unless a student has seen these, too.
 
 use crate::attempt::Material;
+use crate::feedback::{ItemKind, items};
 use crate::limits::{DISCLOSED_LINE_PIECES, DISCLOSED_LINES, DISCLOSED_PIECES};
 use crate::rubric::{Criterion, Rubric, Scale};
 use crate::source::SourceFile;
@@ -32,6 +34,64 @@ pub(crate) fn disclosed(text: &str, rubric: &Rubric, submission: &Submission) ->
     };
     let found = secrets.iter().filter(|(_, secret)| repeats(secret));
     found.map(|(what, _)| what.clone()).collect()
+}
+
+/// Code between backticks that stands neither in the submission nor in the rubric and its files; each one once.
+///
+/// Plain words of advice, such as `enumerate`, may be the language's own, and are left alone.
+pub(crate) fn unknown_code(text: &str, rubric: &Rubric, submission: &Submission) -> Vec<String> {
+    let mut known = seen(rubric, submission);
+    known.extend(secrets(rubric).into_iter().map(|(_, text)| text));
+    known.extend(submission.files.iter().map(|file| file.name.clone()));
+    let known: Vec<Vec<String>> = known.iter().map(|text| pieces(text)).collect();
+    let is_known = |code: &[String]| {
+        let has = |text: &Vec<String>| text.windows(code.len()).any(|part| part == code);
+        known.iter().any(has)
+    };
+    let mut found = Vec::new();
+    for item in items(text) {
+        for span in code_spans(&item.text) {
+            // What is left out of a quote may be anything.
+            let parts = without_call(span)
+                .split("...")
+                .flat_map(|part| part.split('…'));
+            let parts: Vec<Vec<String>> =
+                parts.map(pieces).filter(|part| !part.is_empty()).collect();
+            let is_unknown = parts.iter().any(|part| !is_known(part));
+            let is_word = item.kind == ItemKind::NextStep && is_plain_word(span);
+            let named = format!("`{span}`");
+            if is_unknown && !is_word && !found.contains(&named) {
+                found.push(named);
+            }
+        }
+    }
+    found
+}
+
+/// Code within a line; fenced code is advice, which need not be anywhere yet.
+fn code_spans(text: &str) -> impl Iterator<Item = &str> {
+    let text = text.split("```").step_by(2);
+    text.flat_map(|part| {
+        let spans: Vec<&str> = part.split('`').collect();
+        // The last backtick of an odd number opens nothing.
+        let closed = spans.len().saturating_sub(1);
+        spans.into_iter().take(closed).skip(1).step_by(2)
+    })
+    .map(str::trim)
+}
+
+/// A function that is named with brackets, but without arguments, is called with some elsewhere.
+fn without_call(code: &str) -> &str {
+    let ends = ["()", "(...)", "(…)"];
+    ends.iter()
+        .find_map(|end| code.strip_suffix(end))
+        .unwrap_or(code)
+}
+
+/// Words and dotted names of a language and its library, such as `is not None`, `log2` and `str.join`.
+fn is_plain_word(code: &str) -> bool {
+    let is_plain = |c: char| c.is_alphanumeric() || c == '.' || c == ' ';
+    without_call(code).chars().all(is_plain)
 }
 
 /// Whether a text has most of the lines of a secret that nobody has seen, wherever they stand in it.

@@ -1,6 +1,7 @@
 //! Reading files with limits, and text in the encodings that occur.
 
 use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -94,4 +95,10 @@ pub(crate) fn split_lines(text: &str) -> Vec<String> {
         .lines()
         .map(str::to_owned)
         .collect()
+}
+
+/// A part of a path as text.
+pub(crate) fn lossy(part: Option<&OsStr>) -> String {
+    part.map(|p| p.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }

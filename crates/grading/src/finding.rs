@@ -59,6 +59,8 @@ pub enum FindingKind {
     Rationale,
     /// The feedback repeats what only those who grade may see.
     Disclosed,
+    /// The feedback names code that is neither in the submission nor in the rubric and its files.
+    UnknownCode,
     /// The feedback gives scores, or is not what was asked for.
     TextRule,
     /// There is no feedback.

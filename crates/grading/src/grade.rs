@@ -563,6 +563,19 @@ fn put_feedback(
     graded.feedback = Some(text);
 }
 
+/// Marks between which models write their thoughts; in a feedback they say that some of it was not meant for the student.
+const THOUGHT_MARKS: &[&str] = &[
+    "<think>",
+    "</think>",
+    "<thinking>",
+    "</thinking>",
+    "[THINK]",
+    "[/THINK]",
+    "<|channel|>",
+    "<seed:think>",
+    "</seed:think>",
+];
+
 /// What is wrong with a feedback's text.
 fn check_text(
     text: &str,
@@ -582,6 +595,17 @@ fn check_text(
     }
     for what in disclosure::disclosed(text, rubric, submission) {
         find(FindingKind::Disclosed, format!("repeats {what}"));
+    }
+    let unknown = disclosure::unknown_code(text, rubric, submission);
+    if !unknown.is_empty() {
+        let what = format!("names code that is in no file: {}", unknown.join(", "));
+        find(FindingKind::UnknownCode, what);
+    }
+    if THOUGHT_MARKS.iter().any(|mark| text.contains(mark)) {
+        find(
+            FindingKind::TextRule,
+            "has a mark of the model's thoughts".to_owned(),
+        );
     }
     if let Some(length) = rubric.style.length
         && word_count(text) > 2 * length.words()

@@ -7,6 +7,7 @@
 mod archive;
 mod attempt;
 mod client;
+mod code_page;
 mod config;
 mod disclosure;
 mod elision;
@@ -17,6 +18,7 @@ mod finding;
 mod grade;
 mod graded;
 mod hidden;
+mod intake;
 pub mod limits;
 mod markdown;
 mod notebook;
@@ -35,6 +37,7 @@ mod strict_json;
 mod style;
 mod submission;
 mod suspicion;
+mod tree;
 mod verdict;
 
 pub use attempt::{Material, Untouched};

@@ -39,9 +39,9 @@ pub const DISCLOSED_LINE_PIECES: usize = 3;
 
 /// Most submissions in one run.
 pub const MAX_SUBMISSIONS: usize = 10_000;
-/// Most bytes that come out of an archive, all in it together.
+/// Most bytes that come out of all archives that are read together.
 pub const MAX_ARCHIVE_BYTES: u64 = 4 << 30;
-/// Most bytes that come out of an archive in an archive.
+/// Most bytes of an archive in an archive, and of all archives of one submission.
 pub const MAX_INNER_ARCHIVE_BYTES: u64 = 64 << 20;
 /// Most files in an archive.
 pub const MAX_ARCHIVE_MEMBERS: usize = 200_000;
@@ -65,6 +65,8 @@ pub const MAX_PICTURE_BYTES: usize = 4 << 20;
 pub const MAX_PICTURE_PIXELS: u64 = 40_000_000;
 /// Most bytes that one submission may put into a prompt.
 pub const MAX_PROMPT_TEXT_BYTES: usize = 512 << 10;
+/// Most bytes of text that are read of one submission, so that those that are too long for a prompt can still be seen.
+pub const MAX_READ_BYTES: usize = 4 * MAX_PROMPT_TEXT_BYTES;
 /// Most cells of one notebook.
 pub const MAX_CELLS: usize = 2_000;
 /// Lines kept at each end of a long cell output.

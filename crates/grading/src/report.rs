@@ -349,7 +349,8 @@ fn column(rubric: &Rubric, id: &str) -> String {
 }
 
 fn csv(rubric: &Rubric, graded: &[Graded], files: &[&str]) -> Result<Vec<u8>, csv::Error> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
+    // Excel takes a file without the mark for one in a code page of its own.
+    let mut writer = csv::Writer::from_writer("\u{feff}".as_bytes().to_vec());
     let (before, behind) = COLUMNS.split_at(5);
     let mut header: Vec<String> = before.iter().map(|c| (*c).to_owned()).collect();
     header.extend(rubric.criteria.iter().map(|c| cell(&column(rubric, &c.id))));

@@ -187,17 +187,9 @@ impl Rubric {
     /// # Errors
     /// An unreadable file, or a rubric that fails a check; the message names the field.
     pub fn load(path: &Path) -> Result<Self, GradingError> {
-        let bytes = files::read_bounded(path, limits::MAX_RUBRIC_BYTES).map_err(|source| {
-            GradingError::Read {
-                path: path.to_owned(),
-                source,
-            }
-        })?;
-        let text = String::from_utf8(bytes)
-            .map_err(|_| fault("file", "it is not UTF-8 text; save it as UTF-8"))?;
-        let (mut rubric, [templates, solutions]) = parse(&text)?;
+        let (rubric, [templates, solutions]) = read(path)?;
         let folder = path.parent().unwrap_or(Path::new("."));
-        let read = |what: &str, named: Vec<PathBuf>| -> Result<Vec<Material>, GradingError> {
+        let all = |what: &str, named: Vec<PathBuf>| {
             let named = named.into_iter().map(|p| folder.join(p));
             let mut found: Vec<PathBuf> = named.collect();
             // What is named need not be found once more.
@@ -207,10 +199,34 @@ impl Rubric {
                 }
             }
             found
-                .iter()
-                .map(|path| Material::read(what, path))
-                .collect()
         };
+        let (templates, solutions) = (all("template", templates), all("solution", solutions));
+        rubric.with(&templates, &solutions)
+    }
+
+    /// Reads a rubric that came from elsewhere, with the files that came with it as its templates and solutions. It opens
+    /// no other path: what it names must be among them.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and where it names a file that did not come with it.
+    pub fn load_with(
+        path: &Path,
+        templates: &[PathBuf],
+        solutions: &[PathBuf],
+    ) -> Result<Self, GradingError> {
+        let (rubric, [named_templates, named_solutions]) = read(path)?;
+        check_sent("template", &named_templates, templates)?;
+        check_sent("solution", &named_solutions, solutions)?;
+        rubric.with(templates, solutions)
+    }
+
+    /// The same with these templates and solutions.
+    fn with(mut self, templates: &[PathBuf], solutions: &[PathBuf]) -> Result<Self, GradingError> {
+        let read = |what: &str, paths: &[PathBuf]| -> Result<Vec<Material>, GradingError> {
+            let read = |path: &PathBuf| Material::read(what, path);
+            paths.iter().map(read).collect()
+        };
+        let rubric = &mut self;
         rubric.templates = read("template", templates)?;
         rubric.solutions = read("solution", solutions)?;
         let unread = rubric.solutions.iter().flat_map(Material::unread);
@@ -229,7 +245,7 @@ impl Rubric {
                 format!("has {bytes} bytes, which stand in each prompt; at most {most}"),
             ));
         }
-        Ok(rubric)
+        Ok(self)
     }
 
     /// Reads a rubric from text, without its templates and solutions.
@@ -246,6 +262,40 @@ fn fault(field: impl Into<String>, problem: impl Into<String>) -> GradingError {
         field: field.into(),
         problem: problem.into(),
     }
+}
+
+/// The rubric in a file, and the templates and solutions that it names.
+fn read(path: &Path) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
+    let bytes = files::read_bounded(path, limits::MAX_RUBRIC_BYTES).map_err(|source| {
+        GradingError::Read {
+            path: path.to_owned(),
+            source,
+        }
+    })?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| fault("file", "it is not UTF-8 text; save it as UTF-8"))?;
+    parse(&text)
+}
+
+/// What a rubric names must have come with it, by the last part of its name.
+fn check_sent(field: &str, named: &[PathBuf], sent: &[PathBuf]) -> Result<(), GradingError> {
+    for path in named {
+        let text = path.to_string_lossy();
+        let last = text.rsplit(['/', '\\']).next().unwrap_or_default();
+        let is_inside = !text.starts_with(['/', '\\'])
+            && !text.contains(':')
+            && text.split(['/', '\\']).all(|part| part != "..");
+        let is_sent = |file: &PathBuf| file.file_name().is_some_and(|name| name == last);
+        if !is_inside {
+            let problem = format!("'{text}' leads out of the files that came with the rubric");
+            return Err(fault(field, problem));
+        }
+        if !sent.iter().any(is_sent) {
+            let problem = format!("'{text}' was not sent; choose it as a file of the {field}");
+            return Err(fault(field, problem));
+        }
+    }
+    Ok(())
 }
 
 /// The rubric, and the templates and solutions that it names.

@@ -1,17 +1,17 @@
 //! Source files, read within limits and made ready for a prompt.
 
+use crate::archive::{Budget, LINK};
 use crate::files;
-use crate::files::Decoded;
+use crate::files::{Decoded, lossy};
 use crate::finding::{Finding, FindingKind};
 use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
 use crate::picture::Picture;
 use crate::suspicion::suspicious;
+use crate::tree::{Entry, Shape};
 use serde::{Deserialize, Serialize};
-use std::ffi::OsStr;
 use std::path::Path;
-use walkdir::WalkDir;
 
 /// What a folder has that was not read.
 #[derive(Default)]
@@ -80,7 +80,7 @@ pub(crate) fn is_junk(path: &Path) -> bool {
     let name = lossy(path.file_name());
     name.starts_with('.')
         || name.ends_with(".class")
-        || ["__MACOSX", "__pycache__"].contains(&name.as_str())
+        || ["__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"].contains(&name.as_str())
 }
 
 /// Folders that tools fill; a student may have one of that name, so what is in them is not read, but named.
@@ -95,11 +95,6 @@ const OF_A_TOOL: &str = "it belongs to a tool";
 /// Text files that say nothing about the work: nbgrader's time of submission, and what a project needs.
 const TOOL_FILES: &[&str] = &["requirements.txt", "timestamp.txt"];
 
-pub(crate) fn lossy(part: Option<&OsStr>) -> String {
-    part.map(|p| p.to_string_lossy().into_owned())
-        .unwrap_or_default()
-}
-
 /// A lone file's name often is the student's; only its kind is shown.
 pub(crate) fn shown_name(files: &[SourceFile], file: &SourceFile) -> String {
     if files.len() > 1 {
@@ -111,58 +106,65 @@ pub(crate) fn shown_name(files: &[SourceFile], file: &SourceFile) -> String {
     }
 }
 
-/// Reads the files of a folder, in the order of their names. A file that cannot be read is left out, unless there is no
-/// other.
-pub(crate) fn read_tree(path: &Path, left_out: &mut LeftOut) -> Result<Vec<SourceFile>, String> {
-    let mut files = Vec::new();
+/// Reads the files of a folder or an archive, in the order of their names. A file that cannot be read is left out, unless
+/// there is no other.
+pub(crate) fn read_tree(
+    root: &Entry,
+    left_out: &mut LeftOut,
+    budget: &Budget,
+) -> Result<Vec<SourceFile>, String> {
+    let mut walk = Walk {
+        budget,
+        seen: 0,
+        packed: 0,
+        found: Vec::new(),
+    };
+    walk.folder(root, &[], limits::MAX_ARCHIVE_DEPTH)?;
+    let common = common_folders(&walk.found);
+    let mut files: Vec<SourceFile> = Vec::new();
     let mut unreadable = Vec::new();
-    let walk = WalkDir::new(path)
-        .follow_links(false)
-        .max_depth(limits::MAX_FOLDER_DEPTH)
-        .sort_by_file_name();
-    let mut entries = walk
-        .into_iter()
-        .filter_entry(|e| e.depth() == 0 || !is_junk(e.path()));
-    let mut seen = 0;
-    while let Some(entry) = entries.next() {
-        seen += 1;
-        if seen > limits::MAX_FOLDER_ENTRIES {
-            return Err(format!(
-                "its folder has more than {} entries",
-                limits::MAX_FOLDER_ENTRIES
-            ));
+    let mut bytes = 0;
+    for Found { path, entry, is } in walk.found {
+        // The folder that a student packed often has the student's name.
+        let path = path.strip_prefix(common.as_slice()).unwrap_or(&path);
+        let name = path.join("/");
+        if let Some(note) = &entry.note {
+            left_out.notes.push(format!("{name}: {note}"));
         }
-        let entry = entry.map_err(|e| format!("its folder cannot be read: {e}"))?;
-        let name = entry
-            .path()
-            .strip_prefix(path)
-            .unwrap_or(entry.path())
-            .to_string_lossy()
-            .replace('\\', "/");
-        let kind = match why_left_out(&entry) {
-            Ok(Some(kind)) => kind,
-            Ok(None) => continue,
-            Err(why) => {
-                left_out.notes.push(format!("{name}: not read, {why}"));
-                if why != OF_A_TOOL && why != PYTHON {
-                    left_out.names.push(name);
+        let problem = match is {
+            Is::Source(_) if files.len() == limits::MAX_FILES => {
+                return Err(format!("it has more than {} files", limits::MAX_FILES));
+            }
+            Is::Source(_) if bytes > limits::MAX_READ_BYTES => {
+                let most = limits::MAX_READ_BYTES;
+                return Err(format!(
+                    "it has more than {most} bytes of text; grade it by hand"
+                ));
+            }
+            Is::Source(kind) => match read_file(&entry, &name, kind, budget) {
+                Ok(file) => {
+                    bytes += file.lines.iter().map(|line| line.len() + 1).sum::<usize>();
+                    files.push(file);
+                    continue;
                 }
-                if entry.file_type().is_dir() {
-                    entries.skip_current_dir();
+                Err(problem) => problem,
+            },
+            Is::Broken(problem) => format!("{name} cannot be read: {problem}"),
+            Is::LeftOut { why, is_work } => {
+                let size = entry.size().filter(|size| *size > limits::MAX_SOURCE_BYTES);
+                let size = size.map(|size| format!(" ({size} bytes)"));
+                let size = size.unwrap_or_default();
+                left_out
+                    .notes
+                    .push(format!("{name}{size}: not read, {why}"));
+                if is_work {
+                    left_out.names.push(name);
                 }
                 continue;
             }
         };
-        if files.len() == limits::MAX_FILES {
-            return Err(format!("it has more than {} files", limits::MAX_FILES));
-        }
-        match read_file(entry.path(), &name, kind) {
-            Ok(file) => files.push(file),
-            Err(problem) => {
-                unreadable.push(problem);
-                left_out.names.push(name);
-            }
-        }
+        unreadable.push(problem);
+        left_out.names.push(name);
     }
     if files.is_empty() {
         return Err(match unreadable.as_slice() {
@@ -178,31 +180,165 @@ pub(crate) fn read_tree(path: &Path, left_out: &mut LeftOut) -> Result<Vec<Sourc
     Ok(files)
 }
 
-/// The kind of a file to read; `None` for a folder that is walked; or why an entry is not read.
-fn why_left_out(entry: &walkdir::DirEntry) -> Result<Option<Kind>, &'static str> {
-    let kind = entry.file_type();
-    let name = lossy(Some(entry.file_name()));
-    if kind.is_dir() {
-        return match entry.depth() {
-            0 => Ok(None),
-            limits::MAX_FOLDER_DEPTH => Err("too deep a folder"),
-            _ if TOOL_FOLDERS.contains(&name.as_str()) => Err("tools make folders of this name"),
-            _ if entry.path().join(PYTHON_ENVIRONMENT).is_file() => Err(PYTHON),
-            _ => Ok(None),
-        };
-    }
-    if !kind.is_file() {
-        return Err("links are not followed");
-    }
-    if TOOL_FILES.contains(&name.to_lowercase().as_str()) {
-        return Err(OF_A_TOOL);
-    }
-    let kind = kind_of(entry.path()).ok_or("this kind of file is not supported")?;
-    Ok(Some(kind))
+/// Looks through the folders of one submission.
+struct Walk<'a> {
+    budget: &'a Budget,
+    /// Entries so far.
+    seen: usize,
+    /// Bytes of archives so far, which are kept until all is read.
+    packed: u64,
+    found: Vec<Found>,
 }
 
-pub(crate) fn read_file(path: &Path, name: &str, kind: Kind) -> Result<SourceFile, String> {
-    let bytes = files::read_bounded(path, kind.max_bytes())
+/// Something that is no folder, or is not looked into.
+struct Found {
+    path: Vec<String>,
+    entry: Entry,
+    is: Is,
+}
+
+enum Is {
+    Source(Kind),
+    /// It cannot be read.
+    Broken(String),
+    /// It is not read; it may be somebody's work.
+    LeftOut {
+        why: &'static str,
+        is_work: bool,
+    },
+}
+
+/// Name that stands for that of an archive in a student's folder, which often is the student's.
+const ARCHIVE: &str = "zip";
+
+impl Walk<'_> {
+    fn folder(&mut self, of: &Entry, path: &[String], archives: usize) -> Result<(), String> {
+        let entries = match of.entries(self.budget) {
+            Ok(entries) => entries,
+            Err(problem) if path.is_empty() => return Err(problem),
+            Err(problem) => {
+                self.push(path.to_vec(), of, Is::Broken(problem));
+                return Ok(());
+            }
+        };
+        let mut packed = 0;
+        for entry in entries {
+            if is_junk(Path::new(&entry.name)) {
+                continue;
+            }
+            self.seen += 1;
+            if self.seen > limits::MAX_FOLDER_ENTRIES {
+                let most = limits::MAX_FOLDER_ENTRIES;
+                return Err(format!("its folder has more than {most} entries"));
+            }
+            let shape = entry.shape();
+            let name = match shape {
+                Shape::Archive if packed > 0 => format!("{ARCHIVE} {}", packed + 1),
+                Shape::Archive => ARCHIVE.to_owned(),
+                _ => entry.name.clone(),
+            };
+            packed += usize::from(shape == Shape::Archive);
+            let path = [path, &[name]].concat();
+            match shape {
+                Shape::Folder => match self.why_not_inside(&entry, path.len()) {
+                    None => self.folder(&entry, &path, archives)?,
+                    Some(why) => {
+                        let is_work = why != PYTHON;
+                        self.push(path, &entry, Is::LeftOut { why, is_work });
+                    }
+                },
+                Shape::Archive if self.is_too_much(&entry) => {
+                    let why = "its archives are too large together";
+                    self.push(path, &entry, Is::LeftOut { why, is_work: true });
+                }
+                Shape::Archive if archives > 1 => self.folder(&entry, &path, archives - 1)?,
+                Shape::Archive => {
+                    let why = "archives in archives are too deep";
+                    self.push(path, &entry, Is::LeftOut { why, is_work: true });
+                }
+                Shape::File | Shape::Problem => {
+                    let is = of_file(&entry);
+                    self.push(path, &entry, is);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts an archive; true if all so far are more than one may be.
+    fn is_too_much(&mut self, archive: &Entry) -> bool {
+        self.packed = self.packed.saturating_add(archive.size().unwrap_or(0));
+        self.packed > limits::MAX_INNER_ARCHIVE_BYTES
+    }
+
+    fn push(&mut self, path: Vec<String>, entry: &Entry, is: Is) {
+        let entry = entry.clone();
+        self.found.push(Found { path, entry, is });
+    }
+
+    /// Why a folder is not looked into.
+    fn why_not_inside(&self, folder: &Entry, depth: usize) -> Option<&'static str> {
+        if depth >= limits::MAX_FOLDER_DEPTH {
+            return Some("too deep a folder");
+        }
+        if TOOL_FOLDERS.contains(&folder.name.as_str()) {
+            return Some("tools make folders of this name");
+        }
+        let inside = folder.entries(self.budget).unwrap_or_default();
+        let is_python = inside.iter().any(|e| e.name == PYTHON_ENVIRONMENT);
+        is_python.then_some(PYTHON)
+    }
+}
+
+/// What is done with a file.
+fn of_file(entry: &Entry) -> Is {
+    match entry.problem() {
+        Some(problem) if problem == LINK => {
+            return Is::LeftOut {
+                why: "links are not followed",
+                is_work: true,
+            };
+        }
+        Some(problem) => return Is::Broken(problem),
+        None => {}
+    }
+    if TOOL_FILES.contains(&entry.name.to_lowercase().as_str()) {
+        return Is::LeftOut {
+            why: OF_A_TOOL,
+            is_work: false,
+        };
+    }
+    match kind_of(Path::new(&entry.name)) {
+        Some(kind) => Is::Source(kind),
+        None => Is::LeftOut {
+            why: "this kind of file is not supported",
+            is_work: true,
+        },
+    }
+}
+
+/// The folders that all source files are in.
+fn common_folders(found: &[Found]) -> Vec<String> {
+    let sources = found.iter().filter(|f| matches!(f.is, Is::Source(_)));
+    let mut folders = sources.map(|f| f.path.split_last().map_or(&[][..], |(_, folders)| folders));
+    let first = folders.next().unwrap_or_default().to_vec();
+    folders.fold(first, |common, other| {
+        let pairs = common.iter().zip(other);
+        pairs
+            .take_while(|(a, b)| a == b)
+            .map(|(a, _)| a.clone())
+            .collect()
+    })
+}
+
+pub(crate) fn read_file(
+    entry: &Entry,
+    name: &str,
+    kind: Kind,
+    budget: &Budget,
+) -> Result<SourceFile, String> {
+    let bytes = entry
+        .read(kind.max_bytes(), budget)
         .map_err(|e| format!("{name} cannot be read: {e}"))?;
     read_source(name, kind, &bytes).map_err(|problem| format!("{name}: {problem}"))
 }

@@ -1,20 +1,22 @@
 //! Submissions: found under the given paths, read within limits, made ready for a prompt.
 
-use crate::archive;
+use crate::archive::Budget;
 use crate::attempt::{self, Untouched};
 use crate::elision::{self, Shown};
 use crate::error::GradingError;
+use crate::files::lossy;
 use crate::finding::{Finding, FindingKind};
 use crate::hidden::mark_name;
+use crate::intake;
 use crate::limits;
 use crate::picture::Picture;
 use crate::rubric::Rubric;
 use crate::source::{
-    Kind, LeftOut, SourceFile, is_junk, kind_of, lossy, read_file, read_source, read_tree,
-    shown_name,
+    Kind, LeftOut, SourceFile, kind_of, read_file, read_source, read_tree, shown_name,
 };
+use crate::tree::{Entry, Shape, stem};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// One student's work.
@@ -35,106 +37,65 @@ pub struct Submission {
 }
 
 /// Finds and reads submissions: each path is a file, or a folder or a zip archive in which every file and every
-/// sub-folder is one submission.
+/// sub-folder is one submission. An archive is read wherever a folder may be. Of several archives, each is one submission,
+/// unless a course is in it.
 ///
 /// What cannot be read becomes a submission with a `problem`; it never stops the others.
 ///
 /// # Errors
-/// A path that does not exist, no submission at all, or more than [`limits::MAX_SUBMISSIONS`].
+/// A path that does not exist, no submission at all, more than [`limits::MAX_SUBMISSIONS`], or archives that unpack to more
+/// than [`limits::MAX_ARCHIVE_BYTES`].
 pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
-    let mut found = Vec::new();
-    // Gone with what was unpacked when all of it was read.
-    let mut unpacked = Vec::new();
-    for path in paths {
-        let read = |source| GradingError::Read {
-            path: path.clone(),
-            source,
-        };
-        let is_folder = std::fs::metadata(path).map_err(read)?.is_dir();
-        let folder = match (is_folder, archive::is_archive(path)) {
-            (true, _) => path.clone(),
-            (false, true) => {
-                let place = tempfile::tempdir().map_err(read)?;
-                let folder = archive::unpack(path, place.path())?;
-                unpacked.push(place);
-                folder
-            }
-            (false, false) => {
-                found.push(path.clone());
-                continue;
-            }
-        };
-        let entries = std::fs::read_dir(folder)
-            .map_err(read)?
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(read)?;
-        let mut entries: Vec<PathBuf> = entries
-            .into_iter()
-            .map(|e| e.path())
-            .filter(|p| !is_junk(p))
-            .collect();
-        entries.sort();
-        found.extend(entries);
-        if found.len() > limits::MAX_SUBMISSIONS {
-            let limit = limits::MAX_SUBMISSIONS;
-            return Err(GradingError::Submissions(format!(
-                "more than {limit}; grade them in several runs"
-            )));
-        }
-    }
+    let budget = Budget::new();
+    let found = intake::find(paths, &budget)?;
     if found.is_empty() {
         return Err(GradingError::Submissions(
             "none found under the given paths".to_owned(),
         ));
     }
     let names = names_of(&found);
-    Ok(found
-        .iter()
-        .zip(names)
-        .map(|(path, name)| load(path, name))
-        .collect())
+    let mut submissions = Vec::with_capacity(found.len());
+    for (entry, name) in found.iter().zip(names) {
+        submissions.push(load(entry, name, &budget));
+        if let Some(problem) = budget.exceeded() {
+            return Err(GradingError::Submissions(format!(
+                "{}: {problem}; nothing of it was kept",
+                entry.name
+            )));
+        }
+    }
+    Ok(submissions)
 }
 
 /// Names without extensions where that is unique, with them where it is not, numbered as a last resort.
-fn names_of(paths: &[PathBuf]) -> Vec<String> {
-    let stems: Vec<String> = paths
-        .iter()
-        .map(|p| {
-            lossy(if p.is_dir() {
-                p.file_name()
-            } else {
-                p.file_stem()
-            })
-        })
-        .collect();
+fn names_of(found: &[Entry]) -> Vec<String> {
+    let short = |entry: &Entry| match entry.shape() {
+        Shape::Folder => entry.name.clone(),
+        _ => stem(&entry.name),
+    };
+    let stems: Vec<String> = found.iter().map(short).collect();
     let mut stem_count: HashMap<&str, usize> = HashMap::new();
     for stem in &stems {
         *stem_count.entry(stem).or_default() += 1;
     }
-    let mut taken: HashMap<String, usize> = HashMap::new();
-    let mut names = Vec::with_capacity(paths.len());
-    for (path, stem) in paths.iter().zip(&stems) {
+    let mut taken: HashSet<String> = HashSet::new();
+    let mut names = Vec::with_capacity(found.len());
+    for (entry, stem) in found.iter().zip(&stems) {
         let unique = stem_count.get(stem.as_str()) == Some(&1);
-        let name = if unique {
-            stem.clone()
-        } else {
-            lossy(path.file_name())
-        };
-        let name = mark_name(&name);
-        let seen = taken.entry(name.clone()).or_default();
-        *seen += 1;
-        names.push(if *seen == 1 {
-            name
-        } else {
-            format!("{name} ({seen})")
-        });
+        let name = mark_name(if unique { stem } else { &entry.name });
+        let numbered = (2..).map(|number| format!("{name} ({number})"));
+        let mut all = std::iter::once(name.clone()).chain(numbered);
+        let free = all.find(|name| !taken.contains(name)).unwrap_or(name);
+        taken.insert(free.clone());
+        names.push(free);
     }
     names
 }
 
-fn load(path: &Path, name: String) -> Submission {
+fn load(entry: &Entry, name: String, budget: &Budget) -> Submission {
     let mut left_out = LeftOut::default();
-    match read_files(path, &mut left_out) {
+    left_out.notes.extend(entry.note.clone());
+    match read_files(entry, &mut left_out, budget) {
         Ok(files) => finished(name, files, None, left_out),
         Err(problem) => finished(name, Vec::new(), Some(problem), left_out),
     }
@@ -166,16 +127,20 @@ fn finished(
 }
 
 /// Reads the files of a submission.
-fn read_files(path: &Path, left_out: &mut LeftOut) -> Result<Vec<SourceFile>, String> {
-    let meta = std::fs::symlink_metadata(path).map_err(|e| format!("cannot be read: {e}"))?;
-    if meta.file_type().is_symlink() {
-        return Err("it is a symbolic link; links are not followed".to_owned());
+fn read_files(
+    entry: &Entry,
+    left_out: &mut LeftOut,
+    budget: &Budget,
+) -> Result<Vec<SourceFile>, String> {
+    if let Some(problem) = entry.problem() {
+        return Err(problem);
     }
-    if meta.is_dir() {
-        return read_tree(path, left_out);
+    if entry.is_folder() {
+        return read_tree(entry, left_out, budget);
     }
-    let kind = kind_of(path).ok_or("this kind of file is not supported; look at it by hand")?;
-    Ok(vec![read_file(path, &lossy(path.file_name()), kind)?])
+    let kind = kind_of(Path::new(&entry.name));
+    let kind = kind.ok_or("this kind of file is not supported; look at it by hand")?;
+    Ok(vec![read_file(entry, &entry.name, kind, budget)?])
 }
 
 impl Submission {

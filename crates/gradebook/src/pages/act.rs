@@ -11,15 +11,12 @@ use tandem_grading::review::{Change, Refusal};
 use tandem_grading::{Item, ItemKind, Points};
 
 use super::review::{Asked, Loaded, load};
-use super::{Id, Viewer, fields};
+use super::{Id, PARTS, Viewer, fields};
 use crate::Shared;
 use crate::error::PageError;
 use crate::limits::MAX_KEY_CHARS;
 use crate::store::{By, Person, Seen, WriteError};
 use crate::view::desk::Notice;
-
-/// The header with which a script asks for parts of a page.
-const PARTS: &str = "x-parts";
 
 /// The fields of all forms of a work.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -132,7 +129,7 @@ pub(crate) async fn act(
     let change = act.change()?;
     let seen: Seen = act.version.parse().map_err(|_| not_whole())?;
     let key = act.key.clone().filter(|key| key.len() <= MAX_KEY_CHARS);
-    let viewer = Viewer::new(&headers, &person);
+    let viewer = Viewer::new(&shared, &headers, &person);
     let kept = change.clone();
     let done = shared
         .store
@@ -178,9 +175,12 @@ pub(super) async fn answer(
     let loaded: Loaded = loaded.ok_or(PageError::NotFound)?;
     let is_part = headers.contains_key(PARTS);
     if !is_part && status == StatusCode::OK {
-        let next = loaded.next_open(&viewer.list(&asked.list));
-        let next = next.filter(|_| is_settling).unwrap_or(id);
-        return Ok(Redirect::to(&asked.list.href(next)).into_response());
+        let next = match (is_settling, loaded.next_open(&viewer.list(&asked.list))) {
+            (false, _) => asked.list.href(shared.paths, id),
+            (true, Some(next)) => asked.list.href(shared.paths, next),
+            (true, None) => asked.list.on(shared.paths.end(loaded.assignment())),
+        };
+        return Ok(Redirect::to(&next).into_response());
     }
     Ok(loaded.show((status, is_part), asked, viewer, notice))
 }
@@ -278,7 +278,7 @@ pub(crate) async fn undo(
         })
         .await;
     match undone {
-        Ok(undone) => Ok(Redirect::to(&asked.list.href(undone.work)).into_response()),
+        Ok(undone) => Ok(Redirect::to(&asked.list.href(shared.paths, undone.work)).into_response()),
         Err(WriteError::NothingToUndo) => Err(PageError::Form(
             "There is nothing to undo that this browser did here, or somebody changed it since."
                 .to_owned(),

@@ -10,20 +10,21 @@ use axum::response::{IntoResponse, Response};
 use super::{NAMES, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
-use crate::paths;
-use crate::store::{Member, Person, Role};
+use crate::security::oldest;
+use crate::store::{Browser, Member, Person, Role};
 use crate::view::list::List;
 use crate::view::queue::{ListOf, Ordered};
-use crate::view::{self, Home, HomeRow, PersonRow};
+use crate::view::{self, BrowserRow, Home, HomeRow, PersonRow};
 
 /// The list of assignments.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
     Extension(person): Extension<Person>,
 ) -> Result<Response, PageError> {
-    let (rows, members) = shared
+    let paths = shared.paths;
+    let (rows, members, browsers) = shared
         .store
-        .read(|reader| {
+        .read(move |reader| {
             let mut rows = Vec::new();
             for assignment in reader.assignments()? {
                 let Some(held) = reader.rubric(assignment.id)? else {
@@ -31,11 +32,12 @@ pub(crate) async fn show(
                 };
                 let works = reader.works(assignment.id)?;
                 rows.push(HomeRow {
-                    href: paths::assignment(assignment.id),
+                    href: paths.assignment(assignment.id),
                     course: assignment.course,
                     title: assignment.title,
                     meter: {
                         let of = ListOf {
+                            paths,
                             list: &List::default(),
                             names_hidden: true,
                             person: 0,
@@ -44,16 +46,29 @@ pub(crate) async fn show(
                     },
                 });
             }
-            Ok((rows, reader.members()?))
+            Ok((rows, reader.members()?, reader.browsers(oldest())?))
         })
         .await?;
     let row = |member: Member| PersonRow {
-        dismiss: paths::dismiss(member.id),
+        dismiss: paths.dismiss(member.id),
         name: member.name,
         works: member.works,
     };
     let assistants = members.into_iter().filter(|m| m.is_invited);
+    let browser = |one: Browser| BrowserRow {
+        person: match (one.person.is_empty(), one.role) {
+            (false, _) => one.person,
+            (true, Role::Teacher) => "the teacher".to_owned(),
+            (true, Role::Assistant) => "an assistant".to_owned(),
+        },
+        agent: agent_in_words(&one.agent),
+        since: one.created,
+        is_this: one.session == person.session,
+        let_out: paths.let_out(one.id),
+    };
     let page = Home {
+        paths,
+        browsers: browsers.into_iter().map(browser).collect(),
         assignments: rows,
         name: person.name,
         is_teacher: person.role == Role::Teacher,
@@ -62,19 +77,38 @@ pub(crate) async fn show(
     Ok(view::page(StatusCode::OK, &page))
 }
 
+/// Program and system, of what a browser calls itself.
+fn agent_in_words(agent: &str) -> String {
+    // Those that call themselves like others, too, stand before these.
+    let first = |names: &[&'static str]| names.iter().find(|name| agent.contains(**name)).copied();
+    let program = first(&["Edg", "OPR", "Firefox", "Chrome", "Safari", "curl"]);
+    let system = first(&["Android", "iPhone", "iPad", "Windows", "Mac OS", "Linux"]);
+    let program = match program {
+        Some("Edg") => Some("Edge"),
+        Some("OPR") => Some("Opera"),
+        program => program,
+    };
+    match (program, system) {
+        (Some(program), Some(system)) => format!("{program} on {system}"),
+        (Some(one), None) | (None, Some(one)) => one.to_owned(),
+        (None, None) => "a browser".to_owned(),
+    }
+}
+
 /// Hides names, or shows them again, and goes back to where that was asked.
-pub(crate) async fn names(headers: HeaderMap) -> Response {
+pub(crate) async fn names(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    let home = shared.paths.home();
     let next = match names_hidden(&headers) {
         true => "shown",
         false => "hidden",
     };
     let cookie =
-        format!("{NAMES}={next}; Path=/grading; HttpOnly; SameSite=Strict; Max-Age=31536000");
+        format!("{NAMES}={next}; Path={home}; HttpOnly; SameSite=Strict; Max-Age=31536000");
     let back = headers
         .get("x-page")
         .and_then(|v| v.to_str().ok())
-        .filter(|path| path.starts_with(paths::HOME))
-        .unwrap_or(paths::HOME)
+        .filter(|path| path.starts_with(home))
+        .unwrap_or(home)
         .to_owned();
     (
         StatusCode::SEE_OTHER,

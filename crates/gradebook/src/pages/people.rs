@@ -10,13 +10,12 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
 use super::{Id, fields};
-use crate::Shared;
 use crate::error::PageError;
 use crate::limits::MAX_NAME_CHARS;
-use crate::paths;
 use crate::security::{digest, random_text};
 use crate::store::{Person, StoreError, Writer};
 use crate::view::{self, Invited};
+use crate::{Shared, TOKEN};
 
 /// A name.
 #[derive(Debug, Deserialize)]
@@ -53,7 +52,7 @@ pub(crate) async fn name(
 ) -> Result<Response, PageError> {
     let name = fields(form)?.checked()?;
     write(&shared, move |writer| writer.name_person(person.id, &name)).await?;
-    Ok(Redirect::to(paths::HOME).into_response())
+    Ok(Redirect::to(shared.paths.home()).into_response())
 }
 
 /// Invites an assistant: the link is shown this once.
@@ -66,17 +65,43 @@ pub(crate) async fn invite(
     let token = random_text();
     let (kept, given) = (digest(&token), name.clone());
     write(&shared, move |writer| writer.invite(&given, &kept)).await?;
+    Ok(link_page(&shared, &headers, Some(name), &token))
+}
+
+/// The link with a token, as the browser that asks reaches this server.
+fn link_page(shared: &Shared, headers: &HeaderMap, name: Option<String>, token: &str) -> Response {
     let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
     let scheme = match shared.is_tls.load(std::sync::atomic::Ordering::Relaxed) {
         true => "https",
         false => "http",
     };
-    let home = paths::HOME;
+    let home = shared.paths.home();
     let link = format!(
         "{scheme}://{}{home}?token={token}",
         host.unwrap_or_default()
     );
-    Ok(view::page(StatusCode::OK, &Invited { name, link }))
+    let paths = shared.paths;
+    view::page(StatusCode::OK, &Invited { paths, name, link })
+}
+
+/// Makes the teacher's link anew: the one before it lets nobody in any more.
+pub(crate) async fn link(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+) -> Result<Response, PageError> {
+    let token = random_text();
+    let kept = token.clone();
+    write(&shared, move |writer| writer.set(TOKEN, &kept)).await?;
+    Ok(link_page(&shared, &headers, None, &token))
+}
+
+/// Lets a browser out.
+pub(crate) async fn let_out(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+) -> Result<Response, PageError> {
+    write(&shared, move |writer| writer.let_out(id)).await?;
+    Ok(Redirect::to(shared.paths.home()).into_response())
 }
 
 /// Lets an assistant in no more.
@@ -85,7 +110,7 @@ pub(crate) async fn dismiss(
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     write(&shared, move |writer| writer.dismiss(id)).await?;
-    Ok(Redirect::to(paths::HOME).into_response())
+    Ok(Redirect::to(shared.paths.home()).into_response())
 }
 
 /// Whether works are divided.
@@ -108,5 +133,5 @@ pub(crate) async fn divide(
         writer.divide(id, &persons)
     };
     write(&shared, divide).await?;
-    Ok(Redirect::to(&paths::runs(id)).into_response())
+    Ok(Redirect::to(&shared.paths.runs(id)).into_response())
 }

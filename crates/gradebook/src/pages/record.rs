@@ -10,7 +10,6 @@ use tandem_grading::{Job, JobRecord, build_prompt};
 use super::{Id, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
-use crate::paths;
 use crate::view::queue::label;
 use crate::view::{self, CallRow, PromptPage, RecordPage, words};
 
@@ -45,7 +44,7 @@ pub(crate) async fn prompt(
     }
     let page = PromptPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
-        back: paths::work(id),
+        back: shared.paths.work(id),
         parts,
     };
     Ok(view::page(StatusCode::OK, &page))
@@ -69,7 +68,7 @@ pub(crate) async fn show(
     let (work, history, calls) = found.ok_or(PageError::NotFound)?;
     let page = RecordPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
-        back: paths::work(id),
+        back: shared.paths.work(id),
         history,
         calls: calls
             .into_iter()

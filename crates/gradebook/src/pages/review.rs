@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tandem_grading::review::PointsOf;
 use tandem_grading::{Rubric, Submission};
 
-use super::{Id, Viewer};
+use super::{Id, PARTS, Viewer};
 use crate::Shared;
 use crate::error::PageError;
 use crate::store::{Assignment, Person, Reader, Work};
@@ -18,7 +18,7 @@ use crate::view::code::Code;
 use crate::view::desk::{Desk, DeskOf, Notice};
 use crate::view::list::List;
 use crate::view::queue::{ListOf, Ordered};
-use crate::view::{self, Empty, Head, ReviewPage, ReviewParts};
+use crate::view::{self, Empty, EndPage, Head, ReviewPage, ReviewParts};
 
 /// What an address says besides the work.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -96,6 +96,7 @@ impl Loaded {
         };
         let desk = Desk::new(&of, notice);
         let head = Head::new(
+            viewer.paths,
             &self.assignment,
             order.meter(),
             (names_hidden, viewer.is_teacher),
@@ -104,12 +105,11 @@ impl Loaded {
         if is_part {
             return view::page(status, &ReviewParts { head, queue, desk });
         }
-        let graded = self.work.graded.as_ref();
         let code = Code::new(
-            self.work.id,
+            viewer.paths,
+            &self.work,
             &self.submission,
             &self.rubric,
-            graded,
             names_hidden,
         );
         let page = ReviewPage {
@@ -125,6 +125,11 @@ impl Loaded {
     pub(crate) fn next_open(&self, list: &ListOf<'_>) -> Option<i64> {
         Ordered::new(&self.works, &self.rubric, list).next_open(self.work.id)
     }
+
+    /// The assignment that it belongs to.
+    pub(crate) const fn assignment(&self) -> i64 {
+        self.assignment.id
+    }
 }
 
 impl Loaded {
@@ -137,14 +142,15 @@ impl Loaded {
     }
 }
 
-/// Goes to the first work of an assignment.
+/// Goes to the first work of an assignment that needs a person, else to the end.
 pub(crate) async fn first(
     State(shared): State<Arc<Shared>>,
     Extension(person): Extension<Person>,
     Id(id): Id<i64>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
-    let viewer = Viewer::new(&headers, &person);
+    let viewer = Viewer::new(&shared, &headers, &person);
+    let paths = shared.paths;
     let found = shared
         .store
         .read(move |reader| {
@@ -154,17 +160,14 @@ pub(crate) async fn first(
             };
             let works = reader.works(id)?;
             // One's own share, while there is something to do in it.
-            let first = ["mine", "open"].map(|name| {
+            let first = ["mine", "open"].into_iter().find_map(|name| {
                 let list = List::default().with(name);
                 let of = viewer.list(&list);
-                let order = Ordered::new(&works, &held.rubric, &of);
-                let is_worth_it = name == "open" || order.has_open();
-                order
-                    .first()
-                    .filter(|_| is_worth_it)
-                    .map(|first| list.href(first))
+                let first = Ordered::new(&works, &held.rubric, &of).first_open();
+                first.map(|first| list.href(paths, first))
             });
-            Ok(Some((assignment, first.into_iter().flatten().next())))
+            let end = (!works.is_empty()).then(|| paths.end(id));
+            Ok(Some((assignment, first.or(end))))
         })
         .await?;
     match found {
@@ -173,6 +176,7 @@ pub(crate) async fn first(
         Some((assignment, None)) => Ok(view::page(
             StatusCode::OK,
             &Empty {
+                paths,
                 title: assignment.title,
             },
         )),
@@ -189,9 +193,52 @@ pub(crate) async fn show(
 ) -> Result<Response, PageError> {
     let loaded = shared.store.read(move |reader| load(reader, id)).await?;
     let loaded = loaded.ok_or(PageError::NotFound)?;
-    let viewer = Viewer::new(&headers, &person);
+    let viewer = Viewer::new(&shared, &headers, &person);
     if let Some(found) = loaded.found(&asked.list, viewer) {
-        return Ok(Redirect::to(&asked.list.href(found)).into_response());
+        return Ok(Redirect::to(&asked.list.href(shared.paths, found)).into_response());
     }
-    Ok(loaded.show((StatusCode::OK, false), &asked, viewer, None))
+    let is_part = headers.contains_key(PARTS);
+    Ok(loaded.show((StatusCode::OK, is_part), &asked, viewer, None))
+}
+
+/// Says how far an assignment is where a list has no more that needs a person.
+pub(crate) async fn end(
+    State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
+    Id(id): Id<i64>,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Result<Response, PageError> {
+    let viewer = Viewer::new(&shared, &headers, &person);
+    let paths = shared.paths;
+    let read = move |reader: &Reader<'_>| {
+        let (Some(assignment), Some(held)) = (reader.assignment(id)?, reader.rubric(id)?) else {
+            return Ok(None);
+        };
+        let works = reader.works(id)?;
+        let list = &asked.list;
+        let whole = List::default();
+        let (of_list, of_all) = (viewer.list(list), viewer.list(&whole));
+        let listed = Ordered::new(&works, &held.rubric, &of_list);
+        let all = Ordered::new(&works, &held.rubric, &of_all);
+        let every = whole.with("all");
+        Ok(Some(EndPage {
+            head: Head::new(
+                paths,
+                &assignment,
+                all.meter(),
+                (viewer.names_hidden, viewer.is_teacher),
+            ),
+            undo: list.on(paths.undo(id)),
+            is_part: *list != whole,
+            open_here: listed.open(),
+            next_here: listed.first_open().map(|work| list.href(paths, work)),
+            open: all.open(),
+            next: all.first_open().map(|work| whole.href(paths, work)),
+            all: all.first().map(|work| every.href(paths, work)),
+        }))
+    };
+    let page = shared.store.read(read).await?;
+    let page = page.ok_or(PageError::NotFound)?;
+    Ok(view::page(StatusCode::OK, &page))
 }

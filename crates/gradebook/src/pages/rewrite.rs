@@ -99,7 +99,7 @@ pub(crate) async fn write(
             .map(Ok)
     };
     shared.store.write::<(), StoreError>(keep).await?;
-    let viewer = Viewer::new(&headers, &person);
+    let viewer = Viewer::new(&shared, &headers, &person);
     let (status, notice) = match take(&shared, (id, person), &written, wanted.points).await? {
         Some(problem) => (StatusCode::UNPROCESSABLE_ENTITY, Some(problem)),
         None => (StatusCode::OK, None),
@@ -140,7 +140,7 @@ pub(crate) async fn without_comments(
     let of = (id, run.id);
     let is_read = bare::read(&shared.store, of, (&config, &rubric), &submission).await?;
     let notice = (!is_read).then(|| problem(bare::HAS_NONE.to_owned()));
-    let viewer = Viewer::new(&headers, &person);
+    let viewer = Viewer::new(&shared, &headers, &person);
     let of = (&asked, false);
     answer(
         &shared,

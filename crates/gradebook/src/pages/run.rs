@@ -15,7 +15,7 @@ use super::{Id, StyleFields, fields, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::live::{self, Shown};
-use crate::paths;
+use crate::paths::Paths;
 use crate::runs::{self, Choice, Settings};
 use crate::store::{Assignment, Reader, RubricVersion, RunRow, now_ms};
 use crate::view::queue::label;
@@ -73,7 +73,7 @@ impl Found {
         id: i64,
         settings: Option<&Settings>,
         config: Option<&GradingConfig>,
-        names_hidden: bool,
+        (paths, names_hidden): (Paths, bool),
     ) -> rusqlite::Result<Option<Self>> {
         let (Some(assignment), Some(held)) = (reader.assignment(id)?, reader.rubric(id)?) else {
             return Ok(None);
@@ -96,7 +96,7 @@ impl Found {
             let why = problem.or_else(|| untouched.map(|how| how.as_str().to_owned()));
             if let Some(why) = why {
                 let label = label(&work.name, work.draw, names_hidden);
-                odd.push((paths::work(work.id), label, why));
+                odd.push((paths.work(work.id), label, why));
             }
         }
         let runs = reader.runs(id)?;
@@ -123,7 +123,7 @@ pub(crate) async fn form(
     Id(id): Id<i64>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
-    let hidden = names_hidden(&headers);
+    let (paths, hidden) = (shared.paths, names_hidden(&headers));
     let server = shared.server().ok();
     let last = shared.store.read(move |r| last_settings(r, id)).await?;
     let settings = last.or_else(|| server.map(Settings::of));
@@ -132,8 +132,9 @@ pub(crate) async fn form(
         _ => None,
     };
     let of = settings.clone();
-    let read =
-        move |reader: &Reader<'_>| Found::new(reader, id, of.as_ref(), config.as_ref(), hidden);
+    let read = move |reader: &Reader<'_>| {
+        Found::new(reader, id, of.as_ref(), config.as_ref(), (paths, hidden))
+    };
     let found = shared.store.read(read).await?.ok_or(PageError::NotFound)?;
     let choice = &found.choice;
     let due = choice.due().len();
@@ -142,10 +143,11 @@ pub(crate) async fn form(
         .map(|s| s.style.clone())
         .unwrap_or_default();
     let page = StartPage {
+        paths,
         course: found.assignment.course,
         title: found.assignment.title,
-        action: paths::runs(id),
-        review: paths::assignment(id),
+        action: shared.paths.runs(id),
+        review: shared.paths.assignment(id),
         new: choice.new.len(),
         failed: choice.failed.len(),
         stale: choice.stale.len(),
@@ -160,7 +162,7 @@ pub(crate) async fn form(
         odd: found.odd,
         warnings: found.rubric.warnings,
         style: StyleView::new(&style),
-        shares: paths::shares(id),
+        shares: shared.paths.shares(id),
         people: found.people,
         is_divided: found.is_divided,
         models: match server {
@@ -171,7 +173,11 @@ pub(crate) async fn form(
             [s.code_analysis.model.clone(), s.feedback.model.clone()]
         }),
         is_parallel: settings.is_some_and(|s| s.feedback_mode == FeedbackMode::Parallel),
-        runs: found.runs.iter().map(view::run::RunLink::new).collect(),
+        runs: found
+            .runs
+            .iter()
+            .map(|run| view::run::RunLink::new(paths, run))
+            .collect(),
     };
     Ok(view::page(StatusCode::OK, &page))
 }
@@ -232,7 +238,7 @@ pub(crate) async fn start(
         return Err(PageError::Form("There is nothing to grade.".to_owned()));
     }
     let run = runs::start(&shared, id, works, &settings).await?;
-    Ok(Redirect::to(&paths::run(run)).into_response())
+    Ok(Redirect::to(&shared.paths.run(run)).into_response())
 }
 
 /// A run.
@@ -242,7 +248,7 @@ pub(crate) async fn show(
 ) -> Result<Response, PageError> {
     let view = look(&shared, id).await?.ok_or(PageError::NotFound)?;
     let page = RunPage {
-        events: (!view.is_over).then(|| paths::run_events(id)),
+        events: (!view.is_over).then(|| shared.paths.run_events(id)),
         run: view,
     };
     Ok(view::page(StatusCode::OK, &page))
@@ -265,10 +271,11 @@ pub(crate) async fn events(
 }
 
 async fn look(shared: &Arc<Shared>, id: i64) -> Result<Option<RunView>, PageError> {
-    let going = shared.runs.going(id);
+    let (paths, going) = (shared.paths, shared.runs.going(id));
     let activity = Arc::clone(&shared.activity);
-    let read =
-        move |reader: &Reader<'_>| RunView::new(reader, id, going.as_deref(), &activity, now_ms());
+    let read = move |reader: &Reader<'_>| {
+        RunView::new(paths, reader, id, going.as_deref(), &activity, now_ms())
+    };
     Ok(shared.store.read(read).await?)
 }
 
@@ -278,7 +285,7 @@ pub(crate) async fn stop(
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     shared.runs.stop(id);
-    Ok(Redirect::to(&paths::run(id)).into_response())
+    Ok(Redirect::to(&shared.paths.run(id)).into_response())
 }
 
 /// Goes on with a run.
@@ -287,5 +294,5 @@ pub(crate) async fn go_on(
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     runs::go_on(&shared, id).await?;
-    Ok(Redirect::to(&paths::run(id)).into_response())
+    Ok(Redirect::to(&shared.paths.run(id)).into_response())
 }

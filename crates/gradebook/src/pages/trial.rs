@@ -15,7 +15,6 @@ use super::{Id, StyleFields, fields};
 use crate::Shared;
 use crate::error::PageError;
 use crate::live::{self, Shown};
-use crate::paths;
 use crate::store::{Assignment, now_ms};
 use crate::trial::Trial;
 use crate::view::live::LiveView;
@@ -79,7 +78,7 @@ pub(crate) async fn start(
         config,
         Arc::clone(&shared.activity),
     );
-    Ok(Redirect::to(&paths::trial(trial.id)).into_response())
+    Ok(Redirect::to(&shared.paths.trial(trial.id)).into_response())
 }
 
 /// One that was started.
@@ -98,7 +97,7 @@ pub(crate) async fn stop(
 ) -> Result<Response, PageError> {
     let trial = shared.trials.get(id).ok_or(PageError::NotFound)?;
     trial.stop(&shared.activity);
-    Ok(Redirect::to(&paths::trial(id)).into_response())
+    Ok(Redirect::to(&shared.paths.trial(id)).into_response())
 }
 
 /// What comes of it, as it comes.
@@ -157,9 +156,10 @@ async fn page(shared: &Shared, trial: Option<Arc<Trial>>) -> Result<Response, Pa
         .as_ref()
         .map(|trial| LiveView::new(trial, &shared.activity, now_ms()));
     let page = TrialPage {
+        paths: shared.paths,
         form,
-        stop: trial.as_ref().map(|t| paths::stop_trial(t.id)),
-        events: trial.as_ref().map(|t| paths::trial_events(t.id)),
+        stop: trial.as_ref().map(|t| shared.paths.stop_trial(t.id)),
+        events: trial.as_ref().map(|t| shared.paths.trial_events(t.id)),
         live,
     };
     Ok(view::page(StatusCode::OK, &page))

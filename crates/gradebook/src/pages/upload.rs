@@ -7,22 +7,26 @@ use axum::extract::multipart::{Field, MultipartError};
 use axum::extract::{Multipart, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
+use tandem_grading::limits::MAX_FILE_NAME_BYTES;
 use tandem_grading::{GradingError, Rubric, Submission, load_submissions};
 use tokio::io::AsyncWriteExt;
 
 use crate::Shared;
 use crate::error::PageError;
 use crate::limits::{MAX_NAME_CHARS, MAX_UPLOADED_FILES};
-use crate::paths;
 use crate::store::{StoreError, Writer};
+use crate::uploads::Upload;
 use crate::view::{self, UploadPage};
 
 /// What a form sent, in a folder that is gone with it.
 struct Uploaded {
-    folder: tempfile::TempDir,
+    folder: Upload,
     course: String,
-    /// Files of submissions.
+    rubric: Option<PathBuf>,
+    /// Files of submissions, of the template, and of the solution.
     works: Vec<PathBuf>,
+    template: Vec<PathBuf>,
+    solution: Vec<PathBuf>,
 }
 
 /// The form.
@@ -30,7 +34,13 @@ pub(crate) async fn form(State(shared): State<Arc<Shared>>) -> Result<Response, 
     let courses = shared.store.read(|reader| reader.assignments()).await?;
     let mut courses: Vec<String> = courses.into_iter().map(|a| a.course).collect();
     courses.dedup();
-    Ok(view::page(StatusCode::OK, &UploadPage { courses }))
+    Ok(view::page(
+        StatusCode::OK,
+        &UploadPage {
+            paths: shared.paths,
+            courses,
+        },
+    ))
 }
 
 /// Takes an assignment in, and shows what there is to grade.
@@ -38,7 +48,8 @@ pub(crate) async fn take(
     State(shared): State<Arc<Shared>>,
     form: Multipart,
 ) -> Result<Response, PageError> {
-    let uploaded = receive(form).await?;
+    let folder = shared.uploads.begin().map_err(unkept)?;
+    let uploaded = receive(form, folder).await?;
     let course = uploaded.course.clone();
     let read = tokio::task::spawn_blocking(move || read(&uploaded));
     let (rubric, submissions) = read.await.map_err(|error| {
@@ -50,7 +61,7 @@ pub(crate) async fn take(
         taken.map(Ok::<_, StoreError>)
     };
     let assignment = shared.store.write(keep).await?;
-    Ok(Redirect::to(&paths::runs(assignment)).into_response())
+    Ok(Redirect::to(&shared.paths.runs(assignment)).into_response())
 }
 
 fn broken(error: MultipartError) -> PageError {
@@ -67,11 +78,14 @@ fn unkept(error: std::io::Error) -> PageError {
     PageError::Store
 }
 
-async fn receive(mut form: Multipart) -> Result<Uploaded, PageError> {
+async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageError> {
     let mut uploaded = Uploaded {
-        folder: tempfile::tempdir().map_err(unkept)?,
+        folder,
         course: String::new(),
+        rubric: None,
         works: Vec::new(),
+        template: Vec::new(),
+        solution: Vec::new(),
     };
     let root = uploaded.folder.path().to_owned();
     let mut count = 0;
@@ -90,11 +104,14 @@ async fn receive(mut form: Multipart) -> Result<Uploaded, PageError> {
             let problem = format!("More than {MAX_UPLOADED_FILES} files; put them into a zip.");
             return Err(PageError::Form(problem));
         }
-        let path = match name.as_str() {
-            "rubric" => root.join("rubric.yaml"),
-            "template" | "solution" | "works" => root.join(&name).join(file),
-            _ => continue,
-        };
+        if !["rubric", "template", "solution", "works"].contains(&name.as_str()) {
+            continue;
+        }
+        if file.len() > MAX_FILE_NAME_BYTES {
+            let problem = "The name of a file is too long. Give it a shorter one.";
+            return Err(PageError::Form(problem.to_owned()));
+        }
+        let path = root.join(&name).join(file);
         if path.exists() {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let problem =
@@ -102,8 +119,11 @@ async fn receive(mut form: Multipart) -> Result<Uploaded, PageError> {
             return Err(PageError::Form(problem));
         }
         keep(field, &path).await?;
-        if name == "works" {
-            uploaded.works.push(path);
+        match name.as_str() {
+            "works" => uploaded.works.push(path),
+            "template" => uploaded.template.push(path),
+            "solution" => uploaded.solution.push(path),
+            _ => uploaded.rubric = Some(path),
         }
     }
     let letters = uploaded.course.chars().count();
@@ -148,17 +168,20 @@ async fn keep(mut field: Field<'_>, path: &Path) -> Result<(), PageError> {
 }
 
 fn read(uploaded: &Uploaded) -> Result<(Rubric, Vec<Submission>), PageError> {
-    let root = uploaded.folder.path();
     // A message names files as the person knows them.
     let told = |error: GradingError| {
-        let folder = format!("{}/", root.display());
-        PageError::Form(format!("{}.", error.to_string().replace(&folder, "")))
+        let mut text = error.to_string();
+        for field in ["works", "template", "solution", "rubric"] {
+            let folder = uploaded.folder.path().join(field).join("");
+            text = text.replace(&folder.display().to_string(), "");
+        }
+        PageError::Form(format!("{text}."))
     };
-    let rubric = root.join("rubric.yaml");
-    if !rubric.is_file() {
+    let Some(rubric) = &uploaded.rubric else {
         return Err(PageError::Form("There is no rubric.".to_owned()));
-    }
-    let rubric = Rubric::load(&rubric).map_err(told)?;
+    };
+    // A rubric is what people pass on: it opens nothing on this machine but what came with it.
+    let rubric = Rubric::load_with(rubric, &uploaded.template, &uploaded.solution).map_err(told)?;
     let submissions = load_submissions(&uploaded.works).map_err(told)?;
     Ok((rubric, submissions))
 }

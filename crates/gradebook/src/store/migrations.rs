@@ -11,6 +11,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0001_initial.sql"),
     include_str!("migrations/0002_second.sql"),
     include_str!("migrations/0003_pictures.sql"),
+    include_str!("migrations/0004_browsers.sql"),
 ];
 
 /// Takes a file to the form of this version; each step is made as a whole or not at all.

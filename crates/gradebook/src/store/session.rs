@@ -103,7 +103,47 @@ impl Member {
     }
 }
 
+/// A browser that is let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Browser {
+    /// Its number.
+    pub id: i64,
+    /// Digest of its session.
+    pub session: String,
+    /// What it calls itself.
+    pub agent: String,
+    /// When it was let in, in milliseconds since 1970.
+    pub created: i64,
+    /// As who: the name may be empty.
+    pub person: String,
+    /// What that person may do.
+    pub role: Role,
+}
+
 impl Reader<'_> {
+    /// The browsers whose sessions were started after a time, in milliseconds since 1970; the last one first.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn browsers(&self, after: i64) -> rusqlite::Result<Vec<Browser>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT session.rowid, digest, agent, session.created, person.name, person.role
+             FROM session JOIN person ON person.id = session.person
+             WHERE session.created > ?1 ORDER BY session.created DESC, session.rowid DESC",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            Ok(Browser {
+                id: row.get(0)?,
+                session: row.get(1)?,
+                agent: row.get(2)?,
+                created: row.get(3)?,
+                person: row.get(4)?,
+                role: Role::read(&row.get::<_, String>(5)?),
+            })
+        };
+        query.query_map([after], read)?.collect()
+    }
+
     /// Everybody.
     ///
     /// # Errors
@@ -234,16 +274,31 @@ impl Writer<'_> {
         Ok(self.sql.last_insert_rowid())
     }
 
-    /// Starts a session, and forgets those that were started before a time, in milliseconds since 1970.
+    /// Lets a browser out.
     ///
     /// # Errors
     /// If SQLite says no.
-    pub fn start_session(&self, digest: &str, person: i64, before: i64) -> rusqlite::Result<()> {
+    pub fn let_out(&self, browser: i64) -> rusqlite::Result<()> {
+        self.sql
+            .execute("DELETE FROM session WHERE rowid = ?1", [browser])?;
+        Ok(())
+    }
+
+    /// Starts a session of a browser that calls itself `agent`, and forgets those that were started before a time, in milliseconds since 1970.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn start_session(
+        &self,
+        (digest, agent): (&str, &str),
+        person: i64,
+        before: i64,
+    ) -> rusqlite::Result<()> {
         self.sql
             .execute("DELETE FROM session WHERE created <= ?1", [before])?;
         self.sql.execute(
-            "INSERT INTO session (digest, person, created) VALUES (?1, ?2, ?3)",
-            (digest, person, self.now),
+            "INSERT INTO session (digest, person, created, agent) VALUES (?1, ?2, ?3, ?4)",
+            (digest, person, self.now, agent),
         )?;
         Ok(())
     }

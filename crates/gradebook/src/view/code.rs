@@ -6,12 +6,16 @@ use tandem_grading::{Graded, Material, Rubric, Shown, SourceFile, Submission};
 
 use crate::colour::{Span, coloured};
 use crate::limits::MAX_COLOURED;
-use crate::paths;
+use crate::paths::Paths;
+use crate::store::Work;
+use crate::view::queue::label;
 use crate::view::words;
 
 /// The work in the middle of the page.
 pub(crate) struct Code {
     pub(crate) work: i64,
+    /// Whose it is, as the page calls the student.
+    pub(crate) label: String,
     pub(crate) prompt: String,
     pub(crate) files: Vec<CodeFile>,
     /// Why there are none.
@@ -55,12 +59,13 @@ pub(crate) struct Line {
 
 impl Code {
     pub(crate) fn new(
-        work: i64,
+        paths: Paths,
+        of: &Work,
         submission: &Submission,
         rubric: &Rubric,
-        graded: Option<&Graded>,
         names_hidden: bool,
     ) -> Self {
+        let (work, graded) = (of.id, of.graded.as_ref());
         let mut budget = MAX_COLOURED;
         let shown = submission.shown(rubric);
         let files = submission.files.iter().zip(shown).enumerate();
@@ -72,7 +77,7 @@ impl Code {
                 file,
                 flagged: places.map(|place| place.line).collect(),
             };
-            let mut view = code_file((work, index), file, &shown, &cites, &mut budget);
+            let mut view = code_file((paths, work, index), file, &shown, &cites, &mut budget);
             if names_hidden {
                 view.name = submission.shown_name(file);
             }
@@ -80,7 +85,8 @@ impl Code {
         };
         Self {
             work,
-            prompt: paths::prompt(work),
+            label: label(&of.name, of.draw, names_hidden),
+            prompt: paths.prompt(work),
             files: files.map(file).collect(),
             // What is said of files has their names in it.
             problem: submission.problem.as_ref().map(|p| match names_hidden {
@@ -134,7 +140,7 @@ impl Cites<'_> {
 }
 
 fn code_file(
-    (work, index): (i64, usize),
+    (paths, work, index): (Paths, i64, usize),
     file: &SourceFile,
     shown: &[Shown<'_>],
     cites: &Cites<'_>,
@@ -155,7 +161,7 @@ fn code_file(
                 .pictures
                 .iter()
                 .filter(|(at, _)| *at == number)
-                .map(|(_, picture)| paths::picture(work, &picture.digest))
+                .map(|(_, picture)| paths.picture(work, &picture.digest))
                 .collect(),
         }
     };

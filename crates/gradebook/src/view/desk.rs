@@ -1,14 +1,15 @@
 //! The right side of the review: points, reasons, feedback, and what can be done.
 
 use tandem_grading::review::{Decision, PointsOf, Standing};
-use tandem_grading::{Criterion, Evidence, Item, ItemKind, Points, Rubric, Scale, Submission};
+use tandem_grading::{
+    Criterion, Evidence, FindingKind, Item, ItemKind, Points, Rubric, Scale, Submission,
+};
 
 use super::list::List;
 use super::queue::{Ordered, label};
 use super::words;
 use crate::bare::is_flagged;
 use crate::limits::{MAX_BUTTONS, MAX_FINDINGS};
-use crate::paths;
 use crate::store::Work;
 
 /// All of it.
@@ -47,12 +48,14 @@ pub(crate) struct Desk {
     pub(crate) notice: Option<Notice>,
     pub(crate) previous: Option<String>,
     pub(crate) next: Option<String>,
-    pub(crate) next_open: Option<String>,
+    /// The next one that needs a person, else the page that says how far it is.
+    pub(crate) next_open: String,
+    pub(crate) is_last: bool,
 }
 
 /// Something to look at.
 pub(crate) struct FindingView {
-    pub(crate) text: &'static str,
+    pub(crate) text: String,
     /// Where: a link into the work, and what it is called.
     pub(crate) place: Option<(String, String)>,
 }
@@ -71,8 +74,8 @@ pub(crate) struct CriterionView {
     pub(crate) levels: Vec<LevelView>,
     /// True if the values are short buttons in a row.
     pub(crate) is_compact: bool,
-    /// The values, where they are too many for buttons.
-    pub(crate) values: Vec<String>,
+    /// Which values there are, where they are too many for buttons.
+    pub(crate) values: Option<String>,
     pub(crate) evidence: Vec<EvidenceView>,
     pub(crate) rationale: String,
     /// Of a reflection.
@@ -139,7 +142,7 @@ pub(crate) struct DeskOf<'a> {
 
 impl Desk {
     pub(crate) fn new(of: &DeskOf<'_>, notice: Option<Notice>) -> Self {
-        let work = of.work;
+        let (work, paths) = (of.work, of.order.paths());
         let standing = Standing {
             rubric: of.rubric,
             model: work.graded.as_ref(),
@@ -154,24 +157,25 @@ impl Desk {
             let mut view = criterion(i + 1, c, &standing, of.submission, is_open);
             if let Some(points) = standing.points(c) {
                 view.others = of.order.others_with(i, points);
-                view.others_href = List::at_points(&c.id, points).href(work.id);
+                view.others_href = List::at_points(&c.id, points).href(paths, work.id);
             }
             view.is_alone = of.list.by.as_ref() == Some(&c.id);
             let way = (!view.is_alone).then_some(c.id.as_str());
-            view.alone_href = of.list.by(way).href(work.id);
+            view.alone_href = of.list.by(way).href(paths, work.id);
             view
         };
         let text = standing.text().into_iter().enumerate();
         let text_is_marked = standing.text_is_marked();
-        let link = |id: i64| of.list.href(id);
+        let link = |id: i64| of.list.href(paths, id);
         let (previous, next) = of.order.beside(work.id);
+        let next_open = of.order.next_open(work.id);
         Self {
             work: work.id,
             version: work.seen.to_string(),
             action: link(work.id),
-            runs: paths::runs(work.assignment),
+            runs: paths.runs(work.assignment),
             may_run: of.may_run,
-            record: paths::record(work.id),
+            record: paths.record(work.id),
             label: label(&work.name, work.draw, of.names_hidden),
             state: words::state(standing.state()),
             is_settled: standing.state().is_settled(),
@@ -183,7 +187,7 @@ impl Desk {
             findings: findings(work, of.submission),
             bare: of.bare.map(|points| bare(points, &standing)),
             read_bare: (of.bare.is_none() && work.graded.as_ref().is_some_and(is_flagged))
-                .then(|| of.list.on(paths::bare(work.id))),
+                .then(|| of.list.on(paths.bare(work.id))),
             criteria: of
                 .rubric
                 .criteria
@@ -195,14 +199,15 @@ impl Desk {
             text_is_marked,
             text_is_own: work.review.text.is_some() && !work.review.text_is_models,
             rewrite: (text_is_marked && standing.may_rewrite() && work.graded.is_some())
-                .then(|| of.list.on(paths::rewrite(work.id))),
+                .then(|| of.list.on(paths.rewrite(work.id))),
             can_approve: standing.total().is_some() && !text_is_marked,
             second_look: work.review.second_look,
             note: work.review.note.clone(),
             notice,
             previous: previous.map(link),
             next: next.map(link),
-            next_open: of.order.next_open(work.id).map(link),
+            is_last: next_open.is_none(),
+            next_open: next_open.map_or_else(|| of.list.on(paths.end(work.assignment)), link),
         }
     }
 }
@@ -223,7 +228,11 @@ fn findings(work: &Work, submission: &Submission) -> Vec<FindingView> {
             };
             Some((link, name))
         });
-        let text = words::finding(reason.kind);
+        let text = match reason.kind {
+            // Which code: the person need not look for it.
+            FindingKind::UnknownCode => reason.text.clone(),
+            kind => words::finding(kind).to_owned(),
+        };
         let is_known = found.iter().any(|f| f.text == text && f.place == place);
         if !is_known {
             found.push(FindingView { text, place });
@@ -309,9 +318,11 @@ fn criterion(
     };
     levels.sort_by_key(|(points, _)| *points);
     let is_compact = matches!(of.scale, Scale::Steps(_));
-    let values = match levels.len() > MAX_BUTTONS {
-        true => levels.iter().map(|(p, _)| p.to_string()).collect(),
-        false => Vec::new(),
+    let values = match levels.as_slice() {
+        [(first, _), (second, _), .., (last, _)] if is_compact && levels.len() > MAX_BUTTONS => {
+            Some(format!("{first}, {second}, … {last}"))
+        }
+        _ => None,
     };
     let level = |(i, (points, text)): (usize, (Points, String))| LevelView {
         key: (i < 9).then_some(i + 1),
@@ -320,9 +331,9 @@ fn criterion(
         is_model: model == Some(points),
         is_person: person == Some(points),
     };
-    let mut views: Vec<LevelView> = match values.is_empty() {
-        true => levels.into_iter().enumerate().map(level).collect(),
-        false => Vec::new(),
+    let mut views: Vec<LevelView> = match values {
+        None => levels.into_iter().enumerate().map(level).collect(),
+        Some(_) => Vec::new(),
     };
     if !is_compact {
         views.reverse();

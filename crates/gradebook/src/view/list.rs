@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Deserialize;
 use tandem_grading::Points;
 
-use crate::paths;
+use crate::paths::Paths;
 
 /// The list that a page works through.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -68,8 +68,8 @@ impl List {
     }
 
     /// A work in this list.
-    pub(crate) fn href(&self, work: i64) -> String {
-        self.on(paths::work(work))
+    pub(crate) fn href(&self, paths: Paths, work: i64) -> String {
+        self.on(paths.work(work))
     }
 
     /// An address that leads back to this list.

@@ -8,7 +8,7 @@ use tandem_grading::{Points, Rubric};
 use super::list::List;
 use super::{Meter, words};
 use crate::limits::MAX_QUEUE;
-use crate::paths;
+use crate::paths::Paths;
 use crate::store::Work;
 
 /// Works in their order, around the one that is shown.
@@ -55,6 +55,7 @@ pub(crate) struct Ordered<'a> {
 
 /// Which list, and for whom.
 pub(crate) struct ListOf<'a> {
+    pub(crate) paths: Paths,
     pub(crate) list: &'a List,
     pub(crate) names_hidden: bool,
     pub(crate) person: i64,
@@ -194,14 +195,24 @@ impl<'a> Ordered<'a> {
         self.rows.iter().position(|row| row.id == id)
     }
 
-    /// The first work that needs a person, or the first of all.
+    /// The first of the list.
     pub(crate) fn first(&self) -> Option<i64> {
         self.rows.first().map(|row| row.id)
     }
 
-    /// True if some of the list is not done.
-    pub(crate) fn has_open(&self) -> bool {
-        self.rows.iter().any(|row| !row.is_done)
+    /// Where the pages are.
+    pub(crate) const fn paths(&self) -> Paths {
+        self.of.paths
+    }
+
+    /// The first one that is not done.
+    pub(crate) fn first_open(&self) -> Option<i64> {
+        self.rows.iter().find(|row| !row.is_done).map(|row| row.id)
+    }
+
+    /// How many of the list are not done.
+    pub(crate) fn open(&self) -> usize {
+        self.rows.iter().filter(|row| !row.is_done).count()
     }
 
     /// Whether a work is in the list.
@@ -238,7 +249,7 @@ impl<'a> Ordered<'a> {
 
     /// The list around a work.
     pub(crate) fn queue(&self, assignment: i64, current: i64) -> Queue {
-        let list = self.of.list;
+        let (list, paths) = (self.of.list, self.of.paths);
         let is_listed = |row: &&Row| list.shows_all() || !row.is_done || row.id == current;
         let listed: Vec<&Row> = self.rows.iter().filter(is_listed).collect();
         let place = listed.iter().position(|row| row.id == current).unwrap_or(0);
@@ -252,9 +263,9 @@ impl<'a> Ordered<'a> {
             .map(|row| self.entry(row, current))
             .collect();
         Queue {
-            undo: list.on(paths::undo(assignment)),
+            undo: list.on(paths.undo(assignment)),
             by: list.by.clone().unwrap_or_default(),
-            here: paths::work(current),
+            here: paths.work(current),
             unlisted: listed.len() - entries.len(),
             entries,
             lists: self.lists(current),
@@ -267,14 +278,14 @@ impl<'a> Ordered<'a> {
     fn lists(&self, current: i64) -> Vec<(String, String, bool)> {
         let list = self.of.list;
         let is_part = list.finds().is_some() || list.at().is_some();
-        let open = self.rows.iter().filter(|row| !row.is_done).count();
+        let open = self.open();
         let mut lists = Vec::new();
         let mut add = |name: &str, text: &str, is_shown: bool, count: usize| {
             let text = match is_shown {
                 true => format!("{text} {count}"),
                 false => text.to_owned(),
             };
-            lists.push((list.with(name).href(current), text, is_shown));
+            lists.push((list.with(name).href(self.of.paths, current), text, is_shown));
         };
         if self.has_shares {
             add("mine", "Mine", list.is_mine(), open);
@@ -290,7 +301,11 @@ impl<'a> Ordered<'a> {
         let list = self.of.list;
         let way = |id: Option<&str>, title: &str| {
             let is_shown = list.by.as_deref() == id;
-            (list.by(id).href(current), title.to_owned(), is_shown)
+            (
+                list.by(id).href(self.of.paths, current),
+                title.to_owned(),
+                is_shown,
+            )
         };
         let mut ways = vec![way(None, "by submission")];
         let criteria = self.rubric.criteria.iter();
@@ -310,7 +325,7 @@ impl<'a> Ordered<'a> {
     fn entry(&self, row: &Row, current: i64) -> Entry {
         Entry {
             id: row.id,
-            href: self.of.list.href(row.id),
+            href: self.of.list.href(self.of.paths, row.id),
             label: row.label.clone(),
             points: row.points.clone().unwrap_or_else(|| "–".to_owned()),
             remark: row.remark,

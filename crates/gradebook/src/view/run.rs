@@ -9,7 +9,7 @@ use tandem_grading::{FindingKind, Status};
 use super::live::{Lane, lanes};
 use super::words;
 use crate::activity::{Activity, WINDOW_MS};
-use crate::paths;
+use crate::paths::Paths;
 use crate::runs::{Going, GoingState};
 use crate::store::{Outcome, Reader, RunRow};
 
@@ -17,6 +17,7 @@ use crate::store::{Outcome, Reader, RunRow};
 #[derive(Template)]
 #[template(path = "parts/run.html")]
 pub(crate) struct RunView {
+    pub(crate) paths: Paths,
     pub(crate) course: String,
     pub(crate) title: String,
     pub(crate) number: i64,
@@ -71,9 +72,9 @@ const fn outcome(outcome: Option<Outcome>) -> &'static str {
 }
 
 impl RunLink {
-    pub(crate) fn new(run: &RunRow) -> Self {
+    pub(crate) fn new(paths: Paths, run: &RunRow) -> Self {
         Self {
-            href: paths::run(run.id),
+            href: paths.run(run.id),
             number: run.number,
             at: run.created,
             state: outcome(run.outcome),
@@ -106,6 +107,7 @@ pub(crate) fn per_work_ms(reader: &Reader<'_>, runs: &[RunRow]) -> rusqlite::Res
 
 impl RunView {
     pub(crate) fn new(
+        paths: Paths,
         reader: &Reader<'_>,
         id: i64,
         going: Option<&Going>,
@@ -147,6 +149,7 @@ impl RunView {
         let begin = now_ms.saturating_sub(WINDOW_MS);
         let left = works.len() - done;
         Ok(Some(Self {
+            paths,
             course: assignment.course,
             title: assignment.title,
             number: run.number,
@@ -171,11 +174,11 @@ impl RunView {
             parts: parts(&counts, works.len()),
             counts,
             lanes: lanes(activity, begin, now_ms),
-            needs: needs(reader, &run, &works)?,
-            review: paths::assignment(run.assignment),
-            again: paths::runs(run.assignment),
-            stop: paths::stop_run(id),
-            go_on: paths::continue_run(id),
+            needs: needs(paths, reader, &run, &works)?,
+            review: paths.assignment(run.assignment),
+            again: paths.runs(run.assignment),
+            stop: paths.stop_run(id),
+            go_on: paths.continue_run(id),
         }))
     }
 }
@@ -209,6 +212,7 @@ fn parts(
 
 /// Why works of a run need a person, the most pressing first.
 fn needs(
+    paths: Paths,
     reader: &Reader<'_>,
     run: &RunRow,
     works: &[crate::store::RunWork],
@@ -243,7 +247,7 @@ fn needs(
     let need = |(kind, (work, count, failed)): (FindingKind, (i64, usize, bool))| Need {
         what: words::finding(kind),
         works: count,
-        href: paths::work(work),
+        href: paths.work(work),
         advice: words::advice(kind),
         may_pass: failed && words::may_pass(kind),
     };

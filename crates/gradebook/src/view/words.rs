@@ -20,6 +20,7 @@ pub(crate) const fn finding(kind: FindingKind) -> &'static str {
         FindingKind::TooShort => "an answer is shorter than asked for",
         FindingKind::Rationale => "a reason is missing",
         FindingKind::Disclosed => "the feedback gives the solution away",
+        FindingKind::UnknownCode => "the feedback names code that is in no file",
         FindingKind::TextRule => "the feedback is not as asked for",
         FindingKind::NoText => "there is no feedback",
         FindingKind::Encoding => "odd letters: check how it was read",
@@ -57,9 +58,10 @@ pub(crate) const fn advice(kind: FindingKind) -> &'static str {
         | FindingKind::Absence
         | FindingKind::TooShort
         | FindingKind::Rationale => "Look at the points of these.",
-        FindingKind::TextRule | FindingKind::Disclosed | FindingKind::NoText => {
-            "Write or change the feedback."
-        }
+        FindingKind::TextRule
+        | FindingKind::Disclosed
+        | FindingKind::UnknownCode
+        | FindingKind::NoText => "Write or change the feedback.",
         FindingKind::Encoding => "See whether the letters are right.",
         FindingKind::Untouched => "See whether something was handed in.",
         FindingKind::Other => "Look at these.",

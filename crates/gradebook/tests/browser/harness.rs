@@ -45,11 +45,18 @@ impl Site {
         self.folder.path()
     }
 
+    /// The address of a page; a path is below the gradebook's own, unless it begins with that.
+    pub fn page(&self, path: &str) -> String {
+        let home = self.gradebook.home();
+        let path = path.strip_prefix(home).unwrap_or(path);
+        format!("{}{home}{path}", self.base)
+    }
+
     /// The address that lets a browser in, for a path.
     pub fn address(&self, path: &str) -> String {
-        let token = self.gradebook.address(&self.base);
+        let token = self.gradebook.address(&self.base).unwrap();
         let (_, token) = token.split_once("?token=").unwrap();
-        format!("{}{path}?token={token}", self.base)
+        format!("{}?token={token}", self.page(path))
     }
 
     /// Adds a course of works as the sample's, with points of the model; returns its assignment.
@@ -60,6 +67,8 @@ impl Site {
             .map(|i| {
                 let mut submission = submission.clone();
                 submission.name = named(i);
+                // So that a page tells whose files it shows.
+                submission.files[0].lines.push(format!("# {}", named(i)));
                 submission
             })
             .collect();
@@ -245,6 +254,9 @@ impl Browser {
         let value = match key {
             "ArrowDown" => '\u{E015}',
             "ArrowUp" => '\u{E013}',
+            "ArrowRight" => '\u{E014}',
+            "Tab" => '\u{E004}',
+            "Enter" => '\u{E007}',
             "Escape" => '\u{E00C}',
             key => key.chars().next().unwrap(),
         };

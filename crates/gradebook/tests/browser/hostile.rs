@@ -57,7 +57,7 @@ async fn code_names_files_and_feedback_stay_text() {
     let browser = Browser::open(&site, &page).await;
     let work = browser.run("return desk.dataset.work").await;
     for path in ["", "/prompt", "/record"] {
-        let path = format!("/grading/w/{}{path}", work.as_str().unwrap());
+        let path = format!("/w/{}{path}", work.as_str().unwrap());
         browser.enter(&site, &path).await;
         assert_eq!(
             browser.run("return window.__evil ?? null").await,
@@ -74,7 +74,7 @@ async fn code_names_files_and_feedback_stay_text() {
         );
     }
     browser
-        .enter(&site, &format!("/grading/w/{}", work.as_str().unwrap()))
+        .enter(&site, &format!("/w/{}", work.as_str().unwrap()))
         .await;
     let text = browser.run("return document.body.textContent").await;
     let text = text.as_str().unwrap();

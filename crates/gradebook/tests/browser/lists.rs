@@ -20,7 +20,7 @@ async fn open_criterion(browser: &Browser) -> Value {
 async fn one_criterion_stays_open_through_all_works_until_each_has_a_persons_points() {
     let site = Site::new().await;
     let course = site.course("One by one", 3);
-    let browser = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let browser = Browser::open(&site, &format!("/a/{course}")).await;
     browser.press("ArrowDown").await;
     assert_eq!(open_criterion(&browser).await, "empty");
     browser.press("c").await;
@@ -77,7 +77,7 @@ async fn one_criterion_stays_open_through_all_works_until_each_has_a_persons_poi
 async fn a_student_is_found_and_no_key_fires_in_the_search() {
     let site = Site::new().await;
     let course = site.course("Find", 12);
-    let browser = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let browser = Browser::open(&site, &format!("/a/{course}")).await;
     browser.press("/").await;
     browser
         .until("document.activeElement.name === 'find'")

@@ -14,7 +14,7 @@ async fn one_submission_is_graded_live_by_two_models() {
     models.pause_ms.store(80, Ordering::Relaxed);
     models.tell_alone.store(true, Ordering::Relaxed);
     site.gradebook.connect(models.serve().await);
-    let browser = Browser::open(&site, "/grading/try").await;
+    let browser = Browser::open(&site, "/try").await;
     assert_eq!(browser.accessibility().await, Vec::<String>::new());
     browser
         .run("document.getElementById('text').value = 'def mean_above(numbers, limit):\\n    return 1\\n'; document.getElementById('name').value = 'mean.py'")
@@ -194,7 +194,7 @@ async fn a_text_for_other_points_is_written_anew_by_one_key_but_never_a_persons(
     let models = Models::default();
     site.gradebook.connect(models.serve().await);
     let course = site.course("Anew", 2);
-    let browser = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let browser = Browser::open(&site, &format!("/a/{course}")).await;
     let marked = "document.querySelector('.feedback .chip.warn') !== null";
     browser.press("1").await;
     browser.until(marked).await;

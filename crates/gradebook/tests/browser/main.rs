@@ -8,6 +8,7 @@ mod lists;
 mod live;
 #[path = "../common/models.rs"]
 mod models;
+mod names;
 mod pictures;
 mod review;
 mod saves;

@@ -24,13 +24,13 @@ async fn the_documents_show_the_pages_as_they_are() {
     let models = Models::default();
     models.pause_ms.store(60, Ordering::Relaxed);
     site.gradebook.connect(models.serve().await);
-    let browser = Browser::open(&site, "/grading/a/1").await;
+    let browser = Browser::open(&site, "/a/1").await;
     browser.press("2").await;
     browser
         .until("document.querySelector('.chip.warn') !== null")
         .await;
     take(&browser, "review.png").await;
-    browser.enter(&site, "/grading/try").await;
+    browser.enter(&site, "/try").await;
     browser
         .run("document.getElementById('text').value = 'def mean_above(numbers, limit):\\n    total = 0\\n    count = 0\\n    for n in numbers:\\n        if n >= limit:\\n            total += n\\n            count += 1\\n    return total / count\\n'; document.getElementById('name').value = 'mean.py'; document.querySelector('#try .primary').click()")
         .await;

@@ -17,7 +17,7 @@ fn works(site: &Site, assignment: i64) -> Vec<tandem_gradebook::store::Work> {
 #[tokio::test]
 async fn the_sample_course_opens_graded_is_changed_approved_and_undone() {
     let site = Site::new().await;
-    let browser = Browser::open(&site, "/grading/a/1").await;
+    let browser = Browser::open(&site, "/a/1").await;
     browser
         .until("document.querySelectorAll('.source .open').length > 0")
         .await;
@@ -77,7 +77,7 @@ async fn the_sample_course_opens_graded_is_changed_approved_and_undone() {
 async fn fifty_edits_with_next_in_the_same_tick_are_all_kept() {
     let site = Site::new().await;
     let course = site.course("Fifty", 51);
-    let browser = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let browser = Browser::open(&site, &format!("/a/{course}")).await;
     // What is chosen depends on the work, so that another one's would show.
     let tick = "const work = desk.dataset.work;
         const buttons = document.querySelectorAll('.criterion.now .level');
@@ -109,8 +109,8 @@ async fn fifty_edits_with_next_in_the_same_tick_are_all_kept() {
 async fn the_second_of_two_persons_sees_both_values_and_decides() {
     let site = Site::new().await;
     let course = site.course("Two", 2);
-    let one = Browser::open(&site, &format!("/grading/a/{course}")).await;
-    let two = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let one = Browser::open(&site, &format!("/a/{course}")).await;
+    let two = Browser::open(&site, &format!("/a/{course}")).await;
     one.press("1").await;
     one.until(CLEAN).await;
     two.press("2").await;
@@ -147,7 +147,7 @@ async fn the_second_of_two_persons_sees_both_values_and_decides() {
 async fn twenty_works_take_at_most_thirty_keys() {
     let site = Site::new().await;
     let course = site.course("Twenty", 20);
-    let browser = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let browser = Browser::open(&site, &format!("/a/{course}")).await;
     let mut keys = 0;
     for i in 0..20 {
         let work = browser.run("return desk.dataset.work").await;
@@ -189,7 +189,7 @@ async fn twenty_works_take_at_most_thirty_keys() {
 async fn a_text_is_written_item_by_item_and_no_key_fires_meanwhile() {
     let site = Site::new().await;
     let course = site.course("Text", 2);
-    let browser = Browser::open(&site, &format!("/grading/a/{course}")).await;
+    let browser = Browser::open(&site, &format!("/a/{course}")).await;
     browser.press("f").await;
     browser
         .until("document.activeElement.tagName === 'TEXTAREA'")

@@ -22,7 +22,7 @@ fn correct(site: &Site, id: &Value) -> Option<String> {
 /// A course of two works under review, and the work that is shown.
 async fn opened(site: &Site) -> (Browser, Value) {
     let course = site.course("Saves", 2);
-    let browser = Browser::open(site, &format!("/grading/a/{course}")).await;
+    let browser = Browser::open(site, &format!("/a/{course}")).await;
     let shown = browser.run("return desk.dataset.work").await;
     (browser, shown)
 }

@@ -6,15 +6,16 @@ use crate::site::Site;
 
 /// Every page, with parameters. `routes_are_all_here` holds this list to the router's table.
 const PAGES: &[(&str, &str)] = &[
-    ("/grading", "/grading"),
-    ("/grading/a/{id}", "/grading/a/1"),
-    ("/grading/w/{id}", "/grading/w/1"),
-    ("/grading/w/{id}/prompt", "/grading/w/1/prompt"),
-    ("/grading/w/{id}/record", "/grading/w/1/record"),
-    ("/grading/try", "/grading/try"),
-    ("/grading/new", "/grading/new"),
-    ("/grading/a/{id}/run", "/grading/a/1/run"),
-    ("/grading/r/{id}", "/grading/r/1"),
+    ("", ""),
+    ("/a/{id}", "/a/1"),
+    ("/a/{id}/end", "/a/1/end"),
+    ("/w/{id}", "/w/1"),
+    ("/w/{id}/prompt", "/w/1/prompt"),
+    ("/w/{id}/record", "/w/1/record"),
+    ("/try", "/try"),
+    ("/new", "/new"),
+    ("/a/{id}/run", "/a/1/run"),
+    ("/r/{id}", "/r/1"),
 ];
 
 #[test]
@@ -45,14 +46,14 @@ fn routes_are_all_here() {
 #[tokio::test]
 async fn nobody_gets_in_without_the_token() {
     let site = Site::new().await;
-    let picture = "/grading/w/1/picture/0";
+    let picture = "/w/1/picture/0";
     for path in PAGES.iter().map(|(_, path)| path).chain([&picture]) {
         for path in [
             (*path).to_owned(),
             format!("{path}?token=0"),
             format!("{path}?token="),
         ] {
-            let answer = site.client.get(format!("{}{path}", site.base)).send().await;
+            let answer = site.client.get(site.page(&path)).send().await;
             let answer = answer.unwrap();
             assert_eq!(answer.status(), 401, "{path}");
             assert!(answer.headers().get("set-cookie").is_none());
@@ -62,21 +63,86 @@ async fn nobody_gets_in_without_the_token() {
             );
         }
     }
-    let cookie = ("cookie", "tandem_grading=00000000000000000000000000000000");
-    let url = format!("{}/grading", site.base);
-    let answer = site.client.get(url).header(cookie.0, cookie.1).send().await;
-    assert_eq!(answer.unwrap().status(), 401);
-    // The cookie is for this server's pages alone, and no script reads it.
-    let entered = site
+    let name = site
+        .with_cookie(site.client.get(site.page("")))
+        .build()
+        .unwrap();
+    let name = name.headers()["cookie"]
+        .to_str()
+        .unwrap()
+        .split_once('=')
+        .unwrap()
+        .0
+        .to_owned();
+    let forged = format!("{name}=00000000000000000000000000000000");
+    let answer = site
         .client
-        .get(site.gradebook.address(&site.base))
+        .get(site.page(""))
+        .header("cookie", forged)
         .send()
         .await;
-    let entered = entered.unwrap();
-    let cookie = entered.headers()["set-cookie"].to_str().unwrap();
-    for part in ["HttpOnly", "SameSite=Strict", "Path=/grading"] {
-        assert!(cookie.contains(part), "{cookie}");
+    assert_eq!(answer.unwrap().status(), 401);
+    // Where the pages are is told to nobody who was not let in.
+    for path in [
+        "/grading",
+        "/grading/w/1",
+        "/grading?token=0",
+        "/",
+        "/favicon.ico",
+    ] {
+        let answer = site
+            .client
+            .get(format!("{}{path}", site.base))
+            .send()
+            .await
+            .unwrap();
+        assert!(!answer.status().is_success(), "{path}");
+        let told = format!(
+            "{:?} {}",
+            answer.headers().clone(),
+            answer.text().await.unwrap()
+        );
+        assert!(!told.contains("/g-"), "{path}: {told}");
     }
+}
+
+/// The cookie that an address gives.
+async fn cookie_of(site: &Site, address: &str) -> (String, String) {
+    let entered = site.client.get(address).send().await.unwrap();
+    let cookie = entered.headers()["set-cookie"].to_str().unwrap().to_owned();
+    (cookie, entered.text().await.unwrap())
+}
+
+#[tokio::test]
+async fn a_cookie_goes_to_the_pages_of_its_own_gradebook_alone() {
+    let (one, other) = (Site::new().await, Site::new().await);
+    let mut names = Vec::new();
+    for site in [&one, &other] {
+        let address = site.gradebook.address(&site.base).unwrap();
+        let (cookie, page) = cookie_of(site, &address).await;
+        let path = format!("Path={};", site.gradebook.home());
+        for part in ["HttpOnly", "SameSite=Strict", &path] {
+            assert!(cookie.contains(part), "{cookie}");
+        }
+        assert!(
+            page.contains(&format!("url={}\"", site.gradebook.home())),
+            "{page}"
+        );
+        assert!(site.gradebook.home().len() >= 20, "nobody guesses it");
+        names.push(cookie.split_once('=').unwrap().0.to_owned());
+        // A link of an earlier version still leads in, to the page that it names.
+        let token = address.split_once("?token=").unwrap().1;
+        for (old, now) in [("/grading", ""), ("/grading/a/1", "/a/1")] {
+            let (cookie, page) =
+                cookie_of(site, &format!("{}{old}?token={token}", site.base)).await;
+            assert!(cookie.contains(&path), "{cookie}");
+            let to = format!("url={}{now}\"", site.gradebook.home());
+            assert!(page.contains(&to), "{page}");
+        }
+    }
+    assert_ne!(names[0], names[1], "one browser can have both");
+    // It stays where it is when the gradebook is opened again.
+    assert_eq!(one.reopened().await.gradebook.home(), one.gradebook.home());
 }
 
 #[tokio::test]
@@ -93,7 +159,7 @@ async fn a_form_counts_only_from_a_page_of_this_server() {
         &[("origin", "null")],
     ];
     for headers in refused {
-        let mut request = site.form("/grading/w/1", &form);
+        let mut request = site.form("/w/1", &form);
         for (name, value) in *headers {
             request = request.header(*name, *value);
         }
@@ -101,7 +167,7 @@ async fn a_form_counts_only_from_a_page_of_this_server() {
         assert_eq!(answer.status(), 403, "{headers:?}");
     }
     let own = format!("http://{host}");
-    let request = site.form("/grading/w/1", &form).header("origin", own);
+    let request = site.form("/w/1", &form).header("origin", own);
     assert_eq!(request.send().await.unwrap().status(), 303);
 }
 
@@ -148,6 +214,7 @@ async fn every_page_has_the_same_guard_and_words_that_a_teacher_knows() {
 #[tokio::test]
 async fn forms_work_without_a_script() {
     let site = Site::new().await;
+    let path = |path: &str| format!("{}{path}", site.gradebook.home());
     let form = |version| {
         [
             ("do", "points"),
@@ -156,13 +223,13 @@ async fn forms_work_without_a_script() {
             ("points", "2"),
         ]
     };
-    let done = site.post("/grading/w/1", &form("0.1.1")).await;
+    let done = site.post("/w/1", &form("0.1.1")).await;
     assert_eq!(
         (done.status().as_u16(), &done.headers()["location"]),
-        (303, &"/grading/w/1".parse().unwrap())
+        (303, &path("/w/1").parse().unwrap())
     );
     // The same version again: somebody else's, by now.
-    let late = site.post("/grading/w/1", &form("0.1.1")).await;
+    let late = site.post("/w/1", &form("0.1.1")).await;
     assert_eq!(late.status(), 409);
     let page = late.text().await.unwrap();
     assert!(page.contains("Yours was: 2 points") && page.contains("Take mine"));
@@ -179,7 +246,7 @@ async fn forms_work_without_a_script() {
         let mut form = form("1.1.1").to_vec();
         form.retain(|(field, _)| *field != name);
         form.push((name, value));
-        let answer = site.post("/grading/w/1", &form).await;
+        let answer = site.post("/w/1", &form).await;
         assert_eq!(answer.status(), 422, "{name}={value}");
     }
     let approve = [
@@ -187,14 +254,14 @@ async fn forms_work_without_a_script() {
         ("version", "1.1.1"),
         ("confirmed", "yes"),
     ];
-    let done = site.post("/grading/w/1", &approve).await;
+    let done = site.post("/w/1", &approve).await;
     let next = done.headers()["location"].to_str().unwrap();
     assert!(
-        done.status() == 303 && next != "/grading/w/1",
+        done.status() == 303 && next != path("/w/1"),
         "the next open one: {next}"
     );
-    let undone = site.post("/grading/a/1/undo", &[]).await;
-    assert_eq!(undone.headers()["location"], "/grading/w/1");
+    let undone = site.post("/a/1/undo", &[]).await;
+    assert_eq!(undone.headers()["location"], path("/w/1"));
     let read = |reader: &tandem_gradebook::store::Reader<'_>| reader.work(1);
     let work = site.gradebook.store().read_now(read).unwrap().unwrap();
     assert_eq!(
@@ -202,19 +269,19 @@ async fn forms_work_without_a_script() {
         (Decision::Open, 3)
     );
     assert_eq!(work.review.points["correct"].to_string(), "2");
-    let missing = site.get("/grading/w/999").await;
+    let missing = site.get("/w/999").await;
     assert_eq!(missing.status(), 404);
 }
 
 #[tokio::test]
 async fn names_can_be_hidden() {
     let site = Site::new().await;
-    let page = site.get("/grading/w/1").await.text().await.unwrap();
+    let page = site.get("/w/1").await.text().await.unwrap();
     assert!(page.contains("s01-complete"));
-    let done = site.post("/grading/names", &[]).await;
+    let done = site.post("/names", &[]).await;
     let cookie = done.headers()["set-cookie"].to_str().unwrap();
     let cookie = cookie.split(';').next().unwrap();
-    let request = site.client.get(format!("{}/grading/w/1", site.base));
+    let request = site.client.get(site.page("/w/1"));
     let page = site.with_cookie(request).header("cookie", cookie);
     let page = page.send().await.unwrap().text().await.unwrap();
     let desk = page.split("<nav class=\"queue\"").nth(1).unwrap();

@@ -10,7 +10,7 @@ async fn text(site: &Site, path: &str) -> String {
 
 /// Invites somebody; their own client.
 async fn invited(site: &Site, name: &str) -> Site {
-    let page = site.post("/grading/people", &[("name", name)]).await;
+    let page = site.post("/people", &[("name", name)]).await;
     let page = page.text().await.unwrap();
     let token = page.split("token=").nth(1).unwrap();
     let token = token.split('"').next().unwrap();
@@ -26,44 +26,46 @@ fn seen(site: &Site, work: i64) -> String {
 #[tokio::test]
 async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
     let site = Site::new().await;
-    site.post("/grading/me", &[("name", "Ada")]).await;
+    site.post("/me", &[("name", "Ada")]).await;
     let assistant = invited(&site, "Ben").await;
     let version = seen(&site, 1);
     let form = [("do", "second-look"), ("version", version.as_str())];
-    assert_eq!(assistant.post("/grading/w/1", &form).await.status(), 303);
+    assert_eq!(assistant.post("/w/1", &form).await.status(), 303);
     let version = seen(&site, 1);
     let form = [("do", "no-second-look"), ("version", version.as_str())];
-    assert_eq!(site.post("/grading/w/1", &form).await.status(), 303);
-    let record = text(&assistant, "/grading/w/1/record").await;
+    assert_eq!(site.post("/w/1", &form).await.status(), 303);
+    let record = text(&assistant, "/w/1/record").await;
     let (ada, ben) = (record.find("Ada").unwrap(), record.find("Ben").unwrap());
     assert!(ada < ben, "the latest first");
     for (path, form) in [
-        ("/grading/a/1/run", vec![("what", "all")]),
-        ("/grading/r/1/stop", vec![]),
-        ("/grading/r/1/continue", vec![]),
-        ("/grading/try", vec![("text", "x")]),
-        ("/grading/new", vec![]),
-        ("/grading/me", vec![("name", "Ada")]),
-        ("/grading/people", vec![("name", "Eve")]),
-        ("/grading/people/1/dismiss", vec![]),
-        ("/grading/a/1/shares", vec![("divided", "yes")]),
+        ("/a/1/run", vec![("what", "all")]),
+        ("/r/1/stop", vec![]),
+        ("/r/1/continue", vec![]),
+        ("/try", vec![("text", "x")]),
+        ("/new", vec![]),
+        ("/me", vec![("name", "Ada")]),
+        ("/people", vec![("name", "Eve")]),
+        ("/people/1/dismiss", vec![]),
+        ("/link", vec![]),
+        ("/browsers/1/out", vec![]),
+        ("/a/1/shares", vec![("divided", "yes")]),
     ] {
         assert_eq!(assistant.post(path, &form).await.status(), 403, "{path}");
     }
-    assert_eq!(assistant.get("/grading/a/1/run").await.status(), 403);
-    let home = text(&assistant, "/grading").await;
+    assert_eq!(assistant.get("/a/1/run").await.status(), 403);
+    let home = text(&assistant, "").await;
     assert!(home.contains("You are Ben.") && !home.contains("Invite"));
     // The link is of no use after that, nor is the browser.
-    let link = home.split("/grading/people/").nth(1);
+    let link = home.split("/people/").nth(1);
     assert_eq!(link, None);
-    site.post("/grading/people/2/dismiss", &[]).await;
-    assert_eq!(assistant.get("/grading").await.status(), 401);
-    assert!(text(&site, "/grading/w/1/record").await.contains("Ben"));
+    site.post("/people/2/dismiss", &[]).await;
+    assert_eq!(assistant.get("").await.status(), 401);
+    assert!(text(&site, "/w/1/record").await.contains("Ben"));
     // Nobody dismisses the teacher.
-    site.post("/grading/people/1/dismiss", &[]).await;
-    assert_eq!(site.get("/grading").await.status(), 200);
+    site.post("/people/1/dismiss", &[]).await;
+    assert_eq!(site.get("").await.status(), 200);
     for name in ["", " ", &"x".repeat(81), "a%0Ab"] {
-        let answer = site.post("/grading/me", &[("name", name)]).await;
+        let answer = site.post("/me", &[("name", name)]).await;
         assert_eq!(answer.status(), 422, "{name}");
     }
 }
@@ -72,14 +74,13 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
 async fn shares_are_disjoint_cover_all_and_come_first() {
     let site = Site::new().await;
     let assistant = invited(&site, "Ben").await;
-    site.post("/grading/a/1/shares", &[("divided", "yes")])
-        .await;
+    site.post("/a/1/shares", &[("divided", "yes")]).await;
     let read = |reader: &Reader<'_>| reader.works(1);
     let works = site.gradebook.store().read_now(read).unwrap();
     let of = |person| works.iter().filter(|w| w.share == Some(person)).count();
     assert_eq!((works.len(), of(1), of(2)), (11, 6, 5));
     for (who, person, count) in [(&site, 1, 6), (&assistant, 2, 5)] {
-        let first = who.get("/grading/a/1").await;
+        let first = who.get("/a/1").await;
         let to = first.headers()["location"].to_str().unwrap().to_owned();
         assert!(to.ends_with("?list=mine"), "{to}");
         let page = text(who, &to).await;
@@ -90,7 +91,41 @@ async fn shares_are_disjoint_cover_all_and_come_first() {
             assert_eq!(is_listed, work.share == Some(person), "{}", work.name);
         }
     }
-    site.post("/grading/a/1/shares", &[("divided", "no")]).await;
+    site.post("/a/1/shares", &[("divided", "no")]).await;
     let works = site.gradebook.store().read_now(read).unwrap();
     assert!(works.iter().all(|work| work.share.is_none()));
+}
+
+#[tokio::test]
+async fn the_teachers_link_is_made_anew_and_browsers_are_let_out() {
+    let site = Site::new().await;
+    let old = site.gradebook.address(&site.base).unwrap();
+    let old = old.split_once("?token=").unwrap().1;
+    let second = site.with_token(old).await.unwrap();
+    let page = site.post("/link", &[]).await.text().await.unwrap();
+    let address = site.gradebook.address(&site.base).unwrap();
+    assert!(page.contains(&address), "{page}");
+    assert!(site.with_token(old).await.is_none(), "the old link is dead");
+    let new = address.split_once("?token=").unwrap().1;
+    assert!(site.with_token(new).await.is_some());
+    // Browsers that came by the old one stay until they are let out, one by one.
+    assert_eq!(second.get("").await.status(), 200);
+    let home = text(&second, "").await;
+    let rows: Vec<&str> = home
+        .split("<tr>")
+        .filter(|row| row.contains("/browsers/"))
+        .collect();
+    assert_eq!(rows.len(), 3, "{home}");
+    let own: Vec<&&str> = rows.iter().filter(|row| row.contains("this one")).collect();
+    assert_eq!(own.len(), 1);
+    let path = own[0]
+        .split("action=\"")
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap();
+    assert_eq!(site.post(path, &[]).await.status(), 303);
+    assert_eq!(second.get("").await.status(), 401);
+    assert_eq!(site.get("").await.status(), 200);
 }

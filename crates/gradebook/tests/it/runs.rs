@@ -120,7 +120,7 @@ async fn words_of_one_criterion_are_asked_again_alone_and_points_of_none() {
         ("criterion", "correct"),
         ("points", "2"),
     ];
-    let done = course.site.post(&format!("/grading/w/{id}"), &form).await;
+    let done = course.site.post(&format!("/w/{id}"), &form).await;
     assert_eq!(done.status(), 303);
     // Points, and a title: computed anew, and nothing is asked.
     course.keep(&rubric(HALVED));
@@ -171,10 +171,7 @@ async fn an_approved_value_that_no_level_stands_for_is_looked_at_again() {
             .read_now(move |r| r.work(work.id));
         let version = seen.unwrap().unwrap().seen.to_string();
         let approve = [("do", "approve"), ("version", version.as_str())];
-        let done = course
-            .site
-            .post(&format!("/grading/w/{}", work.id), &approve)
-            .await;
+        let done = course.site.post(&format!("/w/{}", work.id), &approve).await;
         assert_eq!(done.status(), 303);
     }
     course.keep(&rubric(&[(
@@ -217,7 +214,7 @@ async fn a_work_that_speaks_to_the_grader_is_read_without_its_comments() {
         assert!(prompt.contains(kept), "{prompt}");
     }
     for (work, _) in course.works() {
-        let page = course.site.get(&format!("/grading/w/{}", work.id)).await;
+        let page = course.site.get(&format!("/w/{}", work.id)).await;
         let page = page.text().await.unwrap();
         assert!(page.contains("Without its comments the model gives the same points."));
     }
@@ -243,7 +240,7 @@ async fn one_run_goes_on_at_a_time_also_over_processes() {
                 .contains("Another run is going on")
         );
     }
-    assert_eq!(other.post("/grading/r/2/continue", &[]).await.status(), 409);
+    assert_eq!(other.post("/r/2/continue", &[]).await.status(), 409);
     let runs = |reader: &Reader<'_>| Ok(reader.runs(2)?.len());
     assert_eq!(course.site.gradebook.store().read_now(runs).unwrap(), 1);
     course.models.pause_ms.store(0, Ordering::Relaxed);
@@ -264,7 +261,7 @@ async fn a_model_writes_over_no_person_and_no_decision() {
     let course = Course::new().await;
     course.run(&[("what", "all")]).await;
     let id = course.works()[0].0.id;
-    let page = format!("/grading/w/{id}");
+    let page = format!("/w/{id}");
     let post = async |form: &[(&str, &str)]| {
         let held = course.site.gradebook.store().read_now(move |r| r.work(id));
         let version = held.unwrap().unwrap().seen.to_string();

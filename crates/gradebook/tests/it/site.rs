@@ -34,7 +34,9 @@ impl Site {
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .unwrap();
-        let cookie = enter(&client, &gradebook.address(&base)).await.unwrap();
+        let cookie = enter(&client, &gradebook.address(&base).unwrap())
+            .await
+            .unwrap();
         Self {
             gradebook,
             base,
@@ -42,6 +44,11 @@ impl Site {
             cookie,
             folder: Arc::new(folder),
         }
+    }
+
+    /// Where the gradebook lies.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
     }
 
     /// The same file, as another process would have it.
@@ -52,7 +59,7 @@ impl Site {
         let router = gradebook.router(false);
         tokio::spawn(async move { axum::serve(listener, router).await });
         Self {
-            cookie: enter(&self.client, &gradebook.address(&base))
+            cookie: enter(&self.client, &gradebook.address(&base).unwrap())
                 .await
                 .unwrap(),
             gradebook,
@@ -64,7 +71,7 @@ impl Site {
 
     /// The same for a browser that comes with another token.
     pub async fn with_token(&self, token: &str) -> Option<Self> {
-        let address = format!("{}/grading?token={token}", self.base);
+        let address = format!("{}?token={token}", self.page(""));
         Some(Self {
             gradebook: self.gradebook.clone(),
             base: self.base.clone(),
@@ -74,9 +81,16 @@ impl Site {
         })
     }
 
+    /// The address of a page; a path is below the gradebook's own, unless it begins with that.
+    pub fn page(&self, path: &str) -> String {
+        let home = self.gradebook.home();
+        let path = path.strip_prefix(home).unwrap_or(path);
+        format!("{}{home}{path}", self.base)
+    }
+
     /// Asks for a page as a browser that was let in.
     pub async fn get(&self, path: &str) -> Response {
-        let request = self.client.get(format!("{}{path}", self.base));
+        let request = self.client.get(self.page(path));
         self.with_cookie(request).send().await.unwrap()
     }
 
@@ -97,7 +111,7 @@ impl Site {
             .collect();
         let request = self
             .client
-            .post(format!("{}{path}", self.base))
+            .post(self.page(path))
             .header("content-type", "application/x-www-form-urlencoded")
             .body(pairs.join("&"));
         self.with_cookie(request)

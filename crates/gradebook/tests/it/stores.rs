@@ -67,7 +67,7 @@ fn what_was_kept_is_there_after_opening_again() {
     done.unwrap();
     let (first, address) = (
         store.read_now(|reader| reader.works(1)).unwrap().len(),
-        Gradebook::open(&path).unwrap().address("http://x"),
+        Gradebook::open(&path).unwrap().address("http://x").unwrap(),
     );
     drop(store);
     let store = open(&path);
@@ -77,7 +77,10 @@ fn what_was_kept_is_there_after_opening_again() {
     assert_eq!(works.len(), first, "the sample is put in once");
     let work = works.iter().find(|w| w.id == 1).unwrap();
     assert_eq!(work.review.points["empty"].to_string(), "1");
-    assert_eq!(Gradebook::open(&path).unwrap().address("http://x"), address);
+    assert_eq!(
+        Gradebook::open(&path).unwrap().address("http://x").unwrap(),
+        address
+    );
 }
 
 #[cfg(unix)]

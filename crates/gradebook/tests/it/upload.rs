@@ -26,7 +26,7 @@ async fn send(site: &Site, parts: &[Part<'_>]) -> reqwest::Response {
     body.extend(b"--cut--\r\n");
     let request = site
         .client
-        .post(format!("{}/grading/new", site.base))
+        .post(site.page("/new"))
         .header("sec-fetch-site", "same-origin")
         .header("content-type", "multipart/form-data; boundary=cut")
         .body(body);
@@ -85,7 +85,7 @@ async fn a_zip_and_a_rubric_become_an_assignment() {
     assert_eq!(held.rubric.solutions[0].files()[0].name, "best.py");
     let work = works.iter().find(|w| w.name == "ada").unwrap();
     let page = site
-        .get(&format!("/grading/w/{}", work.id))
+        .get(&format!("/w/{}", work.id))
         .await
         .text()
         .await
@@ -140,4 +140,94 @@ async fn what_cannot_be_taken_is_said_and_nothing_is_kept() {
     }
     let read = |reader: &Reader<'_>| Ok(reader.assignments()?.len());
     assert_eq!(site.gradebook.store().read_now(read).unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_rubric_from_the_page_opens_nothing_but_what_came_with_it() {
+    let site = Site::new().await;
+    let secret = tempfile::tempdir().unwrap();
+    std::fs::write(secret.path().join("secret.py"), "the_secret = 1").unwrap();
+    let inside = secret.path().display().to_string();
+    let works = zipped(&[("ada.py", "x = 1")]);
+    let named = |field: &str, name: &str| format!("{RUBRIC}\n{field}: [\"{name}\"]\n");
+    let up = "../".repeat(12);
+    for (name, expected) in [
+        (format!("{inside}/secret.py"), "leads out"),
+        (inside.clone(), "leads out"),
+        (format!("{up}{}", &inside[1..]), "leads out"),
+        ("a/../../secret.py".to_owned(), "leads out"),
+        (r"..\\secret.py".to_owned(), "leads out"),
+        (r"C:\\secret.py".to_owned(), "leads out"),
+        ("secret.py".to_owned(), "was not sent"),
+        (".".to_owned(), "was not sent"),
+        (String::new(), "was not sent"),
+    ] {
+        for field in ["template", "solution"] {
+            let rubric = named(field, &name);
+            let parts: &[Part<'_>] = &[
+                ("course", None, b"Paths"),
+                ("works", Some("w.zip"), &works),
+                ("rubric", Some("r.yaml"), rubric.as_bytes()),
+                // What came for the one is not what the other names.
+                ("template", Some("start.py"), b"# here\n"),
+            ];
+            let answer = send(&site, parts).await;
+            assert_eq!(answer.status(), 422, "{field} {name}");
+            let page = answer.text().await.unwrap();
+            assert!(
+                page.contains(expected) && page.contains(field),
+                "{field} {name}: {page}"
+            );
+        }
+    }
+    // What is named and came is taken, once; it may be an archive, with files of equal names in its folders.
+    let project = zipped(&[("a/x.py", "# here"), ("b/x.py", "# there")]);
+    let rubric = named("template", "start.py");
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Paths"),
+        ("works", Some("w.zip"), &works),
+        ("rubric", Some("r.yaml"), rubric.as_bytes()),
+        ("template", Some("start.py"), b"# here\n"),
+        ("solution", Some("best.zip"), &project),
+    ];
+    assert_eq!(send(&site, parts).await.status(), 303);
+    let read = |reader: &Reader<'_>| Ok(reader.rubric(reader.assignments()?[0].id)?.unwrap());
+    let held = site.gradebook.store().read_now(read).unwrap();
+    assert_eq!(held.rubric.templates.len(), 1);
+    let names: Vec<&str> = held.rubric.solutions[0]
+        .files()
+        .iter()
+        .map(|f| f.name.as_str())
+        .collect();
+    assert_eq!(names, ["a/x.py", "b/x.py"]);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn what_is_uploaded_lies_where_nobody_else_looks_and_is_swept() {
+    use std::os::unix::fs::PermissionsExt;
+    let site = Site::new().await;
+    let works = zipped(&[("ada.py", "x = 1")]);
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Swept"),
+        ("works", Some("w.zip"), &works),
+        ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
+    ];
+    assert_eq!(send(&site, parts).await.status(), 303);
+    let folder = site.folder().join("g.sqlite.uploads");
+    assert_eq!(
+        folder.metadata().unwrap().permissions().mode() & 0o777,
+        0o700
+    );
+    let left = || -> Vec<String> {
+        let entries = std::fs::read_dir(&folder).unwrap();
+        let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name != "lock").collect()
+    };
+    assert_eq!(left(), Vec::<String>::new(), "gone with the upload");
+    // What a killed process left is gone at the next start.
+    std::fs::create_dir(folder.join("x")).unwrap();
+    std::fs::write(folder.join("x/ada.py"), "x = 1").unwrap();
+    drop(site.reopened().await);
+    assert_eq!(left(), Vec::<String>::new());
 }

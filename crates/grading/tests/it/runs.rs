@@ -849,3 +849,66 @@ async fn a_feedback_is_as_it_was_asked_for() {
             .contains("Give no advice where all points were given")
     );
 }
+
+#[tokio::test]
+async fn a_feedback_that_names_code_which_is_nowhere_goes_to_a_person() {
+    let rubric = whole_rubric("length: short");
+    let next = |text: &str| format!("- Clear names.\n\n## Next steps\n- {text}");
+    let own = submissions(&[(
+        "mean.py",
+        "def mean_above(ns, lim):\n    return sum(ns)  / len(ns)",
+    )]);
+    let table = [
+        (
+            "- `derive_above` is short.".to_owned(),
+            Some("`derive_above`"),
+        ),
+        (
+            "- `one_thing >= limit` is right.".to_owned(),
+            Some("`one_thing >= limit`"),
+        ),
+        (next("Rename `summe_2` to say more."), Some("`summe_2`")),
+        (
+            next("`mean_below(ns)` is never called."),
+            Some("`mean_below(ns)`"),
+        ),
+        (
+            "- `enumerate` is used well.".to_owned(),
+            Some("`enumerate`"),
+        ),
+        // Whatever its space and case, and with brackets that stand for any arguments.
+        (
+            "- `mean_above()` and `sum( ns ) / len(ns)` are clear.".to_owned(),
+            None,
+        ),
+        ("- `mean.py` has one function.".to_owned(), None),
+        // One word of advice may be the language's own; fenced code need not be anywhere yet.
+        (next("Try `enumerate` and `sorted()`."), None),
+        (
+            next("Try this:\n```python\nfor n in all_of_them: pass\n```"),
+            None,
+        ),
+        ("- A lone ` opens nothing_here.".to_owned(), None),
+        ("- So <think>it is.</think>".to_owned(), Some("thoughts")),
+        ("- I see.\n</think>\n\n- Fine.".to_owned(), Some("thoughts")),
+    ];
+    for (feedback, found) in table {
+        let text = feedback.clone();
+        let server = serve(None, move |request, _| match request.model.as_str() {
+            "code" => good(request),
+            _ => Script::Text(text.clone()),
+        });
+        let graded = run(&config(&server.await), &rubric, &own).await.remove(0);
+        match found {
+            None => assert_eq!(reasons(&graded), [], "{feedback}"),
+            Some(what) => {
+                assert_eq!(graded.status, Status::NeedsReview, "{feedback}");
+                assert!(
+                    graded.reasons[0].text.contains(what),
+                    "{:?}",
+                    graded.reasons
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Which entries of folders and archives are submissions: each file and each folder of a course is one, and a student's
+//! project is one, however it was packed.
+
+use crate::archive::Budget;
+use crate::error::GradingError;
+use crate::limits;
+use crate::source::{is_junk, kind_of};
+use crate::tree::{Entry, Shape, is_archive, stem};
+use std::path::{Path, PathBuf};
+
+/// Names of folders that a project has, in lower case: where there are no others, they are no students.
+const PROJECT_FOLDERS: &[&str] = &[
+    "app",
+    "assets",
+    "bin",
+    "css",
+    "data",
+    "doc",
+    "docs",
+    "include",
+    "js",
+    "lib",
+    "main",
+    "res",
+    "resources",
+    "src",
+    "static",
+    "templates",
+    "test",
+    "tests",
+];
+
+/// Names of files of a project, without extensions and in lower case.
+const PROJECT_FILES: &[&str] = &[
+    "__init__", "app", "helper", "helpers", "index", "main", "readme", "setup", "style", "test",
+    "tests", "util", "utils",
+];
+
+/// What learning systems put into the name of a student's folder.
+const STUDENT_FOLDERS: &[&str] = &["_assignsubmission_"];
+
+/// The submissions at these paths, each under its name. A folder, or one archive, is a course; of several archives each is
+/// a student's, unless a course is in it.
+///
+/// # Errors
+/// A path that does not exist, an archive or a folder that cannot be read, or more in an archive than the limits allow.
+pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Entry>, GradingError> {
+    let mut all = Vec::new();
+    for path in paths {
+        std::fs::metadata(path).map_err(|source| GradingError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        // A folder or an archive may be named by a link.
+        let is_followed = path.is_dir() || is_archive(&path.to_string_lossy());
+        let real = match is_followed {
+            true => path.canonicalize().unwrap_or_else(|_| path.clone()),
+            false => path.clone(),
+        };
+        all.push((path, Entry::of(&real)));
+    }
+    let is_one = |(_, entry): &&(&PathBuf, Entry)| entry.shape() == Shape::Archive;
+    let archives = all.iter().filter(is_one).count();
+    let mut found = Vec::new();
+    for (path, entry) in all {
+        let fault =
+            |problem: String| GradingError::Submissions(format!("{}: {problem}", path.display()));
+        match entry.shape() {
+            Shape::Folder => found.extend(entries(&entry, budget).map_err(fault)?),
+            Shape::Archive if archives > 1 => found.extend(of_several(entry, budget)),
+            Shape::Archive => found.extend(of_one(&entry, budget).map_err(fault)?),
+            Shape::File | Shape::Problem => found.push(entry),
+        }
+        if found.len() > limits::MAX_SUBMISSIONS {
+            let limit = limits::MAX_SUBMISSIONS;
+            return Err(GradingError::Submissions(format!(
+                "more than {limit}; grade them in several runs"
+            )));
+        }
+    }
+    Ok(found)
+}
+
+/// What is in a folder, but for what nobody writes.
+fn entries(folder: &Entry, budget: &Budget) -> Result<Vec<Entry>, String> {
+    let mut entries = folder.entries(budget)?;
+    entries.retain(|entry| !is_junk(Path::new(&entry.name)));
+    Ok(entries)
+}
+
+/// The course in an archive, or the one student whose project it is.
+fn of_one(archive: &Entry, budget: &Budget) -> Result<Vec<Entry>, String> {
+    let whole = entries(archive, budget)?;
+    let course = course(whole.clone(), budget);
+    // A folder in it has the name of a student where a learning system made it; else the archive has.
+    let is_students = |entry: &Entry| {
+        entry.is_folder() && !STUDENT_FOLDERS.iter().any(|part| entry.name.contains(part))
+    };
+    match course.as_slice() {
+        [only] if is_students(only) => Ok(vec![archive.clone()]),
+        _ if is_project(&whole) => Ok(vec![archive.clone()]),
+        _ => Ok(course),
+    }
+}
+
+/// One of several archives: a course, or a student's. One that cannot be read is its owner's problem alone.
+fn of_several(archive: Entry, budget: &Budget) -> Vec<Entry> {
+    let Ok(whole) = entries(&archive, budget) else {
+        return vec![archive];
+    };
+    let course = course(whole, budget);
+    let folders = course.iter().filter(|entry| entry.is_folder()).count();
+    match folders > 1 && !is_project(&course) {
+        true => course,
+        false => vec![archive],
+    }
+}
+
+/// The submissions of a course, through folders that have nothing else beside them and are no student's.
+fn course(mut entries_here: Vec<Entry>, budget: &Budget) -> Vec<Entry> {
+    for _ in 0..limits::MAX_ARCHIVE_DEPTH {
+        let [only] = entries_here.as_slice() else {
+            break;
+        };
+        let is_student = STUDENT_FOLDERS.iter().any(|part| only.name.contains(part));
+        if is_student || !only.is_folder() {
+            break;
+        }
+        let Ok(inside) = entries(only, budget) else {
+            break;
+        };
+        // A folder of a single file may be a submission.
+        let is_course = inside.len() > 1 || inside.iter().any(Entry::is_folder);
+        if !is_course || is_project(&inside) {
+            break;
+        }
+        entries_here = inside;
+    }
+    entries_here
+}
+
+/// True if what is in a folder is one student's: folders that projects have, or files that only a project has.
+fn is_project(entries: &[Entry]) -> bool {
+    let is_named = |name: &str, names: &[&str]| names.contains(&stem(name).to_lowercase().as_str());
+    let (folders, files): (Vec<&Entry>, Vec<&Entry>) =
+        entries.iter().partition(|entry| entry.is_folder());
+    if !folders.is_empty() {
+        return folders
+            .iter()
+            .all(|entry| PROJECT_FOLDERS.contains(&entry.name.to_lowercase().as_str()));
+    }
+    let mut sources = files
+        .iter()
+        .filter(|entry| kind_of(Path::new(&entry.name)).is_some())
+        .peekable();
+    files.len() > 1
+        && sources.peek().is_some()
+        && sources.all(|entry| is_named(&entry.name, PROJECT_FILES))
+}
