@@ -32,5 +32,5 @@ pub const MAX_UNREACHED: u32 = 3;
 /// node is asked again after its next status, so this is a wait of about as many seconds.
 pub const MAX_BUSY_RETRIES: u32 = 600;
 
-/// Answers without a good end that count against a node or a server.
+/// Answers without a good end that count against a server.
 pub const MAX_MISSES: u32 = 4;

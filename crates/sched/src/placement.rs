@@ -52,9 +52,9 @@ enum Fitness {
 }
 
 impl Scheduler {
-    /// Chooses nodes: among those that can decode and have failed least lately the one with the fewest sequences of the model,
-    /// for it the prefill node with the fewest prefills, one with an equal contract first. Who has seen
-    /// [`BLOCKS_PER_REQUEST`] of the prompt before counts as if it had one request less, up to
+    /// Chooses nodes: among those that can decode, of servers those that have failed least lately, the one with the
+    /// fewest sequences of the model, for it the prefill node with the fewest prefills, one with an equal contract first.
+    /// Who has seen [`BLOCKS_PER_REQUEST`] of the prompt before counts as if it had one request less, up to
     /// [`MAX_SEEN_REQUESTS`]; configured order decides ties.
     pub(crate) fn choose(&self, model: usize, waiting: &Waiting) -> Placement {
         let mut able = Vec::new();

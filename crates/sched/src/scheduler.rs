@@ -289,7 +289,7 @@ impl Scheduler {
             return;
         };
         let (model, decode, mut waiting) = (running.model, running.decode, running.waiting);
-        if matches!(failure, Failure::Lost | Failure::Refused) {
+        if self.is_server(decode) && matches!(failure, Failure::Lost | Failure::Refused) {
             let misses = &mut self.nodes[decode].misses;
             *misses = misses.saturating_add(1).min(MAX_MISSES);
         }

@@ -56,7 +56,7 @@ pub(crate) struct Node {
     pub(crate) state: NodeState,
     /// The connection to it failed since its last status.
     pub(crate) suspect: bool,
-    /// Answers that it did not bring to a good end, less one for each status since; none after one that it did.
+    /// Of a server: answers that it did not bring to a good end, less one for each status since; none after one that it did.
     pub(crate) misses: u32,
     /// Models for which it said that it is busy, since a sequence ended or its last status.
     pub(crate) busy: BTreeSet<usize>,

@@ -43,7 +43,10 @@ impl Web {
         let mut line = String::new();
         output.read_line(&mut line).expect("a line");
         let address = line.trim().strip_prefix("gradebook ").expect("an address");
-        let (base, _) = address.split_once('?').expect("a token");
+        // Server and the path of the gradebook, without that of the page.
+        let at = address.find("/g-").expect("a gradebook") + 1;
+        let end = address[at..].find(['/', '?']).expect("a token");
+        let base = &address[..at + end];
         let http = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .build()
