@@ -63,13 +63,18 @@ impl Web {
         }
     }
 
+    /// The server, without the path of the gradebook.
+    fn server(&self) -> &str {
+        self.base.rsplit_once('/').expect("a path").0
+    }
+
     /// Sends a form as a browser would; where it goes from there.
     async fn post(&self, path: &str, form: &str) -> String {
         let answer = self
             .http
             .post(format!("{}{path}", self.base))
             .header("cookie", &self.cookie)
-            .header("origin", self.base.rsplit_once('/').expect("a path").0)
+            .header("origin", self.server())
             .header("content-type", "application/x-www-form-urlencoded")
             .body(form.to_owned())
             .send()
@@ -260,7 +265,7 @@ async fn while_one_work_is_written_the_next_one_is_read() {
         assert!(since.elapsed() < limit, "it does not end");
         let page = web
             .http
-            .get(format!("{}{run}", web.base))
+            .get(format!("{}{run}", web.server()))
             .header("cookie", &web.cookie);
         let page = page
             .send()

@@ -151,11 +151,12 @@ fn a_course_is_graded_by_one_command() {
         &work,
     ];
     let graded = run(home.path(), &arguments, "");
-    assert!(graded.status.success(), "{}", text(&graded.stderr));
+    // A small model's feedback may need a person.
+    let code = graded.status.code();
+    assert!(matches!(code, Some(0 | 3)), "{}", text(&graded.stderr));
     let results = std::fs::read(out.join("results.json")).expect("results");
     let results: Value = serde_json::from_slice(&results).expect("JSON");
     let one = &results["submissions"][0];
-    // A small model's feedback may need a person.
     assert_ne!(one["status"], "failed", "{one}");
     assert!(
         one["score"].is_number() && one["feedback"].is_string(),
