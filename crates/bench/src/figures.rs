@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
+use sysinfo::{CpuRefreshKind, System};
 
 use tandem_engine_llama::build::cores;
 
@@ -38,16 +39,12 @@ impl std::fmt::Display for Machine {
     }
 }
 
-#[cfg(target_os = "linux")]
+/// The processor's name; on arm64 Linux that of its part, as the kernel gives no other.
 fn cpu() -> Option<String> {
-    use procfs::Current;
-    let info = procfs::CpuInfo::current().ok()?;
-    info.model_name(0).map(ToOwned::to_owned)
-}
-
-#[cfg(not(target_os = "linux"))]
-const fn cpu() -> Option<String> {
-    None
+    let mut system = System::new();
+    system.refresh_cpu_list(CpuRefreshKind::nothing());
+    let name = system.cpus().first()?.brand().trim().to_owned();
+    (!name.is_empty()).then_some(name)
 }
 
 /// Measures, and prints the figures: as one JSON object, or as `shown`
