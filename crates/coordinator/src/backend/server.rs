@@ -450,7 +450,8 @@ impl Server {
         }
         let rest = thoughts.finish();
         // Nothing but space is no answer: another server may give one.
-        let is_blank = got.text.is_empty() && rest.text.trim().is_empty();
+        let is_blank =
+            got.text.is_empty() && rest.text.trim().is_empty() && rest.thought.is_empty();
         self.said(call, rest, &mut got, holds || is_blank).await?;
         if is_chat {
             self.settle_thoughts(call, &mut got);
