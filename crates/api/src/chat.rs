@@ -45,6 +45,21 @@ pub struct Message {
     pub role: Role,
     /// What is said.
     pub content: String,
+    /// Which participant of that role says it. Most templates have no place for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl Message {
+    /// A message without a name.
+    #[must_use]
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Self {
+            role,
+            content: content.into(),
+            name: None,
+        }
+    }
 }
 
 /// Who speaks in a message.
@@ -171,9 +186,30 @@ fn message(index: usize, item: Value, unknown: &mut Unknown) -> Result<Message, 
         .take("content")
         .ok_or_else(|| fields.missing("content"))?;
     let content = content_text(content, &path, unknown)?;
+    let name = participant(&mut fields)?;
     refused::check_message(&mut fields, unknown)?;
-    fields.finish(&["role", "content"], refused::INERT_OF_MESSAGE, unknown)?;
-    Ok(Message { role, content })
+    let known = ["role", "content", "name"];
+    fields.finish(&known, refused::INERT_OF_MESSAGE, unknown)?;
+    Ok(Message {
+        role,
+        content,
+        name,
+    })
+}
+
+/// The name of who speaks, of the length that OpenAI takes.
+fn participant(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let path = fields.path_of("name");
+    let name = fields.string("name")?;
+    let most = limits::MAX_PARTICIPANT_CHARS;
+    let fits = |name: &String| (1..=most).contains(&name.chars().count());
+    match name {
+        Some(name) if !fits(&name) => Err(ApiError::invalid(
+            &path,
+            format!("'{path}' must have 1 to {most} characters"),
+        )),
+        name => Ok(name),
+    }
 }
 
 /// What is known here of a message that another server reads: its texts.
@@ -192,7 +228,7 @@ fn outline(fields: &mut Fields) -> Message {
         }
         _ => String::new(),
     };
-    Message { role, content }
+    Message::new(role, content)
 }
 
 fn content_text(content: Value, path: &str, unknown: &mut Unknown) -> Result<String, ApiError> {

@@ -15,7 +15,7 @@ pub struct ApiError {
 /// The inner object of an error body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorDetail {
-    /// What is wrong and how to mend it; never holds prompt text.
+    /// What is wrong and how to fix it; never holds prompt text.
     pub message: String,
     /// Class, such as `invalid_request_error` or `server_error`.
     #[serde(rename = "type")]

@@ -22,6 +22,8 @@ pub const MAX_SCHEMA_DEPTH: usize = 100;
 pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// Most bytes of a cache salt.
 pub const MAX_SALT_BYTES: usize = 256;
+/// Most characters of the name of a message's participant.
+pub const MAX_PARTICIPANT_CHARS: usize = 64;
 /// Most bytes of a schema name.
 pub const MAX_SCHEMA_NAME_BYTES: usize = 64;
 /// Highest temperature, as in the OpenAI reference.

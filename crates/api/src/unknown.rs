@@ -70,8 +70,8 @@ impl Unknown {
             return Ok(());
         }
         if self.manner == Manner::Refuse {
-            let mend = "leave it out, or ignore such fields with `\"tandem\": {\"lenient\": true}`";
-            return Err(ApiError::invalid(path, format!("{}; {mend}", message())));
+            let fix = "leave it out, or ignore such fields with `\"tandem\": {\"lenient\": true}`";
+            return Err(ApiError::invalid(path, format!("{}; {fix}", message())));
         }
         match self.ignored.len() {
             0..MAX_IGNORED => self.ignored.push(path.to_owned()),

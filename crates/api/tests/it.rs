@@ -172,7 +172,15 @@ fn unsupported_fields_are_refused_by_name() {
             "stream_options.usage",
         ),
         (
-            json!({"messages": [{"role": "user", "content": "hi", "name": "x"}]}),
+            json!({"messages": [{"role": "user", "content": "hi", "nmae": "x"}]}),
+            "messages[0].nmae",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "hi", "name": "x".repeat(65)}]}),
+            "messages[0].name",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "hi", "name": ["x"]}]}),
             "messages[0].name",
         ),
         (
@@ -262,13 +270,24 @@ fn a_schema_has_so_many_levels_at_most() {
 }
 
 #[test]
+fn the_name_of_who_speaks_is_taken() {
+    for name in ["student 7".to_owned(), "é".repeat(64)] {
+        let messages = json!([{"role": "user", "content": "hi", "name": name}]);
+        let request = chat(json!({"messages": messages})).expect("request");
+        assert_eq!(request.messages[0].name, Some(name));
+        // A client of this crate sends it on.
+        assert_eq!(serde_json::to_value(&request.messages).unwrap(), messages);
+    }
+}
+
+#[test]
 fn who_asks_for_it_has_what_is_not_known_ignored_and_listed() {
     let extra = json!({
         "tandem": {"lenient": true},
         "num_ctx": 4096,
         "dry_multiplier": 0.8,
         "repeat_last_n": 64,
-        "messages": [{"role": "user", "content": "hi", "name": "x"}],
+        "messages": [{"role": "user", "content": "hi", "nmae": "x"}],
         "response_format": {"type": "text", "scheme": 1},
     });
     let request = chat(extra).expect("request");
@@ -278,7 +297,7 @@ fn who_asks_for_it_has_what_is_not_known_ignored_and_listed() {
         ignored,
         [
             "dry_multiplier",
-            "messages[0].name",
+            "messages[0].nmae",
             "num_ctx",
             "response_format.scheme"
         ]

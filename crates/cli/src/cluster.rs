@@ -209,7 +209,7 @@ pub async fn join_if_needed(directory: &ClusterDir, token: &Token) -> anyhow::Re
              --cluster-dir, or leave --join out",
             directory.path().display()
         ),
-        // Expired, for example: a new one may mend it.
+        // Expired, for example: a new one may fix it.
         Err(_) => join_cluster(directory, token).await,
     }
 }

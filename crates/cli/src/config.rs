@@ -112,7 +112,7 @@ impl Arguments {
     /// The configuration that these arguments name.
     ///
     /// # Errors
-    /// Names the file, the key and the mend.
+    /// Names the file, the key and the fix.
     pub fn load(&self, environment: &Environment) -> anyhow::Result<Config> {
         let Some(file) = &self.config else {
             bail!("--config is missing: name the configuration file");
@@ -130,7 +130,7 @@ impl Arguments {
     /// A configuration without a file.
     ///
     /// # Errors
-    /// Names the key and the mend.
+    /// Names the key and the fix.
     pub fn of(&self, coordinator: CoordinatorConfig) -> anyhow::Result<Config> {
         coordinator.validate()?;
         self.replace(Config {
@@ -375,7 +375,7 @@ mod tests {
         );
     }
 
-    /// What to change in the good file, and what the message must say: the key and the mend.
+    /// What to change in the good file, and what the message must say: the key and the fix.
     const BAD: &[(&str, &str, &[&str])] = &[
         ("chunk = 256", "chunks = 256", &["chunks", "`chunk`"]),
         ("chunk = 256", "chunk = 0", &["`chunk`", "1 to"]),

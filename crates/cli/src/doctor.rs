@@ -1,4 +1,4 @@
-//! `tandem doctor`: looks at each node and server of a configuration, tries what it believes of them, and says the mend.
+//! `tandem doctor`: looks at each node and server of a configuration, tries what it believes of them, and says the fix.
 //!
 //! - [`checks`]: what was found; [`ask`]: what is tried; [`gpu`]: who else is on this machine's GPU.
 
@@ -178,8 +178,8 @@ fn tell_link(tested: &LinkReport, looking: &Looking<'_>, subject: &mut Subject) 
     let verdict = links::judge(tested, looking.catalogue, looking.expected);
     subject.ok("carries", &verdict.found);
     for fault in &verdict.faults {
-        let mend = "look at the cable, the port of the switch, and what else uses the link; `tandem plan` says what a slower link costs";
-        subject.warn("link", fault, mend);
+        let fix = "look at the cable, the port of the switch, and what else uses the link; `tandem plan` says what a slower link costs";
+        subject.warn("link", fault, fix);
     }
 }
 
@@ -261,28 +261,28 @@ fn tell_server(told: &ServerReport, config: &ServerConfig, subject: &mut Subject
     // That it lacks a model is told of the model.
     let away = told.reason.as_ref().filter(|_| told.missing.is_empty());
     if let Some(reason) = away {
-        let mend = match reason.contains("cannot be reached") {
+        let fix = match reason.contains("cannot be reached") {
             true => "start it, or correct its `url`",
             false => "",
         };
-        subject.fail("reached", reason, mend);
+        subject.fail("reached", reason, fix);
     }
     if let Some(dialect) = &told.dialect {
         subject.ok("reached", &format!("dialect {dialect}"));
     }
     if told.url.starts_with("http://") && !is_loopback(&told.url) {
-        let mend = match config.key.is_some() {
+        let fix = match config.key.is_some() {
             true => "its key can be read there, too: use https",
             false => "use https, or a network that only these machines are on",
         };
         subject.warn(
             "way",
             "not encrypted: whoever is on that network reads the work of students",
-            mend,
+            fix,
         );
     }
     for model in &told.models {
-        let (found, mend) = match (model.verified, model.reported.as_str()) {
+        let (found, fix) = match (model.verified, model.reported.as_str()) {
             (true, reported) => (
                 format!("`{}` is `{}`, {reported}", model.name, model.model),
                 "",
@@ -302,9 +302,9 @@ fn tell_server(told: &ServerReport, config: &ServerConfig, subject: &mut Subject
                 "",
             ),
         };
-        match mend {
+        match fix {
             "" => subject.ok("model", &found),
-            mend => subject.warn("model", &found, mend),
+            fix => subject.warn("model", &found, fix),
         }
         match model.context {
             Some(context) => subject.ok("context", &format!("{context} tokens")),

@@ -76,7 +76,7 @@ enum Command {
     Run(run::Arguments),
     /// Grades submissions and writes the results into a folder.
     Grade(grade::Arguments),
-    /// Looks at each node and server: what it is, whether it does what it should, how fast it is; and says the mend.
+    /// Looks at each node and server: what it is, whether it does what it should, how fast it is; and says the fix.
     Doctor(doctor::Arguments),
     /// Makes a configuration of that of an earlier set-up: distributed_config.json, cluster_config.json, model_config.py.
     Import(import::Arguments),

@@ -1,4 +1,4 @@
-//! What is wrong with the configured nodes, and the mend.
+//! What is wrong with the configured nodes, and the fix.
 
 use tandem_coordinator::{Config, ModelConfig, ModelReport, NodeList, NodeReport, ServerReport};
 use tandem_proto::Role;
@@ -7,7 +7,7 @@ use tandem_proto::Role;
 /// the configuration gives them; ends of a handoff that were started with other options than each
 /// other.
 ///
-/// `tls` says whether nodes are spoken to with TLS, for the commands that would mend a fault.
+/// `tls` says whether nodes are spoken to with TLS, for the commands that would fix a fault.
 pub fn problems(config: &Config, nodes: &NodeList, tls: bool) -> Vec<String> {
     let of_one = nodes.data.iter().flat_map(|node| match &node.reason {
         Some(reason) => vec![unreachable(config, node, reason, tls)],

@@ -170,7 +170,7 @@ fn read_prompt(arguments: &Arguments) -> anyhow::Result<Option<String>> {
 }
 
 fn said(role: Role, content: String) -> Message {
-    Message { role, content }
+    Message::new(role, content)
 }
 
 fn request(arguments: &Arguments, model: String, messages: Vec<Message>) -> ChatRequest {

@@ -24,14 +24,14 @@ pub struct ServerAddress {
 
 /// Reads `NAME=URL` or `NAME=URL#MODEL`.
 pub fn parse_server(text: &str) -> Result<ServerAddress, String> {
-    let mend = "write NAME=URL, such as code=http://127.0.0.1:11434#qwen3-coder:30b";
-    let (name, rest) = text.split_once('=').ok_or(mend)?;
+    let fix = "write NAME=URL, such as code=http://127.0.0.1:11434#qwen3-coder:30b";
+    let (name, rest) = text.split_once('=').ok_or(fix)?;
     let (url, model) = match rest.split_once('#') {
         Some((url, model)) => (url, Some(model.to_owned())),
         None => (rest, None),
     };
     if name.is_empty() || url.is_empty() || model.as_ref().is_some_and(String::is_empty) {
-        return Err(mend.to_owned());
+        return Err(fix.to_owned());
     }
     Ok(ServerAddress {
         name: name.to_owned(),

@@ -47,7 +47,7 @@ pub enum DirectoryError {
     Taken(PathBuf),
     /// Others can read it.
     #[error(
-        "{path} can be read by others (mode {mode:o}): `chmod {wanted:o} {path}` mends that; if somebody may \
+        "{path} can be read by others (mode {mode:o}): `chmod {wanted:o} {path}` fixes that; if somebody may \
              have read it, make a new cluster instead"
     )]
     Readable {

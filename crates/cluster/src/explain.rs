@@ -1,4 +1,4 @@
-//! What a failed handshake means, and the mend.
+//! What a failed handshake means, and the fix.
 
 use std::error::Error;
 
@@ -17,7 +17,7 @@ const NO_TLS: &str =
 const REFUSED: &str = "it refused this machine's certificate, which is of another cluster or has expired: \
      `tandem cluster show` on both machines prints what they have";
 
-/// The reason and the mend in the words of tandem, if the error or one of its causes is a failure of
+/// The reason and the fix in the words of tandem, if the error or one of its causes is a failure of
 /// TLS. Reads as the end of a sentence that begins with the other side.
 #[must_use]
 pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {

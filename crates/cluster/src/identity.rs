@@ -95,7 +95,7 @@ impl Identity {
             .map_err(|_| unreadable("key of this machine"))?;
         let verifier = NodeVerifier::new(&authority, NODE_NAME)
             .map_err(|e| IdentityError::Foreign(e.to_string()))?;
-        // As the other machines will: what they would refuse is told here, with the mend.
+        // As the other machines will: what they would refuse is told here, with the fix.
         verifier
             .verify(&certificate, &[], now)
             .map_err(|e| refused(&e))?;

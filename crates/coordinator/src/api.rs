@@ -296,8 +296,8 @@ fn check_content(headers: &HeaderMap) -> Result<(), ApiError> {
             .and_then(|v| v.to_str().ok())
             .unwrap_or_default()
     };
-    let refused = |what: &str, mend: &str| {
-        let message = format!("{what}; {mend}");
+    let refused = |what: &str, fix: &str| {
+        let message = format!("{what}; {fix}");
         let kind = "invalid_request_error";
         Err(ApiError::new(
             415,
@@ -314,8 +314,8 @@ fn check_content(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = kind.trim().to_ascii_lowercase();
     if kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json"))
     {
-        let mend = "send `Content-Type: application/json`";
-        return refused("the body is not said to be JSON", mend);
+        let fix = "send `Content-Type: application/json`";
+        return refused("the body is not said to be JSON", fix);
     }
     let encoding = text(header::CONTENT_ENCODING).trim();
     if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {

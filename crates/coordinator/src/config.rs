@@ -338,7 +338,7 @@ impl Config {
     /// Checks every key.
     ///
     /// # Errors
-    /// Names the first key at fault and the mend.
+    /// Names the first key at fault and the fix.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.handoff.validate()?;
         self.profiles().and(self.cors.validate())?;
@@ -416,7 +416,7 @@ impl Config {
     /// then nobody can prove to be who the configuration names.
     ///
     /// # Errors
-    /// Names the first key at fault and the mend.
+    /// Names the first key at fault and the fix.
     pub fn check_security(&self, security: &Security) -> Result<(), ConfigError> {
         if security.is_tls() {
             return Ok(());

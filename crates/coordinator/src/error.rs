@@ -14,7 +14,7 @@ use tandem_proto::{NodeError, PROTOCOL_VERSION};
 pub struct ConfigError {
     /// The key, such as `model[1].decode[0]`.
     pub key: String,
-    /// What is wrong with its value, and the mend.
+    /// What is wrong with its value, and the fix.
     pub problem: String,
 }
 

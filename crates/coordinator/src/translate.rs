@@ -22,7 +22,10 @@ pub(crate) fn chat_prompt(request: &ChatRequest) -> Prompt {
             tandem_api::Role::Developer => "system",
             role => role.as_str(),
         };
-        Message::new(role, m.content.clone())
+        Message {
+            name: m.name.clone(),
+            ..Message::new(role, m.content.clone())
+        }
     };
     Prompt::Chat(request.messages.iter().map(message).collect())
 }

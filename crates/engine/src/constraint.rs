@@ -2,9 +2,11 @@
 //!
 //! The answer is what the schema accepts, token by token, so it always parses. Two things are up
 //! to the schema: strings and arrays without `maxLength` or `maxItems` may go on until
-//! `max_tokens`, and numbers without bounds may be too large for a reader (`1e999` is JSON).
+//! `max_tokens`, and numbers without bounds may be too large for a reader (`1e999` is JSON). Bounds
+//! beyond 2^53 move inwards to the next f64, those beyond 64 bits to these.
 //! Control tokens are never part of the JSON; an end token is allowed once it may end.
 
+mod bounds;
 mod budget;
 mod check;
 
@@ -238,8 +240,8 @@ fn told(error: &dyn std::fmt::Display) -> String {
 
 /// The schema with our whitespace: none but an optional space after `,` and `:`, so that a model
 /// cannot fill the answer with blanks.
-fn compact(schema: Value) -> Result<Value, ConstraintError> {
-    check::check(&schema)?;
+fn compact(mut schema: Value) -> Result<Value, ConstraintError> {
+    check::check(&mut schema)?;
     let mut schema = match schema {
         Value::Object(map) => map,
         Value::Bool(true) => serde_json::Map::new(),

@@ -21,7 +21,7 @@
     status = text;
     const place = document.getElementById("status");
     const count = [...held.values()].flat().length;
-    const rest = count > 0 ? `${count} not saved: see the marked work` : "";
+    const rest = count > 0 ? `${count} not saved: see the marked submissions` : "";
     if (place) place.textContent = [text === "saved" && rest ? "" : text, rest].filter(Boolean).join(" · ");
   };
 
@@ -131,7 +131,7 @@
         }
       }
     } catch {
-      tell("tandem cannot be reached. Look at the work again.");
+      tell("tandem cannot be reached. Look at the submission again.");
     }
     form.querySelector("button").disabled = false;
     ready.clear();
@@ -403,7 +403,7 @@
             tell("undone");
           } else tell(parse(page.text).querySelector("main p")?.textContent ?? "not undone");
         } catch {
-          tell("Perhaps not undone: look at the work.");
+          tell("Perhaps not undone: look at the submission.");
         }
       });
       return;

@@ -111,6 +111,11 @@ impl Paths {
         self.at(format_args!("/r/{id}/stop"))
     }
 
+    /// Stops it and gives up what is in flight.
+    pub(crate) fn stop_run_now(self, id: i64) -> String {
+        self.at(format_args!("/r/{id}/stop-now"))
+    }
+
     /// Goes on with it.
     pub(crate) fn continue_run(self, id: i64) -> String {
         self.at(format_args!("/r/{id}/continue"))

@@ -52,6 +52,7 @@ fn of_teachers() -> Router<Arc<Shared>> {
     Router::new()
         .route("/a/{id}/run", get(pages::run::form).post(pages::run::start))
         .route("/r/{id}/stop", post(pages::run::stop))
+        .route("/r/{id}/stop-now", post(pages::run::stop_now))
         .route("/r/{id}/continue", post(pages::run::go_on))
         .route(
             "/try",

@@ -14,6 +14,7 @@ use tandem_grading::{
     FeedbackMode, FindingKind, Graded, GradingConfig, GradingError, Held, Job, JobConfig,
     JobRecord, Progress, Rubric, Status, Style, Submission, grade,
 };
+use tokio::sync::Notify;
 
 use crate::activity::CallId;
 use crate::bare;
@@ -105,6 +106,8 @@ pub(crate) struct Going {
     /// When it was started or continued, in milliseconds since 1970.
     pub(crate) since_ms: u64,
     wants_stop: AtomicBool,
+    /// Told when what is in flight is given up, too.
+    gives_up: Notify,
     state: Mutex<GoingState>,
 }
 
@@ -157,10 +160,14 @@ impl Runs {
         lock(&self.going).clone()
     }
 
-    /// Tells a run to stop: what is in flight comes to its end.
-    pub(crate) fn stop(&self, run: i64) {
+    /// Tells a run to stop: what is in flight comes to its end, or is given up and asked once more when the run is
+    /// continued.
+    pub(crate) fn stop(&self, run: i64, is_now: bool) {
         if let Some(going) = self.going(run) {
             going.wants_stop.store(true, Ordering::Relaxed);
+            if is_now {
+                going.gives_up.notify_one();
+            }
         }
     }
 }
@@ -231,6 +238,7 @@ async fn spawn(place: Place, run: i64) -> Result<(), PageError> {
         run,
         since_ms: now_ms(),
         wants_stop: AtomicBool::new(false),
+        gives_up: Notify::new(),
         state: Mutex::default(),
     });
     *lock(&shared.runs.going) = Some(Arc::clone(&going));
@@ -290,6 +298,7 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
     let graded = tokio::select! {
         graded = grade(&config, &task.rubric, &task.submissions, &store, &note) => graded,
         () = changed(server, &task.settings, &config.served_by) => return Err(CHANGED.to_owned()),
+        () = going.gives_up.notified() => return Ok(false),
     };
     let graded = graded.map_err(|error| {
         tracing::error!(%error, "a run cannot go on");
@@ -319,7 +328,7 @@ async fn read_flagged(shared: &Shared, going: &Going, task: &Task, config: &Grad
 }
 
 /// Why a run ends when other weights answer than those that it began with.
-const CHANGED: &str = "a machine has another model than when the run began, so that works would be graded by unequal ones";
+const CHANGED: &str = "a machine has another model than when the run began, so that submissions would be graded by unequal ones";
 
 /// Completes when weights serve a model that did not at the start: nobody would know which ones made a grade.
 async fn changed(server: &ModelServer, settings: &Settings, served_by: &str) {

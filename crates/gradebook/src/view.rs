@@ -302,6 +302,8 @@ pub(crate) struct PromptPage {
 #[template(path = "record.html")]
 pub(crate) struct RecordPage {
     pub(crate) label: String,
+    /// The record of what was handed in before.
+    pub(crate) earlier: Option<String>,
     pub(crate) back: String,
     pub(crate) history: Vec<Past>,
     pub(crate) calls: Vec<CallRow>,

@@ -19,7 +19,7 @@ pub enum GradingError {
     Rubric {
         /// The field at fault, as a path (`criteria[1].levels[0].points`).
         field: String,
-        /// What is wrong and how to mend it.
+        /// What is wrong and how to fix it.
         problem: String,
     },
     /// No submission was found, or there are too many.
@@ -30,19 +30,19 @@ pub enum GradingError {
     Config {
         /// The field at fault.
         field: &'static str,
-        /// What is wrong and how to mend it.
+        /// What is wrong and how to fix it.
         problem: String,
     },
     /// The server cannot be asked how large prompts are.
     #[error("{0}")]
     Server(String),
     /// The folder for the results has some of an earlier run.
-    #[error("{path} holds results of an earlier run; {mend}", path = .path.display())]
+    #[error("{path} holds results of an earlier run; {fix}", path = .path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
         /// What can be done.
-        mend: &'static str,
+        fix: &'static str,
     },
     /// A result could not be kept.
     #[error("a result cannot be kept: {0}")]

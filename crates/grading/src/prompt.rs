@@ -28,14 +28,8 @@ impl Prompt {
     pub fn messages(&self) -> Vec<Message> {
         let user = format!("{}{}", self.shared, self.submission);
         vec![
-            Message {
-                role: Role::System,
-                content: self.system.clone(),
-            },
-            Message {
-                role: Role::User,
-                content: user,
-            },
+            Message::new(Role::System, self.system.clone()),
+            Message::new(Role::User, user),
         ]
     }
 }

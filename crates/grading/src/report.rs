@@ -127,7 +127,7 @@ impl<'a> Folder<'a> {
         if earlier_run == EarlierRun::Refuse && has_some {
             return Err(GradingError::Exists {
                 path: dir.to_owned(),
-                mend: "--resume goes on with them, --replace writes over them, another --out keeps them",
+                fix: "--resume goes on with them, --replace writes over them, another --out keeps them",
             });
         }
         // They would not be those of the results beside them, if this run did not come to its end.
@@ -214,7 +214,7 @@ fn take(dir: &Path) -> Result<fs::File, GradingError> {
         Err(fs::TryLockError::WouldBlock) => {
             return Err(GradingError::Exists {
                 path: dir.to_owned(),
-                mend: "another run is writing there; wait for its end, or choose another --out",
+                fix: "another run is writing there; wait for its end, or choose another --out",
             });
         }
         Err(fs::TryLockError::Error(source)) => return Err(write(source)),

@@ -60,10 +60,21 @@ impl Kind {
 
 /// Extensions of text files that people write.
 const TEXT: &[&str] = &[
-    "bash", "c", "cc", "cpp", "cs", "css", "cxx", "go", "h", "hh", "hpp", "html", "hxx", "java",
-    "jl", "js", "jsx", "kt", "kts", "lua", "m", "md", "mjs", "php", "pl", "py", "qmd", "r", "rb",
-    "rmd", "rs", "scala", "sh", "sql", "swift", "ts", "tsx", "txt",
+    "adb", "ads", "asm", "awk", "bas", "bash", "c", "cbl", "cc", "clj", "cljs", "cob", "cpp", "cr",
+    "cs", "css", "cu", "cxx", "d", "dart", "elm", "erl", "ex", "exs", "f", "f03", "f90", "f95",
+    "for", "fs", "fsi", "fsx", "gd", "go", "groovy", "h", "hh", "hpp", "hrl", "hs", "html", "hxx",
+    "java", "jl", "js", "jsx", "kt", "kts", "lean", "less", "lhs", "lisp", "lsp", "lua", "m", "md",
+    "mjs", "ml", "mli", "mm", "nim", "pas", "php", "pl", "pp", "pro", "prolog", "ps1", "py", "qmd",
+    "r", "rb", "rkt", "rmd", "rs", "s", "sass", "scala", "scm", "scss", "sh", "sml", "sol", "sql",
+    "ss", "sv", "svelte", "swift", "tcl", "tex", "ts", "tsx", "txt", "v", "vb", "vhd", "vhdl",
+    "vue", "wat", "zig",
 ];
+
+/// Files without an extension that people write.
+const NAMED: &[&str] = &["dockerfile", "gemfile", "makefile", "rakefile"];
+
+/// Extensions of what mostly is data or belongs to a tool: read where a submission has nothing else.
+const DATA: &[&str] = &["json", "toml", "xml", "yaml", "yml"];
 
 /// The kind of a file, by its extension; `None` if it is not supported.
 pub(crate) fn kind_of(path: &Path) -> Option<Kind> {
@@ -120,6 +131,7 @@ pub(crate) fn read_tree(
         found: Vec::new(),
     };
     walk.folder(root, &[], limits::MAX_ARCHIVE_DEPTH)?;
+    walk.decide_on_data();
     let common = common_folders(&walk.found);
     let mut files: Vec<SourceFile> = Vec::new();
     let mut unreadable = Vec::new();
@@ -149,6 +161,8 @@ pub(crate) fn read_tree(
                 }
                 Err(problem) => problem,
             },
+            // Decided on above.
+            Is::Data => continue,
             Is::Broken(problem) => format!("{name} cannot be read: {problem}"),
             Is::LeftOut { why, is_work } => {
                 let size = entry.size().filter(|size| *size > limits::MAX_SOURCE_BYTES);
@@ -199,6 +213,8 @@ struct Found {
 
 enum Is {
     Source(Kind),
+    /// It is read if there is no source.
+    Data,
     /// It cannot be read.
     Broken(String),
     /// It is not read; it may be somebody's work.
@@ -212,6 +228,20 @@ enum Is {
 const ARCHIVE: &str = "zip";
 
 impl Walk<'_> {
+    /// Data is what a student wrote where there is nothing else.
+    fn decide_on_data(&mut self) {
+        let has_source = self.found.iter().any(|f| matches!(f.is, Is::Source(_)));
+        for found in self.found.iter_mut().filter(|f| matches!(f.is, Is::Data)) {
+            found.is = match has_source {
+                false => Is::Source(Kind::Text),
+                true => Is::LeftOut {
+                    why: "it is read only where there is no source file",
+                    is_work: true,
+                },
+            };
+        }
+    }
+
     fn folder(&mut self, of: &Entry, path: &[String], archives: usize) -> Result<(), String> {
         let entries = match of.entries(self.budget) {
             Ok(entries) => entries,
@@ -308,8 +338,12 @@ fn of_file(entry: &Entry) -> Is {
             is_work: false,
         };
     }
-    match kind_of(Path::new(&entry.name)) {
+    let path = Path::new(&entry.name);
+    let extension = lossy(path.extension()).to_lowercase();
+    match kind_of(path) {
         Some(kind) => Is::Source(kind),
+        None if NAMED.contains(&entry.name.to_lowercase().as_str()) => Is::Source(Kind::Text),
+        None if DATA.contains(&extension.as_str()) => Is::Data,
         None => Is::LeftOut {
             why: "this kind of file is not supported",
             is_work: true,

@@ -1,5 +1,6 @@
-//! The KV of an answer, kept for the next turn of a conversation: as pages of this node, and handed
-//! back to the node that prefilled the prompt.
+//! The KV of a request whose answer is complete. That of prompt and answer is kept for the next turn of a conversation:
+//! as pages of this node, and handed back to the node that prefilled the prompt. Where nothing goes on from the answer,
+//! pages of the prompt alone are kept, for others that begin alike.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::sequence::{Command, Computed, Input, Origin, Retired, SequenceId};
 use crate::tickets::HandBack;
 use crate::transfer::send::transmit;
 
-/// What is needed to keep an answer.
+/// What is needed to keep an answer, or its prompt.
 pub struct Keeping {
     /// This node.
     pub node: Arc<Node>,
@@ -65,6 +66,10 @@ impl Keeping {
             false => self.keep.behind_all(),
         };
         store(&self.model, retired.chunks, &keep, &tokens, forward).await;
+        if let Some((last, events)) = retired.last {
+            // Whoever waits for it may have gone.
+            let _ = events.send(last).await;
+        }
         match sending {
             None => {}
             Some(sending) => match sending.await {

@@ -33,6 +33,8 @@ pub struct Keep {
     chunking: Chunking,
     /// True if what comes behind those is kept, too.
     inexact: bool,
+    /// True if the answer is kept.
+    answer: bool,
 }
 
 impl Keep {
@@ -61,6 +63,7 @@ impl Keep {
                 Reuse::Off | Reuse::All => 0,
             },
             inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
+            answer: terms.keeps_answer(),
             chunking,
         }
     }
@@ -148,6 +151,23 @@ impl Keep {
     #[must_use]
     pub fn keeps(&self) -> bool {
         self.reuse != Reuse::Off
+    }
+
+    /// True if the answer is kept.
+    #[must_use]
+    pub const fn keeps_answer(&self) -> bool {
+        self.answer
+    }
+
+    /// Where those rows end of a prompt computed here that are kept although its answer is not. Without the window at
+    /// that place, which is gone when the answer is complete, they are of use to nobody.
+    #[must_use]
+    pub fn prompt_end(&self) -> u32 {
+        match self.inexact {
+            _ if self.has_window() || !self.keeps() => 0,
+            true => page_start(self.chunking.kv_end),
+            false => page_start(self.exact),
+        }
     }
 
     /// Where rows belong that came in this codec.

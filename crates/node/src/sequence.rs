@@ -65,7 +65,7 @@ pub struct GenerateSequence {
     pub parity: Parity,
     /// Where pages of the prompt are, to be forgotten if it turns out that they are wrong.
     pub keep: Keep,
-    /// Who takes the KV of prompt and answer when the answer is complete.
+    /// Who takes the KV when the answer is complete: of prompt and answer, or of the prompt alone.
     pub retire: Option<oneshot::Sender<Retired>>,
     /// Sampler, constraint, stop texts.
     pub generation: Generation,
@@ -162,10 +162,13 @@ pub enum Told {
 
 /// A sequence whose answer is complete.
 pub struct Retired {
-    /// Prompt and answer, as far as there is KV.
+    /// Prompt and answer, as far as there is KV that is kept.
     pub tokens: Vec<Token>,
     /// How many of them are the answer.
     pub generated: u32,
+    /// The last event of the request and where it goes, if it has to wait for the pages: the next prompt may begin
+    /// like this one, and come at once.
+    pub last: Option<(GenerateEvent, mpsc::Sender<GenerateEvent>)>,
     /// True if no other node has computed any of it: what was computed behind the rows of another one is not what this
     /// one computes from the beginning.
     pub is_own: bool,

@@ -164,7 +164,7 @@ pub enum OpenError {
         error: std::io::Error,
     },
     /// Others can read it.
-    #[error("directory of pages {0}: others than its owner have access; `chmod 700 {0}` mends it", dir.display())]
+    #[error("directory of pages {0}: others than its owner have access; `chmod 700 {0}` fixes it", dir.display())]
     Shared {
         /// Which.
         dir: PathBuf,

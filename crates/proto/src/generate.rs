@@ -19,6 +19,9 @@ pub struct Message {
     pub role: String,
     /// What was written. Nothing in it becomes a control token.
     pub content: String,
+    /// Which participant of that role wrote it: for templates that have a place for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The tokens that a node generated it as, if that is known: used as far as they give this content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<u32>,
@@ -31,6 +34,7 @@ impl Message {
         Self {
             role: role.into(),
             content: content.into(),
+            name: None,
             tokens: Vec::new(),
         }
     }

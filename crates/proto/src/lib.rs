@@ -42,4 +42,4 @@ pub use terms::{CodecChoice, HandoffTerms, Reuse};
 pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;

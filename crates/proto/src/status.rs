@@ -233,7 +233,7 @@ impl ErrorCode {
 pub struct NodeError {
     /// The kind of reason.
     pub code: ErrorCode,
-    /// For a person: the field or cause, and the mend. No prompt text.
+    /// For a person: the field or cause, and the fix. No prompt text.
     pub message: String,
 }
 

@@ -26,7 +26,7 @@ use arrows::Crate;
 /// Checks the checkout at `root`.
 ///
 /// # Errors
-/// Lists every violation, each with its mend.
+/// Lists every violation, each with its fix.
 pub fn run(root: &Path) -> anyhow::Result<()> {
     let metadata = MetadataCommand::new()
         .current_dir(root)

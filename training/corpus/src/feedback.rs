@@ -5,7 +5,7 @@ use crate::draft::Draft;
 use crate::page::{Page, Tag};
 use crate::plan::{Correct, Empty, Readable, Shown};
 
-/// What to improve and the step that mends it.
+/// What to improve and the step that fixes it.
 type Advice = (String, String);
 
 /// The feedback as Markdown.

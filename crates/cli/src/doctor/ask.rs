@@ -171,11 +171,11 @@ async fn shape(coordinator: &Coordinator, model: &str, subject: &mut Subject) {
         }
         Err(Failed(message, code)) => {
             let is_shape = code.as_deref() == Some(OTHER_SHAPE);
-            let mend = match is_shape {
+            let fix = match is_shape {
                 true => "it can write feedback, and analyse no code: use another server for that",
                 false => "",
             };
-            subject.warn("schema", &message, mend);
+            subject.warn("schema", &message, fix);
         }
     }
 }

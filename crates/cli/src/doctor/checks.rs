@@ -30,7 +30,7 @@ pub struct Check {
     pub found: String,
     /// What to do about it.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub mend: String,
+    pub fix: String,
 }
 
 /// Something that was looked at.
@@ -58,12 +58,12 @@ impl Subject {
         }
     }
 
-    fn push(&mut self, what: &str, state: State, found: &str, mend: &str) {
+    fn push(&mut self, what: &str, state: State, found: &str, fix: &str) {
         self.checks.push(Check {
             what: what.to_owned(),
             state,
             found: found.to_owned(),
-            mend: mend.to_owned(),
+            fix: fix.to_owned(),
         });
     }
 
@@ -73,13 +73,13 @@ impl Subject {
     }
 
     /// It is to be known.
-    pub fn warn(&mut self, what: &str, found: &str, mend: &str) {
-        self.push(what, State::Note, found, mend);
+    pub fn warn(&mut self, what: &str, found: &str, fix: &str) {
+        self.push(what, State::Note, found, fix);
     }
 
     /// It does not work.
-    pub fn fail(&mut self, what: &str, found: &str, mend: &str) {
-        self.push(what, State::Fails, found, mend);
+    pub fn fail(&mut self, what: &str, found: &str, fix: &str) {
+        self.push(what, State::Fails, found, fix);
     }
 }
 
@@ -115,11 +115,11 @@ impl Report {
                     State::Note => "note ",
                     State::Fails => "FAILS",
                 };
-                let mend = match check.mend.as_str() {
+                let fix = match check.fix.as_str() {
                     "" => String::new(),
-                    mend => format!("; {mend}"),
+                    fix => format!("; {fix}"),
                 };
-                let _ = writeln!(out, "  {state} {:WIDTH$} {}{mend}", check.what, check.found);
+                let _ = writeln!(out, "  {state} {:WIDTH$} {}{fix}", check.what, check.found);
             }
         }
         let _ = write!(

@@ -14,14 +14,14 @@ pub fn http() -> reqwest::Client {
 }
 
 /// A chat request that returns its tokens, and whose KV has left the caches of both nodes when its answer
-/// ends: what lies in a cache decides in which order llama.cpp sums.
+/// ends: what lies in a cache decides in which order llama.cpp sums. Requests of different routes share no KV.
 pub fn chat(model: &str, prompt: &str, max_tokens: u32, route: &str) -> Value {
     json!({
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
-        "tandem": {"route": route, "return_tokens": true, "keep": false},
+        "tandem": {"route": route, "return_tokens": true, "keep": false, "cache_salt": route},
     })
 }
 

@@ -236,11 +236,11 @@ fn nothing_starts_without_an_identity_unless_it_is_told_to_stay_on_this_machine(
         words
     };
     let words = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
-    let mends = ["tandem cluster init", "tandem cluster join", "--plaintext"];
+    let fixes = ["tandem cluster init", "tandem cluster join", "--plaintext"];
     for (arguments, expected) in [
-        (node("127.0.0.1:0", &[]), &mends[..]),
-        (words(&["serve", "--config", config]), &mends),
-        (words(&["run", "--config", config, "x"]), &mends),
+        (node("127.0.0.1:0", &[]), &fixes[..]),
+        (words(&["serve", "--config", config]), &fixes),
+        (words(&["run", "--config", config, "x"]), &fixes),
         (
             words(&[
                 "grade",
@@ -252,7 +252,7 @@ fn nothing_starts_without_an_identity_unless_it_is_told_to_stay_on_this_machine(
                 out,
                 &submission,
             ]),
-            &mends,
+            &fixes,
         ),
         (
             node("0.0.0.0:0", &["--plaintext"]),

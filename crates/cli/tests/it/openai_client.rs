@@ -92,12 +92,12 @@ fn environment() -> PathBuf {
 }
 
 fn make(dir: &Path, python: &Path) {
-    let run = |command: &mut Command, mend: &str| {
+    let run = |command: &mut Command, fix: &str| {
         let output = command.output();
-        let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}; {mend}"));
+        let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}; {fix}"));
         assert!(
             output.status.success(),
-            "{command:?}: {}{mend}",
+            "{command:?}: {}{fix}",
             String::from_utf8_lossy(&output.stderr)
         );
     };

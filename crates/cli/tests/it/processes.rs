@@ -653,6 +653,34 @@ async fn the_next_turn_needs_only_the_new_text_however_the_answer_was_split() {
     }
 }
 
+/// As `tandem grade` asks on one machine: no answer is kept, and a prompt that begins like the last one begins with its
+/// rows. Each answer is that of a node which has nothing of it, to the bit as far as tokens at a temperature show it.
+#[tokio::test]
+async fn a_shared_beginning_is_computed_once_on_one_machine_and_changes_no_token() {
+    let model = Architecture::Llama;
+    let alone = Daemon::node("both", &[model], &NODE);
+    let dir = tempfile::tempdir().expect("dir");
+    let routes = [(model, &[][..], &["a"][..])];
+    let nodes = [("a", alone.address)];
+    let coordinator = Daemon::serve(&write_config(dir.path(), CHUNK, &nodes, &routes));
+    let shared = text(700);
+    for (i, own) in [3, 80, 200, 200].into_iter().enumerate() {
+        let prompt = format!("{shared}{i}{}", &text(900)[700 - own..700]);
+        let mut body = chat(model.name(), &prompt, 48, "local");
+        body["temperature"] = json!(1.5);
+        body["tandem"]["cache_salt"] = json!("course");
+        let answer = ask(coordinator.address, &body).await;
+        // At once: the pages were there before the last event.
+        let cached = answer["tandem"]["cached_tokens"].as_u64().expect("a count");
+        let least = if i == 0 { 0 } else { 512 };
+        assert!((least..=least + 300).contains(&cached), "{i}: {answer}");
+        body["tandem"]["cache_salt"] = json!(format!("nobody else {i}"));
+        let fresh = ask(coordinator.address, &body).await;
+        assert_eq!(fresh["tandem"]["cached_tokens"], 0, "{fresh}");
+        assert_eq!(tokens(&answer), tokens(&fresh), "{i}");
+    }
+}
+
 /// A node cannot begin behind rows that are the decode node's, or behind a window that nobody has.
 #[tokio::test]
 async fn cached_tokens_are_those_that_nobody_computed() {

@@ -69,8 +69,8 @@ fn what_others_can_read_is_refused_with_the_mend() {
     ] {
         set_mode(&path, bad);
         let error = cluster.load().unwrap_err().to_string();
-        let mend = format!("chmod {good:o} {}", path.display());
-        assert!(error.contains(&mend), "{error}");
+        let fix = format!("chmod {good:o} {}", path.display());
+        assert!(error.contains(&fix), "{error}");
         set_mode(&path, good);
         cluster.load().unwrap();
     }

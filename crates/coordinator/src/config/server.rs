@@ -187,22 +187,21 @@ impl ServerConfig {
         };
         match &url {
             Ok(url) if url.password().is_some() || !url.username().is_empty() => {
-                let mend = "holds a name or password: give a key with `key_env` or `key_file`";
-                return fault("url", mend.to_owned());
+                let fix = "holds a name or password: give a key with `key_env` or `key_file`";
+                return fault("url", fix.to_owned());
             }
             Ok(url) if is_server(url) => {}
             _ => {
-                let mend =
+                let fix =
                     "write http://HOST:PORT or https://HOST:PORT, such as http://127.0.0.1:11434";
-                return fault("url", format!("is \"{}\": {mend}", self.url));
+                return fault("url", format!("is \"{}\": {fix}", self.url));
             }
         }
         if let Some(pair) = &self.pair {
             let is_url = |url: &&String| reqwest::Url::parse(url).is_ok_and(|url| is_server(&url));
             if pair.prefill.is_empty() || !pair.prefill.iter().all(|url| is_url(&url)) {
-                let mend =
-                    "must name the engines that prefill: write http://HOST:PORT or https://…";
-                return fault("prefill", mend.to_owned());
+                let fix = "must name the engines that prefill: write http://HOST:PORT or https://…";
+                return fault("prefill", fix.to_owned());
             }
         }
         if self.key_env.is_some() && self.key_file.is_some() {

@@ -53,9 +53,10 @@ async fn vllm_is_asked_one_after_the_other_and_what_is_returned_stays_as_it_is()
     let decode = FakeServer::openai(|_| says("Hello")).await;
     let rig = rig(PairKind::Vllm, &[&prefill], &decode).await;
     let mut sse = Sse::new(
-        rig.chat(long(json!({"stream": true, "min_tokens": 2})))
-            .await
-            .unwrap(),
+        rig.chat(long(json!({"stream": true, "min_tokens": 2,
+            "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"})))
+        .await
+        .unwrap(),
     );
     let (events, done) = sse.rest().await;
     assert!(done);
@@ -76,6 +77,10 @@ async fn vllm_is_asked_one_after_the_other_and_what_is_returned_stays_as_it_is()
         json!({"do_remote_decode": true, "do_remote_prefill": false})
     );
     assert!(first.body["min_tokens"].is_null() && first.body["stream_options"].is_null());
+    // The tools are part of the prompt; the call is made where the answer is.
+    assert_eq!(first.body["tools"], second.body["tools"]);
+    let choices = (&first.body["tool_choice"], &second.body["tool_choice"]);
+    assert_eq!(choices, (&json!("auto"), &json!("required")));
     assert!(
         second
             .text

@@ -1,6 +1,6 @@
 //! Jinja as templates of models expect it: Jinja2 with the settings of Hugging Face's `apply_chat_template`.
 //!
-//! minijinja is close to it. What differs and is used by published templates is mended here; `cargo xtask templates`
+//! minijinja is close to it. What differs and is used by published templates is fixed here; `cargo xtask templates`
 //! compares the two.
 
 use minijinja::syntax::SyntaxConfig;

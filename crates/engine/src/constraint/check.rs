@@ -10,6 +10,7 @@ use std::io;
 use serde_json::{Map, Value};
 
 use super::ConstraintError;
+use super::bounds::narrow;
 use crate::limits::{
     MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_ENTRIES, MAX_SCHEMA_NODES, MAX_SCHEMA_PATTERNS,
     MAX_SCHEMA_PRODUCT,
@@ -99,8 +100,17 @@ pub(super) fn check_size(schema: &Value) -> Result<(), ConstraintError> {
     })
 }
 
-/// Checks a schema of allowed size. The error names the path of what is too much.
-pub(super) fn check(schema: &Value) -> Result<(), ConstraintError> {
+/// Checks a schema of allowed size, and moves bounds to where they can be held to. The error names the path of what is
+/// too much.
+pub(super) fn check(schema: &mut Value) -> Result<(), ConstraintError> {
+    // Its depth is within the limit from here on.
+    Nodes::of(schema)?;
+    narrow(schema).map_err(|inexact| {
+        let steps = inexact.path.iter().rev().map(|step| pointer(step));
+        let path = std::iter::once("#".to_owned()).chain(steps);
+        refused(path.collect::<Vec<_>>().join("/"), &inexact.problem)
+    })?;
+    let schema = &*schema;
     let nodes = Nodes::of(schema)?;
     for (index, node) in nodes.0.iter().enumerate() {
         if let Value::Object(fields) = node.value {

@@ -347,3 +347,140 @@ fn constraints_move_between_threads() {
     fn share<T: Sync>() {}
     share::<ConstraintFactory>();
 }
+
+/// Numbers around those where f64 and i64 end, and anywhere between.
+fn edge(rng: &mut ChaCha8Rng) -> i128 {
+    let power = [0, 31, 53, 60, 62, 63, 64, 70][rng.next_u32() as usize % 8];
+    let width = [4, 2050][rng.next_u32() as usize % 2];
+    let around = i128::from(rng.next_u32() % width) - i128::from(width / 2);
+    let value = (1_i128 << power) + around;
+    if rng.next_u32().is_multiple_of(2) {
+        value
+    } else {
+        -value
+    }
+}
+
+/// A bound as JSON has it: beyond 64 bits, as its text.
+fn literal(value: i128) -> Value {
+    serde_json::from_str(&value.to_string()).unwrap()
+}
+
+/// The judge computes with 128 bits.
+#[test]
+fn integers_keep_to_bounds_of_any_size() {
+    let vocabulary = vocabulary();
+    let factory = factory(&vocabulary);
+    let (mut answered, mut refused) = (0, 0);
+    for seed in 0..400 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut bounds = [edge(&mut rng), edge(&mut rng)];
+        bounds.sort_unstable();
+        let [low, high] = bounds;
+        let mut schema = json!({"type": "integer"});
+        let (mut least, mut most) = (i128::MIN, i128::MAX);
+        let words = rng.next_u32();
+        match words % 4 {
+            0 => least = low,
+            1 => {
+                (schema["exclusiveMinimum"], least) = (literal(low), low + 1);
+            }
+            _ => {}
+        }
+        match words / 4 % 4 {
+            0 => most = high,
+            1 => {
+                (schema["exclusiveMaximum"], most) = (literal(high), high - 1);
+            }
+            _ => {}
+        }
+        if least == low {
+            schema["minimum"] = literal(low);
+        }
+        if most == high {
+            schema["maximum"] = literal(high);
+        }
+        let constraint = match factory.json_schema(&schema) {
+            Ok(constraint) => constraint,
+            Err(error) => {
+                // Far enough inside f64 and i64 nothing is refused.
+                let is_small = |v: i128| v.abs() < 1 << 53;
+                let holds = least.max(-(1 << 53)) <= most.min(1 << 53);
+                assert!(
+                    !(holds && is_small(low) && is_small(high)),
+                    "{schema}: {error}"
+                );
+                assert!(
+                    matches!(error, ConstraintError::Schema(_)),
+                    "{schema}: {error}"
+                );
+                refused += 1;
+                continue;
+            }
+        };
+        let text = text(&vocabulary, &walk(&vocabulary, constraint, seed, &[]));
+        if let Ok(value) = text.parse::<i128>() {
+            assert!((least..=most).contains(&value), "{schema}: {text}");
+            answered += 1;
+        } else {
+            // Beyond 128 bits, where only a bound on the other side stands.
+            let is_negative = text.starts_with('-');
+            assert!(
+                if is_negative {
+                    least < -(1 << 100)
+                } else {
+                    most > 1 << 100
+                },
+                "{schema}: {text}"
+            );
+        }
+    }
+    assert!(answered > 150 && refused > 10, "{answered}, {refused}");
+}
+
+/// As generators for .NET, Java and Go write them, and what is close to it.
+#[test]
+fn bounds_of_64_bits_are_taken_and_what_cannot_be_held_to_is_refused() {
+    let vocabulary = vocabulary();
+    let factory = factory(&vocabulary);
+    let long = json!({"type": "object", "properties": {"id": {"type": "integer", "format": "int64",
+        "minimum": i64::MIN, "maximum": i64::MAX}}, "required": ["id"], "additionalProperties": false});
+    for (id, fits) in [
+        ("0", true),
+        ("9223372036854775807", true),
+        ("7205759403792793601", true),
+        ("-9223372036854774784", true),
+        ("9223372036854775808", false),
+        ("-9223372036854775809", false),
+        ("18446744073709551615", false),
+    ] {
+        let text = format!("{{\"id\":{id}}}");
+        assert_eq!(follow(&factory, &long, &text).0 == text.len(), fits, "{id}");
+    }
+    let unsigned = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
+    assert_eq!(follow(&factory, &unsigned, "9223372036854775807").0, 19);
+    for (schema, path) in [
+        (json!({"type": "integer", "minimum": 1.0e21}), "#/minimum"),
+        (json!({"items": {"maximum": -1.0e21}}), "#/items/maximum"),
+        (
+            json!({"properties": {"const": {"const": 9_007_199_254_740_993_u64}}}),
+            "#/properties/const/const",
+        ),
+        (json!({"enum": [1, [u64::MAX]]}), "#/enum"),
+        (json!({"const": i64::MIN}), "#/const"),
+    ] {
+        let error = factory.json_schema(&schema).err().map(|e| e.to_string());
+        assert!(
+            error
+                .as_ref()
+                .is_some_and(|e| e.contains(&format!("{path}: "))),
+            "{schema}: {error:?}"
+        );
+    }
+    // Data is nobody's bound.
+    let data = json!({"const": {"minimum": 5, "maximum": 4}, "default": {"maximum": 1.0e300}});
+    assert_eq!(
+        follow(&factory, &data, r#"{"minimum":5,"maximum":4}"#),
+        (25, true)
+    );
+}

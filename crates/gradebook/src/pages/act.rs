@@ -191,7 +191,7 @@ fn told(error: &WriteError, act: &Act) -> (StatusCode, Option<Notice>) {
         WriteError::Conflict => (
             StatusCode::CONFLICT,
             format!(
-                "Somebody else changed this work meanwhile. What is shown is theirs. Yours was: {}.",
+                "Somebody else changed this submission meanwhile. What is shown is theirs. Yours was: {}.",
                 act.in_words()
             ),
             Some(("Take mine", act.fields())),
@@ -200,7 +200,7 @@ fn told(error: &WriteError, act: &Act) -> (StatusCode, Option<Notice>) {
         WriteError::Outdated => (
             StatusCode::CONFLICT,
             format!(
-                "A run or another rubric has changed this work meanwhile. What is shown is new. Yours was: {}.",
+                "A run or another rubric has changed this submission meanwhile. What is shown is new. Yours was: {}.",
                 act.in_words()
             ),
             Some(("Take mine", act.fields())),
@@ -208,7 +208,7 @@ fn told(error: &WriteError, act: &Act) -> (StatusCode, Option<Notice>) {
         ),
         WriteError::Replaced(_) => (
             StatusCode::UNPROCESSABLE_ENTITY,
-            "This work was handed in again. Nothing was kept; open the new one from the queue."
+            "This submission was handed in again. Nothing was kept; open the new one from the queue."
                 .to_owned(),
             None,
             false,

@@ -69,6 +69,7 @@ pub(crate) async fn show(
     let page = RecordPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
         back: shared.paths.work(id),
+        earlier: work.earlier.map(|earlier| shared.paths.record(earlier)),
         history,
         calls: calls
             .into_iter()

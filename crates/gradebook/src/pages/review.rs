@@ -37,6 +37,7 @@ pub(crate) struct Loaded {
     work: Work,
     submission: Submission,
     bare: Option<PointsOf>,
+    earlier: Option<Work>,
 }
 
 /// A picture in a work.
@@ -64,6 +65,10 @@ pub(crate) fn load(reader: &Reader<'_>, id: i64) -> rusqlite::Result<Option<Load
     Ok(Some(Loaded {
         works: reader.works(work.assignment)?,
         bare: reader.bare_reading(work.seen.result)?,
+        earlier: match work.earlier {
+            Some(earlier) => reader.work(earlier)?,
+            None => None,
+        },
         assignment,
         rubric: held.rubric,
         work,
@@ -110,6 +115,7 @@ impl Loaded {
             &self.work,
             &self.submission,
             &self.rubric,
+            self.earlier.as_ref(),
             names_hidden,
         );
         let page = ReviewPage {

@@ -284,7 +284,16 @@ pub(crate) async fn stop(
     State(shared): State<Arc<Shared>>,
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
-    shared.runs.stop(id);
+    shared.runs.stop(id, false);
+    Ok(Redirect::to(&shared.paths.run(id)).into_response())
+}
+
+/// Stops a run at once.
+pub(crate) async fn stop_now(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+) -> Result<Response, PageError> {
+    shared.runs.stop(id, true);
     Ok(Redirect::to(&shared.paths.run(id)).into_response())
 }
 

@@ -19,7 +19,7 @@ pub enum WriteError {
     #[error("there is no such work")]
     Unknown,
     /// Somebody else changed it meanwhile.
-    #[error("somebody changed this work meanwhile")]
+    #[error("somebody changed this submission meanwhile")]
     Conflict,
     /// The model's result or the rubric is another one than the page showed.
     #[error("a run or another rubric changed what the page showed")]

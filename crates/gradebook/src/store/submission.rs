@@ -21,6 +21,8 @@ pub struct Work {
     pub draw: u32,
     /// The work that took its place.
     pub replaced_by: Option<i64>,
+    /// The work whose place it took.
+    pub earlier: Option<i64>,
     /// The person whose share it is.
     pub share: Option<i64>,
     /// What models made of it; in lists without rationales, evidence and feedback.
@@ -97,6 +99,7 @@ fn bare(row: &rusqlite::Row<'_>) -> rusqlite::Result<Work> {
         name: row.get(2)?,
         draw: row.get(3)?,
         replaced_by: row.get(4)?,
+        earlier: None,
         share: row.get(5)?,
         graded: None,
         review: Review::default(),
@@ -120,6 +123,16 @@ impl Reader<'_> {
             .collect::<Result<_, _>>()?;
         let places: HashMap<i64, usize> =
             works.iter().enumerate().map(|(i, w)| (w.id, i)).collect();
+        let mut earlier = self.sql.prepare_cached(
+            "SELECT replaced_by, id FROM submission WHERE assignment = ?1 AND replaced_by IS NOT NULL",
+        )?;
+        let pair = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+        for pair in earlier.query_map([assignment], pair)? {
+            let (id, earlier) = pair?;
+            if let Some(place) = places.get(&id) {
+                works[*place].earlier = Some(earlier);
+            }
+        }
         for (id, graded) in self.outlines(assignment)? {
             if let Some(place) = places.get(&id) {
                 works[*place].graded = Some(graded);
@@ -150,6 +163,12 @@ impl Reader<'_> {
             kept.put(&mut work);
         }
         work.seen.rubric = self.rubric(work.assignment)?.map_or(0, |held| held.id);
+        let earlier = "SELECT id FROM submission WHERE assignment = ?1 AND replaced_by = ?2";
+        let earlier = self
+            .sql
+            .prepare_cached(earlier)?
+            .query_row((work.assignment, id), |row| row.get(0));
+        work.earlier = earlier.optional()?;
         Ok(Some(work))
     }
 

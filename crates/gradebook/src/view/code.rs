@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use tandem_grading::review::Standing;
 use tandem_grading::{Graded, Material, Rubric, Shown, SourceFile, Submission};
 
 use crate::colour::{Span, coloured};
@@ -18,6 +19,8 @@ pub(crate) struct Code {
     pub(crate) label: String,
     pub(crate) prompt: String,
     pub(crate) files: Vec<CodeFile>,
+    /// What was handed in before it or after it: words, the link and its words.
+    pub(crate) others: Vec<(String, String, &'static str)>,
     /// Why there are none.
     pub(crate) problem: Option<String>,
     /// What is good to know, such as files that were not read.
@@ -63,6 +66,7 @@ impl Code {
         of: &Work,
         submission: &Submission,
         rubric: &Rubric,
+        earlier: Option<&Work>,
         names_hidden: bool,
     ) -> Self {
         let (work, graded) = (of.id, of.graded.as_ref());
@@ -87,6 +91,7 @@ impl Code {
             work,
             label: label(&of.name, of.draw, names_hidden),
             prompt: paths.prompt(work),
+            others: others(paths, of, earlier, rubric),
             files: files.map(file).collect(),
             // What is said of files has their names in it.
             problem: submission.problem.as_ref().map(|p| match names_hidden {
@@ -107,6 +112,39 @@ impl Code {
                 .collect(),
         }
     }
+}
+
+/// What was handed in before a work, and how far that was; and what took its place.
+fn others(
+    paths: Paths,
+    of: &Work,
+    earlier: Option<&Work>,
+    rubric: &Rubric,
+) -> Vec<(String, String, &'static str)> {
+    let earlier = earlier.map(|earlier| {
+        let standing = Standing {
+            rubric,
+            model: earlier.graded.as_ref(),
+            review: &earlier.review,
+        };
+        let state = words::state(standing.state());
+        let points = standing.total().map_or(String::new(), |total| {
+            format!(", with {total} of {} points", rubric.max_points)
+        });
+        (
+            format!("Handed in again. The earlier one is {state}{points}: its points are not this one's."),
+            paths.work(earlier.id),
+            "Look at the earlier one",
+        )
+    });
+    let later = of.replaced_by.filter(|later| *later != of.id).map(|later| {
+        (
+            "This was handed in again, and counts no more.".to_owned(),
+            paths.work(later),
+            "Go to the one that counts",
+        )
+    });
+    earlier.into_iter().chain(later).collect()
 }
 
 /// What cites lines of a file.

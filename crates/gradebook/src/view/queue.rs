@@ -96,6 +96,7 @@ impl Row {
             (_, State::NotAttempted) => words::state(State::NotAttempted),
             (Some(kind), State::ToReview | State::Failed) => words::finding(kind),
             (_, State::ToApprove) => "",
+            (_, State::Ungraded) if work.earlier.is_some() => "handed in again, not graded yet",
             (_, state) => words::state(state),
         };
         let by = of.list.by.as_deref();

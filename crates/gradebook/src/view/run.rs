@@ -40,6 +40,7 @@ pub(crate) struct RunView {
     pub(crate) review: String,
     pub(crate) again: String,
     pub(crate) stop: String,
+    pub(crate) stop_now: String,
     pub(crate) go_on: String,
 }
 
@@ -48,6 +49,8 @@ pub(crate) struct Need {
     pub(crate) what: &'static str,
     pub(crate) works: usize,
     pub(crate) href: String,
+    /// Why, in the words of the first one's machine, if it failed.
+    pub(crate) cause: Option<String>,
     /// What to do.
     pub(crate) advice: &'static str,
     /// True if the same may go well when it is tried again.
@@ -178,6 +181,7 @@ impl RunView {
             review: paths.assignment(run.assignment),
             again: paths.runs(run.assignment),
             stop: paths.stop_run(id),
+            stop_now: paths.stop_run_now(id),
             go_on: paths.continue_run(id),
         }))
     }
@@ -222,7 +226,7 @@ fn needs(
     };
     let all = reader.works(run.assignment)?;
     let of: HashMap<i64, &crate::store::Work> = all.iter().map(|w| (w.id, w)).collect();
-    let mut kinds: BTreeMap<FindingKind, (i64, usize, bool)> = BTreeMap::new();
+    let mut kinds: BTreeMap<FindingKind, Need> = BTreeMap::new();
     for work in works.iter().filter_map(|w| of.get(&w.id)) {
         let standing = Standing {
             rubric: &held.rubric,
@@ -240,16 +244,17 @@ fn needs(
         if let (Some(finding), true, Decision::Open) =
             (standing.first_finding(), needs, work.review.decision)
         {
-            let entry = kinds.entry(finding.kind).or_insert((work.id, 0, failed));
-            entry.1 += 1;
+            let may_pass = failed && words::may_pass(finding.kind);
+            let need = kinds.entry(finding.kind).or_insert_with(|| Need {
+                what: words::finding(finding.kind),
+                works: 0,
+                href: paths.work(work.id),
+                cause: may_pass.then(|| finding.text.clone()),
+                advice: words::advice(finding.kind),
+                may_pass,
+            });
+            need.works += 1;
         }
     }
-    let need = |(kind, (work, count, failed)): (FindingKind, (i64, usize, bool))| Need {
-        what: words::finding(kind),
-        works: count,
-        href: paths.work(work),
-        advice: words::advice(kind),
-        may_pass: failed && words::may_pass(kind),
-    };
-    Ok(kinds.into_iter().map(need).collect())
+    Ok(kinds.into_values().collect())
 }

@@ -8,7 +8,7 @@ pub(crate) const fn finding(kind: FindingKind) -> &'static str {
     match kind {
         FindingKind::Orders => "⚑ the text speaks to the grader",
         FindingKind::Hidden => "⚑ has invisible characters",
-        FindingKind::NoAnswer => "failed: no answer in time",
+        FindingKind::NoAnswer => "failed: no answer",
         FindingKind::Refused => "failed: the model did not take it",
         FindingKind::Cut => "the answer was cut",
         FindingKind::Unusable => "failed: the answer could not be used",

@@ -40,6 +40,7 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
     for (path, form) in [
         ("/a/1/run", vec![("what", "all")]),
         ("/r/1/stop", vec![]),
+        ("/r/1/stop-now", vec![]),
         ("/r/1/continue", vec![]),
         ("/try", vec![("text", "x")]),
         ("/new", vec![]),

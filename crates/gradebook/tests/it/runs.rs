@@ -67,14 +67,20 @@ impl Course {
         let started = self.site.post(&self.page, form).await;
         assert_eq!(started.status(), 303);
         let run = started.headers()["location"].to_str().unwrap().to_owned();
+        self.until(&run, "done").await;
+        self.models.asked.lock().unwrap().clone()
+    }
+
+    /// Waits until its page says this of a run.
+    async fn until(&self, run: &str, state: &str) {
         for _ in 0..400 {
-            let page = self.site.get(&run).await.text().await.unwrap();
-            if page.contains("<span class=\"chip\">done") {
-                return self.models.asked.lock().unwrap().clone();
+            let page = self.site.get(run).await.text().await.unwrap();
+            if page.contains(&format!("<span class=\"chip\">{state}<")) {
+                return;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        panic!("the run does not end");
+        panic!("the run is never {state}");
     }
 
     async fn shown(&self) -> String {
@@ -254,6 +260,81 @@ async fn one_run_goes_on_at_a_time_also_over_processes() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("the place is not free again");
+}
+
+/// A server that hangs holds nobody up: what is in flight is given up, and asked once more.
+#[tokio::test]
+async fn a_run_stops_at_once_where_that_is_wanted_and_goes_on() {
+    let course = Course::new().await;
+    course.models.pause_ms.store(600_000, Ordering::Relaxed);
+    let started = course.site.post(&course.page, &[("what", "all")]).await;
+    let run = started.headers()["location"].to_str().unwrap().to_owned();
+    while course.models.asked.lock().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    course.site.post(&format!("{run}/stop"), &[]).await;
+    let page = course.site.get(&run).await.text().await.unwrap();
+    assert!(page.contains("what is under way is finished"), "{page}");
+    course.site.post(&format!("{run}/stop-now"), &[]).await;
+    course.until(&run, "stopped").await;
+    course.models.pause_ms.store(0, Ordering::Relaxed);
+    course.site.post(&format!("{run}/continue"), &[]).await;
+    course.until(&run, "done").await;
+    let works = course
+        .site
+        .gradebook
+        .store()
+        .read_now(|reader| reader.works(2));
+    assert!(works.unwrap().iter().all(|work| work.graded.is_some()));
+}
+
+#[tokio::test]
+async fn what_is_handed_in_again_says_so_and_leads_to_the_earlier_one() {
+    let course = Course::new().await;
+    course.run(&[("what", "all")]).await;
+    let works = |reader: &Reader<'_>| reader.works(2);
+    let before = course.site.gradebook.store().read_now(works).unwrap();
+    let old = &before[0];
+    let work = course
+        .site
+        .gradebook
+        .store()
+        .read_now(|reader| reader.work(old.id));
+    let seen = work.unwrap().unwrap().seen.to_string();
+    let form = [("do", "approve"), ("version", seen.as_str())];
+    assert_eq!(
+        course
+            .site
+            .post(&format!("/w/{}", old.id), &form)
+            .await
+            .status(),
+        303
+    );
+    let mut again = submissions();
+    again[0].files[0].lines.push("# more".into());
+    let kept = course.site.gradebook.hand_in(COURSE, &rubric(&[]), &again);
+    assert_eq!(kept.unwrap(), course.page);
+    let after = course.site.gradebook.store().read_now(works).unwrap();
+    let new = after
+        .iter()
+        .find(|work| work.earlier == Some(old.id))
+        .unwrap();
+    assert_eq!(
+        after.iter().filter(|work| work.earlier.is_some()).count(),
+        1
+    );
+    let text = async |path: String| course.site.get(&path).await.text().await.unwrap();
+    let page = text(format!("/w/{}", new.id)).await;
+    assert!(
+        page.contains("The earlier one is approved, with "),
+        "{page}"
+    );
+    assert!(page.contains("handed in again, not graded yet"), "{page}");
+    assert!(page.contains(&format!("/w/{}\">Look at the earlier one", old.id)));
+    let page = text(format!("/w/{}", old.id)).await;
+    assert!(page.contains(&format!("/w/{}\">Go to the one that counts", new.id)));
+    let record = text(format!("/w/{}/record", new.id)).await;
+    assert!(record.contains(&format!("/w/{}/record\">its own record", old.id)));
 }
 
 #[tokio::test]

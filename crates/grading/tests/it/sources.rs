@@ -39,6 +39,29 @@ fn files_and_folders_are_submissions() {
 }
 
 #[test]
+fn each_language_of_a_course_is_read_and_data_where_there_is_nothing_else() {
+    let languages = [
+        "hs", "ml", "rkt", "pro", "asm", "vhd", "f90", "pas", "dart", "ex", "fs", "tex", "v",
+    ];
+    for language in languages {
+        let list = submissions(&[(&format!("a/main.{language}"), "x"), ("a/Makefile", "all:")]);
+        let files: Vec<&str> = list[0].files.iter().map(|f| f.name.as_str()).collect();
+        assert_eq!(files, ["Makefile", &format!("main.{language}")]);
+        assert!(list[0].problem.is_none() && list[0].notes.is_empty());
+    }
+    let list = submissions(&[
+        ("a/schema.json", "{}"),
+        ("a/b/pipeline.yaml", "x: 1"),
+        ("c/main.py", "x = 1"),
+        ("c/package-lock.json", "{}"),
+    ]);
+    let files: Vec<&str> = list[0].files.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(files, ["b/pipeline.yaml", "schema.json"]);
+    assert_eq!(list[1].files.len(), 1);
+    assert!(list[1].notes[0].contains("package-lock.json: not read"));
+}
+
+#[test]
 fn equal_names_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "x/a.py", b"x = 1");

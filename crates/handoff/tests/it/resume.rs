@@ -153,7 +153,7 @@ fn before_the_start(fault: &Fault, report: &Report) -> bool {
 }
 
 /// Every byte of every connection of a small handoff: all that one direction or both bring ends
-/// there, or is another byte, is lost, comes twice, or after the next one. It is mended, or nothing has
+/// there, or is another byte, is lost, comes twice, or after the next one. It is fixed, or nothing has
 /// started.
 #[test]
 fn harm_at_every_byte() {
@@ -227,7 +227,7 @@ fn judge_frame(case: &Case, frame: &Range<usize>, count: &mut [u32; 4]) {
             assert!(named, "{fault:?}: {reason}");
             count[1] += 1;
         }
-        // It was complete before, or the silence in the place of the last frame was mended.
+        // It was complete before, or the silence in the place of the last frame was fixed.
         End::Committed => {
             assert!(traffic.read <= wrong, "{fault:?}");
             count[2] += 1;
@@ -701,7 +701,7 @@ proptest! {
     }
 
     /// Bytes that are lost or come twice: a stream that is out of step is never applied. Damage is
-    /// mended over a new connection; whole frames that are lost or come twice break a rule.
+    /// fixed over a new connection; whole frames that are lost or come twice break a rule.
     #[test]
     fn lost_and_repeated_bytes(
         case in any_case(),

@@ -14,8 +14,8 @@ use tandem_engine::generation::Generation;
 use tandem_engine::{Token, Tokenizer};
 use tandem_handoff::receiver::{Covers, Expectation};
 use tandem_proto::{
-    ErrorCode, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, NodeError, PrefillMode,
-    Prompt, Ticket, TokenizeRequest, Tokenized,
+    ErrorCode, GenerateEvent, GenerateRequest, HandoffFailed, HandoffTerms, Message, NodeError,
+    PrefillMode, Prompt, Ticket, TokenizeRequest, Tokenized,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinError;
@@ -244,14 +244,22 @@ impl Starting {
         ask
     }
 
-    /// Starts to wait for the end of an answer whose KV is kept, here or where it is handed back to.
+    /// Starts to wait for the end of an answer: its KV is kept, here or where it is handed back to, or that of its
+    /// prompt alone.
     fn kept(
         &self,
         is_remote: bool,
         hand_back: oneshot::Receiver<HandBack>,
     ) -> Option<oneshot::Sender<Retired>> {
-        let is_of_use = is_remote || self.node.config.pages.keeps_any();
-        if !self.asked.terms.keeps_answer() || !is_of_use {
+        let has_pages = self.node.config.pages.keeps_any();
+        let is_of_use = match (self.keep.keeps_answer(), is_remote) {
+            (true, true) => true,
+            (true, false) => has_pages,
+            // What another node has sent has become pages by then.
+            (false, true) => false,
+            (false, false) => has_pages && self.keep.prompt_end() > 0,
+        };
+        if !is_of_use {
             return None;
         }
         let (retire, retired) = oneshot::channel();
@@ -459,18 +467,21 @@ fn prompt_tokens(model: &Model, prompt: &Prompt) -> Result<Vec<Token>, NodeError
         Prompt::Text(text) => Ok(completion_tokens(model.tokenizer.as_ref(), text)),
         Prompt::Chat(messages) => {
             let template = model.template.as_ref().map_err(|e| invalid(e.clone()))?;
-            let messages: Vec<ChatMessage> = messages
-                .iter()
-                .map(|m| ChatMessage {
-                    tokens: m.tokens.clone(),
-                    ..ChatMessage::new(m.role.clone(), m.content.clone())
-                })
-                .collect();
+            let messages: Vec<ChatMessage> = messages.iter().map(chat_message).collect();
             template
                 .tokens(&messages)
                 .map_err(|e| invalid(e.to_string()))
         }
     }
+}
+
+fn chat_message(message: &Message) -> ChatMessage {
+    let mut seen = ChatMessage::new(message.role.clone(), message.content.clone());
+    seen.tokens.clone_from(&message.tokens);
+    if let Some(name) = &message.name {
+        seen.fields.insert("name".to_owned(), name.clone().into());
+    }
+    seen
 }
 
 /// Ends a request when its stream is dropped.

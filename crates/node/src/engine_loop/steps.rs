@@ -269,7 +269,8 @@ impl EngineLoop {
         }
     }
 
-    /// The answer is complete: tells so, and hands out the KV if somebody keeps it.
+    /// The answer is complete: tells so, and hands out the KV if somebody keeps it. If it is that of the prompt alone,
+    /// whoever keeps it tells so.
     pub(super) fn finish(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
@@ -286,33 +287,50 @@ impl EngineLoop {
         if let GenerateEvent::Done { parity, .. } = &mut done {
             *parity = g.compared;
         }
-        g.tell(done);
+        // What came from pages or from another node has been kept as pages already.
+        let brought = page_start(g.summary.cached_tokens + g.summary.remote_tokens);
+        let is_own = g.summary.remote_tokens == 0;
+        let (end, last) = match g.keep.keeps_answer() {
+            true => {
+                g.tell(done);
+                (position, None)
+            }
+            false if g.retire.is_some() && is_own && g.keep.prompt_end() > brought => {
+                (g.keep.prompt_end(), Some((done, g.events.clone())))
+            }
+            false => {
+                g.tell(done);
+                return self.end(id);
+            }
+        };
         let Some(retire) = g.retire.take() else {
             return self.end(id);
         };
         // The last token that was sampled has no KV.
         let mut tokens = sequence.tokens.clone();
         tokens.extend_from_slice(g.generation.generated());
-        tokens.truncate(position as usize);
+        tokens.truncate(end as usize);
         let generated =
             u32::try_from(tokens.len().saturating_sub(sequence.tokens.len())).unwrap_or(0);
         let (chunks, receiver) = mpsc::channel(MAX_CHUNKS_WAITING);
         let retired = Retired {
             tokens,
             generated,
-            is_own: g.summary.remote_tokens == 0,
+            last,
+            is_own,
             chunks: receiver,
         };
-        // What came from pages or from another node has been kept as pages already.
-        let next = g.summary.cached_tokens + g.summary.remote_tokens;
-        let next = page_start(next);
         sequence.work = Work::Retire {
             chunks,
-            full: FullOut::of(self.engine.contract(), next..position),
-            end: position,
+            full: FullOut::of(self.engine.contract(), brought..end),
+            end,
             window: None,
         };
-        if retire.send(retired).is_err() {
+        if let Err(retired) = retire.send(retired) {
+            if let Some((last, events)) = retired.last {
+                // There is room for it, or nobody listens.
+                let _ = events.try_send(last);
+            }
             self.end(id);
         }
     }

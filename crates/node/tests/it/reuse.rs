@@ -10,7 +10,7 @@ use tandem_handoff::limits::{CREDIT_BYTES, TARGET_BLOCK_BYTES};
 use tandem_handoff::message::{Accept, control_frame};
 use tandem_handoff::page::PAGE_TOKENS;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
-use tandem_proto::{PrefillEvent, Reuse, Role};
+use tandem_proto::{GenerateEvent, PrefillEvent, PrefillMode, Reuse, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -763,4 +763,61 @@ async fn a_request_that_is_cancelled_while_pages_get_into_place_frees_them() {
     let next = deal.local(&decode).await;
     assert_eq!(next.tokens, deal.expected(&FakeConfig::default()).await);
     assert_eq!(next.summary.cached_tokens, SHARED);
+}
+
+/// Grading on one machine: nothing goes on from an answer, and all prompts begin with the rubric. The next one comes as
+/// soon as the last one has its answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_alone_computes_a_shared_beginning_once_though_no_answer_is_kept() {
+    for windowed in [false, true] {
+        let mut config = match windowed {
+            true => FakeConfig::windowed(),
+            false => FakeConfig::default(),
+        };
+        let computed = Calls::of(&mut config);
+        let both = Setup::new(Role::Both, &config).start().await;
+        let mut pages = 0;
+        for (i, own) in [20, 33, 70, 70, 200].into_iter().enumerate() {
+            let mut deal = Deal::new(&ending(i as u32, own), CHUNK);
+            deal.terms.keep = false;
+            let expected = deal.expected(&config).await;
+            computed.take();
+            let answer = deal.local(&both).await;
+            assert_eq!(answer.tokens, expected);
+            // Pages alone are of no use to a model with windows, and are not made.
+            let cached = if i == 0 || windowed { 0 } else { SHARED };
+            assert_eq!(answer.summary.cached_tokens, cached, "{i}");
+            assert_eq!(computed.prefilled(), SHARED + own - 1 - cached);
+            // Those of the prompt are there, in complete chunks, and none of the answer.
+            let complete = (SHARED + own - 1) / CHUNK * CHUNK;
+            let own_pages = (complete - SHARED) / PAGE_TOKENS;
+            pages += u64::from(if windowed {
+                0
+            } else {
+                own_pages + (SHARED - cached) / PAGE_TOKENS
+            });
+            assert_eq!(both.handoffs().await.pages, pages, "{i}");
+        }
+        both.clean().await;
+    }
+}
+
+/// A client that leaves at the last token costs nobody the pages of its prompt.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_a_prompt_do_not_wait_for_who_asked() {
+    let config = FakeConfig::default();
+    let both = Setup::new(Role::Both, &config).start().await;
+    let mut deal = Deal::new(&ending(1, 20), CHUNK);
+    deal.terms.keep = false;
+    let mut left = deal.expected(&config).await.len();
+    let request = deal.generate(PrefillMode::Local);
+    let mut events = both.generate(&request).await.unwrap();
+    while left > 0 {
+        let event = events.next().await.expect("the answer");
+        left -= usize::from(matches!(event, GenerateEvent::Token { .. }));
+    }
+    drop(events);
+    both.until("made", |s| s.pages == u64::from(SHARED / PAGE_TOKENS))
+        .await;
+    both.clean().await;
 }

@@ -130,7 +130,10 @@ impl Asked<'_> {
         ) {
             (Some(Value::Array(messages)), _) => messages.clone(),
             (_, Prompt::Chat(messages)) => {
-                let message = |m: &Message| json!({"role": m.role, "content": m.content});
+                let message = |m: &Message| match &m.name {
+                    None => json!({"role": m.role, "content": m.content}),
+                    Some(name) => json!({"role": m.role, "name": name, "content": m.content}),
+                };
                 messages.iter().map(message).collect()
             }
             _ => Vec::new(),

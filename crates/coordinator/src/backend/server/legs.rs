@@ -237,6 +237,10 @@ impl Legs {
             first.insert("stream".to_owned(), json!(false));
             first.insert("max_tokens".to_owned(), json!(1));
             first.insert("kv_transfer_params".to_owned(), asks);
+            // One token is no call, which vLLM takes for its own failure (vllm-project/vllm#38911).
+            if let Some(choice) = first.get_mut("tool_choice").filter(|c| **c != "none") {
+                *choice = json!("auto");
+            }
         }
         let first = Message {
             body: first.to_string(),
