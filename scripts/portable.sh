@@ -5,9 +5,10 @@
 #   scripts/portable.sh arm64   builds `tandem` for arm64 Linux, runs the tests of the pure crates under emulation,
 #                               and hands KV from an emulated node to one of this machine, over TLS
 #
-# Needs root (it makes a Debian of its own and mounts folders there), x86-64 Debian with `mmdebstrap`, 8 GB of disk
-# and, the first time, 5 minutes for that Debian and 20 or 40 for the build. All of it lies below TANDEM_PORTABLE,
-# else ~/.cache/tandem/portable, where it can be removed. The mounts are this script's own and end with it.
+# Needs root (it makes a Debian of its own and mounts folders there), x86-64 Debian with `mmdebstrap`, and 8 GB of disk.
+# The first time it takes 5 minutes for that Debian, and 20 (macos) or 40 (arm64) for the rest on two idle cores.
+# All of it lies below TANDEM_PORTABLE, else ~/.cache/tandem/portable, where it can be removed once nothing is mounted
+# there: the mounts are this script's own and end with it.
 # `arm64` needs `make build` first: it takes the `tandem` below CARGO_TARGET_DIR, else target/, as the other node.
 set -euo pipefail
 
@@ -180,7 +181,7 @@ wait_for() {
     give_up "nothing listens at port $port; look into $work/run"
 }
 
-# An arm64 node reads a prompt, a node of this machine answers from its KV: the text must be the one without a handoff.
+# An arm64 node reads a prompt, a node of this machine answers from its KV; and by itself, to compare.
 hand_over() {
     local run="$work/run" route prompt
     [[ -x "$host" ]] || give_up "no $host; run: make build"
@@ -214,13 +215,14 @@ name = "code"
 prefill = ["arm64"]
 decode = ["host"]
 CONFIG
-    prompt="Explain each function. $(head -c 3000 "$sources/crates/handoff/src/frame.rs")"
+    prompt="Explain each function. $(head -c 1500 "$sources/crates/handoff/src/frame.rs")"
     for route in remote local; do
         "$host" run --config "$run/tandem.toml" --model code --route "$route" --max-tokens 32 "$prompt" \
             >"$run/$route.txt" 2>"$run/$route.log"
     done
     cat "$run/remote.log" "$run/remote.txt"
-    cmp "$run/remote.txt" "$run/local.txt" || say "the texts part: two kinds of processor round differently"
+    cmp "$run/remote.txt" "$run/local.txt" && say "the text is that of a local prefill" ||
+        say "the texts part: two kinds of processor round differently"
 }
 
 make_root

@@ -517,6 +517,7 @@ fn second_turn(model: Architecture, first: &Value, answer: &Value, new: &str) ->
         {"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
         {"role": "user", "content": new},
     ]);
+    body["tandem"]["cache_salt"] = first["tandem"]["cache_salt"].clone();
     body
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Loaded {
     submission: Submission,
     bare: Option<PointsOf>,
     earlier: Option<Work>,
+    /// The work that counts, if this one does not.
+    later: Option<i64>,
 }
 
 /// A picture in a work.
@@ -67,6 +69,10 @@ pub(crate) fn load(reader: &Reader<'_>, id: i64) -> rusqlite::Result<Option<Load
         bare: reader.bare_reading(work.seen.result)?,
         earlier: match work.earlier {
             Some(earlier) => reader.work(earlier)?,
+            None => None,
+        },
+        later: match work.replaced_by {
+            Some(_) => reader.current(work.assignment, &work.name)?,
             None => None,
         },
         assignment,
@@ -115,7 +121,7 @@ impl Loaded {
             &self.work,
             &self.submission,
             &self.rubric,
-            self.earlier.as_ref(),
+            (self.earlier.as_ref(), self.later),
             names_hidden,
         );
         let page = ReviewPage {

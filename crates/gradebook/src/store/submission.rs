@@ -172,6 +172,19 @@ impl Reader<'_> {
         Ok(Some(work))
     }
 
+    /// The work of this name that counts: the one that was handed in last.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn current(&self, assignment: i64, name: &str) -> rusqlite::Result<Option<i64>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT id FROM submission WHERE assignment = ?1 AND name = ?2 AND replaced_by IS NULL",
+        )?;
+        query
+            .query_row((assignment, name), |row| row.get(0))
+            .optional()
+    }
+
     /// The files of a work.
     ///
     /// # Errors

@@ -66,7 +66,7 @@ impl Code {
         of: &Work,
         submission: &Submission,
         rubric: &Rubric,
-        earlier: Option<&Work>,
+        beside: (Option<&Work>, Option<i64>),
         names_hidden: bool,
     ) -> Self {
         let (work, graded) = (of.id, of.graded.as_ref());
@@ -91,7 +91,7 @@ impl Code {
             work,
             label: label(&of.name, of.draw, names_hidden),
             prompt: paths.prompt(work),
-            others: others(paths, of, earlier, rubric),
+            others: others(paths, beside, rubric),
             files: files.map(file).collect(),
             // What is said of files has their names in it.
             problem: submission.problem.as_ref().map(|p| match names_hidden {
@@ -117,8 +117,7 @@ impl Code {
 /// What was handed in before a work, and how far that was; and what took its place.
 fn others(
     paths: Paths,
-    of: &Work,
-    earlier: Option<&Work>,
+    (earlier, later): (Option<&Work>, Option<i64>),
     rubric: &Rubric,
 ) -> Vec<(String, String, &'static str)> {
     let earlier = earlier.map(|earlier| {
@@ -129,15 +128,18 @@ fn others(
         };
         let state = words::state(standing.state());
         let points = standing.total().map_or(String::new(), |total| {
-            format!(", with {total} of {} points", rubric.max_points)
+            format!(
+                ", with {total} of {} points, which are not this one's",
+                rubric.max_points
+            )
         });
         (
-            format!("Handed in again. The earlier one is {state}{points}: its points are not this one's."),
+            format!("Handed in again. The earlier one is {state}{points}."),
             paths.work(earlier.id),
             "Look at the earlier one",
         )
     });
-    let later = of.replaced_by.filter(|later| *later != of.id).map(|later| {
+    let later = later.map(|later| {
         (
             "This was handed in again, and counts no more.".to_owned(),
             paths.work(later),

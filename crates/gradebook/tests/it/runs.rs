@@ -333,6 +333,26 @@ async fn what_is_handed_in_again_says_so_and_leads_to_the_earlier_one() {
     assert!(page.contains(&format!("/w/{}\">Look at the earlier one", old.id)));
     let page = text(format!("/w/{}", old.id)).await;
     assert!(page.contains(&format!("/w/{}\">Go to the one that counts", new.id)));
+    // From all that came before to the one that counts, however often it was handed in.
+    again[0].files[0].lines.push("# still more".into());
+    course
+        .site
+        .gradebook
+        .hand_in(COURSE, &rubric(&[]), &again)
+        .unwrap();
+    let last = course.site.gradebook.store().read_now(works).unwrap();
+    let last = last
+        .iter()
+        .find(|work| work.earlier == Some(new.id))
+        .unwrap()
+        .id;
+    for before in [old.id, new.id] {
+        let page = text(format!("/w/{before}")).await;
+        assert!(
+            page.contains(&format!("/w/{last}\">Go to the one that counts")),
+            "{page}"
+        );
+    }
     let record = text(format!("/w/{}/record", new.id)).await;
     assert!(record.contains(&format!("/w/{}/record\">its own record", old.id)));
 }
