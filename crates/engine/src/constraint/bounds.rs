@@ -1,13 +1,16 @@
 //! Numbers of a schema that the library cannot hold to exactly.
 //!
-//! It takes bounds as f64 and compares integers as i64. So a bound beyond 2^53 may be off, one beyond 2^63 is another
-//! one, and -2^63 makes it fail. Such a bound moves inwards to the next one that it can hold to: what it then accepts is
-//! accepted by the client's schema, too. Where nothing is left, or a single number is asked for, the schema is refused.
+//! It takes bounds as f64 and compares integers as i64, and other numbers by the shortest digits of their f64. So a bound
+//! beyond 2^53 may be off, one beyond 2^63 is another one, and -2^63 makes it fail. Such a bound moves inwards to the next
+//! one that it can hold to: what it then accepts is accepted by the client's schema, too. Where nothing is left, or a
+//! single number is asked for, the schema is refused.
 
 #![expect(
     clippy::cast_possible_truncation,
     reason = "from f64 to i128 it is cut where nothing is left anyway"
 )]
+
+use std::collections::HashSet;
 
 use serde_json::{Map, Number, Value};
 
@@ -15,20 +18,31 @@ use serde_json::{Map, Number, Value};
 const EXACT: f64 = 9_007_199_254_740_992.0;
 /// The lowest f64 above -2^63.
 const LOWEST: i128 = -9_223_372_036_854_774_784;
-/// As f64 it is 2^63, which the library makes this again.
+/// As f64 it is 2^63, which the library makes this again for integers.
 const HIGHEST: i128 = i64::MAX as i128;
 /// Beyond all that can be held to, and far from where sums overflow.
 const FAR: i128 = 1 << 100;
+/// From here on the library needs a bound on the other side, too: it cannot count the digits otherwise.
+const LONG: i64 = 1_000_000_000_000_000_000;
 
-/// Keywords whose value is data.
-const DATA: [&str; 5] = ["default", "examples", "required", "type", "description"];
-/// Keywords whose value has names of the client's own as keys.
-const NAMED: [&str; 5] = [
-    "properties",
-    "patternProperties",
-    "dependentSchemas",
-    "$defs",
-    "definitions",
+/// Keywords whose value has a schema for each name.
+const NAMED: [&str; 3] = ["properties", "patternProperties", "dependentSchemas"];
+/// Keywords whose value is a schema or an array of schemas.
+const NESTED: [&str; 14] = [
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "oneOf",
+    "prefixItems",
+    "propertyNames",
+    "then",
+    "unevaluatedProperties",
 ];
 
 /// A number that cannot be held to: the way to it, from the inside, and what is wrong.
@@ -37,37 +51,56 @@ pub(super) struct Inexact {
     pub(super) problem: String,
 }
 
-/// Moves the bounds of a schema, of known depth, to such as can be held to.
+/// Moves the bounds of a schema, of known depth, to such as can be held to: in all places that are schemas, which are
+/// those that keywords or references lead to.
 pub(super) fn narrow(schema: &mut Value) -> Result<(), Inexact> {
+    let mut targets = Vec::new();
+    place(schema, &mut targets)?;
+    let mut seen = HashSet::new();
+    while let Some(target) = targets.pop() {
+        let path = target.strip_prefix('#').unwrap_or(&target);
+        if let Some(value) = schema
+            .pointer_mut(path)
+            .filter(|_| seen.insert(target.clone()))
+        {
+            place(value, &mut targets).map_err(|mut inexact| {
+                let steps = path.split('/').skip(1).map(str::to_owned);
+                inexact
+                    .path
+                    .extend(steps.collect::<Vec<_>>().into_iter().rev());
+                inexact
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The same for one place, what is below it, and where it refers to.
+fn place(schema: &mut Value, targets: &mut Vec<String>) -> Result<(), Inexact> {
     match schema {
         Value::Object(fields) => {
-            for side in [LOWER, UPPER] {
-                side.narrow(fields)?;
-            }
+            range(fields)?;
             for (key, value) in fields {
-                let within = match key.as_str() {
-                    data if DATA.contains(&data) => Ok(()),
-                    "const" | "enum" => check_data(value),
-                    named if NAMED.contains(&named) => each(value),
-                    _ => narrow(value),
+                let within = match (key.as_str(), &mut *value) {
+                    ("const" | "enum", data) => check_data(data),
+                    ("$ref", Value::String(target)) => {
+                        targets.push(target.clone());
+                        Ok(())
+                    }
+                    (named, Value::Object(entries)) if NAMED.contains(&named) => {
+                        entries.iter_mut().try_for_each(|(name, value)| {
+                            place(value, targets).map_err(|inexact| inexact.below(name))
+                        })
+                    }
+                    (nested, value) if NESTED.contains(&nested) => place(value, targets),
+                    _ => Ok(()),
                 };
                 within.map_err(|inexact| inexact.below(key))?;
             }
             Ok(())
         }
-        Value::Array(_) => each(schema),
-        _ => Ok(()),
-    }
-}
-
-/// The same for each entry.
-fn each(value: &mut Value) -> Result<(), Inexact> {
-    match value {
-        Value::Object(named) => named
-            .iter_mut()
-            .try_for_each(|(key, value)| narrow(value).map_err(|inexact| inexact.below(key))),
         Value::Array(items) => items.iter_mut().enumerate().try_for_each(|(i, value)| {
-            narrow(value).map_err(|inexact| inexact.below(&i.to_string()))
+            place(value, targets).map_err(|inexact| inexact.below(&i.to_string()))
         }),
         _ => Ok(()),
     }
@@ -80,8 +113,12 @@ fn check_data(value: &Value) -> Result<(), Inexact> {
             path: Vec::new(),
             problem: format!("{number} is no number that can be held to exactly; make it a string"),
         }),
-        Value::Array(items) => items.iter().try_for_each(check_data),
-        Value::Object(fields) => fields.values().try_for_each(check_data),
+        Value::Array(items) => items.iter().enumerate().try_for_each(|(i, value)| {
+            check_data(value).map_err(|inexact| inexact.below(&i.to_string()))
+        }),
+        Value::Object(fields) => fields
+            .iter()
+            .try_for_each(|(key, value)| check_data(value).map_err(|inexact| inexact.below(key))),
         _ => Ok(()),
     }
 }
@@ -120,8 +157,45 @@ const UPPER: Side = Side {
     inwards: -1,
 };
 
+/// Moves both sides of a range.
+fn range(fields: &mut Map<String, Value>) -> Result<(), Inexact> {
+    let is = |word: &str| match fields.get("type") {
+        Some(Value::Array(types)) => types.iter().any(|one| one == word),
+        Some(one) => one == word,
+        None => false,
+    };
+    let is_integer = is("integer") && !is("number");
+    let lower = LOWER.narrow(fields, is_integer)?;
+    let upper = UPPER.narrow(fields, is_integer)?;
+    // A long number needs a bound on both sides.
+    if lower.is_some_and(|lower| lower >= LONG) && !UPPER.is_in(fields) {
+        fields.insert(UPPER.bound.to_owned(), Value::from(UPPER.last(is_integer)));
+    }
+    if upper.is_some_and(|upper| upper <= -LONG) && !LOWER.is_in(fields) {
+        fields.insert(LOWER.bound.to_owned(), Value::from(LOWER.last(is_integer)));
+    }
+    let bound = |side: &Side| fields.get(side.bound).and_then(Value::as_f64);
+    let is_empty = bound(&LOWER)
+        .zip(bound(&UPPER))
+        .is_some_and(|(least, most)| least > most);
+    match is_empty && (lower.is_some() || upper.is_some()) {
+        true => Err(Inexact {
+            path: vec![LOWER.bound.to_owned()],
+            problem:
+                "between this bound and the other one lies no number that can be held to exactly"
+                    .to_owned(),
+        }),
+        false => Ok(()),
+    }
+}
+
 impl Side {
-    fn narrow(&self, fields: &mut Map<String, Value>) -> Result<(), Inexact> {
+    /// Moves the bound of this side if it has to; where it is then.
+    fn narrow(
+        &self,
+        fields: &mut Map<String, Value>,
+        is_integer: bool,
+    ) -> Result<Option<i64>, Inexact> {
         let large = |value: &Number| value.as_f64().is_none_or(|v| v.abs() >= EXACT);
         let bound = fields.get(self.bound).and_then(Value::as_number);
         // The fourth draft had a word here.
@@ -132,68 +206,79 @@ impl Side {
         let shut = exclusive.filter(|number| large(number));
         let shut = shut.map(|number| integer(number) + self.inwards);
         let open = bound.filter(|number| large(number)).map(integer);
-        let Some(moved) = [shut, open]
-            .into_iter()
-            .flatten()
-            .max_by_key(|v| v * self.inwards)
-        else {
-            return Ok(());
+        let sides = [shut, open].into_iter().flatten();
+        let Some(moved) = sides.max_by_key(|value| value * self.inwards) else {
+            return Ok(None);
         };
-        let Some(moved) = self.held(moved) else {
+        let Some(moved) = self.reach(moved, is_integer) else {
+            let key = if shut.is_some() {
+                self.exclusive
+            } else {
+                self.bound
+            };
             return Err(Inexact {
-                path: vec![
-                    if shut.is_some() {
-                        self.exclusive
-                    } else {
-                        self.bound
-                    }
-                    .to_owned(),
-                ],
-                problem: "integers beyond 64 bits cannot be held to; leave the bound out"
-                    .to_owned(),
+                path: vec![key.to_owned()],
+                problem:
+                    "beyond this bound lies no number of 64 bits that can be held to; leave it out"
+                        .to_owned(),
             });
         };
         // Of two bounds that are left the library takes the narrower one.
         if shut.is_some() {
             fields.remove(self.exclusive);
         }
-        let further = fields
-            .get(self.bound)
-            .and_then(Value::as_number)
-            .filter(|number| !large(number));
+        let further = fields.get(self.bound).and_then(Value::as_number);
         let is_further = |n: &Number| {
-            n.as_f64()
-                .is_some_and(|v| (v - moved as f64) * self.inwards as f64 > 0.0)
+            let beyond = |v: f64| (v - moved as f64) * self.inwards as f64 > 0.0;
+            n.as_f64().is_some_and(beyond)
         };
-        if !further.is_some_and(is_further) {
+        if !further.is_some_and(|number| !large(number) && is_further(number)) {
             fields.insert(self.bound.to_owned(), Value::from(moved));
         }
-        Ok(())
+        Ok(Some(moved))
+    }
+
+    /// The furthest bound of this side.
+    fn last(&self, is_integer: bool) -> i64 {
+        let furthest = -self.inwards * FAR;
+        self.reach(furthest, is_integer).unwrap_or_default()
     }
 
     /// The next bound inwards that can be held to.
-    fn held(&self, value: i128) -> Option<i64> {
+    fn reach(&self, value: i128, is_integer: bool) -> Option<i64> {
         let value = match self.inwards > 0 {
             true => value.max(LOWEST),
-            false => value.min(HIGHEST),
+            false if is_integer => value.min(HIGHEST),
+            false => value.min(-LOWEST),
         };
-        if value == HIGHEST {
+        if value == HIGHEST && is_integer {
             return i64::try_from(value).ok();
         }
-        if !(LOWEST..HIGHEST).contains(&value) {
-            return None;
+        let is_outside = |found: i128| (found - value) * self.inwards < 0;
+        let mut near = value.clamp(LOWEST, -LOWEST) as f64;
+        // Rounding goes outwards in half of the cases, that of the digits in others.
+        loop {
+            let exact = near as i128;
+            let digits = match is_integer {
+                true => exact,
+                false => format!("{near}").parse().ok()?,
+            };
+            let within = |number: i128| (LOWEST..HIGHEST).contains(&number);
+            if !is_outside(exact) && !is_outside(digits) && within(digits) {
+                return i64::try_from(exact).ok().filter(|_| within(exact));
+            }
+            if exact * self.inwards > -LOWEST {
+                return None;
+            }
+            near = match self.inwards > 0 {
+                true => near.next_up(),
+                false => near.next_down(),
+            };
         }
-        // Rounding goes outwards in half of the cases.
-        let near = value as f64;
-        let is_outside = (near as i128 - value) * self.inwards < 0;
-        let near = match (is_outside, self.inwards > 0) {
-            (false, _) => near,
-            (true, true) => near.next_up(),
-            (true, false) => near.next_down(),
-        };
-        i64::try_from(near as i128)
-            .ok()
-            .filter(|v| i128::from(*v) < HIGHEST)
+    }
+
+    fn is_in(&self, fields: &Map<String, Value>) -> bool {
+        fields.contains_key(self.bound) || fields.contains_key(self.exclusive)
     }
 }
 

@@ -366,30 +366,51 @@ fn literal(value: i128) -> Value {
     serde_json::from_str(&value.to_string()).unwrap()
 }
 
-/// The judge computes with 128 bits.
+/// True if a number lies in a range, to the last digit: the judge computes with 128 bits.
+fn lies_in(text: &str, least: i128, most: i128) -> bool {
+    assert!(!text.contains(['e', 'E']), "{text}");
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let has_fraction = fraction.contains(|digit| digit != '0');
+    let (below, above) = match text.starts_with('-') {
+        true => (has_fraction, false),
+        false => (false, has_fraction),
+    };
+    match whole.parse::<i128>() {
+        Ok(value) => least + i128::from(below) <= value && value <= most - i128::from(above),
+        // Beyond 128 bits, where only a bound on the other side stands.
+        Err(_) if text.starts_with('-') => least < -(1 << 100),
+        Err(_) => most > 1 << 100,
+    }
+}
+
 #[test]
-fn integers_keep_to_bounds_of_any_size() {
+fn numbers_keep_to_bounds_of_any_size() {
     let vocabulary = vocabulary();
     let factory = factory(&vocabulary);
     let (mut answered, mut refused) = (0, 0);
-    for seed in 0..400 {
+    for seed in 0..800 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut bounds = [edge(&mut rng), edge(&mut rng)];
         bounds.sort_unstable();
         let [low, high] = bounds;
-        let mut schema = json!({"type": "integer"});
+        let types = [
+            json!("integer"),
+            json!("number"),
+            json!(["integer", "null"]),
+        ];
+        let mut schema = json!({"type": types[rng.next_u32() as usize % 3]});
         let (mut least, mut most) = (i128::MIN, i128::MAX);
         let words = rng.next_u32();
         match words % 4 {
             0 => least = low,
-            1 => {
+            1 if schema["type"] == "integer" => {
                 (schema["exclusiveMinimum"], least) = (literal(low), low + 1);
             }
             _ => {}
         }
         match words / 4 % 4 {
             0 => most = high,
-            1 => {
+            1 if schema["type"] == "integer" => {
                 (schema["exclusiveMaximum"], most) = (literal(high), high - 1);
             }
             _ => {}
@@ -419,28 +440,17 @@ fn integers_keep_to_bounds_of_any_size() {
             }
         };
         let text = text(&vocabulary, &walk(&vocabulary, constraint, seed, &[]));
-        if let Ok(value) = text.parse::<i128>() {
-            assert!((least..=most).contains(&value), "{schema}: {text}");
-            answered += 1;
-        } else {
-            // Beyond 128 bits, where only a bound on the other side stands.
-            let is_negative = text.starts_with('-');
-            assert!(
-                if is_negative {
-                    least < -(1 << 100)
-                } else {
-                    most > 1 << 100
-                },
-                "{schema}: {text}"
-            );
-        }
+        let is_open = least == i128::MIN && most == i128::MAX;
+        let is_in = is_open || text == "null" || lies_in(&text, least, most);
+        assert!(is_in, "{schema}: {text}");
+        answered += usize::from(!is_open);
     }
     assert!(answered > 150 && refused > 10, "{answered}, {refused}");
 }
 
 /// As generators for .NET, Java and Go write them, and what is close to it.
 #[test]
-fn bounds_of_64_bits_are_taken_and_what_cannot_be_held_to_is_refused() {
+fn bounds_of_64_bits_and_beyond_are_taken() {
     let vocabulary = vocabulary();
     let factory = factory(&vocabulary);
     let long = json!({"type": "object", "properties": {"id": {"type": "integer", "format": "int64",
@@ -459,6 +469,48 @@ fn bounds_of_64_bits_are_taken_and_what_cannot_be_held_to_is_refused() {
     }
     let unsigned = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
     assert_eq!(follow(&factory, &unsigned, "9223372036854775807").0, 19);
+    // What generators write for numbers, and one long bound alone.
+    for (schema, text) in [
+        (
+            json!({"type": "number", "minimum": 0, "maximum": f64::MAX}),
+            "9000000000000000000.5",
+        ),
+        (
+            json!({"type": "number", "minimum": -3.402_823_5e38, "maximum": 3.402_823_5e38}),
+            "-1234567890123456789.5",
+        ),
+        (
+            json!({"minimum": 0, "maximum": i64::MAX}),
+            "1234567890123456789",
+        ),
+        (
+            json!({"type": "integer", "minimum": 1_000_000_000_000_000_000_u64}),
+            "9223372036854775807",
+        ),
+        (
+            json!({"type": "integer", "maximum": -1_000_000_000_000_000_000_i64}),
+            "-9223372036854774784",
+        ),
+    ] {
+        assert_eq!(follow(&factory, &schema, text).0, text.len(), "{schema}");
+    }
+}
+
+/// Wherever a reference leads, and whatever the place is called.
+#[test]
+fn bounds_are_held_to_in_all_places_or_refused_with_their_path() {
+    let vocabulary = vocabulary();
+    let factory = factory(&vocabulary);
+    let near = 9_007_199_254_740_993_u64;
+    let at = |name: &str, schema: Value| json!({"$ref": format!("#/components/schemas/{name}"), "components": {"schemas": {name: schema}}});
+    for name in ["properties", "const", "enum", "default", "type", "x"] {
+        let long = at(
+            name,
+            json!({"type": "integer", "minimum": -9_007_199_254_740_999_i64, "maximum": -9_007_199_254_740_993_i64}),
+        );
+        assert_eq!(follow(&factory, &long, "-9007199254740992").0, 16, "{name}");
+        assert_eq!(follow(&factory, &long, "-9007199254740994").0, 17, "{name}");
+    }
     for (schema, path) in [
         (json!({"type": "integer", "minimum": 1.0e21}), "#/minimum"),
         (json!({"items": {"maximum": -1.0e21}}), "#/items/maximum"),
@@ -466,8 +518,20 @@ fn bounds_of_64_bits_are_taken_and_what_cannot_be_held_to_is_refused() {
             json!({"properties": {"const": {"const": 9_007_199_254_740_993_u64}}}),
             "#/properties/const/const",
         ),
-        (json!({"enum": [1, [u64::MAX]]}), "#/enum"),
+        (json!({"enum": [1, [u64::MAX]]}), "#/enum/1/0"),
         (json!({"const": i64::MIN}), "#/const"),
+        (
+            json!({"type": "integer", "minimum": near, "maximum": near}),
+            "#/minimum",
+        ),
+        (
+            at("default", json!({"minimum": near, "maximum": near})),
+            "#/components/schemas/default/minimum",
+        ),
+        (
+            at("const", json!({"const": near})),
+            "#/components/schemas/const/const",
+        ),
     ] {
         let error = factory.json_schema(&schema).err().map(|e| e.to_string());
         assert!(
