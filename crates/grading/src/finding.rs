@@ -73,6 +73,17 @@ pub enum FindingKind {
     Other,
 }
 
+impl FindingKind {
+    /// True for what is said of the feedback alone.
+    #[must_use]
+    pub const fn is_of_text(self) -> bool {
+        matches!(
+            self,
+            Self::Disclosed | Self::UnknownCode | Self::TextRule | Self::NoText
+        )
+    }
+}
+
 impl Finding {
     /// One without a place.
     pub fn new(kind: FindingKind, text: impl Into<String>) -> Self {

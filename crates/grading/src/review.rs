@@ -276,9 +276,17 @@ impl<'a> Standing<'a> {
     /// What to look at first: the kind that counts most, while nothing is decided.
     #[must_use]
     pub fn first_finding(&self) -> Option<&'a Finding> {
+        self.findings().min_by_key(|finding| finding.kind)
+    }
+
+    /// What to look at, while nothing is decided. What was said of a text that was replaced since is not.
+    pub fn findings(&self) -> impl Iterator<Item = &'a Finding> + use<'a> {
         let open = self.review.decision == Decision::Open;
-        let reasons = self.model.filter(|_| open)?.reasons.iter();
-        reasons.min_by_key(|finding| finding.kind)
+        let has_other_text = self.review.text.is_some();
+        let reasons = self.model.filter(|_| open).into_iter();
+        reasons
+            .flat_map(|graded| &graded.reasons)
+            .filter(move |finding| !(has_other_text && finding.kind.is_of_text()))
     }
 
     /// How far it is.

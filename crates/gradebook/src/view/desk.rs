@@ -1,6 +1,6 @@
 //! The right side of the review: points, reasons, feedback, and what can be done.
 
-use tandem_grading::review::{Decision, PointsOf, Standing};
+use tandem_grading::review::{PointsOf, Standing};
 use tandem_grading::{
     Criterion, Evidence, FindingKind, Item, ItemKind, Points, Rubric, Scale, Submission,
 };
@@ -156,7 +156,7 @@ impl Desk {
             let is_open = open == Some(c.id.as_str());
             let mut view = criterion(i + 1, c, &standing, of.submission, is_open);
             if let Some(points) = standing.points(c) {
-                view.others = of.order.others_with(i, points);
+                view.others = of.order.others_with(i, points, work.id);
                 view.others_href = List::at_points(&c.id, points).href(paths, work.id);
             }
             view.is_alone = of.list.by.as_ref() == Some(&c.id);
@@ -184,7 +184,7 @@ impl Desk {
             max: of.rubric.max_points.to_string(),
             saved: work.changed,
             saved_by: work.changed_by.clone().unwrap_or_default(),
-            findings: findings(work, of.submission),
+            findings: findings(&standing, of.submission),
             bare: of.bare.map(|points| bare(points, &standing)),
             read_bare: (of.bare.is_none() && work.graded.as_ref().is_some_and(is_flagged))
                 .then(|| of.list.on(paths.bare(work.id))),
@@ -212,13 +212,9 @@ impl Desk {
     }
 }
 
-fn findings(work: &Work, submission: &Submission) -> Vec<FindingView> {
-    if work.review.decision != Decision::Open {
-        return Vec::new();
-    }
-    let reasons = work.graded.iter().flat_map(|graded| &graded.reasons);
+fn findings(standing: &Standing<'_>, submission: &Submission) -> Vec<FindingView> {
     let mut found: Vec<FindingView> = Vec::new();
-    for reason in reasons.take(MAX_FINDINGS) {
+    for reason in standing.findings().take(MAX_FINDINGS) {
         let place = reason.place.as_ref().and_then(|place| {
             let file = file_index(submission, &place.file)?;
             let link = format!("#f{file}l{}", place.line);

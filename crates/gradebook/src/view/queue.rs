@@ -242,10 +242,12 @@ impl<'a> Ordered<'a> {
         after.or_else(|| open().next()).map(|row| row.id)
     }
 
-    /// How many other works have these points for a criterion, by its place.
-    pub(crate) fn others_with(&self, criterion: usize, points: Points) -> usize {
+    /// How many works other than this one have these points for a criterion, by its place. One that was handed in again
+    /// is not among those that are counted.
+    pub(crate) fn others_with(&self, criterion: usize, points: Points, id: i64) -> usize {
         let all = self.spread.get(&(criterion, points.thousandths()));
-        all.copied().unwrap_or_default().saturating_sub(1)
+        let itself = usize::from(self.places.contains_key(&id));
+        all.copied().unwrap_or_default().saturating_sub(itself)
     }
 
     /// The list around a work.

@@ -167,9 +167,8 @@ impl RunView {
             left: pace
                 .filter(|_| left > 0)
                 .map(|ms| about(ms * u64::try_from(left).unwrap_or(u64::MAX))),
-            per_hour: pace
-                .map(|ms| 3_600_000 / ms.max(1))
-                .or_else(|| finished_pace(&run, done)),
+            // Of a run that has ended nobody knows how long it stood still.
+            per_hour: pace.map(|ms| 3_600_000 / ms.max(1)),
             failed,
             saved: (sums.cached_tokens * 100)
                 .checked_div(sums.prompt_tokens)
@@ -191,12 +190,6 @@ impl RunView {
 fn pace(going: Option<&Going>, state: &GoingState, now_ms: u64) -> Option<u64> {
     let going = going?;
     (state.finished > 0).then(|| (now_ms.saturating_sub(going.since_ms)) / state.finished)
-}
-
-/// Works an hour of a run that has ended.
-fn finished_pace(run: &RunRow, done: usize) -> Option<u64> {
-    let took = run.took_ms().filter(|ms| *ms > 0)?;
-    Some(u64::try_from(done).ok()? * 3_600_000 / took)
 }
 
 /// First and size of each part, in hundredths.
@@ -227,7 +220,9 @@ fn needs(
     let all = reader.works(run.assignment)?;
     let of: HashMap<i64, &crate::store::Work> = all.iter().map(|w| (w.id, w)).collect();
     let mut kinds: BTreeMap<FindingKind, Need> = BTreeMap::new();
-    for work in works.iter().filter_map(|w| of.get(&w.id)) {
+    // What an earlier run made of the others is about to be made anew.
+    let made = works.iter().filter(|work| work.status.is_some());
+    for work in made.filter_map(|work| of.get(&work.id)) {
         let standing = Standing {
             rubric: &held.rubric,
             model: work.graded.as_ref(),

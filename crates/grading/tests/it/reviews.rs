@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tandem_grading::review::{Change, Decision, Rank, Refusal, Review, Standing, State};
 use tandem_grading::{
-    CriterionResult, FindingKind, Graded, Item, ItemKind, Points, Rubric, Status, items,
+    CriterionResult, Finding, FindingKind, Graded, Item, ItemKind, Points, Rubric, Status, items,
 };
 
 use crate::course::rubric;
@@ -47,6 +47,37 @@ fn graded(rubric: &Rubric, given: Option<&[f64]>) -> Graded {
 fn lowest(rubric: &Rubric) -> Vec<f64> {
     let lowest = |c: &tandem_grading::Criterion| c.allowed()[0].as_f64();
     rubric.criteria.iter().map(lowest).collect()
+}
+
+#[test]
+fn what_is_said_of_a_text_goes_with_it() {
+    let rubric = rubric();
+    let mut model = graded(&rubric, Some(&lowest(&rubric)));
+    let kinds = [
+        FindingKind::Evidence,
+        FindingKind::UnknownCode,
+        FindingKind::TextRule,
+        FindingKind::Disclosed,
+        FindingKind::NoText,
+    ];
+    model.reasons = kinds.map(|kind| Finding::new(kind, "x")).to_vec();
+    let text = vec![Item {
+        kind: ItemKind::Strength,
+        text: "Plain words.".into(),
+    }];
+    for (text, left) in [(None, &kinds[..]), (Some(text), &kinds[..1])] {
+        let review = Review {
+            text,
+            ..Review::default()
+        };
+        let standing = Standing {
+            rubric: &rubric,
+            model: Some(&model),
+            review: &review,
+        };
+        let found: Vec<FindingKind> = standing.findings().map(|finding| finding.kind).collect();
+        assert_eq!(found, left);
+    }
 }
 
 #[test]
