@@ -83,6 +83,13 @@ impl Told {
         self.queued.iter().map(|q| q.model.clone()).collect()
     }
 
+    /// The first of some models that cannot be asked, if the server tells which can.
+    pub(crate) fn missing<'a>(&self, models: [&'a str; 2]) -> Option<&'a str> {
+        let is_there = |name: &str| self.queued.iter().any(|queued| queued.model == name);
+        let missing = models.into_iter().find(|name| !is_there(name));
+        missing.filter(|_| !self.queued.is_empty())
+    }
+
     /// What serves some models: digests of weights, and what servers tell of theirs.
     pub(crate) fn served_by(&self, models: &[&str]) -> BTreeSet<String> {
         let held = self.data.iter().flat_map(|node| &node.models);

@@ -288,6 +288,12 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
         .map_err(|_| "no model is loaded".to_owned())?;
     let config = task.settings.config(server).await;
     let config = config.map_err(|_| "the models do not answer".to_owned())?;
+    let told = server.told().await.ok().flatten();
+    if let Some(missing) = told.and_then(|told| told.missing(task.settings.models())) {
+        return Err(format!(
+            "no model `{missing}` is loaded: start tandem with it"
+        ));
+    }
     let store = RunStore {
         store: &shared.store,
         going,

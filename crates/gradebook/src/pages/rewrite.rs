@@ -77,7 +77,7 @@ pub(crate) async fn write(
     let read = move |reader: &Reader<'_>| wanted(reader, id, default);
     let wanted = shared.store.read(read).await?.ok_or_else(|| {
         let why =
-            "The model writes only where each criterion has points and no person has written.";
+            "The model writes only while a submission is open, each criterion has points, and no person has written.";
         PageError::Form(why.to_owned())
     })?;
     let config = wanted.settings.config(server).await?;

@@ -288,6 +288,25 @@ async fn a_run_stops_at_once_where_that_is_wanted_and_goes_on() {
     assert!(works.unwrap().iter().all(|work| work.graded.is_some()));
 }
 
+/// Where tandem was started without a model of the run, nothing is asked and nothing fails: the run says why.
+#[tokio::test]
+async fn a_run_without_its_model_asks_nothing() {
+    let course = Course::new().await;
+    let form = [("what", "all"), ("feedback", "another")];
+    let started = course.site.post(&course.page, &form).await;
+    let run = started.headers()["location"].to_str().unwrap().to_owned();
+    course.until(&run, "could not go on").await;
+    let page = course.site.get(&run).await.text().await.unwrap();
+    assert!(page.contains("no model `another` is loaded"), "{page}");
+    assert!(course.models.asked.lock().unwrap().is_empty());
+    let works = course
+        .site
+        .gradebook
+        .store()
+        .read_now(|reader| reader.works(2));
+    assert!(works.unwrap().iter().all(|work| work.graded.is_none()));
+}
+
 #[tokio::test]
 async fn what_is_handed_in_again_says_so_and_leads_to_the_earlier_one() {
     let course = Course::new().await;
