@@ -1,6 +1,9 @@
 //! Addresses to listen on, as people write them.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+
+/// A free port of this machine.
+pub const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Reads `IP:PORT`, or `NAME:PORT` where the name is one of this machine, such as `localhost`: of its addresses the first one
 /// of version 4, or the first one.

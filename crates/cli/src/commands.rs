@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 use clap::Command;
 
 /// Where more is said about a command.
-const MORE: [(&str, &str); 11] = [
+const MORE: [(&str, &str); 12] = [
     ("node", "[README](../README.md#two-machines)"),
     ("serve", "[api.md](api.md)"),
     ("cluster", "[security.md](security.md)"),
     ("run", "[README](../README.md#one-machine)"),
     ("grade", "[grading.md](grading.md)"),
+    ("course", "[grading.md](grading.md)"),
     ("doctor", "[engines.md](engines.md)"),
     ("import", "[engines.md](engines.md)"),
     ("plan", "[scheduling.md](scheduling.md)"),

@@ -12,7 +12,7 @@ use tandem_grading::JobConfig;
 use tandem_grading::limits::MAX_PARALLEL;
 use tandem_proto::CodecChoice;
 
-use crate::address::listen_address;
+use crate::address::{ANY_PORT, listen_address};
 use crate::environment::Environment;
 use crate::{files, servers};
 
@@ -89,6 +89,19 @@ struct TypedGrading {
 
 const fn default_parallel() -> usize {
     AT_ONCE
+}
+
+impl Config {
+    /// Of a process that serves pages alone.
+    pub fn without_models() -> Self {
+        let coordinator = CoordinatorConfig::new(Vec::new(), Vec::new());
+        Self {
+            listen: ANY_PORT,
+            warnings: Vec::new(),
+            grading: Grading::of(&coordinator),
+            coordinator,
+        }
+    }
 }
 
 /// Which configuration, and what replaces a part of it.

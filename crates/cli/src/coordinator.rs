@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use tandem_cluster::{Ending, Public, Security};
 use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList, run_with_pages};
 use tandem_gradebook::{Gradebook, ModelServer};
+use tandem_grading::limits::DEFAULT_NODE_WAIT;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -123,6 +124,7 @@ impl Coordinator {
             code_analysis: jobs.code_analysis.clone(),
             feedback: jobs.feedback.clone(),
             parallel: jobs.parallel,
+            wait: DEFAULT_NODE_WAIT,
         });
     }
 

@@ -1,7 +1,7 @@
 //! `tandem grade`: a batch of submissions.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,20 +16,18 @@ use tandem_grading::{
     forecast, grade, load_submissions,
 };
 
-use crate::address::listen_address;
+use crate::address::{ANY_PORT, listen_address};
 use crate::config::Config;
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
 use crate::progress::Reporter;
 use crate::setup::{self, Setup};
-use crate::{nodes, output, shutdown, tables};
+use crate::{course, nodes, output, shutdown, tables};
 
 /// Exit status if some submissions need a person, and none has failed.
 const NEEDS_A_PERSON: u8 = 3;
 /// Exit status if some submissions have failed.
 const SOME_FAILED: u8 = 4;
-/// A free port of this machine.
-const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Between two looks for nodes that are away.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -115,7 +113,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         let gradebook = Gradebook::open(&environment.gradebook()?)?;
         let page = gradebook.hand_in(&arguments.course, &rubric, &submissions)?;
         let setup = arguments.setup.prepare(environment).await?;
-        return serve_pages(&gradebook, &page, setup, arguments.listen).await;
+        return course::serve(&gradebook, &page, setup, arguments.listen).await;
     }
     let Setup {
         config,
@@ -185,41 +183,6 @@ async fn show_busy(coordinator: &mut Coordinator, is_dry_run: bool) {
     {
         let _ = output::print(&busy.to_string());
     }
-}
-
-/// Serves the pages until it is told to stop.
-async fn serve_pages(
-    gradebook: &Gradebook,
-    page: &str,
-    setup: Setup,
-    listen: Option<SocketAddr>,
-) -> anyhow::Result<ExitCode> {
-    let Setup {
-        config,
-        security,
-        mut local,
-    } = setup;
-    let mut coordinator = Coordinator::start_with_pages(
-        listen.unwrap_or(ANY_PORT),
-        Public::plaintext(),
-        config.coordinator.clone(),
-        security,
-        Some(gradebook),
-    )
-    .await?;
-    coordinator.connect(gradebook, &config.grading);
-    let address = gradebook.address_of(&coordinator.url(), page)?;
-    output::print(&format!("gradebook {address}"))?;
-    eprintln!("tandem: open this address; Ctrl-C ends it, and what was graded is kept");
-    tokio::select! {
-        failed = coordinator.failed() => failed?,
-        failure = Setup::failed(&mut local) => failure?,
-        () = shutdown::signal() => coordinator.stop().await?,
-    }
-    if let Some(local) = local {
-        local.stop().await;
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 impl Arguments {

@@ -77,7 +77,7 @@ impl Arguments {
         if self.model.is_empty() && self.server.is_empty() {
             bail!(
                 "there is nothing to ask: give --model MODEL for one on this machine, --server NAME=URL for a server that \
-                 runs already, or --config FILE for machines of a cluster"
+                 runs already, or --config FILE for machines of a cluster; `tandem course open` shows the gradebook without any"
             );
         }
         let sources = self.sources(environment).await?;
@@ -128,6 +128,15 @@ impl Arguments {
 }
 
 impl Setup {
+    /// One in which there is nothing to ask.
+    pub fn without_models() -> Self {
+        Self {
+            config: Config::without_models(),
+            security: Security::Plaintext,
+            local: None,
+        }
+    }
+
     /// Waits for the node in this process to fail; for ever if there is none.
     ///
     /// # Errors

@@ -308,7 +308,10 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
     };
     let graded = graded.map_err(|error| {
         tracing::error!(%error, "a run cannot go on");
-        "what it makes cannot be kept; look at what tandem printed".to_owned()
+        match error {
+            GradingError::Server(reason) => reason,
+            _ => "what it makes cannot be kept; look at what tandem printed".to_owned(),
+        }
     })?;
     let is_whole = graded.len() == task.works.len();
     if is_whole {
@@ -361,6 +364,13 @@ struct RunStore<'a> {
 }
 
 impl RunStore<'_> {
+    fn model(&self, job: Job) -> &str {
+        match job {
+            Job::CodeAnalysis => &self.config.code_analysis.model,
+            Job::Feedback => &self.config.feedback.model,
+        }
+    }
+
     fn note(&self, shared: &Shared, progress: &Progress<'_>) {
         let call = |index, job| CallId {
             of: self.going.name(),
@@ -369,10 +379,7 @@ impl RunStore<'_> {
         };
         match progress {
             Progress::Asked { index, job } => {
-                let model = match job {
-                    Job::CodeAnalysis => &self.config.code_analysis.model,
-                    Job::Feedback => &self.config.feedback.model,
-                };
+                let model = self.model(*job);
                 shared.activity.asked(call(*index, *job), model, now_ms());
                 lock(&self.going.state)
                     .in_flight
@@ -443,6 +450,13 @@ impl tandem_grading::Store for RunStore<'_> {
         self.write(|writer| writer.keep_result(&of, graded))
     }
 
+    fn is_away(&self, job: Job, reason: &str) -> Result<(), GradingError> {
+        Err(GradingError::Server(format!(
+            "no answer from `{}`: {reason}",
+            self.model(job)
+        )))
+    }
+
     fn goes_on(&self) -> bool {
         !self.going.is_stopping()
     }
@@ -479,8 +493,10 @@ pub(crate) struct Choice {
     pub(crate) stale: Vec<i64>,
     /// How many of them for the words of each criterion alone, by its title.
     pub(crate) stale_for: BTreeMap<String, usize>,
-    /// All others.
+    /// All others that are open.
     pub(crate) fresh: Vec<i64>,
+    /// How many a person has settled; they stay as they are.
+    pub(crate) settled: usize,
 }
 
 impl Choice {
@@ -510,8 +526,9 @@ pub(crate) fn choice(
     let mut works = reader.works(assignment)?;
     // The order in which a teacher looks at the first ones: random, and the same each time.
     works.sort_by_key(|work| work.draw);
-    // What was approved stays as it is.
+    let all = works.len();
     works.retain(|work| work.review.decision == Decision::Open);
+    choice.settled = all - works.len();
     for work in works {
         let lacks_text = |g: &Graded| g.reasons.iter().any(|r| r.kind == FindingKind::NoText);
         let list = match (&work.graded, kept.get(&work.id)) {

@@ -1,5 +1,7 @@
 //! The server that answers for the models.
 
+use std::time::Duration;
+
 use tandem_grading::{GradingConfig, JobConfig};
 
 use crate::machines::Told;
@@ -15,6 +17,8 @@ pub struct ModelServer {
     pub feedback: JobConfig,
     /// Requests of each job at once.
     pub parallel: usize,
+    /// How long a request waits for a model that is away; the run ends then, and can be continued.
+    pub wait: Duration,
 }
 
 impl ModelServer {
@@ -27,6 +31,7 @@ impl ModelServer {
         );
         config.parallel = self.parallel;
         config.keep = false;
+        config.node_wait = self.wait;
         config
     }
 

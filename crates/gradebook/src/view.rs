@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
@@ -47,7 +47,8 @@ fn asset(name: &str) -> String {
 pub(crate) struct Problem {
     pub(crate) title: &'static str,
     pub(crate) text: String,
-    pub(crate) home: Option<&'static str>,
+    /// Where to go on, the most likely first: an address, and what it is called.
+    pub(crate) links: Vec<(String, &'static str)>,
 }
 
 /// Opens an address again, without its token.
@@ -114,6 +115,8 @@ pub(crate) struct HomeRow {
     pub(crate) course: String,
     pub(crate) title: String,
     pub(crate) meter: Meter,
+    /// The last run, unless it is over: where it is, and how far.
+    pub(crate) run: Option<(String, String)>,
 }
 
 /// How many works are how far, as a bar and in words.
@@ -212,6 +215,8 @@ pub(crate) struct StartPage {
     /// How many of them for one criterion alone.
     pub(crate) stale_for: Vec<(String, usize)>,
     pub(crate) fresh: usize,
+    /// Works that a person has settled, which no run touches.
+    pub(crate) settled: usize,
     pub(crate) due: usize,
     pub(crate) few: usize,
     pub(crate) is_first: bool,
@@ -315,6 +320,10 @@ pub(crate) struct CallRow {
     pub(crate) job: &'static str,
     pub(crate) model: String,
     pub(crate) outcome: String,
+    /// Why there is no usable answer.
+    pub(crate) cause: Option<String>,
+    /// The answer as it came.
+    pub(crate) answer: Option<String>,
     pub(crate) seconds: String,
     pub(crate) machines: String,
     pub(crate) read: String,
@@ -336,17 +345,38 @@ pub(crate) async fn problem(
     request: Request,
     next: Next,
 ) -> Response {
+    let form = form_of(&request);
     let response = next.run(request).await;
     let Some(error) = response.extensions().get::<Arc<PageError>>() else {
         return response;
     };
     let (status, title, text) = error.told();
-    let home = match **error {
-        // It would lead to this page again, and who was not let in is not told where the pages are.
-        PageError::NotLetIn => None,
-        _ => Some(shared.paths.home()),
+    let run = shared.runs.any().map(|going| shared.paths.run(going.run));
+    let run = run.filter(|_| matches!(**error, PageError::Busy));
+    let form = form.filter(|_| !matches!(**error, PageError::NotFound));
+    let home = Some(shared.paths.home().to_owned());
+    let named = [
+        (run, "The run that goes on"),
+        (form, "Back to the form"),
+        (home, "All courses"),
+    ];
+    let links = match **error {
+        // Each would lead to this page again, and who was not let in is not told where the pages are.
+        PageError::NotLetIn => Vec::new(),
+        _ => named
+            .into_iter()
+            .filter_map(|(href, name)| Some((href?, name)))
+            .collect(),
     };
-    page(status, &Problem { title, text, home })
+    page(status, &Problem { title, text, links })
+}
+
+/// The page from which a form was sent, where it has the same address.
+fn form_of(request: &Request) -> Option<String> {
+    let path = request.uri().path();
+    let last = path.rsplit('/').next()?;
+    let is_page = ["new", "try", "run"].contains(&last) || last.parse::<i64>().is_ok();
+    (request.method() == Method::POST && is_page).then(|| path.to_owned())
 }
 
 impl PageError {

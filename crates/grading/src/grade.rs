@@ -124,6 +124,14 @@ pub trait Store: Send + Sync {
     fn goes_on(&self) -> bool {
         true
     }
+
+    /// A request has waited for its server in vain. Submissions that are left fail one by one, unless this ends the run.
+    ///
+    /// # Errors
+    /// Whatever is to end the run.
+    fn is_away(&self, _job: Job, _reason: &str) -> Result<(), GradingError> {
+        Ok(())
+    }
 }
 
 /// Keeps nothing.
@@ -383,6 +391,11 @@ impl Run<'_> {
         let started_ms = since_1970();
         let started = Instant::now();
         let (attempts, answer) = self.ask((index, job), &request).await;
+        if let Err(error) = answer.as_ref()
+            && error.is_away()
+        {
+            self.store.is_away(job, &error.to_string())?;
+        }
         let asked = Asked {
             question,
             started_ms,

@@ -1,13 +1,13 @@
 //! How large the prompts of a run are, before any of them is sent.
 
 use crate::client::{Client, Counted, JobError};
-use crate::config::{GradingConfig, JobConfig};
+use crate::config::{FeedbackMode, GradingConfig, JobConfig};
 use crate::error::GradingError;
 use crate::finding::{Finding, FindingKind};
-use crate::graded::Job;
+use crate::graded::{CriterionResult, Job};
 use crate::limits;
 use crate::request::request;
-use crate::rubric::Rubric;
+use crate::rubric::{Criterion, Rubric};
 use crate::submission::Submission;
 use futures_util::{StreamExt, TryStreamExt};
 use std::time::Instant;
@@ -68,7 +68,7 @@ pub enum Forecast {
     Asked {
         /// The prompt of the code analysis.
         analysis: PromptSize,
-        /// The prompt of the feedback.
+        /// The prompt of the feedback; where it is written from the analysis, with the longest one.
         feedback: PromptSize,
     },
 }
@@ -133,6 +133,26 @@ async fn counted(
     }
 }
 
+/// The longest that an analysis may hand to the feedback: of the rubric's own words, so that it has about as many tokens as
+/// a model's.
+fn longest_assessment(config: &GradingConfig, rubric: &Rubric) -> Vec<CriterionResult> {
+    let count = usize::try_from(config.rationale_chars).unwrap_or(usize::MAX);
+    let one = |criterion: &Criterion| {
+        let words = format!("{} {} ", criterion.title, criterion.description);
+        let letters = words.chars().cycle().take(count);
+        CriterionResult {
+            id: criterion.id.clone(),
+            title: criterion.title.clone(),
+            evidence: Vec::new(),
+            rationale: letters.collect(),
+            level: None,
+            points: criterion.max_points,
+            max_points: criterion.max_points,
+        }
+    };
+    rubric.criteria.iter().map(one).collect()
+}
+
 async fn of_prompt(
     config: &GradingConfig,
     rubric: &Rubric,
@@ -140,7 +160,14 @@ async fn of_prompt(
     submission: &Submission,
     (job, settings): (Job, &JobConfig),
 ) -> Result<PromptSize, JobError> {
-    let request = request(config, (rubric, rubric), (job, None), submission);
+    let is_after = job == Job::Feedback && config.feedback_mode == FeedbackMode::After;
+    let longest = is_after.then(|| longest_assessment(config, rubric));
+    let request = request(
+        config,
+        (rubric, rubric),
+        (job, longest.as_deref()),
+        submission,
+    );
     let counted = counted(config, client, &request).await?;
     let bytes: usize = request.messages.iter().map(|m| m.content.len()).sum();
     let whole = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);

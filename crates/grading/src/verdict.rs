@@ -128,13 +128,7 @@ fn check(
     for piece in raw.evidence.into_iter().take(limits::MAX_EVIDENCE) {
         match quote(&piece, submission) {
             Some(found) => evidence.push(found),
-            None => doubt(
-                FindingKind::Evidence,
-                format!(
-                    "evidence at lines {} to {} does not exist",
-                    piece.line_start, piece.line_end
-                ),
-            ),
+            None => doubt(FindingKind::Evidence, unknown_place(&piece)),
         }
     }
     if evidence.is_empty() && points > Points::ZERO {
@@ -253,6 +247,23 @@ fn cited_words(evidence: &[Evidence], submission: &Submission) -> usize {
         }
     }
     cited.values().sum()
+}
+
+/// What is said of lines that do not exist.
+fn unknown_place(piece: &RawEvidence) -> String {
+    let (start, end) = (piece.line_start, piece.line_end);
+    let lines = match start == end {
+        true => format!("line {start}"),
+        false => format!("lines {start} to {end}"),
+    };
+    // A server that enforces no schema may have written anything.
+    let letters = |name: &String| -> String {
+        let letters = name.chars().filter(|c| !c.is_control());
+        letters.take(limits::MAX_TITLE_CHARS).collect()
+    };
+    let file = piece.file.as_ref().map(letters);
+    let of = file.map(|name| format!(" of {name}")).unwrap_or_default();
+    format!("evidence at {lines}{of} does not exist")
 }
 
 /// The cited lines, if they exist.

@@ -1,4 +1,4 @@
-//! A run of the gradebook that is killed again and again.
+//! The gradebook of the program: a run that is killed again and again, and pages where no model is.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ const KILLS: usize = 20;
 /// A person's value, which no run touches.
 const VALUE: &str = "0";
 
-/// `tandem grade --web`, and a browser that was let in, so to speak.
+/// A command that serves pages, and a browser that was let in, so to speak.
 struct Web {
     child: Child,
     base: String,
@@ -28,11 +28,17 @@ struct Web {
 
 impl Web {
     async fn start(home: &Path, models: &[String]) -> Self {
+        let (rubric, works) = (format!("{COURSE}/rubric.yaml"), home.join("works"));
+        let works = works.to_str().expect("a path");
+        let mut command = vec!["grade", "--web", "--course", "Killed"];
+        command.extend(models.iter().map(String::as_str));
+        command.extend(["--rubric", &rubric, works]);
+        Self::of(home, &command).await
+    }
+
+    async fn of(home: &Path, command: &[&str]) -> Self {
         let mut child = Command::new(TANDEM)
-            .args(["grade", "--web", "--course", "Killed"])
-            .args(models)
-            .args(["--rubric", &format!("{COURSE}/rubric.yaml")])
-            .arg(home.join("works"))
+            .args(command)
             .env("HOME", home)
             .env("TANDEM_DATA", home.join("data"))
             .stdout(Stdio::piped())
@@ -66,6 +72,12 @@ impl Web {
     /// The server, without the path of the gradebook.
     fn server(&self) -> &str {
         self.base.rsplit_once('/').expect("a path").0
+    }
+
+    async fn get(&self, path: &str) -> String {
+        let page = self.http.get(format!("{}{path}", self.base));
+        let page = page.header("cookie", &self.cookie).send().await;
+        page.expect("a page").text().await.expect("text")
     }
 
     /// Sends a form as a browser would; where it goes from there.
@@ -291,4 +303,13 @@ async fn while_one_work_is_written_the_next_one_is_read() {
     let beside = beside.filter(|(one, other)| one.0 != other.0 && is_beside(&one.2, &other.1));
     let count = beside.count();
     assert!(count > 2, "{count} of {}", calls.len());
+}
+
+/// What is graded can be reviewed where nothing can be asked: on a machine without a model, or years later.
+#[tokio::test]
+async fn a_gradebook_opens_without_a_model() {
+    let home = tempfile::tempdir().expect("a folder");
+    let web = Web::of(home.path(), &["course", "open"]).await;
+    assert!(web.get("/w/1").await.contains("data-work"));
+    assert!(web.get("/a/1/run").await.contains("No model is loaded"));
 }

@@ -64,7 +64,8 @@ pub(super) fn narrow(schema: &mut Value) -> Result<(), Inexact> {
             .filter(|_| seen.insert(target.clone()))
         {
             place(value, &mut targets).map_err(|mut inexact| {
-                let steps = path.split('/').skip(1).map(str::to_owned);
+                let steps = path.split('/').skip(1);
+                let steps = steps.map(|step| step.replace("~1", "/").replace("~0", "~"));
                 inexact
                     .path
                     .extend(steps.collect::<Vec<_>>().into_iter().rev());

@@ -525,6 +525,10 @@ fn bounds_are_held_to_in_all_places_or_refused_with_their_path() {
             "#/minimum",
         ),
         (
+            json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"minimum": near, "maximum": near}}}),
+            "#/$defs/a~1b/minimum",
+        ),
+        (
             at("default", json!({"minimum": near, "maximum": near})),
             "#/components/schemas/default/minimum",
         ),

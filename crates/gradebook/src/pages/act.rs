@@ -188,10 +188,14 @@ pub(super) async fn answer(
 /// What is said of a change that was not made.
 fn told(error: &WriteError, act: &Act) -> (StatusCode, Option<Notice>) {
     let (status, text, again, is_conflict) = match error {
-        WriteError::Conflict => (
+        WriteError::Conflict { is_own } => (
             StatusCode::CONFLICT,
             format!(
-                "Somebody else changed this submission meanwhile. What is shown is theirs. Yours was: {}.",
+                "{} What is shown is new. Yours was: {}.",
+                match is_own {
+                    true => "You changed this submission meanwhile, in another tab or browser.",
+                    false => "Somebody else changed this submission meanwhile.",
+                },
                 act.in_words()
             ),
             Some(("Take mine", act.fields())),

@@ -10,10 +10,12 @@ use axum::response::{IntoResponse, Response};
 use super::{NAMES, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
+use crate::paths::Paths;
 use crate::security::oldest;
-use crate::store::{Browser, Member, Person, Role};
+use crate::store::{Browser, Member, Person, Reader, Role};
 use crate::view::list::List;
 use crate::view::queue::{ListOf, Ordered};
+use crate::view::run::RunLink;
 use crate::view::{self, BrowserRow, Home, HomeRow, PersonRow};
 
 /// The list of assignments.
@@ -22,6 +24,7 @@ pub(crate) async fn show(
     Extension(person): Extension<Person>,
 ) -> Result<Response, PageError> {
     let paths = shared.paths;
+    let going = shared.runs.any().map(|going| going.run);
     let (rows, members, browsers) = shared
         .store
         .read(move |reader| {
@@ -31,10 +34,12 @@ pub(crate) async fn show(
                     continue;
                 };
                 let works = reader.works(assignment.id)?;
+                let run = unfinished(reader, assignment.id, (paths, going))?;
                 rows.push(HomeRow {
                     href: paths.assignment(assignment.id),
                     course: assignment.course,
                     title: assignment.title,
+                    run,
                     meter: {
                         let of = ListOf {
                             paths,
@@ -75,6 +80,28 @@ pub(crate) async fn show(
         people: assistants.map(row).collect(),
     };
     Ok(view::page(StatusCode::OK, &page))
+}
+
+/// The last run of an assignment, and its state in words, if it goes on or something of it is left.
+fn unfinished(
+    reader: &Reader<'_>,
+    assignment: i64,
+    (paths, going): (Paths, Option<i64>),
+) -> rusqlite::Result<Option<(String, String)>> {
+    let Some(run) = reader.runs(assignment)?.into_iter().next() else {
+        return Ok(None);
+    };
+    let is_going = going == Some(run.id);
+    let is_left = || {
+        let works = reader.run_works(run.id)?;
+        Ok::<_, rusqlite::Error>(works.iter().any(|work| work.status.is_none()))
+    };
+    if !is_going && !is_left()? {
+        return Ok(None);
+    }
+    let link = RunLink::new(paths, &run, is_going);
+    let text = format!("run {}: {}", run.number, link.state);
+    Ok(Some((link.href, text)))
 }
 
 /// Program and system, of what a browser calls itself.

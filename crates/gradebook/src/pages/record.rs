@@ -5,11 +5,12 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use tandem_grading::{Job, JobRecord, build_prompt};
+use tandem_grading::{FeedbackMode, Job, JobRecord, build_prompt};
 
 use super::{Id, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
+use crate::runs::Settings;
 use crate::view::queue::label;
 use crate::view::{self, CallRow, PromptPage, RecordPage, words};
 
@@ -25,17 +26,35 @@ pub(crate) async fn prompt(
             let (Some(work), Some(submission)) = (reader.work(id)?, reader.submission(id)?) else {
                 return Ok(None);
             };
-            let held = reader.rubric(work.assignment)?;
-            Ok(held.map(|held| (work, submission, held.rubric)))
+            let Some(held) = reader.rubric(work.assignment)? else {
+                return Ok(None);
+            };
+            let run = reader.run_of_result(id)?;
+            let settings = run.and_then(|run| serde_json::from_str(&run.settings).ok());
+            Ok(Some((work, submission, held.rubric, settings)))
         })
         .await?;
-    let (work, submission, rubric) = found.ok_or(PageError::NotFound)?;
+    let (work, submission, rubric, settings) = found.ok_or(PageError::NotFound)?;
+    let settings: Option<Settings> = settings;
+    let is_after = settings
+        .as_ref()
+        .is_none_or(|settings| settings.feedback_mode == FeedbackMode::After);
+    let rubric = match &settings {
+        Some(settings) => settings.applied(rubric),
+        None => rubric,
+    };
+    let graded = work
+        .graded
+        .as_ref()
+        .filter(|graded| graded.score.is_some() && is_after);
+    let assessment = graded.map(|graded| graded.criteria.as_slice());
     let mut parts = Vec::new();
     for (job, title) in [
         (Job::CodeAnalysis, "To the model that gives points"),
         (Job::Feedback, "To the model that writes the feedback"),
     ] {
-        let prompt = build_prompt(job, &rubric, &submission, None);
+        let assessment = assessment.filter(|_| job == Job::Feedback);
+        let prompt = build_prompt(job, &rubric, &submission, assessment);
         let text = format!(
             "{}\n\n{}{}",
             prompt.system, prompt.shared, prompt.submission
@@ -99,6 +118,8 @@ fn call(at: i64, record: &JobRecord) -> CallRow {
             Some(error) => words::finding(error.kind).to_owned(),
             None => "answered".to_owned(),
         },
+        cause: record.error.as_ref().map(|error| error.text.clone()),
+        answer: record.answer.clone(),
         seconds: format!("{:.1} s", record.wall_ms / 1e3),
         machines: machines.unwrap_or_default(),
         read: count(usage.map(|u| u.prompt_tokens)),

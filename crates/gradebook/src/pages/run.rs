@@ -153,6 +153,7 @@ pub(crate) async fn form(
         stale: choice.stale.len(),
         stale_for: choice.stale_for.clone().into_iter().collect(),
         fresh: choice.fresh.len(),
+        settled: choice.settled,
         due,
         few: due.min(FEW),
         is_first: choice.fresh.is_empty() && choice.stale.is_empty(),
@@ -176,7 +177,7 @@ pub(crate) async fn form(
         runs: found
             .runs
             .iter()
-            .map(|run| view::run::RunLink::new(paths, run))
+            .map(|run| view::run::RunLink::new(paths, run, shared.runs.going(run.id).is_some()))
             .collect(),
     };
     Ok(view::page(StatusCode::OK, &page))

@@ -18,9 +18,12 @@ pub enum WriteError {
     /// There is no such work.
     #[error("there is no such work")]
     Unknown,
-    /// Somebody else changed it meanwhile.
-    #[error("somebody changed this submission meanwhile")]
-    Conflict,
+    /// It was changed meanwhile.
+    #[error("this submission was changed meanwhile")]
+    Conflict {
+        /// By the same person, on another page.
+        is_own: bool,
+    },
     /// The model's result or the rubric is another one than the page showed.
     #[error("a run or another rubric changed what the page showed")]
     Outdated,
@@ -216,7 +219,11 @@ impl Writer<'_> {
             return Ok(Err(WriteError::Replaced(next)));
         }
         if held.seen.review != seen.review {
-            return Ok(Err(WriteError::Conflict));
+            let query = "SELECT count(*) FROM review WHERE submission = ?1 AND person = ?2";
+            let own: i64 = self
+                .sql
+                .query_row(query, (work, by.person), |row| row.get(0))?;
+            return Ok(Err(WriteError::Conflict { is_own: own > 0 }));
         }
         let is_free = matches!(
             change,
@@ -234,7 +241,12 @@ impl Writer<'_> {
             Err(refusal) => Ok(Err(refusal.into())),
             Ok(next) if next == held.review => Ok(Ok(())),
             Ok(next) => {
-                let action = action(change, &rubric.rubric);
+                let mut action = action(change, &rubric.rubric);
+                let is_reopened =
+                    held.review.decision != Decision::Open && next.decision == Decision::Open;
+                if is_reopened && *change != Change::Reopen {
+                    action.push_str("; open again");
+                }
                 self.keep_review(&held, &next, by.person)?;
                 self.remember((work, by), &action, (&held.review, &next))?;
                 Ok(Ok(()))

@@ -75,12 +75,15 @@ const fn outcome(outcome: Option<Outcome>) -> &'static str {
 }
 
 impl RunLink {
-    pub(crate) fn new(paths: Paths, run: &RunRow) -> Self {
+    pub(crate) fn new(paths: Paths, run: &RunRow, is_going: bool) -> Self {
         Self {
             href: paths.run(run.id),
             number: run.number,
             at: run.created,
-            state: outcome(run.outcome),
+            state: match is_going {
+                true => "going on",
+                false => outcome(run.outcome),
+            },
         }
     }
 }

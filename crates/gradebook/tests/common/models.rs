@@ -24,6 +24,8 @@ pub struct Models {
     pub pause_ms: Arc<AtomicU64>,
     /// Answer nothing but errors.
     pub are_ill: Arc<AtomicBool>,
+    /// Are not there for the moment.
+    pub are_away: Arc<AtomicBool>,
     /// Tell of each answer what one machine would have taken alone.
     pub tell_alone: Arc<AtomicBool>,
     /// How often each prompt was answered to its end.
@@ -53,6 +55,7 @@ impl Models {
             code_analysis: job("code"),
             feedback: job("words"),
             parallel: 2,
+            wait: Duration::from_millis(200),
         }
     }
 }
@@ -81,6 +84,11 @@ async fn answer(State(models): State<Models>, body: Bytes) -> Response {
     if models.are_ill.load(Ordering::Relaxed) {
         let error = json!({ "error": { "message": "out of memory", "type": "server_error" } });
         return (StatusCode::INTERNAL_SERVER_ERROR, axum::Json(error)).into_response();
+    }
+    if models.are_away.load(Ordering::Relaxed) {
+        let error =
+            json!({ "error": { "message": "server `code` is down", "type": "server_error" } });
+        return (StatusCode::SERVICE_UNAVAILABLE, axum::Json(error)).into_response();
     }
     let schema = &request["response_format"]["json_schema"]["schema"];
     let text = match schema.is_null() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tandem_gradebook::store::{Reader, Work};
 use tandem_grading::review::{Decision, Standing};
-use tandem_grading::{Rubric, Submission};
+use tandem_grading::{Rubric, Status, Submission};
 
 use crate::models::Models;
 use crate::site::Site;
@@ -232,18 +232,21 @@ async fn one_run_goes_on_at_a_time_also_over_processes() {
     course.models.pause_ms.store(20, Ordering::Relaxed);
     let started = course.site.post(&course.page, &[("what", "all")]).await;
     assert_eq!(started.status(), 303);
+    let run = started.headers()["location"].to_str().unwrap().to_owned();
     // Another process has a gradebook of its own on the same file.
     let other = course.site.reopened().await;
     other.gradebook.connect(course.models.serve().await);
     for site in [&course.site, &other] {
         let second = site.post(&course.page, &[("what", "all")]).await;
         assert_eq!(second.status(), 409);
-        assert!(
-            second
-                .text()
-                .await
-                .unwrap()
-                .contains("Another run is going on")
+        let text = second.text().await.unwrap();
+        assert!(text.contains("Another run is going on"), "{text}");
+        // Only the process that has it knows which one.
+        let link = format!("{run}\">The run that goes on");
+        assert_eq!(
+            text.contains(&link),
+            std::ptr::eq(site, &course.site),
+            "{text}"
         );
     }
     assert_eq!(other.post("/r/2/continue", &[]).await.status(), 409);
@@ -305,6 +308,81 @@ async fn a_run_without_its_model_asks_nothing() {
         .store()
         .read_now(|reader| reader.works(2));
     assert!(works.unwrap().iter().all(|work| work.graded.is_none()));
+}
+
+/// Where the models go away in the middle, what was made stays, nothing fails for it, and the run goes on once they are back.
+#[tokio::test]
+async fn a_run_whose_models_go_away_ends_with_the_reason_and_goes_on() {
+    let course = Course::new().await;
+    let works = |reader: &Reader<'_>| reader.works(2);
+    let results = || {
+        let works = course.site.gradebook.store().read_now(works).unwrap();
+        works.into_iter().filter_map(|work| work.graded)
+    };
+    course.models.are_away.store(true, Ordering::Relaxed);
+    let started = course.site.post(&course.page, &[("what", "all")]).await;
+    let run = started.headers()["location"].to_str().unwrap().to_owned();
+    course.until(&run, "could not go on").await;
+    let page = course.site.get(&run).await.text().await.unwrap();
+    let reason = "no answer from `code`: the server failed with status 503: server `code` is down";
+    assert!(page.contains(reason), "{page}");
+    assert_eq!(results().count(), 0);
+    let home = course.site.gradebook.home().to_owned();
+    let home = course.site.get(&home).await.text().await.unwrap();
+    assert!(
+        home.contains(&format!("{run}\">run 1: could not go on")),
+        "{home}"
+    );
+    course.models.are_away.store(false, Ordering::Relaxed);
+    course.site.post(&format!("{run}/continue"), &[]).await;
+    course.until(&run, "done").await;
+    assert!(results().all(|graded| graded.status != Status::Failed));
+    assert_eq!(results().count(), submissions().len());
+}
+
+#[tokio::test]
+async fn the_record_says_what_was_decided_and_what_the_models_answered() {
+    let course = Course::new().await;
+    course.run(&[("what", "all")]).await;
+    let (work, _) = course.works().remove(0);
+    let page = format!("/w/{}", work.id);
+    let text = async |path: &str| course.site.get(path).await.text().await.unwrap();
+    let seen = || {
+        let store = course.site.gradebook.store();
+        let work = store.read_now(|reader| reader.work(work.id));
+        work.unwrap().unwrap().seen.to_string()
+    };
+    let first = seen();
+    let approve = [("do", "approve"), ("version", first.as_str())];
+    assert_eq!(course.site.post(&page, &approve).await.status(), 303);
+    assert!(course.shown().await.contains("left as they are 1<"));
+    // The same again, as from another tab: it is one's own doing.
+    let points = [("do", "points"), ("criterion", "correct"), ("points", "0")];
+    let old = [&points[..], &[("version", first.as_str())]].concat();
+    let refused = course.site.post(&page, &old).await;
+    assert_eq!(refused.status(), 409);
+    let shown = refused.text().await.unwrap();
+    assert!(shown.contains("You changed this submission meanwhile"));
+    let now = seen();
+    let new = [&points[..], &[("version", now.as_str())]].concat();
+    assert_eq!(course.site.post(&page, &new).await.status(), 303);
+    let record = text(&format!("{page}/record")).await;
+    assert!(
+        record.contains("Correct result: 0 points; open again"),
+        "{record}"
+    );
+    for answer in [
+        "What code answered",
+        "What words answered",
+        "It says what it does.",
+    ] {
+        assert!(record.contains(answer), "{record}");
+    }
+    // What the feedback was written from is in what its model was sent.
+    let prompt = text(&format!("{page}/prompt")).await;
+    let asked = course.models.asked.lock().unwrap();
+    assert!(asked.iter().any(|asked| asked.contains("# Assessment")));
+    assert!(prompt.contains("# Assessment, for you alone"), "{prompt}");
 }
 
 #[tokio::test]

@@ -95,7 +95,10 @@ fn schema_and_code_agree() {
 fn doubtful_evidence_is_dropped_and_named() {
     let (rubric, submission) = (rubric(), single());
     let table = [
-        (json!([{"line_start": 1, "line_end": 9}]), "does not exist"),
+        (
+            json!([{"file": "a.py", "line_start": 1, "line_end": 9}]),
+            "evidence at lines 1 to 9 of a.py does not exist",
+        ),
         (json!([{"line_start": 0, "line_end": 1}]), "does not exist"),
         (json!([{"line_start": 3, "line_end": 2}]), "does not exist"),
         (json!([]), "points without evidence"),
