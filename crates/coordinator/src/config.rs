@@ -335,6 +335,12 @@ impl Config {
         Ok(config)
     }
 
+    /// True if there is nothing that could be asked.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty() && self.servers.is_empty() && self.models.is_empty()
+    }
+
     /// Checks every key.
     ///
     /// # Errors
