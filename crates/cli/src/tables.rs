@@ -194,7 +194,8 @@ fn sentence(forecasts: &[Forecast]) -> String {
             ""
         };
         parts.push(format!(
-            "The largest prompt and its answer need a context of {about}{needed} tokens (--context of the nodes)."
+            "The largest prompt, together with the longest answer that is allowed, needs a context of {about}{needed} tokens \
+             (--context of the nodes)."
         ));
     }
     parts.join("\n")

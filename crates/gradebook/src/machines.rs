@@ -21,8 +21,31 @@ pub(crate) struct Told {
 
 #[derive(Debug, Deserialize)]
 struct ToldNode {
+    #[serde(flatten)]
+    state: ToldState,
     #[serde(default)]
     models: Vec<ToldHeld>,
+}
+
+/// Whether a machine answers.
+#[derive(Debug, Deserialize)]
+struct ToldState {
+    #[serde(default)]
+    name: String,
+    up: Option<bool>,
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+impl ToldState {
+    /// That it is down, and why.
+    fn problem(&self) -> Option<String> {
+        let reason = self.reason.as_deref().filter(|reason| !reason.is_empty());
+        let why = reason
+            .map(|reason| format!(": {reason}"))
+            .unwrap_or_default();
+        (self.up == Some(false)).then(|| format!("`{}` is down{why}", self.name))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -40,6 +63,8 @@ struct ToldContract {
 
 #[derive(Debug, Deserialize)]
 struct ToldServer {
+    #[serde(flatten)]
+    state: ToldState,
     #[serde(default)]
     models: Vec<ToldServed>,
 }
@@ -81,6 +106,16 @@ impl Told {
     /// The models that can be asked.
     pub(crate) fn models(&self) -> Vec<String> {
         self.queued.iter().map(|q| q.model.clone()).collect()
+    }
+
+    /// Which machines do not answer, and why.
+    pub(crate) fn down(&self) -> Vec<String> {
+        let nodes = self.data.iter().map(|node| &node.state);
+        let servers = self.servers.iter().map(|server| &server.state);
+        nodes
+            .chain(servers)
+            .filter_map(ToldState::problem)
+            .collect()
     }
 
     /// The first of some models that cannot be asked, if the server tells which can.

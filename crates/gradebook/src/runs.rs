@@ -17,7 +17,7 @@ use tandem_grading::{
 use tokio::sync::Notify;
 
 use crate::activity::CallId;
-use crate::bare;
+use crate::bare::{self, Unread};
 use crate::error::PageError;
 use crate::platform::private_file;
 use crate::store::{Kept, Outcome, Reader, Store, StoreError, Work, Writer, now_ms};
@@ -294,6 +294,12 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
             "no model `{missing}` is loaded: start tandem with it"
         ));
     }
+    let run = going.run;
+    let before = shared.store.read(move |r| r.weights_of_run(run)).await;
+    let before = before.map_err(|_| "the gradebook cannot be read".to_owned())?;
+    if is_other(&before, &config.served_by, task.settings.models()) {
+        return Err(CHANGED.to_owned());
+    }
     let store = RunStore {
         store: &shared.store,
         going,
@@ -314,26 +320,67 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
         }
     })?;
     let is_whole = graded.len() == task.works.len();
-    if is_whole {
-        read_flagged(shared, going, &task, &config).await;
-    }
-    Ok(is_whole)
+    Ok(is_whole && read_flagged(shared, going, &task.rubric, &config).await?)
 }
 
-/// Has the works that speak to the grader read without their comments. What fails is tried again from its page.
-async fn read_flagged(shared: &Shared, going: &Going, task: &Task, config: &GradingConfig) {
-    for (id, submission) in task.works.iter().zip(&task.submissions) {
-        let work = *id;
-        let read = move |reader: &Reader<'_>| reader.work(work);
-        let Ok(Some(held)) = shared.store.read(read).await else {
+/// Has the works of a run that speak to the grader read without their comments; false if it was told to stop before all
+/// were. What fails is tried again from its page.
+async fn read_flagged(
+    shared: &Shared,
+    going: &Going,
+    rubric: &Rubric,
+    config: &GradingConfig,
+) -> Result<bool, String> {
+    let run = going.run;
+    let unread = shared.store.read(move |reader| unread(reader, run)).await;
+    let unread = unread.map_err(|error| {
+        tracing::error!(%error, "what a run has to read again cannot be told");
+        "the gradebook cannot be read; look at what tandem printed".to_owned()
+    })?;
+    for (work, submission) in unread {
+        if going.is_stopping() {
+            return Ok(false);
+        }
+        let reading = bare::read(&shared.store, (work, run), (config, rubric), &submission);
+        tokio::select! {
+            read = reading => if let Err(Unread::Away(reason)) = read {
+                let model = &config.code_analysis.model;
+                return Err(format!("`{model}` does not answer: {reason}"));
+            },
+            () = going.gives_up.notified() => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+/// Open works of a run that speak to the grader and were not read without their comments.
+fn unread(reader: &Reader<'_>, run: i64) -> rusqlite::Result<Vec<(i64, Submission)>> {
+    let mut unread = Vec::new();
+    for of_run in reader.run_works(run)? {
+        let Some(work) = reader.work(of_run.id)? else {
             continue;
         };
-        if going.is_stopping() || !held.graded.as_ref().is_some_and(bare::is_flagged) {
-            continue;
+        let is_flagged = work.graded.as_ref().is_some_and(bare::is_flagged);
+        let is_open = work.review.decision == Decision::Open && work.replaced_by.is_none();
+        if is_flagged && is_open && reader.bare_reading(work.seen.result)?.is_none() {
+            let submission = reader.submission(work.id)?;
+            unread.extend(submission.map(|submission| (work.id, submission)));
         }
-        let of = (work, going.run);
-        let _ = bare::read(&shared.store, of, (config, &task.rubric), submission).await;
     }
+    Ok(unread)
+}
+
+/// True if a model of a run is served by weights now that served none of its calls, while others did.
+fn is_other(before: &[String], now: &str, models: [&str; 2]) -> bool {
+    let of = |told: &str, model: &str| -> Vec<String> {
+        let own = format!("{model}=");
+        let entries = told.split(SEPARATOR).filter(|one| one.starts_with(&own));
+        entries.map(str::to_owned).collect()
+    };
+    models.into_iter().any(|model| {
+        let known: Vec<String> = before.iter().flat_map(|told| of(told, model)).collect();
+        !known.is_empty() && of(now, model).iter().any(|one| !known.contains(one))
+    })
 }
 
 /// Why a run ends when other weights answer than those that it began with.
@@ -451,9 +498,9 @@ impl tandem_grading::Store for RunStore<'_> {
     }
 
     fn is_away(&self, job: Job, reason: &str) -> Result<(), GradingError> {
+        let model = self.model(job);
         Err(GradingError::Server(format!(
-            "no answer from `{}`: {reason}",
-            self.model(job)
+            "`{model}` does not answer: {reason}"
         )))
     }
 

@@ -106,6 +106,7 @@ async fn enter(
     let agent = headers.get(header::USER_AGENT).map(HeaderValue::as_bytes);
     let agent = String::from_utf8_lossy(agent.unwrap_or_default());
     let agent: String = agent.chars().take(MAX_AGENT_CHARS).collect();
+    let before = cookie(headers, &shared.cookie).map(digest);
     let start = move |writer: &Writer<'_>| {
         // Digests are compared, so that the time tells nothing of the token.
         let is_teacher = writer.setting(TOKEN)?.map(|token| digest(&token)) == Some(given.clone());
@@ -113,11 +114,22 @@ async fn enter(
             true => Some(writer.person(Role::Teacher)?),
             false => writer.person_of_token(&given)?,
         };
-        let start = |person| writer.start_session((&kept, &agent), person, oldest());
-        person.map(start).transpose().map(Ok)
+        let Some(person) = person else {
+            return Ok(Ok(None));
+        };
+        // Who opens the link once more is in the list once.
+        let known = before.map(|session| writer.person_of_session(&session, oldest()));
+        let is_known = known
+            .transpose()?
+            .flatten()
+            .is_some_and(|known| known.id == person);
+        if !is_known {
+            writer.start_session((&kept, &agent), person, oldest())?;
+        }
+        Ok(Ok(Some(is_known)))
     };
-    let started = shared.store.write::<Option<()>, StoreError>(start).await?;
-    started.ok_or(PageError::NotLetIn)?;
+    let started = shared.store.write::<_, StoreError>(start).await?;
+    let is_known: bool = started.ok_or(PageError::NotLetIn)?;
     let mut response = view::page(
         StatusCode::OK,
         &view::Enter {
@@ -134,7 +146,7 @@ async fn enter(
         shared.cookie,
         shared.paths.home()
     );
-    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+    if let (Ok(cookie), false) = (HeaderValue::from_str(&cookie), is_known) {
         response.headers_mut().insert(header::SET_COOKIE, cookie);
     }
     Ok(response)

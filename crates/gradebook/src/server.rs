@@ -45,15 +45,16 @@ impl ModelServer {
         Told::ask(&http, &self.base_url).await
     }
 
-    /// The models that can be chosen.
-    pub(crate) async fn models(&self) -> Vec<String> {
+    /// The models that can be chosen, and which machines do not answer.
+    pub(crate) async fn models(&self) -> (Vec<String>, Vec<String>) {
         let told = self.told().await.ok().flatten();
+        let down = told.as_ref().map(Told::down).unwrap_or_default();
         let mut models = told.map(|told| told.models()).unwrap_or_default();
         for model in [&self.code_analysis.model, &self.feedback.model] {
             if !model.is_empty() && !models.contains(model) {
                 models.push(model.clone());
             }
         }
-        models
+        (models, down)
     }
 }

@@ -226,6 +226,8 @@ pub(crate) struct StartPage {
     pub(crate) odd: Vec<(String, String, String)>,
     pub(crate) warnings: Vec<String>,
     pub(crate) models: Vec<String>,
+    /// Machines that do not answer.
+    pub(crate) down: Vec<String>,
     pub(crate) chosen: [String; 2],
     pub(crate) is_parallel: bool,
     pub(crate) style: StyleView,
@@ -353,7 +355,7 @@ pub(crate) async fn problem(
     let (status, title, text) = error.told();
     let run = shared.runs.any().map(|going| shared.paths.run(going.run));
     let run = run.filter(|_| matches!(**error, PageError::Busy));
-    let form = form.filter(|_| !matches!(**error, PageError::NotFound));
+    let form = form.filter(|_| !matches!(**error, PageError::NotFound | PageError::NotAllowed));
     let home = Some(shared.paths.home().to_owned());
     let named = [
         (run, "The run that goes on"),

@@ -84,6 +84,14 @@ impl JobError {
         Finding::new(kind, self.to_string())
     }
 
+    /// What the server says of it, or what else is known.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Server { message, .. } => message.clone(),
+            other => other.to_string(),
+        }
+    }
+
     /// Whether the server, or the node behind it, is away for the moment.
     pub(crate) fn is_away(&self) -> bool {
         matches!(

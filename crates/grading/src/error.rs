@@ -33,7 +33,7 @@ pub enum GradingError {
         /// What is wrong and how to fix it.
         problem: String,
     },
-    /// The server cannot be asked how large prompts are.
+    /// The server cannot be asked, or is away.
     #[error("{0}")]
     Server(String),
     /// The folder for the results has some of an earlier run.

@@ -137,6 +137,15 @@ pub trait Store: Send + Sync {
 /// Keeps nothing.
 impl Store for () {}
 
+/// Keeps nothing, and takes no server that is away for an answer.
+struct Present;
+
+impl Store for Present {
+    fn is_away(&self, _job: Job, reason: &str) -> Result<(), GradingError> {
+        Err(GradingError::Server(reason.to_owned()))
+    }
+}
+
 /// What holds of an earlier result.
 #[derive(Debug, Clone, Default)]
 pub struct Held {
@@ -394,7 +403,7 @@ impl Run<'_> {
         if let Err(error) = answer.as_ref()
             && error.is_away()
         {
-            self.store.is_away(job, &error.to_string())?;
+            self.store.is_away(job, &error.reason())?;
         }
         let asked = Asked {
             question,
@@ -663,13 +672,13 @@ async fn once<'a>(
 /// Assesses a submission alone, such as one without its comments; nothing if the answer gives no score.
 ///
 /// # Errors
-/// A configuration that cannot be used.
+/// A configuration that cannot be used, or a server that is away.
 pub async fn assess(
     config: &GradingConfig,
     rubric: &Rubric,
     submission: &Submission,
 ) -> Result<(JobRecord, Option<Verdict>), GradingError> {
-    let run = Run::new(config, rubric, &(), &|_| {})?;
+    let run = Run::new(config, rubric, &Present, &|_| {})?;
     let (record, answer) = once(&run, Job::CodeAnalysis, submission, None).await?;
     let verdict = answer.and_then(|answer| read_verdict(&answer, rubric, submission).ok());
     Ok((record, verdict))
@@ -730,7 +739,7 @@ fn outcome(
     let finish_reason = answer.as_ref().and_then(|a| a.finish);
     if finish_reason == Some(FinishReason::Length) {
         let text = format!(
-            "the answer was cut at {} tokens; raise {}.max_tokens",
+            "the answer was cut at {} tokens; raise `max_tokens` of [grading.{}] in the configuration",
             settings.max_tokens,
             job.as_str()
         );
@@ -755,6 +764,7 @@ fn outcome(
         usage: answer.as_ref().and_then(|a| a.usage),
         tandem: answer.as_ref().and_then(|a| a.tandem.clone()),
         answer: answer.as_ref().map(|a| a.text.clone()),
+        without_comments: false,
         error,
     };
     let complete = answer.filter(|_| record.error.is_none());

@@ -138,4 +138,7 @@ pub struct JobRecord {
     pub error: Option<Finding>,
     /// The answer as it came, for the record.
     pub answer: Option<String>,
+    /// The submission was sent without its comments.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_comments: bool,
 }

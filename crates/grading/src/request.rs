@@ -57,10 +57,14 @@ pub(crate) fn request(
     }
 }
 
-/// A digest of what a request asks, and of whom.
+/// A digest of what a request asks, and of whom: what serves another model is no matter.
 pub(crate) fn question(config: &GradingConfig, request: &ChatRequest) -> String {
     let mut digest = blake3::Hasher::new();
-    digest.update(config.served_by.as_bytes());
+    let own = format!("{}=", request.model);
+    let served_by = config.served_by.split("; ");
+    for weights in served_by.filter(|one| one.starts_with(&own)) {
+        digest.update(weights.as_bytes());
+    }
     digest.update(&serde_json::to_vec(request).unwrap_or_default());
     digest.finalize().to_hex().to_string()
 }

@@ -115,6 +115,9 @@ pub enum Refusal {
     /// The text was written for other points.
     #[error("the feedback was written for other points")]
     Marked,
+    /// No model wrote one, and no person.
+    #[error("there is no feedback")]
+    Textless,
     /// The text is not the one that was changed.
     #[error("the feedback was changed meanwhile; look at it and write it again")]
     Text,
@@ -273,6 +276,12 @@ impl<'a> Standing<'a> {
         written_for != self.all_points()
     }
 
+    /// True if there is no text, and no person wanted it so.
+    #[must_use]
+    pub fn lacks_text(&self) -> bool {
+        self.review.text.is_none() && self.model_text().is_empty()
+    }
+
     /// What to look at first: the kind that counts most, while nothing is decided.
     #[must_use]
     pub fn first_finding(&self) -> Option<&'a Finding> {
@@ -353,6 +362,9 @@ impl<'a> Standing<'a> {
                 self.check_complete()?;
                 if self.text_is_marked() && !confirmed {
                     return Err(Refusal::Marked);
+                }
+                if self.lacks_text() && !confirmed {
+                    return Err(Refusal::Textless);
                 }
                 // From here on they are the person's: no later run changes what was approved.
                 next.points = self.all_points();

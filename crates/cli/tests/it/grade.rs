@@ -224,7 +224,10 @@ fn a_batch_is_graded_and_written_and_a_failure_has_no_score() {
     assert_eq!(output.status.code(), Some(4), "{log}");
     assert!(
         log.contains("2 of 3: `s01-complete`, `s08-vectorised` failed:")
-            && log.matches("raise code_analysis.max_tokens").count() == 1,
+            && log
+                .matches("raise `max_tokens` of [grading.code_analysis]")
+                .count()
+                == 1,
         "{log}"
     );
     let one = std::fs::read(out.join("s01-complete.json")).expect("result");

@@ -217,12 +217,16 @@ fn told(error: &WriteError, act: &Act) -> (StatusCode, Option<Notice>) {
             None,
             false,
         ),
-        WriteError::Refused(Refusal::Marked) => {
+        WriteError::Refused(refusal @ (Refusal::Marked | Refusal::Textless)) => {
             let mut fields = act.fields();
             fields.push(("confirmed".to_owned(), "yes".to_owned()));
+            let text = match refusal {
+                Refusal::Marked => "The feedback was written for other points. Look at it once more.",
+                _ => "There is no feedback: the student would get points alone.",
+            };
             (
                 StatusCode::UNPROCESSABLE_ENTITY,
-                "The feedback was written for other points. Look at it once more.".to_owned(),
+                text.to_owned(),
                 Some(("Approve all the same", fields)),
                 false,
             )

@@ -92,11 +92,7 @@ fn unfinished(
         return Ok(None);
     };
     let is_going = going == Some(run.id);
-    let is_left = || {
-        let works = reader.run_works(run.id)?;
-        Ok::<_, rusqlite::Error>(works.iter().any(|work| work.status.is_none()))
-    };
-    if !is_going && !is_left()? {
+    if !is_going && run.is_done() {
         return Ok(None);
     }
     let link = RunLink::new(paths, &run, is_going);

@@ -109,9 +109,10 @@ fn call(at: i64, record: &JobRecord) -> CallRow {
     let usage = record.usage.as_ref();
     CallRow {
         at,
-        job: match record.job {
-            Job::CodeAnalysis => "points",
-            Job::Feedback => "feedback",
+        job: match (record.job, record.without_comments) {
+            (Job::CodeAnalysis, false) => "points",
+            (Job::CodeAnalysis, true) => "points, read without the comments",
+            (Job::Feedback, _) => "feedback",
         },
         model: record.model.clone(),
         outcome: match &record.error {

@@ -14,7 +14,7 @@ use super::act::answer;
 use super::review::Asked;
 use super::{Id, Viewer};
 use crate::Shared;
-use crate::bare;
+use crate::bare::{self, Unread};
 use crate::error::PageError;
 use crate::runs::Settings;
 use crate::store::{By, Person, Reader, StoreError, WriteError, Writer};
@@ -138,8 +138,13 @@ pub(crate) async fn without_comments(
     let settings: Settings = serde_json::from_str(&run.settings).unwrap_or(default);
     let config = settings.config(server).await?;
     let of = (id, run.id);
-    let is_read = bare::read(&shared.store, of, (&config, &rubric), &submission).await?;
-    let notice = (!is_read).then(|| problem(bare::HAS_NONE.to_owned()));
+    let read = bare::read(&shared.store, of, (&config, &rubric), &submission).await;
+    let notice = match read {
+        Ok(()) => None,
+        Err(Unread::HasNone) => Some(problem(bare::HAS_NONE.to_owned())),
+        Err(Unread::Store(error)) => return Err(error.into()),
+        Err(Unread::Away(_) | Unread::NoAnswer) => return Err(PageError::NoAnswer),
+    };
     let viewer = Viewer::new(&shared, &headers, &person);
     let of = (&asked, false);
     answer(

@@ -136,6 +136,10 @@ pub(crate) async fn form(
         Found::new(reader, id, of.as_ref(), config.as_ref(), (paths, hidden))
     };
     let found = shared.store.read(read).await?.ok_or(PageError::NotFound)?;
+    let (models, down) = match server {
+        Some(server) => server.models().await,
+        None => Default::default(),
+    };
     let choice = &found.choice;
     let due = choice.due().len();
     let style = settings
@@ -166,10 +170,8 @@ pub(crate) async fn form(
         shares: shared.paths.shares(id),
         people: found.people,
         is_divided: found.is_divided,
-        models: match server {
-            Some(server) => server.models().await,
-            None => Vec::new(),
-        },
+        models,
+        down,
         chosen: settings.as_ref().map_or_else(Default::default, |s| {
             [s.code_analysis.model.clone(), s.feedback.model.clone()]
         }),

@@ -122,7 +122,7 @@ pub(crate) async fn events(
 async fn page(shared: &Shared, trial: Option<Arc<Trial>>) -> Result<Response, PageError> {
     let assignments = shared.store.read(|reader| reader.assignments()).await?;
     let models = match shared.server() {
-        Ok(server) => server.models().await,
+        Ok(server) => server.models().await.0,
         Err(_) => Vec::new(),
     };
     let defaults = shared.server().map(|server| {

@@ -241,7 +241,7 @@ impl Writer<'_> {
             Err(refusal) => Ok(Err(refusal.into())),
             Ok(next) if next == held.review => Ok(Ok(())),
             Ok(next) => {
-                let mut action = action(change, &rubric.rubric);
+                let mut action = action(change, &standing);
                 let is_reopened =
                     held.review.decision != Decision::Open && next.decision == Decision::Open;
                 if is_reopened && *change != Change::Reopen {
@@ -381,17 +381,20 @@ impl Writer<'_> {
     }
 }
 
-/// A change in words, with the titles as they are now.
-fn action(change: &Change, rubric: &Rubric) -> String {
-    let title = |id: &str| {
-        let found = rubric.criteria.iter().find(|c| c.id == id);
-        found.map_or(id, |c| c.title.as_str()).to_owned()
-    };
+/// A change in words, with the titles as they are now, and the points that held before.
+fn action(change: &Change, standing: &Standing<'_>) -> String {
     match change {
-        Change::Points { criterion, points } => match points {
-            Some(points) => format!("{}: {points} points", title(criterion)),
-            None => format!("{}: back to the model's points", title(criterion)),
-        },
+        Change::Points { criterion, points } => {
+            let known = standing.rubric.criteria.iter().find(|c| c.id == *criterion);
+            let title = known.map_or(criterion.as_str(), |c| c.title.as_str());
+            let before = known.and_then(|c| standing.points(c));
+            let before = before.map(|points| format!(" (before: {points})"));
+            let before = before.unwrap_or_default();
+            match points {
+                Some(points) => format!("{title}: {points} points{before}"),
+                None => format!("{title}: back to the model's points{before}"),
+            }
+        }
         Change::Item { index, item, .. } if item.text.trim().is_empty() => {
             format!("feedback: item {} removed", index + 1)
         }
@@ -399,6 +402,10 @@ fn action(change: &Change, rubric: &Rubric) -> String {
         Change::Add(_) => "feedback: an item added".to_owned(),
         Change::ModelText => "feedback: back to the model's text".to_owned(),
         Change::Rewrite { .. } => "feedback: written by the model for these points".to_owned(),
+        Change::Approve { .. } if standing.text_is_marked() => {
+            "approved with the feedback for other points".to_owned()
+        }
+        Change::Approve { .. } if standing.lacks_text() => "approved without feedback".to_owned(),
         Change::Approve { .. } => "approved".to_owned(),
         Change::WithoutPoints => "settled without points".to_owned(),
         Change::Reopen => "opened again".to_owned(),

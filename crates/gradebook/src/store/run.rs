@@ -28,6 +28,12 @@ pub struct RunRow {
 }
 
 impl RunRow {
+    /// True if nothing of it is left. One whose process ended has no outcome.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.outcome == Some(Outcome::Done)
+    }
+
     /// Milliseconds from its start to its end.
     #[must_use]
     pub fn took_ms(&self) -> Option<u64> {
@@ -149,6 +155,29 @@ impl Reader<'_> {
                 status: row.get(1)?,
             })
         };
+        query.query_map([run], read)?.collect()
+    }
+
+    /// What served the calls of a run, each once.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn weights_of_run(&self, run: i64) -> rusqlite::Result<Vec<String>> {
+        let mut query = self
+            .sql
+            .prepare_cached("SELECT DISTINCT weights FROM model_call WHERE run = ?1")?;
+        query.query_map([run], |row| row.get(0))?.collect()
+    }
+
+    /// When the results of a run were made that models had a part in, in milliseconds since 1970.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn result_times(&self, run: i64) -> rusqlite::Result<Vec<u64>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT created FROM result WHERE run = ?1 AND score IS NOT NULL ORDER BY created",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| Ok(u64::try_from(row.get::<_, i64>(0)?).unwrap_or(0));
         query.query_map([run], read)?.collect()
     }
 

@@ -200,7 +200,7 @@ impl Desk {
             text_is_own: work.review.text.is_some() && !work.review.text_is_models,
             rewrite: (text_is_marked && standing.may_rewrite() && work.graded.is_some())
                 .then(|| of.list.on(paths.rewrite(work.id))),
-            can_approve: standing.total().is_some() && !text_is_marked,
+            can_approve: standing.total().is_some() && !text_is_marked && !standing.lacks_text(),
             second_look: work.review.second_look,
             note: work.review.note.clone(),
             notice,
@@ -225,8 +225,8 @@ fn findings(standing: &Standing<'_>, submission: &Submission) -> Vec<FindingView
             Some((link, name))
         });
         let text = match reason.kind {
-            // Which code: the person need not look for it.
-            FindingKind::UnknownCode => reason.text.clone(),
+            // Which code, and why there is none: the person need not look for it.
+            FindingKind::UnknownCode | FindingKind::NoText => reason.text.clone(),
             kind => words::finding(kind).to_owned(),
         };
         let is_known = found.iter().any(|f| f.text == text && f.place == place);

@@ -25,6 +25,8 @@ pub(crate) struct RunView {
     pub(crate) is_going: bool,
     pub(crate) is_stopping: bool,
     pub(crate) can_go_on: bool,
+    /// All are graded, and those that speak to the grader are read without their comments.
+    pub(crate) reads_again: bool,
     pub(crate) is_over: bool,
     pub(crate) problem: Option<String>,
     pub(crate) done: usize,
@@ -99,17 +101,31 @@ pub(crate) fn about(ms: u64) -> String {
 
 /// Milliseconds that the last run with an end took for each of its works.
 pub(crate) fn per_work_ms(reader: &Reader<'_>, runs: &[RunRow]) -> rusqlite::Result<Option<u64>> {
-    for run in runs.iter().filter(|run| run.outcome == Some(Outcome::Done)) {
-        let (Some(took), works) = (run.took_ms(), reader.run_works(run.id)?.len()) else {
-            continue;
-        };
+    for run in runs.iter().filter(|run| run.is_done()) {
+        let times = reader.result_times(run.id)?;
+        let mut gaps: Vec<u64> = times
+            .windows(2)
+            .map(|w| w[1].saturating_sub(w[0]))
+            .collect();
+        gaps.sort_unstable();
+        // A pause, or a wait for a model, is no work of a model.
+        gaps.truncate(gaps.len() - gaps.len().div_ceil(PAUSES));
+        let sum: u64 = gaps.iter().sum();
         // The sample's own run was put in at once.
-        if took > 0 && works > 0 {
-            return Ok(Some(took / u64::try_from(works).unwrap_or(1)));
+        if let Some(per_work) = sum.checked_div(u64::try_from(gaps.len()).unwrap_or(1))
+            && sum > 0
+        {
+            return Ok(Some(per_work));
+        }
+        if let (Some(took), [_]) = (run.took_ms().filter(|took| *took > 0), times.as_slice()) {
+            return Ok(Some(took));
         }
     }
     Ok(None)
 }
+
+/// Of so many gaps between two results the longest one is left out of a mean.
+const PAUSES: usize = 10;
 
 impl RunView {
     pub(crate) fn new(
@@ -162,7 +178,8 @@ impl RunView {
             state: outcome(run.outcome).to_owned(),
             is_going: going.is_some(),
             is_stopping: going.is_some_and(Going::is_stopping),
-            can_go_on: going.is_none() && left > 0,
+            can_go_on: going.is_none() && !run.is_done(),
+            reads_again: going.is_some() && left == 0,
             is_over: going.is_none(),
             problem: run.problem.clone(),
             done,

@@ -26,6 +26,8 @@ pub struct Models {
     pub are_ill: Arc<AtomicBool>,
     /// Are not there for the moment.
     pub are_away: Arc<AtomicBool>,
+    /// What they tell of their weights; nothing if that is empty.
+    pub weights: Arc<Mutex<String>>,
     /// Tell of each answer what one machine would have taken alone.
     pub tell_alone: Arc<AtomicBool>,
     /// How often each prompt was answered to its end.
@@ -60,8 +62,14 @@ impl Models {
     }
 }
 
-async fn nodes() -> axum::Json<Value> {
-    axum::Json(json!({ "data": [], "queued": [{ "model": "code" }, { "model": "words" }] }))
+async fn nodes(State(models): State<Models>) -> axum::Json<Value> {
+    let weights = models.weights.lock().unwrap().clone();
+    let held = |name| json!({ "name": name, "contract": { "weights": weights } });
+    let data = match weights.is_empty() {
+        true => json!([]),
+        false => json!([{ "name": "big", "up": true, "models": [held("code"), held("words")] }]),
+    };
+    axum::Json(json!({ "data": data, "queued": [{ "model": "code" }, { "model": "words" }] }))
 }
 
 /// What a coordinator tells of an answer whose decode node has a profile.

@@ -109,6 +109,10 @@ async fn the_teachers_link_is_made_anew_and_browsers_are_let_out() {
     assert!(site.with_token(old).await.is_none(), "the old link is dead");
     let new = address.split_once("?token=").unwrap().1;
     assert!(site.with_token(new).await.is_some());
+    // Who opens the link once more is the same browser.
+    let known = site.get(&format!("?token={new}")).await;
+    assert_eq!(known.status(), 200);
+    assert!(!known.headers().contains_key("set-cookie"));
     // Browsers that came by the old one stay until they are let out, one by one.
     assert_eq!(second.get("").await.status(), 200);
     let home = text(&second, "").await;

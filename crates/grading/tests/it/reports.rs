@@ -196,6 +196,7 @@ fn what_lacks_an_answer_is_made_anew_unless_it_would_be_cut_again() {
                 criterion: None,
             }),
             answer: None,
+            without_comments: false,
         });
         folder.keep(0, &lacking).unwrap();
         drop(folder);

@@ -81,6 +81,31 @@ fn what_is_said_of_a_text_goes_with_it() {
 }
 
 #[test]
+fn points_without_a_word_are_asked_about_once() {
+    let rubric = rubric();
+    let zeros = vec![0.0; rubric.criteria.len()];
+    let model = graded(&rubric, Some(&zeros));
+    let approve = |confirmed| Change::Approve { confirmed };
+    let silent = Graded {
+        feedback: None,
+        ..model.clone()
+    };
+    let standing_of = |review| Standing {
+        rubric: &rubric,
+        model: Some(&silent),
+        review,
+    };
+    let untouched = Review::default();
+    let silence = standing_of(&untouched);
+    assert_eq!(silence.after(&approve(false)), Err(Refusal::Textless));
+    let wanted = silence.after(&approve(true)).unwrap();
+    assert_eq!(wanted.decision, Decision::Approved);
+    // Once it is settled so, it is not asked again.
+    let again = standing_of(&wanted).after(&approve(false));
+    assert_eq!(again.unwrap().decision, Decision::Approved);
+}
+
+#[test]
 fn changed_points_mark_the_text_until_a_person_writes_it() {
     let rubric = rubric();
     let model = graded(&rubric, Some(&lowest(&rubric)));
