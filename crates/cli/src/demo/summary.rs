@@ -193,6 +193,7 @@ mod tests {
             }),
             error: None,
             answer: Some("x".into()),
+            without_comments: false,
         }
     }
 
