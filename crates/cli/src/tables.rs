@@ -194,8 +194,7 @@ fn sentence(forecasts: &[Forecast]) -> String {
             ""
         };
         parts.push(format!(
-            "The largest prompt, together with the longest answer that is allowed, needs a context of {about}{needed} tokens \
-             (--context of the nodes)."
+            "The largest prompt with its longest answer needs a context of {about}{needed} tokens (--context of the nodes)."
         ));
     }
     parts.join("\n")
