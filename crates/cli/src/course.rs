@@ -1,17 +1,26 @@
 //! `tandem course`: the gradebook, also where there is no model.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use tandem_cluster::Public;
 use tandem_gradebook::Gradebook;
+use tandem_gradebook::exports::{Counts, Target, Written, keep, preview};
+use tandem_gradebook::store::{Assignment, SheetFile};
+use tandem_grading::export::{Choice, Format, outline};
+use tandem_grading::limits::MAX_TABLE_BYTES;
 
 use crate::address::{ANY_PORT, listen_address};
 use crate::coordinator::Coordinator;
 use crate::environment::Environment;
 use crate::setup::Setup;
-use crate::{output, shutdown};
+use crate::{files, output, shutdown, tables};
+
+/// Exit status if something that is approved is not in the file.
+const SOME_LEFT: u8 = 3;
 
 /// Arguments of `tandem course`.
 #[derive(Args)]
@@ -24,6 +33,50 @@ pub struct Arguments {
 enum Command {
     /// Serves the pages of the gradebook without a model: what is graded can be reviewed and approved.
     Open(Open),
+    /// Lists the assignments of the gradebook.
+    List,
+    /// Writes the approved grades of an assignment: into your own gradebook, or as files.
+    Export(Export),
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Exit status: 0 everything that is approved is in the file; 3 some of it is not, standard output says \
+                        why; 1 nothing was written; 2 wrong arguments."
+)]
+struct Export {
+    /// Its title, COURSE/TITLE, or its number; `tandem course list` shows them.
+    assignment: String,
+    /// Your own gradebook, as Canvas or Moodle gave it, or a table with a row for each student: comes back filled in.
+    #[arg(long, value_name = "FILE", required_unless_present = "form")]
+    into: Option<PathBuf>,
+    /// The header of the column that takes the grades [default: the one with the assignment's title].
+    #[arg(long, value_name = "TITLE", requires = "into")]
+    column: Option<String>,
+    /// Writes points as the same share of the column's maximum, where the rubric has another one.
+    #[arg(long, requires = "into")]
+    same_share: bool,
+    /// Writes the feedback, too, where the file has a column for it.
+    #[arg(long, requires = "into")]
+    with_feedback: bool,
+    /// The form of a file of its own.
+    #[arg(long = "as", value_name = "FORM", conflicts_with = "into", value_parser = form)]
+    form: Option<Format>,
+    /// Where the file is written.
+    #[arg(long, value_name = "FILE", required_unless_present = "dry_run")]
+    out: Option<PathBuf>,
+    /// Writes over a file that is there.
+    #[arg(long)]
+    replace: bool,
+    /// Writes nothing: shows what would change.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn form(text: &str) -> Result<Format, String> {
+    let found = Format::ALL.into_iter().find(|form| form.as_str() == text);
+    let known = Format::ALL.map(Format::as_str).join(", ");
+    found.ok_or_else(|| format!("one of {known}"))
 }
 
 #[derive(Args)]
@@ -38,10 +91,151 @@ struct Open {
 /// # Errors
 /// If the gradebook cannot be opened, or the address is taken.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let Command::Open(open) = arguments.command;
     let gradebook = Gradebook::open(&environment.gradebook()?)?;
-    let home = gradebook.home().to_owned();
-    serve(&gradebook, &home, Setup::without_models(), open.listen).await
+    match arguments.command {
+        Command::Open(open) => {
+            let home = gradebook.home().to_owned();
+            serve(&gradebook, &home, Setup::without_models(), open.listen).await
+        }
+        Command::List => {
+            for one in assignments(&gradebook)? {
+                output::print(&format!("{:>4}  {}/{}", one.id, one.course, one.title))?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Export(arguments) => export(&gradebook, &arguments),
+    }
+}
+
+fn assignments(gradebook: &Gradebook) -> anyhow::Result<Vec<Assignment>> {
+    Ok(gradebook.store().read_now(|reader| reader.assignments())?)
+}
+
+/// The assignment that a text means.
+fn assignment(gradebook: &Gradebook, text: &str) -> anyhow::Result<Assignment> {
+    let all = assignments(gradebook)?;
+    let is = |one: &&Assignment| {
+        one.title == text
+            || format!("{}/{}", one.course, one.title) == text
+            || one.id.to_string() == text
+    };
+    let mut found = all.iter().filter(is);
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one.clone()),
+        (None, _) => bail!("no assignment is called \"{text}\"; `tandem course list` shows them"),
+        (Some(_), Some(_)) => {
+            bail!("several assignments are called \"{text}\": write COURSE/TITLE, or the number")
+        }
+    }
+}
+
+/// Writes what the preview shows, or shows it alone.
+fn export(gradebook: &Gradebook, arguments: &Export) -> anyhow::Result<ExitCode> {
+    let assignment = assignment(gradebook, &arguments.assignment)?;
+    let target = match (&arguments.into, arguments.form) {
+        (Some(file), _) => sheet(file, &assignment.title, arguments)?,
+        (None, Some(form)) => Target::File(form),
+        (None, None) => bail!("--into or --as is missing"),
+    };
+    let (written, counts) = preview(gradebook.store(), assignment.id, &target)?;
+    output::print(&account(&written, &counts))?;
+    if let (Some(out), false) = (&arguments.out, arguments.dry_run) {
+        write(out, &written.export.bytes, arguments.replace)?;
+        keep(gradebook.store(), assignment.id, &written)?;
+        output::print(&format!("written: {}", out.display()))?;
+    }
+    Ok(match written.export.left.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(SOME_LEFT),
+    })
+}
+
+/// A teacher's own gradebook, with what is chosen of it.
+fn sheet(file: &Path, title: &str, arguments: &Export) -> anyhow::Result<Target> {
+    let shown = file.display();
+    let bytes = files::read(file, u64::try_from(MAX_TABLE_BYTES)?)?;
+    let known = outline(&bytes, title).with_context(|| format!("{shown} is no gradebook"))?;
+    let named = |title: &String| {
+        let column = known
+            .columns
+            .iter()
+            .find(|column| column.title.trim() == title.trim());
+        let titles: Vec<&str> = known.columns.iter().map(|c| c.title.as_str()).collect();
+        column.map(|column| column.index).with_context(|| {
+            format!(
+                "--column: {shown} has no such column; it has: {}",
+                titles.join("; ")
+            )
+        })
+    };
+    let choice = Choice {
+        column: arguments.column.as_ref().map(named).transpose()?,
+        scales: arguments.same_share,
+        with_feedback: arguments.with_feedback,
+    };
+    if choice.column.is_none() && known.suggested.is_none() {
+        let titles: Vec<&str> = known.columns.iter().map(|c| c.title.as_str()).collect();
+        bail!(
+            "{shown} has no column with the title of the assignment: choose one with --column: {}",
+            titles.join("; ")
+        );
+    }
+    let name = file
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    Ok(Target::Sheet(SheetFile { name, bytes }, choice))
+}
+
+/// What a person needs to know before a file leaves.
+fn account(written: &Written, counts: &Counts) -> String {
+    let export = &written.export;
+    let mut lines = Vec::new();
+    if !export.changes.is_empty() {
+        lines.push(tables::changes(&export.changes).to_string());
+    }
+    for left in &export.left {
+        let name = written
+            .works
+            .get(left.row)
+            .map_or("", |work| work.1.as_str());
+        lines.push(format!("not in the file: {name}: {}", left.why));
+    }
+    let states = [
+        (counts.approved, "approved"),
+        (counts.open, "not approved yet"),
+        (counts.failed, "failed"),
+        (counts.ungraded, "not graded yet"),
+        (counts.not_attempted, "with nothing in them"),
+        (counts.without_points, "settled without points"),
+        (counts.again, "handed in again since they were approved"),
+        (export.absent.len(), "not submitted"),
+    ];
+    let states = states.iter().filter(|(count, _)| *count > 0);
+    let states: Vec<String> = states
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+    lines.push(states.join(", "));
+    lines.push(format!(
+        "{} grades in the file, {} cells change",
+        export.grades,
+        export.changes.len()
+    ));
+    lines.join("\n")
+}
+
+/// Writes a whole file, or none.
+fn write(out: &Path, bytes: &[u8], replaces: bool) -> anyhow::Result<()> {
+    let shown = out.display();
+    if out.exists() && !replaces {
+        bail!("{shown} is there already; --replace writes over it");
+    }
+    let mut part = out.as_os_str().to_owned();
+    part.push(".part");
+    let cannot = || format!("cannot write {shown}");
+    std::fs::write(&part, bytes).with_context(cannot)?;
+    std::fs::rename(&part, out).with_context(cannot)
 }
 
 /// Serves the pages until it is told to stop.

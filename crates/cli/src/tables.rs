@@ -4,7 +4,35 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use tandem_api::{PhasesMs, TandemInfo};
 use tandem_coordinator::NodeList;
+use tandem_grading::export::Change;
 use tandem_grading::{Forecast, Graded, Job, JobRecord, PromptSize, Status, Submission};
+
+/// Characters of a cell of feedback.
+const CELL_CHARS: usize = 40;
+
+/// Cells that an export changes, a line for each.
+pub fn changes(changes: &[Change]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(vec!["student", "column", "before", "after"]);
+    let short = |cell: &str| match cell.chars().count() > CELL_CHARS {
+        true => format!("{} …", cell.chars().take(CELL_CHARS).collect::<String>()),
+        false => cell.to_owned(),
+    };
+    for change in changes {
+        let before = match change.before.is_empty() {
+            true => NOTHING.to_owned(),
+            false => short(&change.before),
+        };
+        table.add_row(vec![
+            Cell::new(&change.student),
+            Cell::new(&change.column),
+            right(before),
+            right(short(&change.after)),
+        ]);
+    }
+    table
+}
 
 /// Columns of a table that is not shown on a terminal.
 const WIDTH: u16 = 120;

@@ -14,6 +14,7 @@ mod assets;
 mod bare;
 mod colour;
 mod error;
+pub mod exports;
 pub mod limits;
 mod live;
 mod machines;

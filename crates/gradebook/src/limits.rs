@@ -4,6 +4,8 @@
 pub const MAX_FORM_BYTES: usize = 256 << 10;
 /// Most bytes of a submission that is pasted.
 pub const MAX_PASTED_BYTES: usize = 24 << 20;
+/// Most bytes of a teacher's own gradebook, with what a form puts around it.
+pub const MAX_SHEET_BYTES: usize = tandem_grading::limits::MAX_TABLE_BYTES + (64 << 10);
 /// Most bytes of an assignment that is uploaded.
 pub const MAX_UPLOAD_BYTES: usize = 1 << 30;
 /// Most files of it.

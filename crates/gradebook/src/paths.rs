@@ -41,6 +41,16 @@ impl Paths {
         self.at(format_args!("/a/{assignment}/end"))
     }
 
+    /// What an export would write, and where the file comes from.
+    pub(crate) fn export(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/export"))
+    }
+
+    /// Takes the teacher's own gradebook.
+    pub(crate) fn sheet(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/sheet"))
+    }
+
     /// Takes back the last change in an assignment.
     pub(crate) fn undo(self, assignment: i64) -> String {
         self.at(format_args!("/a/{assignment}/undo"))

@@ -7,7 +7,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
-use crate::limits::{MAX_FORM_BYTES, MAX_PASTED_BYTES, MAX_UPLOAD_BYTES};
+use crate::limits::{MAX_FORM_BYTES, MAX_PASTED_BYTES, MAX_SHEET_BYTES, MAX_UPLOAD_BYTES};
 use crate::paths::OLD_HOME;
 use crate::{Shared, assets, pages, security, view};
 
@@ -51,6 +51,14 @@ fn guarded(shared: &Arc<Shared>) -> Router<Arc<Shared>> {
 fn of_teachers() -> Router<Arc<Shared>> {
     Router::new()
         .route("/a/{id}/run", get(pages::run::form).post(pages::run::start))
+        .route(
+            "/a/{id}/export",
+            get(pages::export::show).post(pages::export::write),
+        )
+        .route(
+            "/a/{id}/sheet",
+            post(pages::export::keep_sheet).layer(DefaultBodyLimit::max(MAX_SHEET_BYTES)),
+        )
         .route("/r/{id}/stop", post(pages::run::stop))
         .route("/r/{id}/stop-now", post(pages::run::stop_now))
         .route("/r/{id}/continue", post(pages::run::go_on))

@@ -4,6 +4,7 @@
 //! writer did is there as a whole or not at all. Calls block, so they run on Tokio's threads for that.
 
 mod course;
+mod export;
 mod migrations;
 mod result;
 mod review;
@@ -20,6 +21,7 @@ use crate::platform::private_file;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 pub use course::{Assignment, RubricVersion};
+pub use export::{PastExport, SheetFile};
 pub use result::Kept;
 pub use review::{By, Past, Undone, WriteError};
 pub use run::{Outcome, RunRow, RunWork, Sums};

@@ -2,6 +2,7 @@
 
 pub(crate) mod code;
 pub(crate) mod desk;
+pub(crate) mod export;
 pub(crate) mod list;
 pub(crate) mod live;
 pub(crate) mod queue;
@@ -19,7 +20,7 @@ use axum::response::{IntoResponse, Response};
 use crate::Shared;
 use crate::error::PageError;
 use crate::paths::Paths;
-use crate::store::{Assignment, Past};
+use crate::store::{Assignment, Past, PastExport};
 use tandem_grading::{Length, Style};
 
 /// A page or a part of one as an answer.
@@ -181,6 +182,28 @@ pub(crate) struct EndPage {
     pub(crate) next: Option<String>,
     /// All submissions, from the first one.
     pub(crate) all: Option<String>,
+    /// Where grades leave, for the teacher.
+    pub(crate) export: Option<String>,
+}
+
+/// What an export would write.
+#[derive(Template)]
+#[template(path = "export.html")]
+pub(crate) struct ExportPage {
+    pub(crate) paths: Paths,
+    pub(crate) course: String,
+    pub(crate) title: String,
+    pub(crate) review: String,
+    /// Where the preview is asked for, and the file.
+    pub(crate) action: String,
+    /// Where the teacher's own gradebook goes.
+    pub(crate) upload: String,
+    /// How many are how far: number, words, and a link to the first.
+    pub(crate) counts: Vec<(usize, &'static str, String)>,
+    pub(crate) approved: usize,
+    pub(crate) sheet: Option<export::SheetView>,
+    pub(crate) formats: Vec<export::FormatView>,
+    pub(crate) past: Vec<PastExport>,
 }
 
 /// The same but for the work itself: what a change can change.
@@ -231,6 +254,8 @@ pub(crate) struct StartPage {
     pub(crate) chosen: [String; 2],
     pub(crate) is_parallel: bool,
     pub(crate) style: StyleView,
+    /// Where grades leave.
+    pub(crate) export: String,
     /// Where works are divided, among how many, and whether they are.
     pub(crate) shares: String,
     pub(crate) people: usize,

@@ -4,6 +4,7 @@
 use crate::archive::Budget;
 use crate::error::GradingError;
 use crate::limits;
+use crate::origin::{Found, NBGRADER, SUBMITTED, group};
 use crate::source::{is_junk, kind_of};
 use crate::tree::{Entry, Shape, is_archive, stem};
 use std::path::{Path, PathBuf};
@@ -37,14 +38,14 @@ const PROJECT_FILES: &[&str] = &[
 ];
 
 /// What learning systems put into the name of a student's folder.
-const STUDENT_FOLDERS: &[&str] = &["_assignsubmission_"];
+const STUDENT_FOLDERS: &[&str] = &["_assignsubmission_", "submission_"];
 
 /// The submissions at these paths, each under its name. A folder, or one archive, is a course; of several archives each is
 /// a student's, unless a course is in it.
 ///
 /// # Errors
 /// A path that does not exist, an archive or a folder that cannot be read, or more in an archive than the limits allow.
-pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Entry>, GradingError> {
+pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Found>, GradingError> {
     let mut all = Vec::new();
     for path in paths {
         std::fs::metadata(path).map_err(|source| GradingError::Read {
@@ -61,15 +62,24 @@ pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Entry>, Gra
     }
     let is_one = |(_, entry): &&(&PathBuf, Entry)| entry.shape() == Shape::Archive;
     let archives = all.iter().filter(is_one).count();
-    let mut found = Vec::new();
+    let (mut found, mut single) = (Vec::new(), Vec::new());
     for (path, entry) in all {
         let fault =
             |problem: String| GradingError::Submissions(format!("{}: {problem}", path.display()));
         match entry.shape() {
-            Shape::Folder => found.extend(entries(&entry, budget).map_err(fault)?),
-            Shape::Archive if archives > 1 => found.extend(of_several(entry, budget)),
-            Shape::Archive => found.extend(of_one(&entry, budget).map_err(fault)?),
-            Shape::File | Shape::Problem => found.push(entry),
+            Shape::Folder => {
+                let course = Course::new(&entry.name, entries(&entry, budget).map_err(fault)?);
+                found.extend(course.submitted(budget).students(budget).map_err(fault)?);
+            }
+            Shape::Archive if archives > 1 => {
+                let course = of_several(entry, budget);
+                found.extend(course.students(budget).map_err(fault)?);
+            }
+            Shape::Archive => {
+                let course = of_one(&entry, budget).map_err(fault)?;
+                found.extend(course.students(budget).map_err(fault)?);
+            }
+            Shape::File | Shape::Problem => single.push(entry),
         }
         if found.len() > limits::MAX_SUBMISSIONS {
             let limit = limits::MAX_SUBMISSIONS;
@@ -78,7 +88,51 @@ pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Entry>, Gra
             )));
         }
     }
+    // A browser sends the files of a student one by one.
+    let single = Course::new("", single).students(budget);
+    found.extend(single.map_err(GradingError::Submissions)?);
     Ok(found)
+}
+
+/// Entries of which each is a submission, or a part of one.
+struct Course {
+    /// Name of the folder or archive that they are in.
+    container: String,
+    entries: Vec<Entry>,
+}
+
+impl Course {
+    fn new(container: &str, entries: Vec<Entry>) -> Self {
+        Self {
+            container: container.to_owned(),
+            entries,
+        }
+    }
+
+    /// One archive that is a student's.
+    fn of_one(archive: Entry) -> Self {
+        Self::new("", vec![archive])
+    }
+
+    /// Of nbgrader's tree, what students handed in.
+    fn submitted(self, budget: &Budget) -> Self {
+        let is_of_tree = |entry: &Entry| {
+            !entry.is_folder() || entry.name == SUBMITTED || NBGRADER.contains(&entry.name.as_str())
+        };
+        let submitted = self.entries.iter().find(|entry| entry.name == SUBMITTED);
+        match submitted.filter(|_| self.entries.iter().all(is_of_tree)) {
+            Some(folder) => match entries(folder, budget) {
+                Ok(inside) => Self::new(SUBMITTED, inside),
+                Err(_) => self,
+            },
+            None => self,
+        }
+    }
+
+    /// One entry for each student.
+    fn students(self, budget: &Budget) -> Result<Vec<Found>, String> {
+        group(self.entries, &self.container, budget)
+    }
 }
 
 /// What is in a folder, but for what nobody writes.
@@ -89,41 +143,47 @@ fn entries(folder: &Entry, budget: &Budget) -> Result<Vec<Entry>, String> {
 }
 
 /// The course in an archive, or the one student whose project it is.
-fn of_one(archive: &Entry, budget: &Budget) -> Result<Vec<Entry>, String> {
+fn of_one(archive: &Entry, budget: &Budget) -> Result<Course, String> {
     let whole = entries(archive, budget)?;
-    let course = course(whole.clone(), budget);
+    let course = course(&archive.name, whole.clone(), budget);
     // A folder in it has the name of a student where a learning system made it; else the archive has.
-    let is_students = |entry: &Entry| {
-        entry.is_folder() && !STUDENT_FOLDERS.iter().any(|part| entry.name.contains(part))
-    };
-    match course.as_slice() {
-        [only] if is_students(only) => Ok(vec![archive.clone()]),
-        _ if is_project(&whole) => Ok(vec![archive.clone()]),
-        _ => Ok(course),
-    }
+    let is_students = |entry: &Entry| entry.is_folder() && !is_of_system(entry);
+    Ok(match course.entries.as_slice() {
+        [only] if is_students(only) && course.container != SUBMITTED => {
+            Course::of_one(archive.clone())
+        }
+        _ if is_project(&whole) => Course::of_one(archive.clone()),
+        _ => course,
+    })
 }
 
 /// One of several archives: a course, or a student's. One that cannot be read is its owner's problem alone.
-fn of_several(archive: Entry, budget: &Budget) -> Vec<Entry> {
+fn of_several(archive: Entry, budget: &Budget) -> Course {
     let Ok(whole) = entries(&archive, budget) else {
-        return vec![archive];
+        return Course::of_one(archive);
     };
-    let course = course(whole, budget);
-    let folders = course.iter().filter(|entry| entry.is_folder()).count();
-    match folders > 1 && !is_project(&course) {
+    let course = course(&archive.name, whole, budget);
+    let folders = course.entries.iter().filter(|entry| entry.is_folder());
+    match folders.count() > 1 && !is_project(&course.entries) {
         true => course,
-        false => vec![archive],
+        false => Course::of_one(archive),
     }
 }
 
+/// True for a folder that a learning system made for a student.
+fn is_of_system(entry: &Entry) -> bool {
+    STUDENT_FOLDERS.iter().any(|part| entry.name.contains(part))
+}
+
 /// The submissions of a course, through folders that have nothing else beside them and are no student's.
-fn course(mut entries_here: Vec<Entry>, budget: &Budget) -> Vec<Entry> {
+fn course(container: &str, entries_here: Vec<Entry>, budget: &Budget) -> Course {
+    let mut course = Course::new(container, entries_here);
     for _ in 0..limits::MAX_ARCHIVE_DEPTH {
-        let [only] = entries_here.as_slice() else {
+        course = course.submitted(budget);
+        let [only] = course.entries.as_slice() else {
             break;
         };
-        let is_student = STUDENT_FOLDERS.iter().any(|part| only.name.contains(part));
-        if is_student || !only.is_folder() {
+        if course.container == SUBMITTED || is_of_system(only) || !only.is_folder() {
             break;
         }
         let Ok(inside) = entries(only, budget) else {
@@ -134,9 +194,9 @@ fn course(mut entries_here: Vec<Entry>, budget: &Budget) -> Vec<Entry> {
         if !is_course || is_project(&inside) {
             break;
         }
-        entries_here = inside;
+        course = Course::new(&only.name.clone(), inside);
     }
-    entries_here
+    course
 }
 
 /// True if what is in a folder is one student's: folders that projects have, or files that only a project has.

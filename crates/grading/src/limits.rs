@@ -132,3 +132,10 @@ pub const MAX_ITEMS: usize = 40;
 pub const MAX_ITEM_CHARS: usize = 4_000;
 /// Most characters of a note for those who grade.
 pub const MAX_NOTE_CHARS: usize = 10_000;
+
+/// Most bytes of a teacher's own gradebook.
+pub const MAX_TABLE_BYTES: usize = 16 << 20;
+/// Most rows of it.
+pub const MAX_TABLE_ROWS: usize = 50_000;
+/// Most columns of it.
+pub const MAX_TABLE_COLUMNS: usize = 2_000;

@@ -258,7 +258,7 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 /// A file name from a submission's name: letters and digits of any script, no two alike.
-fn file_name(name: &str, taken: &mut HashSet<String>) -> String {
+pub(crate) fn file_name(name: &str, taken: &mut HashSet<String>) -> String {
     let portable = |c: char| {
         let is_letter = c.is_alphanumeric() || (!c.is_ascii() && is_combining_mark(c));
         if is_letter || matches!(c, '-' | '_' | '.') {
@@ -385,7 +385,7 @@ fn row(rubric: &Rubric, one: &Graded, file: &str) -> Vec<String> {
 }
 
 /// A text cell that no spreadsheet takes for a formula.
-fn cell(text: &str) -> String {
+pub(crate) fn cell(text: &str) -> String {
     if text
         .trim_start_matches(' ')
         .starts_with(['=', '+', '-', '@', '\t', '\r', '\n'])

@@ -9,6 +9,7 @@ use crate::finding::{Finding, FindingKind};
 use crate::hidden::mark_name;
 use crate::intake;
 use crate::limits;
+use crate::origin::{Found, Origin};
 use crate::picture::Picture;
 use crate::rubric::Rubric;
 use crate::source::{
@@ -34,6 +35,9 @@ pub struct Submission {
     pub notes: Vec<String>,
     /// Files and folders that were not read and may be somebody's work.
     pub(crate) unread: Vec<String>,
+    /// Where it comes from.
+    #[serde(default)]
+    pub origin: Origin,
 }
 
 /// Finds and reads submissions: each path is a file, or a folder or a zip archive in which every file and every
@@ -55,8 +59,13 @@ pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingErr
     }
     let names = names_of(&found);
     let mut submissions = Vec::with_capacity(found.len());
-    for (entry, name) in found.iter().zip(names) {
-        submissions.push(load(entry, name, &budget));
+    for (Found { entry, origin }, name) in found.iter().zip(names) {
+        let mut submission = load(entry, name, &budget);
+        if origin.is_late {
+            submission.notes.push("handed in late".to_owned());
+        }
+        submission.origin = origin.clone();
+        submissions.push(submission);
         if let Some(problem) = budget.exceeded() {
             return Err(GradingError::Submissions(format!(
                 "{}: {problem}; nothing of it was kept",
@@ -68,10 +77,10 @@ pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingErr
 }
 
 /// Names without extensions where that is unique, with them where it is not, numbered as a last resort.
-fn names_of(found: &[Entry]) -> Vec<String> {
-    let short = |entry: &Entry| match entry.shape() {
-        Shape::Folder => entry.name.clone(),
-        _ => stem(&entry.name),
+fn names_of(found: &[Found]) -> Vec<String> {
+    let short = |found: &Found| match found.entry.shape() {
+        Shape::Folder => found.entry.name.clone(),
+        _ => stem(&found.entry.name),
     };
     let stems: Vec<String> = found.iter().map(short).collect();
     let mut stem_count: HashMap<&str, usize> = HashMap::new();
@@ -80,9 +89,14 @@ fn names_of(found: &[Entry]) -> Vec<String> {
     }
     let mut taken: HashSet<String> = HashSet::new();
     let mut names = Vec::with_capacity(found.len());
-    for (entry, stem) in found.iter().zip(&stems) {
+    for (found, stem) in found.iter().zip(&stems) {
         let unique = stem_count.get(stem.as_str()) == Some(&1);
-        let name = mark_name(if unique { stem } else { &entry.name });
+        let name = match (unique, found.number()) {
+            (true, _) => mark_name(stem),
+            // Two of one name are told apart by what the system knows them by, which stays.
+            (false, Some(number)) => mark_name(&format!("{stem} ({number})")),
+            (false, None) => mark_name(&found.entry.name),
+        };
         let numbered = (2..).map(|number| format!("{name} ({number})"));
         let mut all = std::iter::once(name.clone()).chain(numbered);
         let free = all.find(|name| !taken.contains(name)).unwrap_or(name);
@@ -116,6 +130,7 @@ fn finished(
         problem: problem.map(|problem| Finding::new(FindingKind::Unreadable, problem)),
         notes: left_out.notes,
         unread: left_out.names,
+        origin: Origin::default(),
     };
     if submission.problem.is_none() && submission.text_bytes() > limits::MAX_PROMPT_TEXT_BYTES {
         let limit = limits::MAX_PROMPT_TEXT_BYTES;

@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tandem_gradebook::Gradebook;
-use tandem_gradebook::store::{Reader, Work};
+use tandem_gradebook::store::{By, Reader, Role, Work, WriteError};
+use tandem_grading::review::Change;
 
 use super::daemon::{Daemon, TANDEM};
 use super::grade::COURSE;
@@ -303,6 +304,103 @@ async fn while_one_work_is_written_the_next_one_is_read() {
     let beside = beside.filter(|(one, other)| one.0 != other.0 && is_beside(&one.2, &other.1));
     let count = beside.count();
     assert!(count > 2, "{count} of {}", calls.len());
+}
+
+/// Approves a work of the sample as it stands.
+fn approve(file: &Path, work: i64) {
+    let gradebook = Gradebook::open(file).expect("the store");
+    let approved: Result<(), WriteError> = gradebook.store().write_now(|writer| {
+        let by = By {
+            person: writer.person(Role::Teacher)?,
+            session: "s",
+            key: None,
+        };
+        let seen = writer.work(work)?.expect("a work").seen;
+        let change = Change::Approve { confirmed: true };
+        writer.change((work, seen), &by, &change)
+    });
+    approved.expect("an approval");
+}
+
+/// The command line writes what the page does: approved grades, into a file of one's own, and says what it would write.
+#[test]
+fn grades_leave_by_the_command_line() {
+    let home = tempfile::tempdir().expect("a folder");
+    let file = home.path().join("data/gradebook.sqlite");
+    approve(&file, 1);
+    let course = |arguments: &[&str]| {
+        let command = Command::new(TANDEM)
+            .args(["course"])
+            .args(arguments)
+            .env("HOME", home.path())
+            .env("TANDEM_DATA", home.path().join("data"))
+            .current_dir(home.path())
+            .output();
+        let output = command.expect("the binary runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (
+            output.status.code(),
+            text + &String::from_utf8_lossy(&output.stderr),
+        )
+    };
+    let (_, list) = course(&["list"]);
+    assert!(
+        list.contains("   1  ") && list.contains("/Mean above a limit"),
+        "{list}"
+    );
+    let name = Gradebook::open(&file)
+        .expect("the store")
+        .store()
+        .read_now(|r| r.work(1));
+    let name = name.expect("a state").expect("a work").name;
+    let own = format!(
+        "Student,ID,SIS Login ID,Section,Mean above a limit (5)\n\"A, B\",1,{name},S,\n\"C, D\",2,cd,S,\n"
+    );
+    std::fs::write(home.path().join("own.csv"), &own).expect("a file");
+    let export = ["export", "1", "--into", "own.csv"];
+    let (code, shown) = course(&[&export[..], &["--dry-run"]].concat());
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(
+        shown.contains("1 approved") && shown.contains("1 not submitted"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("1 grades in the file, 1 cells change"),
+        "{shown}"
+    );
+    assert!(!home.path().join("out.csv").exists());
+    let out = [&export[..], &["--out", "out.csv"]].concat();
+    let (code, shown) = course(&out);
+    assert_eq!(code, Some(0), "{shown}");
+    let written = std::fs::read_to_string(home.path().join("out.csv")).expect("a file");
+    let others = written.replacen(&format!("1,{name},S,"), "", 1);
+    let grade = others
+        .split("\"A, B\",")
+        .nth(1)
+        .and_then(|rest| rest.lines().next());
+    let grade = grade.expect("a grade").to_owned();
+    assert!(grade.parse::<f64>().is_ok(), "{written}");
+    assert_eq!(
+        written,
+        own.replace(&format!("{name},S,\n"), &format!("{name},S,{grade}\n"))
+    );
+    // Nothing is written over what is there, and nobody is sent to a column that is not there.
+    let (code, refused) = course(&out);
+    assert_eq!(code, Some(1));
+    assert!(refused.contains("is there already"), "{refused}");
+    let (code, refused) = course(&[&export[..], &["--column", "x", "--dry-run"]].concat());
+    assert_eq!(code, Some(1));
+    assert!(
+        refused.contains("it has: Mean above a limit (5)"),
+        "{refused}"
+    );
+    let (code, shown) = course(&["export", "1", "--as", "feedback", "--out", "f.zip"]);
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(
+        std::fs::read(home.path().join("f.zip"))
+            .expect("a zip")
+            .starts_with(b"PK")
+    );
 }
 
 /// What is graded can be reviewed where nothing can be asked: on a machine without a model, or years later.

@@ -248,6 +248,7 @@ pub(crate) async fn end(
             open: all.open(),
             next: all.first_open().map(|work| whole.href(paths, work)),
             all: all.first().map(|work| every.href(paths, work)),
+            export: viewer.is_teacher.then(|| paths.export(id)),
         }))
     };
     let page = shared.store.read(read).await?;

@@ -168,6 +168,7 @@ pub(crate) async fn form(
         warnings: found.rubric.warnings,
         style: StyleView::new(&style),
         shares: shared.paths.shares(id),
+        export: shared.paths.export(id),
         people: found.people,
         is_divided: found.is_divided,
         models,

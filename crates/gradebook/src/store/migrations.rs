@@ -12,6 +12,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0002_second.sql"),
     include_str!("migrations/0003_pictures.sql"),
     include_str!("migrations/0004_browsers.sql"),
+    include_str!("migrations/0005_exports.sql"),
 ];
 
 /// Takes a file to the form of this version; each step is made as a whole or not at all.

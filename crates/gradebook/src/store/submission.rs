@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
 use tandem_grading::review::Review;
-use tandem_grading::{Graded, Rubric, Submission};
+use tandem_grading::{Graded, Origin, Rubric, Submission};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -246,18 +246,20 @@ impl Writer<'_> {
     /// If SQLite says no.
     pub fn hand_in(&self, assignment: i64, submission: &Submission) -> rusqlite::Result<Handed> {
         let content = json(submission);
+        let key = submission.origin.key();
+        let key = key.as_ref().unwrap_or(&submission.name);
         let earlier: Option<(i64, String)> = self
             .sql
             .query_row(
-                "SELECT id, content FROM submission WHERE assignment = ?1 AND name = ?2 AND replaced_by IS NULL",
-                (assignment, &submission.name),
+                "SELECT id, content FROM submission WHERE assignment = ?1 AND key = ?2 AND replaced_by IS NULL",
+                (assignment, key),
                 |row| Ok((row.get(0)?, row.get(1)?)),
             )
             .optional()?;
         match &earlier {
             Some((id, known)) if *known == content => return Ok(Handed::Same(*id)),
-            // Taken in by a version that kept no pictures: they are added.
-            Some((id, known)) if *known == without_pictures(submission) => {
+            // Taken in by a version that kept less of it: that is added.
+            Some((id, known)) if is_same(known, submission) => {
                 let update = "UPDATE submission SET content = ?1 WHERE id = ?2";
                 self.sql.execute(update, (content, id))?;
                 self.keep_pictures(*id, submission)?;
@@ -270,15 +272,16 @@ impl Writer<'_> {
             None => 0,
         };
         self.sql.execute(
-            "INSERT INTO submission (assignment, name, draw, content, created, share)
-             VALUES (?1, ?2, ?3, ?4, ?5, (SELECT share FROM submission WHERE id = ?6))",
+            "INSERT INTO submission (assignment, name, draw, content, created, share, key)
+             VALUES (?1, ?2, ?3, ?4, ?5, (SELECT share FROM submission WHERE id = ?6), ?7)",
             (
                 assignment,
-                &submission.name,
+                self.free_name(assignment, submission)?,
                 draw(assignment, &submission.name),
                 content,
                 self.now,
                 earlier.as_ref().map(|(id, _)| *id),
+                key,
             ),
         )?;
         let id = self.sql.last_insert_rowid();
@@ -291,6 +294,21 @@ impl Writer<'_> {
             (id, earlier),
         )?;
         Ok(Handed::Again(id))
+    }
+
+    /// What a submission is called: two students of one name, who came one after the other, are told apart.
+    fn free_name(&self, assignment: i64, submission: &Submission) -> rusqlite::Result<String> {
+        let name = &submission.name;
+        let taken = self.current(assignment, name)?.is_some();
+        let id = submission
+            .origin
+            .students
+            .first()
+            .and_then(|one| one.ids.first());
+        Ok(match (taken, id) {
+            (true, Some(id)) => format!("{name} ({id})"),
+            _ => name.clone(),
+        })
     }
 
     fn keep_pictures(&self, work: i64, submission: &Submission) -> rusqlite::Result<()> {
@@ -306,13 +324,19 @@ impl Writer<'_> {
     }
 }
 
-/// A submission as it was kept before pictures were.
-fn without_pictures(submission: &Submission) -> String {
-    let mut bare = submission.clone();
-    for file in &mut bare.files {
-        file.pictures.clear();
+/// True if what was kept is this submission, but for pictures and where it comes from, which earlier versions did not keep.
+fn is_same(known: &str, submission: &Submission) -> bool {
+    let Ok(mut known) = serde_json::from_str::<Submission>(known) else {
+        return false;
+    };
+    let mut new = submission.clone();
+    if known.pictures().next().is_none() {
+        new.files.iter_mut().for_each(|file| file.pictures.clear());
     }
-    json(&bare)
+    if known.origin == Origin::default() {
+        known.origin = new.origin.clone();
+    }
+    known == new
 }
 
 /// A number that looks random and stays, so that no name has a better place than another in all assignments.

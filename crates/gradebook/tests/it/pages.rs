@@ -15,6 +15,7 @@ const PAGES: &[(&str, &str)] = &[
     ("/try", "/try"),
     ("/new", "/new"),
     ("/a/{id}/run", "/a/1/run"),
+    ("/a/{id}/export", "/a/1/export"),
     ("/r/{id}", "/r/1"),
 ];
 

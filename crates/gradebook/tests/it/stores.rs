@@ -7,7 +7,7 @@ use tandem_gradebook::store::{
     By, Handed, Reader, Role, Seen, Store, StoreError, WriteError, Writer,
 };
 use tandem_grading::review::Change;
-use tandem_grading::{Item, ItemKind, Points, Rubric, Submission};
+use tandem_grading::{Item, ItemKind, Origin, Points, Rubric, Student, Submission, System};
 
 fn open(path: &Path) -> Store {
     Gradebook::open(path).unwrap().store().clone()
@@ -293,6 +293,46 @@ fn a_file_of_the_first_version_is_taken_over() {
         (sums.calls, sums.prompt_tokens, sums.cached_tokens),
         (1, 9, 4)
     );
+    let same = Submission::of_text("a.py", "x = 1");
+    let handed = write(&store, |writer| writer.hand_in(1, &same));
+    assert_eq!(handed, Handed::Same(1));
+}
+
+/// Students are told apart by what a learning system knows them by, whatever they and their files are called.
+#[test]
+fn a_student_is_one_whatever_the_files_are_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder.path().join("g.sqlite"));
+    let of = |name: &str, id: &str, text: &str| {
+        let mut submission = Submission::of_text(&format!("{name}.py"), text);
+        submission.origin = Origin {
+            system: System::Canvas,
+            students: vec![Student {
+                name: name.to_owned(),
+                ids: vec![id.to_owned()],
+            }],
+            ..Origin::default()
+        };
+        submission
+    };
+    let hand_in = |one: Submission| write(&store, |writer| writer.hand_in(1, &one));
+    let Handed::New(first) = hand_in(of("huberanna", "101", "x = 1")) else {
+        panic!("the first one is new");
+    };
+    let second = hand_in(of("huberanna", "102", "x = 2"));
+    assert!(matches!(second, Handed::New(_)), "{second:?}");
+    let again = hand_in(of("huberanna (101)", "101", "x = 3"));
+    assert!(matches!(again, Handed::Again(_)), "{again:?}");
+    let works = store.read_now(|reader| reader.works(1)).unwrap();
+    let mut names: Vec<&str> = works
+        .iter()
+        .map(|work| work.name.as_str())
+        .filter(|name| name.starts_with("huber"))
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["huberanna (101)", "huberanna (102)"]);
+    let earlier = store.read_now(|reader| reader.work(first)).unwrap();
+    assert_eq!(earlier.unwrap().replaced_by, Some(again.id()));
 }
 
 /// What a version took in that kept no pictures gets them when it is handed in again, and keeps its values.

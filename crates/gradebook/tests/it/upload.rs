@@ -9,9 +9,13 @@ use crate::site::Site;
 const RUBRIC: &str = include_str!("../../../../examples/intro-course/rubric.yaml");
 
 /// A part of a form: its name, a file's name, and what is in it.
-type Part<'a> = (&'a str, Option<&'a str>, &'a [u8]);
+pub type Part<'a> = (&'a str, Option<&'a str>, &'a [u8]);
 
 async fn send(site: &Site, parts: &[Part<'_>]) -> reqwest::Response {
+    send_to(site, "/new", parts).await
+}
+
+pub async fn send_to(site: &Site, path: &str, parts: &[Part<'_>]) -> reqwest::Response {
     let mut body = Vec::new();
     for (name, file, text) in parts {
         let file = file
@@ -26,7 +30,7 @@ async fn send(site: &Site, parts: &[Part<'_>]) -> reqwest::Response {
     body.extend(b"--cut--\r\n");
     let request = site
         .client
-        .post(site.page("/new"))
+        .post(site.page(path))
         .header("sec-fetch-site", "same-origin")
         .header("content-type", "multipart/form-data; boundary=cut")
         .body(body);

@@ -557,7 +557,7 @@ fn one_student_is_one() {
                 "Ada Lovelace_501_assignsubmission_file/main.py",
                 "Ada Lovelace_501_assignsubmission_file/x.py",
             ],
-            &[("Ada Lovelace_501_assignsubmission_file", 2)],
+            &[("Ada Lovelace", 2)],
         ),
         (&["project/src/a.py", "project/README.md"], one),
         (&["src/a.py", "README.md"], one),

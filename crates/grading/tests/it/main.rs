@@ -4,8 +4,10 @@
 
 mod archives;
 mod course;
+mod exports;
 mod fake;
 mod feedback;
+mod origins;
 mod prompts;
 mod reports;
 mod reviews;

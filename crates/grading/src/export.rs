@@ -1,0 +1,382 @@
+//! What leaves the gradebook: grades and feedback that a person approved, and nothing else.
+//!
+//! [`Row::new`] takes a submission as it stands. Only an approval has a [`Grade`], so no suggestion, no failure and no
+//! blank can become a number elsewhere. [`sheet`] fills in the file that a teacher took from a learning system,
+//! [`write`] makes files of its own. Both return what they would write with an account of it: the preview of an export
+//! is the export.
+
+mod files;
+mod sheet;
+mod student;
+mod table;
+
+use crate::feedback::Item;
+use crate::origin::Origin;
+use crate::points::Points;
+use crate::review::{Decision, Standing, State};
+use crate::roster::Names;
+
+pub use files::{Format, write};
+pub use sheet::{GradeColumn, SheetKind};
+use sheet::{NO, Sheet, number};
+
+/// What a person approved of one criterion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scored {
+    /// The criterion's id.
+    pub id: String,
+    /// What it is called.
+    pub title: String,
+    /// The points.
+    pub points: Points,
+    /// Points for full marks.
+    pub max: Points,
+}
+
+/// What a person approved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grade {
+    /// Sum of the points.
+    pub total: Points,
+    /// Points for full marks.
+    pub max: Points,
+    /// Each criterion, in the rubric's order.
+    pub criteria: Vec<Scored>,
+    /// The feedback.
+    pub text: Vec<Item>,
+}
+
+/// A submission, as far as it may leave.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// What it is called.
+    pub name: String,
+    /// How far it is.
+    pub state: State,
+    grade: Option<Grade>,
+    /// The name under which a learning system gave it out.
+    folder: String,
+    /// Each student's; several of a group.
+    students: Vec<Names>,
+}
+
+impl Row {
+    /// Takes a submission as it stands.
+    #[must_use]
+    pub fn new(name: &str, origin: &Origin, standing: &Standing<'_>) -> Self {
+        let approved = standing.review.decision == Decision::Approved;
+        let criteria = standing.rubric.criteria.iter().map(|criterion| {
+            Some(Scored {
+                id: criterion.id.clone(),
+                title: criterion.title.clone(),
+                points: standing.points(criterion)?,
+                max: criterion.max_points,
+            })
+        });
+        let criteria: Option<Vec<Scored>> = criteria.collect();
+        let grade = criteria.zip(standing.total()).filter(|_| approved);
+        Self {
+            name: name.to_owned(),
+            state: standing.state(),
+            grade: grade.map(|(criteria, total)| Grade {
+                total,
+                max: standing.rubric.max_points,
+                criteria,
+                text: standing.text(),
+            }),
+            folder: match origin.folder.is_empty() {
+                true => name.to_owned(),
+                false => origin.folder.clone(),
+            },
+            students: match origin.students.is_empty() {
+                true => vec![Names::of_submission(name)],
+                false => origin.students.iter().map(Names::of_student).collect(),
+            },
+        }
+    }
+
+    /// What was approved, if something was.
+    #[must_use]
+    pub const fn grade(&self) -> Option<&Grade> {
+        self.grade.as_ref()
+    }
+}
+
+/// One cell that an export changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Place of the submission in the rows.
+    pub row: usize,
+    /// The student, as the file names them.
+    pub student: String,
+    /// The header of the column.
+    pub column: String,
+    /// What stands there; of feedback, nothing or some text.
+    pub before: String,
+    /// What will.
+    pub after: String,
+    /// True if it is feedback, and no grade.
+    pub is_feedback: bool,
+}
+
+/// Something approved that cannot be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// Place of the submission in the rows.
+    pub row: usize,
+    /// Why.
+    pub why: String,
+}
+
+/// What an export writes, and what is to be known of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Export {
+    /// The file.
+    pub bytes: Vec<u8>,
+    /// Cells that change in a teacher's own file.
+    pub changes: Vec<Change>,
+    /// Grades that are in the file, or in this one, those that stand there already included.
+    pub grades: usize,
+    /// What was approved and is not in it.
+    pub left: Vec<Left>,
+    /// Students of the file who handed nothing in.
+    pub absent: Vec<String>,
+    /// What else to look at.
+    pub notes: Vec<String>,
+}
+
+/// What is chosen of a teacher's own file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The column that takes the grades; without it the one that has the assignment's title.
+    pub column: Option<usize>,
+    /// Where the file has another maximum, points are written as the same share of it.
+    pub scales: bool,
+    /// The feedback goes into the file's column for it, too.
+    pub with_feedback: bool,
+}
+
+/// Why a file cannot be filled in.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// It cannot be read.
+    #[error("{0}")]
+    Unreadable(String),
+    /// It cannot be written.
+    #[error("it cannot be written: {0}")]
+    Unwritable(String),
+    /// Nobody said which column it is.
+    #[error("choose the column that takes the grades")]
+    Column,
+    /// The maxima differ.
+    #[error(
+        "“{column}” has {possible} points for full marks and the rubric {max}: make them equal, or let points be written as \
+         the same share"
+    )]
+    Maximum {
+        /// The header of the column.
+        column: String,
+        /// Its points for full marks.
+        possible: f64,
+        /// Those of the rubric.
+        max: Points,
+    },
+}
+
+/// What can be chosen of a teacher's own file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outline {
+    /// What wrote it.
+    pub kind: SheetKind,
+    /// The columns that take grades.
+    pub columns: Vec<GradeColumn>,
+    /// The one that has the assignment's title, or the only one.
+    pub suggested: Option<usize>,
+    /// True if it has a column for feedback.
+    pub takes_feedback: bool,
+}
+
+/// Looks at a teacher's own file.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn outline(bytes: &[u8], title: &str) -> Result<Outline, Refusal> {
+    let sheet = Sheet::read(bytes.to_vec()).map_err(Refusal::Unreadable)?;
+    Ok(Outline {
+        kind: sheet.kind,
+        suggested: sheet.column(title).map(|column| column.index),
+        takes_feedback: sheet.comments.is_some(),
+        columns: sheet.grades,
+    })
+}
+
+/// Fills the approved grades into a teacher's own file. All other bytes stay as they are.
+///
+/// # Errors
+/// If it cannot be read, or it is not clear which grades it takes.
+pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<Export, Refusal> {
+    let mut sheet = Sheet::read(bytes.to_vec()).map_err(Refusal::Unreadable)?;
+    let column = match choice.column {
+        Some(index) => sheet.grades.iter().find(|column| column.index == index),
+        None => sheet.column(title),
+    };
+    let column = column.cloned().ok_or(Refusal::Column)?;
+    let max = rows.iter().find_map(|row| Some(row.grade.as_ref()?.max));
+    if let (Some(max), Some(possible)) = (max, column.possible)
+        && (max.as_f64() - possible).abs() > f64::EPSILON
+        && !choice.scales
+    {
+        let column = column.title;
+        return Err(Refusal::Maximum {
+            column,
+            possible,
+            max,
+        });
+    }
+    let mut export = Export::default();
+    let places = places(&sheet, rows, &mut export);
+    for (place, row) in places {
+        let Some(grade) = &rows[row].grade else {
+            continue;
+        };
+        let mut fill = Fill {
+            sheet: &mut sheet,
+            export: &mut export,
+            at: (place, row),
+        };
+        fill.grade(grade, &column);
+        if choice.with_feedback {
+            fill.feedback(grade);
+        }
+    }
+    export.bytes = sheet.table.finish();
+    Ok(export)
+}
+
+/// Which row of the file is whose; who is not found without doubt is left out, and who has no submission is named.
+fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize)> {
+    let students: Vec<(usize, Names)> = sheet.rows().map(|row| (row, sheet.keys(row))).collect();
+    let mut found: Vec<(usize, usize)> = Vec::new();
+    for (index, row) in rows.iter().enumerate() {
+        for names in &row.students {
+            let by = |has: fn(&Names, &Names) -> bool| -> Vec<usize> {
+                let same = students.iter().filter(|(_, keys)| has(keys, names));
+                same.map(|(place, _)| *place).collect()
+            };
+            let mut same = by(Names::has_id_of);
+            if same.is_empty() {
+                same = by(Names::has_name_of);
+            }
+            let why = match same.as_slice() {
+                [place] => {
+                    found.push((*place, index));
+                    continue;
+                }
+                [] => "the file has no such student",
+                [_, ..] => "the file has several students who may be this one",
+            };
+            if row.grade.is_some() {
+                export.leave(index, why);
+            }
+        }
+    }
+    let is_one = |place: usize| found.iter().filter(|(other, _)| *other == place).count() == 1;
+    for (_, index) in found.iter().filter(|(place, _)| !is_one(*place)) {
+        export.leave(*index, "another submission may be of the same student");
+    }
+    for (place, _) in &students {
+        if !found.iter().any(|(other, _)| other == place) {
+            export.absent.push(sheet.name(*place));
+        }
+    }
+    let places = found.clone().into_iter();
+    places.filter(|(place, _)| is_one(*place)).collect()
+}
+
+impl Export {
+    fn leave(&mut self, row: usize, why: &str) {
+        self.left.push(Left {
+            row,
+            why: why.to_owned(),
+        });
+    }
+}
+
+/// One student's cells.
+struct Fill<'a> {
+    sheet: &'a mut Sheet,
+    export: &'a mut Export,
+    /// The row of the file, and that of the submission.
+    at: (usize, usize),
+}
+
+impl Fill<'_> {
+    fn grade(&mut self, grade: &Grade, column: &GradeColumn) {
+        let (place, row) = self.at;
+        let cell = self.sheet.table.cell(place, column.index);
+        let lock = self
+            .sheet
+            .lock
+            .map(|lock| self.sheet.table.cell(place, lock));
+        if lock.is_some_and(|cell| NO.contains(&cell.trim())) {
+            return self
+                .export
+                .leave(row, "the file says that this grade cannot be changed");
+        }
+        let is_free = matches!(cell.trim(), "" | "-") || number(&cell).is_some();
+        if !is_free {
+            let why = format!("the file has “{}” there", cell.trim());
+            return self.export.leave(row, &why);
+        }
+        let value = match column.possible.filter(|possible| *possible > 0.0) {
+            Some(possible) => grade.total.as_f64() * (possible / grade.max.as_f64()),
+            None => grade.total.as_f64(),
+        };
+        self.export.grades += 1;
+        let text = decimals(value, self.sheet.has_comma);
+        // The same number stays as it is written.
+        if number(&cell) != number(&text) {
+            self.change((&column.title, false), (column.index, &cell), text);
+        }
+    }
+
+    fn feedback(&mut self, grade: &Grade) {
+        let Some(column) = self.sheet.comments else {
+            return;
+        };
+        let cell = self.sheet.table.cell(self.at.0, column);
+        let text = student::body(grade);
+        if cell != text {
+            let title = self.sheet.table.cell(0, column);
+            self.change((&title, true), (column, &cell), text);
+        }
+    }
+
+    fn change(
+        &mut self,
+        (title, is_feedback): (&str, bool),
+        (column, before): (usize, &str),
+        after: String,
+    ) {
+        let (place, row) = self.at;
+        self.export.changes.push(Change {
+            row,
+            student: self.sheet.name(place),
+            column: title.to_owned(),
+            before: before.to_owned(),
+            after: after.clone(),
+            is_feedback,
+        });
+        self.sheet.table.set(place, column, after);
+    }
+}
+
+/// Two decimals, as systems write them, and a third one where it counts.
+fn decimals(value: f64, has_comma: bool) -> String {
+    let text = format!("{value:.3}");
+    let text = text.strip_suffix('0').unwrap_or(&text);
+    match has_comma {
+        true => text.replace('.', ","),
+        false => text.to_owned(),
+    }
+}

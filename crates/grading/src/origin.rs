@@ -1,0 +1,517 @@
+//! What learning systems put into the names of what they hand out: who handed it in, and when.
+//!
+//! [`group`] takes the entries of a course and gives one for each student, however many files and folders a system made of
+//! them. A system is known by all names together: one that fits none of its forms makes the course a plain one, in which
+//! each entry is a student's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::archive::Budget;
+use crate::limits::{MAX_RUBRIC_BYTES, MAX_SOURCE_BYTES};
+use crate::tree::{Entry, Place, stem};
+
+/// What wrote the names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum System {
+    /// Nothing that is known: a file or a folder for each student.
+    #[default]
+    Plain,
+    /// Canvas: files with numbers of student and upload.
+    Canvas,
+    /// Moodle: folders or files with the number of a participant.
+    Moodle,
+    /// Gradescope: folders by number, and a file that says whose they are.
+    Gradescope,
+    /// nbgrader: a folder for each student in one called `submitted`.
+    Nbgrader,
+    /// Submitty: a folder for each attempt.
+    Submitty,
+    /// GitHub Classroom: repositories that begin with the assignment's name.
+    Classroom,
+}
+
+impl System {
+    /// For a person.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Plain => "files and folders",
+            Self::Canvas => "Canvas",
+            Self::Moodle => "Moodle",
+            Self::Gradescope => "Gradescope",
+            Self::Nbgrader => "nbgrader",
+            Self::Submitty => "Submitty",
+            Self::Classroom => "GitHub Classroom",
+        }
+    }
+}
+
+/// Somebody who handed something in, as a system knows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Student {
+    /// The name, as far as it is known.
+    pub name: String,
+    /// Numbers, logins and addresses.
+    pub ids: Vec<String>,
+}
+
+/// Where a submission comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// What wrote its names.
+    pub system: System,
+    /// Whose it is: several of a group, none where only its name tells.
+    pub students: Vec<Student>,
+    /// The name under which the system gave it out, which it wants back.
+    pub folder: String,
+    /// It was handed in late.
+    pub is_late: bool,
+}
+
+impl Origin {
+    /// By what a system knows whose it is, if it does: the same whenever something is handed in again.
+    #[must_use]
+    pub fn key(&self) -> Option<String> {
+        let ids: Option<Vec<&str>> = self
+            .students
+            .iter()
+            .map(|student| student.ids.first().map(String::as_str))
+            .collect();
+        let ids = ids.filter(|ids| !ids.is_empty())?;
+        Some(format!("{}: {}", self.system.as_str(), ids.join(", ")))
+    }
+}
+
+/// One student's entry.
+pub(crate) struct Found {
+    pub(crate) entry: Entry,
+    pub(crate) origin: Origin,
+}
+
+impl Found {
+    /// By what a system knows its only student.
+    pub(crate) fn number(&self) -> Option<&str> {
+        match self.origin.students.as_slice() {
+            [one] => one.ids.first().map(String::as_str),
+            _ => None,
+        }
+    }
+}
+
+/// A part of what a student handed in: its owner, and its name without that.
+struct Part {
+    /// What all parts of a student have alike.
+    key: String,
+    origin: Origin,
+    /// What the student called it; nothing for a folder whose content is theirs.
+    file: Option<String>,
+}
+
+/// One entry for each student of a course. Its folder, where it has one, has the name of the container.
+///
+/// # Errors
+/// A list of whose the entries are that cannot be read, or a course of several assignments.
+pub(crate) fn group(
+    entries: Vec<Entry>,
+    container: &str,
+    budget: &Budget,
+) -> Result<Vec<Found>, String> {
+    if let Some(found) = gradescope(&entries, budget)? {
+        return Ok(found);
+    }
+    for of_name in [canvas, moodle] {
+        let parts: Vec<Option<Part>> = entries.iter().map(of_name).collect();
+        if is_of_system(&parts) {
+            return Ok(together(entries, parts, budget));
+        }
+    }
+    if container == SUBMITTED {
+        return nbgrader(entries, budget);
+    }
+    // `gh classroom clone` names the folder after the assignment.
+    if let Some(slug) = container
+        .strip_suffix("submissions")
+        .filter(|slug| slug.len() > 1)
+        && entries
+            .iter()
+            .all(|entry| entry.name.len() > slug.len() && entry.name.starts_with(slug))
+    {
+        return Ok(entries
+            .into_iter()
+            .map(|entry| classroom(entry, slug))
+            .collect());
+    }
+    entries
+        .into_iter()
+        .map(|entry| alone(entry, budget))
+        .collect()
+}
+
+/// True if so many names have the form of a system that the others are no students of it, but something beside them. Where
+/// short numbers make one student of many entries, they count something else.
+fn is_of_system(parts: &[Option<Part>]) -> bool {
+    let known: Vec<&Part> = parts.iter().flatten().collect();
+    let keys: BTreeSet<&str> = known.iter().map(|part| part.key.as_str()).collect();
+    let is_long = |key: &&str| key.len() >= LEAST_DIGITS;
+    let is_spread = keys.len() * MOST_FILES >= known.len() || keys.iter().all(is_long);
+    !known.is_empty() && known.len() * 10 >= parts.len() * 8 && is_spread
+}
+
+/// Digits of a number that is a student's beyond doubt.
+const LEAST_DIGITS: usize = 3;
+/// Files of a student, on average, where numbers are shorter.
+const MOST_FILES: usize = 4;
+
+/// Parts of one student as files of one folder; what has no owner stays by itself.
+fn together(entries: Vec<Entry>, parts: Vec<Option<Part>>, budget: &Budget) -> Vec<Found> {
+    let mut odd = Vec::new();
+    let mut students: BTreeMap<String, (Origin, Vec<Entry>)> = BTreeMap::new();
+    for (entry, part) in entries.into_iter().zip(parts) {
+        let Some(part) = part else {
+            odd.push(plain(entry));
+            continue;
+        };
+        let (origin, files) = students
+            .entry(part.key)
+            .or_insert_with(|| (part.origin.clone(), Vec::new()));
+        origin.is_late |= part.origin.is_late;
+        match part.file {
+            Some(name) => files.push(Entry { name, ..entry }),
+            // A folder that cannot be read is its owner's problem alone.
+            None => match entry.entries(budget) {
+                Ok(inside) => {
+                    origin.folder.clone_from(&part.origin.folder);
+                    files.extend(inside);
+                }
+                Err(_) => files.push(entry),
+            },
+        }
+    }
+    let found = students.into_values().map(|(origin, files)| Found {
+        entry: Entry {
+            name: origin
+                .students
+                .first()
+                .map_or_else(String::new, |one| one.name.clone()),
+            place: Place::Folder(Rc::new(numbered(files))),
+            note: None,
+        },
+        origin,
+    });
+    odd.into_iter().chain(found).collect()
+}
+
+/// An entry of which no system is known.
+fn plain(entry: Entry) -> Found {
+    let origin = Origin {
+        folder: entry.name.clone(),
+        ..Origin::default()
+    };
+    Found { entry, origin }
+}
+
+/// Files of which no two have one name.
+fn numbered(mut files: Vec<Entry>) -> Vec<Entry> {
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut taken = std::collections::HashSet::new();
+    for file in &mut files {
+        let plain = file.name.clone();
+        let (stem, extension) = plain.rsplit_once('.').unwrap_or((&plain, ""));
+        let mut number = 1;
+        while !taken.insert(file.name.clone()) {
+            number += 1;
+            file.name = match extension {
+                "" => format!("{stem} ({number})"),
+                extension => format!("{stem} ({number}).{extension}"),
+            };
+        }
+    }
+    files
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `name[_LATE]_student_upload_file`, `[LATE_]anon_letters_upload_file`; of a text or a link `…_student_text.html`. Source:
+/// Canvas, `lib/content_zipper.rb`; like there, the first two numbers count.
+fn canvas(entry: &Entry) -> Option<Part> {
+    if entry.shape() == crate::tree::Shape::Folder {
+        return None;
+    }
+    let tokens: Vec<&str> = entry.name.split('_').collect();
+    let is_text = |token: &str| matches!(token, "text.html" | "link.html");
+    let (late, rest) = match tokens.as_slice() {
+        ["LATE", rest @ ..] => (true, rest),
+        rest => (false, rest),
+    };
+    let (id, late, name, file) = match rest {
+        ["anon", id, last] if is_text(last) => {
+            (format!("anon_{id}"), late, String::new(), vec![*last])
+        }
+        ["anon", id, upload, file @ ..] if is_number(upload) && !file.is_empty() => {
+            (format!("anon_{id}"), late, String::new(), file.to_vec())
+        }
+        rest => {
+            let at = rest
+                .windows(2)
+                .position(|w| is_number(w[0]) && (is_number(w[1]) || is_text(w[1])))?;
+            let (before, is_late) = match &rest[..at] {
+                [before @ .., "LATE"] => (before, true),
+                before => (before, false),
+            };
+            let file = match is_text(rest[at + 1]) {
+                true if rest.len() == at + 2 => &rest[at + 1..],
+                true => return None,
+                false => &rest[at + 2..],
+            };
+            if before.is_empty() || file.is_empty() {
+                return None;
+            }
+            (
+                rest[at].to_owned(),
+                is_late,
+                before.join("_"),
+                file.to_vec(),
+            )
+        }
+    };
+    let name = if name.is_empty() { id.clone() } else { name };
+    let origin = Origin {
+        system: System::Canvas,
+        students: vec![Student {
+            name,
+            ids: vec![id.clone()],
+        }],
+        folder: String::new(),
+        is_late: late,
+    };
+    Some(Part {
+        key: id,
+        origin,
+        file: Some(file.join("_")),
+    })
+}
+
+/// `name_number_assignsubmission_file`, as a folder or before a file's name. Source: Moodle,
+/// `mod/assign/classes/downloader.php`.
+fn moodle(entry: &Entry) -> Option<Part> {
+    let (owner, rest) = entry.name.split_once("_assignsubmission_")?;
+    let (name, number) = match owner.rsplit_once('_').filter(|(_, n)| is_number(n)) {
+        Some((name, number)) => (name, Some(number)),
+        // A group by default has no number.
+        None => (owner, None),
+    };
+    let (plugin, file) = rest.split_once('_').unwrap_or((rest, ""));
+    if !matches!(plugin, "file" | "onlinetext") || name.is_empty() {
+        return None;
+    }
+    let is_folder = entry.is_folder() && (file.is_empty() || !file.contains('.'));
+    if !is_folder && file.is_empty() {
+        return None;
+    }
+    let origin = Origin {
+        system: System::Moodle,
+        students: vec![Student {
+            name: name.to_owned(),
+            ids: number.into_iter().map(str::to_owned).collect(),
+        }],
+        folder: match is_folder {
+            true => entry.name.clone(),
+            false => String::new(),
+        },
+        is_late: false,
+    };
+    Some(Part {
+        key: owner.to_owned(),
+        origin,
+        file: (!is_folder).then(|| file.to_owned()),
+    })
+}
+
+/// Of Gradescope's list, the parts that are needed here. The keys are symbols of Ruby.
+#[derive(Deserialize)]
+struct Submitted {
+    #[serde(rename = ":submitters", default)]
+    submitters: Vec<Submitter>,
+}
+
+#[derive(Deserialize)]
+struct Submitter {
+    #[serde(rename = ":name", default)]
+    name: Option<String>,
+    #[serde(rename = ":sid", default)]
+    sid: Option<String>,
+    #[serde(rename = ":email", default)]
+    email: Option<String>,
+}
+
+const METADATA: &str = "submission_metadata.yml";
+
+/// Folders by number, beside a list that says whose they are; nothing if there is no such list.
+fn gradescope(entries: &[Entry], budget: &Budget) -> Result<Option<Vec<Found>>, String> {
+    let Some(list) = entries.iter().find(|entry| entry.name == METADATA) else {
+        return Ok(None);
+    };
+    let text = list.read(MAX_LIST_BYTES, budget)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let known: BTreeMap<String, Submitted> = serde_saphyr::from_str(&text)
+        .map_err(|error| format!("{METADATA} cannot be read: {error}"))?;
+    let found = entries
+        .iter()
+        .filter(|entry| entry.name != METADATA)
+        .map(|entry| {
+            let submitters = known
+                .get(&stem(&entry.name))
+                .or_else(|| known.get(&entry.name));
+            let submitters = submitters.map_or(&[][..], |one| &one.submitters);
+            let students: Vec<Student> = submitters.iter().map(student).collect();
+            let names: Vec<&str> = students.iter().map(|one| one.name.as_str()).collect();
+            let name = match names.is_empty() {
+                true => entry.name.clone(),
+                false => names.join(", "),
+            };
+            let origin = Origin {
+                system: System::Gradescope,
+                students,
+                folder: entry.name.clone(),
+                is_late: false,
+            };
+            let entry = Entry {
+                name,
+                ..entry.clone()
+            };
+            Found { entry, origin }
+        });
+    Ok(Some(found.collect()))
+}
+
+fn student(submitter: &Submitter) -> Student {
+    let ids = [&submitter.sid, &submitter.email];
+    let ids: Vec<String> = ids
+        .into_iter()
+        .flatten()
+        .filter(|id| !id.is_empty())
+        .cloned()
+        .collect();
+    let name = submitter.name.clone().filter(|name| !name.is_empty());
+    Student {
+        name: name.or_else(|| ids.first().cloned()).unwrap_or_default(),
+        ids,
+    }
+}
+
+/// The folder of nbgrader's tree that has what students handed in.
+pub(crate) const SUBMITTED: &str = "submitted";
+/// The others of it, and what else lies there.
+pub(crate) const NBGRADER: &[&str] = &["source", "release", "autograded", "feedback"];
+
+/// A folder for each student, with one for each assignment.
+fn nbgrader(entries: Vec<Entry>, budget: &Budget) -> Result<Vec<Found>, String> {
+    let mut found = Vec::new();
+    let mut assignments: BTreeMap<String, usize> = BTreeMap::new();
+    for entry in entries {
+        let inside = match entry.is_folder() {
+            true => entry.entries(budget).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let folders: Vec<Entry> = inside.into_iter().filter(Entry::is_folder).collect();
+        for folder in &folders {
+            *assignments.entry(folder.name.clone()).or_default() += 1;
+        }
+        let origin = Origin {
+            system: System::Nbgrader,
+            students: vec![Student {
+                name: entry.name.clone(),
+                ids: vec![entry.name.clone()],
+            }],
+            folder: entry.name.clone(),
+            is_late: false,
+        };
+        let place = match folders.as_slice() {
+            [only] => only.place.clone(),
+            _ => entry.place.clone(),
+        };
+        found.push(Found {
+            entry: Entry { place, ..entry },
+            origin,
+        });
+    }
+    if assignments.len() > 1 {
+        let names: Vec<String> = assignments.into_keys().collect();
+        return Err(format!(
+            "it has several assignments: {}; give the folders of one, such as {SUBMITTED}/*/{}",
+            names.join(", "),
+            names[0]
+        ));
+    }
+    Ok(found)
+}
+
+fn classroom(entry: Entry, slug: &str) -> Found {
+    let login = entry
+        .name
+        .strip_prefix(slug)
+        .unwrap_or(&entry.name)
+        .to_owned();
+    let origin = Origin {
+        system: System::Classroom,
+        students: vec![Student {
+            name: login.clone(),
+            ids: vec![login.clone()],
+        }],
+        folder: entry.name.clone(),
+        is_late: false,
+    };
+    let entry = Entry {
+        name: login,
+        ..entry
+    };
+    Found { entry, origin }
+}
+
+/// What Submitty writes beside the attempts of a student.
+#[derive(Deserialize)]
+struct Settings {
+    active_version: u64,
+}
+
+const SETTINGS: &str = "user_assignment_settings.json";
+
+/// An entry that is a student's by itself; of several attempts, the one that counts.
+fn alone(entry: Entry, budget: &Budget) -> Result<Found, String> {
+    let inside = match entry.is_folder() {
+        true => entry.entries(budget).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let Some(settings) = inside.iter().find(|one| one.name == SETTINGS) else {
+        return Ok(plain(entry));
+    };
+    let text = settings.read(MAX_RUBRIC_BYTES, budget)?;
+    let settings: Settings = serde_json::from_slice(&text)
+        .map_err(|error| format!("{}/{SETTINGS} cannot be read: {error}", entry.name))?;
+    let active = settings.active_version.to_string();
+    let attempt = inside.into_iter().find(|one| one.name == active);
+    let origin = Origin {
+        system: System::Submitty,
+        students: vec![Student {
+            name: entry.name.clone(),
+            ids: vec![entry.name.clone()],
+        }],
+        folder: entry.name.clone(),
+        is_late: false,
+    };
+    let place = match attempt {
+        Some(attempt) => attempt.place,
+        None => Place::Problem(format!("attempt {active}, which counts, is not there")),
+    };
+    let entry = Entry { place, ..entry };
+    Ok(Found { entry, origin })
+}
+
+/// Most bytes of a list of who handed in what.
+const MAX_LIST_BYTES: u64 = 16 * MAX_SOURCE_BYTES;

@@ -1,0 +1,388 @@
+//! What leaves the gradebook, judged by another reader of tables and of archives.
+
+use std::io::Read;
+
+use proptest::prelude::*;
+use tandem_grading::export::{Choice, Format, Refusal, Row, SheetKind, fill, outline, write};
+use tandem_grading::review::{Decision, Review, Standing};
+use tandem_grading::{Item, ItemKind, Origin, Points, Rubric};
+
+const TITLE: &str = "Sum of evens";
+const COLUMN: &str = "Sum of evens (4711)";
+
+fn rubric() -> Rubric {
+    Rubric::parse(
+        "id: evens\ntitle: Sum of evens\ntask: Add.\nmax_points: 10\ncriteria:\n\
+         - {id: a, title: Result, description: The sum is right., max_points: 6, step: 0.5}\n\
+         - {id: b, title: Style, description: Names say what they hold., max_points: 4, step: 1}\n",
+    )
+    .unwrap()
+}
+
+fn points(value: f64) -> Points {
+    Points::from_f64(value).unwrap()
+}
+
+/// A submission with these points and this decision.
+fn row(name: &str, given: Option<(f64, f64)>, decision: Decision) -> Row {
+    let rubric = rubric();
+    let mut review = Review {
+        decision,
+        text: Some(vec![
+            Item {
+                kind: ItemKind::Strength,
+                text: "It adds `n` & <all>.".to_owned(),
+            },
+            Item {
+                kind: ItemKind::NextStep,
+                text: "=Try \"zero\".".to_owned(),
+            },
+        ]),
+        ..Review::default()
+    };
+    if let Some((a, b)) = given {
+        review.points.insert("a".to_owned(), points(a));
+        review.points.insert("b".to_owned(), points(b));
+    }
+    let standing = Standing {
+        rubric: &rubric,
+        model: None,
+        review: &review,
+    };
+    Row::new(name, &Origin::default(), &standing)
+}
+
+fn approved(name: &str, a: f64, b: f64) -> Row {
+    row(name, Some((a, b)), Decision::Approved)
+}
+
+fn records(bytes: &[u8], delimiter: u8) -> Vec<Vec<String>> {
+    let mut reader = csv::ReaderBuilder::new()
+        .has_headers(false)
+        .flexible(true)
+        .delimiter(delimiter)
+        .from_reader(bytes);
+    let records = reader.byte_records().map(|record| {
+        let record = record.unwrap();
+        let cells = record
+            .iter()
+            .map(|cell| String::from_utf8_lossy(cell).into_owned());
+        cells.collect()
+    });
+    records.collect()
+}
+
+/// As Canvas writes it: a mark, a row of policies, maxima with spaces before, read-only totals, a test student.
+const CANVAS: &str = "\u{feff}Student,ID,SIS User ID,SIS Login ID,Section,Other (17),Sum of evens (4711),Current Score,Final Score\r\n\
+    ,,,,,Manual Posting,,,\r\n\
+    \"    Points Possible\",,,,,5.00,10.00,(read only),(read only)\r\n\
+    \"Huber, Anna\",101,007,ahuber,\"G1, G2\",4.00,,80.0,80.0\r\n\
+    \"Ōkubo, Ren\",102,008,rokubo,G1,,7.00,,\r\n\
+    \"=\"\"=Evil, Eve\"\"\",103,009,eevil,G1,,10.00,,\r\n\
+    \"Nobody, Nora\",104,010,nnobody,G1,3.00,,60.0,60.0\r\n\
+    \"Excused, Emil\",105,011,eexcused,G1,,EX,,\r\n\
+    \"Student, Test\",9999,,abc,G1,,,,\r\n";
+
+#[test]
+fn a_canvas_gradebook_comes_back_with_its_grades_and_nothing_else() {
+    let rows = [
+        approved("huberanna_101_5001_sum", 5.5, 4.0),
+        approved("Ren Ōkubo", 3.0, 4.0),
+        row("eevil", Some((6.0, 4.0)), Decision::Open),
+        approved("eexcused", 6.0, 4.0),
+        approved("somebody else", 6.0, 4.0),
+    ];
+    let seen = outline(CANVAS.as_bytes(), TITLE).unwrap();
+    assert_eq!((seen.kind, seen.suggested), (SheetKind::Canvas, Some(6)));
+    let titles: Vec<&str> = seen.columns.iter().map(|c| c.title.as_str()).collect();
+    assert_eq!(titles, ["Other (17)", COLUMN]);
+    let export = fill(CANVAS.as_bytes(), TITLE, &rows, &Choice::default()).unwrap();
+    let expected = CANVAS.replace("\"G1, G2\",4.00,,80.0", "\"G1, G2\",4.00,9.50,80.0");
+    assert_eq!(String::from_utf8(export.bytes.clone()).unwrap(), expected);
+    let changes: Vec<_> = export
+        .changes
+        .iter()
+        .map(|c| {
+            (
+                c.row,
+                c.student.as_str(),
+                c.column.as_str(),
+                c.before.as_str(),
+                c.after.as_str(),
+            )
+        })
+        .collect();
+    assert_eq!(changes, [(0, "Huber, Anna", COLUMN, "", "9.50")]);
+    assert_eq!(export.grades, 2);
+    let left: Vec<_> = export
+        .left
+        .iter()
+        .map(|l| (l.row, l.why.as_str()))
+        .collect();
+    assert_eq!(
+        left,
+        [
+            (4, "the file has no such student"),
+            (3, "the file has “EX” there")
+        ]
+    );
+    assert_eq!(export.absent, ["Nobody, Nora"]);
+    let again = fill(&export.bytes, TITLE, &rows, &Choice::default()).unwrap();
+    assert_eq!(
+        (again.bytes, again.changes.len(), again.grades),
+        (export.bytes, 0, 2)
+    );
+}
+
+#[test]
+fn points_of_another_maximum_are_refused_or_written_as_the_same_share() {
+    let sheet = CANVAS.replace("5.00,10.00,", "5.00,100.00,");
+    let rows = [approved("101", 5.5, 4.0), approved("ahuber_", 0.0, 0.0)];
+    let refused = fill(sheet.as_bytes(), TITLE, &rows[..1], &Choice::default());
+    let Err(Refusal::Maximum { possible, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!((possible - 100.0).abs() < 1e-9);
+    let choice = Choice {
+        scales: true,
+        ..Choice::default()
+    };
+    let export = fill(sheet.as_bytes(), TITLE, &rows[1..], &choice).unwrap();
+    assert_eq!(export.changes[0].after, "0.00");
+    let named = [approved("Anna Huber", 5.5, 4.0)];
+    let export = fill(sheet.as_bytes(), TITLE, &named, &choice).unwrap();
+    assert_eq!(export.changes[0].after, "95.00");
+    // Nobody's grade goes where two could be meant, or into a column that nobody chose.
+    let both = [
+        approved("ahuber", 6.0, 4.0),
+        approved("Anna Huber", 1.0, 1.0),
+    ];
+    let export = fill(sheet.as_bytes(), TITLE, &both, &choice).unwrap();
+    assert_eq!((export.changes.len(), export.left.len()), (0, 2));
+    let unknown = fill(sheet.as_bytes(), "Another", &named, &choice);
+    assert_eq!(unknown.unwrap_err(), Refusal::Column);
+}
+
+/// Worksheets of Moodle in the languages of its sites.
+const MOODLE: [(&str, &str); 3] = [
+    (
+        "Identifier,\"Full name\",\"Email address\",Status,Grade,\"Maximum Grade\",\"Grade can be changed\",\"Last modified (submission)\",\"Last modified (grade)\",\"Feedback comments\"\n\
+         \"Participant 71\",\"Anna Huber\",anna@x.org,\"Submitted for grading\",,10.00,Yes,\"Monday, 5 October 2026, 9:00 AM\",-,\n\
+         \"Participant 72\",\"Ben Öz\",ben@x.org,\"Submitted for grading\",4.00,10.00,No,-,-,\n",
+        "9.50",
+    ),
+    (
+        "ID;\"Vollständiger Name\";\"E-Mail-Adresse\";Status;Bewertung;Bestwertung;\"Bewertung kann geändert werden\";\"Zuletzt geändert (Abgabe)\";\"Zuletzt geändert (Bewertung)\";\"Feedback als Kommentar\"\r\n\
+         \"Teilnehmer/in 71\";\"Anna Huber\";anna@x.org;Abgegeben;;10,00;Ja;-;-;\r\n\
+         \"Teilnehmer/in 72\";\"Ben Öz\";ben@x.org;Abgegeben;4,00;10,00;Nein;-;-;\r\n",
+        "9,50",
+    ),
+    (
+        "Identificador,\"Nombre completo\",\"Dirección de correo\",Estatus,Calificación,\"Calificación máxima\",\"La calificación puede ser cambiada\",\"Última modificación (entrega)\",\"Última modificación (calificación)\",\"Comentarios de retroalimentación\"\n\
+         \"Participante 71\",\"Anna Huber\",anna@x.org,Enviado,,\"10,00\",Sí,-,-,\n\
+         \"Participante 72\",\"Ben Öz\",ben@x.org,Enviado,\"4,00\",\"10,00\",No,-,-,\n",
+        "\"9,50\"",
+    ),
+];
+
+#[test]
+fn a_moodle_worksheet_is_filled_in_in_any_language() {
+    let rows = [
+        approved("Anna Huber_71_assignsubmission_file", 5.5, 4.0),
+        approved("Ben Öz", 6.0, 4.0),
+    ];
+    for (sheet, grade) in MOODLE {
+        let seen = outline(sheet.as_bytes(), "any").unwrap();
+        assert_eq!(
+            (seen.kind, seen.suggested),
+            (SheetKind::Moodle, Some(4)),
+            "{sheet}"
+        );
+        assert!(seen.takes_feedback, "{sheet}");
+        let export = fill(sheet.as_bytes(), "any", &rows, &Choice::default()).unwrap();
+        let text = String::from_utf8(export.bytes).unwrap();
+        let place = |text: &str| {
+            let line = text.lines().nth(1).unwrap().to_owned();
+            let delimiter = if line.contains(';') { ";" } else { "," };
+            (line, delimiter)
+        };
+        let (line, delimiter) = place(sheet);
+        // The first empty cell of the first student, and nothing else.
+        let filled = line.replacen(
+            &format!("{delimiter}{delimiter}"),
+            &format!("{delimiter}{grade}{delimiter}"),
+            1,
+        );
+        assert_eq!(text, sheet.replace(&line, &filled));
+        assert_eq!(export.left.len(), 1);
+        assert!(export.left[0].why.contains("cannot be changed"));
+        let choice = Choice {
+            with_feedback: true,
+            ..Choice::default()
+        };
+        let export = fill(sheet.as_bytes(), "any", &rows, &choice).unwrap();
+        let cells = records(&export.bytes, delimiter.as_bytes()[0]);
+        let html = cells[1].last().unwrap();
+        assert!(
+            html.contains("It adds <code>n</code> &amp; &lt;all&gt;."),
+            "{html}"
+        );
+        assert!(html.contains("9.5 of 10 points") && html.contains("AI-assisted"));
+        assert_eq!(
+            fill(&export.bytes, "any", &rows, &choice).unwrap().changes,
+            []
+        );
+    }
+}
+
+#[test]
+fn a_table_in_a_code_page_keeps_it() {
+    let (sheet, _, _) = encoding_rs::WINDOWS_1252
+        .encode("Name;Matrikel;Note\nHübner, Jörg;0012345;\nWeiß, Eva;0012346;\n");
+    let choice = Choice {
+        column: Some(2),
+        ..Choice::default()
+    };
+    let rows = [
+        approved("0012345", 5.5, 4.0),
+        approved("Eva Weiß", 1.0, 1.0),
+    ];
+    let export = fill(&sheet, "any", &rows, &choice).unwrap();
+    let (text, _, _) = encoding_rs::WINDOWS_1252.decode(&export.bytes);
+    assert_eq!(
+        text,
+        "Name;Matrikel;Note\nHübner, Jörg;0012345;9,50\nWeiß, Eva;0012346;2,00\n"
+    );
+    assert_eq!(
+        fill(&sheet, "any", &rows, &Choice::default()).unwrap_err(),
+        Refusal::Column
+    );
+    for (bytes, why) in [
+        (&b"a,\"b\n1,2\n"[..], "a quote is not closed"),
+        (&b"\xff\xfea\0,\0"[..], "no CSV file of UTF-8"),
+        (&b"alone\n"[..], "no rows"),
+    ] {
+        let error = outline(bytes, "any").unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+fn files(zip: &[u8]) -> Vec<(String, String)> {
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(zip)).unwrap();
+    let count = archive.len();
+    let file = |i| {
+        let mut file = archive.by_index(i).unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        (file.name().unwrap().into_owned(), text)
+    };
+    (0..count).map(file).collect()
+}
+
+#[test]
+fn own_forms_have_what_was_approved_and_say_who_approved_it() {
+    let rows = [
+        approved("0012", 5.5, 4.0),
+        row("open", Some((6.0, 4.0)), Decision::Open),
+        row("without", Some((6.0, 4.0)), Decision::WithoutPoints),
+        approved("=cmd", 6.0, 4.0),
+    ];
+    let written = |format| write(format, ("evens", TITLE), &rows).unwrap().bytes;
+    let table = written(Format::Csv);
+    assert!(table.starts_with("\u{feff}submission,".as_bytes()));
+    let table = records(&table[3..], b',');
+    let names: Vec<&str> = table.iter().map(|cells| cells[0].as_str()).collect();
+    assert_eq!(names, ["submission", "=\"0012\"", "'=cmd"]);
+    assert_eq!(table[1][1..5], ["9.5", "10", "5.5", "4"]);
+    let json: serde_json::Value = serde_json::from_slice(&written(Format::Json)).unwrap();
+    assert_eq!(json["submissions"].as_array().unwrap().len(), 2);
+    for (format, paths) in [
+        (Format::Feedback, &["0012.md", "0012.html"][..]),
+        (Format::Moodle, &["0012/feedback.html"]),
+        (Format::Nbgrader, &["feedback/0012/evens/feedback.html"]),
+        (Format::Gradescope, &["0012/results.json"]),
+    ] {
+        let files = files(&written(format));
+        for path in paths {
+            let found = files.iter().find(|(name, _)| name == path);
+            let (_, text) = found.unwrap_or_else(|| panic!("{format:?} lacks {path}"));
+            assert!(text.contains("9.5") && !text.contains("<all>"), "{text}");
+        }
+        assert!(
+            files
+                .iter()
+                .all(|(name, _)| !name.contains("open") && !name.contains("without"))
+        );
+        let of_pages = files.iter().filter(|(name, _)| name.ends_with("html"));
+        assert!(
+            of_pages
+                .into_iter()
+                .all(|(_, text)| text.contains("AI-assisted"))
+        );
+    }
+}
+
+/// A cell of any gradebook: quotes, delimiters, line ends and letters of any script.
+fn any_cell() -> impl Strategy<Value = String> {
+    proptest::string::string_regex("[a-zß東,;\"\n =+-]{0,6}").unwrap()
+}
+
+fn raw(cell: &str, always: bool) -> String {
+    let needs = always || cell.contains([',', ';', '"', '\n', '\t']);
+    match needs {
+        true => format!("\"{}\"", cell.replace('"', "\"\"")),
+        false => cell.to_owned(),
+    }
+}
+
+proptest! {
+    /// Whatever a gradebook looks like and whatever was decided: the cells that change are those of approved grades, the
+    /// rest comes back byte for byte, and a second export changes nothing.
+    #[test]
+    fn no_cell_changes_but_for_an_approved_grade(
+        cells in proptest::collection::vec((any_cell(), proptest::option::of(0..=20u32), 0..3u32), 1..12),
+        delimiter in proptest::sample::select(vec![b',', b';', b'\t']),
+        end in proptest::sample::select(vec!["\n", "\r\n"]),
+        quotes in any::<bool>(),
+        mark in any::<bool>(),
+    ) {
+        let d = char::from(delimiter);
+        let mut sheet = if mark { "\u{feff}".to_owned() } else { String::new() };
+        sheet.push_str(&["Student", "ID", "Section", COLUMN, "Final"].join(&d.to_string()));
+        sheet.push_str(end);
+        let mut rows = Vec::new();
+        for (i, (noise, before, decision)) in cells.iter().enumerate() {
+            let id = (1000 + i).to_string();
+            let before = before.map(|n| format!("{n}.00")).unwrap_or_default();
+            let line = [&format!("S{i}"), &id, noise, &before, noise].map(|cell| raw(cell, quotes));
+            sheet.push_str(&line.join(&d.to_string()));
+            sheet.push_str(end);
+            let decision = [Decision::Open, Decision::Approved, Decision::WithoutPoints][*decision as usize];
+            rows.push(row(&format!("x_{id}_77"), Some((3.0, f64::from(u8::try_from(i % 5).unwrap()))), decision));
+        }
+        let export = fill(sheet.as_bytes(), TITLE, &rows, &Choice::default()).unwrap();
+        let (old, new) = (records(sheet.as_bytes(), delimiter), records(&export.bytes, delimiter));
+        prop_assert_eq!(old.len(), new.len());
+        let mut changed = 0;
+        for (i, (old, new)) in old.iter().zip(&new).enumerate() {
+            for (column, (old, new)) in old.iter().zip(new).enumerate() {
+                if old == new {
+                    continue;
+                }
+                changed += 1;
+                prop_assert_eq!(column, 3);
+                prop_assert_eq!(cells[i - 1].2, 1);
+                let expected = 3.0 + ((i - 1) % 5) as f64;
+                prop_assert_eq!(new.replace(',', ".").parse::<f64>().unwrap(), expected);
+            }
+        }
+        prop_assert_eq!(changed, export.changes.len());
+        prop_assert_eq!(export.grades, cells.iter().filter(|(_, _, d)| *d == 1).count());
+        if changed == 0 {
+            prop_assert_eq!(&export.bytes, sheet.as_bytes());
+        }
+        let again = fill(&export.bytes, TITLE, &rows, &Choice::default()).unwrap();
+        prop_assert_eq!(again.changes.len(), 0);
+        prop_assert_eq!(again.bytes, export.bytes);
+    }
+}

@@ -1,0 +1,263 @@
+//! As many students come out of an export of a learning system as went in, whatever it made of their files.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+use tandem_grading::{Submission, System, load_submissions};
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
+
+/// Names in several scripts, with what makes them hard: numbers, lines below, signs.
+const NAMES: &[&str] = &[
+    "Nguyễn, Goran",
+    "Müller-Lüdenscheidt, Änne",
+    "Ōkubo, Ren",
+    "O'Neil, Siobhán",
+    "Smith, 3rd",
+    "de la Cruz, María José",
+    "王, 小明",
+    "Иванова, Дарья",
+];
+
+const COUNT: usize = 30;
+
+/// A student: the name as `Last, First`, and a number.
+fn student(i: usize) -> (String, usize) {
+    let name = NAMES[i % NAMES.len()];
+    (format!("{name}{}", "x".repeat(i / NAMES.len())), 4000 + i)
+}
+
+fn first_last(name: &str) -> String {
+    let (last, first) = name.split_once(", ").unwrap();
+    format!("{first} {last}")
+}
+
+/// As Canvas writes it before the numbers.
+fn compact(name: &str) -> String {
+    let letters = name.chars().filter(|c| c.is_alphanumeric());
+    letters.collect::<String>().to_lowercase()
+}
+
+fn load(members: &[(String, String)]) -> Vec<Submission> {
+    let dir = tempfile::tempdir().unwrap();
+    let path: PathBuf = dir.path().join("course submissions.zip");
+    let mut zip = ZipWriter::new(File::create(&path).unwrap());
+    for (name, content) in members {
+        zip.start_file(name.as_str(), SimpleFileOptions::default())
+            .unwrap();
+        zip.write_all(content.as_bytes()).unwrap();
+    }
+    zip.finish().unwrap();
+    load_submissions(&[path]).unwrap()
+}
+
+/// What is known of each: number of the student, and how many files.
+fn known(list: &[Submission], system: System) -> Vec<(String, usize)> {
+    let one = |s: &Submission| {
+        assert_eq!(s.origin.system, system, "{}", s.name);
+        (s.origin.students[0].ids[0].clone(), s.files.len())
+    };
+    let mut all: Vec<(String, usize)> = list.iter().map(one).collect();
+    all.sort();
+    all
+}
+
+fn file(name: String) -> (String, String) {
+    (name, "x = 1\n".to_owned())
+}
+
+#[test]
+fn thirty_students_of_canvas_are_thirty() {
+    let mut members = Vec::new();
+    let mut expected = Vec::new();
+    for i in 0..COUNT {
+        let (name, id) = student(i);
+        let late = if i % 5 == 0 { "_LATE" } else { "" };
+        let own = format!("{}{late}_{id}", compact(&name));
+        let mut files = vec![format!("{own}_9{i:03}_hw1.py")];
+        match i % 4 {
+            // A second file, one of the same name, one that cannot be read, a text.
+            0 => files.push(format!("{own}_8{i:03}_team7_55_66_main.py")),
+            1 => files.push(format!("{own}_8{i:03}_hw1-1.py")),
+            2 => files.push(format!("{own}_8{i:03}_report.pdf")),
+            _ => files.push(format!("{own}_text.html")),
+        }
+        members.extend(files.into_iter().map(file));
+        expected.push((id.to_string(), if i % 4 == 2 { 1 } else { 2 }));
+    }
+    let list = load(&members);
+    assert_eq!(known(&list, System::Canvas), expected);
+    let late = list.iter().filter(|s| s.origin.is_late).count();
+    assert_eq!(late, COUNT / 5);
+    let noted = list
+        .iter()
+        .filter(|s| s.notes.iter().any(|note| note == "handed in late"));
+    assert_eq!(noted.count(), late);
+    let names: Vec<&str> = list.iter().map(|s| s.name.as_str()).collect();
+    assert!(
+        names
+            .iter()
+            .all(|name| !name.contains('_') && !name.contains("LATE")),
+        "{names:?}"
+    );
+    // What is not read is said, and can still be graded by hand.
+    let pdf = list
+        .iter()
+        .find(|s| s.origin.students[0].ids[0] == "4002")
+        .unwrap();
+    assert!(
+        pdf.notes.iter().any(|note| note.contains("report.pdf")),
+        "{:?}",
+        pdf.notes
+    );
+    // What the teacher put beside them is nobody's, and stands by itself.
+    let mut beside = members.clone();
+    beside.push(file("notes for the class.txt".to_owned()));
+    let list = load(&beside);
+    assert_eq!(list.len(), COUNT + 1);
+    assert_eq!(list[0].origin.system, System::Plain);
+    let anonymous: Vec<(String, String)> = [
+        "LATE_anon_Ab12_77_a.py",
+        "anon_Cd34_78_a.py",
+        "anon_Cd34_text.html",
+    ]
+    .into_iter()
+    .map(|name| file(name.to_owned()))
+    .collect();
+    let list = load(&anonymous);
+    assert_eq!(
+        known(&list, System::Canvas),
+        [("anon_Ab12".to_owned(), 1), ("anon_Cd34".to_owned(), 2)]
+    );
+}
+
+#[test]
+fn thirty_students_of_moodle_are_thirty_in_both_of_its_forms() {
+    let (mut folders, mut flat, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+    for i in 0..COUNT {
+        let (name, id) = student(i);
+        let name = first_last(&name);
+        // Older versions end the folder with a line.
+        let line = if i % 2 == 0 { "" } else { "_" };
+        folders.push(format!("{name}_{id}_assignsubmission_file{line}/main.py"));
+        folders.push(format!(
+            "{name}_{id}_assignsubmission_file{line}/lib/util.py"
+        ));
+        flat.push(format!("{name}_{id}_assignsubmission_file_main.py"));
+        flat.push(format!("{name}_{id}_assignsubmission_file_util_2.py"));
+        if i % 3 == 0 {
+            folders.push(format!(
+                "{name}_{id}_assignsubmission_onlinetext/onlinetext.html"
+            ));
+            flat.push(format!(
+                "{name}_{id}_assignsubmission_onlinetext_onlinetext.html"
+            ));
+        }
+        expected.push((id.to_string(), if i % 3 == 0 { 3 } else { 2 }));
+    }
+    for members in [folders, flat] {
+        let members: Vec<(String, String)> = members.into_iter().map(file).collect();
+        let list = load(&members);
+        assert_eq!(known(&list, System::Moodle), expected);
+        for (i, one) in list.iter().enumerate() {
+            assert!(!one.name.contains("assignsubmission"), "{i}: {}", one.name);
+        }
+    }
+    let blind = load(&[
+        file("Participant_17_assignsubmission_file/a.py".to_owned()),
+        file("Participant_18_assignsubmission_file/a.py".to_owned()),
+        file("Team A_assignsubmission_file/a.py".to_owned()),
+    ]);
+    assert_eq!(blind.len(), 3);
+    let names: Vec<&str> = blind.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(names, ["Participant (17)", "Participant (18)", "Team A"]);
+    assert_eq!(
+        blind[0].origin.folder,
+        "Participant_17_assignsubmission_file"
+    );
+}
+
+#[test]
+fn others_are_known_by_their_trees() {
+    let (mut gradescope, mut nbgrader, mut submitty, mut classroom) =
+        (vec![], vec![], vec![], vec![]);
+    let mut list = String::from("---\n");
+    for i in 0..COUNT {
+        let (name, id) = student(i);
+        list.push_str(&format!(
+            "submission_{id}:\n  :submitters:\n  - :name: \"{name}\"\n    :sid: \"0{id}\"\n    :email: s{id}@x.org\n  :created_at: 2026-11-01\n  :score: 3.0\n"
+        ));
+        gradescope.push(file(format!("assignment_9_export/submission_{id}/main.py")));
+        nbgrader.push(file(format!("course/submitted/s{id}/ps1/p1.py")));
+        nbgrader.push(file(format!("course/submitted/s{id}/ps1/timestamp.txt")));
+        let version = 1 + i % 3;
+        for attempt in 1..=3 {
+            submitty.push((
+                format!("hw/s{id}/{attempt}/main.py"),
+                format!("x = {attempt}\n"),
+            ));
+        }
+        let settings = format!("{{\"active_version\": {version}, \"history\": []}}");
+        submitty.push((format!("hw/s{id}/user_assignment_settings.json"), settings));
+        classroom.push(file(format!("lab-one-submissions/lab-one-s{id}/main.py")));
+    }
+    gradescope.push((
+        "assignment_9_export/submission_metadata.yml".to_owned(),
+        list,
+    ));
+    nbgrader.push(file("course/source/ps1/p1.py".to_owned()));
+    nbgrader.push(file("course/release/ps1/p1.py".to_owned()));
+    nbgrader.push(file("course/gradebook.db".to_owned()));
+    for (members, system, id) in [
+        (gradescope, System::Gradescope, "0"),
+        (nbgrader, System::Nbgrader, "s"),
+        (submitty.clone(), System::Submitty, "s"),
+        (classroom, System::Classroom, "s"),
+    ] {
+        let list = load(&members);
+        let expected: Vec<String> = (0..COUNT).map(|i| format!("{id}{}", 4000 + i)).collect();
+        let found: Vec<String> = known(&list, system).into_iter().map(|(id, _)| id).collect();
+        assert_eq!(found, expected, "{system:?}");
+    }
+    // Of several attempts the one that counts is read.
+    for one in load(&submitty) {
+        let id: usize = one.origin.students[0].ids[0][1..].parse().unwrap();
+        let version = 1 + (id - 4000) % 3;
+        assert_eq!(
+            one.files[0].lines,
+            [format!("x = {version}")],
+            "{}",
+            one.name
+        );
+    }
+}
+
+/// Files of a course that look a little like those of a system stay what they are.
+#[test]
+fn a_plain_course_is_no_export() {
+    for members in [
+        &["lab_1_2_main.py", "anna.py"][..],
+        &["week_3.py", "week_4.py"],
+        &["ann_hw1.py", "bob_hw1.py"],
+        &["lab-one/anna/a.py", "lab-one/ben/a.py"],
+        &[
+            "hw_1_2_anna.py",
+            "hw_1_2_ben.py",
+            "hw_1_2_eve.py",
+            "hw_1_2_joe.py",
+            "hw_1_2_max.py",
+        ],
+    ] {
+        let list: Vec<(String, String)> = members
+            .iter()
+            .map(|name| file((*name).to_owned()))
+            .collect();
+        let list = load(&list);
+        assert_eq!(list.len(), members.len(), "{members:?}");
+        assert!(
+            list.iter().all(|s| s.origin.system == System::Plain),
+            "{members:?}"
+        );
+    }
+}
