@@ -110,6 +110,8 @@ pub struct Browser {
     /// Where the driver listens, and what it calls the browser.
     port: String,
     session: String,
+    /// Where it puts files.
+    downloads: TempDir,
 }
 
 impl Browser {
@@ -172,7 +174,11 @@ impl Browser {
         if is_dark {
             flags.push("--blink-settings=preferredColorScheme=0".to_owned());
         }
-        let mut chrome = json!({ "args": flags });
+        let downloads = tempfile::tempdir().unwrap();
+        let mut chrome = json!({
+            "args": flags,
+            "prefs": { "download.default_directory": downloads.path() },
+        });
         if let Ok(binary) = std::env::var("CHROMIUM") {
             chrome["binary"] = json!(binary);
         }
@@ -190,7 +196,21 @@ impl Browser {
             driver,
             port,
             session,
+            downloads,
         }
+    }
+
+    /// The file that was downloaded, once it is whole.
+    pub async fn downloaded(&self, name: &str) -> Vec<u8> {
+        let path = self.downloads.path().join(name);
+        let since = Instant::now();
+        while !path.exists() {
+            assert!(since.elapsed() < PATIENCE, "{name} does not come");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        bytes
     }
 
     /// Starts one on a desk, lets it in and opens a path.

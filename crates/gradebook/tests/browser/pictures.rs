@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use tandem_gradebook::store::{SheetFile, StoreError};
+
 use crate::harness::{Browser, Site};
 use crate::models::Models;
 
@@ -60,4 +62,36 @@ async fn the_documents_show_the_pages_as_they_are() {
         .until("/^1[0-9] of 30$/.test(document.getElementById('done').textContent)")
         .await;
     take(&browser, "run.png").await;
+    let course = site.course("Intro course, spring", 12);
+    let mut own = "Student,ID,SIS Login ID,Section,Mean above a limit (4711)\r\n    Points Possible,,,,10.00\r\n".to_owned();
+    for i in 0..12 {
+        own.push_str(&format!(
+            "\"Family {i}, Given\",{},work-{i:04},A,\r\n",
+            300 + i
+        ));
+    }
+    let sheet = SheetFile {
+        name: "grades.csv".to_owned(),
+        bytes: own.into_bytes(),
+    };
+    let kept: Result<(), StoreError> = site
+        .gradebook
+        .store()
+        .write_now(|writer| writer.keep_sheet(course, &sheet).map(Ok));
+    kept.unwrap();
+    browser.enter(&site, &format!("/a/{course}")).await;
+    for i in 1..=7 {
+        let work = browser
+            .run("return document.getElementById('desk').dataset.work")
+            .await;
+        browser.press("a").await;
+        browser
+            .until(&format!(
+                "document.getElementById('desk').dataset.work !== {work} &&
+                 document.getElementById('head').textContent.includes('{i} of 12 settled')"
+            ))
+            .await;
+    }
+    browser.enter(&site, &format!("/a/{course}/export")).await;
+    take(&browser, "export.png").await;
 }
