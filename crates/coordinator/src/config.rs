@@ -335,10 +335,16 @@ impl Config {
         Ok(config)
     }
 
-    /// True if there is nothing that could be asked.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty() && self.servers.is_empty() && self.models.is_empty()
+    /// The same where pages may be served alone: then there is nothing to ask, and nothing to check.
+    ///
+    /// # Errors
+    /// As [`Config::validate`].
+    pub fn validate_or_empty(&self) -> Result<(), ConfigError> {
+        let is_empty = self.nodes.is_empty() && self.servers.is_empty() && self.models.is_empty();
+        match is_empty {
+            true => Ok(()),
+            false => self.validate(),
+        }
     }
 
     /// Checks every key.

@@ -61,10 +61,7 @@ pub async fn run_with_pages(
     pages: Router,
     shutdown: impl Future<Output = impl Into<Ending>> + Send + 'static,
 ) -> Result<(), CoordinatorError> {
-    // Pages can be served where there is nothing to ask.
-    if !config.is_empty() {
-        config.validate()?;
-    }
+    config.validate_or_empty()?;
     config.check_security(&security)?;
     for (listener, public) in &listeners {
         public.check_listen(listener.local_addr().map_err(LinkError::from)?)?;
