@@ -1,8 +1,8 @@
 //! What leaves the gradebook: grades and feedback that a person approved, and nothing else.
 //!
 //! [`Row::new`] takes a submission as it stands. Only an approval has a [`Grade`], so no suggestion, no failure and no
-//! blank can become a number elsewhere. [`sheet`] fills in the file that a teacher took from a learning system,
-//! [`write`] makes files of its own. Both return what they would write with an account of it: the preview of an export
+//! blank can become a number elsewhere. [`fill`] fills in the file that a teacher took from a learning system,
+//! [`write()`] makes files of its own. Both return what they would write with an account of it: the preview of an export
 //! is the export.
 
 mod files;

@@ -322,27 +322,28 @@ fn approve(file: &Path, work: i64) {
     approved.expect("an approval");
 }
 
+/// `tandem course`: how it ended, and what it said.
+fn course(home: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+    let command = Command::new(TANDEM)
+        .arg("course")
+        .args(arguments)
+        .env("HOME", home)
+        .env("TANDEM_DATA", home.join("data"))
+        .current_dir(home)
+        .output();
+    let output = command.expect("the binary runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let code = output.status.code();
+    (code, text + &String::from_utf8_lossy(&output.stderr))
+}
+
 /// The command line writes what the page does: approved grades, into a file of one's own, and says what it would write.
 #[test]
 fn grades_leave_by_the_command_line() {
     let home = tempfile::tempdir().expect("a folder");
     let file = home.path().join("data/gradebook.sqlite");
     approve(&file, 1);
-    let course = |arguments: &[&str]| {
-        let command = Command::new(TANDEM)
-            .args(["course"])
-            .args(arguments)
-            .env("HOME", home.path())
-            .env("TANDEM_DATA", home.path().join("data"))
-            .current_dir(home.path())
-            .output();
-        let output = command.expect("the binary runs");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        (
-            output.status.code(),
-            text + &String::from_utf8_lossy(&output.stderr),
-        )
-    };
+    let course = |arguments: &[&str]| course(home.path(), arguments);
     let (_, list) = course(&["list"]);
     assert!(
         list.contains("   1  ") && list.contains("/Mean above a limit"),

@@ -19,11 +19,9 @@ fn sheet(title: &str) -> String {
     sheet
 }
 
-#[tokio::test]
-async fn the_last_page_leads_out_and_the_second_export_changes_nothing() {
-    let site = Site::new().await;
-    let course = site.course("Out", 3);
-    let browser = Browser::open(&site, &format!("/a/{course}")).await;
+/// Approves all three of a course with a key, and goes on from the last page.
+async fn way_out(site: &Site, course: i64) -> Browser {
+    let browser = Browser::open(site, &format!("/a/{course}")).await;
     for _ in 0..3 {
         browser.press("a").await;
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
@@ -39,6 +37,14 @@ async fn the_last_page_leads_out_and_the_second_export_changes_nothing() {
     );
     browser.press("e").await;
     browser.until("document.getElementById('export')").await;
+    browser
+}
+
+#[tokio::test]
+async fn the_last_page_leads_out_and_the_second_export_changes_nothing() {
+    let site = Site::new().await;
+    let course = site.course("Out", 3);
+    let browser = way_out(&site, course).await;
     let title = "return document.querySelectorAll('header a')[1].textContent";
     let title = browser.run(title).await.as_str().unwrap().to_owned();
     let own = site.folder().join("Grades of the course.csv");

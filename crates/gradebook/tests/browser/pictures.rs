@@ -62,6 +62,11 @@ async fn the_documents_show_the_pages_as_they_are() {
         .until("/^1[0-9] of 30$/.test(document.getElementById('done').textContent)")
         .await;
     take(&browser, "run.png").await;
+    of_export(&site, &browser).await;
+}
+
+/// Of a course of which a part is approved, and its gradebook is there.
+async fn of_export(site: &Site, browser: &Browser) {
     let course = site.course("Intro course, spring", 12);
     let mut own = "Student,ID,SIS Login ID,Section,Mean above a limit (4711)\r\n    Points Possible,,,,10.00\r\n".to_owned();
     for i in 0..12 {
@@ -79,7 +84,7 @@ async fn the_documents_show_the_pages_as_they_are() {
         .store()
         .write_now(|writer| writer.keep_sheet(course, &sheet).map(Ok));
     kept.unwrap();
-    browser.enter(&site, &format!("/a/{course}")).await;
+    browser.enter(site, &format!("/a/{course}")).await;
     for i in 1..=7 {
         let work = browser
             .run("return document.getElementById('desk').dataset.work")
@@ -92,6 +97,6 @@ async fn the_documents_show_the_pages_as_they_are() {
             ))
             .await;
     }
-    browser.enter(&site, &format!("/a/{course}/export")).await;
-    take(&browser, "export.png").await;
+    browser.enter(site, &format!("/a/{course}/export")).await;
+    take(browser, "export.png").await;
 }
