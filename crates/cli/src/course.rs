@@ -210,6 +210,7 @@ fn account(written: &Written, counts: &Counts) -> String {
         (counts.not_attempted, "with nothing in them"),
         (counts.without_points, "settled without points"),
         (counts.again, "handed in again since they were approved"),
+        (counts.quick, "approved within two seconds"),
         (export.absent.len(), "not submitted"),
     ];
     let states = states.iter().filter(|(count, _)| *count > 0);

@@ -16,6 +16,8 @@
   let status = "";
   // Whether queue and steps are as they are after all that was saved.
   let isFresh = true;
+  // When the work that is shown came to the screen.
+  let since = performance.now();
 
   const tell = (text = status) => {
     status = text;
@@ -342,6 +344,7 @@
     document.title = next.title;
     if (push) history.pushState(null, "", page.url);
     isFresh = waiting === 0;
+    since = performance.now();
     const now = desk();
     // A save of this work may be on its way; then its answer says the version.
     if (waiting === 0 || !versions.has(now.dataset.work)) versions.set(now.dataset.work, now.dataset.version);
@@ -417,6 +420,7 @@
     event.preventDefault();
     const body = new URLSearchParams(new FormData(form, event.submitter));
     const work = form.dataset.save;
+    if ("approve" in form.dataset) body.set("shown", Math.round(performance.now() - since));
     if (!("approve" in form.dataset)) {
       save(form.action, body, work);
       return;

@@ -3,6 +3,7 @@
 use tandem_grading::export::{Choice, Export, Format, Refusal, Row, fill, write};
 use tandem_grading::review::{Decision, Standing, State};
 
+use crate::limits::QUICK_MS;
 use crate::store::{Reader, Role, SheetFile, Store, StoreError};
 
 /// Where grades go.
@@ -42,6 +43,8 @@ pub struct Counts {
     pub without_points: usize,
     /// Handed in again since an approval, and not approved since.
     pub again: usize,
+    /// Of those that are approved, approved within [`QUICK_MS`] of being shown.
+    pub quick: usize,
 }
 
 /// Why nothing can be exported.
@@ -92,6 +95,7 @@ pub(crate) struct Rows {
     rows: Vec<Row>,
     pub(crate) counts: Counts,
     first_again: Option<i64>,
+    first_quick: Option<i64>,
 }
 
 impl Rows {
@@ -138,7 +142,10 @@ impl Rows {
             rows.push(Row::new(&work.name, &origin, &standing));
             works.push((work.id, work.name));
         }
+        let quick = reader.quick_approvals(assignment, QUICK_MS)?;
+        counts.quick = quick.len();
         Ok(Some(Self {
+            first_quick: quick.first().copied(),
             assignment: (held.rubric.id, of.title),
             works,
             rows,
@@ -176,6 +183,11 @@ impl Rows {
     /// The first one that was handed in again since it was approved.
     pub(crate) const fn first_again(&self) -> Option<i64> {
         self.first_again
+    }
+
+    /// The first one that was approved without being read.
+    pub(crate) const fn first_quick(&self) -> Option<i64> {
+        self.first_quick
     }
 
     /// The title of the assignment.

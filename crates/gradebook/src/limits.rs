@@ -24,6 +24,8 @@ pub const MAX_COLOURED_LINE: usize = 512;
 pub const MAX_COLOURED: usize = 128 << 10;
 /// Most changes that undo looks back over.
 pub const MAX_UNDO: u32 = 50;
+/// What is approved sooner than that after it came to the screen is counted as approved without being read, in milliseconds.
+pub const QUICK_MS: u32 = 2_000;
 /// Most characters of a name of somebody who grades.
 pub const MAX_NAME_CHARS: usize = 80;
 /// Most characters that are kept of what a browser calls itself.

@@ -282,7 +282,9 @@ fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize
     }
     let is_one = |place: usize| found.iter().filter(|(other, _)| *other == place).count() == 1;
     for (_, index) in found.iter().filter(|(place, _)| !is_one(*place)) {
-        export.leave(*index, "another submission may be of the same student");
+        if rows[*index].grade.is_some() {
+            export.leave(*index, "another submission may be of the same student");
+        }
     }
     for (place, _) in &students {
         if !found.iter().any(|(other, _)| other == place) {
@@ -313,6 +315,11 @@ struct Fill<'a> {
 impl Fill<'_> {
     fn grade(&mut self, grade: &Grade, column: &GradeColumn) {
         let (place, row) = self.at;
+        if column.index >= self.sheet.table.width(place) {
+            return self
+                .export
+                .leave(row, "the student's row in the file is too short");
+        }
         let cell = self.sheet.table.cell(place, column.index);
         let lock = self
             .sheet
@@ -341,7 +348,8 @@ impl Fill<'_> {
     }
 
     fn feedback(&mut self, grade: &Grade) {
-        let Some(column) = self.sheet.comments else {
+        let width = self.sheet.table.width(self.at.0);
+        let Some(column) = self.sheet.comments.filter(|column| *column < width) else {
             return;
         };
         let cell = self.sheet.table.cell(self.at.0, column);

@@ -35,6 +35,8 @@ pub(crate) struct Act {
     was: Option<String>,
     text: Option<String>,
     confirmed: Option<String>,
+    /// How long the work had been shown, in milliseconds.
+    shown: Option<u32>,
 }
 
 impl Act {
@@ -130,7 +132,7 @@ pub(crate) async fn act(
     let seen: Seen = act.version.parse().map_err(|_| not_whole())?;
     let key = act.key.clone().filter(|key| key.len() <= MAX_KEY_CHARS);
     let viewer = Viewer::new(&shared, &headers, &person);
-    let kept = change.clone();
+    let (kept, shown) = (change.clone(), act.shown);
     let done = shared
         .store
         .write(move |writer| {
@@ -139,7 +141,11 @@ pub(crate) async fn act(
                 session: &person.session,
                 key: key.as_deref(),
             };
-            writer.change((id, seen), &by, &kept)
+            let changed = writer.change((id, seen), &by, &kept)?;
+            if let (Ok(()), Some(shown)) = (&changed, shown) {
+                writer.keep_shown(id, shown)?;
+            }
+            Ok(changed)
         })
         .await;
     let (status, notice) = match done {

@@ -173,6 +173,24 @@ impl Reader<'_> {
         Ok(Some(kept))
     }
 
+    /// Works that are approved, and had been shown for less than so many milliseconds then.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn quick_approvals(&self, assignment: i64, within: u32) -> rusqlite::Result<Vec<i64>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT submission.id FROM submission JOIN review ON review.submission = submission.id
+             JOIN history ON history.id = (SELECT max(id) FROM history
+                WHERE submission = submission.id AND action LIKE 'approved%' AND undone = 0)
+             WHERE submission.assignment = ?1 AND replaced_by IS NULL AND review.decision = 'approved'
+                AND history.shown < ?2
+             ORDER BY submission.id",
+        )?;
+        query
+            .query_map((assignment, within), |row| row.get(0))?
+            .collect()
+    }
+
     /// What persons did to a work, the latest first.
     ///
     /// # Errors
@@ -252,6 +270,18 @@ impl Writer<'_> {
                 Ok(Ok(()))
             }
         }
+    }
+
+    /// Keeps how long a work had been shown when it was changed last, in milliseconds.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn keep_shown(&self, work: i64, shown: u32) -> rusqlite::Result<()> {
+        self.sql.execute(
+            "UPDATE history SET shown = ?2 WHERE id = (SELECT max(id) FROM history WHERE submission = ?1)",
+            (work, shown),
+        )?;
+        Ok(())
     }
 
     /// Takes what persons decided about the works of an assignment over to a new version of its rubric.

@@ -218,6 +218,9 @@ pub(crate) fn counts(
         "handed in again since they were approved",
         again,
     ));
+    let quick = rows.first_quick();
+    let quick = quick.map_or_else(String::new, |work| paths.work(work));
+    all.push((counts.quick, "approved within two seconds", quick));
     let absent = sheet.map_or(0, |sheet| sheet.absent_count);
     all.push((absent, "not submitted", "#absent".to_owned()));
     all.retain(|(count, _, _)| *count > 0);

@@ -159,6 +159,24 @@ fn points_of_another_maximum_are_refused_or_written_as_the_same_share() {
     ];
     let export = fill(sheet.as_bytes(), TITLE, &both, &choice).unwrap();
     assert_eq!((export.changes.len(), export.left.len()), (0, 2));
+    // Who is not approved is in no list of those that are.
+    let both = [
+        approved("ahuber", 6.0, 4.0),
+        row("Anna Huber", Some((1.0, 1.0)), Decision::Open),
+    ];
+    let export = fill(sheet.as_bytes(), TITLE, &both, &choice).unwrap();
+    assert_eq!(export.left.iter().map(|l| l.row).collect::<Vec<_>>(), [0]);
+    let short = sheet.replace("\"G1, G2\",4.00,,80.0,80.0", "\"G1, G2\"");
+    let export = fill(short.as_bytes(), TITLE, &named, &choice).unwrap();
+    assert_eq!(
+        (export.bytes, export.changes.len()),
+        (short.into_bytes(), 0)
+    );
+    assert!(
+        export.left[0].why.contains("too short"),
+        "{:?}",
+        export.left
+    );
     let unknown = fill(sheet.as_bytes(), "Another", &named, &choice);
     assert_eq!(unknown.unwrap_err(), Refusal::Column);
 }

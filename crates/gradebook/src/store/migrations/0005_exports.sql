@@ -24,3 +24,6 @@ UPDATE submission SET key = name;
 DROP INDEX submission_current;
 CREATE UNIQUE INDEX submission_current ON submission (assignment, key) WHERE replaced_by IS NULL;
 CREATE INDEX submission_name ON submission (assignment, name);
+
+-- How long a work had been on the screen when it was approved, in milliseconds; nothing where that is not known.
+ALTER TABLE history ADD COLUMN shown INTEGER;
