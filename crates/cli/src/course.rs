@@ -202,6 +202,14 @@ fn account(written: &Written, counts: &Counts) -> String {
             .map_or("", |work| work.1.as_str());
         lines.push(format!("not in the file: {name}: {}", left.why));
     }
+    for left in &export.unapproved {
+        let name = written.works.get(left.row);
+        let name = name.map_or("", |work| work.1.as_str());
+        lines.push(format!(
+            "not approved now: {name}: {}, which stays",
+            left.why
+        ));
+    }
     let states = [
         (counts.approved, "approved"),
         (counts.open, "not approved yet"),
@@ -233,7 +241,7 @@ fn write(out: &Path, bytes: &[u8], replaces: bool) -> anyhow::Result<()> {
         bail!("{shown} is there already; --replace writes over it");
     }
     let mut part = out.as_os_str().to_owned();
-    part.push(".part");
+    part.push(format!(".{}.part", std::process::id()));
     let cannot = || format!("cannot write {shown}");
     std::fs::write(&part, bytes).with_context(cannot)?;
     std::fs::rename(&part, out).with_context(cannot)

@@ -561,6 +561,27 @@ impl Choice {
     }
 }
 
+/// The same where no model can be asked: what would come out otherwise cannot be told.
+pub(crate) fn choice_without_models(
+    reader: &Reader<'_>,
+    assignment: i64,
+) -> rusqlite::Result<Choice> {
+    let mut choice = Choice::default();
+    for work in reader.works(assignment)? {
+        let list = match (work.review.decision, &work.graded) {
+            (Decision::Open, None) => &mut choice.new,
+            (Decision::Open, Some(graded)) if graded.status == Status::Failed => &mut choice.failed,
+            (Decision::Open, Some(_)) => &mut choice.fresh,
+            _ => {
+                choice.settled += 1;
+                continue;
+            }
+        };
+        list.push(work.id);
+    }
+    Ok(choice)
+}
+
 /// Sorts the works of an assignment.
 pub(crate) fn choice(
     reader: &Reader<'_>,

@@ -402,8 +402,12 @@ pub(crate) async fn problem(
 fn form_of(request: &Request) -> Option<String> {
     let path = request.uri().path();
     let last = path.rsplit('/').next()?;
-    let is_page = ["new", "try", "run"].contains(&last) || last.parse::<i64>().is_ok();
-    (request.method() == Method::POST && is_page).then(|| path.to_owned())
+    let is_page = ["new", "try", "run", "export"].contains(&last) || last.parse::<i64>().is_ok();
+    let page = match last {
+        "sheet" => Some(path.replace("/sheet", "/export")),
+        _ => is_page.then(|| path.to_owned()),
+    };
+    page.filter(|_| request.method() == Method::POST)
 }
 
 impl PageError {

@@ -10,11 +10,13 @@ mod sheet;
 mod student;
 mod table;
 
+use std::collections::BTreeSet;
+
 use crate::feedback::Item;
 use crate::origin::Origin;
 use crate::points::Points;
 use crate::review::{Decision, Standing, State};
-use crate::roster::Names;
+use crate::roster::Keys;
 
 pub use files::{Format, write};
 pub use sheet::{GradeColumn, SheetKind};
@@ -44,6 +46,8 @@ pub struct Grade {
     pub criteria: Vec<Scored>,
     /// The feedback.
     pub text: Vec<Item>,
+    /// A model had a part in it.
+    pub is_assisted: bool,
 }
 
 /// A submission, as far as it may leave.
@@ -57,7 +61,7 @@ pub struct Row {
     /// The name under which a learning system gave it out.
     folder: String,
     /// Each student's; several of a group.
-    students: Vec<Names>,
+    students: Vec<Keys>,
 }
 
 impl Row {
@@ -83,15 +87,13 @@ impl Row {
                 max: standing.rubric.max_points,
                 criteria,
                 text: standing.text(),
+                is_assisted: standing.model.is_some() || standing.review.text_is_models,
             }),
             folder: match origin.folder.is_empty() {
                 true => name.to_owned(),
                 false => origin.folder.clone(),
             },
-            students: match origin.students.is_empty() {
-                true => vec![Names::of_submission(name)],
-                false => origin.students.iter().map(Names::of_student).collect(),
-            },
+            students: Keys::of_submission(name, origin),
         }
     }
 
@@ -139,10 +141,10 @@ pub struct Export {
     pub grades: usize,
     /// What was approved and is not in it.
     pub left: Vec<Left>,
+    /// What the file has a grade for, and is not approved now.
+    pub unapproved: Vec<Left>,
     /// Students of the file who handed nothing in.
     pub absent: Vec<String>,
-    /// What else to look at.
-    pub notes: Vec<String>,
 }
 
 /// What is chosen of a teacher's own file.
@@ -237,6 +239,11 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
     let places = places(&sheet, rows, &mut export);
     for (place, row) in places {
         let Some(grade) = &rows[row].grade else {
+            let cell = sheet.table.cell(place, column.index);
+            if number(&cell).is_some() {
+                let why = format!("the file has {} there", cell.trim());
+                export.unapproved.push(Left { row, why });
+            }
             continue;
         };
         let mut fill = Fill {
@@ -244,8 +251,8 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
             export: &mut export,
             at: (place, row),
         };
-        fill.grade(grade, &column);
-        if choice.with_feedback {
+        let is_in = fill.grade(grade, &column);
+        if choice.with_feedback && is_in {
             fill.feedback(grade);
         }
     }
@@ -255,18 +262,19 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
 
 /// Which row of the file is whose; who is not found without doubt is left out, and who has no submission is named.
 fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize)> {
-    let students: Vec<(usize, Names)> = sheet.rows().map(|row| (row, sheet.keys(row))).collect();
+    let students: Vec<(usize, Keys)> = sheet.rows().map(|row| (row, sheet.keys(row))).collect();
     let mut found: Vec<(usize, usize)> = Vec::new();
+    // Whose submission may be there, if not which one.
+    let mut seen: BTreeSet<usize> = BTreeSet::new();
     for (index, row) in rows.iter().enumerate() {
-        for names in &row.students {
-            let by = |has: fn(&Names, &Names) -> bool| -> Vec<usize> {
-                let same = students.iter().filter(|(_, keys)| has(keys, names));
-                same.map(|(place, _)| *place).collect()
+        for keys in &row.students {
+            let is_same = |theirs: &Keys| match keys.is_plain() {
+                true => keys.may_be(theirs),
+                false => keys.is_same(theirs) == Some(true),
             };
-            let mut same = by(Names::has_id_of);
-            if same.is_empty() {
-                same = by(Names::has_name_of);
-            }
+            let same = students.iter().filter(|(_, theirs)| is_same(theirs));
+            let same: Vec<usize> = same.map(|(place, _)| *place).collect();
+            seen.extend(&same);
             let why = match same.as_slice() {
                 [place] => {
                     found.push((*place, index));
@@ -286,21 +294,22 @@ fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize
             export.leave(*index, "another submission may be of the same student");
         }
     }
-    for (place, _) in &students {
-        if !found.iter().any(|(other, _)| other == place) {
-            export.absent.push(sheet.name(*place));
-        }
-    }
+    let absent = students.iter().filter(|(place, _)| !seen.contains(place));
+    export
+        .absent
+        .extend(absent.map(|(place, _)| sheet.name(*place)));
     let places = found.clone().into_iter();
     places.filter(|(place, _)| is_one(*place)).collect()
 }
 
 impl Export {
-    fn leave(&mut self, row: usize, why: &str) {
+    /// Leaves a grade out, which is false for whoever asks whether it is in.
+    fn leave(&mut self, row: usize, why: &str) -> bool {
         self.left.push(Left {
             row,
             why: why.to_owned(),
         });
+        false
     }
 }
 
@@ -313,7 +322,8 @@ struct Fill<'a> {
 }
 
 impl Fill<'_> {
-    fn grade(&mut self, grade: &Grade, column: &GradeColumn) {
+    /// False if the grade is left out.
+    fn grade(&mut self, grade: &Grade, column: &GradeColumn) -> bool {
         let (place, row) = self.at;
         if column.index >= self.sheet.table.width(place) {
             return self
@@ -340,11 +350,12 @@ impl Fill<'_> {
             None => grade.total.as_f64(),
         };
         self.export.grades += 1;
-        let text = decimals(value, self.sheet.has_comma);
+        let text = decimals(value, self.sheet.has_comma(column));
         // The same number stays as it is written.
         if number(&cell) != number(&text) {
             self.change((&column.title, false), (column.index, &cell), text);
         }
+        true
     }
 
     fn feedback(&mut self, grade: &Grade) {

@@ -88,7 +88,7 @@ pub fn items(markdown: &str) -> Vec<Item> {
 }
 
 /// Whether a line begins or ends fenced code; not one that does both.
-fn is_fence(line: &str) -> bool {
+pub(crate) fn is_fence(line: &str) -> bool {
     let rest = line.trim_start().strip_prefix("```");
     rest.is_some_and(|rest| !rest.contains("```"))
 }

@@ -53,7 +53,7 @@ pub use grade::{Held, Progress, Rewritten, Store, assess, grade, rewrite};
 pub use graded::{CriterionResult, Evidence, Graded, Job, JobRecord, Status};
 pub use hidden::mark_hidden;
 pub use notebook::{NotebookCell, read_notebook};
-pub use origin::{Origin, Student, System};
+pub use origin::{Origin, Student, System, key_of_name};
 pub use picture::{Picture, PictureKind};
 pub use points::Points;
 pub use prompt::{Prompt, build_prompt};

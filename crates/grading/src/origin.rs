@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::archive::Budget;
 use crate::limits::{MAX_RUBRIC_BYTES, MAX_SOURCE_BYTES};
-use crate::tree::{Entry, Place, stem};
+use crate::tree::{Entry, Place, Shape, stem};
 
 /// What wrote the names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +81,8 @@ impl Origin {
             .iter()
             .map(|student| student.ids.first().map(String::as_str))
             .collect();
-        let ids = ids.filter(|ids| !ids.is_empty())?;
+        let mut ids = ids.filter(|ids| !ids.is_empty())?;
+        ids.sort_unstable();
         Some(format!("{}: {}", self.system.as_str(), ids.join(", ")))
     }
 }
@@ -109,6 +110,8 @@ struct Part {
     origin: Origin,
     /// What the student called it; nothing for a folder whose content is theirs.
     file: Option<String>,
+    /// The number of the upload, which no other one has.
+    upload: Option<String>,
 }
 
 /// One entry for each student of a course. Its folder, where it has one, has the name of the container.
@@ -129,8 +132,10 @@ pub(crate) fn group(
             return Ok(together(entries, parts, budget));
         }
     }
-    if container == SUBMITTED {
-        return nbgrader(entries, budget);
+    if container == SUBMITTED
+        && let Some(found) = nbgrader(&entries, budget)?
+    {
+        return Ok(found);
     }
     // `gh classroom clone` names the folder after the assignment.
     if let Some(slug) = container
@@ -145,26 +150,40 @@ pub(crate) fn group(
             .map(|entry| classroom(entry, slug))
             .collect());
     }
-    entries
-        .into_iter()
-        .map(|entry| alone(entry, budget))
-        .collect()
+    let alone = entries.into_iter().map(|entry| alone(entry, budget));
+    Ok(alone.collect())
 }
 
-/// True if so many names have the form of a system that the others are no students of it, but something beside them. Where
-/// short numbers make one student of many entries, they count something else.
+/// True if so many names have the form of a system that the others are no students of it, but something beside them.
+///
+/// A course whose own names look alike, such as `exam_2026_05_anna.py`, would make one student of a class. So the numbers
+/// must be those of a system: of more than one student, with a name for each, and each upload once.
 fn is_of_system(parts: &[Option<Part>]) -> bool {
     let known: Vec<&Part> = parts.iter().flatten().collect();
     let keys: BTreeSet<&str> = known.iter().map(|part| part.key.as_str()).collect();
-    let is_long = |key: &&str| key.len() >= LEAST_DIGITS;
-    let is_spread = keys.len() * MOST_FILES >= known.len() || keys.iter().all(is_long);
-    !known.is_empty() && known.len() * 10 >= parts.len() * 8 && is_spread
+    let names: BTreeSet<(&str, &str)> = known
+        .iter()
+        .flat_map(|part| {
+            part.origin
+                .students
+                .iter()
+                .map(|one| (part.key.as_str(), one.name.as_str()))
+        })
+        .collect();
+    let owners: BTreeSet<&str> = names.iter().map(|(_, name)| *name).collect();
+    let uploads: Vec<&str> = known
+        .iter()
+        .filter_map(|part| part.upload.as_deref())
+        .collect();
+    let different: BTreeSet<&str> = uploads.iter().copied().collect();
+    let is_alone = known.len() == 1 && parts.len() == 1;
+    known.len() * 10 >= parts.len() * 8
+        && (keys.len() > 1 || is_alone)
+        // One key has one name; a name may be that of several.
+        && names.len() == keys.len()
+        && owners.len() * 2 > keys.len()
+        && different.len() == uploads.len()
 }
-
-/// Digits of a number that is a student's beyond doubt.
-const LEAST_DIGITS: usize = 3;
-/// Files of a student, on average, where numbers are shorter.
-const MOST_FILES: usize = 4;
 
 /// Parts of one student as files of one folder; what has no owner stays by itself.
 fn together(entries: Vec<Entry>, parts: Vec<Option<Part>>, budget: &Budget) -> Vec<Found> {
@@ -184,7 +203,9 @@ fn together(entries: Vec<Entry>, parts: Vec<Option<Part>>, budget: &Budget) -> V
             // A folder that cannot be read is its owner's problem alone.
             None => match entry.entries(budget) {
                 Ok(inside) => {
-                    origin.folder.clone_from(&part.origin.folder);
+                    if part.origin.folder.contains("_assignsubmission_file") {
+                        origin.folder.clone_from(&part.origin.folder);
+                    }
                     files.extend(inside);
                 }
                 Err(_) => files.push(entry),
@@ -240,34 +261,44 @@ fn is_number(text: &str) -> bool {
 /// `name[_LATE]_student_upload_file`, `[LATE_]anon_letters_upload_file`; of a text or a link `…_student_text.html`. Source:
 /// Canvas, `lib/content_zipper.rb`; like there, the first two numbers count.
 fn canvas(entry: &Entry) -> Option<Part> {
-    if entry.shape() == crate::tree::Shape::Folder {
-        return None;
+    match entry.shape() {
+        Shape::Folder => None,
+        _ => canvas_name(&entry.name),
     }
-    let tokens: Vec<&str> = entry.name.split('_').collect();
+}
+
+fn canvas_name(name: &str) -> Option<Part> {
+    let tokens: Vec<&str> = name.split('_').collect();
     let is_text = |token: &str| matches!(token, "text.html" | "link.html");
     let (late, rest) = match tokens.as_slice() {
         ["LATE", rest @ ..] => (true, rest),
         rest => (false, rest),
     };
-    let (id, late, name, file) = match rest {
+    let (id, late, name, upload, file) = match rest {
         ["anon", id, last] if is_text(last) => {
-            (format!("anon_{id}"), late, String::new(), vec![*last])
+            (format!("anon_{id}"), late, String::new(), None, vec![*last])
         }
         ["anon", id, upload, file @ ..] if is_number(upload) && !file.is_empty() => {
-            (format!("anon_{id}"), late, String::new(), file.to_vec())
+            let upload = Some((*upload).to_owned());
+            (
+                format!("anon_{id}"),
+                late,
+                String::new(),
+                upload,
+                file.to_vec(),
+            )
         }
         rest => {
-            let at = rest
-                .windows(2)
-                .position(|w| is_number(w[0]) && (is_number(w[1]) || is_text(w[1])))?;
+            let is_start = |w: &[&str]| is_number(w[0]) && (is_number(w[1]) || is_text(w[1]));
+            let at = rest.windows(2).position(is_start)?;
             let (before, is_late) = match &rest[..at] {
                 [before @ .., "LATE"] => (before, true),
                 before => (before, false),
             };
-            let file = match is_text(rest[at + 1]) {
-                true if rest.len() == at + 2 => &rest[at + 1..],
+            let (upload, file) = match is_text(rest[at + 1]) {
+                true if rest.len() == at + 2 => (None, &rest[at + 1..]),
                 true => return None,
-                false => &rest[at + 2..],
+                false => (Some(rest[at + 1].to_owned()), &rest[at + 2..]),
             };
             if before.is_empty() || file.is_empty() {
                 return None;
@@ -276,6 +307,7 @@ fn canvas(entry: &Entry) -> Option<Part> {
                 rest[at].to_owned(),
                 is_late,
                 before.join("_"),
+                upload,
                 file.to_vec(),
             )
         }
@@ -294,13 +326,18 @@ fn canvas(entry: &Entry) -> Option<Part> {
         key: id,
         origin,
         file: Some(file.join("_")),
+        upload,
     })
 }
 
 /// `name_number_assignsubmission_file`, as a folder or before a file's name. Source: Moodle,
 /// `mod/assign/classes/downloader.php`.
 fn moodle(entry: &Entry) -> Option<Part> {
-    let (owner, rest) = entry.name.split_once("_assignsubmission_")?;
+    moodle_name(&entry.name, entry.is_folder())
+}
+
+fn moodle_name(entry: &str, is_folder: bool) -> Option<Part> {
+    let (owner, rest) = entry.split_once("_assignsubmission_")?;
     let (name, number) = match owner.rsplit_once('_').filter(|(_, n)| is_number(n)) {
         Some((name, number)) => (name, Some(number)),
         // A group by default has no number.
@@ -310,7 +347,7 @@ fn moodle(entry: &Entry) -> Option<Part> {
     if !matches!(plugin, "file" | "onlinetext") || name.is_empty() {
         return None;
     }
-    let is_folder = entry.is_folder() && (file.is_empty() || !file.contains('.'));
+    let is_folder = is_folder && (file.is_empty() || !file.contains('.'));
     if !is_folder && file.is_empty() {
         return None;
     }
@@ -320,9 +357,10 @@ fn moodle(entry: &Entry) -> Option<Part> {
             name: name.to_owned(),
             ids: number.into_iter().map(str::to_owned).collect(),
         }],
+        // Feedback goes back into folders of this name, also where they were left out.
         folder: match is_folder {
-            true => entry.name.clone(),
-            false => String::new(),
+            true => entry.to_owned(),
+            false => format!("{owner}_assignsubmission_file"),
         },
         is_late: false,
     };
@@ -330,7 +368,27 @@ fn moodle(entry: &Entry) -> Option<Part> {
         key: owner.to_owned(),
         origin,
         file: (!is_folder).then(|| file.to_owned()),
+        upload: None,
     })
+}
+
+/// What a name that an earlier version kept says of its owner: a file of Canvas, or a folder or file of Moodle.
+pub(crate) fn of_name(name: &str) -> Option<(System, Student)> {
+    let part = moodle_name(name, true).or_else(|| canvas_name(name))?;
+    let student = part.origin.students.into_iter().next()?;
+    Some((part.origin.system, student))
+}
+
+/// The key of what an earlier version kept under a name, if a system gave that.
+#[must_use]
+pub fn key_of_name(name: &str) -> Option<String> {
+    let (system, student) = of_name(name)?;
+    let origin = Origin {
+        system,
+        students: vec![student],
+        ..Origin::default()
+    };
+    origin.key()
 }
 
 /// Of Gradescope's list, the parts that are needed here. The keys are symbols of Ruby.
@@ -351,15 +409,29 @@ struct Submitter {
 }
 
 const METADATA: &str = "submission_metadata.yml";
+/// What its folders begin with.
+const SUBMISSION: &str = "submission_";
+/// Most entries of the list.
+const MAX_LIST_NODES: usize = 4_000_000;
 
 /// Folders by number, beside a list that says whose they are; nothing if there is no such list.
 fn gradescope(entries: &[Entry], budget: &Budget) -> Result<Option<Vec<Found>>, String> {
-    let Some(list) = entries.iter().find(|entry| entry.name == METADATA) else {
+    let is_named = |entry: &&Entry| entry.name.starts_with(SUBMISSION);
+    let folders = entries.iter().filter(is_named).count();
+    // A student may have a file of that name.
+    let list = entries.iter().find(|entry| entry.name == METADATA);
+    let Some(list) = list.filter(|_| folders > 0) else {
         return Ok(None);
     };
     let text = list.read(MAX_LIST_BYTES, budget)?;
     let text = String::from_utf8_lossy(&text).into_owned();
-    let known: BTreeMap<String, Submitted> = serde_saphyr::from_str(&text)
+    let mut options = serde_saphyr::Options::default();
+    if let Some(budget) = options.budget.as_mut() {
+        // Each submission has its history and its results there.
+        budget.max_nodes = MAX_LIST_NODES;
+        budget.max_events = MAX_LIST_NODES;
+    }
+    let known: BTreeMap<String, Submitted> = serde_saphyr::from_str_with_options(&text, options)
         .map_err(|error| format!("{METADATA} cannot be read: {error}"))?;
     let found = entries
         .iter()
@@ -410,19 +482,19 @@ pub(crate) const SUBMITTED: &str = "submitted";
 /// The others of it, and what else lies there.
 pub(crate) const NBGRADER: &[&str] = &["source", "release", "autograded", "feedback"];
 
-/// A folder for each student, with one for each assignment.
-fn nbgrader(entries: Vec<Entry>, budget: &Budget) -> Result<Vec<Found>, String> {
+/// A folder for each student, with nothing in it but one for each assignment; nothing if they are something else.
+fn nbgrader(entries: &[Entry], budget: &Budget) -> Result<Option<Vec<Found>>, String> {
     let mut found = Vec::new();
-    let mut assignments: BTreeMap<String, usize> = BTreeMap::new();
+    let mut assignments: BTreeSet<String> = BTreeSet::new();
     for entry in entries {
-        let inside = match entry.is_folder() {
-            true => entry.entries(budget).unwrap_or_default(),
-            false => Vec::new(),
+        let inside = match entry.shape() {
+            Shape::Folder => entry.entries(budget).unwrap_or_default(),
+            _ => return Ok(None),
         };
-        let folders: Vec<Entry> = inside.into_iter().filter(Entry::is_folder).collect();
-        for folder in &folders {
-            *assignments.entry(folder.name.clone()).or_default() += 1;
+        if inside.is_empty() || !inside.iter().all(|one| one.shape() == Shape::Folder) {
+            return Ok(None);
         }
+        assignments.extend(inside.iter().map(|folder| folder.name.clone()));
         let origin = Origin {
             system: System::Nbgrader,
             students: vec![Student {
@@ -432,24 +504,28 @@ fn nbgrader(entries: Vec<Entry>, budget: &Budget) -> Result<Vec<Found>, String> 
             folder: entry.name.clone(),
             is_late: false,
         };
-        let place = match folders.as_slice() {
-            [only] => only.place.clone(),
-            _ => entry.place.clone(),
-        };
         found.push(Found {
-            entry: Entry { place, ..entry },
+            entry: Entry {
+                place: inside[0].place.clone(),
+                ..entry.clone()
+            },
             origin,
         });
     }
-    if assignments.len() > 1 {
-        let names: Vec<String> = assignments.into_keys().collect();
-        return Err(format!(
-            "it has several assignments: {}; give the folders of one, such as {SUBMITTED}/*/{}",
-            names.join(", "),
-            names[0]
-        ));
+    match assignments.len() {
+        0 => Ok(None),
+        1 => Ok(Some(found)),
+        // Each student has folders of their own: a course of another kind.
+        count if count >= found.len() => Ok(None),
+        _ => {
+            let names: Vec<String> = assignments.into_iter().collect();
+            Err(format!(
+                "it has several assignments: {}; give the folders of one, such as {SUBMITTED}/*/{}",
+                names.join(", "),
+                names[0]
+            ))
+        }
     }
-    Ok(found)
 }
 
 fn classroom(entry: Entry, slug: &str) -> Found {
@@ -482,20 +558,33 @@ struct Settings {
 
 const SETTINGS: &str = "user_assignment_settings.json";
 
-/// An entry that is a student's by itself; of several attempts, the one that counts.
-fn alone(entry: Entry, budget: &Budget) -> Result<Found, String> {
-    let inside = match entry.is_folder() {
-        true => entry.entries(budget).unwrap_or_default(),
-        false => Vec::new(),
+/// An entry that is a student's by itself; of several attempts, the one that counts. What cannot be told is its owner's
+/// problem alone.
+fn alone(entry: Entry, budget: &Budget) -> Found {
+    let inside = match entry.shape() {
+        Shape::Folder => entry.entries(budget).unwrap_or_default(),
+        _ => Vec::new(),
     };
-    let Some(settings) = inside.iter().find(|one| one.name == SETTINGS) else {
-        return Ok(plain(entry));
+    let is_attempt = |one: &Entry| is_number(&one.name) && one.is_folder();
+    let settings = inside.iter().find(|one| one.name == SETTINGS);
+    let Some(settings) = settings.filter(|_| inside.iter().any(is_attempt)) else {
+        return plain(entry);
     };
-    let text = settings.read(MAX_RUBRIC_BYTES, budget)?;
-    let settings: Settings = serde_json::from_slice(&text)
-        .map_err(|error| format!("{}/{SETTINGS} cannot be read: {error}", entry.name))?;
-    let active = settings.active_version.to_string();
-    let attempt = inside.into_iter().find(|one| one.name == active);
+    let text = settings.read(MAX_RUBRIC_BYTES, budget);
+    let settings = text.and_then(|text| {
+        let settings = serde_json::from_slice::<Settings>(&text);
+        settings.map_err(|error| format!("{SETTINGS} cannot be read: {error}"))
+    });
+    let place = match settings {
+        Ok(Settings { active_version }) => {
+            let active = active_version.to_string();
+            let attempt = inside.into_iter().find(|one| one.name == active);
+            let missing =
+                || Place::Problem(format!("attempt {active}, which counts, is not there"));
+            attempt.map_or_else(missing, |attempt| attempt.place)
+        }
+        Err(problem) => Place::Problem(problem),
+    };
     let origin = Origin {
         system: System::Submitty,
         students: vec![Student {
@@ -505,12 +594,10 @@ fn alone(entry: Entry, budget: &Budget) -> Result<Found, String> {
         folder: entry.name.clone(),
         is_late: false,
     };
-    let place = match attempt {
-        Some(attempt) => attempt.place,
-        None => Place::Problem(format!("attempt {active}, which counts, is not there")),
-    };
-    let entry = Entry { place, ..entry };
-    Ok(Found { entry, origin })
+    Found {
+        entry: Entry { place, ..entry },
+        origin,
+    }
 }
 
 /// Most bytes of a list of who handed in what.

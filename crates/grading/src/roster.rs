@@ -1,85 +1,43 @@
-//! By what a person may be known: in the name of what was handed in, and in the row of a gradebook.
+//! By what a person is known: in what was handed in, and in the row of a gradebook.
+//!
+//! What is the same in letters may mean somebody else: the number of a Canvas user is no number of Moodle's, and no part of
+//! a name is a login. So each key has its kind, and keys of one kind are compared alone. Where both sides have a kind, it
+//! decides, and a name that is the same does not count against it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use unicode_normalization::UnicodeNormalization;
 
-use crate::origin::Student;
+use crate::origin::{self, Origin, Student, System};
 
-/// Digits of a number in a name that is taken for that of a person.
-const LEAST_DIGITS: usize = 4;
+/// What a key is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// The number of a user of Canvas.
+    Canvas,
+    /// The number of a participant in an assignment of Moodle.
+    Participant,
+    /// The school's own number.
+    School,
+    Login,
+    Address,
+    Name,
+}
 
-/// All that one person may be known by.
+/// Kinds in the order in which they decide.
+const KINDS: [Kind; 6] = [
+    Kind::Canvas,
+    Kind::Participant,
+    Kind::School,
+    Kind::Address,
+    Kind::Login,
+    Kind::Name,
+];
+
+/// All that one person is known by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Names {
-    /// Numbers, logins and addresses, in lower case.
-    ids: BTreeSet<String>,
-    /// Names, as [`folded`] writes them.
-    names: BTreeSet<String>,
-}
-
-impl Names {
-    pub(crate) fn add_id(&mut self, id: &str) {
-        let id = plain(id);
-        // Moodle writes a word before its numbers.
-        if let Some((_, number)) = id.rsplit_once(' ').filter(|(_, n)| is_number(n)) {
-            self.ids.insert(number.to_owned());
-        }
-        // What stands before the sign is the login, in most schools.
-        if let Some((login, _)) = id.split_once('@') {
-            self.ids.insert(login.to_owned());
-        }
-        self.ids.insert(id);
-        self.ids.remove("");
-    }
-
-    /// A name as people write it: `First Last`, or `Last, First`.
-    pub(crate) fn add_name(&mut self, name: &str) {
-        let name = plain(name);
-        if let Some((last, first)) = name.split_once(',') {
-            self.names.insert(folded(&format!("{first}{last}")));
-        }
-        self.names.insert(folded(&name));
-        self.names.remove("");
-    }
-
-    /// A student, as a system knows them.
-    pub(crate) fn of_student(student: &Student) -> Self {
-        let mut names = Self::default();
-        names.add_name(&student.name);
-        student.ids.iter().for_each(|id| names.add_id(id));
-        names
-    }
-
-    /// What a submission is called: a name, a login, or several of them with numbers, as systems write it.
-    pub(crate) fn of_submission(name: &str) -> Self {
-        let mut names = Self::default();
-        names.add_name(name);
-        names.add_id(name);
-        // Short numbers count assignments and attempts.
-        let is_count = |part: &&str| is_number(part) && part.len() < LEAST_DIGITS;
-        for part in name.split('_').filter(|part| !is_count(part)) {
-            names.add_id(part);
-        }
-        if let Some((before, _)) = name.split_once('_') {
-            names.add_name(before);
-        }
-        names
-    }
-
-    /// True if an id of both is the same.
-    pub(crate) fn has_id_of(&self, other: &Self) -> bool {
-        !self.ids.is_disjoint(&other.ids)
-    }
-
-    /// True if a name of both is the same.
-    pub(crate) fn has_name_of(&self, other: &Self) -> bool {
-        !self.names.is_disjoint(&other.names)
-    }
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+pub(crate) struct Keys {
+    of: BTreeMap<Kind, BTreeSet<String>>,
 }
 
 /// One form of each letter, in lower case, without space around it.
@@ -88,10 +46,107 @@ fn plain(text: &str) -> String {
     text.to_lowercase()
 }
 
-/// Letters and digits alone, as Canvas writes names in archives.
-fn folded(text: &str) -> String {
-    plain(text)
-        .chars()
-        .filter(|c| c.is_alphanumeric())
-        .collect()
+/// The words of a name, in one order: `Last, First` and `First Last` are the same.
+fn words(name: &str) -> String {
+    let name = plain(name);
+    let words = name.split(|c: char| !c.is_alphanumeric());
+    let mut words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    words.sort_unstable();
+    words.join(" ")
+}
+
+/// `Last, First` as Canvas writes it in archives.
+fn compact(name: &str) -> Option<String> {
+    name.contains(',').then(|| {
+        let letters = plain(name)
+            .chars()
+            .filter(|c| c.is_alphanumeric())
+            .collect::<String>();
+        format!("={letters}")
+    })
+}
+
+impl Keys {
+    /// Adds what a cell or a system says; an address is one, wherever it stands.
+    pub(crate) fn add(&mut self, kind: Kind, text: &str) {
+        let (kind, key) = match kind {
+            Kind::Name => (kind, words(text)),
+            Kind::Login if text.contains('@') => (Kind::Address, plain(text)),
+            kind => (kind, plain(text)),
+        };
+        if !key.is_empty() {
+            self.of.entry(kind).or_default().insert(key);
+        }
+        if let (Kind::Name, Some(compact)) = (kind, compact(text)) {
+            self.of.entry(kind).or_default().insert(compact);
+        }
+    }
+
+    /// Those of what somebody handed in, one for each student.
+    pub(crate) fn of_submission(name: &str, origin: &Origin) -> Vec<Self> {
+        if !origin.students.is_empty() {
+            let of = |student| Self::of_student(origin.system, student);
+            return origin.students.iter().map(of).collect();
+        }
+        // What an earlier version took in, file by file.
+        if let Some((system, student)) = origin::of_name(name) {
+            return vec![Self::of_student(system, &student)];
+        }
+        // A whole name may be a login or a number; no part of it is.
+        let mut keys = Self::default();
+        keys.add(Kind::Name, name);
+        keys.add(Kind::Login, name);
+        keys.add(Kind::School, name);
+        vec![keys]
+    }
+
+    fn of_student(system: System, student: &Student) -> Self {
+        let mut keys = Self::default();
+        let of_id = match system {
+            System::Canvas => Kind::Canvas,
+            System::Moodle => Kind::Participant,
+            System::Gradescope => Kind::School,
+            System::Nbgrader | System::Submitty | System::Classroom | System::Plain => Kind::Login,
+        };
+        for id in &student.ids {
+            let kind = if id.contains('@') {
+                Kind::Address
+            } else {
+                of_id
+            };
+            keys.add(kind, id);
+        }
+        match system {
+            // Letters of the last and the first name, without a space.
+            System::Canvas => {
+                let names = keys.of.entry(Kind::Name).or_default();
+                names.insert(format!("={}", plain(&student.name)));
+            }
+            _ => keys.add(Kind::Name, &student.name),
+        }
+        keys
+    }
+
+    /// Whether both are one person; nothing if no kind tells.
+    pub(crate) fn is_same(&self, other: &Self) -> Option<bool> {
+        let shared = KINDS
+            .into_iter()
+            .find_map(|kind| Some((kind, self.of.get(&kind)?, other.of.get(&kind)?)));
+        let (_, own, theirs) = shared?;
+        Some(!own.is_disjoint(theirs))
+    }
+
+    /// The same for a name of which it is not known whether it is a login, a number or a name: any of them may fit.
+    pub(crate) fn may_be(&self, other: &Self) -> bool {
+        KINDS.into_iter().any(|kind| {
+            let pair = self.of.get(&kind).zip(other.of.get(&kind));
+            pair.is_some_and(|(own, theirs)| !own.is_disjoint(theirs))
+        })
+    }
+
+    /// True if nothing but a name is known, which may be of any kind.
+    pub(crate) fn is_plain(&self) -> bool {
+        let some = |kind| self.of.get(&kind);
+        some(Kind::Login).is_some() && some(Kind::School).is_some() && some(Kind::Name).is_some()
+    }
 }

@@ -59,12 +59,20 @@ pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingErr
     }
     let names = names_of(&found);
     let mut submissions = Vec::with_capacity(found.len());
+    let mut keys = HashSet::new();
     for (Found { entry, origin }, name) in found.iter().zip(names) {
         let mut submission = load(entry, name, &budget);
         if origin.is_late {
             submission.notes.push("handed in late".to_owned());
         }
         submission.origin = origin.clone();
+        if let Some(key) = origin.key()
+            && !keys.insert(key)
+        {
+            submission.origin.students.clear();
+            let note = "another submission of the same student came with it".to_owned();
+            submission.notes.push(note);
+        }
         submissions.push(submission);
         if let Some(problem) = budget.exceeded() {
             return Err(GradingError::Submissions(format!(

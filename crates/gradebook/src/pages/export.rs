@@ -175,13 +175,11 @@ pub(crate) async fn write(
             Ok(written) => written,
             Err(refusal) => return Ok(Err(Unwritten::form(&refusal.to_string()))),
         };
-        if let Target::Sheet(..) = target {
-            if wanted.digest.as_deref() != Some(view::export::digest(&written).as_str()) {
-                let text = "Something changed since the preview; open it again, and look at it";
-                return Ok(Err(Unwritten::form(text)));
-            }
-            let (name, bytes) = (written.name.clone(), written.export.bytes.clone());
-            writer.keep_sheet(id, &SheetFile { name, bytes })?;
+        let is_sheet = matches!(target, Target::Sheet(..));
+        let shown = view::export::digest(&written);
+        if is_sheet && wanted.digest.as_ref() != Some(&shown) {
+            let text = "Something changed since the preview; open it again, and look at it";
+            return Ok(Err(Unwritten::form(text)));
         }
         let what = (written.name.as_str(), written.export.grades);
         writer.keep_export((id, person.id), what, &written.export.bytes)?;

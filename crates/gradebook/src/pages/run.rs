@@ -106,7 +106,7 @@ impl Found {
             is_divided: reader.works(id)?.iter().any(|work| work.share.is_some()),
             choice: match config {
                 Some(config) => runs::choice(reader, id, &rubric, config)?,
-                None => Choice::default(),
+                None => runs::choice_without_models(reader, id)?,
             },
             per_work: per_work_ms(reader, &runs)?,
             assignment,

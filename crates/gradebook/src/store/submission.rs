@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
 use tandem_grading::review::Review;
-use tandem_grading::{Graded, Origin, Rubric, Submission};
+use tandem_grading::{Graded, Origin, Rubric, Submission, key_of_name};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -287,13 +287,36 @@ impl Writer<'_> {
         let id = self.sql.last_insert_rowid();
         self.keep_pictures(id, submission)?;
         let Some((earlier, _)) = earlier else {
-            return Ok(Handed::New(id));
+            return Ok(match self.replace_parts(assignment, (id, key))? {
+                true => Handed::Again(id),
+                false => Handed::New(id),
+            });
         };
         self.sql.execute(
             "UPDATE submission SET replaced_by = ?1 WHERE id = ?2",
             (id, earlier),
         )?;
         Ok(Handed::Again(id))
+    }
+
+    /// Gives the place of what an earlier version kept file by file to the one submission of its student; whether there was
+    /// some.
+    fn replace_parts(&self, assignment: i64, (id, key): (i64, &str)) -> rusqlite::Result<bool> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT id, name FROM submission
+             WHERE assignment = ?1 AND replaced_by IS NULL AND key = name AND id <> ?2",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?));
+        let mut is_some = false;
+        for part in query.query_map((assignment, id), read)? {
+            let (part, name) = part?;
+            if key_of_name(&name).as_deref() == Some(key) {
+                let update = "UPDATE submission SET replaced_by = ?1 WHERE id = ?2";
+                self.sql.execute(update, (id, part))?;
+                is_some = true;
+            }
+        }
+        Ok(is_some)
     }
 
     /// What a submission is called: two students of one name, who came one after the other, are told apart.

@@ -1,6 +1,6 @@
 //! What an export would write.
 
-use tandem_grading::export::{Choice, Format, Outline, Refusal, SheetKind};
+use tandem_grading::export::{Choice, Format, Left, Outline, Refusal, SheetKind};
 use tandem_grading::review::State;
 
 use crate::exports::{Rows, Written};
@@ -27,6 +27,8 @@ pub(crate) struct SheetView {
     pub(crate) same: usize,
     /// Link, name and reason.
     pub(crate) left: Vec<(String, String, String)>,
+    /// The same of what is not approved, and has a grade in the file.
+    pub(crate) unapproved: Vec<(String, String, String)>,
     pub(crate) absent: Vec<String>,
     /// How many are absent, also where their names are hidden.
     pub(crate) absent_count: usize,
@@ -129,6 +131,7 @@ impl SheetView {
             changes: Vec::new(),
             same: 0,
             left: Vec::new(),
+            unapproved: Vec::new(),
             absent: Vec::new(),
             absent_count: 0,
             digest: String::new(),
@@ -162,15 +165,16 @@ impl SheetView {
                 after: short(&change.after),
             })
             .collect();
-        let left = export.left.iter().map(|left| {
+        let named = |left: &Left| {
             let called = works.get(left.row).map_or("", |work| work.1.as_str());
             (
                 paths.work(of(left.row)),
                 name(left.row, called),
                 left.why.clone(),
             )
-        });
-        self.left = left.collect();
+        };
+        self.left = export.left.iter().map(named).collect();
+        self.unapproved = export.unapproved.iter().map(named).collect();
         self.absent_count = export.absent.len();
         self.absent = match names_hidden {
             true => Vec::new(),

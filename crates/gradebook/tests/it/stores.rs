@@ -298,6 +298,36 @@ fn a_file_of_the_first_version_is_taken_over() {
     assert_eq!(handed, Handed::Same(1));
 }
 
+/// What an earlier version kept file by file gives its place to the one submission of its student.
+#[test]
+fn files_of_an_earlier_version_become_one_submission() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder.path().join("g.sqlite"));
+    for name in [
+        "doejane_111_900_hw",
+        "doejane_111_901_more",
+        "roejohn_112_902_hw",
+    ] {
+        let old = Submission::of_text(&format!("{name}.py"), "x = 1");
+        write(&store, |writer| writer.hand_in(1, &old));
+    }
+    let mut new = Submission::of_text("doejane.py", "x = 1");
+    new.origin = Origin {
+        system: System::Canvas,
+        students: vec![Student {
+            name: "doejane".to_owned(),
+            ids: vec!["111".to_owned()],
+        }],
+        ..Origin::default()
+    };
+    let handed = write(&store, |writer| writer.hand_in(1, &new));
+    assert!(matches!(handed, Handed::Again(_)), "{handed:?}");
+    let works = store.read_now(|reader| reader.works(1)).unwrap();
+    let names: Vec<&str> = works.iter().map(|work| work.name.as_str()).collect();
+    let of = |part: &str| names.iter().filter(|name| name.contains(part)).count();
+    assert_eq!((of("doejane"), of("roejohn")), (1, 1), "{names:?}");
+}
+
 /// Students are told apart by what a learning system knows them by, whatever they and their files are called.
 #[test]
 fn a_student_is_one_whatever_the_files_are_called() {

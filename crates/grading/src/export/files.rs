@@ -189,7 +189,7 @@ fn nbgrader((id, title): (&str, &str), approved: &[(&Row, &Grade)]) -> Vec<File>
     let _ = writer.write_record(["assignment", "student_id", "score", "max_score"]);
     for (row, grade) in approved {
         let numbers = [grade.total.to_string(), grade.max.to_string()];
-        let _ = writer.write_record([id, &row.folder, &numbers[0], &numbers[1]]);
+        let _ = writer.write_record([id, &cell(&row.folder), &numbers[0], &numbers[1]]);
     }
     let table = writer.into_inner().unwrap_or_default();
     let page = |(row, grade): &(&Row, &Grade)| {
@@ -211,7 +211,7 @@ fn gradescope(approved: &[(&Row, &Grade)]) -> Vec<File> {
             .iter()
             .map(|c| json!({"name": c.title, "score": c.points, "max_score": c.max, "visibility": "after_published"}))
             .collect();
-        let results = json!({"score": grade.total, "output": student::text(grade), "output_format": "md",
+        let results = json!({"score": grade.total, "output": student::shown(grade), "output_format": "md",
             "visibility": "after_published", "tests": tests});
         (format!("{}/results.json", row.folder), pretty(&results))
     };

@@ -1,9 +1,7 @@
 //! A teacher's own gradebook: which rows are students, how they may be known, and which columns take grades.
 
-use std::collections::HashSet;
-
 use super::table::Table;
-use crate::roster::Names;
+use crate::roster::{Keys, Kind};
 
 /// What a learning system calls its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +33,7 @@ pub(crate) struct Sheet {
     /// The first row of a student.
     pub(crate) first: usize,
     /// Columns by which a student is known without doubt.
-    pub(crate) ids: Vec<usize>,
+    pub(crate) ids: Vec<(usize, Kind)>,
     /// Columns of names: whole ones, or the last and the first one.
     pub(crate) names: Vec<usize>,
     pub(crate) grades: Vec<GradeColumn>,
@@ -43,8 +41,6 @@ pub(crate) struct Sheet {
     pub(crate) lock: Option<usize>,
     /// The column of feedback.
     pub(crate) comments: Option<usize>,
-    /// A number has a comma where others have a point.
-    pub(crate) has_comma: bool,
 }
 
 impl Sheet {
@@ -92,13 +88,38 @@ impl Sheet {
     }
 
     /// How a student is known.
-    pub(crate) fn keys(&self, row: usize) -> Names {
-        let mut keys = Names::default();
-        for column in &self.ids {
-            keys.add_id(&self.table.cell(row, *column));
+    pub(crate) fn keys(&self, row: usize) -> Keys {
+        let mut keys = Keys::default();
+        for (column, kind) in &self.ids {
+            let cell = self.table.cell(row, *column);
+            // Moodle writes a word before its numbers.
+            let number = cell
+                .rsplit_once(' ')
+                .map_or(cell.as_str(), |(_, number)| number);
+            let is_participant = *kind == Kind::Participant;
+            keys.add(*kind, if is_participant { number } else { &cell });
         }
-        keys.add_name(&self.name(row));
+        keys.add(Kind::Name, &self.name(row));
         keys
+    }
+
+    /// True if a number of a column has a comma where others have a point: as the column has it, else its neighbour with
+    /// the maximum, else as files with semicolons do.
+    pub(crate) fn has_comma(&self, column: &GradeColumn) -> bool {
+        let cells =
+            |index: usize| (1..self.table.len()).map(move |row| self.table.cell(row, index));
+        let of_maximum = match self.kind {
+            SheetKind::Moodle => Some(column.index + 1),
+            _ => None,
+        };
+        let mut all = cells(column.index).chain(of_maximum.into_iter().flat_map(cells));
+        let is_telling = |cell: &String| {
+            number(cell).is_some() && !is_of_thousands(cell) && cell.contains(['.', ','])
+        };
+        all.find(is_telling)
+            .map_or(self.table.delimiter() == ';', |cell| {
+                cell.rfind(',') > cell.rfind('.')
+            })
     }
 
     /// The column that a title means, or the only one.
@@ -130,6 +151,9 @@ pub(crate) fn number(cell: &str) -> Option<f64> {
     if text.is_empty() || !text.chars().all(digits) {
         return None;
     }
+    if is_of_thousands(text) {
+        return text.replace(',', "").parse().ok();
+    }
     // What comes last of the two stands before the decimals.
     let plain = match (text.rfind(','), text.rfind('.')) {
         (Some(comma), Some(point)) if comma > point => text.replace('.', "").replace(',', "."),
@@ -139,15 +163,17 @@ pub(crate) fn number(cell: &str) -> Option<f64> {
     plain.parse().ok()
 }
 
-fn has_comma(table: &Table, columns: &[GradeColumn]) -> bool {
-    let cells = columns
-        .iter()
-        .flat_map(|column| (1..table.len()).map(move |row| table.cell(row, column.index)));
-    let mut numbers = cells.filter(|cell| number(cell).is_some());
-    let first = numbers.find(|cell| cell.contains(['.', ',']));
-    first.map_or(table.delimiter() == ';', |cell| {
-        cell.rfind(',') > cell.rfind('.')
-    })
+/// `1,000`: commas before each three digits, and no others.
+fn is_of_thousands(text: &str) -> bool {
+    let mut parts = text.trim().split(',');
+    let is_digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let first = parts.next().unwrap_or_default();
+    let mut rest = parts.peekable();
+    rest.peek().is_some()
+        && matches!(first.len(), 1..=3)
+        && first != "0"
+        && is_digits(first)
+        && rest.all(|part| part.len() == 3 && is_digits(part))
 }
 
 fn canvas(table: &Table, header: &[String]) -> Option<Sheet> {
@@ -163,8 +189,15 @@ fn canvas(table: &Table, header: &[String]) -> Option<Sheet> {
     if names.is_empty() || names[0] != 0 {
         return None;
     }
-    let ids = ["SIS User ID", "SIS Login ID", "Integration ID"].map(at);
-    let ids = [Some(id)].into_iter().chain(ids).flatten().collect();
+    let known = [
+        ("SIS User ID", Kind::School),
+        ("SIS Login ID", Kind::Login),
+        ("Integration ID", Kind::School),
+    ];
+    let known = known
+        .into_iter()
+        .filter_map(|(name, kind)| Some((at(name)?, kind)));
+    let ids = std::iter::once((id, Kind::Canvas)).chain(known).collect();
     // Rows without an id say what holds of the columns.
     let first = (1..table.len()).find(|row| !table.cell(*row, id).trim().is_empty());
     let first = first.unwrap_or(table.len());
@@ -187,7 +220,6 @@ fn canvas(table: &Table, header: &[String]) -> Option<Sheet> {
         first,
         ids,
         names,
-        has_comma: has_comma(table, &grades),
         grades,
         lock: None,
         comments: None,
@@ -198,49 +230,53 @@ fn canvas(table: &Table, header: &[String]) -> Option<Sheet> {
 /// Headers are in the language of the site, so columns are known by what stands in them: the first one has a word and a
 /// number, and the one behind the grades has the same maximum in each row.
 fn moodle(table: &Table, header: &[String]) -> Option<Sheet> {
-    let rows = 1..table.len();
-    let mut words = rows.clone().map(|row| participant(&table.cell(row, 0)));
+    let is_blank = |row: &usize| table.row(*row).iter().all(|cell| cell.trim().is_empty());
+    let rows: Vec<usize> = (1..table.len()).filter(|row| !is_blank(row)).collect();
+    let first = *rows.first()?;
+    let mut words = rows.iter().map(|row| participant(&table.cell(*row, 0)));
     let word = words.next()??.0;
     if !words.all(|found| found.is_some_and(|(found, _)| found == word)) {
         return None;
     }
+    let cells = |column: usize| {
+        let cells = rows.iter().map(|row| table.cell(*row, column));
+        cells.collect::<Vec<String>>()
+    };
     let maximum_of = |column: usize| {
-        let first = number(&table.cell(1, column)).filter(|most| *most > 0.0)?;
-        let mut cells = rows.clone().map(|row| number(&table.cell(row, column)));
-        cells.all(|most| most == Some(first)).then_some(first)
+        let most = number(&table.cell(first, column)).filter(|most| *most > 0.0)?;
+        let is_same = cells(column).iter().all(|cell| number(cell) == Some(most));
+        // Before it stand grades, or nothing yet.
+        let is_grade = |cell: &String| matches!(cell.trim(), "" | "-") || number(cell).is_some();
+        (is_same && cells(column - 1).iter().all(is_grade)).then_some(most)
     };
     // A grade that all have alike is no maximum: the column behind it is one, too.
     let (maximum, possible) = (3..header.len())
         .filter_map(|column| Some((column, maximum_of(column)?)))
         .next_back()?;
     let index = maximum - 1;
-    let is_yes_or_no = |column: usize| {
-        let cell = table.cell(1, column);
-        YES.contains(&cell.as_str()) || NO.contains(&cell.as_str())
-    };
-    let lock = (maximum + 1..header.len()).find(|column| is_yes_or_no(*column));
+    let is_word = |cell: &String| YES.contains(&cell.trim()) || NO.contains(&cell.trim());
+    let lock = (maximum + 1..header.len()).find(|column| cells(*column).iter().all(is_word));
     let is_feedback = |cell: &String| {
         let cell = cell.to_lowercase();
         FEEDBACK.iter().any(|word| cell.contains(word))
     };
     let behind = maximum + 1;
     let comments = header[behind..].iter().position(is_feedback);
-    let grades = vec![GradeColumn {
-        index,
-        title: header[index].clone(),
-        possible: Some(possible),
-    }];
-    let of_maximum = GradeColumn {
-        index: maximum,
-        ..grades[0].clone()
-    };
+    let has_sign = |column: &usize| cells(*column).iter().any(|cell| cell.contains('@'));
+    let addresses = (2..index)
+        .find(has_sign)
+        .map(|column| (column, Kind::Address));
+    let participants = std::iter::once((0, Kind::Participant));
     Some(Sheet {
         kind: SheetKind::Moodle,
         first: 1,
-        ids: vec![0],
+        ids: participants.chain(addresses).collect(),
         names: vec![1],
-        has_comma: has_comma(table, &[of_maximum]),
-        grades,
+        grades: vec![GradeColumn {
+            index,
+            title: header[index].clone(),
+            possible: Some(possible),
+        }],
         lock,
         comments: comments.map(|column| column + behind),
         table: table.clone(),
@@ -248,8 +284,33 @@ fn moodle(table: &Table, header: &[String]) -> Option<Sheet> {
 }
 
 /// What Moodle writes where a grade can be changed, and where not.
-const YES: &[&str] = &["Yes", "Ja", "Sí", "Oui", "Sì", "Sim"];
-pub(crate) const NO: &[&str] = &["No", "Nein", "Non", "Nee", "Não"];
+const YES: &[&str] = &[
+    "Yes", "Ja", "Sí", "Oui", "Sì", "Sim", "Tak", "Ano", "Áno", "Kyllä", "Evet", "Да", "Так",
+    "Ναι", "Igen", "Da", "是", "はい", "예", "نعم", "כן",
+];
+pub(crate) const NO: &[&str] = &[
+    "No",
+    "Nein",
+    "Non",
+    "Nee",
+    "Não",
+    "Nie",
+    "Ne",
+    "Ei",
+    "Hayır",
+    "Нет",
+    "Ні",
+    "Όχι",
+    "Nem",
+    "Nu",
+    "Nej",
+    "Nei",
+    "否",
+    "いいえ",
+    "아니오",
+    "لا",
+    "לא",
+];
 /// Of the headers of the column with the feedback.
 const FEEDBACK: &[&str] = &[
     "feedback",
@@ -282,41 +343,62 @@ fn other(table: Table, header: &[String]) -> Sheet {
         header.iter().position(is)
     };
     let whole = named(&["name", "full name", "student", "student name"]);
-    let parts = [
-        named(&["last name", "last_name", "lastname", "surname", "nachname"]),
-        named(&["first name", "first_name", "firstname", "vorname"]),
-    ];
-    let names: Vec<usize> = match (parts, whole) {
-        ([Some(last), Some(first)], _) => vec![last, first],
-        (_, Some(whole)) => vec![whole],
+    let last = named(&["last name", "last_name", "lastname", "surname", "nachname"]);
+    let first = named(&["first name", "first_name", "firstname", "vorname"]);
+    // Where the first name has a column of its own, the other one has the last.
+    let names: Vec<usize> = match (last.or(whole), first, whole) {
+        (Some(last), Some(first), _) => vec![last, first],
+        (_, _, Some(whole)) => vec![whole],
         _ => vec![0],
     };
-    // Grades of two students may be alike, what they are known by may not.
-    let is_id = |column: &usize| {
-        let cells: Vec<String> = (1..table.len())
-            .map(|row| table.cell(row, *column))
-            .collect();
-        let some: Vec<&str> = cells
-            .iter()
-            .map(|cell| cell.trim())
-            .filter(|c| !c.is_empty())
-            .collect();
-        let different: HashSet<&str> = some.iter().copied().collect();
-        let is_grade = |cell: &&str| cell.len() < 4 && number(cell).is_some();
-        !some.is_empty() && different.len() == some.len() && !some.iter().all(is_grade)
+    // What is no number, login or address by its header or its sign is none.
+    let kind_of = |column: usize| {
+        let title = header[column].trim().to_lowercase();
+        let has_sign = (1..table.len()).any(|row| table.cell(row, column).contains('@'));
+        match (
+            has_sign,
+            SCHOOL.contains(&title.as_str()),
+            LOGIN.contains(&title.as_str()),
+        ) {
+            (true, _, _) => Some(Kind::Address),
+            (_, true, _) => Some(Kind::School),
+            (_, _, true) => Some(Kind::Login),
+            _ => None,
+        }
     };
+    let ids = (0..header.len()).filter_map(|column| Some((column, kind_of(column)?)));
+    let ids = ids.collect();
     Sheet {
         kind: SheetKind::Other,
         first: 1,
-        ids: (0..header.len())
-            .filter(|column| !names.contains(column))
-            .filter(is_id)
-            .collect(),
+        ids,
         names,
-        has_comma: has_comma(&table, &grades),
         grades,
         lock: None,
         comments: None,
         table,
     }
 }
+
+/// Headers, in lower case, of the school's own numbers.
+const SCHOOL: &[&str] = &[
+    "id",
+    "sid",
+    "student id",
+    "student_id",
+    "sis id",
+    "sis user id",
+    "matrikel",
+    "matrikelnummer",
+    "number",
+];
+/// The same of logins.
+const LOGIN: &[&str] = &[
+    "login",
+    "username",
+    "user name",
+    "user",
+    "github_username",
+    "benutzername",
+    "sis login id",
+];

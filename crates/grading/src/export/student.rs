@@ -3,11 +3,18 @@
 use std::fmt::Write as _;
 
 use super::Grade;
-use crate::feedback::{Item, ItemKind};
+use crate::feedback::{Item, ItemKind, is_fence};
 use crate::markdown::quiet;
 
 /// Says what the text is, wherever it is read.
-const LABEL: &str = "AI-assisted: suggested by a model on a machine of the school, checked and approved by a person.";
+fn label(grade: &Grade) -> &'static str {
+    match grade.is_assisted {
+        true => ASSISTED,
+        false => "Approved by a person.",
+    }
+}
+
+const ASSISTED: &str = "AI-assisted: suggested by a model on a machine of the school, checked and approved by a person.";
 
 /// Title of the part that has items of a kind.
 const PARTS: [(ItemKind, &str); 2] = [
@@ -27,7 +34,13 @@ fn parts(grade: &Grade) -> impl Iterator<Item = (&'static str, Vec<&Item>)> {
 /// Markdown. Writing into a `String` cannot fail, hence the ignored results.
 pub(super) fn markdown(title: &str, name: &str, grade: &Grade) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "# {}: {}\n\n{LABEL}\n", quiet(title), quiet(name));
+    let _ = writeln!(
+        out,
+        "# {}: {}\n\n{}\n",
+        quiet(title),
+        quiet(name),
+        label(grade)
+    );
     let _ = writeln!(out, "**{} of {} points**\n", grade.total, grade.max);
     for one in &grade.criteria {
         let _ = writeln!(
@@ -38,7 +51,7 @@ pub(super) fn markdown(title: &str, name: &str, grade: &Grade) -> String {
             one.max
         );
     }
-    let _ = write!(out, "\n{}", text(grade));
+    let _ = write!(out, "\n{}", quiet(&text(grade)));
     out
 }
 
@@ -58,17 +71,22 @@ table{border-collapse:collapse}td{border-bottom:1px solid #ccc;padding:.2rem 1re
 pre{background:#f3f3f3;padding:.5rem;white-space:pre-wrap}small{color:#555}\
 @media print{body{margin:0}pre{border:1px solid #ccc}}";
 
-/// The feedback alone, as Markdown.
+/// The feedback alone, as it was approved.
 pub(super) fn text(grade: &Grade) -> String {
     let mut out = String::new();
     for (title, items) in parts(grade) {
         out.push_str(if out.is_empty() { "" } else { "\n" });
         let _ = writeln!(out, "## {title}\n");
         for item in items {
-            let _ = writeln!(out, "- {}", quiet(&item.text).replace('\n', "\n  "));
+            let _ = writeln!(out, "- {}", item.text.replace('\n', "\n  "));
         }
     }
     out
+}
+
+/// The same to be shown somewhere else: without HTML, and with what it is.
+pub(super) fn shown(grade: &Grade) -> String {
+    format!("{}\n{}\n", quiet(&text(grade)), label(grade))
 }
 
 /// HTML, such as for a cell of a gradebook.
@@ -93,7 +111,7 @@ pub(super) fn body(grade: &Grade) -> String {
         }
         out.push_str("</ul>\n");
     }
-    let _ = writeln!(out, "<p><small>{LABEL}</small></p>");
+    let _ = writeln!(out, "<p><small>{}</small></p>", label(grade));
     out
 }
 
@@ -102,7 +120,7 @@ fn item_html(text: &str) -> String {
     let mut out = String::new();
     let mut is_code = false;
     for (i, line) in text.split('\n').enumerate() {
-        let is_fence = line.trim_start().starts_with("```");
+        let is_fence = is_fence(line);
         match (is_fence, is_code) {
             (true, true) => out.push_str("</pre>"),
             (true, false) => out.push_str("<pre>"),

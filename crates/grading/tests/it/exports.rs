@@ -5,7 +5,7 @@ use std::io::Read;
 use proptest::prelude::*;
 use tandem_grading::export::{Choice, Format, Refusal, Row, SheetKind, fill, outline, write};
 use tandem_grading::review::{Decision, Review, Standing};
-use tandem_grading::{Item, ItemKind, Origin, Points, Rubric};
+use tandem_grading::{Item, ItemKind, Origin, Points, Rubric, Student, System};
 
 const TITLE: &str = "Sum of evens";
 const COLUMN: &str = "Sum of evens (4711)";
@@ -25,9 +25,14 @@ fn points(value: f64) -> Points {
 
 /// A submission with these points and this decision.
 fn row(name: &str, given: Option<(f64, f64)>, decision: Decision) -> Row {
+    row_of(name, &Origin::default(), given, decision)
+}
+
+fn row_of(name: &str, origin: &Origin, given: Option<(f64, f64)>, decision: Decision) -> Row {
     let rubric = rubric();
     let mut review = Review {
         decision,
+        text_is_models: true,
         text: Some(vec![
             Item {
                 kind: ItemKind::Strength,
@@ -49,7 +54,7 @@ fn row(name: &str, given: Option<(f64, f64)>, decision: Decision) -> Row {
         model: None,
         review: &review,
     };
-    Row::new(name, &Origin::default(), &standing)
+    Row::new(name, origin, &standing)
 }
 
 fn approved(name: &str, a: f64, b: f64) -> Row {
@@ -137,7 +142,7 @@ fn a_canvas_gradebook_comes_back_with_its_grades_and_nothing_else() {
 #[test]
 fn points_of_another_maximum_are_refused_or_written_as_the_same_share() {
     let sheet = CANVAS.replace("5.00,10.00,", "5.00,100.00,");
-    let rows = [approved("101", 5.5, 4.0), approved("ahuber_", 0.0, 0.0)];
+    let rows = [approved("101", 5.5, 4.0), approved("ahuber", 0.0, 0.0)];
     let refused = fill(sheet.as_bytes(), TITLE, &rows[..1], &Choice::default());
     let Err(Refusal::Maximum { possible, .. }) = refused else {
         panic!("{refused:?}");
@@ -179,6 +184,180 @@ fn points_of_another_maximum_are_refused_or_written_as_the_same_share() {
     );
     let unknown = fill(sheet.as_bytes(), "Another", &named, &choice);
     assert_eq!(unknown.unwrap_err(), Refusal::Column);
+}
+
+/// A submission of a system, with what it knows the student by.
+fn of(system: System, name: &str, ids: &[&str]) -> Row {
+    let student = Student {
+        name: name.to_owned(),
+        ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+    };
+    let origin = Origin {
+        system,
+        students: vec![student],
+        ..Origin::default()
+    };
+    row_of(name, &origin, Some((6.0, 4.0)), Decision::Approved)
+}
+
+const ALIKE_MOODLE: &str = "Identifier,Full name,Email address,Status,Grade,Maximum Grade,Grade can be changed\n\
+        Participant 3,Zed Zorn,z@x.edu,s,,10.00,Yes\nParticipant 4711,Bob Box,bob@x.edu,s,,10.00,Yes\n\
+        Participant 5,Ann Abel,ann@x.edu,s,,10.00,Yes\n";
+const ALIKE_CANVAS: &str = "Student,ID,SIS User ID,SIS Login ID,Section,Sum of evens (1)\n\
+        \"Abel, Al\",500,123,al,S,\n\"Doe, Jane\",222,9,jane,S,\n\"Zorn, Zed\",901234,8,zed,S,\n";
+
+/// Whose grade is filled in, if somebody's is.
+fn check(sheet: &str, column: usize, row: Row, expected: Option<&str>) {
+    let choice = Choice {
+        column: Some(column),
+        ..Choice::default()
+    };
+    let name = row.name.clone();
+    let export = fill(sheet.as_bytes(), "any", &[row], &choice).unwrap();
+    let filled: Vec<&str> = export.changes.iter().map(|c| c.student.as_str()).collect();
+    assert_eq!(
+        filled,
+        expected.into_iter().collect::<Vec<_>>(),
+        "{name} in {sheet}"
+    );
+    assert_eq!(export.left.len(), usize::from(expected.is_none()), "{name}");
+}
+
+/// What is the same in letters may be somebody else: nobody gets a grade for that.
+#[test]
+fn nobody_gets_a_grade_for_letters_that_are_alike() {
+    let (moodle, canvas) = (ALIKE_MOODLE, ALIKE_CANVAS);
+    let plain = |name| approved(name, 6.0, 4.0);
+    let system = |system, name, ids: &[&str]| of(system, name, ids);
+    for (sheet, column, row, expected) in [
+        // A partner, a part of a name, a first name are nobody's key.
+        (
+            "Name,Partner,Grade\nanna,ben,\nben,anna,\n",
+            2,
+            plain("anna"),
+            Some("anna"),
+        ),
+        (
+            "Name,Login,Grade\nAnna Meyer,am123,\nBob Meyer,meyer,\n",
+            2,
+            plain("anna_meyer"),
+            Some("Anna Meyer"),
+        ),
+        (
+            "Name;Vorname;Punkte\nMeyer;Anna;\nMax;Otto;\nKurz;Max;\n",
+            2,
+            plain("Max"),
+            None,
+        ),
+        ("Name,Grade\nAnn Abel,\n", 1, plain("Anna Bel"), None),
+        // Numbers in a name are no participant's, and an upload is no user.
+        (moodle, 4, plain("Jane Doe 3"), None),
+        (moodle, 4, plain("anna_4711"), None),
+        (canvas, 5, plain("roe_112_901234_hw"), None),
+        // Each kind counts alone, and decides where both sides have it.
+        (canvas, 5, system(System::Canvas, "bell", &["123"]), None),
+        (canvas, 5, system(System::Canvas, "doejane", &["111"]), None),
+        (
+            canvas,
+            5,
+            system(System::Canvas, "whoever", &["222"]),
+            Some("Doe, Jane"),
+        ),
+        (
+            moodle,
+            4,
+            system(System::Gradescope, "Ann Abel", &["4711", "ann@x.edu"]),
+            Some("Ann Abel"),
+        ),
+        (
+            moodle,
+            4,
+            system(System::Gradescope, "Ann Abel", &["4711", "ann@y.edu"]),
+            None,
+        ),
+        (
+            moodle,
+            4,
+            system(System::Moodle, "somebody", &["5"]),
+            Some("Ann Abel"),
+        ),
+        (
+            canvas,
+            5,
+            system(System::Nbgrader, "zed", &["zed"]),
+            Some("Zorn, Zed"),
+        ),
+    ] {
+        check(sheet, column, row, expected);
+    }
+}
+
+/// A number is written as its column has numbers, whatever stands in others; a grade that is locked gets no feedback, and
+/// one in the file that is no longer approved is named.
+#[test]
+fn numbers_are_those_of_their_column_and_what_is_left_is_said() {
+    let rows = [
+        approved("ann", 5.5, 4.0),
+        row("bob", Some((1.0, 1.0)), Decision::Open),
+    ];
+    for (sheet, grade) in [
+        ("Name;Datum;Punkte\nann;01.10;\nbob;02.10;\n", "9,50"),
+        (
+            "Name,Salary,Grade\nann,\"1,234\",\nbob,\"2,000\",9.5\n",
+            "9.50",
+        ),
+        (
+            "Name,Salary,Grade\nann,\"1,5\",\nbob,\"2,5\",\"9,5\"\n",
+            "9,50",
+        ),
+    ] {
+        let choice = Choice {
+            column: Some(2),
+            ..Choice::default()
+        };
+        let export = fill(sheet.as_bytes(), "any", &rows, &choice).unwrap();
+        assert_eq!(export.changes[0].after, grade, "{sheet}");
+        let stale = export
+            .unapproved
+            .iter()
+            .map(|left| left.row)
+            .collect::<Vec<_>>();
+        assert_eq!(
+            stale,
+            if sheet.contains("9.5") || sheet.contains("9,5") {
+                vec![1]
+            } else {
+                vec![]
+            }
+        );
+    }
+    let thousand = CANVAS.replace("5.00,10.00,", "5.00,\"1,000\",");
+    let choice = Choice {
+        scales: true,
+        ..Choice::default()
+    };
+    let export = fill(
+        thousand.as_bytes(),
+        TITLE,
+        &[approved("ahuber", 5.5, 4.0)],
+        &choice,
+    );
+    assert_eq!(export.unwrap().changes[0].after, "950.00");
+    // An empty line at the end makes no other table of a worksheet.
+    let locked = format!("{}\n", MOODLE[0].0).replace("\n\n", "\n,,,,,,,,,\n");
+    let choice = Choice {
+        with_feedback: true,
+        ..Choice::default()
+    };
+    let export = fill(
+        locked.as_bytes(),
+        "any",
+        &[approved("Ben Öz", 6.0, 4.0)],
+        &choice,
+    )
+    .unwrap();
+    assert_eq!((export.changes.len(), export.left.len()), (0, 1));
+    assert_eq!(export.bytes, locked.into_bytes());
 }
 
 /// Worksheets of Moodle in the languages of its sites.
@@ -376,7 +555,7 @@ proptest! {
             sheet.push_str(&line.join(&d.to_string()));
             sheet.push_str(end);
             let decision = [Decision::Open, Decision::Approved, Decision::WithoutPoints][*decision as usize];
-            rows.push(row(&format!("x_{id}_77"), Some((3.0, f64::from(u8::try_from(i % 5).unwrap()))), decision));
+            rows.push(row(&format!("x_{id}_77{i}_f"), Some((3.0, f64::from(u8::try_from(i % 5).unwrap()))), decision));
         }
         let export = fill(sheet.as_bytes(), TITLE, &rows, &Choice::default()).unwrap();
         let (old, new) = (records(sheet.as_bytes(), delimiter), records(&export.bytes, delimiter));

@@ -241,6 +241,12 @@ fn a_plain_course_is_no_export() {
         &["week_3.py", "week_4.py"],
         &["ann_hw1.py", "bob_hw1.py"],
         &["lab-one/anna/a.py", "lab-one/ben/a.py"],
+        &["exam_2024_05_anna.py", "exam_2024_05_ben.py"],
+        &["hw_2024_1_anna.py", "hw_2024_1_ben.py"],
+        &["cs_101_12345_main.py", "cs_101_12346_main.py"],
+        &["lab_1_2_a.py", "lab_1_3_b.py", "lab_1_4_c.py"],
+        &["submitted/anna/main.py", "submitted/ben/main.py"],
+        &["submitted/anna/src/a.py", "submitted/ben/lib/a.py"],
         &[
             "hw_1_2_anna.py",
             "hw_1_2_ben.py",
@@ -260,4 +266,38 @@ fn a_plain_course_is_no_export() {
             "{members:?}"
         );
     }
+}
+
+/// What one student handed in stops nobody, and nothing of it is lost for a name that a system has, too.
+#[test]
+fn one_student_does_not_stop_a_course() {
+    let own = |name: &str, content: &str| (name.to_owned(), content.to_owned());
+    let list = load(&[
+        own("anna/user_assignment_settings.json", "{"),
+        own("anna/1/main.py", "x = 1"),
+        own("ben/main.py", "x = 1"),
+        own("eve/submission_metadata.yml", "["),
+        own("eve/main.py", "x = 1"),
+    ]);
+    assert_eq!(list.len(), 3);
+    assert!(list[0].problem.is_some() && list[1].problem.is_none() && list[2].problem.is_none());
+    let list = load(&[
+        own("submitted/anna/main.py", "x = 1"),
+        own("submitted/anna/src/util.py", "y = 1"),
+        own("submitted/ben/main.py", "x = 1"),
+    ]);
+    let files: Vec<usize> = list.iter().map(|s| s.files.len()).collect();
+    assert_eq!(files, [2, 1]);
+    // A long list, as systems write it with a history for each.
+    let mut text = String::from("---\n");
+    let mut members = Vec::new();
+    for i in 0..300 {
+        text.push_str(&format!(
+            "submission_{i}:\n  :submitters:\n  - :name: N{i}\n    :sid: \"{i}\"\n  :history:\n"
+        ));
+        text.push_str(&"  - :score: 1.0\n    :tests: [1, 2, 3]\n".repeat(150));
+        members.push(file(format!("export/submission_{i}/a.py")));
+    }
+    members.push(own("export/submission_metadata.yml", &text));
+    assert_eq!(known(&load(&members), System::Gradescope).len(), 300);
 }
