@@ -1,8 +1,8 @@
 //! What learning systems put into the names of what they hand out: who handed it in, and when.
 //!
 //! [`group`] takes the entries of a course and gives one for each student, however many files and folders a system made of
-//! them. A system is known by all names together: one that fits none of its forms makes the course a plain one, in which
-//! each entry is a student's.
+//! them. A system is known by all names together: where most have its form, the others stand by themselves; else the course
+//! is a plain one, in which each entry is a student's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

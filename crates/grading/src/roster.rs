@@ -88,8 +88,9 @@ impl Keys {
             let of = |student| Self::of_student(origin.system, student);
             return origin.students.iter().map(of).collect();
         }
-        // What an earlier version took in, file by file.
-        if let Some((system, student)) = origin::of_name(name) {
+        // What an earlier version took in, file by file; this one has looked at the names of the whole course.
+        let is_earlier = *origin == Origin::default();
+        if let Some((system, student)) = origin::of_name(name).filter(|_| is_earlier) {
             return vec![Self::of_student(system, &student)];
         }
         // A whole name may be a login or a number; no part of it is.

@@ -292,6 +292,20 @@ fn nobody_gets_a_grade_for_letters_that_are_alike() {
     }
 }
 
+/// Names of a plain course may look like those of Canvas: they are of nobody whom Canvas knows.
+#[test]
+fn a_number_in_the_name_of_a_plain_course_is_no_user() {
+    let sheet = "Student,ID,Section,Sum of evens (1)\n\"Zorn, Zed\",2024,S,\n";
+    let plain = Origin {
+        folder: "exam_2024_05_anna.py".to_owned(),
+        ..Origin::default()
+    };
+    let points = Some((6.0, 4.0));
+    let row = row_of("exam_2024_05_anna", &plain, points, Decision::Approved);
+    let export = fill(sheet.as_bytes(), TITLE, &[row], &Choice::default()).unwrap();
+    assert_eq!((export.changes.len(), export.left.len()), (0, 1));
+}
+
 /// A number is written as its column has numbers, whatever stands in others; a grade that is locked gets no feedback, and
 /// one in the file that is no longer approved is named.
 #[test]

@@ -1,4 +1,4 @@
--- The teacher's own gradebook of an assignment, as it came, or as the last export left it.
+-- The teacher's own gradebook of an assignment, as it came.
 CREATE TABLE sheet (
     assignment INTEGER PRIMARY KEY REFERENCES assignment (id),
     name TEXT NOT NULL,
