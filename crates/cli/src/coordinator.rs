@@ -7,7 +7,6 @@ use anyhow::{Context, bail};
 use tandem_cluster::{Ending, Public, Security};
 use tandem_coordinator::{Config, CoordinatorError, HealthReport, NodeList, run_with_pages};
 use tandem_gradebook::{Gradebook, ModelServer};
-use tandem_grading::limits::DEFAULT_NODE_WAIT;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -117,14 +116,14 @@ impl Coordinator {
         self.tls
     }
 
-    /// Tells a gradebook where to ask for models.
-    pub fn connect(&self, gradebook: &Gradebook, jobs: &Grading) {
+    /// Tells a gradebook where to ask for models, and how long they are waited for.
+    pub fn connect(&self, gradebook: &Gradebook, jobs: &Grading, wait: Duration) {
         gradebook.connect(ModelServer {
             base_url: self.base_url(),
             code_analysis: jobs.code_analysis.clone(),
             feedback: jobs.feedback.clone(),
             parallel: jobs.parallel,
-            wait: DEFAULT_NODE_WAIT,
+            wait,
         });
     }
 

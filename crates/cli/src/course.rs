@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use tandem_gradebook::Gradebook;
 use tandem_gradebook::exports::{Counts, Target, Written, keep, preview};
 use tandem_gradebook::store::{Assignment, SheetFile};
 use tandem_grading::export::{Choice, Format, outline};
-use tandem_grading::limits::MAX_TABLE_BYTES;
+use tandem_grading::limits::{DEFAULT_NODE_WAIT, MAX_TABLE_BYTES};
 
 use crate::address::{ANY_PORT, listen_address};
 use crate::coordinator::Coordinator;
@@ -25,6 +26,9 @@ const SOME_LEFT: u8 = 3;
 /// Arguments of `tandem course`.
 #[derive(Args)]
 pub struct Arguments {
+    /// The gradebook, such as the one that `tandem grade --out DIR` leaves in its folder [default: the one of this user].
+    #[arg(long, value_name = "FILE")]
+    gradebook: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -91,11 +95,16 @@ struct Open {
 /// # Errors
 /// If the gradebook cannot be opened, or the address is taken.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let gradebook = Gradebook::open(&environment.gradebook()?)?;
+    let gradebook = match &arguments.gradebook {
+        Some(file) if !file.is_file() => bail!("there is no gradebook {}", file.display()),
+        Some(file) => Gradebook::open_alone(file)?,
+        None => Gradebook::open(&environment.gradebook()?)?,
+    };
     match arguments.command {
         Command::Open(open) => {
             let home = gradebook.home().to_owned();
-            serve(&gradebook, &home, Setup::without_models(), open.listen).await
+            let none = Setup::without_models();
+            serve(&gradebook, &home, none, open.listen, DEFAULT_NODE_WAIT).await
         }
         Command::List => {
             for one in assignments(&gradebook)? {
@@ -247,7 +256,7 @@ fn write(out: &Path, bytes: &[u8], replaces: bool) -> anyhow::Result<()> {
     std::fs::rename(&part, out).with_context(cannot)
 }
 
-/// Serves the pages until it is told to stop.
+/// Serves the pages until it is told to stop. Models that are away are waited for so long.
 ///
 /// # Errors
 /// If the address is taken, or a model of this process fails.
@@ -256,6 +265,7 @@ pub async fn serve(
     page: &str,
     setup: Setup,
     listen: Option<SocketAddr>,
+    wait: Duration,
 ) -> anyhow::Result<ExitCode> {
     let Setup {
         config,
@@ -271,7 +281,7 @@ pub async fn serve(
     )
     .await?;
     if !config.coordinator.models.is_empty() {
-        coordinator.connect(gradebook, &config.grading);
+        coordinator.connect(gradebook, &config.grading, wait);
     }
     let address = gradebook.address_of(&coordinator.url(), page)?;
     output::print(&format!("gradebook {address}"))?;

@@ -22,6 +22,7 @@ use tandem_api::RouteChoice;
 use tandem_cluster::{Public, Security};
 use tandem_coordinator::{Config, ModelConfig, NodeConfig};
 use tandem_gradebook::Gradebook;
+use tandem_grading::limits::DEFAULT_NODE_WAIT;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, JobConfig, Progress, Rubric,
     Submission, grade, load_submissions,
@@ -201,6 +202,7 @@ async fn start_coordinator(
             code_analysis,
             feedback,
         },
+        DEFAULT_NODE_WAIT,
     );
     Ok((coordinator, gradebook))
 }
@@ -343,7 +345,7 @@ async fn run_once(
         RouteChoice::Local => task.out.join("local"),
         _ => task.out.clone(),
     };
-    let folder = Folder::open(&out, &settings, rubric, submissions, EarlierRun::Replace)?;
+    let folder = Folder::open(&out, rubric, submissions, EarlierRun::Replace)?;
     let report = |p: Progress<'_>| reporter.report(&p);
     let graded = grade(&settings, rubric, submissions, &folder, &report).await;
     reporter.finish();

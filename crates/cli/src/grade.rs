@@ -1,6 +1,5 @@
 //! `tandem grade`: a batch of submissions.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,11 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use tandem_cluster::Public;
-use tandem_coordinator::{ModelConfig, NodeList};
-use tandem_gradebook::Gradebook;
+use tandem_gradebook::{Batch, Gradebook, GradebookError};
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission,
-    forecast, grade, load_submissions,
+    forecast, load_submissions,
 };
 
 use crate::address::{ANY_PORT, listen_address};
@@ -30,9 +28,8 @@ const NEEDS_A_PERSON: u8 = 3;
 const SOME_FAILED: u8 = 4;
 /// Between two looks for nodes that are away.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// Between two looks whether servers have the models that they had.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// The gradebook in the folder of the results.
+const GRADEBOOK: &str = "gradebook.sqlite";
 
 /// When the feedback is written.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -64,7 +61,7 @@ pub struct Arguments {
     /// The rubric; examples/intro-course/rubric.yaml is one.
     #[arg(long, value_name = "FILE")]
     rubric: PathBuf,
-    /// Folder for the results; each is written when it is made.
+    /// Folder for the results; each is written when it is made. Its gradebook has them, too: `tandem course` shows it.
     #[arg(long, value_name = "DIR", required_unless_present_any = ["dry_run", "web"])]
     out: Option<PathBuf>,
     /// Puts the submissions into the gradebook and serves its pages, on which the run is started, watched and reviewed.
@@ -74,18 +71,13 @@ pub struct Arguments {
     #[arg(long, value_name = "IP:PORT", value_parser = listen_address, requires = "web")]
     listen: Option<SocketAddr>,
     /// What the gradebook calls the course.
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "My course",
-        requires = "web"
-    )]
+    #[arg(long, value_name = "NAME", default_value = "My course")]
     course: String,
-    /// Goes on with the results of an earlier run in that folder. Kept is what would come out again; what failed is
-    /// graded anew.
+    /// Goes on with the results of an earlier run in that folder. What would come out again is not asked for again; what
+    /// failed is.
     #[arg(long, conflicts_with = "replace")]
     resume: bool,
-    /// Writes over the results of an earlier run.
+    /// Grades anew what has a result in that folder, but for what a person has settled.
     #[arg(long)]
     replace: bool,
     /// Grades nothing: shows how large each prompt is, and whether it fits.
@@ -109,18 +101,18 @@ pub struct Arguments {
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let rubric = Rubric::load(&arguments.rubric)?;
     let submissions = load_submissions(&arguments.submissions)?;
+    let wait = Duration::from_secs(arguments.wait);
     if arguments.web {
         let gradebook = Gradebook::open(&environment.gradebook()?)?;
         let page = gradebook.hand_in(&arguments.course, &rubric, &submissions)?;
         let setup = arguments.setup.prepare(environment).await?;
-        return course::serve(&gradebook, &page, setup, arguments.listen).await;
+        return course::serve(&gradebook, &page, setup, arguments.listen, wait).await;
     }
     let Setup {
         config,
         security,
         mut local,
     } = arguments.setup.prepare(environment).await?;
-    let jobs = &config.grading;
     let mut coordinator = Coordinator::start(
         ANY_PORT,
         Public::plaintext(),
@@ -128,34 +120,28 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         security,
     )
     .await?;
-    let mut settings = GradingConfig::new(
-        coordinator.base_url(),
-        jobs.code_analysis.clone(),
-        jobs.feedback.clone(),
-    );
-    settings.parallel = jobs.parallel;
-    settings.keep = false;
-    settings.feedback_mode = arguments.feedback.into();
-    settings.node_wait = Duration::from_secs(arguments.wait);
-    let (http, coordinator_url) = (coordinator.http().clone(), coordinator.base_url());
     let work = async {
-        await_nodes(&mut coordinator, &config, settings.node_wait).await?;
-        settings.served_by = served_by(&coordinator.nodes().await?, &config);
+        await_nodes(&mut coordinator, &config, wait).await?;
         match (arguments.dry_run, &arguments.out) {
             (false, Some(out)) => {
-                let earlier = arguments.earlier_run();
-                let folder = Folder::open(out, &settings, &rubric, &submissions, earlier)?;
-                let last = look_once(&http, &coordinator_url, &config.coordinator.models);
-                run(&settings, &rubric, &submissions, folder, last).await
+                let folder = Folder::open(out, &rubric, &submissions, arguments.earlier_run())?;
+                let gradebook = Gradebook::open_alone(&out.join(GRADEBOOK))?;
+                coordinator.connect(&gradebook, &config.grading, wait);
+                run(&gradebook, &arguments, (&rubric, &submissions), &folder).await
             }
-            _ => dry_run(&settings, &rubric, &submissions).await,
+            _ => {
+                let jobs = &config.grading;
+                let (analysis, feedback) = (jobs.code_analysis.clone(), jobs.feedback.clone());
+                let mut settings = GradingConfig::new(coordinator.base_url(), analysis, feedback);
+                settings.parallel = jobs.parallel;
+                settings.feedback_mode = arguments.feedback.into();
+                settings.node_wait = wait;
+                dry_run(&settings, &rubric, &submissions).await
+            }
         }
     };
     let code = tokio::select! {
         code = work => code?,
-        changed = changed(&http, &coordinator_url, &config.coordinator.models) => {
-            bail!("{}", stopped(&changed));
-        }
         failure = Setup::failed(&mut local) => {
             failure?;
             return Ok(ExitCode::FAILURE);
@@ -193,68 +179,6 @@ impl Arguments {
             _ => EarlierRun::Refuse,
         }
     }
-}
-
-/// Digests of the weights that the nodes hold of the configured models, and what servers tell of theirs, each once.
-fn served_by(nodes: &NodeList, config: &Config) -> String {
-    let mut digests = BTreeSet::new();
-    for model in nodes.data.iter().flat_map(|node| &node.models) {
-        if config
-            .coordinator
-            .models
-            .iter()
-            .any(|m| m.name == model.name)
-        {
-            digests.insert(format!("{}={}", model.name, model.contract.weights));
-        }
-    }
-    for model in nodes.servers.iter().flat_map(|server| &server.models) {
-        digests.insert(format!(
-            "{}={} ({})",
-            model.name, model.model, model.reported
-        ));
-    }
-    digests.into_iter().collect::<Vec<_>>().join(" ")
-}
-
-/// Completes when a server has another model than at the start: nobody would know which one made a grade.
-async fn changed(http: &reqwest::Client, url: &str, models: &[ModelConfig]) -> String {
-    loop {
-        tokio::time::sleep(LOOK_AGAIN).await;
-        if let Some(changed) = look_once(http, url, models).await {
-            return changed;
-        }
-    }
-}
-
-/// The same at once.
-async fn look_once(http: &reqwest::Client, url: &str, models: &[ModelConfig]) -> Option<String> {
-    let asked = http.get(format!("{url}/nodes")).timeout(LOOK_AGAIN).send();
-    let nodes: NodeList = asked.await.ok()?.json().await.ok()?;
-    is_changed(&nodes, models)
-}
-
-/// What is said of a run that ends for that.
-fn stopped(changed: &str) -> String {
-    format!(
-        "stopped: {changed}; results that were made are kept, and those of the last minute may be of either model"
-    )
-}
-
-/// That a server has another model than before, or than an equal one.
-fn is_changed(nodes: &NodeList, models: &[ModelConfig]) -> Option<String> {
-    let changed = nodes
-        .servers
-        .iter()
-        .flat_map(|server| &server.changed)
-        .next();
-    let unequal = models
-        .iter()
-        .filter_map(|m| nodes::unequal_servers(m, nodes));
-    let unequal = unequal
-        .filter(|(_, is_sure)| *is_sure)
-        .map(|(reason, _)| reason);
-    changed.cloned().or(unequal.into_iter().next())
 }
 
 /// Waits until each model has the nodes that it needs.
@@ -327,24 +251,32 @@ fn exit_code(some_failed: bool, some_need_a_person: bool) -> ExitCode {
     }
 }
 
-/// Grades with progress on standard error; the folder gets each result when it is made. `last` says why the whole is not to
-/// be trusted, when all is graded.
+/// Grades with progress on standard error; the folder gets each result when it is made.
 async fn run(
-    settings: &GradingConfig,
-    rubric: &Rubric,
-    submissions: &[Submission],
-    folder: Folder<'_>,
-    last: impl Future<Output = Option<String>>,
+    gradebook: &Gradebook,
+    arguments: &Arguments,
+    (rubric, submissions): (&Rubric, &[Submission]),
+    folder: &Folder<'_>,
 ) -> anyhow::Result<ExitCode> {
     let reporter = Reporter::new("grading", submissions.len());
-    let report = |progress: Progress<'_>| reporter.report(&progress);
-    let graded = grade(settings, rubric, submissions, &folder, &report).await;
+    let report = |progress: &Progress<'_>| reporter.report(progress);
+    let batch = Batch {
+        course: &arguments.course,
+        rubric,
+        submissions,
+        feedback_mode: arguments.feedback.into(),
+        earlier_run: arguments.earlier_run(),
+        folder,
+        report: &report,
+    };
+    let graded = gradebook.grade(&batch).await;
     reporter.finish();
-    let graded = graded?;
-    if let Some(changed) = last.await {
-        bail!("{}", stopped(&changed));
-    }
-    folder.finish(&graded)?;
+    let graded = match graded {
+        Err(GradebookError::Run(why)) => {
+            bail!("stopped: {why}; results that were made are kept, `--resume` goes on with them")
+        }
+        graded => graded?,
+    };
     // The results are there, and the status says what came out, also if nobody reads this.
     let _ = output::print(&tables::grades(&graded).to_string());
     for line in tables::causes(&graded)
@@ -353,9 +285,10 @@ async fn run(
     {
         eprintln!("tandem: {line}");
     }
+    let path = folder.path().display();
     let _ = output::print(&format!(
-        "results, suggested by models and to be approved by a person: {}",
-        folder.path().display()
+        "results, suggested by models and to be approved by a person: {path}; \
+         `tandem course --gradebook {path}/{GRADEBOOK} open` has them as pages"
     ));
     let some = |status| graded.iter().any(|g: &Graded| g.status == status);
     Ok(exit_code(some(Status::Failed), some(Status::NeedsReview)))

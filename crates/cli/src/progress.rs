@@ -48,6 +48,8 @@ impl Reporter {
                 };
                 let status = graded.status.as_str();
                 self.line(&format!("{done}/{total} {}: {status}{score}", graded.name));
+                self.bar
+                    .set_length(u64::try_from(*total).unwrap_or(u64::MAX));
                 self.bar.inc(1);
             }
         }

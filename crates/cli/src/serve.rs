@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use tandem_cluster::Public;
 use tandem_gradebook::Gradebook;
+use tandem_grading::limits::DEFAULT_NODE_WAIT;
 
 use crate::address::listen_address;
 use crate::config::Config;
@@ -58,7 +59,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let mut coordinator =
         Coordinator::start_with_pages(listen, public, nodes, security, gradebook.as_ref()).await?;
     if let Some(gradebook) = &gradebook {
-        coordinator.connect(gradebook, &config.grading);
+        coordinator.connect(gradebook, &config.grading, DEFAULT_NODE_WAIT);
     }
     tokio::select! {
         result = serve(&mut coordinator, &config, gradebook.as_ref()) => result?,

@@ -1,5 +1,7 @@
 //! What can go wrong, for the process and for a page.
 
+use tandem_grading::GradingError;
+
 use crate::store::StoreError;
 
 /// The gradebook cannot be opened or kept.
@@ -14,6 +16,15 @@ pub enum GradebookError {
         /// Why.
         problem: String,
     },
+    /// Another run writes to the gradebook.
+    #[error("another run is going on in this gradebook; wait for its end")]
+    Busy,
+    /// A run did not come to its end.
+    #[error("{0}")]
+    Run(String),
+    /// What a run goes by cannot be used, or its results cannot be written.
+    #[error(transparent)]
+    Grading(#[from] GradingError),
 }
 
 /// Why a page is not shown: what happened, and the one thing to do next.

@@ -12,6 +12,7 @@
 mod activity;
 mod assets;
 mod bare;
+mod batch;
 mod colour;
 mod error;
 pub mod exports;
@@ -39,6 +40,7 @@ use axum::Router;
 use tandem_grading::{Graded, GradingError, Rubric, Submission};
 
 use activity::Activity;
+pub use batch::Batch;
 pub use error::GradebookError;
 use error::PageError;
 use paths::Paths;
@@ -92,6 +94,16 @@ impl Gradebook {
     /// # Errors
     /// If the store cannot be opened.
     pub fn open(path: &Path) -> Result<Self, GradebookError> {
+        let gradebook = Self::open_alone(path)?;
+        gradebook.put_sample()?;
+        Ok(gradebook)
+    }
+
+    /// The same without the sample course.
+    ///
+    /// # Errors
+    /// If the store cannot be opened.
+    pub fn open_alone(path: &Path) -> Result<Self, GradebookError> {
         let store = Store::open(path)?;
         let number = store.write_now(|writer| -> rusqlite::Result<Result<_, StoreError>> {
             let known_or_new = |name| match writer.setting(name)? {
@@ -104,7 +116,7 @@ impl Gradebook {
             known_or_new(TOKEN)?;
             known_or_new(NUMBER).map(Ok)
         })?;
-        let gradebook = Self {
+        Ok(Self {
             shared: Arc::new(Shared {
                 store,
                 paths: Paths::new(&number),
@@ -116,9 +128,7 @@ impl Gradebook {
                 runs: Runs::new(path),
                 is_tls: AtomicBool::new(false),
             }),
-        };
-        gradebook.put_sample()?;
-        Ok(gradebook)
+        })
     }
 
     /// Says where models are asked; only the first time counts.
@@ -208,15 +218,12 @@ impl Gradebook {
             let works = writer.hand_in_all(assignment, submissions)?;
             let run = writer.start_run(assignment, &works, settings)?;
             for (work, graded) in works.into_iter().zip(graded) {
-                for record in &graded.jobs {
-                    writer.keep_call((run, work), weights, record)?;
-                }
                 let of = Kept {
                     run,
                     work,
                     inputs: None,
                 };
-                writer.keep_result(&of, graded)?;
+                writer.keep_made(&of, weights, graded)?;
             }
             writer.end_run(run, Outcome::Done, None)?;
             Ok(Ok::<_, StoreError>(assignment))

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use crate::activity::CallId;
 use crate::bare::{self, Unread};
-use crate::error::PageError;
+use crate::error::{GradebookError, PageError};
 use crate::platform::private_file;
 use crate::store::{Kept, Outcome, Reader, Store, StoreError, Work, Writer, now_ms};
 use crate::{ModelServer, Shared};
@@ -78,6 +78,8 @@ impl Settings {
 
 /// Between what several servers tell.
 const SEPARATOR: &str = "; ";
+/// Most characters of what weights are called in a message.
+const MAX_WEIGHTS_CHARS: usize = 40;
 /// Between two looks at what serves the models of a run.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
@@ -202,6 +204,20 @@ struct Task {
     settings: Settings,
 }
 
+/// Who looks on while a run makes its results.
+pub(crate) struct Observer<'a> {
+    /// Hears how far it is.
+    pub(crate) report: &'a (dyn Fn(&Progress<'_>) + Send + Sync),
+    /// Gets each result before the store has it.
+    pub(crate) keep: &'a (dyn Fn(&Graded) -> Result<(), GradingError> + Send + Sync),
+}
+
+/// Nobody: pages look into the store.
+const NOBODY: Observer<'static> = Observer {
+    report: &|_| {},
+    keep: &|_| Ok(()),
+};
+
 /// Starts a run of these works, or says why not.
 pub(crate) async fn start(
     shared: &Arc<Shared>,
@@ -209,13 +225,43 @@ pub(crate) async fn start(
     works: Vec<i64>,
     settings: &Settings,
 ) -> Result<i64, PageError> {
+    let (place, run) = make(shared, (assignment, works), settings).await?;
+    let begun = begin(place, run).await?;
+    tokio::spawn(async move { drive(begun, &NOBODY).await });
+    Ok(run)
+}
+
+/// Grades works to the end of their run, or says why that was not reached.
+pub(crate) async fn grade_now(
+    shared: &Arc<Shared>,
+    works: (i64, Vec<i64>),
+    settings: &Settings,
+    observer: &Observer<'_>,
+) -> Result<(), GradebookError> {
+    let ended = |error| match error {
+        PageError::Busy => GradebookError::Busy,
+        _ => GradebookError::Run("the gradebook cannot be written".to_owned()),
+    };
+    let (place, run) = make(shared, works, settings).await.map_err(ended)?;
+    let begun = begin(place, run).await.map_err(ended)?;
+    match drive(begun, observer).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(GradebookError::Run("it was told to stop".to_owned())),
+        Err(problem) => Err(GradebookError::Run(problem)),
+    }
+}
+
+async fn make(
+    shared: &Arc<Shared>,
+    (assignment, works): (i64, Vec<i64>),
+    settings: &Settings,
+) -> Result<(Place, i64), PageError> {
     shared.server()?;
     let place = Place::take(shared)?;
     let text = serde_json::to_string(settings).unwrap_or_default();
     let start = move |writer: &Writer<'_>| writer.start_run(assignment, &works, &text).map(Ok);
     let run = shared.store.write::<i64, StoreError>(start).await?;
-    spawn(place, run).await?;
-    Ok(run)
+    Ok((place, run))
 }
 
 /// Goes on with a run that was stopped, failed or was interrupted.
@@ -227,10 +273,19 @@ pub(crate) async fn go_on(shared: &Arc<Shared>, run: i64) -> Result<(), PageErro
     let place = Place::take(shared)?;
     let go_on = move |writer: &Writer<'_>| writer.continue_run(run).map(Ok);
     shared.store.write::<(), StoreError>(go_on).await?;
-    spawn(place, run).await
+    let begun = begin(place, run).await?;
+    tokio::spawn(async move { drive(begun, &NOBODY).await });
+    Ok(())
 }
 
-async fn spawn(place: Place, run: i64) -> Result<(), PageError> {
+/// A run that can go on.
+struct Begun {
+    place: Place,
+    going: Arc<Going>,
+    task: Task,
+}
+
+async fn begin(place: Place, run: i64) -> Result<Begun, PageError> {
     let shared = Arc::clone(&place.shared);
     let read = move |reader: &Reader<'_>| task(reader, run);
     let task = shared.store.read(read).await?.ok_or(PageError::NotFound)?;
@@ -242,22 +297,26 @@ async fn spawn(place: Place, run: i64) -> Result<(), PageError> {
         state: Mutex::default(),
     });
     *lock(&shared.runs.going) = Some(Arc::clone(&going));
-    tokio::spawn(async move {
-        let outcome = work(&shared, &going, task).await;
-        shared.activity.closed(&going.name());
-        let (outcome, problem) = match outcome {
-            Ok(true) => (Outcome::Done, None),
-            Ok(false) => (Outcome::Stopped, None),
-            Err(problem) => (Outcome::Failed, Some(problem)),
-        };
-        let end =
-            move |writer: &Writer<'_>| writer.end_run(run, outcome, problem.as_deref()).map(Ok);
-        if let Err(error) = shared.store.write::<(), StoreError>(end).await {
-            tracing::error!(%error, "the end of a run cannot be kept");
-        }
-        drop(place);
-    });
-    Ok(())
+    Ok(Begun { place, going, task })
+}
+
+/// Runs it to its end: true if nothing of it is left, or why it could not go on.
+async fn drive(begun: Begun, observer: &Observer<'_>) -> Result<bool, String> {
+    let Begun { place, going, task } = begun;
+    let shared = &place.shared;
+    let done = work(shared, &going, task, observer).await;
+    shared.activity.closed(&going.name());
+    let (outcome, problem) = match &done {
+        Ok(true) => (Outcome::Done, None),
+        Ok(false) => (Outcome::Stopped, None),
+        Err(problem) => (Outcome::Failed, Some(problem.clone())),
+    };
+    let run = going.run;
+    let end = move |writer: &Writer<'_>| writer.end_run(run, outcome, problem.as_deref()).map(Ok);
+    if let Err(error) = shared.store.write::<(), StoreError>(end).await {
+        tracing::error!(%error, "the end of a run cannot be kept");
+    }
+    done
 }
 
 /// What is left of a run.
@@ -282,7 +341,12 @@ fn task(reader: &Reader<'_>, run: i64) -> rusqlite::Result<Option<Task>> {
 }
 
 /// Grades what is left; true if nothing is left then.
-async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String> {
+async fn work(
+    shared: &Shared,
+    going: &Going,
+    task: Task,
+    observer: &Observer<'_>,
+) -> Result<bool, String> {
     let server = shared
         .server()
         .map_err(|_| "no model is loaded".to_owned())?;
@@ -305,20 +369,28 @@ async fn work(shared: &Shared, going: &Going, task: Task) -> Result<bool, String
         going,
         config: &config,
         task: &task,
+        observer,
     };
-    let note = |progress: Progress<'_>| store.note(shared, &progress);
+    let note = |progress: Progress<'_>| {
+        store.note(shared, &progress);
+        (observer.report)(&progress);
+    };
     let graded = tokio::select! {
         graded = grade(&config, &task.rubric, &task.submissions, &store, &note) => graded,
-        () = changed(server, &task.settings, &config.served_by) => return Err(CHANGED.to_owned()),
+        why = changed(server, &task.settings, &config.served_by) => return Err(why),
         () = going.gives_up.notified() => return Ok(false),
     };
     let graded = graded.map_err(|error| {
         tracing::error!(%error, "a run cannot go on");
         match error {
             GradingError::Server(reason) => reason,
+            GradingError::Write { .. } | GradingError::Config { .. } => error.to_string(),
             _ => "what it makes cannot be kept; look at what tandem printed".to_owned(),
         }
     })?;
+    if let Some(why) = change(server, &task.settings, &config.served_by).await {
+        return Err(why);
+    }
     let is_whole = graded.len() == task.works.len();
     Ok(is_whole && read_flagged(shared, going, &task.rubric, &config).await?)
 }
@@ -386,20 +458,38 @@ fn is_other(before: &[String], now: &str, models: [&str; 2]) -> bool {
 /// Why a run ends when other weights answer than those that it began with.
 const CHANGED: &str = "a machine has another model than when the run began, so that submissions would be graded by unequal ones";
 
-/// Completes when weights serve a model that did not at the start: nobody would know which ones made a grade.
-async fn changed(server: &ModelServer, settings: &Settings, served_by: &str) {
-    let known: Vec<&str> = served_by.split(SEPARATOR).collect();
+/// Completes when there is a change, and says which.
+async fn changed(server: &ModelServer, settings: &Settings, served_by: &str) -> String {
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
-        // What does not answer now is looked at again.
-        let Ok(Some(told)) = server.told().await else {
-            continue;
-        };
-        let now = told.served_by(&settings.models());
-        if !served_by.is_empty() && now.iter().any(|one| !known.contains(&one.as_str())) {
-            return;
+        if let Some(why) = change(server, settings, served_by).await {
+            return why;
         }
     }
+}
+
+/// Which weights serve a model that did not at the start: nobody would know which ones made a grade. What does not answer
+/// now is looked at again.
+async fn change(server: &ModelServer, settings: &Settings, served_by: &str) -> Option<String> {
+    let told = server.told().await.ok().flatten()?;
+    let known: Vec<&str> = served_by.split(SEPARATOR).collect();
+    let now = told.served_by(&settings.models());
+    let mut new = now.iter().filter(|one| !known.contains(&one.as_str()));
+    let (model, new) = new
+        .next()
+        .filter(|_| !served_by.is_empty())?
+        .split_once('=')?;
+    let was = known
+        .iter()
+        .find_map(|one| one.strip_prefix(model)?.strip_prefix('='));
+    let (was, new) = (short(was.unwrap_or("nothing")), short(new));
+    Some(format!("{CHANGED}: `{model}` is `{new}`, was `{was}`"))
+}
+
+/// Enough of a digest to tell it from others, or the name that a server told.
+fn short(weights: &str) -> String {
+    let name = weights.split(" (").next().unwrap_or(weights);
+    name.chars().take(MAX_WEIGHTS_CHARS).collect()
 }
 
 /// Keeps what a run makes.
@@ -408,6 +498,7 @@ struct RunStore<'a> {
     going: &'a Going,
     config: &'a GradingConfig,
     task: &'a Task,
+    observer: &'a Observer<'a>,
 }
 
 impl RunStore<'_> {
@@ -494,6 +585,7 @@ impl tandem_grading::Store for RunStore<'_> {
             work: self.task.works[index],
             inputs: Some(&inputs),
         };
+        (self.observer.keep)(graded)?;
         self.write(|writer| writer.keep_result(&of, graded))
     }
 

@@ -87,13 +87,8 @@ struct Run<'a> {
     progress: &'a (dyn Fn(Progress<'_>) + Send + Sync),
 }
 
-/// Where results go as they are made, and where earlier ones are.
+/// Where results go as they are made.
 pub trait Store: Send + Sync {
-    /// The result that a submission, by its place in the run, has already.
-    fn earlier(&self, _index: usize) -> Option<Graded> {
-        None
-    }
-
     /// What holds of an earlier result: these criteria are not asked for again.
     fn held(&self, _index: usize) -> Held {
         Held::default()
@@ -199,14 +194,11 @@ pub async fn grade(
     let run = Run::new(config, rubric, store, progress)?;
     run.warn(submissions);
     let run = &run;
-    let mut results: Vec<Option<Graded>> =
-        (0..submissions.len()).map(|i| store.earlier(i)).collect();
-    let mut done = results.iter().flatten().count();
-    let left = submissions.iter().enumerate();
-    let left: Vec<_> = left.filter(|(i, _)| results[*i].is_none()).collect();
-    let tasks = left
-        .into_iter()
-        .map(|(i, submission)| async move { (i, run.submission(i, submission).await) });
+    let mut results: Vec<Option<Graded>> = submissions.iter().map(|_| None).collect();
+    let mut done = 0;
+    let tasks = submissions.iter().enumerate();
+    let tasks =
+        tasks.map(|(i, submission)| async move { (i, run.submission(i, submission).await) });
     // While the feedback on some is written, the analysis of as many others goes on; none waits for long before its feedback.
     let at_once = match config.feedback_mode {
         FeedbackMode::Parallel => config.parallel,

@@ -1,21 +1,23 @@
 //! Writing results: one JSON and one Markdown per submission, and all of them as JSON and CSV.
+//!
+//! They are for other programs and for reading; what a run goes on with is in the gradebook. Up to form 2 the files were that
+//! themselves, which [`Folder::earlier`] reads.
 
 use crate::config::GradingConfig;
 use crate::error::GradingError;
 use crate::finding::joined;
 use crate::grade::Store;
-use crate::graded::{Graded, Job, JobRecord, Status};
+use crate::graded::{Graded, Job};
 use crate::limits;
 use crate::markdown;
 use crate::request::inputs;
 use crate::rubric::Rubric;
 use crate::submission::Submission;
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use tandem_api::FinishReason;
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 
@@ -32,11 +34,11 @@ struct Results<'a> {
 
 /// Files of all results.
 const TOGETHER: [&str; 2] = ["results.json", "results.csv"];
-/// The file that a run holds locked.
-const LOCK: &str = ".lock";
 
-/// Number of the form of a result's file; what a later version changes, it reads from the earlier one.
-const FORM: u32 = 2;
+/// Number of the form of a result's file.
+const FORM: u32 = 3;
+/// The last form that a run went on with.
+const LAST_KEPT: u32 = 2;
 
 /// One submission's result, as its own JSON file holds it.
 #[derive(Serialize)]
@@ -44,16 +46,15 @@ struct Single<'a> {
     form: u32,
     assignment: &'a str,
     ai_suggested: bool,
-    /// A digest of all that the result depends on.
-    inputs: &'a str,
     #[serde(flatten)]
     graded: &'a Graded,
 }
 
-/// The same, read.
+/// The same in an earlier form.
 #[derive(Deserialize)]
 struct Earlier {
     form: u32,
+    /// A digest of all that the result depends on.
     inputs: String,
     #[serde(flatten)]
     graded: Graded,
@@ -70,34 +71,23 @@ pub enum EarlierRun {
     Replace,
 }
 
-/// A folder of results: each is written when it is made. Each file is complete or absent.
+/// A folder of results: each is written when it is made, then [`Folder::finish`] writes all together. Each file is complete
+/// or absent.
 #[derive(Debug)]
 pub struct Folder<'a> {
     dir: PathBuf,
     rubric: &'a Rubric,
-    /// Of each submission, in the order of the run.
-    places: Vec<Place>,
-    earlier_run: EarlierRun,
-    /// Ends with it.
-    _lock: fs::File,
-}
-
-/// Where the result of a submission is, and what it depends on.
-#[derive(Debug)]
-struct Place {
-    name: String,
-    inputs: String,
-    submission: String,
+    /// Names of files by the submission's, which differ.
+    files: HashMap<String, String>,
 }
 
 impl<'a> Folder<'a> {
-    /// The folder of a run; it is made if it is not there.
+    /// The folder of a run; it is made if it is not there. One run alone may write to it.
     ///
     /// # Errors
     /// A folder that cannot be made, or that has results of an earlier run where there must be none.
     pub fn open(
         dir: &Path,
-        config: &GradingConfig,
         rubric: &'a Rubric,
         submissions: &[Submission],
         earlier_run: EarlierRun,
@@ -108,33 +98,48 @@ impl<'a> Folder<'a> {
         })?;
         // Names are compared without case: some file systems do not know it.
         let mut taken: HashSet<String> = HashSet::from(["results".to_owned()]);
-        let place = |submission: &Submission| Place {
-            name: file_name(&submission.name, &mut taken),
-            inputs: inputs(config, rubric, submission),
-            submission: submission.name.clone(),
-        };
+        let mut file = |s: &Submission| (s.name.clone(), file_name(&s.name, &mut taken));
         let folder = Self {
-            _lock: take(dir)?,
             dir: dir.to_owned(),
             rubric,
-            places: submissions.iter().map(place).collect(),
-            earlier_run,
+            files: submissions.iter().map(&mut file).collect(),
         };
         let together = TOGETHER.map(|name| dir.join(name));
-        let mut results = folder.places.iter().map(|place| folder.file(place));
+        let mut results = folder.files.values().map(|file| folder.json(file));
         let has_some =
             results.any(|file| file.exists()) || together.iter().any(|file| file.exists());
         if earlier_run == EarlierRun::Refuse && has_some {
-            return Err(GradingError::Exists {
-                path: dir.to_owned(),
-                fix: "--resume goes on with them, --replace writes over them, another --out keeps them",
-            });
+            return Err(folder.exists());
         }
-        // They would not be those of the results beside them, if this run did not come to its end.
-        for file in together.into_iter().filter(|file| file.exists()) {
-            fs::remove_file(&file).map_err(|source| GradingError::Write { path: file, source })?;
-        }
+        folder.clear(&together)?;
         Ok(folder)
+    }
+
+    /// Removes what would not belong to the results beside it if a run did not come to its end, and what one that was killed
+    /// has left half written.
+    fn clear(&self, together: &[PathBuf]) -> Result<(), GradingError> {
+        let write = |path: &Path, source| GradingError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let entries = fs::read_dir(&self.dir).map_err(|e| write(&self.dir, e))?;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_half = name.starts_with('.') && name.ends_with(".part");
+            if is_half || together.contains(&path) {
+                fs::remove_file(&path).map_err(|e| write(&path, e))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// That it has results of an earlier run.
+    #[must_use]
+    pub fn exists(&self) -> GradingError {
+        GradingError::Exists {
+            path: self.dir.clone(),
+            fix: "--resume goes on with them, --replace writes over them, another --out keeps them",
+        }
     }
 
     /// Where it is.
@@ -143,90 +148,76 @@ impl<'a> Folder<'a> {
         &self.dir
     }
 
-    fn file(&self, place: &Place) -> PathBuf {
-        self.dir.join(format!("{}.json", place.name))
+    fn json(&self, file: &str) -> PathBuf {
+        self.dir.join(format!("{file}.json"))
     }
 
-    /// Writes what there is of all results together: `results.json` and `results.csv`.
+    fn file(&self, submission: &str) -> &str {
+        self.files.get(submission).map_or("", String::as_str)
+    }
+
+    /// Whether a result is there as it is now, whatever calls made it.
+    #[must_use]
+    pub fn has(&self, graded: &Graded) -> bool {
+        let without_calls = |bytes: &[u8]| {
+            let mut value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+            value.as_object_mut()?.remove("jobs")?;
+            Some(value)
+        };
+        let there = fs::read(self.json(self.file(&graded.name))).unwrap_or_default();
+        let there = without_calls(&there);
+        there.is_some() && there == without_calls(&json(&self.single(graded)))
+    }
+
+    fn single<'b>(&'b self, graded: &'b Graded) -> Single<'b> {
+        Single {
+            form: FORM,
+            assignment: &self.rubric.id,
+            ai_suggested: true,
+            graded,
+        }
+    }
+
+    /// The result of a submission that an earlier version of tandem left there, if it depends on the same as this run's.
+    #[must_use]
+    pub fn earlier(&self, config: &GradingConfig, submission: &Submission) -> Option<Graded> {
+        let bytes = fs::read(self.json(self.file(&submission.name))).ok()?;
+        let earlier: Earlier = serde_json::from_slice(&bytes).ok()?;
+        let mut then = config.clone();
+        // As it was told then.
+        then.served_by = config.served_by.replace("; ", " ");
+        let same = (1..=LAST_KEPT).contains(&earlier.form)
+            && earlier.graded.name == submission.name
+            && earlier.inputs == inputs(&then, self.rubric, submission);
+        same.then_some(earlier.graded)
+    }
+
+    /// Writes a result. The report first: where the JSON is, the result is complete.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn keep(&self, graded: &Graded) -> Result<(), GradingError> {
+        let file = self.file(&graded.name);
+        let single = self.single(graded);
+        let report = markdown::report(self.rubric, graded);
+        write_atomically(&self.dir, &format!("{file}.md"), report.as_bytes())?;
+        write_atomically(&self.dir, &format!("{file}.json"), &json(&single))
+    }
+
+    /// Writes all results together: `results.json` and `results.csv`.
     ///
     /// # Errors
     /// A file that cannot be written.
     pub fn finish(&self, graded: &[Graded]) -> Result<(), GradingError> {
-        let file = |name: &str| {
-            let place = self.places.iter().find(|place| place.submission == name);
-            place.map_or("", |place| place.name.as_str())
-        };
-        let files: Vec<&str> = graded.iter().map(|one| file(&one.name)).collect();
+        let files: Vec<&str> = graded.iter().map(|one| self.file(&one.name)).collect();
         write_all(&self.dir, self.rubric, graded, &files)
     }
 }
 
 impl Store for Folder<'_> {
-    /// One that depends on the same as this run's would. A failure may have passed.
-    fn earlier(&self, index: usize) -> Option<Graded> {
-        let place = self.places.get(index)?;
-        if self.earlier_run != EarlierRun::Resume {
-            return None;
-        }
-        let bytes = fs::read(self.file(place)).ok()?;
-        let earlier: Earlier = serde_json::from_slice(&bytes).ok()?;
-        let same = (1..=FORM).contains(&earlier.form)
-            && earlier.inputs == place.inputs
-            && earlier.graded.name == place.submission;
-        (same && comes_out_again(&earlier.graded)).then_some(earlier.graded)
+    fn keep(&self, _index: usize, graded: &Graded) -> Result<(), GradingError> {
+        self.keep(graded)
     }
-
-    /// The report first: where the JSON is, the result is complete.
-    fn keep(&self, index: usize, graded: &Graded) -> Result<(), GradingError> {
-        let Some(place) = self.places.get(index) else {
-            return Ok(());
-        };
-        let single = Single {
-            form: FORM,
-            assignment: &self.rubric.id,
-            ai_suggested: true,
-            inputs: &place.inputs,
-            graded,
-        };
-        let report = markdown::report(self.rubric, graded);
-        write_atomically(&self.dir, &format!("{}.md", place.name), report.as_bytes())?;
-        write_atomically(&self.dir, &format!("{}.json", place.name), &json(&single))
-    }
-}
-
-/// A failure, or an answer that did not come, may have passed; one that was cut at its limit would be cut again.
-fn comes_out_again(graded: &Graded) -> bool {
-    let passes =
-        |job: &JobRecord| job.error.is_some() && job.finish_reason != Some(FinishReason::Length);
-    graded.status != Status::Failed && !graded.jobs.iter().any(passes)
-}
-
-/// Takes the folder for this run alone, and removes what a killed one has left half written.
-fn take(dir: &Path) -> Result<fs::File, GradingError> {
-    let path = dir.join(LOCK);
-    let write = |source| GradingError::Write {
-        path: path.clone(),
-        source,
-    };
-    let file = fs::File::create(&path).map_err(write)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(fs::TryLockError::WouldBlock) => {
-            return Err(GradingError::Exists {
-                path: dir.to_owned(),
-                fix: "another run is writing there; wait for its end, or choose another --out",
-            });
-        }
-        Err(fs::TryLockError::Error(source)) => return Err(write(source)),
-    }
-    for entry in fs::read_dir(dir).map_err(write)?.flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with('.') && name.ends_with(".part") {
-            fs::remove_file(entry.path()).map_err(write)?;
-        }
-    }
-    Ok(file)
 }
 
 fn write_all(

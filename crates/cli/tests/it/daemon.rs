@@ -151,13 +151,15 @@ impl Daemon {
 
     /// Waits for its end, which something else brings about.
     pub fn wait(mut self) -> std::process::ExitStatus {
+        // `Child::wait` closes standard input, which would end it too.
+        let _input = self.child.stdin.take();
         self.child.wait().expect("its end")
     }
 
     /// Closes its standard input and waits for its end.
     pub fn close_stdin_and_wait(mut self) -> std::process::ExitStatus {
         drop(self.child.stdin.take());
-        self.wait()
+        self.child.wait().expect("its end")
     }
 }
 

@@ -175,6 +175,17 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Keeps a result that was made elsewhere, with its calls.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn keep_made(&self, of: &Kept<'_>, weights: &str, graded: &Graded) -> rusqlite::Result<()> {
+        for record in &graded.jobs {
+            self.keep_call((of.run, of.work), weights, record)?;
+        }
+        self.keep_result(of, graded)
+    }
+
     /// Keeps a result; what persons decided stays as it is.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::path::Path;
 use tandem_api::FinishReason;
 use tandem_grading::{
     CriterionResult, EarlierRun, Evidence, Finding, FindingKind, Folder, Graded, GradingConfig,
-    GradingError, Job, JobConfig, JobRecord, Points, Rubric, Status, Store, Submission,
+    GradingError, Job, JobConfig, JobRecord, Points, Rubric, Status, Submission, inputs,
 };
 
 fn graded(name: &str, score: Option<f64>) -> Graded {
@@ -82,127 +82,102 @@ fn named(list: &[Graded]) -> Vec<Submission> {
 
 fn write_results(dir: &Path, rubric: &Rubric, list: &[Graded]) -> Result<(), GradingError> {
     let replace = EarlierRun::Replace;
-    let folder = Folder::open(dir, &config(), rubric, &named(list), replace)?;
-    for (i, graded) in list.iter().enumerate() {
-        folder.keep(i, graded)?;
+    let folder = Folder::open(dir, rubric, &named(list), replace)?;
+    for graded in list {
+        folder.keep(graded)?;
     }
     folder.finish(list)
 }
 
 #[test]
-fn a_result_is_kept_when_it_is_made_and_found_by_what_it_depends_on() {
+fn a_result_is_written_when_it_is_made() {
     let dir = tempfile::tempdir().unwrap();
-    let list = [
-        graded("a", Some(2.0)),
-        graded("b", None),
-        graded("c", Some(1.0)),
-    ];
+    let list = [graded("a", Some(2.0)), graded("b", None)];
     let works = named(&list);
     let rubric = rubric();
-    let open = |config: &GradingConfig, works: &[Submission], earlier| {
-        Folder::open(dir.path(), config, &rubric, works, earlier)
-    };
-    let folder = open(&config(), &works, EarlierRun::Refuse).unwrap();
-    let second = open(&config(), &works, EarlierRun::Resume).unwrap_err();
-    assert!(second.to_string().contains("another run"), "{second}");
-    folder.keep(0, &list[0]).unwrap();
-    folder.keep(1, &list[1]).unwrap();
+    let open = |earlier| Folder::open(dir.path(), &rubric, &works, earlier);
+    let folder = open(EarlierRun::Refuse).unwrap();
+    folder.keep(&list[0]).unwrap();
+    assert!(folder.has(&list[0]) && !folder.has(&list[1]));
+    folder.keep(&list[1]).unwrap();
     folder.finish(&list).unwrap();
-    drop(folder);
+    // The calls are no part of what a result says; its points are.
+    let mut other = list[0].clone();
+    other.jobs.push(cut_feedback());
+    assert!(folder.has(&other));
+    other.score = Some(1.0);
+    assert!(!folder.has(&other));
     let bytes = std::fs::read(dir.path().join("a.json")).unwrap();
     // As after kill -9: half of the next one.
     std::fs::write(dir.path().join(".c.json.part"), &bytes[..40]).unwrap();
 
-    let refused = open(&config(), &works, EarlierRun::Refuse).unwrap_err();
+    let refused = open(EarlierRun::Refuse).unwrap_err();
     assert!(refused.to_string().contains("--resume"), "{refused}");
-    let resumed = open(&config(), &works, EarlierRun::Resume).unwrap();
+    open(EarlierRun::Resume).unwrap();
     // Half of a file is gone, and what would not be that of the results beside it.
     for gone in [".c.json.part", "results.json", "results.csv"] {
         assert!(!dir.path().join(gone).exists(), "{gone}");
     }
-    let found = resumed.earlier(0).unwrap();
-    let same = |a: &Graded, b: &Graded| {
-        serde_json::to_value(a).unwrap() == serde_json::to_value(b).unwrap()
-    };
-    assert!(same(&found, &list[0]));
-    // A failure may have passed; what was not there is not there.
-    assert!(resumed.earlier(1).is_none() && resumed.earlier(2).is_none());
-    drop(resumed);
-    // What depends on something else is made anew: another model, or another work.
-    let mut served = config();
-    served.served_by = "other weights".to_owned();
-    assert!(
-        open(&served, &works, EarlierRun::Resume)
-            .unwrap()
-            .earlier(0)
-            .is_none()
-    );
-    let mut other = config();
-    other.code_analysis.model = "other".to_owned();
-    assert!(
-        open(&other, &works, EarlierRun::Resume)
-            .unwrap()
-            .earlier(0)
-            .is_none()
-    );
-    let mut changed = works.clone();
-    changed[0].files[0].lines[0].push('2');
-    assert!(
-        open(&config(), &changed, EarlierRun::Resume)
-            .unwrap()
-            .earlier(0)
-            .is_none()
-    );
-    assert!(
-        open(&config(), &works, EarlierRun::Replace)
-            .unwrap()
-            .earlier(0)
-            .is_none()
-    );
-    std::fs::write(dir.path().join("a.json"), &bytes[..bytes.len() / 2]).unwrap();
-    assert!(
-        open(&config(), &works, EarlierRun::Resume)
-            .unwrap()
-            .earlier(0)
-            .is_none()
-    );
+    assert_eq!(std::fs::read(dir.path().join("a.json")).unwrap(), bytes);
 }
 
-#[test]
-fn what_lacks_an_answer_is_made_anew_unless_it_would_be_cut_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let works = named(&[graded("a", Some(2.0))]);
-    let (rubric, config) = (rubric(), config());
-    let open = |earlier| Folder::open(dir.path(), &config, &rubric, &works, earlier);
-    for (finish, kept) in [(None, false), (Some(FinishReason::Length), true)] {
-        let folder = open(EarlierRun::Replace).unwrap();
-        let mut lacking = graded("a", Some(2.0));
-        lacking.status = Status::NeedsReview;
-        lacking.jobs.push(JobRecord {
-            job: Job::Feedback,
-            model: "words".to_owned(),
-            finish_reason: finish,
-            question: String::new(),
-            started_ms: 0,
-            first_ms: None,
-            wall_ms: 1.0,
-            attempts: 3,
-            usage: None,
-            tandem: None,
-            error: Some(Finding {
-                kind: FindingKind::NoAnswer,
-                text: "no answer".to_owned(),
-                place: None,
-                criterion: None,
-            }),
-            answer: None,
-            without_comments: false,
-        });
-        folder.keep(0, &lacking).unwrap();
-        drop(folder);
-        let resumed = open(EarlierRun::Resume).unwrap();
-        assert_eq!(resumed.earlier(0).is_some(), kept, "{finish:?}");
+fn cut_feedback() -> JobRecord {
+    JobRecord {
+        job: Job::Feedback,
+        model: "words".to_owned(),
+        finish_reason: Some(FinishReason::Length),
+        question: String::new(),
+        started_ms: 0,
+        first_ms: None,
+        wall_ms: 1.0,
+        attempts: 3,
+        usage: None,
+        tandem: None,
+        error: None,
+        answer: None,
+        without_comments: false,
     }
+}
+
+/// What a version before the gradebook left: the file had the digest of all that the result depends on.
+#[test]
+fn the_result_of_an_earlier_version_is_found_by_what_it_depends_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let result = graded("a", Some(2.0));
+    let works = named(std::slice::from_ref(&result));
+    let rubric = rubric();
+    let mut then = config();
+    then.served_by = "code=a words=b".to_owned();
+    let mut file = serde_json::to_value(&result).unwrap();
+    file["form"] = 2.into();
+    file["inputs"] = inputs(&then, &rubric, &works[0]).into();
+    let write = |file: &Value| std::fs::write(dir.path().join("a.json"), file.to_string()).unwrap();
+    let folder = Folder::open(dir.path(), &rubric, &works, EarlierRun::Resume).unwrap();
+    let mut now = config();
+    now.served_by = "code=a; words=b".to_owned();
+    assert!(folder.earlier(&now, &works[0]).is_none());
+    write(&file);
+    let found = folder.earlier(&now, &works[0]).unwrap();
+    assert_eq!(
+        serde_json::to_value(found).unwrap(),
+        serde_json::to_value(&result).unwrap()
+    );
+    // What depends on something else is made anew: other weights, another model, or another work.
+    let mut served = now.clone();
+    served.served_by = "code=a; words=c".to_owned();
+    let mut asked = now.clone();
+    asked.code_analysis.model = "other".to_owned();
+    let mut changed = works[0].clone();
+    changed.files[0].lines[0].push('2');
+    assert!(folder.earlier(&served, &works[0]).is_none());
+    assert!(folder.earlier(&asked, &works[0]).is_none());
+    assert!(folder.earlier(&now, &changed).is_none());
+    // What this version writes is not what a run goes on with.
+    file["form"] = 3.into();
+    write(&file);
+    assert!(folder.earlier(&now, &works[0]).is_none());
+    std::fs::write(dir.path().join("a.json"), "{\"form\": 2, ").unwrap();
+    assert!(folder.earlier(&now, &works[0]).is_none());
 }
 
 #[test]
@@ -228,7 +203,6 @@ fn names_are_safe_and_do_not_collide() {
     let mut files: Vec<String> = std::fs::read_dir(dir.path())
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name != ".lock")
         .collect();
     files.sort();
     assert_eq!(files.len(), names.len() * 2 + 2, "{files:?}");
@@ -250,10 +224,7 @@ fn names_are_safe_and_do_not_collide() {
     assert!(!files.iter().any(|f| f.contains(forbidden)), "{files:?}");
     // Written again, the same files.
     write_results(dir.path(), &rubric(), &list).unwrap();
-    assert_eq!(
-        std::fs::read_dir(dir.path()).unwrap().count(),
-        files.len() + 1
-    );
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), files.len());
 }
 
 #[test]

@@ -1,0 +1,190 @@
+//! A run without pages: its results go into a folder, too.
+
+use tandem_grading::review::{Review, Standing};
+use tandem_grading::revision::Inputs;
+use tandem_grading::{
+    EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Job, Points, Progress, Rubric,
+    Submission,
+};
+
+use crate::error::GradebookError;
+use crate::runs::{self, Observer, Settings};
+use crate::store::{Kept, Outcome, Reader, StoreError, Writer};
+use crate::{Gradebook, Shared};
+
+/// What is graded, and where its results go.
+pub struct Batch<'a> {
+    /// What the gradebook calls the course.
+    pub course: &'a str,
+    /// By what.
+    pub rubric: &'a Rubric,
+    /// Whose names differ.
+    pub submissions: &'a [Submission],
+    /// When the feedback is written.
+    pub feedback_mode: FeedbackMode,
+    /// What becomes of results that are there.
+    pub earlier_run: EarlierRun,
+    /// Gets each result before the gradebook has it.
+    pub folder: &'a Folder<'a>,
+    /// Hears how far the run is.
+    pub report: &'a (dyn Fn(&Progress<'_>) + Send + Sync),
+}
+
+impl Gradebook {
+    /// Grades what is not graded yet, and returns all results, in the order of the submissions. Dropped in the middle, it
+    /// keeps what there is; the next one goes on from there.
+    ///
+    /// # Errors
+    /// Results of an earlier run where there must be none, or why the run did not come to its end.
+    pub async fn grade(&self, batch: &Batch<'_>) -> Result<Vec<Graded>, GradebookError> {
+        let shared = &self.shared;
+        let ended = |why: &str| GradebookError::Run(why.to_owned());
+        let server = shared.server().map_err(|_| ended("no model is loaded"))?;
+        let mut settings = Settings::of(server);
+        settings.feedback_mode = batch.feedback_mode;
+        settings.asks_anew = batch.earlier_run == EarlierRun::Replace;
+        let config = settings.config(server).await;
+        let config = config.map_err(|_| ended("the models do not answer"))?;
+        let (assignment, works) = shared.store.write_now(|writer| {
+            let assignment = writer.keep_assignment(batch.course, batch.rubric)?;
+            let works = writer.hand_in_all(assignment, batch.submissions)?;
+            Ok(Ok::<_, StoreError>((assignment, works)))
+        })?;
+        match batch.earlier_run {
+            EarlierRun::Refuse if has_result(shared, &works)? => {
+                return Err(batch.folder.exists().into());
+            }
+            EarlierRun::Resume => batch.take_over(shared, (assignment, &works), &config)?,
+            _ => {}
+        }
+        let due = shared.store.read_now(|reader| {
+            let choice = runs::choice(reader, assignment, batch.rubric, &config)?;
+            let mut due = Vec::new();
+            for (work, submission) in works.iter().zip(batch.submissions) {
+                let is_due = match batch.earlier_run {
+                    EarlierRun::Replace => choice.has(*work),
+                    _ => choice.due().contains(work),
+                };
+                if is_due || result(reader, *work, batch.rubric, submission)?.is_none() {
+                    due.push(*work);
+                }
+            }
+            Ok(due)
+        })?;
+        if !due.is_empty() {
+            let observer = Observer {
+                report: batch.report,
+                keep: &|graded| batch.folder.keep(graded),
+            };
+            runs::grade_now(shared, (assignment, due), &settings, &observer).await?;
+        }
+        let all = shared.store.read_now(|reader| {
+            let pairs = works.iter().zip(batch.submissions);
+            let one =
+                |(work, submission): (&i64, _)| result(reader, *work, batch.rubric, submission);
+            pairs.map(one).collect::<rusqlite::Result<Vec<_>>>()
+        })?;
+        let all: Option<Vec<Graded>> = all.into_iter().collect();
+        let all = all.ok_or_else(|| ended("a result is missing; `--resume` makes it"))?;
+        for graded in all.iter().filter(|one| !batch.folder.has(one)) {
+            batch.folder.keep(graded)?;
+        }
+        batch.folder.finish(&all)?;
+        Ok(all)
+    }
+}
+
+impl Batch<'_> {
+    /// Takes over what an earlier version of tandem left in the folder alone.
+    fn take_over(
+        &self,
+        shared: &Shared,
+        (assignment, works): (i64, &[i64]),
+        config: &GradingConfig,
+    ) -> Result<(), GradebookError> {
+        let settings = "a folder of an earlier version";
+        let take = |writer: &Writer<'_>| {
+            let mut found = Vec::new();
+            for (work, submission) in works.iter().zip(self.submissions) {
+                let earlier = self.folder.earlier(config, submission);
+                if let Some(graded) = earlier
+                    && writer
+                        .work(*work)?
+                        .is_some_and(|work| work.graded.is_none())
+                {
+                    found.push((*work, submission, graded));
+                }
+            }
+            if found.is_empty() {
+                return Ok(Ok(()));
+            }
+            let ids: Vec<i64> = found.iter().map(|(work, ..)| *work).collect();
+            let run = writer.start_run(assignment, &ids, settings)?;
+            for (work, submission, graded) in found {
+                let inputs = Inputs::new(config, self.rubric, submission);
+                let of = Kept {
+                    run,
+                    work,
+                    inputs: Some(&inputs),
+                };
+                writer.keep_made(&of, &config.served_by, &graded)?;
+            }
+            writer.end_run(run, Outcome::Done, None).map(Ok)
+        };
+        shared
+            .store
+            .write_now::<(), StoreError>(take)
+            .map_err(Into::into)
+    }
+}
+
+fn has_result(shared: &Shared, works: &[i64]) -> Result<bool, StoreError> {
+    shared.store.read_now(|reader| {
+        for work in works {
+            if reader.work(*work)?.is_some_and(|w| w.graded.is_some()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    })
+}
+
+/// The result of a work as a run reports it: by the rubric that holds now, and with its calls.
+fn result(
+    reader: &Reader<'_>,
+    work: i64,
+    rubric: &Rubric,
+    submission: &Submission,
+) -> rusqlite::Result<Option<Graded>> {
+    let Some(mut graded) = reader.work(work)?.and_then(|work| work.graded) else {
+        return Ok(None);
+    };
+    let standing = Standing {
+        rubric,
+        model: Some(&graded),
+        review: &Review::default(),
+    };
+    let (criteria, total) = (standing.model_results_without(&[]), standing.model_total());
+    graded.name.clone_from(&submission.name);
+    graded.max_score = rubric.max_points.as_f64();
+    if graded.score.is_some() {
+        (graded.criteria, graded.score) = (criteria, total.map(Points::as_f64));
+    }
+    // A step that the new points do not have.
+    if graded.score.is_none() && !graded.criteria.is_empty() {
+        return Ok(None);
+    }
+    let calls = reader.calls(work)?;
+    let last = |job| {
+        let mut of_job = calls.iter().map(|(_, record)| record);
+        of_job.find(|record| record.job == job && !record.without_comments)
+    };
+    let analysis = last(Job::CodeAnalysis);
+    // After an analysis that failed, no feedback is asked for; an earlier one belongs to another result.
+    let is_of_it = |started| {
+        graded.score.is_some() || analysis.is_some_and(|analysis| started >= analysis.started_ms)
+    };
+    let feedback = last(Job::Feedback).filter(|feedback| is_of_it(feedback.started_ms));
+    graded.jobs = analysis.into_iter().chain(feedback).cloned().collect();
+    Ok(Some(graded))
+}
