@@ -165,17 +165,17 @@ fn sheet(file: &Path, title: &str, arguments: &Export) -> anyhow::Result<Target>
     let bytes = files::read(file, u64::try_from(MAX_TABLE_BYTES)?)?;
     let known = outline(&bytes, title).with_context(|| format!("{shown} is no gradebook"))?;
     let named = |title: &String| {
-        let column = known
-            .columns
-            .iter()
-            .find(|column| column.title.trim() == title.trim());
+        let columns = known.columns.iter();
+        let columns: Vec<_> = columns.filter(|c| c.title.trim() == title.trim()).collect();
         let titles: Vec<&str> = known.columns.iter().map(|c| c.title.as_str()).collect();
-        column.map(|column| column.index).with_context(|| {
-            format!(
+        match columns.as_slice() {
+            [only] => Ok(only.index),
+            [] => bail!(
                 "--column: {shown} has no such column; it has: {}",
                 titles.join("; ")
-            )
-        })
+            ),
+            _ => bail!("--column: {shown} has several columns called \"{title}\"; rename one"),
+        }
     };
     let choice = Choice {
         column: arguments.column.as_ref().map(named).transpose()?,
@@ -217,6 +217,14 @@ fn account(written: &Written, counts: &Counts) -> String {
         lines.push(format!(
             "not approved now: {name}: {}, which stays",
             left.why
+        ));
+    }
+    for unknown in &export.unknown {
+        let name = written.works.get(unknown.row);
+        let name = name.map_or("", |work| work.1.as_str());
+        lines.push(format!(
+            "not approved, and of nobody: {name}: {}",
+            unknown.why
         ));
     }
     let states = [

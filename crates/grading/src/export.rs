@@ -20,7 +20,7 @@ use crate::roster::Keys;
 
 pub use files::{Format, write};
 pub use sheet::{GradeColumn, SheetKind};
-use sheet::{NO, Sheet, number};
+use sheet::{NO, Sheet, YES, number};
 
 /// What a person approved of one criterion.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,6 +145,8 @@ pub struct Export {
     pub unapproved: Vec<Left>,
     /// Students of the file who handed nothing in.
     pub absent: Vec<String>,
+    /// What is not approved, and is of nobody in the file.
+    pub unknown: Vec<Left>,
 }
 
 /// What is chosen of a teacher's own file.
@@ -268,23 +270,33 @@ fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize
     let mut seen: BTreeSet<usize> = BTreeSet::new();
     for (index, row) in rows.iter().enumerate() {
         for keys in &row.students {
-            let is_same = |theirs: &Keys| match keys.is_plain() {
-                true => keys.may_be(theirs),
-                false => keys.is_same(theirs) == Some(true),
+            let same = students.iter().filter(|(_, theirs)| keys.is_same(theirs));
+            let same: Vec<&(usize, Keys)> = same.collect();
+            seen.extend(same.iter().map(|(place, _)| *place));
+            let is_third = |one: &&(usize, Keys)| {
+                same.first()
+                    .is_some_and(|(_, found)| keys.contradicts(found, &one.1))
             };
-            let same = students.iter().filter(|(_, theirs)| is_same(theirs));
-            let same: Vec<usize> = same.map(|(place, _)| *place).collect();
-            seen.extend(&same);
             let why = match same.as_slice() {
-                [place] => {
-                    found.push((*place, index));
-                    continue;
-                }
+                [(place, _)] => match students.iter().find(is_third) {
+                    None => {
+                        found.push((*place, index));
+                        continue;
+                    }
+                    Some((third, _)) => {
+                        seen.insert(*third);
+                        "its number is that of one student in the file, its name or address that of another"
+                    }
+                },
                 [] => "the file has no such student",
                 [_, ..] => "the file has several students who may be this one",
             };
-            if row.grade.is_some() {
-                export.leave(index, why);
+            match row.grade {
+                Some(_) => _ = export.leave(index, why),
+                None => export.unknown.push(Left {
+                    row: index,
+                    why: why.to_owned(),
+                }),
             }
         }
     }
@@ -325,20 +337,29 @@ impl Fill<'_> {
     /// False if the grade is left out.
     fn grade(&mut self, grade: &Grade, column: &GradeColumn) -> bool {
         let (place, row) = self.at;
-        if column.index >= self.sheet.table.width(place) {
-            return self
-                .export
-                .leave(row, "the student's row in the file is too short");
+        let (width, header) = (self.sheet.table.width(place), self.sheet.table.width(0));
+        if width != header {
+            // A comma without quotes moves all cells behind it.
+            let why =
+                format!("the student's row in the file has {width} cells, its header {header}");
+            return self.export.leave(row, &why);
         }
         let cell = self.sheet.table.cell(place, column.index);
         let lock = self
             .sheet
             .lock
             .map(|lock| self.sheet.table.cell(place, lock));
-        if lock.is_some_and(|cell| NO.contains(&cell.trim())) {
-            return self
-                .export
-                .leave(row, "the file says that this grade cannot be changed");
+        match lock.as_deref().map(str::trim) {
+            Some(word) if NO.contains(&word) => {
+                let why = "the file says that this grade cannot be changed";
+                return self.export.leave(row, why);
+            }
+            Some(word) if !self.sheet.lock_is_known && !YES.contains(&word) => {
+                let why =
+                    format!("the file has “{word}” there for whether the grade can be changed");
+                return self.export.leave(row, &why);
+            }
+            _ => {}
         }
         let is_free = matches!(cell.trim(), "" | "-") || number(&cell).is_some();
         if !is_free {

@@ -4,8 +4,8 @@
 use crate::archive::Budget;
 use crate::error::GradingError;
 use crate::limits;
-use crate::origin::{Found, NBGRADER, SUBMITTED, group};
-use crate::source::{is_junk, kind_of};
+use crate::origin::{Found, NBGRADER, SUBMITTED, group, has_names_of_system};
+use crate::source::{is_litter, kind_of};
 use crate::tree::{Entry, Shape, is_archive, stem};
 use std::path::{Path, PathBuf};
 
@@ -116,16 +116,23 @@ impl Course {
 
     /// Of nbgrader's tree, what students handed in.
     fn submitted(self, budget: &Budget) -> Self {
-        let is_of_tree = |entry: &Entry| {
-            !entry.is_folder() || entry.name == SUBMITTED || NBGRADER.contains(&entry.name.as_str())
+        let is_of_tree = |entry: &&Entry| NBGRADER.contains(&entry.name.as_str());
+        let is_folder = |entry: &&Entry| entry.name == SUBMITTED && entry.is_folder();
+        let Some(folder) = self.entries.iter().find(is_folder) else {
+            return self;
         };
-        let submitted = self.entries.iter().find(|entry| entry.name == SUBMITTED);
-        match submitted.filter(|_| self.entries.iter().all(is_of_tree)) {
-            Some(folder) => match entries(folder, budget) {
-                Ok(inside) => Self::new(SUBMITTED, inside),
-                Err(_) => self,
-            },
-            None => self,
+        let others = self.entries.iter().filter(|entry| entry.name != SUBMITTED);
+        let others: Vec<&Entry> = others.filter(|entry| !is_of_tree(entry)).collect();
+        if others.iter().any(|entry| entry.is_folder()) {
+            return self;
+        }
+        match entries(folder, budget) {
+            // Somebody's file beside it stands by itself.
+            Ok(mut inside) => {
+                inside.extend(others.into_iter().cloned());
+                Self::new(SUBMITTED, inside)
+            }
+            Err(_) => self,
         }
     }
 
@@ -138,7 +145,7 @@ impl Course {
 /// What is in a folder, but for what nobody writes.
 fn entries(folder: &Entry, budget: &Budget) -> Result<Vec<Entry>, String> {
     let mut entries = folder.entries(budget)?;
-    entries.retain(|entry| !is_junk(Path::new(&entry.name)));
+    entries.retain(|entry| !is_litter(&entry.name));
     Ok(entries)
 }
 
@@ -164,7 +171,8 @@ fn of_several(archive: Entry, budget: &Budget) -> Course {
     };
     let course = course(&archive.name, whole, budget);
     let folders = course.entries.iter().filter(|entry| entry.is_folder());
-    match folders.count() > 1 && !is_project(&course.entries) {
+    let is_course = folders.count() > 1 && !is_project(&course.entries);
+    match is_course || has_names_of_system(&course.entries) {
         true => course,
         false => Course::of_one(archive),
     }

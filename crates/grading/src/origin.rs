@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::archive::Budget;
 use crate::limits::{MAX_RUBRIC_BYTES, MAX_SOURCE_BYTES};
+use crate::source::is_litter;
 use crate::tree::{Entry, Place, Shape, stem};
 
 /// What wrote the names.
@@ -126,11 +127,8 @@ pub(crate) fn group(
     if let Some(found) = gradescope(&entries, budget)? {
         return Ok(found);
     }
-    for of_name in [canvas, moodle] {
-        let parts: Vec<Option<Part>> = entries.iter().map(of_name).collect();
-        if is_of_system(&parts) {
-            return Ok(together(entries, parts, budget));
-        }
+    if let Some(parts) = parts(&entries) {
+        return Ok(together(entries, parts, budget));
     }
     if container == SUBMITTED
         && let Some(found) = nbgrader(&entries, budget)?
@@ -141,24 +139,72 @@ pub(crate) fn group(
     if let Some(slug) = container
         .strip_suffix("submissions")
         .filter(|slug| slug.len() > 1)
-        && entries
-            .iter()
-            .all(|entry| entry.name.len() > slug.len() && entry.name.starts_with(slug))
     {
-        return Ok(entries
-            .into_iter()
-            .map(|entry| classroom(entry, slug))
-            .collect());
+        let is_of = |entry: &Entry| entry.name.len() > slug.len() && entry.name.starts_with(slug);
+        if is_most(
+            entries.iter().filter(|entry| is_of(entry)).count(),
+            entries.len(),
+        ) {
+            let one = |entry: Entry| match is_of(&entry) {
+                true => classroom(entry, slug),
+                false => plain(entry),
+            };
+            return Ok(entries.into_iter().map(one).collect());
+        }
     }
     let alone = entries.into_iter().map(|entry| alone(entry, budget));
     Ok(alone.collect())
 }
 
 /// True if so many names have the form of a system that the others are no students of it, but something beside them.
-///
-/// A course whose own names look alike, such as `exam_2026_05_anna.py`, would make one student of a class. So the numbers
-/// must be those of a system: of more than one student, with a name for each, and each upload once.
-fn is_of_system(parts: &[Option<Part>]) -> bool {
+const fn is_most(count: usize, of: usize) -> bool {
+    count > 0 && count * 10 >= of * 8
+}
+
+/// True if entries have the names of Canvas or Moodle.
+pub(crate) fn has_names_of_system(entries: &[Entry]) -> bool {
+    parts(entries).is_some()
+}
+
+/// Whose each entry is, where Canvas or Moodle gave the names.
+fn parts(entries: &[Entry]) -> Option<Vec<Option<Part>>> {
+    // What Moodle writes into each name stands nowhere else.
+    let of_moodle: Vec<Option<Part>> = entries.iter().map(moodle).collect();
+    if is_most(of_moodle.iter().flatten().count(), entries.len()) {
+        return Some(named_by_number(of_moodle));
+    }
+    let of_canvas: Vec<Option<Part>> = entries.iter().map(canvas).collect();
+    is_of_canvas(&of_canvas).then_some(of_canvas)
+}
+
+/// Where all participants have one name, such as `Participant` where names are hidden, the number belongs to it.
+fn named_by_number(mut parts: Vec<Option<Part>>) -> Vec<Option<Part>> {
+    let mut students: Vec<(&mut Student, &str)> = parts
+        .iter_mut()
+        .flatten()
+        .flat_map(|part| {
+            part.origin
+                .students
+                .iter_mut()
+                .map(|one| (one, part.key.as_str()))
+        })
+        .collect();
+    let names: BTreeSet<String> = students.iter().map(|(one, _)| one.name.clone()).collect();
+    let keys: BTreeSet<&str> = students.iter().map(|(_, key)| *key).collect();
+    if names.len() == 1 && keys.len() > 1 {
+        for (student, _) in &mut students {
+            if let Some(number) = student.ids.first() {
+                student.name = format!("{} {number}", student.name);
+            }
+        }
+    }
+    parts
+}
+
+/// A course whose own names look alike, such as `exam_2026_5_anna.py`, would make one student of a class. So the numbers must
+/// be those of Canvas: of more than one student, with a name for each; and an upload that several have, as the members of a
+/// group do, is the same file.
+fn is_of_canvas(parts: &[Option<Part>]) -> bool {
     let known: Vec<&Part> = parts.iter().flatten().collect();
     let keys: BTreeSet<&str> = known.iter().map(|part| part.key.as_str()).collect();
     let names: BTreeSet<(&str, &str)> = known
@@ -170,19 +216,45 @@ fn is_of_system(parts: &[Option<Part>]) -> bool {
                 .map(|one| (part.key.as_str(), one.name.as_str()))
         })
         .collect();
-    let owners: BTreeSet<&str> = names.iter().map(|(_, name)| *name).collect();
-    let uploads: Vec<&str> = known
-        .iter()
-        .filter_map(|part| part.upload.as_deref())
-        .collect();
-    let different: BTreeSet<&str> = uploads.iter().copied().collect();
-    let is_alone = known.len() == 1 && parts.len() == 1;
-    known.len() * 10 >= parts.len() * 8
-        && (keys.len() > 1 || is_alone)
+    let mut files: BTreeMap<&str, BTreeSet<(&str, Option<&str>)>> = BTreeMap::new();
+    for part in &known {
+        if let Some(upload) = &part.upload {
+            let of_upload = files.entry(upload).or_default();
+            of_upload.insert((part.key.as_str(), part.file.as_deref()));
+        }
+    }
+    let is_one_file = |of_upload: &BTreeSet<(&str, Option<&str>)>| {
+        let keys: BTreeSet<&str> = of_upload.iter().map(|(key, _)| *key).collect();
+        let files: BTreeSet<Option<&str>> = of_upload.iter().map(|(_, file)| *file).collect();
+        keys.len() == 1 || files.len() == 1
+    };
+    let is_sure = match keys.len() {
+        1 => {
+            // Two files of one student differ in their names; those of a class are often called the same.
+            let names: BTreeSet<Option<&str>> = known.iter().map(|p| p.file.as_deref()).collect();
+            known.len() == parts.len()
+                && names.len() == known.len()
+                && known.iter().all(|part| part.is_sure())
+        }
+        // A year is no upload of a whole class.
+        _ => files.len() != 1 && files.values().all(is_one_file),
+    };
+    is_most(known.len(), parts.len())
         // One key has one name; a name may be that of several.
         && names.len() == keys.len()
-        && owners.len() * 2 > keys.len()
-        && different.len() == uploads.len()
+        && is_sure
+}
+
+impl Part {
+    /// Whether its numbers are those of Canvas also where no other one is beside it: no year, and no count of a task.
+    fn is_sure(&self) -> bool {
+        let is_year =
+            self.key.len() == 4 && (self.key.starts_with("19") || self.key.starts_with("20"));
+        match &self.upload {
+            Some(upload) => self.key.starts_with("anon_") || (!is_year && upload.len() >= 4),
+            None => true,
+        }
+    }
 }
 
 /// Parts of one student as files of one folder; what has no owner stays by itself.
@@ -258,6 +330,11 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
+/// A number that counts all of its kind, as those of Canvas do: it begins with no 0.
+fn is_id(text: &str) -> bool {
+    is_number(text) && !text.starts_with('0')
+}
+
 /// `name[_LATE]_student_upload_file`, `[LATE_]anon_letters_upload_file`; of a text or a link `…_student_text.html`. Source:
 /// Canvas, `lib/content_zipper.rb`; like there, the first two numbers count.
 fn canvas(entry: &Entry) -> Option<Part> {
@@ -289,7 +366,7 @@ fn canvas_name(name: &str) -> Option<Part> {
             )
         }
         rest => {
-            let is_start = |w: &[&str]| is_number(w[0]) && (is_number(w[1]) || is_text(w[1]));
+            let is_start = |w: &[&str]| is_id(w[0]) && (is_id(w[1]) || is_text(w[1]));
             let at = rest.windows(2).position(is_start)?;
             let (before, is_late) = match &rest[..at] {
                 [before @ .., "LATE"] => (before, true),
@@ -374,7 +451,7 @@ fn moodle_name(entry: &str, is_folder: bool) -> Option<Part> {
 
 /// What a name that an earlier version kept says of its owner: a file of Canvas, or a folder or file of Moodle.
 pub(crate) fn of_name(name: &str) -> Option<(System, Student)> {
-    let part = moodle_name(name, true).or_else(|| canvas_name(name))?;
+    let part = moodle_name(name, true).or_else(|| canvas_name(name).filter(Part::is_sure))?;
     let student = part.origin.students.into_iter().next()?;
     Some((part.origin.system, student))
 }
@@ -480,51 +557,83 @@ fn student(submitter: &Submitter) -> Student {
 /// The folder of nbgrader's tree that has what students handed in.
 pub(crate) const SUBMITTED: &str = "submitted";
 /// The others of it, and what else lies there.
-pub(crate) const NBGRADER: &[&str] = &["source", "release", "autograded", "feedback"];
+pub(crate) const NBGRADER: &[&str] = &[
+    "source",
+    "release",
+    "autograded",
+    "feedback",
+    "exchange",
+    "gradebook.db",
+    "nbgrader_config.py",
+];
 
-/// A folder for each student, with nothing in it but one for each assignment; nothing if they are something else.
+/// A folder for each student, and in it one for each assignment; nothing if they are something else. What else lies there
+/// stands by itself.
 fn nbgrader(entries: &[Entry], budget: &Budget) -> Result<Option<Vec<Found>>, String> {
     let mut found = Vec::new();
-    let mut assignments: BTreeSet<String> = BTreeSet::new();
+    // The students that have each assignment.
+    let mut assignments: BTreeMap<String, usize> = BTreeMap::new();
+    let mut is_tree = false;
     for entry in entries {
         let inside = match entry.shape() {
             Shape::Folder => entry.entries(budget).unwrap_or_default(),
-            _ => return Ok(None),
+            _ => {
+                found.push(plain(entry.clone()));
+                continue;
+            }
         };
-        if inside.is_empty() || !inside.iter().all(|one| one.shape() == Shape::Folder) {
+        let inside = inside.into_iter().filter(|one| !is_litter(&one.name));
+        let (folders, files): (Vec<Entry>, Vec<Entry>) =
+            inside.partition(|one| one.shape() == Shape::Folder);
+        if folders.is_empty() && !files.is_empty() {
             return Ok(None);
         }
-        assignments.extend(inside.iter().map(|folder| folder.name.clone()));
-        let origin = Origin {
-            system: System::Nbgrader,
-            students: vec![Student {
-                name: entry.name.clone(),
-                ids: vec![entry.name.clone()],
-            }],
-            folder: entry.name.clone(),
-            is_late: false,
-        };
+        for folder in &folders {
+            *assignments.entry(folder.name.clone()).or_default() += 1;
+        }
+        is_tree |= !folders.is_empty();
+        let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
+        let note = (!names.is_empty())
+            .then(|| format!("not read, as it is in no assignment: {}", names.join(", ")));
+        let nothing = || Place::Problem("nothing was handed in".to_owned());
         found.push(Found {
             entry: Entry {
-                place: inside[0].place.clone(),
-                ..entry.clone()
+                name: entry.name.clone(),
+                place: folders
+                    .first()
+                    .map_or_else(nothing, |one| one.place.clone()),
+                note,
             },
-            origin,
+            origin: known_by_name(System::Nbgrader, &entry.name),
         });
     }
+    let is_shared = assignments.values().any(|students| *students > 1);
     match assignments.len() {
+        1 => Ok(is_tree.then_some(found)),
         0 => Ok(None),
-        1 => Ok(Some(found)),
         // Each student has folders of their own: a course of another kind.
-        count if count >= found.len() => Ok(None),
+        _ if !is_shared => Ok(None),
         _ => {
-            let names: Vec<String> = assignments.into_iter().collect();
+            let names: Vec<String> = assignments.into_keys().collect();
             Err(format!(
                 "it has several assignments: {}; give the folders of one, such as {SUBMITTED}/*/{}",
                 names.join(", "),
                 names[0]
             ))
         }
+    }
+}
+
+/// Of a student whose folder has the name by which a system knows them.
+fn known_by_name(system: System, name: &str) -> Origin {
+    Origin {
+        system,
+        students: vec![Student {
+            name: name.to_owned(),
+            ids: vec![name.to_owned()],
+        }],
+        folder: name.to_owned(),
+        is_late: false,
     }
 }
 
@@ -567,7 +676,8 @@ fn alone(entry: Entry, budget: &Budget) -> Found {
     };
     let is_attempt = |one: &Entry| is_number(&one.name) && one.is_folder();
     let settings = inside.iter().find(|one| one.name == SETTINGS);
-    let Some(settings) = settings.filter(|_| inside.iter().any(is_attempt)) else {
+    let is_submitty = inside.iter().any(is_attempt) || inside.len() == 1;
+    let Some(settings) = settings.filter(|_| is_submitty) else {
         return plain(entry);
     };
     let text = settings.read(MAX_RUBRIC_BYTES, budget);
@@ -576,6 +686,8 @@ fn alone(entry: Entry, budget: &Budget) -> Found {
         settings.map_err(|error| format!("{SETTINGS} cannot be read: {error}"))
     });
     let place = match settings {
+        // Nothing, or taken back.
+        Ok(Settings { active_version: 0 }) => Place::Problem("nothing was handed in".to_owned()),
         Ok(Settings { active_version }) => {
             let active = active_version.to_string();
             let attempt = inside.into_iter().find(|one| one.name == active);
@@ -585,15 +697,7 @@ fn alone(entry: Entry, budget: &Budget) -> Found {
         }
         Err(problem) => Place::Problem(problem),
     };
-    let origin = Origin {
-        system: System::Submitty,
-        students: vec![Student {
-            name: entry.name.clone(),
-            ids: vec![entry.name.clone()],
-        }],
-        folder: entry.name.clone(),
-        is_late: false,
-    };
+    let origin = known_by_name(System::Submitty, &entry.name);
     Found {
         entry: Entry { place, ..entry },
         origin,

@@ -2,13 +2,17 @@
 //!
 //! What is the same in letters may mean somebody else: the number of a Canvas user is no number of Moodle's, and no part of
 //! a name is a login. So each key has its kind, and keys of one kind are compared alone. Where both sides have a kind, it
-//! decides, and a name that is the same does not count against it.
+//! decides, unless another row fits by a kind in which this one does not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use unicode_normalization::UnicodeNormalization;
+use unicode_normalization::char::is_combining_mark;
 
 use crate::origin::{self, Origin, Student, System};
+use crate::source::kind_of;
+use crate::tree::stem;
+use std::path::Path;
 
 /// What a key is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,16 +23,19 @@ pub(crate) enum Kind {
     Participant,
     /// The school's own number.
     School,
+    /// A login of GitHub, which is no login of the school.
+    Github,
     Login,
     Address,
     Name,
 }
 
 /// Kinds in the order in which they decide.
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 7] = [
     Kind::Canvas,
     Kind::Participant,
     Kind::School,
+    Kind::Github,
     Kind::Address,
     Kind::Login,
     Kind::Name,
@@ -38,32 +45,35 @@ const KINDS: [Kind; 6] = [
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Keys {
     of: BTreeMap<Kind, BTreeSet<String>>,
+    /// Of what is known it is not known of which kind it is.
+    is_plain: bool,
 }
 
-/// One form of each letter, in lower case, without space around it.
+/// One form of each letter, in lower case, without space around it, nor what keeps Excel from making a number of it.
 fn plain(text: &str) -> String {
-    let text: String = text.trim().nfc().collect();
+    let text = text.trim();
+    let bare = text.strip_prefix("=\"").and_then(|t| t.strip_suffix('"'));
+    let text: String = bare.unwrap_or(text).nfc().collect();
     text.to_lowercase()
 }
 
 /// The words of a name, in one order: `Last, First` and `First Last` are the same.
 fn words(name: &str) -> String {
     let name = plain(name);
-    let words = name.split(|c: char| !c.is_alphanumeric());
+    // A mark belongs to its letter: in many scripts it makes another word of it.
+    let words = name.split(|c: char| !c.is_alphanumeric() && !is_combining_mark(c));
     let mut words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
     words.sort_unstable();
     words.join(" ")
 }
 
-/// `Last, First` as Canvas writes it in archives.
-fn compact(name: &str) -> Option<String> {
-    name.contains(',').then(|| {
-        let letters = plain(name)
-            .chars()
-            .filter(|c| c.is_alphanumeric())
-            .collect::<String>();
-        format!("={letters}")
-    })
+/// A name as Canvas writes it in archives: the letters of the last and the first one, without a space.
+fn compact(name: &str) -> String {
+    let letters = plain(name)
+        .chars()
+        .filter(|c| c.is_alphanumeric())
+        .collect::<String>();
+    format!("={letters}")
 }
 
 impl Keys {
@@ -77,8 +87,14 @@ impl Keys {
         if !key.is_empty() {
             self.of.entry(kind).or_default().insert(key);
         }
-        if let (Kind::Name, Some(compact)) = (kind, compact(text)) {
-            self.of.entry(kind).or_default().insert(compact);
+    }
+
+    /// Adds the name in a row, as it stands and as Canvas would write it in archives.
+    pub(crate) fn add_name_of_row(&mut self, name: &str) {
+        self.add(Kind::Name, name);
+        if !words(name).is_empty() {
+            let names = self.of.entry(Kind::Name).or_default();
+            names.insert(compact(name));
         }
     }
 
@@ -93,12 +109,26 @@ impl Keys {
         if let Some((system, student)) = origin::of_name(name).filter(|_| is_earlier) {
             return vec![Self::of_student(system, &student)];
         }
-        // A whole name may be a login or a number; no part of it is.
-        let mut keys = Self::default();
-        keys.add(Kind::Name, name);
-        keys.add(Kind::Login, name);
-        keys.add(Kind::School, name);
+        // Of two of one name, both have their extension.
+        let name = match kind_of(Path::new(name)) {
+            Some(_) => stem(name),
+            None => name.to_owned(),
+        };
+        let mut keys = Self::of_unknown(&name);
+        keys.add(Kind::Name, &name);
         vec![keys]
+    }
+
+    /// A whole text that may be a login or a number; no part of it is.
+    fn of_unknown(text: &str) -> Self {
+        let mut keys = Self {
+            is_plain: true,
+            ..Self::default()
+        };
+        for kind in [Kind::Login, Kind::Github, Kind::School] {
+            keys.add(kind, text);
+        }
+        keys
     }
 
     fn of_student(system: System, student: &Student) -> Self {
@@ -107,7 +137,12 @@ impl Keys {
             System::Canvas => Kind::Canvas,
             System::Moodle => Kind::Participant,
             System::Gradescope => Kind::School,
-            System::Nbgrader | System::Submitty | System::Classroom | System::Plain => Kind::Login,
+            System::Classroom => Kind::Github,
+            // Whatever the school chose.
+            System::Nbgrader | System::Submitty | System::Plain => {
+                let id = student.ids.first().unwrap_or(&student.name);
+                return Self::of_unknown(id);
+            }
         };
         for id in &student.ids {
             let kind = if id.contains('@') {
@@ -123,31 +158,43 @@ impl Keys {
                 let names = keys.of.entry(Kind::Name).or_default();
                 names.insert(format!("={}", plain(&student.name)));
             }
+            // The number tells those of one name apart.
+            System::Moodle => {
+                let number = student.ids.first().map_or("", String::as_str);
+                let name = student.name.strip_suffix(number);
+                keys.add(Kind::Name, name.unwrap_or(&student.name));
+            }
             _ => keys.add(Kind::Name, &student.name),
         }
         keys
     }
 
-    /// Whether both are one person; nothing if no kind tells.
-    pub(crate) fn is_same(&self, other: &Self) -> Option<bool> {
-        let shared = KINDS
-            .into_iter()
-            .find_map(|kind| Some((kind, self.of.get(&kind)?, other.of.get(&kind)?)));
-        let (_, own, theirs) = shared?;
+    /// Whether a kind fits; nothing if one of both lacks it.
+    fn fits(&self, other: &Self, kind: Kind) -> Option<bool> {
+        let (own, theirs) = (self.of.get(&kind)?, other.of.get(&kind)?);
         Some(!own.is_disjoint(theirs))
     }
 
-    /// The same for a name of which it is not known whether it is a login, a number or a name: any of them may fit.
-    pub(crate) fn may_be(&self, other: &Self) -> bool {
-        KINDS.into_iter().any(|kind| {
-            let pair = self.of.get(&kind).zip(other.of.get(&kind));
-            pair.is_some_and(|(own, theirs)| !own.is_disjoint(theirs))
-        })
+    /// Whether both are one person. Of what is not known to be a login, a number or a name, any may fit; else the first kind
+    /// that both have decides. Moodle numbers groups as it does participants, so there the name has to fit, too.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let mut all = KINDS
+            .into_iter()
+            .filter_map(|kind| Some((kind, self.fits(other, kind)?)));
+        if self.is_plain {
+            return all.any(|(_, fits)| fits);
+        }
+        match all.next() {
+            Some((Kind::Participant, true)) => self.fits(other, Kind::Name) != Some(false),
+            Some((_, fits)) => fits,
+            None => false,
+        }
     }
 
-    /// True if nothing but a name is known, which may be of any kind.
-    pub(crate) fn is_plain(&self) -> bool {
-        let some = |kind| self.of.get(&kind);
-        some(Kind::Login).is_some() && some(Kind::School).is_some() && some(Kind::Name).is_some()
+    /// Whether something of this one fits a third person, and not the one that was found.
+    pub(crate) fn contradicts(&self, found: &Self, third: &Self) -> bool {
+        let is_so =
+            |kind| self.fits(third, kind) == Some(true) && self.fits(found, kind) == Some(false);
+        KINDS.into_iter().any(is_so)
     }
 }

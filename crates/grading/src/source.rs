@@ -89,9 +89,12 @@ pub(crate) fn kind_of(path: &Path) -> Option<Kind> {
 /// Entries that operating systems, editors and compilers leave behind, and that nobody writes.
 pub(crate) fn is_junk(path: &Path) -> bool {
     let name = lossy(path.file_name());
-    name.starts_with('.')
-        || name.ends_with(".class")
-        || ["__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"].contains(&name.as_str())
+    name.ends_with(".class") || is_litter(&name)
+}
+
+/// The same where each entry is somebody's: what is a student's only file is not passed over.
+pub(crate) fn is_litter(name: &str) -> bool {
+    name.starts_with('.') || ["__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"].contains(&name)
 }
 
 /// Folders that tools fill; a student may have one of that name, so what is in them is not read, but named.

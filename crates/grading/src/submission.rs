@@ -95,19 +95,29 @@ fn names_of(found: &[Found]) -> Vec<String> {
     for stem in &stems {
         *stem_count.entry(stem).or_default() += 1;
     }
-    let mut taken: HashSet<String> = HashSet::new();
-    let mut names = Vec::with_capacity(found.len());
-    for (found, stem) in found.iter().zip(&stems) {
+    let candidate = |(found, stem): (&Found, &String)| {
         let unique = stem_count.get(stem.as_str()) == Some(&1);
-        let name = match (unique, found.number()) {
+        match (unique, found.number()) {
             (true, _) => mark_name(stem),
             // Two of one name are told apart by what the system knows them by, which stays.
             (false, Some(number)) => mark_name(&format!("{stem} ({number})")),
             (false, None) => mark_name(&found.entry.name),
-        };
-        let numbered = (2..).map(|number| format!("{name} ({number})"));
-        let mut all = std::iter::once(name.clone()).chain(numbered);
-        let free = all.find(|name| !taken.contains(name)).unwrap_or(name);
+        }
+    };
+    let candidates: Vec<String> = found.iter().zip(&stems).map(candidate).collect();
+    let mut count: HashMap<&str, usize> = HashMap::new();
+    for name in &candidates {
+        *count.entry(name).or_default() += 1;
+    }
+    let mut taken: HashSet<String> = HashSet::new();
+    let mut names = Vec::with_capacity(found.len());
+    for name in &candidates {
+        // Of several with one name, none is the one that has it.
+        let is_only = count.get(name.as_str()) == Some(&1);
+        let numbered = (1..).map(|number| format!("{name} ({number})"));
+        let mut all = is_only.then(|| name.clone()).into_iter().chain(numbered);
+        let free = all.find(|name| !taken.contains(name));
+        let free = free.unwrap_or_else(|| name.clone());
         taken.insert(free.clone());
         names.push(free);
     }

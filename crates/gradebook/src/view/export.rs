@@ -29,6 +29,8 @@ pub(crate) struct SheetView {
     pub(crate) left: Vec<(String, String, String)>,
     /// The same of what is not approved, and has a grade in the file.
     pub(crate) unapproved: Vec<(String, String, String)>,
+    /// The same of what is not approved, and is of nobody in the file.
+    pub(crate) unknown: Vec<(String, String, String)>,
     pub(crate) absent: Vec<String>,
     /// How many are absent, also where their names are hidden.
     pub(crate) absent_count: usize,
@@ -132,6 +134,7 @@ impl SheetView {
             same: 0,
             left: Vec::new(),
             unapproved: Vec::new(),
+            unknown: Vec::new(),
             absent: Vec::new(),
             absent_count: 0,
             digest: String::new(),
@@ -175,6 +178,7 @@ impl SheetView {
         };
         self.left = export.left.iter().map(named).collect();
         self.unapproved = export.unapproved.iter().map(named).collect();
+        self.unknown = export.unknown.iter().map(named).collect();
         self.absent_count = export.absent.len();
         self.absent = match names_hidden {
             true => Vec::new(),

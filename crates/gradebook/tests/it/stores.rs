@@ -304,9 +304,9 @@ fn files_of_an_earlier_version_become_one_submission() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder.path().join("g.sqlite"));
     for name in [
-        "doejane_111_900_hw",
-        "doejane_111_901_more",
-        "roejohn_112_902_hw",
+        "doejane_111_9000_hw",
+        "doejane_111_9001_more",
+        "roejohn_112_9002_hw",
     ] {
         let old = Submission::of_text(&format!("{name}.py"), "x = 1");
         write(&store, |writer| writer.hand_in(1, &old));

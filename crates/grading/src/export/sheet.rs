@@ -1,5 +1,7 @@
 //! A teacher's own gradebook: which rows are students, how they may be known, and which columns take grades.
 
+use std::collections::BTreeSet;
+
 use super::table::Table;
 use crate::roster::{Keys, Kind};
 
@@ -39,6 +41,8 @@ pub(crate) struct Sheet {
     pub(crate) grades: Vec<GradeColumn>,
     /// The column that says whether a grade can be changed.
     pub(crate) lock: Option<usize>,
+    /// All its cells have one word, which says that it can, in whatever language.
+    pub(crate) lock_is_known: bool,
     /// The column of feedback.
     pub(crate) comments: Option<usize>,
 }
@@ -71,7 +75,7 @@ impl Sheet {
 
     /// Canvas has a student of its own in each course.
     fn is_test(&self, row: usize) -> bool {
-        self.kind == SheetKind::Canvas && self.table.cell(row, 0) == "Student, Test"
+        self.kind == SheetKind::Canvas && self.name(row) == "Student, Test"
     }
 
     /// What a student is called.
@@ -99,7 +103,10 @@ impl Sheet {
             let is_participant = *kind == Kind::Participant;
             keys.add(*kind, if is_participant { number } else { &cell });
         }
-        keys.add(Kind::Name, &self.name(row));
+        // Where names are hidden, the number is all there is.
+        if !self.names.is_empty() {
+            keys.add_name_of_row(&self.name(row));
+        }
         keys
     }
 
@@ -132,7 +139,8 @@ impl Sheet {
         let mut named = self.grades.iter().filter(is_named);
         match (named.next(), named.next(), self.grades.as_slice()) {
             (Some(one), None, _) => Some(one),
-            (None, _, [only]) if self.kind != SheetKind::Other => Some(only),
+            // A worksheet is of one assignment.
+            (None, _, [only]) if self.kind == SheetKind::Moodle => Some(only),
             _ => None,
         }
     }
@@ -186,7 +194,8 @@ fn canvas(table: &Table, header: &[String]) -> Option<Sheet> {
             .collect(),
     };
     let id = at("ID")?;
-    if names.is_empty() || names[0] != 0 {
+    let is_graded = header.iter().any(|title| without_id(title).is_some());
+    if names.is_empty() || names[0] != 0 || !(is_graded || at("SIS Login ID").is_some()) {
         return None;
     }
     let known = [
@@ -222,6 +231,7 @@ fn canvas(table: &Table, header: &[String]) -> Option<Sheet> {
         names,
         grades,
         lock: None,
+        lock_is_known: false,
         comments: None,
         table: table.clone(),
     })
@@ -249,13 +259,22 @@ fn moodle(table: &Table, header: &[String]) -> Option<Sheet> {
         let is_grade = |cell: &String| matches!(cell.trim(), "" | "-") || number(cell).is_some();
         (is_same && cells(column - 1).iter().all(is_grade)).then_some(most)
     };
-    // A grade that all have alike is no maximum: the column behind it is one, too.
-    let (maximum, possible) = (3..header.len())
+    // Yes or no, in whatever language.
+    let words_of = |column: usize| {
+        let cells: BTreeSet<String> = cells(column).iter().map(|c| c.trim().to_owned()).collect();
+        let is_word =
+            |cell: &String| !cell.is_empty() && !cell.contains(|c: char| c.is_ascii_digit());
+        (cells.len() <= 2 && cells.iter().all(|cell| is_word(cell) && cell != "-")).then_some(cells)
+    };
+    let maxima: Vec<(usize, f64)> = (2..header.len())
         .filter_map(|column| Some((column, maximum_of(column)?)))
-        .next_back()?;
+        .collect();
+    // A grade that all have alike is no maximum: behind that stands whether the grade can be changed.
+    let is_before_lock = |(column, _): &&(usize, f64)| words_of(column + 1).is_some();
+    let (maximum, possible) = *maxima.iter().find(is_before_lock).or(maxima.first())?;
     let index = maximum - 1;
-    let is_word = |cell: &String| YES.contains(&cell.trim()) || NO.contains(&cell.trim());
-    let lock = (maximum + 1..header.len()).find(|column| cells(*column).iter().all(is_word));
+    let lock = words_of(maximum + 1);
+    let lock_is_known = lock.as_ref().is_some_and(|words| words.len() == 1);
     let is_feedback = |cell: &String| {
         let cell = cell.to_lowercase();
         FEEDBACK.iter().any(|word| cell.contains(word))
@@ -271,22 +290,24 @@ fn moodle(table: &Table, header: &[String]) -> Option<Sheet> {
         kind: SheetKind::Moodle,
         first: 1,
         ids: participants.chain(addresses).collect(),
-        names: vec![1],
+        // Where names are hidden, the status stands right behind the number.
+        names: if index > 2 { vec![1] } else { Vec::new() },
         grades: vec![GradeColumn {
             index,
             title: header[index].clone(),
             possible: Some(possible),
         }],
-        lock,
+        lock: lock.map(|_| maximum + 1),
+        lock_is_known,
         comments: comments.map(|column| column + behind),
         table: table.clone(),
     })
 }
 
 /// What Moodle writes where a grade can be changed, and where not.
-const YES: &[&str] = &[
+pub(crate) const YES: &[&str] = &[
     "Yes", "Ja", "Sí", "Oui", "Sì", "Sim", "Tak", "Ano", "Áno", "Kyllä", "Evet", "Да", "Так",
-    "Ναι", "Igen", "Da", "是", "はい", "예", "نعم", "כן",
+    "Ναι", "Igen", "Da", "是", "はい", "예", "نعم", "כן", "Taip", "Jah", "Jā", "Ya", "Có", "بله",
 ];
 pub(crate) const NO: &[&str] = &[
     "No",
@@ -310,6 +331,10 @@ pub(crate) const NO: &[&str] = &[
     "아니오",
     "لا",
     "לא",
+    "Nē",
+    "Tidak",
+    "Không",
+    "خیر",
 ];
 /// Of the headers of the column with the feedback.
 const FEEDBACK: &[&str] = &[
@@ -342,29 +367,34 @@ fn other(table: Table, header: &[String]) -> Sheet {
         let is = |cell: &String| words.contains(&cell.trim().to_lowercase().as_str());
         header.iter().position(is)
     };
-    let whole = named(&["name", "full name", "student", "student name"]);
-    let last = named(&["last name", "last_name", "lastname", "surname", "nachname"]);
-    let first = named(&["first name", "first_name", "firstname", "vorname"]);
+    let (whole, last, first) = (named(WHOLE), named(LAST), named(FIRST));
+    // A text without a digit in each row may be a part of a name, in a language that is not known here.
+    let is_text = |column: usize| {
+        let mut cells = (1..table.len()).map(|row| table.cell(row, column));
+        cells.all(|cell| {
+            !cell.trim().is_empty() && !cell.contains(|c: char| c.is_ascii_digit() || c == '@')
+        })
+    };
     // Where the first name has a column of its own, the other one has the last.
     let names: Vec<usize> = match (last.or(whole), first, whole) {
         (Some(last), Some(first), _) => vec![last, first],
         (_, _, Some(whole)) => vec![whole],
+        _ if is_text(0) && is_text(1) => vec![0, 1],
         _ => vec![0],
     };
-    // What is no number, login or address by its header or its sign is none.
+    // What is no number, login or address by its header is none.
     let kind_of = |column: usize| {
         let title = header[column].trim().to_lowercase();
-        let has_sign = (1..table.len()).any(|row| table.cell(row, column).contains('@'));
-        match (
-            has_sign,
-            SCHOOL.contains(&title.as_str()),
-            LOGIN.contains(&title.as_str()),
-        ) {
-            (true, _, _) => Some(Kind::Address),
-            (_, true, _) => Some(Kind::School),
-            (_, _, true) => Some(Kind::Login),
-            _ => None,
-        }
+        let kinds = [
+            (SCHOOL, Kind::School),
+            (GITHUB, Kind::Github),
+            (LOGIN, Kind::Login),
+            (ADDRESS, Kind::Address),
+        ];
+        let mut of_title = kinds
+            .into_iter()
+            .filter(|(titles, _)| titles.contains(&title.as_str()));
+        of_title.next().map(|(_, kind)| kind)
     };
     let ids = (0..header.len()).filter_map(|column| Some((column, kind_of(column)?)));
     let ids = ids.collect();
@@ -375,10 +405,53 @@ fn other(table: Table, header: &[String]) -> Sheet {
         names,
         grades,
         lock: None,
+        lock_is_known: false,
         comments: None,
         table,
     }
 }
+
+/// Headers, in lower case, of whole names, last names and first ones.
+const WHOLE: &[&str] = &["name", "full name", "student", "student name"];
+const LAST: &[&str] = &[
+    "last name",
+    "last_name",
+    "lastname",
+    "last",
+    "surname",
+    "family name",
+    "family_name",
+    "nachname",
+    "familienname",
+    "nom",
+    "nom de famille",
+    "cognome",
+    "apellido",
+    "apellidos",
+    "apelido",
+    "sobrenome",
+    "achternaam",
+    "nazwisko",
+    "příjmení",
+    "фамилия",
+];
+const FIRST: &[&str] = &[
+    "first name",
+    "first_name",
+    "firstname",
+    "first",
+    "given name",
+    "given_name",
+    "vorname",
+    "prénom",
+    "prenom",
+    "nome",
+    "nombre",
+    "voornaam",
+    "imię",
+    "jméno",
+    "имя",
+];
 
 /// Headers, in lower case, of the school's own numbers.
 const SCHOOL: &[&str] = &[
@@ -398,7 +471,35 @@ const LOGIN: &[&str] = &[
     "username",
     "user name",
     "user",
-    "github_username",
     "benutzername",
+    "identifier",
     "sis login id",
+];
+/// The same of logins of GitHub.
+const GITHUB: &[&str] = &[
+    "github_username",
+    "github username",
+    "github login",
+    "github",
+];
+/// The same of addresses.
+const ADDRESS: &[&str] = &[
+    "email",
+    "e-mail",
+    "mail",
+    "email address",
+    "e-mail address",
+    "email_address",
+    "student email",
+    "e-mail-adresse",
+    "emailadresse",
+    "mail-adresse",
+    "courriel",
+    "adresse e-mail",
+    "adresse de courriel",
+    "correo",
+    "correo electrónico",
+    "dirección de correo",
+    "indirizzo email",
+    "e-mailadres",
 ];

@@ -46,6 +46,15 @@ impl Table {
         } else {
             0
         };
+        if start > 0 && std::str::from_utf8(&bytes).is_err() {
+            return Err(
+                "it is marked as UTF-8 and has other bytes; take the file as it was downloaded"
+                    .to_owned(),
+            );
+        }
+        if bytes[start..].starts_with(b"sep=") {
+            return Err("its first line is a note for Excel, `sep=`; delete that line".to_owned());
+        }
         let encoding = encoding_of(&bytes);
         let delimiter = delimiter_of(&bytes[start..]);
         let rows = rows_of(&bytes, start, delimiter)?;

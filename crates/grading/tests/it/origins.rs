@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-use tandem_grading::{Submission, System, load_submissions};
+use tandem_grading::{GradingError, Submission, System, load_submissions};
 use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
 
@@ -40,16 +40,24 @@ fn compact(name: &str) -> String {
 }
 
 fn load(members: &[(String, String)]) -> Vec<Submission> {
+    try_load(&[("course submissions.zip", members)]).unwrap()
+}
+
+/// Archives by name, with what is in them.
+fn try_load(archives: &[(&str, &[(String, String)])]) -> Result<Vec<Submission>, GradingError> {
     let dir = tempfile::tempdir().unwrap();
-    let path: PathBuf = dir.path().join("course submissions.zip");
-    let mut zip = ZipWriter::new(File::create(&path).unwrap());
-    for (name, content) in members {
-        zip.start_file(name.as_str(), SimpleFileOptions::default())
-            .unwrap();
-        zip.write_all(content.as_bytes()).unwrap();
-    }
-    zip.finish().unwrap();
-    load_submissions(&[path]).unwrap()
+    let paths = archives.iter().map(|(archive, members)| {
+        let path: PathBuf = dir.path().join(archive);
+        let mut zip = ZipWriter::new(File::create(&path).unwrap());
+        for (name, content) in *members {
+            zip.start_file(name.as_str(), SimpleFileOptions::default())
+                .unwrap();
+            zip.write_all(content.as_bytes()).unwrap();
+        }
+        zip.finish().unwrap();
+        path
+    });
+    load_submissions(&paths.collect::<Vec<_>>())
 }
 
 /// What is known of each: number of the student, and how many files.
@@ -238,6 +246,11 @@ fn others_are_known_by_their_trees() {
 fn a_plain_course_is_no_export() {
     for members in [
         &["lab_1_2_main.py", "anna.py"][..],
+        // Alone, as one that comes late.
+        &["exam_2024_08_max.py"],
+        &["exam_2024_1105_max.py"],
+        &["lab_3_1_ben.py"],
+        &["exam_2024_1105_anna.py", "exam_2024_1106_ben.py"],
         &["week_3.py", "week_4.py"],
         &["ann_hw1.py", "bob_hw1.py"],
         &["lab-one/anna/a.py", "lab-one/ben/a.py"],
@@ -300,4 +313,175 @@ fn one_student_does_not_stop_a_course() {
     }
     members.push(own("export/submission_metadata.yml", &text));
     assert_eq!(known(&load(&members), System::Gradescope).len(), 300);
+}
+
+fn files(names: &[&str]) -> Vec<(String, String)> {
+    let one = |name: &&str| ((*name).to_owned(), "x = 1".to_owned());
+    names.iter().map(one).collect()
+}
+
+/// Students, each with the number of files, in the order of their numbers.
+fn check(names: &[&str], system: System, expected: &[(&str, usize)]) {
+    let list = load(&files(names));
+    let mut found = known(&list, system);
+    found.sort();
+    let found: Vec<(&str, usize)> = found.iter().map(|(id, n)| (id.as_str(), *n)).collect();
+    assert_eq!(found, expected, "{names:?}");
+}
+
+#[test]
+fn students_are_whole_in_small_and_odd_courses() {
+    // Names that are hidden, and names that several have.
+    check(
+        &[
+            "Participant_17_assignsubmission_file/a.py",
+            "Participant_17_assignsubmission_onlinetext/onlinetext.html",
+            "Participant_18_assignsubmission_file/a.py",
+            "Participant_19_assignsubmission_file/a.py",
+        ],
+        System::Moodle,
+        &[("17", 2), ("18", 1), ("19", 1)],
+    );
+    check(
+        &[
+            "Kim Lee_1_assignsubmission_file_a.py",
+            "Kim Lee_2_assignsubmission_file_a.py",
+        ],
+        System::Moodle,
+        &[("1", 1), ("2", 1)],
+    );
+    let hidden = load(&files(&[
+        "Participant_17_assignsubmission_file_a.py",
+        "Participant_18_assignsubmission_file_a.py",
+    ]));
+    let names: Vec<&str> = hidden.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["Participant 17", "Participant 18"]);
+    // One student alone.
+    check(
+        &["doejane_1234_5678_a.py", "doejane_1234_5679_b.py"],
+        System::Canvas,
+        &[("1234", 2)],
+    );
+    check(
+        &[
+            "Jane Doe_12_assignsubmission_file/a.py",
+            "Jane Doe_12_assignsubmission_onlinetext/onlinetext.html",
+        ],
+        System::Moodle,
+        &[("12", 2)],
+    );
+}
+
+#[test]
+fn what_several_have_or_lies_beside_makes_no_other_course() {
+    check(
+        &[
+            "doejane_1234_5678_a.py",
+            "roejim_1235_5681_b.py",
+            "roejim_1235_5681_b.py.txt",
+        ],
+        System::Canvas,
+        &[("1234", 1), ("1235", 2)],
+    );
+    check(
+        &[
+            "doejane_1_77_team.py",
+            "roejim_2_77_team.py",
+            "leekim_3_78_b.py",
+        ],
+        System::Canvas,
+        &[("1", 1), ("2", 1), ("3", 1)],
+    );
+    // What lies beside the folders of a tree.
+    check(
+        &[
+            "submitted/ann/ps1/a.py",
+            "submitted/ann/.DS_Store",
+            "submitted/ben/ps1/a.py",
+            "gradebook.db",
+        ],
+        System::Nbgrader,
+        &[("ann", 1), ("ben", 1)],
+    );
+    check(
+        &[
+            "eve/user_assignment_settings.json",
+            "ann/user_assignment_settings.json",
+        ],
+        System::Submitty,
+        &[("ann", 0), ("eve", 0)],
+    );
+}
+
+#[test]
+fn what_is_beside_a_system_or_of_no_kind_is_somebodys() {
+    let named = |list: &[Submission]| {
+        let mut names: Vec<String> = list.iter().map(|one| one.name.clone()).collect();
+        names.sort();
+        names
+    };
+    let list = load(&files(&[
+        "submitted/anna/a.py",
+        "submitted/ben/a.py",
+        "eve.py",
+    ]));
+    assert_eq!(named(&list), ["anna", "ben", "eve"]);
+    let list = load(&files(&[
+        "doejane_1234_5678_Main.class",
+        "roejim_1235_5679_a.py",
+    ]));
+    assert_eq!(named(&list), ["doejane", "roejim"]);
+    assert_eq!(
+        named(&load(&files(&["anna.class", "ben.py"]))),
+        ["anna", "ben"]
+    );
+    let list = load(&files(&[
+        "lab-one-submissions/lab-one-anna/a.py",
+        "lab-one-submissions/lab-one-ben/a.py",
+        "lab-one-submissions/lab-one-eve/a.py",
+        "lab-one-submissions/lab-one-joe/a.py",
+        "lab-one-submissions/README.md",
+    ]));
+    assert_eq!(named(&list), ["README", "anna", "ben", "eve", "joe"]);
+    // Several assignments are refused, however few students there are.
+    for students in [&["a", "b"][..], &["a", "b", "c"]] {
+        let names: Vec<String> = students
+            .iter()
+            .flat_map(|one| [1, 2, 3].map(|ps| format!("submitted/{one}/ps{ps}/x.py")))
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let refused = try_load(&[("all.zip", &files(&names))]).unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .contains("several assignments: ps1, ps2, ps3")
+        );
+    }
+}
+
+#[test]
+fn several_archives_are_courses_where_a_system_made_them() {
+    let canvas = [
+        files(&["doejane_1234_5678_a.py", "roejim_1235_5679_a.py"]),
+        files(&["leekim_1236_5680_a.py", "poeann_1237_5681_a.py"]),
+    ];
+    let list = try_load(&[("a.zip", &canvas[0]), ("b.zip", &canvas[1])]).unwrap();
+    assert_eq!(known(&list, System::Canvas).len(), 4);
+    let moodle = [
+        files(&[
+            "Jane Doe_12_assignsubmission_file/a.py",
+            "Jim Roe_13_assignsubmission_file/a.py",
+        ]),
+        files(&["Kim Lee_14_assignsubmission_file/a.py"]),
+    ];
+    let list = try_load(&[("a.zip", &moodle[0]), ("b.zip", &moodle[1])]).unwrap();
+    assert_eq!(known(&list, System::Moodle).len(), 3);
+    // Two of one name are told apart, and neither is the one that has it.
+    let plain = [
+        files(&["anna/a.py", "ben/a.py"]),
+        files(&["anna/a.py", "eve/a.py"]),
+    ];
+    let list = try_load(&[("a.zip", &plain[0]), ("b.zip", &plain[1])]).unwrap();
+    let names: Vec<&str> = list.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["anna (1)", "ben", "anna (2)", "eve"]);
 }

@@ -67,7 +67,7 @@ fn equal_names_are_told_apart() {
     write(dir.path(), "x/a.py", b"x = 1");
     write(dir.path(), "y/a.py", b"x = 2");
     let list = load_submissions(&[dir.path().join("x"), dir.path().join("y")]).unwrap();
-    assert_eq!(names(&list), ["a.py", "a.py (2)"]);
+    assert_eq!(names(&list), ["a.py (1)", "a.py (2)"]);
 }
 
 #[test]
