@@ -223,7 +223,7 @@ fn account(written: &Written, counts: &Counts) -> String {
         let name = written.works.get(unknown.row);
         let name = name.map_or("", |work| work.1.as_str());
         lines.push(format!(
-            "not approved, and of nobody: {name}: {}",
+            "not approved, and not found: {name}: {}",
             unknown.why
         ));
     }

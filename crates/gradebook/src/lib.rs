@@ -16,6 +16,7 @@ mod batch;
 mod colour;
 mod error;
 pub mod exports;
+mod intake;
 pub mod limits;
 mod live;
 mod machines;
@@ -43,6 +44,7 @@ use activity::Activity;
 pub use batch::Batch;
 pub use error::GradebookError;
 use error::PageError;
+use intake::Intakes;
 use paths::Paths;
 use runs::Runs;
 pub use server::ModelServer;
@@ -65,6 +67,7 @@ struct Shared {
     cookie: String,
     /// Where files lie while they are read.
     uploads: Uploads,
+    intakes: Intakes,
     /// Where models are asked, once that is known.
     server: OnceLock<ModelServer>,
     activity: Arc<Activity>,
@@ -122,6 +125,7 @@ impl Gradebook {
                 paths: Paths::new(&number),
                 cookie: format!("tandem_{number}"),
                 uploads: Uploads::open(path),
+                intakes: Intakes::default(),
                 server: OnceLock::new(),
                 activity: Arc::default(),
                 trials: Trials::default(),

@@ -10,6 +10,10 @@ pub const MAX_SHEET_BYTES: usize = tandem_grading::limits::MAX_TABLE_BYTES + (64
 pub const MAX_UPLOAD_BYTES: usize = 1 << 30;
 /// Most files of it.
 pub const MAX_UPLOADED_FILES: usize = 2_000;
+/// Uploads that are remembered until somebody takes them in.
+pub const MAX_INTAKES: usize = 4;
+/// Most names of files that are listed of a submission that was uploaded.
+pub const MAX_LISTED_FILES: usize = 4;
 /// Trials that are remembered.
 pub const MAX_TRIALS: usize = 8;
 /// Most findings that are listed beside a work.

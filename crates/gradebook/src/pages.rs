@@ -3,6 +3,7 @@
 pub(crate) mod act;
 pub(crate) mod export;
 pub(crate) mod home;
+pub(crate) mod intake;
 pub(crate) mod people;
 pub(crate) mod record;
 pub(crate) mod review;
@@ -13,8 +14,9 @@ pub(crate) mod upload;
 
 use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, FromRequestParts, Path};
-use axum::http::HeaderMap;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tandem_grading::{Length, Style};
 
@@ -121,4 +123,31 @@ impl Viewer {
 /// True if this browser does not show names of students.
 fn names_hidden(headers: &HeaderMap) -> bool {
     cookie(headers, NAMES) == Some("hidden")
+}
+
+/// A file for the browser to keep.
+fn attachment(name: &str, bytes: Vec<u8>) -> Response {
+    let plain = |c: char| match c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '%') || c == ' ' {
+        true => c,
+        false => '_',
+    };
+    let ascii: String = name.chars().map(plain).collect();
+    let encoded: String = name
+        .bytes()
+        .map(
+            |byte| match byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_') {
+                true => char::from(byte).to_string(),
+                false => format!("%{byte:02X}"),
+            },
+        )
+        .collect();
+    let disposition = format!("attachment; filename=\"{ascii}\"; filename*=UTF-8''{encoded}");
+    let disposition = HeaderValue::from_str(&disposition);
+    let disposition = disposition.unwrap_or(HeaderValue::from_static("attachment"));
+    let kind = HeaderValue::from_static("application/octet-stream");
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_DISPOSITION, disposition),
+    ];
+    (headers, bytes).into_response()
 }

@@ -161,6 +161,16 @@ impl Paths {
         self.at(format_args!("/new"))
     }
 
+    /// What was found in an upload, before it is taken in.
+    pub(crate) fn intake(self, id: &str) -> String {
+        self.at(format_args!("/new/{id}"))
+    }
+
+    /// A file of a work as it was handed in.
+    pub(crate) fn original(self, work: i64, place: usize) -> String {
+        self.at(format_args!("/w/{work}/file/{place}"))
+    }
+
     /// One submission, graded live: the form.
     pub(crate) fn trials(self) -> String {
         self.at(format_args!("/try"))

@@ -37,6 +37,7 @@ fn guarded(shared: &Arc<Shared>) -> Router<Arc<Shared>> {
         .route("/w/{id}/rewrite", post(pages::rewrite::write))
         .route("/w/{id}/bare", post(pages::rewrite::without_comments))
         .route("/w/{id}/picture/{digest}", get(pages::review::picture))
+        .route("/w/{id}/file/{place}", get(pages::review::original))
         .route("/w/{id}/prompt", get(pages::record::prompt))
         .route("/w/{id}/record", get(pages::record::show))
         .route("/r/{id}", get(pages::run::show))
@@ -77,6 +78,10 @@ fn of_teachers() -> Router<Arc<Shared>> {
             get(pages::upload::form)
                 .post(pages::upload::take)
                 .layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES)),
+        )
+        .route(
+            "/new/{id}",
+            get(pages::intake::show).post(pages::intake::take),
         )
         .route("/link", post(pages::people::link))
         .route("/browsers/{id}/out", post(pages::people::let_out))

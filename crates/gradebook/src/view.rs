@@ -3,6 +3,7 @@
 pub(crate) mod code;
 pub(crate) mod desk;
 pub(crate) mod export;
+pub(crate) mod intake;
 pub(crate) mod list;
 pub(crate) mod live;
 pub(crate) mod queue;

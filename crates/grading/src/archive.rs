@@ -52,6 +52,29 @@ impl Budget {
         }
     }
 
+    /// Reads what has at most `limit` bytes; what was read counts, also where it is too much.
+    ///
+    /// # Errors
+    /// What is broken, or larger.
+    pub(crate) fn read(
+        &self,
+        from: &mut dyn Read,
+        limit: u64,
+        broken: &dyn Fn(&io::Error) -> String,
+    ) -> Result<Vec<u8>, String> {
+        // One byte more than it may have tells that it has more.
+        let most = limit.saturating_add(1).min(self.bytes.get());
+        let mut bytes = Vec::new();
+        let read = from.take(most).read_to_end(&mut bytes);
+        let count = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        self.bytes.set(self.bytes.get().saturating_sub(count));
+        read.map_err(|error| broken(&error))?;
+        match count > limit {
+            true => Err(format!("it is larger than {limit} bytes")),
+            false => Ok(bytes),
+        }
+    }
+
     /// Why nothing more is read, if so.
     pub(crate) fn exceeded(&self) -> Option<String> {
         let most = limits::MAX_ARCHIVE_BYTES;
@@ -154,9 +177,8 @@ impl Archive {
         limit: u64,
         budget: &Budget,
     ) -> Result<Vec<u8>, String> {
-        let larger = || format!("it is larger than {limit} bytes");
         if content.size > limit {
-            return Err(larger());
+            return Err(format!("it is larger than {limit} bytes"));
         }
         let broken = |error: &dyn std::fmt::Display| format!("it is damaged ({error})");
         let entry = self.zip.get_entry(content.at).map_err(|e| broken(&e))?;
@@ -165,20 +187,8 @@ impl Archive {
             true => Box::new(packed),
             false => Box::new(DeflateDecoder::new(packed)),
         };
-        // One byte more than it may have tells that it has more.
-        let most = limit.saturating_add(1).min(budget.bytes.get());
-        let mut bytes = Vec::new();
-        let read = entry
-            .verifying_reader(unpacked)
-            .take(most)
-            .read_to_end(&mut bytes);
-        let count = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        budget.bytes.set(budget.bytes.get().saturating_sub(count));
-        read.map_err(|e| broken(&e))?;
-        match count > limit {
-            true => Err(larger()),
-            false => Ok(bytes),
-        }
+        let mut verified = entry.verifying_reader(unpacked);
+        budget.read(&mut verified, limit, &|error| broken(error))
     }
 }
 
@@ -221,7 +231,7 @@ fn content(entry: &ZipFileHeaderRecord<'_>) -> Result<Content, String> {
 }
 
 /// The parts of a name, and whether it leads out of its folder: then those are left out that do.
-fn parts(name: &str) -> (Vec<String>, bool) {
+pub(crate) fn parts(name: &str) -> (Vec<String>, bool) {
     let is_drive = |part: &str| part.len() == 2 && part.ends_with(':');
     let all = || {
         name.split(['/', '\\'])

@@ -145,7 +145,7 @@ pub struct Export {
     pub unapproved: Vec<Left>,
     /// Students of the file who handed nothing in.
     pub absent: Vec<String>,
-    /// What is not approved, and is of nobody in the file.
+    /// What is not approved, and is not found in the file.
     pub unknown: Vec<Left>,
 }
 
@@ -291,20 +291,16 @@ fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize
                 [] => "the file has no such student",
                 [_, ..] => "the file has several students who may be this one",
             };
-            match row.grade {
-                Some(_) => _ = export.leave(index, why),
-                None => export.unknown.push(Left {
-                    row: index,
-                    why: why.to_owned(),
-                }),
-            }
+            export.pass_over(index, row, why);
         }
     }
     let is_one = |place: usize| found.iter().filter(|(other, _)| *other == place).count() == 1;
     for (_, index) in found.iter().filter(|(place, _)| !is_one(*place)) {
-        if rows[*index].grade.is_some() {
-            export.leave(*index, "another submission may be of the same student");
-        }
+        export.pass_over(
+            *index,
+            &rows[*index],
+            "another submission may be of the same student",
+        );
     }
     let absent = students.iter().filter(|(place, _)| !seen.contains(place));
     export
@@ -314,7 +310,59 @@ fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize
     places.filter(|(place, _)| is_one(*place)).collect()
 }
 
+/// Who of a teacher's own gradebook handed something in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attendance {
+    /// What the file calls the students of each submission; none where nobody is found without doubt.
+    pub students: Vec<Vec<String>>,
+    /// Why nobody is.
+    pub doubts: Vec<Option<String>>,
+    /// Students of the file who handed nothing in.
+    pub absent: Vec<String>,
+}
+
+/// Looks for the students of submissions, each by its name and its origin, in a teacher's own gradebook.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn attendance(bytes: &[u8], submissions: &[(&str, &Origin)]) -> Result<Attendance, Refusal> {
+    let sheet = Sheet::read(bytes.to_vec()).map_err(Refusal::Unreadable)?;
+    let row = |(name, origin): &(&str, &Origin)| Row {
+        name: (*name).to_owned(),
+        state: State::Ungraded,
+        grade: None,
+        folder: String::new(),
+        students: Keys::of_submission(name, origin),
+    };
+    let rows: Vec<Row> = submissions.iter().map(row).collect();
+    let mut export = Export::default();
+    let mut students = vec![Vec::new(); rows.len()];
+    for (place, index) in places(&sheet, &rows, &mut export) {
+        students[index].push(sheet.name(place));
+    }
+    let mut doubts = vec![None; rows.len()];
+    for left in export.unknown {
+        doubts[left.row] = Some(left.why);
+    }
+    Ok(Attendance {
+        students,
+        doubts,
+        absent: export.absent,
+    })
+}
+
 impl Export {
+    /// Says of whom nobody in the file is found.
+    fn pass_over(&mut self, index: usize, row: &Row, why: &str) {
+        match row.grade {
+            Some(_) => _ = self.leave(index, why),
+            None => self.unknown.push(Left {
+                row: index,
+                why: why.to_owned(),
+            }),
+        }
+    }
+
     /// Leaves a grade out, which is false for whoever asks whether it is in.
     fn leave(&mut self, row: usize, why: &str) -> bool {
         self.left.push(Left {

@@ -40,6 +40,7 @@ mod strict_json;
 mod style;
 mod submission;
 mod suspicion;
+mod tarball;
 mod tree;
 mod verdict;
 
@@ -64,5 +65,5 @@ pub use schema::{verdict_schema, worst_case_bytes};
 pub use size::{Forecast, PromptSize, forecast};
 pub use source::SourceFile;
 pub use style::{Length, Style};
-pub use submission::{Submission, load_submissions};
+pub use submission::{Original, Submission, load_submissions, read_originals};
 pub use verdict::{Verdict, VerdictError, read_verdict};

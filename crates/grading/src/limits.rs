@@ -43,6 +43,12 @@ pub const MAX_SUBMISSIONS: usize = 10_000;
 pub const MAX_ARCHIVE_BYTES: u64 = 4 << 30;
 /// Most bytes of an archive in an archive, and of all archives of one submission.
 pub const MAX_INNER_ARCHIVE_BYTES: u64 = 64 << 20;
+/// Most bytes that an archive of tar unpacks to, which is done in memory.
+pub const MAX_TAR_BYTES: u64 = 512 << 20;
+/// Most bytes of one file that is kept as it was handed in.
+pub const MAX_ORIGINAL_BYTES: u64 = 32 << 20;
+/// Most bytes of all files of a submission that are.
+pub const MAX_ORIGINALS_BYTES: u64 = 64 << 20;
 /// Most files in an archive.
 pub const MAX_ARCHIVE_MEMBERS: usize = 200_000;
 /// Archives in archives, the first included.

@@ -100,6 +100,11 @@ pub(crate) fn is_litter(name: &str) -> bool {
 /// Folders that tools fill; a student may have one of that name, so what is in them is not read, but named.
 const TOOL_FOLDERS: &[&str] = &["build", "dist", "node_modules", "renv", "target", "venv"];
 
+/// True for such a folder.
+pub(crate) fn is_of_tool(folder: &str) -> bool {
+    TOOL_FOLDERS.contains(&folder)
+}
+
 /// The file by which a folder of any name is known as a Python environment.
 const PYTHON_ENVIRONMENT: &str = "pyvenv.cfg";
 
@@ -314,7 +319,7 @@ impl Walk<'_> {
         if depth >= limits::MAX_FOLDER_DEPTH {
             return Some("too deep a folder");
         }
-        if TOOL_FOLDERS.contains(&folder.name.as_str()) {
+        if is_of_tool(&folder.name) {
             return Some("tools make folders of this name");
         }
         let inside = folder.entries(self.budget).unwrap_or_default();

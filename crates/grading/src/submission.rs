@@ -13,7 +13,8 @@ use crate::origin::{Found, Origin};
 use crate::picture::Picture;
 use crate::rubric::Rubric;
 use crate::source::{
-    Kind, LeftOut, SourceFile, kind_of, read_file, read_source, read_tree, shown_name,
+    Kind, LeftOut, SourceFile, is_junk, is_of_tool, kind_of, read_file, read_source, read_tree,
+    shown_name,
 };
 use crate::tree::{Entry, Shape, stem};
 use serde::{Deserialize, Serialize};
@@ -82,6 +83,73 @@ pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingErr
         }
     }
     Ok(submissions)
+}
+
+/// A file as it was handed in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Original {
+    /// Its path, in one form of each accented letter.
+    pub name: String,
+    /// Its bytes; none where it is too large, or cannot be read.
+    pub bytes: Option<Vec<u8>>,
+}
+
+/// Gives all files of the submissions at these paths as they were handed in, each with the place of its submission among
+/// those of [`load_submissions`]; an archive of a student is one file. `each` says whether to go on.
+///
+/// # Errors
+/// As of [`load_submissions`].
+pub fn read_originals(
+    paths: &[PathBuf],
+    each: &mut dyn FnMut(usize, Original) -> bool,
+) -> Result<(), GradingError> {
+    let budget = Budget::new();
+    for (index, Found { entry, .. }) in intake::find(paths, &budget)?.into_iter().enumerate() {
+        let mut left = limits::MAX_ORIGINALS_BYTES;
+        for (name, entry) in originals(&entry, &budget) {
+            let most = limits::MAX_ORIGINAL_BYTES.min(left);
+            let bytes = entry.read(most, &budget).ok();
+            let count = bytes.as_ref().map_or(0, Vec::len);
+            left = left.saturating_sub(u64::try_from(count).unwrap_or(u64::MAX));
+            if !each(index, Original { name, bytes }) {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The files of a submission, with their paths.
+fn originals(entry: &Entry, budget: &Budget) -> Vec<(String, Entry)> {
+    let mut found = Vec::new();
+    let mut folders = vec![(String::new(), entry.clone(), 0)];
+    while let Some((path, entry, depth)) = folders.pop() {
+        if entry.shape() != Shape::Folder {
+            found.push((path, entry));
+            continue;
+        }
+        if depth > limits::MAX_FOLDER_DEPTH {
+            continue;
+        }
+        for inside in entry.entries(budget).unwrap_or_default() {
+            let is_left_out = is_junk(Path::new(&inside.name)) || is_of_tool(&inside.name);
+            if is_left_out || found.len() + folders.len() > limits::MAX_FOLDER_ENTRIES {
+                continue;
+            }
+            let path = match path.is_empty() {
+                true => inside.name.clone(),
+                false => format!("{path}/{}", inside.name),
+            };
+            folders.push((path, inside, depth + 1));
+        }
+    }
+    if let [(path, entry)] = found.as_mut_slice()
+        && path.is_empty()
+    {
+        path.clone_from(&entry.name);
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
 }
 
 /// Names without extensions where that is unique, with them where it is not, numbered as a last resort.

@@ -12,6 +12,7 @@ use unicode_normalization::UnicodeNormalization;
 use crate::archive::{Archive, Budget, Content, LINK, Member};
 use crate::files::{self, lossy};
 use crate::limits;
+use crate::tarball::{self, is_tar};
 
 /// A name with what stands there.
 #[derive(Clone)]
@@ -29,6 +30,7 @@ pub(crate) enum Place {
     Disk(PathBuf),
     Folder(Rc<Vec<Entry>>),
     Member(Rc<Archive>, Content),
+    Bytes(Rc<Vec<u8>>),
     /// It cannot be read, for this reason.
     Problem(String),
 }
@@ -45,12 +47,15 @@ pub(crate) enum Shape {
 /// True if a name is that of an archive.
 pub(crate) fn is_archive(name: &str) -> bool {
     let extension = Path::new(name).extension();
-    extension.is_some_and(|e| e.eq_ignore_ascii_case("zip"))
+    extension.is_some_and(|e| e.eq_ignore_ascii_case("zip")) || is_tar(name)
 }
 
 /// A name without the last extension.
 pub(crate) fn stem(name: &str) -> String {
-    lossy(Path::new(name).file_stem())
+    match tarball::stem(name) {
+        Some(stem) => stem.to_owned(),
+        None => lossy(Path::new(name).file_stem()),
+    }
 }
 
 impl Entry {
@@ -78,8 +83,8 @@ impl Entry {
                 Ok(meta) if meta.is_file() => Shape::File,
                 _ => Shape::Problem,
             },
-            Place::Member(..) if is_archive(&self.name) => Shape::Archive,
-            Place::Member(..) => Shape::File,
+            Place::Member(..) | Place::Bytes(_) if is_archive(&self.name) => Shape::Archive,
+            Place::Member(..) | Place::Bytes(_) => Shape::File,
         }
     }
 
@@ -96,14 +101,23 @@ impl Entry {
         let archive = match (&self.place, self.shape()) {
             (Place::Folder(entries), _) => return Ok(entries.to_vec()),
             (Place::Disk(path), Shape::Folder) => return of_disk(path),
+            (Place::Disk(path), _) if is_tar(&self.name) => {
+                let file = std::fs::File::open(path).map_err(|e| e.to_string())?;
+                let file = std::io::BufReader::new(file);
+                return Ok(of_tar(tarball::members(&self.name, file, budget)?));
+            }
             (Place::Disk(path), _) => Archive::open(path)?,
-            (Place::Member(archive, content), _) => {
-                let bytes = archive.read(content, limits::MAX_INNER_ARCHIVE_BYTES, budget)?;
+            (Place::Problem(problem), _) => return Err(problem.clone()),
+            (Place::Member(..) | Place::Bytes(_), _) => {
+                let bytes = self.read(limits::MAX_INNER_ARCHIVE_BYTES, budget)?;
+                if is_tar(&self.name) {
+                    let members = tarball::members(&self.name, bytes.as_slice(), budget)?;
+                    return Ok(of_tar(members));
+                }
                 Archive::of_bytes(bytes)?
             }
-            (Place::Problem(problem), _) => return Err(problem.clone()),
         };
-        of_archive(Rc::new(archive))
+        of_zip(Rc::new(archive))
     }
 
     /// The content of a file, if it has at most `limit` bytes.
@@ -114,6 +128,10 @@ impl Entry {
         match &self.place {
             Place::Disk(path) => files::read_bounded(path, limit).map_err(|e| e.to_string()),
             Place::Member(archive, content) => archive.read(content, limit, budget),
+            Place::Bytes(bytes) => match u64::try_from(bytes.len()).is_ok_and(|n| n <= limit) {
+                true => Ok(bytes.to_vec()),
+                false => Err(format!("it is larger than {limit} bytes")),
+            },
             Place::Problem(problem) => Err(problem.clone()),
             Place::Folder(_) => Err("it is a folder".to_owned()),
         }
@@ -124,6 +142,7 @@ impl Entry {
         match &self.place {
             Place::Disk(path) => std::fs::symlink_metadata(path).ok().map(|meta| meta.len()),
             Place::Member(_, content) => Some(content.size),
+            Place::Bytes(bytes) => u64::try_from(bytes.len()).ok(),
             Place::Folder(_) | Place::Problem(_) => None,
         }
     }
@@ -233,15 +252,47 @@ fn all_named(name: &str, files: Vec<Place>, taken: &HashSet<String>) -> Vec<Entr
     files.into_iter().zip(names).map(entry).collect()
 }
 
-fn of_archive(archive: Rc<Archive>) -> Result<Vec<Entry>, String> {
+fn of_zip(archive: Rc<Archive>) -> Result<Vec<Entry>, String> {
+    let place = |member: Member| Placed {
+        path: member.path,
+        is_folder: member.is_folder,
+        place: match member.content {
+            Ok(content) => Place::Member(Rc::clone(&archive), content),
+            Err(problem) => Place::Problem(problem),
+        },
+        code_page: member.code_page,
+    };
+    Ok(of_members(archive.members()?.into_iter().map(place)))
+}
+
+fn of_tar(members: Vec<tarball::Member>) -> Vec<Entry> {
+    let place = |member: tarball::Member| Placed {
+        path: member.path,
+        is_folder: member.is_folder,
+        place: member.content.map_or_else(Place::Problem, Place::Bytes),
+        code_page: member.code_page,
+    };
+    of_members(members.into_iter().map(place))
+}
+
+/// A member of an archive, of whatever kind.
+struct Placed {
+    path: Vec<String>,
+    is_folder: bool,
+    place: Place,
+    /// The code page in which its name was, as a guess.
+    code_page: Option<&'static str>,
+}
+
+fn of_members(members: impl Iterator<Item = Placed>) -> Vec<Entry> {
     let mut root = Folder::default();
     let mut guesses: HashMap<String, &'static str> = HashMap::new();
-    for Member {
+    for Placed {
         path,
         is_folder,
-        content,
+        place,
         code_page,
-    } in archive.members()?
+    } in members
     {
         let path: Vec<String> = path.iter().map(|part| part.nfc().collect()).collect();
         let Some((name, folders)) = path.split_last() else {
@@ -255,12 +306,9 @@ fn of_archive(archive: Rc<Archive>) -> Result<Vec<Entry>, String> {
         for name in folders.iter().take(MAX_DEPTH) {
             folder = folder.folder(name);
         }
-        match (is_folder, content) {
-            (true, _) => {
-                folder.folder(name);
-            }
-            (false, Ok(content)) => folder.put(name, Place::Member(Rc::clone(&archive), content)),
-            (false, Err(problem)) => folder.put(name, Place::Problem(problem)),
+        match is_folder {
+            true => _ = folder.folder(name),
+            false => folder.put(name, place),
         }
     }
     let mut entries = root.into_entries();
@@ -271,7 +319,7 @@ fn of_archive(archive: Rc<Archive>) -> Result<Vec<Entry>, String> {
             ));
         }
     }
-    Ok(entries)
+    entries
 }
 
 /// Deepest folder of an archive that is made; what is below stands in it.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, Multipart, Query, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 use tandem_grading::export::{Choice, Format, Outline, outline};
 
-use super::{Id, fields, names_hidden};
+use super::{Id, attachment, fields, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::exports::{Rows, Target, Written};
@@ -187,7 +187,7 @@ pub(crate) async fn write(
     };
     let written = shared.store.write::<Written, Unwritten>(task).await;
     written
-        .map(attachment)
+        .map(|written| attachment(&written.name, written.export.bytes))
         .map_err(|unwritten| match unwritten {
             Unwritten::Page(error) => error,
             Unwritten::Store(error) => error.into(),
@@ -210,32 +210,4 @@ impl Unwritten {
     fn form(text: &str) -> Self {
         Self::Page(PageError::Form(format!("{text}.")))
     }
-}
-
-/// A file for the browser to keep.
-fn attachment(written: Written) -> Response {
-    let plain = |c: char| match c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '%') || c == ' ' {
-        true => c,
-        false => '_',
-    };
-    let ascii: String = written.name.chars().map(plain).collect();
-    let encoded: String = written
-        .name
-        .bytes()
-        .map(
-            |byte| match byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_') {
-                true => char::from(byte).to_string(),
-                false => format!("%{byte:02X}"),
-            },
-        )
-        .collect();
-    let disposition = format!("attachment; filename=\"{ascii}\"; filename*=UTF-8''{encoded}");
-    let disposition = HeaderValue::from_str(&disposition);
-    let disposition = disposition.unwrap_or(HeaderValue::from_static("attachment"));
-    let kind = HeaderValue::from_static("application/octet-stream");
-    let headers = [
-        (header::CONTENT_TYPE, kind),
-        (header::CONTENT_DISPOSITION, disposition),
-    ];
-    (headers, written.export.bytes).into_response()
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tandem_grading::review::PointsOf;
 use tandem_grading::{Rubric, Submission};
 
-use super::{Id, PARTS, Viewer};
+use super::{Id, PARTS, Viewer, attachment};
 use crate::Shared;
 use crate::error::PageError;
 use crate::store::{Assignment, Person, Reader, Work};
@@ -36,6 +36,7 @@ pub(crate) struct Loaded {
     works: Vec<Work>,
     work: Work,
     submission: Submission,
+    originals: Vec<(String, Option<u64>)>,
     bare: Option<PointsOf>,
     earlier: Option<Work>,
     /// The work that counts, if this one does not.
@@ -53,6 +54,18 @@ pub(crate) async fn picture(
     Ok(([(header::CONTENT_TYPE, media_type)], bytes).into_response())
 }
 
+/// A file as it was handed in, for a person to open with another program.
+pub(crate) async fn original(
+    State(shared): State<Arc<Shared>>,
+    Id((work, place)): Id<(i64, i64)>,
+) -> Result<Response, PageError> {
+    let read = move |reader: &Reader<'_>| reader.original(work, place);
+    let found = shared.store.read(read).await?;
+    let (name, bytes) = found.ok_or(PageError::NotFound)?;
+    let name = name.rsplit('/').next().unwrap_or_default();
+    Ok(attachment(name, bytes))
+}
+
 /// Reads a work with its assignment.
 pub(crate) fn load(reader: &Reader<'_>, id: i64) -> rusqlite::Result<Option<Loaded>> {
     let Some(work) = reader.work(id)? else {
@@ -66,6 +79,7 @@ pub(crate) fn load(reader: &Reader<'_>, id: i64) -> rusqlite::Result<Option<Load
     };
     Ok(Some(Loaded {
         works: reader.works(work.assignment)?,
+        originals: reader.originals(id)?,
         bare: reader.bare_reading(work.seen.result)?,
         earlier: match work.earlier {
             Some(earlier) => reader.work(earlier)?,
@@ -123,7 +137,8 @@ impl Loaded {
             &self.rubric,
             (self.earlier.as_ref(), self.later),
             names_hidden,
-        );
+        )
+        .with_originals(viewer.paths, &self.originals, names_hidden);
         let page = ReviewPage {
             head,
             queue,

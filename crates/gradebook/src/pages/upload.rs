@@ -7,14 +7,16 @@ use axum::extract::multipart::{Field, MultipartError};
 use axum::extract::{Multipart, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use tandem_grading::limits::MAX_FILE_NAME_BYTES;
+use tandem_grading::export::{Attendance, attendance};
+use tandem_grading::limits::{MAX_FILE_NAME_BYTES, MAX_TABLE_BYTES};
 use tandem_grading::{GradingError, Rubric, Submission, load_submissions};
 use tokio::io::AsyncWriteExt;
 
 use crate::Shared;
 use crate::error::PageError;
+use crate::intake::Intake;
 use crate::limits::{MAX_NAME_CHARS, MAX_UPLOADED_FILES};
-use crate::store::{StoreError, Writer};
+use crate::store::SheetFile;
 use crate::uploads::Upload;
 use crate::view::{self, UploadPage};
 
@@ -23,7 +25,9 @@ struct Uploaded {
     folder: Upload,
     course: String,
     rubric: Option<PathBuf>,
-    /// Files of submissions, of the template, and of the solution.
+    /// The teacher's own gradebook.
+    sheet: Option<PathBuf>,
+    /// Files and folders of submissions, files of the template, and of the solution.
     works: Vec<PathBuf>,
     template: Vec<PathBuf>,
     solution: Vec<PathBuf>,
@@ -43,25 +47,20 @@ pub(crate) async fn form(State(shared): State<Arc<Shared>>) -> Result<Response, 
     ))
 }
 
-/// Takes an assignment in, and shows what there is to grade.
+/// Reads what was sent, and shows what is in it.
 pub(crate) async fn take(
     State(shared): State<Arc<Shared>>,
     form: Multipart,
 ) -> Result<Response, PageError> {
     let folder = shared.uploads.begin().map_err(unkept)?;
     let uploaded = receive(form, folder).await?;
-    let course = uploaded.course.clone();
-    let read = tokio::task::spawn_blocking(move || read(&uploaded));
-    let (rubric, submissions) = read.await.map_err(|error| {
+    let read = tokio::task::spawn_blocking(move || read(uploaded));
+    let intake = read.await.map_err(|error| {
         tracing::error!(%error, "what was sent cannot be read");
         PageError::Store
     })??;
-    let keep = move |writer: &Writer<'_>| {
-        let taken = writer.take_in(&course, &rubric, &submissions);
-        taken.map(Ok::<_, StoreError>)
-    };
-    let assignment = shared.store.write(keep).await?;
-    Ok(Redirect::to(&shared.paths.runs(assignment)).into_response())
+    let id = shared.intakes.add(intake);
+    Ok(Redirect::to(&shared.paths.intake(&id)).into_response())
 }
 
 fn broken(error: MultipartError) -> PageError {
@@ -83,6 +82,7 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
         folder,
         course: String::new(),
         rubric: None,
+        sheet: None,
         works: Vec::new(),
         template: Vec::new(),
         solution: Vec::new(),
@@ -96,7 +96,8 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
             continue;
         }
         // A browser sends a file without a name where none was chosen.
-        let Some(file) = file_name(&field) else {
+        let is_folder = name == "folder";
+        let Some(file) = file_name(&field, is_folder) else {
             continue;
         };
         count += 1;
@@ -104,14 +105,17 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
             let problem = format!("More than {MAX_UPLOADED_FILES} files; put them into a zip.");
             return Err(PageError::Form(problem));
         }
-        if !["rubric", "template", "solution", "works"].contains(&name.as_str()) {
+        if !FILES.contains(&name.as_str()) {
             continue;
         }
-        if file.len() > MAX_FILE_NAME_BYTES {
+        if file.iter().any(|part| part.len() > MAX_FILE_NAME_BYTES) {
             let problem = "The name of a file is too long. Give it a shorter one.";
             return Err(PageError::Form(problem.to_owned()));
         }
-        let path = root.join(&name).join(file);
+        let first = root
+            .join(&name)
+            .join(file.first().map_or("", String::as_str));
+        let path = root.join(&name).join(file.iter().collect::<PathBuf>());
         if path.exists() {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let problem =
@@ -123,6 +127,9 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
             "works" => uploaded.works.push(path),
             "template" => uploaded.template.push(path),
             "solution" => uploaded.solution.push(path),
+            "sheet" => uploaded.sheet = Some(path),
+            "folder" if !uploaded.works.contains(&first) => uploaded.works.push(first),
+            "folder" => {}
             _ => uploaded.rubric = Some(path),
         }
     }
@@ -149,11 +156,21 @@ async fn short_text(mut field: Field<'_>) -> Result<String, PageError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// The last part of a file's name, without what would lead elsewhere.
-fn file_name(field: &Field<'_>) -> Option<String> {
+/// Parts of the form that are files.
+const FILES: [&str; 6] = ["rubric", "template", "solution", "works", "folder", "sheet"];
+
+/// The last part of a file's name, or of a file in a folder all of them; nothing if a part would lead elsewhere or is hidden.
+fn file_name(field: &Field<'_>, is_in_folder: bool) -> Option<Vec<String>> {
     let name = field.file_name()?;
-    let last = name.rsplit(['/', '\\']).next()?;
-    (!last.is_empty() && !last.starts_with('.')).then(|| last.to_owned())
+    let parts: Vec<&str> = match is_in_folder {
+        true => name.split('/').collect(),
+        false => name.rsplit(['/', '\\']).take(1).collect(),
+    };
+    let is_fine = |part: &&str| {
+        !part.is_empty() && !part.starts_with('.') && !part.contains(['/', '\\', ':', '\0'])
+    };
+    let is_plain = !parts.is_empty() && parts.iter().all(is_fine);
+    is_plain.then(|| parts.into_iter().map(str::to_owned).collect())
 }
 
 async fn keep(mut field: Field<'_>, path: &Path) -> Result<(), PageError> {
@@ -167,11 +184,11 @@ async fn keep(mut field: Field<'_>, path: &Path) -> Result<(), PageError> {
     file.flush().await.map_err(unkept)
 }
 
-fn read(uploaded: &Uploaded) -> Result<(Rubric, Vec<Submission>), PageError> {
+fn read(uploaded: Uploaded) -> Result<Intake, PageError> {
     // A message names files as the person knows them.
     let told = |error: GradingError| {
         let mut text = error.to_string();
-        for field in ["works", "template", "solution", "rubric"] {
+        for field in FILES {
             let folder = uploaded.folder.path().join(field).join("");
             text = text.replace(&folder.display().to_string(), "");
         }
@@ -183,5 +200,42 @@ fn read(uploaded: &Uploaded) -> Result<(Rubric, Vec<Submission>), PageError> {
     // A rubric is what people pass on: it opens nothing on this machine but what came with it.
     let rubric = Rubric::load_with(rubric, &uploaded.template, &uploaded.solution).map_err(told)?;
     let submissions = load_submissions(&uploaded.works).map_err(told)?;
-    Ok((rubric, submissions))
+    let sheet = uploaded.sheet.as_ref();
+    let sheet = sheet
+        .map(|path| read_sheet(path, &submissions))
+        .transpose()?;
+    Ok(Intake {
+        course: uploaded.course,
+        rubric,
+        submissions,
+        sheet,
+        works: uploaded.works,
+        _folder: uploaded.folder,
+    })
+}
+
+/// The teacher's own gradebook, and who of it handed something in.
+fn read_sheet(
+    path: &Path,
+    submissions: &[Submission],
+) -> Result<(SheetFile, Attendance), PageError> {
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let length = std::fs::metadata(path).map_err(unkept)?.len();
+    let most = u64::try_from(MAX_TABLE_BYTES).unwrap_or(u64::MAX);
+    if length > most {
+        let problem = format!("{name} is no gradebook: it is larger than {most} bytes.");
+        return Err(PageError::Form(problem));
+    }
+    let bytes = std::fs::read(path).map_err(unkept)?;
+    let all: Vec<_> = submissions
+        .iter()
+        .map(|s| (s.name.as_str(), &s.origin))
+        .collect();
+    let found = attendance(&bytes, &all)
+        .map_err(|error| PageError::Form(format!("{name} is no gradebook: {error}.")))?;
+    Ok((SheetFile { name, bytes }, found))
 }

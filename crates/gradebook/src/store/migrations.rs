@@ -13,6 +13,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0003_pictures.sql"),
     include_str!("migrations/0004_browsers.sql"),
     include_str!("migrations/0005_exports.sql"),
+    include_str!("migrations/0006_originals.sql"),
 ];
 
 /// Takes a file to the form of this version; each step is made as a whole or not at all.

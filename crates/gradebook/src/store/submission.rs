@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
 use tandem_grading::review::Review;
-use tandem_grading::{Graded, Origin, Rubric, Submission, key_of_name};
+use tandem_grading::{Graded, Origin, Original, Rubric, Submission, key_of_name};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -198,6 +198,55 @@ impl Reader<'_> {
             .optional()
     }
 
+    /// What became of a submission if it were handed in: whether it is the same as one that is there, or takes its place;
+    /// nothing if it is new.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn earlier_of(
+        &self,
+        (course, rubric): (&str, &Rubric),
+        submission: &Submission,
+    ) -> rusqlite::Result<Option<bool>> {
+        let key = submission.origin.key();
+        let key = key.as_ref().unwrap_or(&submission.name);
+        let mut query = self.sql.prepare_cached(
+            "SELECT submission.content FROM submission
+             JOIN assignment ON assignment.id = submission.assignment JOIN course ON course.id = assignment.course
+             WHERE course.name = ?1 AND assignment.key = ?2 AND submission.key = ?3 AND replaced_by IS NULL",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| row.get::<_, String>(0);
+        let known = query
+            .query_row((course, &rubric.id, key), read)
+            .optional()?;
+        Ok(known.map(|known| is_same(&known, submission)))
+    }
+
+    /// The files of a work as they were handed in: the name of each, and its size where it was kept.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn originals(&self, work: i64) -> rusqlite::Result<Vec<(String, Option<u64>)>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT name, length(bytes) FROM original WHERE submission = ?1 ORDER BY place",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let size: Option<i64> = row.get(1)?;
+            Ok((row.get(0)?, size.and_then(|size| u64::try_from(size).ok())))
+        };
+        query.query_map([work], read)?.collect()
+    }
+
+    /// One of them: its name and its bytes.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn original(&self, work: i64, place: i64) -> rusqlite::Result<Option<(String, Vec<u8>)>> {
+        let query = "SELECT name, bytes FROM original WHERE submission = ?1 AND place = ?2 AND bytes IS NOT NULL";
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        self.sql.query_row(query, (work, place), read).optional()
+    }
+
     /// A picture in a work: its media type and its bytes.
     ///
     /// # Errors
@@ -245,7 +294,7 @@ impl Writer<'_> {
     /// # Errors
     /// If SQLite says no.
     pub fn hand_in(&self, assignment: i64, submission: &Submission) -> rusqlite::Result<Handed> {
-        let content = json(submission);
+        let mut content = json(submission);
         let key = submission.origin.key();
         let key = key.as_ref().unwrap_or(&submission.name);
         let earlier: Option<(i64, String)> = self
@@ -260,6 +309,12 @@ impl Writer<'_> {
             Some((id, known)) if *known == content => return Ok(Handed::Same(*id)),
             // Taken in by a version that kept less of it: that is added.
             Some((id, known)) if is_same(known, submission) => {
+                // The name that it has: results depend on it.
+                if let Ok(known) = serde_json::from_str::<Submission>(known) {
+                    let mut submission = submission.clone();
+                    submission.name = known.name;
+                    content = json(&submission);
+                }
                 let update = "UPDATE submission SET content = ?1 WHERE id = ?2";
                 self.sql.execute(update, (content, id))?;
                 self.keep_pictures(*id, submission)?;
@@ -334,6 +389,29 @@ impl Writer<'_> {
         })
     }
 
+    /// Keeps a file of a work as it was handed in.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn keep_original(&self, work: i64, original: &Original) -> rusqlite::Result<()> {
+        let mut insert = self.sql.prepare_cached(
+            "INSERT INTO original (submission, place, name, bytes)
+             SELECT ?1, (SELECT count(*) FROM original WHERE submission = ?1), ?2, ?3",
+        )?;
+        insert.execute((work, &original.name, &original.bytes))?;
+        Ok(())
+    }
+
+    /// Forgets those of a work, which come anew.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn forget_originals(&self, work: i64) -> rusqlite::Result<()> {
+        let delete = "DELETE FROM original WHERE submission = ?1";
+        self.sql.execute(delete, [work])?;
+        Ok(())
+    }
+
     fn keep_pictures(&self, work: i64, submission: &Submission) -> rusqlite::Result<()> {
         // The same plot may stand in a notebook twice.
         let mut insert = self
@@ -353,6 +431,8 @@ fn is_same(known: &str, submission: &Submission) -> bool {
         return false;
     };
     let mut new = submission.clone();
+    // A teacher's own gradebook may call the student otherwise.
+    new.name.clone_from(&known.name);
     if known.pictures().next().is_none() {
         new.files.iter_mut().for_each(|file| file.pictures.clear());
     }

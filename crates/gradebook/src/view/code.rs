@@ -27,6 +27,8 @@ pub(crate) struct Code {
     pub(crate) notes: Vec<String>,
     /// Name and text of each file of a solution, for those who grade.
     pub(crate) solutions: Vec<(String, String)>,
+    /// The files as they were handed in: a link where one was kept, and the name.
+    pub(crate) originals: Vec<(Option<String>, String)>,
 }
 
 /// One file.
@@ -110,7 +112,27 @@ impl Code {
                 .flat_map(Material::files)
                 .map(|file| (file.name.clone(), file.lines.join("\n")))
                 .collect(),
+            originals: Vec::new(),
         }
+    }
+
+    /// With the files as they were handed in, by name and size; a name often is the student's.
+    pub(crate) fn with_originals(
+        mut self,
+        paths: Paths,
+        originals: &[(String, Option<u64>)],
+        names_hidden: bool,
+    ) -> Self {
+        let one = |(place, (name, size)): (usize, &(String, Option<u64>))| {
+            let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
+            let name = match names_hidden {
+                true => format!("file {}.{extension}", place + 1),
+                false => name.clone(),
+            };
+            (size.map(|_| paths.original(self.work, place)), name)
+        };
+        self.originals = originals.iter().enumerate().map(one).collect();
+        self
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct SheetView {
     pub(crate) left: Vec<(String, String, String)>,
     /// The same of what is not approved, and has a grade in the file.
     pub(crate) unapproved: Vec<(String, String, String)>,
-    /// The same of what is not approved, and is of nobody in the file.
+    /// The same of what is not approved, and is not found in the file.
     pub(crate) unknown: Vec<(String, String, String)>,
     pub(crate) absent: Vec<String>,
     /// How many are absent, also where their names are hidden.

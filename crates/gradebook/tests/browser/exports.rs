@@ -1,8 +1,13 @@
 //! From the last approval to the file that goes back, with keys and buttons alone.
 
+use std::io::Write;
+use std::path::Path;
+
 use fantoccini::Locator;
 
 use crate::harness::{Browser, Site};
+use crate::models::Models;
+use crate::pictures;
 
 /// As Canvas gives it, of the students of a course that [`Site::course`] makes.
 fn sheet(title: &str) -> String {
@@ -44,14 +49,16 @@ async fn way_out(site: &Site, course: i64) -> Browser {
     browser
 }
 
+/// Chooses a file in a form.
+async fn choose(browser: &Browser, field: &str, file: &Path) {
+    let selector = format!("input[name={field}]");
+    let field = browser.page.find(Locator::Css(&selector)).await.unwrap();
+    field.send_keys(file.to_str().unwrap()).await.unwrap();
+}
+
 /// Gives the page a gradebook, and waits for what would change.
-async fn give(browser: &Browser, own: &std::path::Path) {
-    let field = browser
-        .page
-        .find(Locator::Css("input[name=sheet]"))
-        .await
-        .unwrap();
-    field.send_keys(own.to_str().unwrap()).await.unwrap();
+async fn give(browser: &Browser, own: &Path) {
+    choose(browser, "sheet", own).await;
     browser
         .run("document.querySelector('form[enctype] button').click()")
         .await;
@@ -120,4 +127,110 @@ async fn the_last_page_leads_out_and_the_second_export_changes_nothing() {
             .count(),
         3
     );
+}
+
+/// As Canvas packs it: four students, one of them late, one with two files, one who is not in the gradebook.
+fn canvas_zip(path: &Path) {
+    let mut zip = zip::ZipWriter::new(std::fs::File::create(path).unwrap());
+    for (name, text) in [
+        (
+            "doejane_222_5001_mean.py",
+            "def mean_above(numbers, limit):\n    return 1\n",
+        ),
+        ("doejane_222_5002_call.py", "print(mean_above([1], 0))\n"),
+        (
+            "roejim_LATE_223_5003_mean.py",
+            "def mean_above(n, l):\n    return 2\n",
+        ),
+        (
+            "leekim_224_5004_mean.py",
+            "def mean_above(n, l):\n    return 3\n",
+        ),
+        (
+            "ghost_999_5005_mean.py",
+            "def mean_above(n, l):\n    return 4\n",
+        ),
+    ] {
+        zip.start_file(name, zip::write::SimpleFileOptions::default())
+            .unwrap();
+        zip.write_all(text.as_bytes()).unwrap();
+    }
+    zip.finish().unwrap();
+}
+
+/// From the zip and the gradebook of Canvas to the gradebook that goes back, on the pages alone.
+#[tokio::test]
+async fn a_canvas_course_goes_in_and_comes_back() {
+    let site = Site::new().await;
+    let models = Models::default();
+    site.gradebook.connect(models.serve().await);
+    let folder = site.folder();
+    canvas_zip(&folder.join("submissions.zip"));
+    let own = "Student,ID,SIS Login ID,Section,Mean above a limit (77)\r\n    Points Possible,,,,10.00\r\n\
+        \"Doe, Jane\",222,jane,\"A, B\",\r\n\"Roe, Jim\",223,jim,A,\r\n\"Lee, Kim\",224,kim,A,\r\n\"Zorn, Zed\",225,zed,A,\r\n";
+    std::fs::write(folder.join("grades.csv"), own).unwrap();
+    let rubric =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/intro-course/rubric.yaml");
+    let rubric = rubric.canonicalize().unwrap();
+    let browser = Browser::open(&site, "/new").await;
+    browser
+        .run("document.querySelector('input[name=course]').value = 'From Canvas'")
+        .await;
+    choose(&browser, "works", &folder.join("submissions.zip")).await;
+    choose(&browser, "sheet", &folder.join("grades.csv")).await;
+    choose(&browser, "rubric", &rubric).await;
+    browser
+        .run("document.querySelector('form.card button').click()")
+        .await;
+    browser.until("document.getElementById('intake')").await;
+    let found = browser.accessibility().await;
+    assert!(found.is_empty(), "{found:#?}");
+    pictures::take(&browser, "intake.png").await;
+    let heading = browser
+        .run("return document.querySelector('#intake h2').textContent")
+        .await;
+    assert_eq!(
+        heading.as_str().unwrap(),
+        "4 students, 1 with several files, 1 late, 1 who handed nothing in: is this right?"
+    );
+    let odd = browser
+        .run("return document.querySelector('#odd tbody').textContent")
+        .await;
+    assert!(odd.as_str().unwrap().contains("ghost"), "{odd}");
+    // It is nobody of this course.
+    browser
+        .run("document.querySelector('#odd input').click()")
+        .await;
+    browser
+        .run("document.querySelector('#intake button').click()")
+        .await;
+    browser
+        .until("document.querySelector('button[value=all]')")
+        .await;
+    browser
+        .run("document.querySelector('button[value=all]').click()")
+        .await;
+    browser
+        .until("/^3 of 3$/.test(document.getElementById('done')?.textContent)")
+        .await;
+    let read = |reader: &tandem_gradebook::store::Reader<'_>| Ok(reader.assignments()?[0].id);
+    let course = site.gradebook.store().read_now(read).unwrap();
+    let browser = way_out(&site, course).await;
+    browser.until("document.getElementById('summary')").await;
+    let summary = "return document.getElementById('summary').textContent";
+    assert_eq!(
+        browser.run(summary).await,
+        "3 cells would change, 0 grades stand there already."
+    );
+    browser
+        .run("document.getElementById('write').click()")
+        .await;
+    let written = String::from_utf8(browser.downloaded("grades.csv").await).unwrap();
+    let mut expected = own.to_owned();
+    for student in ["jane,\"A, B\",", "jim,A,", "kim,A,"] {
+        expected = expected.replace(student, &format!("{student}10.00"));
+    }
+    assert_eq!(written, expected);
+    // The one who handed nothing in keeps an empty cell.
+    assert!(written.ends_with("zed,A,\r\n"));
 }

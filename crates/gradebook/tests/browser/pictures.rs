@@ -8,7 +8,7 @@ use tandem_gradebook::store::{SheetFile, StoreError};
 use crate::harness::{Browser, Site};
 use crate::models::Models;
 
-async fn take(browser: &Browser, name: &str) {
+pub async fn take(browser: &Browser, name: &str) {
     let picture = browser.page.screenshot().await.unwrap();
     assert!(
         picture.starts_with(b"\x89PNG") && picture.len() > 10_000,

@@ -30,7 +30,7 @@ fn routes_are_all_here() {
         .filter(|path| path.contains('{') && !path.contains('*'))
         // Not pages: files, parts of pages, and what is there only while it is remembered.
         .filter(|path| {
-            !["assets", "events", "picture", "{trial}"]
+            !["assets", "events", "picture", "file", "new", "{trial}"]
                 .iter()
                 .any(|part| path.contains(part))
         })
@@ -47,8 +47,8 @@ fn routes_are_all_here() {
 #[tokio::test]
 async fn nobody_gets_in_without_the_token() {
     let site = Site::new().await;
-    let picture = "/w/1/picture/0";
-    for path in PAGES.iter().map(|(_, path)| path).chain([&picture]) {
+    let others = ["/w/1/picture/0", "/w/1/file/0", "/new/0"];
+    for path in PAGES.iter().map(|(_, path)| path).chain(&others) {
         for path in [
             (*path).to_owned(),
             format!("{path}?token=0"),

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use tandem_gradebook::store::Reader;
+use tandem_gradebook::store::{Reader, Work};
 
 use crate::site::Site;
 
@@ -37,7 +37,23 @@ pub async fn send_to(site: &Site, path: &str, parts: &[Part<'_>]) -> reqwest::Re
     site.with_cookie(request).send().await.unwrap()
 }
 
-fn zipped(files: &[(&str, &str)]) -> Vec<u8> {
+/// Sends an upload, looks at what was found, and takes it in but for these; the page, and where that leads.
+pub async fn take(site: &Site, parts: &[Part<'_>], left_out: &[(&str, &str)]) -> (String, String) {
+    let place =
+        |answer: &reqwest::Response| answer.headers()["location"].to_str().unwrap().to_owned();
+    let sent = send(site, parts).await;
+    assert_eq!(sent.status(), 303, "{}", sent.text().await.unwrap());
+    let found = place(&sent);
+    let page = site.get(&found).await.text().await.unwrap();
+    let taken = site.post(&found, left_out).await;
+    assert_eq!(taken.status(), 303);
+    let runs = place(&taken);
+    // What was taken in is not taken in twice.
+    assert_eq!(site.get(&found).await.status(), 422);
+    (page, runs)
+}
+
+pub fn zipped(files: &[(&str, &str)]) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     for (name, text) in files {
         zip.start_file(*name, zip::write::SimpleFileOptions::default())
@@ -68,10 +84,12 @@ async fn a_zip_and_a_rubric_become_an_assignment() {
         ),
         ("solution", Some(""), b""),
     ];
-    let taken = send(&site, parts).await;
-    assert_eq!(taken.status(), 303);
-    let page = taken.headers()["location"].to_str().unwrap().to_owned();
-    let page = site.get(&page).await.text().await.unwrap();
+    let (shown, taken) = take(&site, parts, &[]).await;
+    assert!(
+        shown.contains("4 students, 1 to grade by hand, 1 with nothing written: is this right?"),
+        "{shown}"
+    );
+    let page = site.get(&taken).await.text().await.unwrap();
     assert!(
         page.contains("2 that no model is asked about") && page.contains("equal to the template"),
         "{page}"
@@ -96,7 +114,8 @@ async fn a_zip_and_a_rubric_become_an_assignment() {
         .unwrap();
     assert!(page.contains("A solution, for you alone: best.py"));
     // The same once more changes nothing.
-    assert_eq!(send(&site, parts).await.status(), 303);
+    let (shown, _) = take(&site, parts, &[]).await;
+    assert!(shown.contains("is there already"), "{shown}");
     let (again, same, _) = site.gradebook.store().read_now(read).unwrap();
     assert_eq!((again.len(), same.number), (4, 1));
 }
@@ -194,7 +213,7 @@ async fn a_rubric_from_the_page_opens_nothing_but_what_came_with_it() {
         ("template", Some("start.py"), b"# here\n"),
         ("solution", Some("best.zip"), &project),
     ];
-    assert_eq!(send(&site, parts).await.status(), 303);
+    take(&site, parts, &[]).await;
     let read = |reader: &Reader<'_>| Ok(reader.rubric(reader.assignments()?[0].id)?.unwrap());
     let held = site.gradebook.store().read_now(read).unwrap();
     assert_eq!(held.rubric.templates.len(), 1);
@@ -217,7 +236,7 @@ async fn what_is_uploaded_lies_where_nobody_else_looks_and_is_swept() {
         ("works", Some("w.zip"), &works),
         ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
     ];
-    assert_eq!(send(&site, parts).await.status(), 303);
+    take(&site, parts, &[]).await;
     let folder = site.folder().join("g.sqlite.uploads");
     assert_eq!(
         folder.metadata().unwrap().permissions().mode() & 0o777,
@@ -234,4 +253,160 @@ async fn what_is_uploaded_lies_where_nobody_else_looks_and_is_swept() {
     std::fs::write(folder.join("x/ada.py"), "x = 1").unwrap();
     drop(site.reopened().await);
     assert_eq!(left(), Vec::<String>::new());
+}
+
+/// What was handed in to the latest assignment.
+fn works(site: &Site) -> Vec<Work> {
+    let read = |reader: &Reader<'_>| reader.works(reader.assignments()?[0].id);
+    site.gradebook.store().read_now(read).unwrap()
+}
+
+/// Where something stands in a page.
+fn place(page: &str, text: &str) -> usize {
+    page.find(text)
+        .unwrap_or_else(|| panic!("no {text} in {page}"))
+}
+
+#[tokio::test]
+async fn a_course_comes_with_its_gradebook() {
+    let site = Site::new().await;
+    let zip = zipped(&[
+        ("doejane_222_5001_a.py", "x = 1"),
+        ("doejane_222_5002_b.py", "x = 2"),
+        ("roejim_LATE_223_5003_a.py", "x = 3"),
+        ("ghost_999_5004_a.py", "x = 4"),
+        ("leekim_224_5005_report.pdf", "%PDF-1.7 no text"),
+        ("README.md", "# Lab"),
+    ]);
+    let sheet = "Student,ID,SIS Login ID,Section,Sum (1)\n    Points Possible,,,,10\n\
+        \"Doe, Jane\",222,jane,S,\n\"Roe, Jim\",223,jim,S,\n\"Lee, Kim\",224,kim,S,\n\"Zorn, Zed\",225,zed,S,\n";
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Canvas"),
+        ("works", Some("submissions.zip"), &zip),
+        ("sheet", Some("grades.csv"), sheet.as_bytes()),
+        ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
+    ];
+    let sent = send(&site, parts).await;
+    let found = sent.headers()["location"].to_str().unwrap().to_owned();
+    let page = site.get(&found).await.text().await.unwrap();
+    for text in [
+        "5 students, 1 with several files, 1 late, 1 to grade by hand, 1 who handed nothing in: is this right?",
+        "The names come from Canvas.",
+        "Zorn, Zed",
+        "the file has no such student",
+        "to be graded by hand",
+    ] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    // Who wants a look stands first: an unknown student, one to grade by hand, and what is no student's.
+    let others = place(&page, "All others");
+    for name in ["ghost", "Lee, Kim", "README"] {
+        assert!(place(&page, name) < others, "{name}");
+    }
+    assert!(place(&page, "Doe, Jane") > others);
+    assert!(
+        works(&site).iter().all(|work| work.name != "Doe, Jane"),
+        "nothing is kept yet"
+    );
+    let readme = page[..place(&page, "README is no student")]
+        .rfind("leave-")
+        .unwrap();
+    let field: String = page[readme..].chars().take_while(|c| *c != '"').collect();
+    let taken = site.post(&found, &[(&field, "on")]).await;
+    assert_eq!(taken.status(), 303);
+    let kept = works(&site);
+    let names: Vec<&str> = kept.iter().map(|work| work.name.as_str()).collect();
+    assert_eq!(names, ["Doe, Jane", "Roe, Jim", "Lee, Kim", "ghost"]);
+    // The gradebook is there for the way out.
+    let read = |reader: &Reader<'_>| reader.sheet(reader.assignments()?[0].id);
+    let kept_sheet = site.gradebook.store().read_now(read).unwrap().unwrap();
+    assert_eq!(kept_sheet.bytes, sheet.as_bytes());
+    // Without the gradebook the same course is the same, and nobody is called otherwise.
+    let without: Vec<Part<'_>> = parts
+        .iter()
+        .copied()
+        .filter(|part| part.0 != "sheet")
+        .collect();
+    let (page, _) = take(&site, &without, &[(&field, "on")]).await;
+    assert_eq!(page.matches("is there already").count(), 4, "{page}");
+    let again: Vec<(i64, String)> = works(&site).into_iter().map(|w| (w.id, w.name)).collect();
+    let before: Vec<(i64, String)> = kept.into_iter().map(|w| (w.id, w.name)).collect();
+    assert_eq!(again, before);
+}
+
+#[tokio::test]
+async fn files_are_kept_as_they_came_and_opened_by_another_program() {
+    let site = Site::new().await;
+    let mut tar = tar::Builder::new(flate2::write::GzEncoder::new(
+        Vec::new(),
+        flate2::Compression::fast(),
+    ));
+    let pdf: &[u8] = b"%PDF-1.7\n\xff\x00<script>alert(1)</script>";
+    for (name, bytes) in [
+        ("course/anna/report.pdf", pdf),
+        ("course/anna/main.py", b"x = 1\n"),
+        ("course/ben/main.py", b"x = 2\n"),
+        ("course/ben/node_modules/x/index.js", b"1"),
+    ] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, bytes).unwrap();
+    }
+    let tar = tar.into_inner().unwrap().finish().unwrap();
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Tar"),
+        ("works", Some("course.tar.gz"), &tar),
+        ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
+    ];
+    take(&site, parts, &[]).await;
+    let kept = works(&site);
+    assert_eq!(
+        kept.iter().map(|w| w.name.as_str()).collect::<Vec<_>>(),
+        ["anna", "ben"]
+    );
+    let page = site
+        .get(&format!("/w/{}", kept[0].id))
+        .await
+        .text()
+        .await
+        .unwrap();
+    let link = format!("/w/{}/file/1", kept[0].id);
+    assert!(
+        page.contains(&link) && page.contains("report.pdf"),
+        "{page}"
+    );
+    let file = site.get(&link).await;
+    let header = |name: &str| file.headers()[name].to_str().unwrap().to_owned();
+    assert_eq!(header("content-type"), "application/octet-stream");
+    assert!(header("content-disposition").starts_with("attachment; filename=\"report.pdf\""));
+    assert_eq!(header("x-content-type-options"), "nosniff");
+    assert_eq!(file.bytes().await.unwrap(), pdf);
+    let read = |reader: &Reader<'_>| reader.originals(kept[1].id);
+    let of_ben = site.gradebook.store().read_now(read).unwrap();
+    assert_eq!(of_ben, [("main.py".to_owned(), Some(6))]);
+    for gone in ["/w/1/file/99", "/w/999/file/0", "/w/1/file/x", "/new/0123"] {
+        assert!(site.get(gone).await.status().is_client_error(), "{gone}");
+    }
+}
+
+#[tokio::test]
+async fn a_folder_of_the_browser_is_a_course() {
+    let site = Site::new().await;
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Folder"),
+        ("folder", Some("lab/anna/a.py"), b"x = 1"),
+        ("folder", Some("lab/anna/b/a.py"), b"x = 2"),
+        ("folder", Some("lab/ben/a.py"), b"x = 3"),
+        ("folder", Some("lab/.git/config"), b"[core]"),
+        ("folder", Some("lab/../../evil.py"), b"x = 4"),
+        ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
+    ];
+    let (page, _) = take(&site, parts, &[]).await;
+    assert!(page.contains("2 students, 1 with several files"), "{page}");
+    let kept = works(&site);
+    assert_eq!(
+        kept.iter().map(|w| w.name.as_str()).collect::<Vec<_>>(),
+        ["anna", "ben"]
+    );
 }

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use tandem_grading::{Submission, load_submissions};
+use tandem_grading::{Original, Submission, limits, load_submissions, read_originals};
 use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
 
+use crate::course::write;
 use crate::text;
 
 fn archive(path: &Path, members: &[(&str, &[u8])]) -> PathBuf {
@@ -655,4 +656,111 @@ fn what_is_too_large_is_its_owners_problem_and_nothing_of_it_is_read() {
 
 fn text_of(one: &Submission) -> &str {
     text(one.problem.as_ref())
+}
+
+/// An archive of tar, packed with gzip.
+fn tarred(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    let mut tar = tar::Builder::new(packed);
+    for (name, bytes) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(u64::try_from(bytes.len()).unwrap());
+        // As somebody writes it who leads out of the folder: the builder refuses to.
+        let field = &mut header.as_old_mut().name;
+        field[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_cksum();
+        tar.append(&header, *bytes).unwrap();
+    }
+    tar.into_inner().unwrap().finish().unwrap()
+}
+
+#[test]
+fn an_archive_of_tar_is_read_as_one_of_zip() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = tarred(&[("src/a.py", b"x = 1"), ("src/b.py", b"x = 2")]);
+    let members: &[(&str, &[u8])] = &[
+        ("course/anna.tgz", &inner),
+        ("course/ben/a.py", b"x = 3"),
+        ("course/../../eve.py", b"x = 4"),
+        ("/course/joe.py", b"x = 5"),
+        ("course/änne.py", b"x = 6"),
+    ];
+    let whole = tarred(members);
+    write(dir.path(), "course.tar.gz", &whole);
+    let path = dir.path().join("course.tar.gz");
+    let list = load_submissions(std::slice::from_ref(&path)).unwrap();
+    let of = |name: &str| list.iter().find(|one| one.name == name);
+    let files = |name| of(name).map(|one| one.files.len());
+    assert_eq!(
+        (files("anna"), files("ben"), files("änne")),
+        (Some(2), Some(1), Some(1)),
+        "{list:?}"
+    );
+    let refused = list.iter().filter(|one| {
+        one.problem
+            .as_ref()
+            .is_some_and(|p| p.text.contains("leads out"))
+    });
+    assert_eq!(refused.count(), 2);
+    // Cut anywhere, it is refused as a whole or read as far as it says that it goes; nobody's file is half a file.
+    for at in (1..whole.len()).step_by(7) {
+        std::fs::write(&path, &whole[..at]).unwrap();
+        assert!(
+            load_submissions(std::slice::from_ref(&path)).is_err(),
+            "{at}"
+        );
+    }
+    // A small file that unpacks to more than the memory is for.
+    let packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    let mut tar = tar::Builder::new(packed);
+    for i in 0..9 {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(limits::MAX_INNER_ARCHIVE_BYTES);
+        let zeros = std::io::Read::take(std::io::repeat(0), limits::MAX_INNER_ARCHIVE_BYTES);
+        tar.append_data(&mut header, format!("{i}/a.py"), zeros)
+            .unwrap();
+    }
+    std::fs::write(&path, tar.into_inner().unwrap().finish().unwrap()).unwrap();
+    let refused = load_submissions(std::slice::from_ref(&path)).unwrap_err();
+    assert!(
+        refused.to_string().contains("unpacks to more than"),
+        "{refused}"
+    );
+}
+
+/// As many files come out as went in, each under its submission.
+#[test]
+fn originals_are_those_of_their_submissions() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in [
+        ("course/anna/main.py", &b"x = 1"[..]),
+        ("course/anna/docs/report.pdf", b"%PDF"),
+        ("course/anna/.DS_Store", b"x"),
+        ("course/anna/node_modules/x.js", b"x"),
+        ("course/ben.docx", b"PK"),
+    ] {
+        write(dir.path(), name, bytes);
+    }
+    let paths = [dir.path().join("course")];
+    let names: Vec<String> = load_submissions(&paths)
+        .unwrap()
+        .into_iter()
+        .map(|s| s.name)
+        .collect();
+    let mut found = Vec::new();
+    let mut keep = |index: usize, original: Original| {
+        found.push((names[index].clone(), original.name, original.bytes.unwrap()));
+        true
+    };
+    read_originals(&paths, &mut keep).unwrap();
+    let found: Vec<(&str, &str, &[u8])> = found
+        .iter()
+        .map(|(a, b, c)| (a.as_str(), b.as_str(), c.as_slice()))
+        .collect();
+    let expected: [(&str, &str, &[u8]); 3] = [
+        ("anna", "docs/report.pdf", b"%PDF"),
+        ("anna", "main.py", b"x = 1"),
+        ("ben", "ben.docx", b"PK"),
+    ];
+    assert_eq!(found, expected);
 }
