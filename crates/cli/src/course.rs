@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use tandem_cluster::Public;
-use tandem_gradebook::Gradebook;
 use tandem_gradebook::exports::{Counts, Target, Written, keep, preview};
 use tandem_gradebook::store::{Assignment, SheetFile};
+use tandem_gradebook::{Gradebook, Scope};
 use tandem_grading::export::{Choice, Format, outline};
 use tandem_grading::limits::{DEFAULT_NODE_WAIT, MAX_TABLE_BYTES};
 
@@ -27,7 +27,7 @@ const SOME_LEFT: u8 = 3;
 #[derive(Args)]
 pub struct Arguments {
     /// The gradebook, such as the one that `tandem grade --out DIR` leaves in its folder [default: the one of this user].
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     gradebook: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -41,6 +41,40 @@ enum Command {
     List,
     /// Writes the approved grades of an assignment: into your own gradebook, or as files.
     Export(Export),
+    /// Writes all of the gradebook into one file, while pages and runs go on; `--gradebook FILE` opens it.
+    Backup(Backup),
+    /// Deletes assignments in which nobody and nothing did anything for a while.
+    Purge(Purge),
+    /// Deletes an assignment, or all of one student in every course.
+    Delete(Delete),
+}
+
+#[derive(Args)]
+struct Backup {
+    /// The file; there must be none.
+    file: PathBuf,
+}
+
+#[derive(Args)]
+struct Purge {
+    /// Since how many days.
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
+    unused_for: u32,
+    /// Deletes nothing: shows what would go.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Args)]
+struct Delete {
+    /// Its title, COURSE/TITLE, or its number; `tandem course list` shows them.
+    assignment: String,
+    /// Instead of the assignment, all of the student who is called so in it.
+    #[arg(long, value_name = "NAME")]
+    student: Option<String>,
+    /// Deletes nothing: shows what would go.
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(Args)]
@@ -113,7 +147,66 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             Ok(ExitCode::SUCCESS)
         }
         Command::Export(arguments) => export(&gradebook, &arguments),
+        Command::Backup(backup) => {
+            gradebook.back_up(&backup.file)?;
+            output::print(&format!("written: {}", backup.file.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Purge(purge) => {
+            let milliseconds = i64::from(purge.unused_for) * 24 * 3600 * 1000;
+            let since = UNIX_EPOCH.elapsed()?.as_millis();
+            let since = i64::try_from(since)?.saturating_sub(milliseconds);
+            for unused in gradebook.unused(since)? {
+                delete(&gradebook, Scope::Assignment(unused.id), purge.dry_run)?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Delete(arguments) => {
+            let assignment = assignment(&gradebook, &arguments.assignment)?;
+            let scope = match &arguments.student {
+                None => Scope::Assignment(assignment.id),
+                Some(name) => {
+                    let found = gradebook
+                        .store()
+                        .read_now(|r| r.current(assignment.id, name))?;
+                    Scope::Student(found.with_context(|| {
+                        format!("nobody is called \"{name}\" in {}", assignment.title)
+                    })?)
+                }
+            };
+            delete(&gradebook, scope, arguments.dry_run)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+/// Deletes, and says what went; or what would.
+fn delete(gradebook: &Gradebook, scope: Scope, is_dry_run: bool) -> anyhow::Result<()> {
+    let (erasure, what) = match is_dry_run {
+        true => (gradebook.would_erase(scope)?, "would be deleted"),
+        false => (gradebook.erase(scope)?, "deleted"),
+    };
+    let Some(erasure) = erasure else {
+        return Ok(());
+    };
+    let names: Vec<String> = match erasure.assignments.as_slice() {
+        [] => erasure.names,
+        all => all
+            .iter()
+            .map(|one| format!("{}/{}", one.course, one.title))
+            .collect(),
+    };
+    let (count, names) = (erasure.works.len(), names.join("; "));
+    output::print(&format!(
+        "{what}: {names}, {count} submissions with all that was made of them"
+    ))?;
+    if erasure.not_exported > 0 {
+        let count = erasure.not_exported;
+        output::print(&format!(
+            "of these, {count} approved grades have not been exported"
+        ))?;
+    }
+    Ok(())
 }
 
 fn assignments(gradebook: &Gradebook) -> anyhow::Result<Vec<Assignment>> {

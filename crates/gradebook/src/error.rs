@@ -16,6 +16,14 @@ pub enum GradebookError {
         /// Why.
         problem: String,
     },
+    /// A backup cannot be written.
+    #[error("cannot write {file}: {problem}", file = .file.display())]
+    Backup {
+        /// The file.
+        file: std::path::PathBuf,
+        /// Why.
+        problem: String,
+    },
     /// Another run writes to the gradebook.
     #[error("another run is going on in this gradebook; wait for its end")]
     Busy,

@@ -14,6 +14,7 @@ mod assets;
 mod bare;
 mod batch;
 mod colour;
+mod erase;
 mod error;
 pub mod exports;
 mod intake;
@@ -42,6 +43,7 @@ use tandem_grading::{Graded, GradingError, Rubric, Submission};
 
 use activity::Activity;
 pub use batch::Batch;
+pub use erase::{Erasure, Scope};
 pub use error::GradebookError;
 use error::PageError;
 use intake::Intakes;

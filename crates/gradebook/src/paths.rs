@@ -61,6 +61,21 @@ impl Paths {
         self.at(format_args!("/w/{id}"))
     }
 
+    /// What would be deleted with a work, and deletes it.
+    pub(crate) fn erase_work(self, id: i64) -> String {
+        self.at(format_args!("/w/{id}/delete"))
+    }
+
+    /// The same with an assignment.
+    pub(crate) fn erase_assignment(self, id: i64) -> String {
+        self.at(format_args!("/a/{id}/delete"))
+    }
+
+    /// Takes somebody's name out of the history.
+    pub(crate) fn forget(self, person: i64) -> String {
+        self.at(format_args!("/people/{person}/forget"))
+    }
+
     /// Has a model write its feedback once more.
     pub(crate) fn rewrite(self, work: i64) -> String {
         self.at(format_args!("/w/{work}/rewrite"))

@@ -60,6 +60,14 @@ fn of_teachers() -> Router<Arc<Shared>> {
             "/a/{id}/sheet",
             post(pages::export::keep_sheet).layer(DefaultBodyLimit::max(MAX_SHEET_BYTES)),
         )
+        .route(
+            "/a/{id}/delete",
+            get(pages::erase::assignment).post(pages::erase::erase),
+        )
+        .route(
+            "/w/{id}/delete",
+            get(pages::erase::work).post(pages::erase::erase),
+        )
         .route("/r/{id}/stop", post(pages::run::stop))
         .route("/r/{id}/stop-now", post(pages::run::stop_now))
         .route("/r/{id}/continue", post(pages::run::go_on))
@@ -87,6 +95,7 @@ fn of_teachers() -> Router<Arc<Shared>> {
         .route("/browsers/{id}/out", post(pages::people::let_out))
         .route("/people", post(pages::people::invite))
         .route("/people/{id}/dismiss", post(pages::people::dismiss))
+        .route("/people/{id}/forget", post(pages::people::forget))
         .route("/a/{id}/shares", post(pages::people::divide))
         .route_layer(from_fn(security::teachers))
 }

@@ -177,21 +177,39 @@ impl Runs {
 impl Place {
     /// Takes it, unless another run of this process or of another one has it.
     fn take(shared: &Arc<Shared>) -> Result<Self, PageError> {
-        let file = File::create(&shared.runs.lock).map_err(|error| {
-            tracing::error!(%error, "the lock of the runs cannot be made");
-            PageError::Store
-        })?;
-        private_file(&shared.runs.lock);
-        match file.try_lock() {
-            Ok(()) => Ok(Self {
-                shared: Arc::clone(shared),
-                _lock: file,
-            }),
-            Err(TryLockError::WouldBlock) => Err(PageError::Busy),
-            Err(TryLockError::Error(error)) => {
-                tracing::error!(%error, "the lock of the runs cannot be taken");
-                Err(PageError::Store)
-            }
+        Ok(Self {
+            shared: Arc::clone(shared),
+            _lock: take_lock(shared)?,
+        })
+    }
+}
+
+/// The right to run, held while something else goes on that no run may be beside.
+pub(crate) struct Hold {
+    _lock: File,
+}
+
+/// Takes it.
+pub(crate) fn hold(shared: &Shared) -> Result<Hold, GradebookError> {
+    let lock = take_lock(shared).map_err(|error| match error {
+        PageError::Busy => GradebookError::Busy,
+        _ => GradebookError::Run("the lock of the runs cannot be taken".to_owned()),
+    })?;
+    Ok(Hold { _lock: lock })
+}
+
+fn take_lock(shared: &Shared) -> Result<File, PageError> {
+    let file = File::create(&shared.runs.lock).map_err(|error| {
+        tracing::error!(%error, "the lock of the runs cannot be made");
+        PageError::Store
+    })?;
+    private_file(&shared.runs.lock);
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(PageError::Busy),
+        Err(TryLockError::Error(error)) => {
+            tracing::error!(%error, "the lock of the runs cannot be taken");
+            Err(PageError::Store)
         }
     }
 }

@@ -4,6 +4,7 @@
 //! writer did is there as a whole or not at all. Calls block, so they run on Tokio's threads for that.
 
 mod course;
+mod erase;
 mod export;
 mod migrations;
 mod result;
@@ -21,6 +22,7 @@ use crate::platform::private_file;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 pub use course::{Assignment, RubricVersion};
+pub(crate) use erase::FORGOTTEN;
 pub use export::{PastExport, SheetFile};
 pub use result::Kept;
 pub use review::{By, Past, Undone, WriteError};
@@ -206,6 +208,28 @@ impl Store {
         done
     }
 
+    /// Puts what was written into the file itself, so that nothing that was deleted is left beside it.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn flush(&self) -> Result<(), StoreError> {
+        let connection = lock(&self.inner.writer);
+        connection
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+            .map_err(|e| self.sql(e))
+    }
+
+    /// Writes all into another file, which is there and empty, as one state.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn copy_to(&self, file: &Path) -> Result<(), StoreError> {
+        let connection = connection(&self.inner.path).map_err(|e| self.sql(e))?;
+        let file = file.to_string_lossy();
+        let copied = connection.execute("VACUUM INTO ?1", [&file]);
+        copied.map(|_| ()).map_err(|e| self.sql(e))
+    }
+
     fn sql(&self, source: rusqlite::Error) -> StoreError {
         StoreError::Sql {
             path: self.inner.path.clone(),
@@ -232,6 +256,8 @@ fn connection(path: &Path) -> rusqlite::Result<Connection> {
     sql.pragma_update(None, "journal_mode", "WAL")?;
     sql.pragma_update(None, "synchronous", "FULL")?;
     sql.pragma_update(None, "foreign_keys", true)?;
+    // What is deleted is overwritten.
+    sql.pragma_update(None, "secure_delete", true)?;
     Ok(sql)
 }
 

@@ -19,6 +19,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::Shared;
+use crate::erase::Erasure;
 use crate::error::PageError;
 use crate::paths::Paths;
 use crate::store::{Assignment, Past, PastExport};
@@ -41,6 +42,65 @@ pub(crate) fn page(status: StatusCode, template: &impl Template) -> Response {
 /// The path of an asset.
 fn asset(name: &str) -> String {
     crate::assets::path(name)
+}
+
+/// What would be deleted.
+#[derive(Template)]
+#[template(path = "delete.html")]
+pub(crate) struct ErasePage {
+    pub(crate) paths: Paths,
+    pub(crate) action: String,
+    pub(crate) back: String,
+    pub(crate) choices: Vec<EraseView>,
+}
+
+/// One choice of it.
+pub(crate) struct EraseView {
+    pub(crate) what: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) button: &'static str,
+    pub(crate) count: usize,
+    pub(crate) names: String,
+    pub(crate) assignments: Vec<String>,
+    pub(crate) not_exported: i64,
+    /// Where a student is.
+    pub(crate) places: Vec<String>,
+}
+
+impl EraseView {
+    pub(crate) fn new(what: &'static str, erasure: Erasure, names_hidden: bool) -> Self {
+        let (title, button) = match what {
+            "submission" => ("This submission", "Delete it"),
+            "student" => (
+                "All of this student, in every course",
+                "Delete all of this student",
+            ),
+            "assignment" => ("This assignment", "Delete the assignment"),
+            _ => ("The whole course", "Delete the course"),
+        };
+        let is_of_some = erasure.assignments.is_empty() && !names_hidden;
+        Self {
+            what,
+            title,
+            button,
+            count: erasure.works.len(),
+            names: match is_of_some {
+                true => erasure.names.join("; "),
+                false => String::new(),
+            },
+            assignments: erasure
+                .assignments
+                .into_iter()
+                .map(|one| format!("{} / {}", one.course, one.title))
+                .collect(),
+            not_exported: erasure.not_exported,
+            places: erasure
+                .sheets
+                .into_iter()
+                .map(|one| format!("{} / {}", one.course, one.title))
+                .collect(),
+        }
+    }
 }
 
 /// Why there is nothing to see.
@@ -99,6 +159,8 @@ pub(crate) struct PersonRow {
     pub(crate) name: String,
     pub(crate) works: i64,
     pub(crate) dismiss: String,
+    pub(crate) forget: String,
+    pub(crate) is_invited: bool,
 }
 
 /// A link that lets somebody in.
@@ -255,6 +317,8 @@ pub(crate) struct StartPage {
     pub(crate) chosen: [String; 2],
     pub(crate) is_parallel: bool,
     pub(crate) style: StyleView,
+    /// Where it is deleted.
+    pub(crate) erase: String,
     /// Where grades leave.
     pub(crate) export: String,
     /// Where works are divided, among how many, and whether they are.
@@ -338,6 +402,8 @@ pub(crate) struct RecordPage {
     /// The record of what was handed in before.
     pub(crate) earlier: Option<String>,
     pub(crate) back: String,
+    /// Where it is deleted, for a teacher.
+    pub(crate) erase: Option<String>,
     pub(crate) history: Vec<Past>,
     pub(crate) calls: Vec<CallRow>,
 }

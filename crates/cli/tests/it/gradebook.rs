@@ -412,3 +412,65 @@ async fn a_gradebook_opens_without_a_model() {
     assert!(web.get("/w/1").await.contains("data-work"));
     assert!(web.get("/a/1/run").await.contains("No model is loaded"));
 }
+
+/// A gradebook is copied whole, and what nobody used is deleted, once it is said what would go.
+#[test]
+fn a_gradebook_is_backed_up_and_purged() {
+    let home = tempfile::tempdir().expect("a folder");
+    let file = home.path().join("data/gradebook.sqlite");
+    approve(&file, 1);
+    let course = |arguments: &[&str]| course(home.path(), arguments);
+    let (code, said) = course(&["backup", "b.sqlite"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(course(&["backup", "b.sqlite"]).0, Some(1));
+    let (_, list) = course(&["list"]);
+    assert_eq!(course(&["list", "--gradebook", "b.sqlite"]).1, list);
+    assert_eq!(course(&["list", "--gradebook", "none.sqlite"]).0, Some(1));
+    // Nothing is as old as that.
+    assert_eq!(
+        course(&["purge", "--unused-for", "30"]),
+        (Some(0), String::new())
+    );
+    let sql = rusqlite::Connection::open(&file).expect("the store");
+    let old = "UPDATE assignment SET created = 1; UPDATE submission SET created = 1;
+         UPDATE rubric_version SET created = 1; UPDATE run SET created = 1, ended = 1;
+         UPDATE history SET created = 1;";
+    sql.execute_batch(old).expect("older");
+    drop(sql);
+    let (_, would) = course(&["purge", "--unused-for", "30", "--dry-run"]);
+    assert!(
+        would.contains("would be deleted: ") && would.contains("1 approved grades have not"),
+        "{would}"
+    );
+    assert_eq!(course(&["list"]).1, list);
+    let (code, said) = course(&["purge", "--unused-for", "30"]);
+    assert_eq!(code, Some(0));
+    assert_eq!(said, would.replace("would be deleted", "deleted"));
+    assert_eq!(course(&["list"]).1, "");
+    // The backup has it still, and one student of it goes alone.
+    let name = Gradebook::open_alone(&home.path().join("b.sqlite")).expect("the store");
+    let name = name
+        .store()
+        .read_now(|r| r.work(1))
+        .expect("a state")
+        .expect("a work")
+        .name;
+    let delete = [
+        "delete",
+        "1",
+        "--student",
+        name.as_str(),
+        "--gradebook",
+        "b.sqlite",
+    ];
+    let (code, said) = course(&delete);
+    assert!(
+        code == Some(0) && said.starts_with(&format!("deleted: {name}, 1 submissions")),
+        "{said}"
+    );
+    let (code, said) = course(&delete);
+    assert!(
+        code == Some(1) && said.contains("nobody is called"),
+        "{said}"
+    );
+}

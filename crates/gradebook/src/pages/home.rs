@@ -12,7 +12,7 @@ use crate::Shared;
 use crate::error::PageError;
 use crate::paths::Paths;
 use crate::security::oldest;
-use crate::store::{Browser, Member, Person, Reader, Role};
+use crate::store::{Browser, FORGOTTEN, Member, Person, Reader, Role};
 use crate::view::list::List;
 use crate::view::queue::{ListOf, Ordered};
 use crate::view::run::RunLink;
@@ -56,10 +56,14 @@ pub(crate) async fn show(
         .await?;
     let row = |member: Member| PersonRow {
         dismiss: paths.dismiss(member.id),
+        forget: paths.forget(member.id),
+        is_invited: member.is_invited,
         name: member.name,
         works: member.works,
     };
-    let assistants = members.into_iter().filter(|m| m.is_invited);
+    // Who was let in once is named in the history, until the name is deleted.
+    let is_shown = |m: &Member| m.is_invited || (m.role == Role::Assistant && m.name != FORGOTTEN);
+    let assistants = members.into_iter().filter(is_shown);
     let browser = |one: Browser| BrowserRow {
         person: match (one.person.is_empty(), one.role) {
             (false, _) => one.person,

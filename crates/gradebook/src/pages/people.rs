@@ -113,6 +113,15 @@ pub(crate) async fn dismiss(
     Ok(Redirect::to(shared.paths.home()).into_response())
 }
 
+/// Takes an assistant's name out of the history, and lets them in no more.
+pub(crate) async fn forget(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+) -> Result<Response, PageError> {
+    write(&shared, move |writer| writer.forget_person(id)).await?;
+    Ok(Redirect::to(shared.paths.home()).into_response())
+}
+
 /// Whether works are divided.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Division {

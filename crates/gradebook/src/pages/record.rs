@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -11,6 +12,7 @@ use super::{Id, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::runs::Settings;
+use crate::store::{Person, Role};
 use crate::view::queue::label;
 use crate::view::{self, CallRow, PromptPage, RecordPage, words};
 
@@ -72,6 +74,7 @@ pub(crate) async fn prompt(
 /// What was done to a work.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
     Id(id): Id<i64>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
@@ -88,6 +91,7 @@ pub(crate) async fn show(
     let page = RecordPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
         back: shared.paths.work(id),
+        erase: (person.role == Role::Teacher).then(|| shared.paths.erase_work(id)),
         earlier: work.earlier.map(|earlier| shared.paths.record(earlier)),
         history,
         calls: calls

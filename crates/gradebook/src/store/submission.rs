@@ -327,8 +327,8 @@ impl Writer<'_> {
             None => 0,
         };
         self.sql.execute(
-            "INSERT INTO submission (assignment, name, draw, content, created, share, key)
-             VALUES (?1, ?2, ?3, ?4, ?5, (SELECT share FROM submission WHERE id = ?6), ?7)",
+            "INSERT INTO submission (id, assignment, name, draw, content, created, share, key)
+             VALUES (?8, ?1, ?2, ?3, ?4, ?5, (SELECT share FROM submission WHERE id = ?6), ?7)",
             (
                 assignment,
                 self.free_name(assignment, submission)?,
@@ -337,6 +337,7 @@ impl Writer<'_> {
                 self.now,
                 earlier.as_ref().map(|(id, _)| *id),
                 key,
+                self.next_submission()?,
             ),
         )?;
         let id = self.sql.last_insert_rowid();

@@ -5,7 +5,15 @@ use crate::harness::{Browser, Site};
 async fn check(site: &Site, size: (u32, u32), is_dark: bool) {
     let browser = Browser::start((size.0, size.1), is_dark).await;
     browser.resize(size.0, size.1).await;
-    for path in ["", "/a/1", "/a/1/export", "/w/1/prompt", "/w/1/record"] {
+    for path in [
+        "",
+        "/a/1",
+        "/a/1/export",
+        "/a/1/delete",
+        "/w/1/delete",
+        "/w/1/prompt",
+        "/w/1/record",
+    ] {
         browser.enter(site, path).await;
         let found = browser.accessibility().await;
         assert!(

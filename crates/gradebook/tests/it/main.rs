@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod batches;
+mod deletions;
 mod exports;
 #[path = "../common/models.rs"]
 mod models;

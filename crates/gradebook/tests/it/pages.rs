@@ -16,6 +16,8 @@ const PAGES: &[(&str, &str)] = &[
     ("/new", "/new"),
     ("/a/{id}/run", "/a/1/run"),
     ("/a/{id}/export", "/a/1/export"),
+    ("/a/{id}/delete", "/a/1/delete"),
+    ("/w/{id}/delete", "/w/1/delete"),
     ("/r/{id}", "/r/1"),
 ];
 

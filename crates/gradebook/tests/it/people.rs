@@ -47,6 +47,9 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
         ("/me", vec![("name", "Ada")]),
         ("/people", vec![("name", "Eve")]),
         ("/people/1/dismiss", vec![]),
+        ("/a/1/delete", vec![("what", "course")]),
+        ("/w/1/delete", vec![("what", "submission")]),
+        ("/people/1/forget", vec![]),
         ("/link", vec![]),
         ("/browsers/1/out", vec![]),
         ("/a/1/shares", vec![("divided", "yes")]),
@@ -62,6 +65,16 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
     site.post("/people/2/dismiss", &[]).await;
     assert_eq!(assistant.get("").await.status(), 401);
     assert!(text(&site, "/w/1/record").await.contains("Ben"));
+    // The name goes when somebody says so.
+    assert!(text(&site, "").await.contains("/people/2/forget"));
+    site.post("/people/2/forget", &[]).await;
+    let record = text(&site, "/w/1/record").await;
+    assert!(
+        !record.contains("Ben") && record.contains("somebody who graded"),
+        "{record}"
+    );
+    assert!(!text(&site, "").await.contains("Ben"));
+    site.post("/people/1/forget", &[]).await;
     // Nobody dismisses the teacher.
     site.post("/people/1/dismiss", &[]).await;
     assert_eq!(site.get("").await.status(), 200);

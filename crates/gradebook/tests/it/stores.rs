@@ -248,41 +248,78 @@ fn what_is_sent_twice_is_done_once() {
     );
 }
 
+/// The steps from one form of the store to the next.
+const STEPS: [&str; 6] = [
+    include_str!("../../src/store/migrations/0001_initial.sql"),
+    include_str!("../../src/store/migrations/0002_second.sql"),
+    include_str!("../../src/store/migrations/0003_pictures.sql"),
+    include_str!("../../src/store/migrations/0004_browsers.sql"),
+    include_str!("../../src/store/migrations/0005_exports.sql"),
+    include_str!("../../src/store/migrations/0006_originals.sql"),
+];
+
 #[test]
-fn a_file_of_the_first_version_is_taken_over() {
+fn a_file_of_any_version_is_taken_over() {
+    for form in 1..=STEPS.len() {
+        of_form(form);
+    }
+    // Those are all.
+    let folder = tempfile::tempdir().unwrap();
+    drop(open(&folder.path().join("g.sqlite")));
+    let sql = rusqlite::Connection::open(folder.path().join("g.sqlite")).unwrap();
+    let form: i64 = sql
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .unwrap();
+    assert_eq!(usize::try_from(form), Ok(STEPS.len()));
+}
+
+/// A file as the version with this form left it.
+fn of_form(form: usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("g.sqlite");
     let sql = rusqlite::Connection::open(&path).unwrap();
-    sql.execute_batch(include_str!("../../src/store/migrations/0001_initial.sql"))
-        .unwrap();
+    for step in &STEPS[..form] {
+        sql.execute_batch(step).unwrap();
+    }
     let rubric = include_str!("../../../../examples/intro-course/rubric.yaml");
     sql.execute_batch(
         "INSERT INTO setting VALUES ('sample', '1');
          INSERT INTO course VALUES (1, 'Old', 0);
          INSERT INTO assignment VALUES (1, 1, 'mean-above', 'Old', 0);
-         INSERT INTO person VALUES (1, '', 'teacher', 0);",
+         INSERT INTO person (id, name, role, created) VALUES (1, '', 'teacher', 0);",
     )
     .unwrap();
     sql.execute(
-        "INSERT INTO rubric_version VALUES (1, 1, 1, ?1, '[]', 0)",
+        "INSERT INTO rubric_version (id, assignment, number, source, templates, created) VALUES (1, 1, 1, ?1, '[]', 0)",
         [rubric],
     )
     .unwrap();
     let submission = serde_json::to_string(&Submission::of_text("a.py", "x = 1")).unwrap();
     sql.execute(
-        "INSERT INTO submission VALUES (1, 1, 'a', 7, ?1, 0, NULL)",
+        "INSERT INTO submission (id, assignment, name, draw, content, created) VALUES (1, 1, 'a', 7, ?1, 0)",
         [submission],
     )
     .unwrap();
     sql.execute_batch(
-        "INSERT INTO review VALUES (1, 3, 'approved', '[]', '{}', 0, 'note', 5, 1);
+        "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person)
+            VALUES (1, 3, 'approved', '[]', '{}', 0, 'note', 5, 1);
          INSERT INTO human_value VALUES (1, 'correct', 4000);
          INSERT INTO run VALUES (1, 1, 1, 1, '{}', 0, 1, 'done', NULL);
-         INSERT INTO model_call VALUES (1, 1, 1, 'feedback', 'm', '', 'q', '{}', 1,
-            '{\"usage\": {\"prompt_tokens\": 9, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}', 0);",
+         INSERT INTO model_call (id, run, submission, job, model, weights, question, sampling, is_answered, record, created)
+            VALUES (1, 1, 1, 'feedback', 'm', '', 'q', '{}', 1, '{\"usage\": {\"prompt_tokens\": 9, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}', 0);",
     )
     .unwrap();
-    sql.pragma_update(None, "user_version", 1).unwrap();
+    // What later forms wrote beside it.
+    if form >= 2 {
+        sql.execute_batch("UPDATE model_call SET prompt_tokens = 9, cached_tokens = 4")
+            .unwrap();
+    }
+    if form >= 5 {
+        sql.execute_batch("UPDATE submission SET key = name")
+            .unwrap();
+    }
+    sql.pragma_update(None, "user_version", i64::try_from(form).unwrap())
+        .unwrap();
     drop(sql);
     let store = open(&path);
     let work = store.read_now(|reader| reader.work(1)).unwrap().unwrap();
