@@ -31,6 +31,11 @@ const ASSETS: &[Asset] = &[
         content: include_str!("../assets/desk.js"),
     },
     Asset {
+        name: "rubric.js",
+        kind: "text/javascript; charset=utf-8",
+        content: include_str!("../assets/rubric.js"),
+    },
+    Asset {
         name: "live.js",
         kind: "text/javascript; charset=utf-8",
         content: include_str!("../assets/live.js"),

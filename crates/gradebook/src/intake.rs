@@ -19,6 +19,8 @@ use crate::uploads::Upload;
 pub(crate) struct Intake {
     pub(crate) course: String,
     pub(crate) rubric: Rubric,
+    /// The rubric is one to begin with, which a person has to look at.
+    pub(crate) is_begun: bool,
     pub(crate) submissions: Vec<Submission>,
     /// The teacher's own gradebook that came beside it, and who of it handed something in.
     pub(crate) sheet: Option<(SheetFile, Attendance)>,

@@ -9,6 +9,7 @@ pub(crate) mod people;
 pub(crate) mod record;
 pub(crate) mod review;
 pub(crate) mod rewrite;
+pub(crate) mod rubric;
 pub(crate) mod run;
 pub(crate) mod trial;
 pub(crate) mod upload;

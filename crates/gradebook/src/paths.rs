@@ -61,6 +61,21 @@ impl Paths {
         self.at(format_args!("/w/{id}"))
     }
 
+    /// The rubric of an assignment, in a form.
+    pub(crate) fn rubric(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/rubric"))
+    }
+
+    /// The same as a file.
+    pub(crate) fn rubric_file(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/rubric/file"))
+    }
+
+    /// Reads a file into the form.
+    pub(crate) fn read_rubric(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/rubric/read"))
+    }
+
     /// What would be deleted with a work, and deletes it.
     pub(crate) fn erase_work(self, id: i64) -> String {
         self.at(format_args!("/w/{id}/delete"))

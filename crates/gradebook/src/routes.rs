@@ -61,6 +61,12 @@ fn of_teachers() -> Router<Arc<Shared>> {
             post(pages::export::keep_sheet).layer(DefaultBodyLimit::max(MAX_SHEET_BYTES)),
         )
         .route(
+            "/a/{id}/rubric",
+            get(pages::rubric::form).post(pages::rubric::keep),
+        )
+        .route("/a/{id}/rubric/file", get(pages::rubric::file))
+        .route("/a/{id}/rubric/read", post(pages::rubric::read))
+        .route(
             "/a/{id}/delete",
             get(pages::erase::assignment).post(pages::erase::erase),
         )

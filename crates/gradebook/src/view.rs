@@ -7,6 +7,7 @@ pub(crate) mod intake;
 pub(crate) mod list;
 pub(crate) mod live;
 pub(crate) mod queue;
+pub(crate) mod rubric;
 pub(crate) mod run;
 pub(crate) mod words;
 
@@ -152,7 +153,41 @@ pub(crate) struct BrowserRow {
 pub(crate) struct UploadPage {
     pub(crate) paths: Paths,
     pub(crate) courses: Vec<String>,
+    pub(crate) starts: &'static [Start],
+    /// Number and name of each assignment whose rubric can be copied.
+    pub(crate) copies: Vec<(i64, String)>,
 }
+
+/// A rubric to begin with, which lacks a title and a task.
+pub(crate) struct Start {
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) source: &'static str,
+}
+
+/// All of them.
+pub(crate) const STARTS: &[Start] = &[
+    Start {
+        name: "exercise",
+        title: "an exercise in programming",
+        source: include_str!("../assets/rubrics/exercise.yaml"),
+    },
+    Start {
+        name: "notebook",
+        title: "a notebook with data",
+        source: include_str!("../assets/rubrics/notebook.yaml"),
+    },
+    Start {
+        name: "project",
+        title: "a project of several files",
+        source: include_str!("../assets/rubrics/project.yaml"),
+    },
+    Start {
+        name: "reflection",
+        title: "answers in words",
+        source: include_str!("../assets/rubrics/reflection.yaml"),
+    },
+];
 
 /// Somebody who grades.
 pub(crate) struct PersonRow {
@@ -317,6 +352,8 @@ pub(crate) struct StartPage {
     pub(crate) chosen: [String; 2],
     pub(crate) is_parallel: bool,
     pub(crate) style: StyleView,
+    /// Where its rubric is written.
+    pub(crate) rubric: String,
     /// Where it is deleted.
     pub(crate) erase: String,
     /// Where grades leave.

@@ -10,6 +10,7 @@ mod client;
 mod code_page;
 mod config;
 mod disclosure;
+mod draft;
 mod elision;
 mod error;
 pub mod export;
@@ -46,6 +47,7 @@ mod verdict;
 
 pub use attempt::{Material, Untouched};
 pub use config::{FeedbackMode, GradingConfig, JobConfig};
+pub use draft::{CriterionDraft, Draft, Kind, LevelDraft};
 pub use elision::Shown;
 pub use error::GradingError;
 pub use feedback::{Item, ItemKind, check_feedback, items};

@@ -1,12 +1,12 @@
 //! The rubric: read from YAML, checked completely before any submission is graded.
 
 use crate::attempt::{self, Material};
+use crate::draft::{CriterionDraft, Draft, Kind, LevelDraft};
 use crate::error::GradingError;
 use crate::files;
 use crate::limits;
 use crate::points::Points;
-use crate::style::{Length, Style};
-use serde::Deserialize;
+use crate::style::Style;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -126,60 +126,6 @@ impl Criterion {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawRubric {
-    id: String,
-    title: String,
-    task: String,
-    #[serde(default)]
-    guidelines: String,
-    language: Option<String>,
-    tone: Option<String>,
-    length: Option<Length>,
-    #[serde(default)]
-    advice_at_full_marks: bool,
-    max_points: Option<f64>,
-    #[serde(default)]
-    template: Vec<PathBuf>,
-    #[serde(default)]
-    solution: Vec<PathBuf>,
-    criteria: Vec<RawCriterion>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawCriterion {
-    id: String,
-    title: String,
-    #[serde(default)]
-    kind: Kind,
-    description: String,
-    question: Option<String>,
-    min_words: Option<usize>,
-    answer: Option<String>,
-    max_points: f64,
-    levels: Option<Vec<RawLevel>>,
-    step: Option<f64>,
-}
-
-/// What is judged.
-#[derive(Default, PartialEq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    #[default]
-    Code,
-    Reflection,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawLevel {
-    label: String,
-    points: f64,
-    description: String,
-}
-
 impl Rubric {
     /// Reads a rubric and the templates and solutions that it names; also what is called `template` or `solution` beside
     /// it.
@@ -257,7 +203,7 @@ impl Rubric {
     }
 }
 
-fn fault(field: impl Into<String>, problem: impl Into<String>) -> GradingError {
+pub(crate) fn fault(field: impl Into<String>, problem: impl Into<String>) -> GradingError {
     GradingError::Rubric {
         field: field.into(),
         problem: problem.into(),
@@ -300,7 +246,7 @@ fn check_sent(field: &str, named: &[PathBuf], sent: &[PathBuf]) -> Result<(), Gr
 
 /// The rubric, and the templates and solutions that it names.
 fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
-    let raw: RawRubric = serde_saphyr::from_str(text).map_err(|e| fault("file", e.to_string()))?;
+    let raw = Draft::parse(text)?;
     check_id("id", &raw.id)?;
     check_text("title", &raw.title, limits::MAX_TITLE_CHARS)?;
     check_text("task", &raw.task, limits::MAX_TASK_CHARS)?;
@@ -370,7 +316,7 @@ fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
     Ok((rubric, [raw.template, raw.solution]))
 }
 
-fn criterion(path: &str, raw: RawCriterion) -> Result<Criterion, GradingError> {
+fn criterion(path: &str, raw: CriterionDraft) -> Result<Criterion, GradingError> {
     check_id(&format!("{path}.id"), &raw.id)?;
     check_text(
         &format!("{path}.title"),
@@ -444,7 +390,7 @@ fn reflection(
     }))
 }
 
-fn levels(path: &str, raw: Vec<RawLevel>, max: Points) -> Result<Vec<Level>, GradingError> {
+fn levels(path: &str, raw: Vec<LevelDraft>, max: Points) -> Result<Vec<Level>, GradingError> {
     if raw.len() < 2 || raw.len() > limits::MAX_LEVELS {
         return Err(fault(
             format!("{path}.levels"),

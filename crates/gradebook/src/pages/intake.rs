@@ -40,13 +40,20 @@ pub(crate) async fn take(
 ) -> Result<Response, PageError> {
     let form = fields(form)?;
     let intake = shared.intakes.take(&id).ok_or_else(gone)?;
+    let is_begun = intake.is_begun;
     let keep = move |writer: &Writer<'_>| {
         intake.keep(writer, &|index| {
             form.contains_key(&format!("leave-{index}"))
         })
     };
     match shared.store.write::<i64, Untaken>(keep).await {
-        Ok(assignment) => Ok(Redirect::to(&shared.paths.runs(assignment)).into_response()),
+        Ok(assignment) => {
+            let next = match is_begun {
+                true => shared.paths.rubric(assignment),
+                false => shared.paths.runs(assignment),
+            };
+            Ok(Redirect::to(&next).into_response())
+        }
         Err(error) => {
             tracing::error!(%error, "an upload cannot be taken in");
             Err(PageError::Store)

@@ -169,6 +169,7 @@ pub(crate) async fn form(
         style: StyleView::new(&style),
         shares: shared.paths.shares(id),
         export: shared.paths.export(id),
+        rubric: shared.paths.rubric(id),
         erase: shared.paths.erase_assignment(id),
         people: found.people,
         is_divided: found.is_divided,

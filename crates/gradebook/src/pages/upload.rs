@@ -8,10 +8,13 @@ use axum::extract::{Multipart, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use tandem_grading::export::{Attendance, attendance};
-use tandem_grading::limits::{MAX_FILE_NAME_BYTES, MAX_TABLE_BYTES};
+use tandem_grading::limits::{
+    MAX_FILE_NAME_BYTES, MAX_TABLE_BYTES, MAX_TASK_CHARS, MAX_TITLE_CHARS,
+};
 use tandem_grading::{GradingError, Rubric, Submission, load_submissions};
 use tokio::io::AsyncWriteExt;
 
+use super::rubric::read_draft;
 use crate::Shared;
 use crate::error::PageError;
 use crate::intake::Intake;
@@ -25,6 +28,11 @@ struct Uploaded {
     folder: Upload,
     course: String,
     rubric: Option<PathBuf>,
+    /// Where there is no file of a rubric: what it begins with, a template or the number of an assignment.
+    start: String,
+    /// What a rubric without them is called, and what it asks for.
+    title: String,
+    task: String,
     /// The teacher's own gradebook.
     sheet: Option<PathBuf>,
     /// Files and folders of submissions, files of the template, and of the solution.
@@ -33,16 +41,34 @@ struct Uploaded {
     solution: Vec<PathBuf>,
 }
 
+impl Uploaded {
+    /// The text of this name, and its most letters.
+    fn text(&mut self, name: &str) -> Option<(&mut String, usize)> {
+        match name {
+            "course" => Some((&mut self.course, MAX_NAME_CHARS)),
+            "start" => Some((&mut self.start, MAX_NAME_CHARS)),
+            "title" => Some((&mut self.title, MAX_TITLE_CHARS)),
+            "task" => Some((&mut self.task, MAX_TASK_CHARS)),
+            _ => None,
+        }
+    }
+}
+
 /// The form.
 pub(crate) async fn form(State(shared): State<Arc<Shared>>) -> Result<Response, PageError> {
-    let courses = shared.store.read(|reader| reader.assignments()).await?;
-    let mut courses: Vec<String> = courses.into_iter().map(|a| a.course).collect();
+    let all = shared.store.read(|reader| reader.assignments()).await?;
+    let mut courses: Vec<String> = all.iter().map(|a| a.course.clone()).collect();
     courses.dedup();
+    let copies = all
+        .into_iter()
+        .map(|a| (a.id, format!("{} / {}", a.course, a.title)));
     Ok(view::page(
         StatusCode::OK,
         &UploadPage {
             paths: shared.paths,
             courses,
+            starts: view::STARTS,
+            copies: copies.collect(),
         },
     ))
 }
@@ -54,7 +80,12 @@ pub(crate) async fn take(
 ) -> Result<Response, PageError> {
     let folder = shared.uploads.begin().map_err(unkept)?;
     let uploaded = receive(form, folder).await?;
-    let read = tokio::task::spawn_blocking(move || read(uploaded));
+    let copied = match uploaded.start.parse::<i64>() {
+        Ok(id) => shared.store.read(move |reader| reader.rubric(id)).await?,
+        Err(_) => None,
+    };
+    let copied = copied.map(|version| version.rubric);
+    let read = tokio::task::spawn_blocking(move || read(uploaded, copied));
     let intake = read.await.map_err(|error| {
         tracing::error!(%error, "what was sent cannot be read");
         PageError::Store
@@ -82,6 +113,9 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
         folder,
         course: String::new(),
         rubric: None,
+        start: String::new(),
+        title: String::new(),
+        task: String::new(),
         sheet: None,
         works: Vec::new(),
         template: Vec::new(),
@@ -91,8 +125,8 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
     let mut count = 0;
     while let Some(field) = form.next_field().await.map_err(broken)? {
         let name = field.name().unwrap_or_default().to_owned();
-        if name == "course" {
-            uploaded.course = short_text(field).await?;
+        if let Some((text, most)) = uploaded.text(&name) {
+            *text = read_text(field, &name, most).await?;
             continue;
         }
         // A browser sends a file without a name where none was chosen.
@@ -141,16 +175,18 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
     Ok(uploaded)
 }
 
-/// A name; what is longer is too long for one anyway.
-async fn short_text(mut field: Field<'_>) -> Result<String, PageError> {
+/// A text of the form; what is longer is refused while it comes.
+async fn read_text(
+    mut field: Field<'_>,
+    name: &str,
+    most_letters: usize,
+) -> Result<String, PageError> {
     let mut bytes = Vec::new();
     while let Some(part) = field.chunk().await.map_err(broken)? {
-        if bytes.len() + part.len() <= MAX_NAME_CHARS * 8 {
+        if bytes.len() + part.len() <= most_letters * 8 {
             bytes.extend(part);
         } else {
-            return Err(PageError::Form(
-                "The name of the course is too long.".to_owned(),
-            ));
+            return Err(PageError::Form(format!("The {name} is too long.")));
         }
     }
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
@@ -184,7 +220,7 @@ async fn keep(mut field: Field<'_>, path: &Path) -> Result<(), PageError> {
     file.flush().await.map_err(unkept)
 }
 
-fn read(uploaded: Uploaded) -> Result<Intake, PageError> {
+fn read(uploaded: Uploaded, copied: Option<Rubric>) -> Result<Intake, PageError> {
     // A message names files as the person knows them.
     let told = |error: GradingError| {
         let mut text = error.to_string();
@@ -194,17 +230,25 @@ fn read(uploaded: Uploaded) -> Result<Intake, PageError> {
         }
         PageError::Form(format!("{text}."))
     };
-    let Some(rubric) = &uploaded.rubric else {
-        return Err(PageError::Form("There is no rubric.".to_owned()));
-    };
+    let path = rubric_file(&uploaded, copied.as_ref())?;
     // A rubric is what people pass on: it opens nothing on this machine but what came with it.
-    let rubric = Rubric::load_with(rubric, &uploaded.template, &uploaded.solution).map_err(told)?;
+    let mut rubric =
+        Rubric::load_with(&path, &uploaded.template, &uploaded.solution).map_err(told)?;
+    if let Some(copied) = copied.filter(|_| uploaded.rubric.is_none()) {
+        if rubric.templates.is_empty() {
+            rubric.templates = copied.templates;
+        }
+        if rubric.solutions.is_empty() {
+            rubric.solutions = copied.solutions;
+        }
+    }
     let submissions = load_submissions(&uploaded.works).map_err(told)?;
     let sheet = uploaded.sheet.as_ref();
     let sheet = sheet
         .map(|path| read_sheet(path, &submissions))
         .transpose()?;
     Ok(Intake {
+        is_begun: uploaded.rubric.is_none(),
         course: uploaded.course,
         rubric,
         submissions,
@@ -212,6 +256,55 @@ fn read(uploaded: Uploaded) -> Result<Intake, PageError> {
         works: uploaded.works,
         _folder: uploaded.folder,
     })
+}
+
+/// The file of the rubric: the one that was sent, or one that is made of a template, another assignment or a table.
+fn rubric_file(uploaded: &Uploaded, copied: Option<&Rubric>) -> Result<PathBuf, PageError> {
+    let mut draft = match (&uploaded.rubric, copied) {
+        (Some(path), _) => {
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let draft = read_draft(&name, &std::fs::read(path).map_err(unkept)?)?;
+            if !draft.title.trim().is_empty() && !draft.task.trim().is_empty() {
+                // With its comments, and all that it names.
+                return Ok(path.clone());
+            }
+            draft
+        }
+        (None, Some(copied)) => {
+            let mut draft = read_draft("the rubric", copied.source.as_bytes())?;
+            // Its files are copied, not read again.
+            (draft.template, draft.solution) = (Vec::new(), Vec::new());
+            draft
+        }
+        (None, None) => {
+            let found = view::STARTS
+                .iter()
+                .find(|start| start.name == uploaded.start);
+            let Some(found) = found else {
+                return Err(PageError::Form("There is no rubric.".to_owned()));
+            };
+            read_draft(found.title, found.source.as_bytes())?
+        }
+    };
+    if !uploaded.title.is_empty() && uploaded.title != draft.title {
+        draft.title.clone_from(&uploaded.title);
+        draft.id.clear();
+    }
+    if draft.task.trim().is_empty() || copied.is_some() && !uploaded.task.is_empty() {
+        draft.task.clone_from(&uploaded.task);
+    }
+    if draft.title.trim().is_empty() || draft.task.trim().is_empty() {
+        let problem = "This rubric needs a title, and what the students were asked to do.";
+        return Err(PageError::Form(problem.to_owned()));
+    }
+    draft.number();
+    let path = uploaded.folder.path().join("rubric.yaml");
+    std::fs::write(&path, draft.source()).map_err(unkept)?;
+    Ok(path)
 }
 
 /// The teacher's own gradebook, and who of it handed something in.

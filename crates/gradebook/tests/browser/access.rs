@@ -10,6 +10,8 @@ async fn check(site: &Site, size: (u32, u32), is_dark: bool) {
         "/a/1",
         "/a/1/export",
         "/a/1/delete",
+        "/a/1/rubric",
+        "/new",
         "/w/1/delete",
         "/w/1/prompt",
         "/w/1/record",

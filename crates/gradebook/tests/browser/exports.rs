@@ -234,3 +234,38 @@ async fn a_canvas_course_goes_in_and_comes_back() {
     // The one who handed nothing in keeps an empty cell.
     assert!(written.ends_with("zed,A,\r\n"));
 }
+
+/// A rubric is written in a form, which says at once what is wrong with it.
+#[tokio::test]
+async fn a_rubric_is_checked_while_it_is_written() {
+    let site = Site::new().await;
+    let browser = Browser::open(&site, "/a/1/rubric").await;
+    let checks = "return document.getElementById('checks').textContent.trim()";
+    assert_eq!(browser.run(checks).await, "10 points in 4 criteria");
+    pictures::take(&browser, "rubric.png").await;
+    let write = |name: &str, text: &str| {
+        format!(
+            "const field = document.querySelector('[name=\"{name}\"]'); field.value = '{text}';
+             field.dispatchEvent(new Event('input', {{ bubbles: true }}))"
+        )
+    };
+    browser.run(&write("c0-points", "x")).await;
+    browser
+        .until("document.getElementById('checks').textContent.includes('Correct result: “x” is no number')")
+        .await;
+    browser.run(&write("c0-points", "4")).await;
+    browser
+        .run(&write("c0-l1-text", "A good part is right."))
+        .await;
+    browser
+        .until("document.getElementById('checks').textContent.includes(\"'good' is vague\")")
+        .await;
+    browser
+        .run("document.querySelector('button[value=keep]').click()")
+        .await;
+    browser
+        .until("document.querySelector('header a[href$=rubric]')")
+        .await;
+    let read = |reader: &tandem_gradebook::store::Reader<'_>| Ok(reader.rubric(1)?.unwrap().number);
+    assert_eq!(site.gradebook.store().read_now(read).unwrap(), 2);
+}

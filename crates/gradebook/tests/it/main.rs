@@ -8,6 +8,7 @@ mod exports;
 mod models;
 mod pages;
 mod people;
+mod rubrics;
 mod runs;
 mod scores;
 mod site;

@@ -17,6 +17,7 @@ const PAGES: &[(&str, &str)] = &[
     ("/a/{id}/run", "/a/1/run"),
     ("/a/{id}/export", "/a/1/export"),
     ("/a/{id}/delete", "/a/1/delete"),
+    ("/a/{id}/rubric", "/a/1/rubric"),
     ("/w/{id}/delete", "/w/1/delete"),
     ("/r/{id}", "/r/1"),
 ];

@@ -50,6 +50,8 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
         ("/a/1/delete", vec![("what", "course")]),
         ("/w/1/delete", vec![("what", "submission")]),
         ("/people/1/forget", vec![]),
+        ("/a/1/rubric", vec![("do", "keep")]),
+        ("/a/1/rubric/read", vec![]),
         ("/link", vec![]),
         ("/browsers/1/out", vec![]),
         ("/a/1/shares", vec![("divided", "yes")]),

@@ -4,6 +4,7 @@
 
 mod archives;
 mod course;
+mod drafts;
 mod exports;
 mod fake;
 mod feedback;

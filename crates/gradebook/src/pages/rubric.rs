@@ -1,0 +1,158 @@
+//! The rubric of an assignment: written in a form, checked while it is written, taken over from tables, downloaded.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::extract::multipart::MultipartError;
+use axum::extract::rejection::FormRejection;
+use axum::extract::{Form, Multipart, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Redirect, Response};
+use tandem_grading::limits::MAX_RUBRIC_BYTES;
+use tandem_grading::{Draft, Rubric};
+
+use super::{Id, PARTS, attachment, fields};
+use crate::Shared;
+use crate::error::PageError;
+use crate::store::{Assignment, Reader, RubricVersion, StoreError, Writer};
+use crate::view;
+use crate::view::rubric::{ChecksView, RubricForm, RubricPage};
+
+type Held = (Assignment, RubricVersion);
+
+async fn held(shared: &Shared, id: i64) -> Result<Held, PageError> {
+    let read = move |reader: &Reader<'_>| Ok(reader.assignment(id)?.zip(reader.rubric(id)?));
+    shared.store.read(read).await?.ok_or(PageError::NotFound)
+}
+
+fn page(
+    shared: &Shared,
+    (assignment, version): &Held,
+    (form, rubric): (RubricForm, &Result<Rubric, Vec<String>>),
+    status: StatusCode,
+) -> Response {
+    let (paths, id) = (shared.paths, assignment.id);
+    let page = RubricPage {
+        paths,
+        course: assignment.course.clone(),
+        name: assignment.title.clone(),
+        back: paths.runs(id),
+        action: paths.rubric(id),
+        file: paths.rubric_file(id),
+        read: paths.read_rubric(id),
+        number: version.number,
+        checks: ChecksView::new(rubric),
+        form: form.with_blanks(),
+    };
+    view::page(status, &page)
+}
+
+/// The rubric that holds, in a form.
+pub(crate) async fn form(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+) -> Result<Response, PageError> {
+    let held = held(&shared, id).await?;
+    let draft = Draft::read(&held.1.rubric.source, "").map_err(|error| {
+        tracing::error!(%error, "a rubric that was kept cannot be read");
+        PageError::Store
+    })?;
+    let form = RubricForm::new(&draft);
+    let rubric = form.rubric(&held.1.rubric.id);
+    Ok(page(&shared, &held, (form, &rubric), StatusCode::OK))
+}
+
+/// Checks what is in the form, or makes it the next version. What is wrong stays in the form.
+pub(crate) async fn keep(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+    headers: HeaderMap,
+    form: Result<Form<HashMap<String, String>>, FormRejection>,
+) -> Result<Response, PageError> {
+    let sent = fields(form)?;
+    let held = held(&shared, id).await?;
+    let form = RubricForm::read(&sent);
+    let rubric = form.rubric(&held.1.rubric.id);
+    if headers.contains_key(PARTS) {
+        return Ok(view::page(StatusCode::OK, &ChecksView::new(&rubric)));
+    }
+    let is_kept = sent.get("do").is_some_and(|what| what == "keep");
+    let (true, Ok(rubric)) = (is_kept, &rubric) else {
+        let status = match rubric.is_err() {
+            true => StatusCode::UNPROCESSABLE_ENTITY,
+            false => StatusCode::OK,
+        };
+        return Ok(page(&shared, &held, (form, &rubric), status));
+    };
+    let before = Draft::read(&held.1.rubric.source, "").ok();
+    if before.is_some_and(|before| RubricForm::new(&before) == form) {
+        return Ok(Redirect::to(&shared.paths.runs(id)).into_response());
+    }
+    let mut rubric = rubric.clone();
+    let course = held.0.course;
+    let keep = move |writer: &Writer<'_>| {
+        // Template and solution stay.
+        if let Some(now) = writer.rubric(id)? {
+            rubric.templates = now.rubric.templates;
+            rubric.solutions = now.rubric.solutions;
+        }
+        writer.keep_assignment(&course, &rubric).map(Ok)
+    };
+    shared.store.write::<i64, StoreError>(keep).await?;
+    Ok(Redirect::to(&shared.paths.runs(id)).into_response())
+}
+
+/// Reads a rubric from a file into the form; nothing is kept.
+pub(crate) async fn read(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+    mut form: Multipart,
+) -> Result<Response, PageError> {
+    let broken = |error: MultipartError| {
+        tracing::info!(%error, "what a browser sends cannot be taken");
+        PageError::Form("The file did not come whole, or is too large.".to_owned())
+    };
+    let held = held(&shared, id).await?;
+    let mut draft = None;
+    while let Some(field) = form.next_field().await.map_err(broken)? {
+        let name = field.file_name().unwrap_or_default().to_owned();
+        let bytes = field.bytes().await.map_err(broken)?;
+        if !name.is_empty() {
+            draft = Some(read_draft(&name, &bytes)?);
+        }
+    }
+    let mut draft = draft.ok_or_else(|| PageError::Form("There is no file.".to_owned()))?;
+    // A table has no task.
+    if draft.task.trim().is_empty() {
+        draft.task.clone_from(&held.1.rubric.task);
+    }
+    if draft.title.trim().is_empty() {
+        draft.title.clone_from(&held.1.rubric.title);
+    }
+    let form = RubricForm::new(&draft);
+    let rubric = form.rubric(&held.1.rubric.id);
+    Ok(page(&shared, &held, (form, &rubric), StatusCode::OK))
+}
+
+/// A rubric in a file, in any form.
+pub(crate) fn read_draft(name: &str, bytes: &[u8]) -> Result<Draft, PageError> {
+    let told = |problem: String| PageError::Form(format!("{name}: {problem}."));
+    let most = usize::try_from(MAX_RUBRIC_BYTES).unwrap_or(usize::MAX);
+    if bytes.len() > most {
+        return Err(told(format!("it is larger than {most} bytes")));
+    }
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| told("it is no text in UTF-8; save it as YAML, CSV or Markdown".to_owned()))?;
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    Draft::read(text, stem).map_err(|error| told(error.to_string()))
+}
+
+/// The rubric that holds, as a file.
+pub(crate) async fn file(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+) -> Result<Response, PageError> {
+    let (_, version) = held(&shared, id).await?;
+    let name = format!("{}.yaml", version.rubric.id);
+    Ok(attachment(&name, version.rubric.source.into_bytes()))
+}
