@@ -1,6 +1,6 @@
 //! The `tandem` binary: reads arguments, configuration and environment, and wires the rest.
 //!
-//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`course`], [`demo`]; measurements are in [`tandem_bench`]); [`setup`] is what they work
+//! One file per command ([`cluster`], [`node`], [`serve`], [`run`], [`grade`], [`course`], [`compare`], [`demo`]; measurements are in [`tandem_bench`]); [`setup`] is what they work
 //! with: the configuration file ([`config`]), or models of this machine ([`sources`], [`local`]); [`environment`] the only reader of environment variables, [`coordinator`] a
 //! coordinator inside this process, [`nodes`] what is wrong with the configured nodes, [`open_files`] what differs between systems.
 
@@ -8,6 +8,7 @@ mod address;
 mod asking;
 mod cluster;
 mod commands;
+mod compare;
 mod config;
 mod coordinator;
 mod course;
@@ -79,6 +80,8 @@ enum Command {
     Grade(grade::Arguments),
     /// The gradebook's courses, also where there is no model.
     Course(course::Arguments),
+    /// Two models, two rubrics or two runs, side by side on the same submissions: what changes, for whom, how far they agree.
+    Compare(compare::Arguments),
     /// Looks at each node and server: what it is, whether it does what it should, how fast it is; and says the fix.
     Doctor(doctor::Arguments),
     /// Makes a configuration of that of an earlier set-up: distributed_config.json, cluster_config.json, model_config.py.
@@ -122,6 +125,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Run(_)
         | Command::Grade(_)
         | Command::Course(_)
+        | Command::Compare(_)
         | Command::Doctor(_)
         | Command::Import(_)
         | Command::Plan(_)
@@ -136,6 +140,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Run(arguments) => on_runtime(run::main(arguments, environment)),
         Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
         Command::Course(arguments) => on_runtime(course::main(arguments, environment)),
+        Command::Compare(arguments) => compare::main(&arguments),
         Command::Doctor(arguments) => on_runtime(doctor::main(arguments, environment)),
         Command::Import(arguments) => on_runtime(import::main(arguments)),
         Command::Plan(arguments) => on_runtime(plan::main(arguments, environment)),

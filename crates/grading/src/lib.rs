@@ -4,6 +4,7 @@
 //! submission to any OpenAI-compatible server, and a [`Folder`] keeps what came back. Every score
 //! is a suggestion for a person to approve; what could not be graded has no score.
 
+mod agreement;
 mod archive;
 mod attempt;
 mod client;
@@ -45,6 +46,7 @@ mod tarball;
 mod tree;
 mod verdict;
 
+pub use agreement::Agreement;
 pub use attempt::{Material, Untouched};
 pub use config::{FeedbackMode, GradingConfig, JobConfig};
 pub use draft::{CriterionDraft, Draft, Kind, LevelDraft};

@@ -20,7 +20,8 @@ pub struct CorpusArguments {
     /// File to write, one JSON object a line.
     #[arg(long, required_unless_present = "course")]
     out: Option<PathBuf>,
-    /// Folder to write a course to instead: `rubric.yaml` and the files of the submissions. Notebooks are left out.
+    /// Folder to write a course to instead: `rubric.yaml`, the files of the submissions, and `labels.csv` with the points of
+    /// each. Notebooks are left out.
     #[arg(long, conflicts_with = "out")]
     course: Option<PathBuf>,
     /// Of 100 submissions, how many use other names than the task and habit suggest.
@@ -87,13 +88,28 @@ fn write_course(folder: &Path, order: &Order) -> anyhow::Result<()> {
     let works = folder.join("submissions");
     std::fs::create_dir_all(&works).with_context(|| format!("cannot make {}", works.display()))?;
     let mut count = 0;
+    let mut labels = String::new();
     for example in generate(order)? {
         let files = &example.submission.files;
         if files.iter().any(|file| file.name.ends_with(".ipynb")) {
             continue;
         }
         std::fs::write(folder.join("rubric.yaml"), &example.rubric.source)?;
-        let work = works.join(format!("s{count:04}"));
+        let name = format!("s{count:04}");
+        if labels.is_empty() {
+            let ids = example.rubric.criteria.iter().map(|c| c.id.as_str());
+            let header: Vec<&str> = std::iter::once("name").chain(ids).collect();
+            labels = format!("{}\n", header.join(","));
+        }
+        let answer: serde_json::Value = serde_json::from_str(&example.analysis)?;
+        let points = example.rubric.criteria.iter().map(|c| {
+            let points = &answer["criteria"][c.id.as_str()]["points"];
+            points.as_f64().map(|points| points.to_string())
+        });
+        let points: Option<Vec<String>> = points.collect();
+        let points = points.context("an answer lacks points")?;
+        labels += &format!("{name},{}\n", points.join(","));
+        let work = works.join(name);
         std::fs::create_dir_all(&work)?;
         for file in files {
             std::fs::write(
@@ -103,6 +119,7 @@ fn write_course(folder: &Path, order: &Order) -> anyhow::Result<()> {
         }
         count += 1;
     }
+    std::fs::write(folder.join("labels.csv"), labels)?;
     eprintln!("a course of {count} submissions in {}", folder.display());
     Ok(())
 }

@@ -474,3 +474,78 @@ fn a_gradebook_is_backed_up_and_purged() {
         "{said}"
     );
 }
+
+/// Two runs on the same submissions, and points that persons gave, side by side.
+#[test]
+fn runs_are_compared() {
+    let home = tempfile::tempdir().expect("a folder");
+    // Each has the sample as its one assignment.
+    let [a, b] = ["a", "b"].map(|name| {
+        let folder = home.path().join(name);
+        let file = folder.join("gradebook.sqlite");
+        drop(Gradebook::open(&file).expect("the store"));
+        file
+    });
+    let compare = |arguments: &[&str]| {
+        let output = Command::new(TANDEM)
+            .arg("compare")
+            .args(arguments)
+            .current_dir(home.path())
+            .output()
+            .expect("the binary runs");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        (
+            output.status.code(),
+            said + &String::from_utf8_lossy(&output.stderr),
+        )
+    };
+    let (code, said) = compare(&["a", "b"]);
+    assert_eq!(code, Some(0), "{said}");
+    let all =
+        "submissions have the same points for each criterion; the mean total changes by +0.00";
+    assert!(said.contains(all), "{said}");
+    // One value of one submission, and one submission without a score.
+    let sql = rusqlite::Connection::open(&b).expect("the store");
+    let (result, name): (i64, String) = sql
+        .query_row(
+            "SELECT result.id, submission.name FROM result JOIN submission ON submission.id = result.submission
+             JOIN ai_value ON ai_value.result = result.id
+             WHERE ai_value.criterion = 'correct' AND ai_value.points = 4000 LIMIT 1",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+        .expect("a value");
+    let lower = "UPDATE ai_value SET points = 2000, level = 'partial' WHERE result = ?1 AND criterion = 'correct'";
+    assert_eq!(sql.execute(lower, [result]), Ok(1));
+    drop(sql);
+    let (_, said) = compare(&["a", "b"]);
+    assert!(
+        said.contains(&name) && said.contains("correct 4 → 2"),
+        "{said}"
+    );
+    let (_, said) = compare(&["a", "b", "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let compared = found["compared"].as_u64().expect("a number");
+    assert_eq!(found["equal"].as_u64(), Some(compared - 1));
+    assert_eq!(found["changes"][0]["name"], name.as_str());
+    assert_eq!(found["criteria"][0]["equal"].as_u64(), Some(compared - 1));
+    let bias = found["criteria"][0]["bias"].as_f64().expect("a number");
+    assert!((bias + 2.0 / compared as f64).abs() < 1e-9, "{said}");
+    // Points of a person, as a table; who has none there is left out, and named.
+    let labels = format!("name,correct,empty\n{name},\"2,0\",1\nnobody,4,2\nblank,,\n");
+    std::fs::write(home.path().join("labels.csv"), labels).expect("a file");
+    let (code, said) = compare(&["labels.csv", "b/gradebook.sqlite"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains("1 of 1") && said.contains("1 without points there"),
+        "{said}"
+    );
+    for (arguments, why) in [
+        (["labels.csv", "labels.csv"], "has the rubric"),
+        (["none", "b"], "no folder of results"),
+    ] {
+        let (code, said) = compare(&arguments);
+        assert!(code == Some(1) && said.contains(why), "{said}");
+    }
+    drop(a);
+}

@@ -18,6 +18,10 @@ use crate::store::{Assignment, Reader, RubricVersion, StoreError, Writer};
 use crate::view;
 use crate::view::rubric::{ChecksView, RubricForm, RubricPage};
 
+/// What a form says that was made of an earlier version.
+const CHANGED: &str = "The rubric was changed since this page was opened. Nothing was kept; look at the version that holds, \
+    in another window, and keep this one over it if you want to.";
+
 type Held = (Assignment, RubricVersion);
 
 async fn held(shared: &Shared, id: i64) -> Result<Held, PageError> {
@@ -75,6 +79,16 @@ pub(crate) async fn keep(
     let rubric = form.rubric(&held.1.rubric.id);
     if headers.contains_key(PARTS) {
         return Ok(view::page(StatusCode::OK, &ChecksView::new(&rubric)));
+    }
+    let version = sent.get("version").and_then(|version| version.parse().ok());
+    if version != Some(held.1.number) {
+        let changed = vec![CHANGED.to_owned()];
+        return Ok(page(
+            &shared,
+            &held,
+            (form, &Err(changed)),
+            StatusCode::CONFLICT,
+        ));
     }
     let is_kept = sent.get("do").is_some_and(|what| what == "keep");
     let (true, Ok(rubric)) = (is_kept, &rubric) else {

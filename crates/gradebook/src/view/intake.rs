@@ -57,8 +57,8 @@ impl IntakePage {
                 false => others.push(row),
             }
         }
-        let systems = intake.submissions.iter().map(|one| one.origin.system);
-        let system = { systems }.find(|system| *system != System::Plain);
+        let mut systems = intake.submissions.iter().map(|one| one.origin.system);
+        let system = systems.find(|system| *system != System::Plain);
         Ok(Self {
             paths,
             action: paths.intake(id),

@@ -113,6 +113,15 @@ async fn a_rubric_is_changed_on_its_page() {
     set(&mut form, "c0-l0-points", "8");
     set(&mut form, "c3-title", "Call, and comment");
     assert_eq!(send(&site, path, &form, "keep").await.status(), 303);
+    // Somebody else had the page open: what they typed stays, and nothing is kept over it unseen.
+    set(&mut form, "title", "Another title");
+    let late = send(&site, path, &form, "keep").await;
+    assert_eq!(late.status(), 409);
+    let page = late.text().await.unwrap();
+    assert!(
+        page.contains("Another title") && page.contains("was changed since"),
+        "{page}"
+    );
     let now = held(&site, 1);
     assert_eq!(
         (now.number, now.rubric.max_points.to_string().as_str()),

@@ -13,7 +13,7 @@ use crate::site::Site;
 const COURSE: &str = "Course";
 
 /// The sample's rubric with changes.
-fn rubric(changes: &[(&str, &str)]) -> Rubric {
+pub fn rubric(changes: &[(&str, &str)]) -> Rubric {
     let mut text = include_str!("../../../../examples/intro-course/rubric.yaml").to_owned();
     for (from, to) in changes {
         assert!(text.contains(from), "{from}");

@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+mod agreements;
 mod archives;
 mod course;
 mod drafts;

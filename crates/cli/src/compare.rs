@@ -1,0 +1,277 @@
+//! `tandem compare`: two models, two rubrics or two runs, side by side on the same submissions.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde::Serialize;
+use tandem_gradebook::Gradebook;
+use tandem_grading::limits::MAX_TABLE_BYTES;
+use tandem_grading::review::{Review, Standing};
+use tandem_grading::{Agreement, Points, Rubric};
+
+use crate::{files, output, tables};
+
+/// The gradebook in a folder of results.
+const GRADEBOOK: &str = "gradebook.sqlite";
+
+/// Arguments of `tandem compare`.
+#[derive(Args)]
+#[command(
+    after_help = "Each of both is a folder that `tandem grade --out` made, a gradebook with one assignment, or a table (CSV) \
+                        with a column `name` and one for each criterion's id, such as points that persons gave. \
+                        Exit status: 0 compared; 1 they cannot be compared."
+)]
+pub struct Arguments {
+    /// What is compared with.
+    first: PathBuf,
+    /// What is compared.
+    second: PathBuf,
+    /// Lists every submission that changes, not only the 20 that change most.
+    #[arg(long)]
+    all: bool,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Submissions that are listed without `--all`.
+const LISTED: usize = 20;
+
+/// Points by criterion, for each submission that has all of them.
+type Given = BTreeMap<String, BTreeMap<String, Points>>;
+
+/// One of both.
+struct Side {
+    rubric: Option<Rubric>,
+    given: Given,
+    /// Submissions without points.
+    without: usize,
+}
+
+/// What came out.
+#[derive(Serialize)]
+pub struct Comparison {
+    /// Submissions that both have points for.
+    pub compared: usize,
+    /// Those with equal points for each criterion.
+    pub equal: usize,
+    /// Submissions that only one of both has points for.
+    pub only_one: usize,
+    /// Mean of the second total less the first one.
+    pub mean_change: f64,
+    /// By criterion.
+    pub criteria: Vec<Compared>,
+    /// Submissions that change, those that change most first.
+    pub changes: Vec<Changed>,
+}
+
+/// A criterion.
+#[derive(Serialize)]
+pub struct Compared {
+    pub id: String,
+    pub title: String,
+    #[serde(flatten)]
+    pub agreement: Agreement,
+}
+
+/// A submission.
+#[derive(Serialize)]
+pub struct Changed {
+    pub name: String,
+    pub before: f64,
+    pub after: f64,
+    /// Criterion, and the points of both.
+    pub criteria: Vec<(String, f64, f64)>,
+}
+
+/// Compares, and shows it.
+///
+/// # Errors
+/// If one of both cannot be read, or they have nothing in common.
+pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let (first, second) = (
+        Side::read(&arguments.first)?,
+        Side::read(&arguments.second)?,
+    );
+    let rubric = second.rubric.as_ref().or(first.rubric.as_ref());
+    let rubric = rubric.context("one of both must be a folder of results: it has the rubric")?;
+    let mut comparison = compare(rubric, &first, &second);
+    if comparison.compared == 0 {
+        bail!("they have no submission in common that both have points for");
+    }
+    let count = comparison.changes.len();
+    if !arguments.all {
+        comparison.changes.truncate(LISTED);
+    }
+    if arguments.json {
+        output::print(&serde_json::to_string_pretty(&comparison)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (agreement, changes) = tables::comparison(&comparison);
+    output::print(&agreement.to_string())?;
+    if count > 0 {
+        output::print(&changes.to_string())?;
+    }
+    if count > comparison.changes.len() {
+        let more = count - comparison.changes.len();
+        output::print(&format!("{more} more change; --all lists them"))?;
+    }
+    output::print(&format!(
+        "{} of {} submissions have the same points for each criterion; the mean total changes by {:+.2}",
+        comparison.equal, comparison.compared, comparison.mean_change
+    ))?;
+    let without = [first.without, second.without];
+    if comparison.only_one > 0 || without != [0, 0] {
+        output::print(&format!(
+            "left out: {} that only one of both has, {} without points there and {} here",
+            comparison.only_one, without[0], without[1]
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Side {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let in_folder = path.join(GRADEBOOK);
+        let is_table = path
+            .extension()
+            .is_some_and(|end| end.eq_ignore_ascii_case("csv"));
+        let read = match (in_folder.is_file(), is_table, path.is_file()) {
+            (true, _, _) => Self::of_gradebook(&in_folder),
+            (_, true, true) => Self::of_table(path),
+            (_, false, true) => Self::of_gradebook(path),
+            _ => bail!(
+                "{} is no folder of results, gradebook or table",
+                path.display()
+            ),
+        };
+        read.with_context(|| format!("{} cannot be compared", path.display()))
+    }
+
+    fn of_gradebook(file: &Path) -> anyhow::Result<Self> {
+        let gradebook = Gradebook::open_alone(file)?;
+        let found = gradebook.store().read_now(|reader| {
+            let assignments = reader.assignments()?;
+            let [one] = assignments.as_slice() else {
+                return Ok(Err(assignments.len()));
+            };
+            let Some(version) = reader.rubric(one.id)? else {
+                return Ok(Err(0));
+            };
+            let mut works = Vec::new();
+            for outline in reader.works(one.id)? {
+                works.extend(reader.work(outline.id)?);
+            }
+            Ok(Ok((version.rubric, works)))
+        })?;
+        let (rubric, works) = match found {
+            Ok(found) => found,
+            Err(count) => bail!("it has {count} assignments, and one is needed"),
+        };
+        let (mut given, mut without) = (Given::new(), 0);
+        for work in works {
+            let standing = Standing {
+                rubric: &rubric,
+                model: work.graded.as_ref(),
+                review: &Review::default(),
+            };
+            // What models suggested, whatever persons made of it.
+            match standing.model_total() {
+                Some(_) => _ = given.insert(work.name, standing.all_points()),
+                None => without += 1,
+            }
+        }
+        Ok(Self {
+            rubric: Some(rubric),
+            given,
+            without,
+        })
+    }
+
+    fn of_table(file: &Path) -> anyhow::Result<Self> {
+        let bytes = files::read(file, u64::try_from(MAX_TABLE_BYTES)?)?;
+        let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
+        let mut reader = csv::ReaderBuilder::new().from_reader(text);
+        let header = reader.headers()?.clone();
+        let name = header.iter().position(|cell| cell.trim() == "name");
+        let name = name.context("it has no column `name`")?;
+        let (mut given, mut without) = (Given::new(), 0);
+        for record in reader.records() {
+            let record = record?;
+            let points = header.iter().zip(&record).filter_map(|(id, cell)| {
+                let points = cell.trim().replace(',', ".").parse().ok();
+                Some((id.trim().to_owned(), Points::from_f64(points?)?))
+            });
+            let points: BTreeMap<String, Points> = points.collect();
+            let student = record.get(name).unwrap_or_default().trim().to_owned();
+            if points.is_empty() {
+                without += 1;
+            } else if given.insert(student.clone(), points).is_some() {
+                bail!("it has \"{student}\" twice");
+            }
+        }
+        Ok(Self {
+            rubric: None,
+            given,
+            without,
+        })
+    }
+}
+
+fn compare(rubric: &Rubric, first: &Side, second: &Side) -> Comparison {
+    let both = |name: &String| first.given.get(name).zip(second.given.get(name));
+    let names: Vec<&String> = first
+        .given
+        .keys()
+        .filter(|name| both(name).is_some())
+        .collect();
+    let mut criteria = Vec::new();
+    for criterion in &rubric.criteria {
+        let pairs = names.iter().filter_map(|name| {
+            let (a, b) = both(name)?;
+            Some((*a.get(&criterion.id)?, *b.get(&criterion.id)?))
+        });
+        let pairs: Vec<(Points, Points)> = pairs.collect();
+        let agreement = Agreement::new(&pairs, &criterion.allowed());
+        criteria.extend(agreement.map(|agreement| Compared {
+            id: criterion.id.clone(),
+            title: criterion.title.clone(),
+            agreement,
+        }));
+    }
+    let changes = names.iter().filter_map(|name| {
+        let (a, b) = both(name)?;
+        let ids = rubric.criteria.iter().map(|c| &c.id);
+        let pairs: Vec<(&String, f64, f64)> = ids
+            .filter_map(|id| Some((id, a.get(id)?.as_f64(), b.get(id)?.as_f64())))
+            .collect();
+        let changed = pairs.iter().filter(|(_, a, b)| a != b);
+        Some(Changed {
+            name: (*name).clone(),
+            before: pairs.iter().map(|(_, a, _)| a).sum(),
+            after: pairs.iter().map(|(_, _, b)| b).sum(),
+            criteria: changed.map(|(id, a, b)| ((*id).clone(), *a, *b)).collect(),
+        })
+    });
+    let mut all: Vec<Changed> = changes.collect();
+    let sum: f64 = all.iter().map(|one| one.after - one.before).sum();
+    let compared = all.len();
+    all.retain(|one| !one.criteria.is_empty());
+    let size = |one: &Changed| (one.after - one.before).abs();
+    all.sort_by(|a, b| {
+        size(b)
+            .total_cmp(&size(a))
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    Comparison {
+        compared,
+        equal: compared - all.len(),
+        only_one: first.given.len() + second.given.len() - 2 * compared,
+        mean_change: sum / f64::from(u32::try_from(compared.max(1)).unwrap_or(u32::MAX)),
+        criteria,
+        changes: all,
+    }
+}
