@@ -8,10 +8,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use tandem_cluster::Public;
-use tandem_gradebook::exports::{Counts, Target, Written, keep, preview};
+use tandem_gradebook::exports::{Counts, ExportError, Target, Written, keep, preview};
 use tandem_gradebook::store::{Assignment, SheetFile};
 use tandem_gradebook::{Gradebook, Scope};
-use tandem_grading::export::{Choice, Format, outline};
+use tandem_grading::export::{Choice, Format, Refusal, outline};
 use tandem_grading::limits::{DEFAULT_NODE_WAIT, MAX_TABLE_BYTES};
 
 use crate::address::{ANY_PORT, listen_address};
@@ -97,7 +97,7 @@ struct Export {
     /// Writes the feedback, too, where the file has a column for it.
     #[arg(long, requires = "into")]
     with_feedback: bool,
-    /// The form of a file of its own.
+    /// The form of a file of its own: csv, feedback, moodle, nbgrader, gradescope or json.
     #[arg(long = "as", value_name = "FORM", conflicts_with = "into", value_parser = form)]
     form: Option<Format>,
     /// Where the file is written.
@@ -156,7 +156,11 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             let milliseconds = i64::from(purge.unused_for) * 24 * 3600 * 1000;
             let since = UNIX_EPOCH.elapsed()?.as_millis();
             let since = i64::try_from(since)?.saturating_sub(milliseconds);
-            for unused in gradebook.unused(since)? {
+            let unused = gradebook.unused(since)?;
+            if unused.is_empty() {
+                output::print("nothing is that old")?;
+            }
+            for unused in unused {
                 delete(&gradebook, Scope::Assignment(unused.id), purge.dry_run)?;
             }
             Ok(ExitCode::SUCCESS)
@@ -239,8 +243,15 @@ fn export(gradebook: &Gradebook, arguments: &Export) -> anyhow::Result<ExitCode>
         (None, Some(form)) => Target::File(form),
         (None, None) => bail!("--into or --as is missing"),
     };
-    let (written, counts) = preview(gradebook.store(), assignment.id, &target)?;
-    output::print(&account(&written, &counts))?;
+    let previewed = preview(gradebook.store(), assignment.id, &target);
+    let (written, counts) = match previewed {
+        Err(ExportError::Refused(refusal @ Refusal::Maximum { .. })) => {
+            bail!("{refusal} (--same-share)")
+        }
+        previewed => previewed?,
+    };
+    let is_own = matches!(target, Target::File(_));
+    output::print(&account(&written, &counts, is_own))?;
     if let (Some(out), false) = (&arguments.out, arguments.dry_run) {
         write(out, &written.export.bytes, arguments.replace)?;
         keep(gradebook.store(), assignment.id, &written)?;
@@ -278,7 +289,7 @@ fn sheet(file: &Path, title: &str, arguments: &Export) -> anyhow::Result<Target>
     if choice.column.is_none() && known.suggested.is_none() {
         let titles: Vec<&str> = known.columns.iter().map(|c| c.title.as_str()).collect();
         bail!(
-            "{shown} has no column with the title of the assignment: choose one with --column: {}",
+            "{shown} has no column with the title of the assignment, or several: choose one with --column: {}",
             titles.join("; ")
         );
     }
@@ -291,7 +302,7 @@ fn sheet(file: &Path, title: &str, arguments: &Export) -> anyhow::Result<Target>
 }
 
 /// What a person needs to know before a file leaves.
-fn account(written: &Written, counts: &Counts) -> String {
+fn account(written: &Written, counts: &Counts, is_own: bool) -> String {
     let export = &written.export;
     let mut lines = Vec::new();
     if !export.changes.is_empty() {
@@ -302,7 +313,7 @@ fn account(written: &Written, counts: &Counts) -> String {
             .works
             .get(left.row)
             .map_or("", |work| work.1.as_str());
-        lines.push(format!("not in the file: {name}: {}", left.why));
+        lines.push(format!("left out: {name}: {}", left.why));
     }
     for left in &export.unapproved {
         let name = written.works.get(left.row);
@@ -336,11 +347,14 @@ fn account(written: &Written, counts: &Counts) -> String {
         .map(|(count, what)| format!("{count} {what}"))
         .collect();
     lines.push(states.join(", "));
-    lines.push(format!(
-        "{} grades in the file, {} cells change",
-        export.grades,
-        export.changes.len()
-    ));
+    lines.push(match is_own {
+        true => format!("{} grades in the file", export.grades),
+        false => format!(
+            "{} grades in the file, {} cells change",
+            export.grades,
+            export.changes.len()
+        ),
+    });
     lines.join("\n")
 }
 

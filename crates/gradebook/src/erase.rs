@@ -139,7 +139,10 @@ impl Gradebook {
     pub fn back_up(&self, file: &Path) -> Result<(), GradebookError> {
         let write = |source: std::io::Error| GradebookError::Backup {
             file: file.to_owned(),
-            problem: source.to_string(),
+            problem: match source.kind() {
+                std::io::ErrorKind::AlreadyExists => "it is there already".to_owned(),
+                _ => source.to_string(),
+            },
         };
         let mut options = std::fs::OpenOptions::new();
         options

@@ -520,7 +520,7 @@ impl PageError {
             Self::NotFound => (
                 StatusCode::NOT_FOUND,
                 "There is nothing here",
-                "It may have been handed in again, or the address is not whole.".to_owned(),
+                "It may have been handed in again or deleted, or the address is not whole.".to_owned(),
             ),
             Self::NotLetIn => (
                 StatusCode::UNAUTHORIZED,
@@ -556,7 +556,7 @@ impl PageError {
             ),
             Self::Busy => (
                 StatusCode::CONFLICT,
-                "Another run is going on",
+                "A run is going on",
                 "Wait for its end, or stop it. It may be one of another tandem on this machine.".to_owned(),
             ),
             Self::Store => (

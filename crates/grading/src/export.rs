@@ -87,7 +87,11 @@ impl Row {
                 max: standing.rubric.max_points,
                 criteria,
                 text: standing.text(),
-                is_assisted: standing.model.is_some() || standing.review.text_is_models,
+                // A result without a score, as of what cannot be read, is no part of it.
+                is_assisted: standing.review.text_is_models
+                    || standing
+                        .model
+                        .is_some_and(|m| m.score.is_some() || m.feedback.is_some()),
             }),
             folder: match origin.folder.is_empty() {
                 true => name.to_owned(),

@@ -190,7 +190,8 @@ pub(crate) fn read_tree(
     }
     if files.is_empty() {
         return Err(match unreadable.as_slice() {
-            [] => "its folder holds no supported file".to_owned(),
+            [] if left_out.names.is_empty() => "its folder holds no supported file".to_owned(),
+            [] => format!("no file of it can be read: {}", left_out.names.join(", ")),
             problems => problems.join("; "),
         });
     }

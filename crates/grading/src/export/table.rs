@@ -33,6 +33,9 @@ impl Table {
         if bytes.len() > MAX_TABLE_BYTES {
             return Err(format!("it is larger than {} MB", MAX_TABLE_BYTES >> 20));
         }
+        if bytes.starts_with(b"PK") {
+            return Err("it is a file of Excel or another program; save it as CSV".to_owned());
+        }
         if bytes.starts_with(&[0xff, 0xfe])
             || bytes.starts_with(&[0xfe, 0xff])
             || bytes.contains(&0)

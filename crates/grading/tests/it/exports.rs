@@ -5,7 +5,7 @@ use std::io::Read;
 use proptest::prelude::*;
 use tandem_grading::export::{Choice, Format, Refusal, Row, SheetKind, fill, outline, write};
 use tandem_grading::review::{Decision, Review, Standing};
-use tandem_grading::{Item, ItemKind, Origin, Points, Rubric, Student, System};
+use tandem_grading::{Graded, Item, ItemKind, Origin, Points, Rubric, Student, System};
 
 const TITLE: &str = "Sum of evens";
 const COLUMN: &str = "Sum of evens (4711)";
@@ -592,6 +592,7 @@ fn a_worksheet_is_known_by_what_stands_in_it() {
 fn a_table_whose_letters_are_not_known_is_refused() {
     for (sheet, why) in [
         (&b"\xef\xbb\xbfName,Grade\nH\xfcbner,\n"[..], "UTF-8"),
+        (b"PK\x03\x04x", "save it as CSV"),
         (b"sep=;\nName;Grade\nann;\n", "delete that line"),
     ] {
         let refused = outline(sheet, "any").unwrap_err().to_string();
@@ -687,6 +688,35 @@ fn own_forms_have_what_was_approved_and_say_who_approved_it() {
                 .all(|(_, text)| text.contains("AI-assisted"))
         );
     }
+}
+
+/// What a person graded alone is not called a model's, also where a run had a result without points for it.
+#[test]
+fn a_model_has_a_part_only_where_it_gave_something() {
+    let rubric = rubric();
+    let review = Review {
+        decision: Decision::Approved,
+        points: [("a".to_owned(), points(1.0)), ("b".to_owned(), points(1.0))].into(),
+        ..Review::default()
+    };
+    let text = r#"{"name": "x", "status": "failed", "reasons": [], "score": null, "max_score": 10, "criteria": [],
+        "feedback": null, "flags": [], "notes": [], "jobs": []}"#;
+    let nothing: Graded = serde_json::from_str(text).unwrap();
+    let with = |model: Option<&Graded>| {
+        let standing = Standing {
+            rubric: &rubric,
+            model,
+            review: &review,
+        };
+        let row = Row::new("x", &Origin::default(), &standing);
+        row.grade().unwrap().is_assisted
+    };
+    let mut scored = nothing.clone();
+    scored.score = Some(2.0);
+    let mut written = nothing.clone();
+    written.feedback = Some("Fine.".to_owned());
+    assert!(!with(None) && !with(Some(&nothing)));
+    assert!(with(Some(&scored)) && with(Some(&written)));
 }
 
 /// A cell of any gradebook: quotes, delimiters, line ends and letters of any script.

@@ -34,7 +34,7 @@ fn files_and_folders_are_submissions() {
     let files: Vec<&str> = list[0].files.iter().map(|f| f.name.as_str()).collect();
     assert_eq!(files, ["Main.java", "notes.txt", "sub/Help.java"]);
     assert!(text(list[2].problem.as_ref()).contains("not supported"));
-    assert!(text(list[3].problem.as_ref()).contains("no supported file"));
+    assert!(text(list[3].problem.as_ref()).contains("can be read: data.bin"));
     assert!([0, 1, 4, 5].iter().all(|&i| list[i].problem.is_none()));
 }
 
