@@ -243,7 +243,7 @@ pub(crate) async fn start(
     works: Vec<i64>,
     settings: &Settings,
 ) -> Result<i64, PageError> {
-    let (place, run) = make(shared, (assignment, works), settings).await?;
+    let (place, run) = make(shared, (assignment, works), settings, false).await?;
     let begun = begin(place, run).await?;
     tokio::spawn(async move { drive(begun, &NOBODY).await });
     Ok(run)
@@ -260,7 +260,7 @@ pub(crate) async fn grade_now(
         PageError::Busy => GradebookError::Busy,
         _ => GradebookError::Run("the gradebook cannot be written".to_owned()),
     };
-    let (place, run) = make(shared, works, settings).await.map_err(ended)?;
+    let (place, run) = make(shared, works, settings, true).await.map_err(ended)?;
     let begun = begin(place, run).await.map_err(ended)?;
     match drive(begun, observer).await {
         Ok(true) => Ok(()),
@@ -273,11 +273,17 @@ async fn make(
     shared: &Arc<Shared>,
     (assignment, works): (i64, Vec<i64>),
     settings: &Settings,
+    ends_others: bool,
 ) -> Result<(Place, i64), PageError> {
     shared.server()?;
     let place = Place::take(shared)?;
     let text = serde_json::to_string(settings).unwrap_or_default();
-    let start = move |writer: &Writer<'_>| writer.start_run(assignment, &works, &text).map(Ok);
+    let start = move |writer: &Writer<'_>| {
+        if ends_others {
+            writer.end_unfinished_runs(assignment)?;
+        }
+        writer.start_run(assignment, &works, &text).map(Ok)
+    };
     let run = shared.store.write::<i64, StoreError>(start).await?;
     Ok((place, run))
 }

@@ -310,6 +310,25 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Ends the runs of an assignment that were broken off: what is left of them goes to the next one.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn end_unfinished_runs(&self, assignment: i64) -> rusqlite::Result<()> {
+        self.sql.execute(
+            "DELETE FROM run_work WHERE run IN
+                (SELECT id FROM run WHERE assignment = ?1 AND ifnull(outcome, '') <> 'done')
+             AND NOT EXISTS (SELECT 1 FROM result WHERE run = run_work.run AND submission = run_work.submission)",
+            [assignment],
+        )?;
+        self.sql.execute(
+            "UPDATE run SET outcome = 'done', problem = NULL, ended = ifnull(ended, ?2)
+             WHERE assignment = ?1 AND ifnull(outcome, '') <> 'done'",
+            (assignment, self.now),
+        )?;
+        Ok(())
+    }
+
     /// A run that was stopped or interrupted goes on.
     ///
     /// # Errors

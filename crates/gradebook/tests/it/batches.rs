@@ -198,6 +198,16 @@ async fn a_batch_that_is_dropped_or_whose_models_go_away_goes_on() {
     grading.models.pause_ms.store(0, Ordering::Relaxed);
     let (all, _) = grading.run(&rubric, &works, EarlierRun::Resume).await;
     assert!(all.unwrap().iter().all(|one| one.status == Status::Graded));
+    // No run is left that seems to wait for somebody.
+    let runs = grading
+        .open()
+        .store()
+        .read_now(|reader| reader.runs(1))
+        .unwrap();
+    assert!(
+        runs.len() == 3 && runs.iter().all(|run| run.is_done()),
+        "{runs:?}"
+    );
     for (name, bytes) in before {
         assert_eq!(grading.files()[&name], bytes, "{name} was made again");
         let Some(i) = name
