@@ -346,6 +346,7 @@ async fn run_once(
         _ => task.out.clone(),
     };
     let folder = Folder::open(&out, rubric, submissions, EarlierRun::Replace)?;
+    folder.begin()?;
     let report = |p: Progress<'_>| reporter.report(&p);
     let graded = grade(&settings, rubric, submissions, &folder, &report).await;
     reporter.finish();

@@ -1,10 +1,10 @@
 //! A run without pages: its results go into a folder, too.
 
-use tandem_grading::review::{Review, Standing};
+use tandem_grading::review::{Decision, Review, Standing};
 use tandem_grading::revision::Inputs;
 use tandem_grading::{
-    EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Job, Points, Progress, Rubric,
-    Submission,
+    EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, GradingError, Points, Progress,
+    Rubric, Submission,
 };
 
 use crate::error::GradebookError;
@@ -45,6 +45,8 @@ impl Gradebook {
         settings.asks_anew = batch.earlier_run == EarlierRun::Replace;
         let config = settings.config(server).await;
         let config = config.map_err(|_| ended("the models do not answer"))?;
+        // Nothing of another run is touched: neither its files nor what it grades by.
+        let place = runs::place(shared)?;
         let (assignment, works) = shared.store.write_now(|writer| {
             let assignment = writer.keep_assignment(batch.course, batch.rubric)?;
             let works = writer.hand_in_all(assignment, batch.submissions)?;
@@ -57,6 +59,7 @@ impl Gradebook {
             EarlierRun::Resume => batch.take_over(shared, (assignment, &works), &config)?,
             _ => {}
         }
+        batch.folder.begin()?;
         let due = shared.store.read_now(|reader| {
             let choice = runs::choice(reader, assignment, batch.rubric, &config)?;
             let mut due = Vec::new();
@@ -74,9 +77,9 @@ impl Gradebook {
         if !due.is_empty() {
             let observer = Observer {
                 report: batch.report,
-                keep: &|graded| batch.folder.keep(graded),
+                keep: &|work, graded| batch.keep(&works, work, graded),
             };
-            runs::grade_now(shared, (assignment, due), &settings, &observer).await?;
+            runs::grade_now(place, (assignment, due), &settings, &observer).await?;
         }
         let all = shared.store.read_now(|reader| {
             let pairs = works.iter().zip(batch.submissions);
@@ -95,6 +98,17 @@ impl Gradebook {
 }
 
 impl Batch<'_> {
+    /// Writes a result under the name that the submission has here; the gradebook may call it otherwise.
+    fn keep(&self, works: &[i64], work: i64, graded: &Graded) -> Result<(), GradingError> {
+        let index = works.iter().position(|known| *known == work);
+        let submission = index.and_then(|index| self.submissions.get(index));
+        let mut graded = graded.clone();
+        if let Some(submission) = submission {
+            graded.name.clone_from(&submission.name);
+        }
+        self.folder.keep(&graded)
+    }
+
     /// Takes over what an earlier version of tandem left in the folder alone.
     fn take_over(
         &self,
@@ -156,7 +170,10 @@ fn result(
     rubric: &Rubric,
     submission: &Submission,
 ) -> rusqlite::Result<Option<Graded>> {
-    let Some(mut graded) = reader.work(work)?.and_then(|work| work.graded) else {
+    let Some(work_now) = reader.work(work)? else {
+        return Ok(None);
+    };
+    let (review, Some(mut graded)) = (work_now.review, work_now.graded) else {
         return Ok(None);
     };
     let standing = Standing {
@@ -174,17 +191,11 @@ fn result(
     if graded.score.is_none() && !graded.criteria.is_empty() {
         return Ok(None);
     }
-    let calls = reader.calls(work)?;
-    let last = |job| {
-        let mut of_job = calls.iter().map(|(_, record)| record);
-        of_job.find(|record| record.job == job && !record.without_comments)
-    };
-    let analysis = last(Job::CodeAnalysis);
-    // After an analysis that failed, no feedback is asked for; an earlier one belongs to another result.
-    let is_of_it = |started| {
-        graded.score.is_some() || analysis.is_some_and(|analysis| started >= analysis.started_ms)
-    };
-    let feedback = last(Job::Feedback).filter(|feedback| is_of_it(feedback.started_ms));
-    graded.jobs = analysis.into_iter().chain(feedback).cloned().collect();
+    if review.decision != Decision::Open {
+        let note =
+            "a person has settled it in the gradebook; this is what a model suggested before";
+        graded.notes.push(note.to_owned());
+    }
+    graded.jobs = reader.calls_of_result(work)?;
     Ok(Some(graded))
 }

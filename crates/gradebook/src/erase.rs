@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::GradebookError;
 use crate::platform::private_file;
-use crate::runs::hold;
+use crate::runs;
 use crate::store::{Assignment, Reader, StoreError, Writer};
 use crate::{Gradebook, Shared};
 
@@ -101,7 +101,7 @@ impl Gradebook {
     /// # Errors
     /// While a run goes on, or if the store fails.
     pub fn erase(&self, scope: Scope) -> Result<Option<Erasure>, GradebookError> {
-        let place = hold(&self.shared)?;
+        let place = runs::place(&self.shared)?;
         let store = &self.shared.store;
         let erased = store.write_now(|writer| {
             let erasure = Erasure::new(writer, scope)?;

@@ -91,7 +91,7 @@ pub(crate) struct Runs {
 }
 
 /// The right to run, until it is dropped.
-struct Place {
+pub(crate) struct Place {
     shared: Arc<Shared>,
     _lock: File,
 }
@@ -184,20 +184,6 @@ impl Place {
     }
 }
 
-/// The right to run, held while something else goes on that no run may be beside.
-pub(crate) struct Hold {
-    _lock: File,
-}
-
-/// Takes it.
-pub(crate) fn hold(shared: &Shared) -> Result<Hold, GradebookError> {
-    let lock = take_lock(shared).map_err(|error| match error {
-        PageError::Busy => GradebookError::Busy,
-        _ => GradebookError::Run("the lock of the runs cannot be taken".to_owned()),
-    })?;
-    Ok(Hold { _lock: lock })
-}
-
 fn take_lock(shared: &Shared) -> Result<File, PageError> {
     let file = File::create(&shared.runs.lock).map_err(|error| {
         tracing::error!(%error, "the lock of the runs cannot be made");
@@ -226,14 +212,14 @@ struct Task {
 pub(crate) struct Observer<'a> {
     /// Hears how far it is.
     pub(crate) report: &'a (dyn Fn(&Progress<'_>) + Send + Sync),
-    /// Gets each result before the store has it.
-    pub(crate) keep: &'a (dyn Fn(&Graded) -> Result<(), GradingError> + Send + Sync),
+    /// Gets each result, with the number of its work, before the store has it.
+    pub(crate) keep: &'a (dyn Fn(i64, &Graded) -> Result<(), GradingError> + Send + Sync),
 }
 
 /// Nobody: pages look into the store.
 const NOBODY: Observer<'static> = Observer {
     report: &|_| {},
-    keep: &|_| Ok(()),
+    keep: &|_, _| Ok(()),
 };
 
 /// Starts a run of these works, or says why not.
@@ -243,24 +229,33 @@ pub(crate) async fn start(
     works: Vec<i64>,
     settings: &Settings,
 ) -> Result<i64, PageError> {
-    let (place, run) = make(shared, (assignment, works), settings, false).await?;
+    shared.server()?;
+    let place = Place::take(shared)?;
+    let run = make(shared, (assignment, works), settings, false).await?;
     let begun = begin(place, run).await?;
     tokio::spawn(async move { drive(begun, &NOBODY).await });
     Ok(run)
 }
 
+/// The right to run, for what comes before one.
+pub(crate) fn place(shared: &Arc<Shared>) -> Result<Place, GradebookError> {
+    Place::take(shared).map_err(|error| match error {
+        PageError::Busy => GradebookError::Busy,
+        _ => GradebookError::Run("the lock of the runs cannot be taken".to_owned()),
+    })
+}
+
 /// Grades works to the end of their run, or says why that was not reached.
 pub(crate) async fn grade_now(
-    shared: &Arc<Shared>,
+    place: Place,
     works: (i64, Vec<i64>),
     settings: &Settings,
     observer: &Observer<'_>,
 ) -> Result<(), GradebookError> {
-    let ended = |error| match error {
-        PageError::Busy => GradebookError::Busy,
-        _ => GradebookError::Run("the gradebook cannot be written".to_owned()),
-    };
-    let (place, run) = make(shared, works, settings, true).await.map_err(ended)?;
+    let ended = |_| GradebookError::Run("the gradebook cannot be written".to_owned());
+    let run = make(&place.shared, works, settings, true)
+        .await
+        .map_err(ended)?;
     let begun = begin(place, run).await.map_err(ended)?;
     match drive(begun, observer).await {
         Ok(true) => Ok(()),
@@ -274,9 +269,7 @@ async fn make(
     (assignment, works): (i64, Vec<i64>),
     settings: &Settings,
     ends_others: bool,
-) -> Result<(Place, i64), PageError> {
-    shared.server()?;
-    let place = Place::take(shared)?;
+) -> Result<i64, PageError> {
     let text = serde_json::to_string(settings).unwrap_or_default();
     let start = move |writer: &Writer<'_>| {
         if ends_others {
@@ -284,8 +277,7 @@ async fn make(
         }
         writer.start_run(assignment, &works, &text).map(Ok)
     };
-    let run = shared.store.write::<i64, StoreError>(start).await?;
-    Ok((place, run))
+    Ok(shared.store.write::<i64, StoreError>(start).await?)
 }
 
 /// Goes on with a run that was stopped, failed or was interrupted.
@@ -609,7 +601,7 @@ impl tandem_grading::Store for RunStore<'_> {
             work: self.task.works[index],
             inputs: Some(&inputs),
         };
-        (self.observer.keep)(graded)?;
+        (self.observer.keep)(of.work, graded)?;
         self.write(|writer| writer.keep_result(&of, graded))
     }
 

@@ -104,20 +104,22 @@ impl<'a> Folder<'a> {
             rubric,
             files: submissions.iter().map(&mut file).collect(),
         };
-        let together = TOGETHER.map(|name| dir.join(name));
         let mut results = folder.files.values().map(|file| folder.json(file));
-        let has_some =
-            results.any(|file| file.exists()) || together.iter().any(|file| file.exists());
+        let has_some = results.any(|file| file.exists())
+            || TOGETHER.iter().any(|name| dir.join(name).exists());
         if earlier_run == EarlierRun::Refuse && has_some {
             return Err(folder.exists());
         }
-        folder.clear(&together)?;
         Ok(folder)
     }
 
-    /// Removes what would not belong to the results beside it if a run did not come to its end, and what one that was killed
+    /// Begins a run, which nobody else may be in: removes what would not belong to the results beside it if a run did not come to its end, and what one that was killed
     /// has left half written.
-    fn clear(&self, together: &[PathBuf]) -> Result<(), GradingError> {
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub fn begin(&self) -> Result<(), GradingError> {
+        let together = TOGETHER.map(|name| self.dir.join(name));
         let write = |path: &Path, source| GradingError::Write {
             path: path.to_owned(),
             source,
@@ -152,21 +154,24 @@ impl<'a> Folder<'a> {
         self.dir.join(format!("{file}.json"))
     }
 
-    fn file(&self, submission: &str) -> &str {
-        self.files.get(submission).map_or("", String::as_str)
+    fn file(&self, submission: &str) -> Option<&str> {
+        self.files.get(submission).map(String::as_str)
     }
 
-    /// Whether a result is there as it is now, whatever calls made it.
+    /// Whether both files of a result are there as they are now.
     #[must_use]
     pub fn has(&self, graded: &Graded) -> bool {
-        let without_calls = |bytes: &[u8]| {
-            let mut value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
-            value.as_object_mut()?.remove("jobs")?;
-            Some(value)
+        let Some(file) = self.file(&graded.name) else {
+            return false;
         };
-        let there = fs::read(self.json(self.file(&graded.name))).unwrap_or_default();
-        let there = without_calls(&there);
-        there.is_some() && there == without_calls(&json(&self.single(graded)))
+        let value = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).ok();
+        let there = fs::read(self.json(file))
+            .ok()
+            .and_then(|bytes| value(&bytes));
+        let report = fs::read(self.dir.join(format!("{file}.md"))).ok();
+        there.is_some()
+            && there == value(&json(&self.single(graded)))
+            && report == Some(markdown::report(self.rubric, graded).into_bytes())
     }
 
     fn single<'b>(&'b self, graded: &'b Graded) -> Single<'b> {
@@ -181,7 +186,7 @@ impl<'a> Folder<'a> {
     /// The result of a submission that an earlier version of tandem left there, if it depends on the same as this run's.
     #[must_use]
     pub fn earlier(&self, config: &GradingConfig, submission: &Submission) -> Option<Graded> {
-        let bytes = fs::read(self.json(self.file(&submission.name))).ok()?;
+        let bytes = fs::read(self.json(self.file(&submission.name)?)).ok()?;
         let earlier: Earlier = serde_json::from_slice(&bytes).ok()?;
         let mut then = config.clone();
         // As it was told then.
@@ -197,7 +202,8 @@ impl<'a> Folder<'a> {
     /// # Errors
     /// A file that cannot be written.
     pub fn keep(&self, graded: &Graded) -> Result<(), GradingError> {
-        let file = self.file(&graded.name);
+        let unknown = || GradingError::Store(format!("`{}` is not of this run", graded.name));
+        let file = self.file(&graded.name).ok_or_else(unknown)?;
         let single = self.single(graded);
         let report = markdown::report(self.rubric, graded);
         write_atomically(&self.dir, &format!("{file}.md"), report.as_bytes())?;
@@ -209,7 +215,10 @@ impl<'a> Folder<'a> {
     /// # Errors
     /// A file that cannot be written.
     pub fn finish(&self, graded: &[Graded]) -> Result<(), GradingError> {
-        let files: Vec<&str> = graded.iter().map(|one| self.file(&one.name)).collect();
+        let files: Vec<&str> = graded
+            .iter()
+            .map(|one| self.file(&one.name).unwrap_or_default())
+            .collect();
         write_all(&self.dir, self.rubric, graded, &files)
     }
 }

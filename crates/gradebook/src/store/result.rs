@@ -148,6 +148,27 @@ impl Reader<'_> {
         self.sql.query_row(query, [result], read).optional()
     }
 
+    /// The calls that the result of a work that holds was made of; none of what earlier versions kept.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn calls_of_result(&self, work: i64) -> rusqlite::Result<Vec<JobRecord>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT (SELECT record FROM model_call WHERE submission = ?1 AND question = asked.value
+                     ORDER BY id DESC LIMIT 1)
+             FROM json_each((SELECT questions FROM result WHERE submission = ?1 ORDER BY id DESC LIMIT 1)) AS asked
+             ORDER BY asked.key",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| row.get::<_, Option<String>>(0);
+        let found: Vec<Option<String>> =
+            query.query_map([work], read)?.collect::<Result<_, _>>()?;
+        found
+            .iter()
+            .flatten()
+            .map(|text| read_json(0, text))
+            .collect()
+    }
+
     /// The calls that were made for a work, the latest first, with the time of each in milliseconds since 1970.
     ///
     /// # Errors
@@ -193,8 +214,9 @@ impl Writer<'_> {
     pub fn keep_result(&self, of: &Kept<'_>, graded: &Graded) -> rusqlite::Result<()> {
         let score = graded.score.and_then(Points::from_f64);
         self.sql.execute(
-            "INSERT INTO result (run, submission, inputs, status, score, findings, feedback, flags, notes, created)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            "INSERT INTO result
+                (run, submission, inputs, status, score, findings, feedback, flags, notes, created, questions)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
             (
                 of.run,
                 of.work,
@@ -206,6 +228,7 @@ impl Writer<'_> {
                 json(&graded.flags),
                 json(&graded.notes),
                 self.now,
+                json(&graded.jobs.iter().map(|job| &job.question).collect::<Vec<_>>()),
             ),
         )?;
         let result = self.sql.last_insert_rowid();

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
+use tandem_gradebook::store::{By, Role, WriteError};
 use tandem_gradebook::{Batch, Gradebook, GradebookError};
+use tandem_grading::review::Change;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Rubric, Status, Submission, inputs,
 };
@@ -131,8 +133,14 @@ async fn a_folder_goes_on_with_what_its_gradebook_has() {
         3
     );
 
+    // What was damaged is written again, from the gradebook.
+    std::fs::write(grading.dir.path().join("w0.md"), "junk").unwrap();
+    std::fs::remove_file(grading.dir.path().join("w1.md")).unwrap();
     let (again, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
     assert_eq!((scores(&again.unwrap()), asked), (scores(&all), 0));
+    for name in ["w0.md", "w1.md"] {
+        assert_eq!(grading.files()[name], before[name], "{name}");
+    }
     // What was there stays, byte for byte.
     assert_eq!(grading.files()["w2.json"], after["w2.json"]);
     let changed = submissions(&["return 1", "return 2", "return 4"]);
@@ -279,4 +287,53 @@ async fn two_batches_do_not_write_to_one_folder_and_what_cannot_be_written_is_sa
         failed.contains("cannot write") && failed.contains("w2.md"),
         "{failed}"
     );
+}
+
+/// Whose name the gradebook has otherwise, and what a person has settled.
+#[tokio::test]
+async fn a_folder_calls_a_submission_as_it_came_and_says_what_is_settled() {
+    let grading = Grading::new().await;
+    let rubric = rubric(&[]);
+    let works = submissions(&["return 1", "return 2"]);
+    let known = |name: &str, id: &str| {
+        let mut one = works[0].clone();
+        one.name = name.to_owned();
+        one.origin.system = tandem_grading::System::Canvas;
+        one.origin.students = vec![tandem_grading::Student {
+            name: "kim".to_owned(),
+            ids: vec![id.to_owned()],
+        }];
+        one
+    };
+    let (first, _) = grading
+        .run(&rubric, &[known("kim", "506")], EarlierRun::Refuse)
+        .await;
+    first.unwrap();
+    let both = [known("kim", "505"), known("kim (506)", "506")];
+    let (all, _) = grading.run(&rubric, &both, EarlierRun::Replace).await;
+    let names: Vec<String> = all.unwrap().into_iter().map(|one| one.name).collect();
+    assert_eq!(names, ["kim", "kim (506)"]);
+    assert!(!grading.files().contains_key(".json"));
+    let store = grading.open().store().clone();
+    let settled = store.write_now(|writer| {
+        let by = By {
+            person: writer.person(Role::Teacher)?,
+            session: "s",
+            key: None,
+        };
+        let seen = writer.work(1)?.unwrap().seen;
+        writer.change((1, seen), &by, &Change::Approve { confirmed: true })
+    });
+    settled.map_err(|e: WriteError| e.to_string()).unwrap();
+    let (all, asked) = grading.run(&rubric, &both, EarlierRun::Replace).await;
+    let notes: Vec<bool> = all
+        .unwrap()
+        .iter()
+        .map(|one| {
+            one.notes
+                .iter()
+                .any(|note| note.contains("a person has settled it"))
+        })
+        .collect();
+    assert_eq!((notes, asked), (vec![false, true], 2));
 }

@@ -6,3 +6,6 @@ CREATE TABLE original (
     bytes BLOB, -- none where it was too large to keep
     PRIMARY KEY (submission, place)
 ) STRICT;
+
+-- The questions whose answers it was made of; none of what earlier versions kept.
+ALTER TABLE result ADD COLUMN questions TEXT NOT NULL DEFAULT '[]';
