@@ -34,8 +34,10 @@ pub struct Erasure {
     pub names: Vec<String>,
     /// Approved grades among them that have not left since.
     pub not_exported: i64,
-    /// Assignments that a student is in: the teacher's own gradebook, which has the name, is forgotten there.
+    /// Assignments of the courses that a student is in: the teacher's own gradebook, which has the name, is forgotten there.
     pub sheets: Vec<Assignment>,
+    /// Works of groups that a student is in, which stay, as they are others', too.
+    pub groups: Vec<String>,
 }
 
 impl Erasure {
@@ -48,11 +50,19 @@ impl Erasure {
             }
             Scope::Student(work) => {
                 erasure.works = reader.works_of_student(work)?;
+                erasure.groups = reader.groups_of_student(work)?;
+                let mut places = Vec::new();
                 for work in &erasure.works {
-                    let of = reader.work(*work)?.map_or(0, |work| work.assignment);
-                    if !erasure.sheets.iter().any(|known| known.id == of) {
-                        erasure.sheets.extend(reader.assignment(of)?);
-                    }
+                    places.extend(reader.work(*work)?.map(|work| work.assignment));
+                }
+                // The name may also stand where nothing was handed in.
+                for place in places.clone() {
+                    places.extend(reader.course_of(place)?);
+                }
+                places.sort_unstable();
+                places.dedup();
+                for place in places {
+                    erasure.sheets.extend(reader.assignment(place)?);
                 }
                 Vec::new()
             }
@@ -67,6 +77,13 @@ impl Erasure {
         erasure.names = reader.names_of(&erasure.works)?;
         let is_nothing = erasure.works.is_empty() && erasure.assignments.is_empty();
         Ok((!is_nothing).then_some(erasure))
+    }
+
+    /// Of what goes: a page deletes what it showed, and nothing that came since.
+    pub(crate) fn digest(&self) -> String {
+        let ids: Vec<i64> = self.assignments.iter().map(|one| one.id).collect();
+        let text = format!("{:?} {ids:?}", self.works);
+        blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
     }
 
     fn run(&self, writer: &Writer<'_>) -> rusqlite::Result<()> {
@@ -101,16 +118,30 @@ impl Gradebook {
     /// # Errors
     /// While a run goes on, or if the store fails.
     pub fn erase(&self, scope: Scope) -> Result<Option<Erasure>, GradebookError> {
+        self.erase_seen(scope, None)
+    }
+
+    /// The same, if it is still what a page showed.
+    pub(crate) fn erase_seen(
+        &self,
+        scope: Scope,
+        seen: Option<&str>,
+    ) -> Result<Option<Erasure>, GradebookError> {
         let place = runs::place(&self.shared)?;
         let store = &self.shared.store;
         let erased = store.write_now(|writer| {
             let erasure = Erasure::new(writer, scope)?;
             if let Some(erasure) = &erasure {
+                if seen.is_some_and(|seen| seen != erasure.digest()) {
+                    return Ok(Err(GradebookError::Seen));
+                }
                 erasure.run(writer)?;
             }
-            Ok(Ok::<_, StoreError>(erasure))
+            Ok(Ok(erasure))
         })?;
-        store.flush()?;
+        // What waits to be taken in may have the same names.
+        self.shared.intakes.clear();
+        store.sweep()?;
         drop(place);
         Ok(erased)
     }

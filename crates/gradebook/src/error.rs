@@ -27,6 +27,9 @@ pub enum GradebookError {
     /// Another run writes to the gradebook.
     #[error("another run is going on in this gradebook; wait for its end")]
     Busy,
+    /// What is to be deleted is not what a page showed.
+    #[error("something came since the page was opened")]
+    Seen,
     /// A run did not come to its end.
     #[error("{0}")]
     Run(String),

@@ -1,7 +1,7 @@
 //! Uploads that were read and not taken in yet: a person looks at what was found first.
 //!
-//! [`Intakes::add`] remembers one, [`Intakes::get`] shows it, [`Intakes::take`] ends it. They are in memory alone, and only the
-//! latest few: an upload that is gone is sent again.
+//! [`Intakes::add`] remembers one, [`Intakes::get`] shows it, [`Intakes::taken`] ends it. They are in memory alone, and only
+//! the latest few: an upload that is gone is sent again.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use tandem_grading::{GradingError, Original, Rubric, Submission, read_originals}
 
 use crate::limits::MAX_INTAKES;
 use crate::security::random_text;
-use crate::store::{SheetFile, StoreError, Writer};
+use crate::store::{SheetFile, Store, StoreError, Writer};
 use crate::uploads::Upload;
 
 /// One upload.
@@ -34,11 +34,18 @@ pub(crate) struct Intake {
 #[derive(Default)]
 pub(crate) struct Intakes {
     all: Mutex<VecDeque<(String, Arc<Intake>)>>,
+    /// Where those that were taken in went: whoever sends the form twice goes there, too.
+    taken: Mutex<VecDeque<(String, String)>>,
 }
 
 impl Intakes {
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<(String, Arc<Intake>)>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets all.
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
     }
 
     /// Remembers one; its number, which nobody guesses.
@@ -58,11 +65,21 @@ impl Intakes {
         found.map(|(_, intake)| Arc::clone(intake))
     }
 
-    /// The same, which is forgotten.
-    pub(crate) fn take(&self, id: &str) -> Option<Arc<Intake>> {
-        let mut all = self.lock();
-        let place = all.iter().position(|(known, _)| known == id)?;
-        all.remove(place).map(|(_, intake)| intake)
+    /// One was taken in, and its page is this one from now on.
+    pub(crate) fn taken(&self, id: &str, page: &str) {
+        self.lock().retain(|(known, _)| known != id);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.push_back((id.to_owned(), page.to_owned()));
+        while taken.len() > MAX_INTAKES {
+            taken.pop_front();
+        }
+    }
+
+    /// Where one that was taken in went.
+    pub(crate) fn page_of(&self, id: &str) -> Option<String> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = taken.iter().find(|(known, _)| known == id);
+        found.map(|(_, page)| page.clone())
     }
 }
 
@@ -86,12 +103,12 @@ impl Intake {
         }
     }
 
-    /// Takes in what is not left out, with the files as they came; the number of the assignment.
+    /// Takes in what is not left out; the number of the assignment, and that of each submission.
     pub(crate) fn keep(
         &self,
         writer: &Writer<'_>,
         is_left_out: &dyn Fn(usize) -> bool,
-    ) -> rusqlite::Result<Result<i64, Untaken>> {
+    ) -> rusqlite::Result<(i64, Vec<Option<i64>>)> {
         let assignment = writer.keep_assignment(&self.course, &self.rubric)?;
         let mut ids = vec![None; self.submissions.len()];
         for (index, submission) in self.submissions.iter().enumerate() {
@@ -107,22 +124,21 @@ impl Intake {
         if let Some((sheet, _)) = &self.sheet {
             writer.keep_sheet(assignment, sheet)?;
         }
+        Ok((assignment, ids))
+    }
+
+    /// Keeps the files as they came, one after the other: others write meanwhile.
+    pub(crate) fn keep_originals(&self, store: &Store, ids: &[Option<i64>]) -> Result<(), Untaken> {
         let mut failed = None;
-        let read = read_originals(&self.works, &mut |index, original: Original| {
+        read_originals(&self.works, &mut |index, original: Original| {
             let Some(id) = ids.get(index).copied().flatten() else {
                 return true;
             };
-            match writer.keep_original(id, &original) {
-                Ok(()) => true,
-                Err(error) => {
-                    failed = Some(error);
-                    false
-                }
-            }
-        });
-        match (failed, read) {
-            (Some(error), _) => Err(error),
-            (None, read) => Ok(read.map(|()| assignment).map_err(Untaken::Files)),
-        }
+            let kept = store
+                .write_now(|writer| writer.keep_original(id, &original).map(Ok::<_, StoreError>));
+            failed = kept.err();
+            failed.is_none()
+        })?;
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 }

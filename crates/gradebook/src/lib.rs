@@ -110,6 +110,9 @@ impl Gradebook {
     /// If the store cannot be opened.
     pub fn open_alone(path: &Path) -> Result<Self, GradebookError> {
         let store = Store::open(path)?;
+        if let Err(error) = store.sweep() {
+            tracing::warn!(%error, "bytes of what was deleted are still in the gradebook");
+        }
         let number = store.write_now(|writer| -> rusqlite::Result<Result<_, StoreError>> {
             let known_or_new = |name| match writer.setting(name)? {
                 Some(value) => Ok(value),

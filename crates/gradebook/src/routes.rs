@@ -68,11 +68,11 @@ fn of_teachers() -> Router<Arc<Shared>> {
         .route("/a/{id}/rubric/read", post(pages::rubric::read))
         .route(
             "/a/{id}/delete",
-            get(pages::erase::assignment).post(pages::erase::erase),
+            get(pages::erase::assignment).post(pages::erase::erase_assignment),
         )
         .route(
             "/w/{id}/delete",
-            get(pages::erase::work).post(pages::erase::erase),
+            get(pages::erase::work).post(pages::erase::erase_work),
         )
         .route("/r/{id}/stop", post(pages::run::stop))
         .route("/r/{id}/stop-now", post(pages::run::stop_now))

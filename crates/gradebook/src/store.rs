@@ -67,6 +67,14 @@ pub enum StoreError {
         /// Why.
         source: std::io::Error,
     },
+    /// Somebody else reads the file all the time.
+    #[error(
+        "another program has the gradebook open; what was deleted is overwritten when tandem opens it next"
+    )]
+    Busy,
+    /// The name of a file cannot be given to SQLite.
+    #[error("the name of the file is not UTF-8; choose another one")]
+    Name,
     /// The work was ended in the middle.
     #[error("the gradebook stopped in the middle of a task")]
     Ended,
@@ -208,15 +216,29 @@ impl Store {
         done
     }
 
-    /// Puts what was written into the file itself, so that nothing that was deleted is left beside it.
+    /// Writes the file anew where something was deleted, so that no byte of that is left in it or beside it.
     ///
     /// # Errors
-    /// If SQLite says no.
-    pub fn flush(&self) -> Result<(), StoreError> {
-        let connection = lock(&self.inner.writer);
-        connection
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-            .map_err(|e| self.sql(e))
+    /// If SQLite says no, or somebody else reads the file all the time; then it is done when the gradebook is opened next.
+    pub fn sweep(&self) -> Result<(), StoreError> {
+        if !self.read_now(|reader| reader.is_unswept())? {
+            return Ok(());
+        }
+        // Those that are kept open would hold what was.
+        lock(&self.inner.readers).clear();
+        let is_busy = {
+            let connection = lock(&self.inner.writer);
+            connection
+                .execute_batch("VACUUM")
+                .map_err(|e| self.sql(e))?;
+            let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
+            let busy = connection.query_row(checkpoint, [], |row| row.get::<_, i64>(0));
+            busy.map_err(|e| self.sql(e))? != 0
+        };
+        if is_busy {
+            return Err(StoreError::Busy);
+        }
+        self.write_now(|writer| writer.is_swept().map(Ok))
     }
 
     /// Writes all into another file, which is there and empty, as one state.
@@ -225,8 +247,13 @@ impl Store {
     /// If SQLite says no.
     pub fn copy_to(&self, file: &Path) -> Result<(), StoreError> {
         let connection = connection(&self.inner.path).map_err(|e| self.sql(e))?;
-        let file = file.to_string_lossy();
-        let copied = connection.execute("VACUUM INTO ?1", [&file]);
+        // A whole path, which SQLite takes for no address.
+        let whole = file.canonicalize().ok();
+        let file = whole
+            .as_deref()
+            .and_then(Path::to_str)
+            .ok_or(StoreError::Name)?;
+        let copied = connection.execute("VACUUM INTO ?1", [file]);
         copied.map(|_| ()).map_err(|e| self.sql(e))
     }
 

@@ -66,6 +66,10 @@ pub(crate) struct EraseView {
     pub(crate) not_exported: i64,
     /// Where a student is.
     pub(crate) places: Vec<String>,
+    /// Works of groups that stay.
+    pub(crate) groups: String,
+    /// What the page showed.
+    pub(crate) seen: String,
 }
 
 impl EraseView {
@@ -79,6 +83,7 @@ impl EraseView {
             "assignment" => ("This assignment", "Delete the assignment"),
             _ => ("The whole course", "Delete the course"),
         };
+        let seen = erasure.digest();
         let is_of_some = erasure.assignments.is_empty() && !names_hidden;
         Self {
             what,
@@ -95,6 +100,11 @@ impl EraseView {
                 .map(|one| format!("{} / {}", one.course, one.title))
                 .collect(),
             not_exported: erasure.not_exported,
+            seen,
+            groups: match names_hidden {
+                true => String::new(),
+                false => erasure.groups.join("; "),
+            },
             places: erasure
                 .sheets
                 .into_iter()

@@ -52,6 +52,11 @@ impl Budget {
         }
     }
 
+    /// Counts what came out and was read by nobody.
+    pub(crate) fn charge(&self, count: u64) {
+        self.bytes.set(self.bytes.get().saturating_sub(count));
+    }
+
     /// Reads what has at most `limit` bytes; what was read counts, also where it is too much.
     ///
     /// # Errors

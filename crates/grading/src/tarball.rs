@@ -97,7 +97,8 @@ fn unpacked(bytes: impl Read, budget: &Budget) -> Result<Vec<Member>, String> {
     }
     let mut rest = archive.into_inner();
     // The end of gzip has a sum of all.
-    io::copy(&mut rest, &mut io::sink()).map_err(|error| broken(&error))?;
+    let count = io::copy(&mut rest, &mut io::sink()).map_err(|error| broken(&error))?;
+    budget.charge(count);
     if rest.zeros < BLOCK {
         return Err(broken(&"it has no end"));
     }

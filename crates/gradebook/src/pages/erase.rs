@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::{Id, fields, names_hidden};
 use crate::erase::Scope;
 use crate::error::{GradebookError, PageError};
+use crate::store::StoreError;
 use crate::view::{self, ErasePage, EraseView};
 use crate::{Gradebook, Shared};
 
@@ -18,6 +19,7 @@ use crate::{Gradebook, Shared};
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Wanted {
     what: String,
+    seen: String,
 }
 
 fn scope(what: &str, id: i64) -> Option<Scope> {
@@ -99,22 +101,50 @@ pub(crate) async fn assignment(
     )
 }
 
-/// Deletes what was chosen.
-pub(crate) async fn erase(
+/// Deletes what was chosen of a work's page.
+pub(crate) async fn erase_work(
     State(shared): State<Arc<Shared>>,
     Id(id): Id<i64>,
     form: Result<Form<Wanted>, FormRejection>,
 ) -> Result<Response, PageError> {
-    let wanted = fields(form)?;
-    let scope = scope(&wanted.what, id).ok_or(PageError::NotFound)?;
+    erase(shared, id, ["submission", "student"], fields(form)?).await
+}
+
+/// The same of an assignment's.
+pub(crate) async fn erase_assignment(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+    form: Result<Form<Wanted>, FormRejection>,
+) -> Result<Response, PageError> {
+    erase(shared, id, ["assignment", "course"], fields(form)?).await
+}
+
+async fn erase(
+    shared: Arc<Shared>,
+    id: i64,
+    scopes: [&str; 2],
+    wanted: Wanted,
+) -> Result<Response, PageError> {
+    let what = scopes.into_iter().find(|what| *what == wanted.what);
+    let scope = what
+        .and_then(|what| scope(what, id))
+        .ok_or(PageError::NotFound)?;
     let gradebook = Gradebook {
         shared: Arc::clone(&shared),
     };
-    let erased = tokio::task::spawn_blocking(move || gradebook.erase(scope)).await;
+    let task = move || gradebook.erase_seen(scope, Some(&wanted.seen));
+    let erased = tokio::task::spawn_blocking(task).await;
     match erased {
         Ok(Ok(Some(_))) => Ok(Redirect::to(shared.paths.home()).into_response()),
         Ok(Ok(None)) => Err(PageError::NotFound),
         Ok(Err(GradebookError::Busy)) => Err(PageError::Busy),
+        Ok(Err(GradebookError::Seen)) => Err(PageError::Form(
+            "Something came since this page was opened. Nothing was deleted; open it again.".to_owned(),
+        )),
+        Ok(Err(GradebookError::Store(StoreError::Busy))) => Err(PageError::Form(
+            "It is deleted. Its bytes are in the file until tandem opens it next, as another program has it open."
+                .to_owned(),
+        )),
         Ok(Err(error)) => {
             tracing::error!(%error, "nothing can be deleted");
             Err(PageError::Store)

@@ -12,7 +12,7 @@ use super::fields;
 use crate::Shared;
 use crate::error::PageError;
 use crate::intake::Untaken;
-use crate::store::{Reader, Writer};
+use crate::store::{Reader, StoreError};
 use crate::view::intake::IntakePage;
 use crate::view::{self};
 
@@ -25,6 +25,9 @@ pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
     Path(id): Path<String>,
 ) -> Result<Response, PageError> {
+    if let Some(page) = shared.intakes.page_of(&id) {
+        return Ok(Redirect::to(&page).into_response());
+    }
     let intake = shared.intakes.get(&id).ok_or_else(gone)?;
     let paths = shared.paths;
     let read = move |reader: &Reader<'_>| IntakePage::new(paths, &id, &intake, reader);
@@ -39,24 +42,36 @@ pub(crate) async fn take(
     form: Result<Form<HashMap<String, String>>, FormRejection>,
 ) -> Result<Response, PageError> {
     let form = fields(form)?;
-    let intake = shared.intakes.take(&id).ok_or_else(gone)?;
+    if let Some(page) = shared.intakes.page_of(&id) {
+        return Ok(Redirect::to(&page).into_response());
+    }
+    let intake = shared.intakes.get(&id).ok_or_else(gone)?;
     let is_begun = intake.is_begun;
-    let keep = move |writer: &Writer<'_>| {
-        intake.keep(writer, &|index| {
-            form.contains_key(&format!("leave-{index}"))
-        })
+    let store = shared.store.clone();
+    // What fails can be tried again: the upload is still there.
+    let task = move || {
+        let is_left_out = |index| form.contains_key(&format!("leave-{index}"));
+        let (assignment, ids) =
+            store.write_now(|writer| intake.keep(writer, &is_left_out).map(Ok::<_, StoreError>))?;
+        intake.keep_originals(&store, &ids)?;
+        Ok::<_, Untaken>(assignment)
     };
-    match shared.store.write::<i64, Untaken>(keep).await {
-        Ok(assignment) => {
-            let next = match is_begun {
-                true => shared.paths.rubric(assignment),
-                false => shared.paths.runs(assignment),
-            };
-            Ok(Redirect::to(&next).into_response())
+    let taken = tokio::task::spawn_blocking(task).await;
+    let assignment = match taken {
+        Ok(Ok(assignment)) => assignment,
+        Ok(Err(error)) => {
+            tracing::error!(%error, "an upload cannot be taken in");
+            return Err(PageError::Store);
         }
         Err(error) => {
             tracing::error!(%error, "an upload cannot be taken in");
-            Err(PageError::Store)
+            return Err(PageError::Store);
         }
-    }
+    };
+    let next = match is_begun {
+        true => shared.paths.rubric(assignment),
+        false => shared.paths.runs(assignment),
+    };
+    shared.intakes.taken(&id, &next);
+    Ok(Redirect::to(&next).into_response())
 }

@@ -119,6 +119,11 @@ pub(crate) async fn forget(
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     write(&shared, move |writer| writer.forget_person(id)).await?;
+    let store = shared.store.clone();
+    let swept = tokio::task::spawn_blocking(move || store.sweep()).await;
+    if let Ok(Err(error)) = swept {
+        tracing::warn!(%error, "a name is still in the file");
+    }
     Ok(Redirect::to(shared.paths.home()).into_response())
 }
 

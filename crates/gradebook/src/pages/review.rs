@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tandem_grading::review::PointsOf;
 use tandem_grading::{Rubric, Submission};
 
-use super::{Id, PARTS, Viewer, attachment};
+use super::{Id, PARTS, Viewer, attachment, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::store::{Assignment, Person, Reader, Work};
@@ -58,12 +58,16 @@ pub(crate) async fn picture(
 pub(crate) async fn original(
     State(shared): State<Arc<Shared>>,
     Id((work, place)): Id<(i64, i64)>,
+    headers: HeaderMap,
 ) -> Result<Response, PageError> {
     let read = move |reader: &Reader<'_>| reader.original(work, place);
     let found = shared.store.read(read).await?;
     let (name, bytes) = found.ok_or(PageError::NotFound)?;
-    let name = name.rsplit('/').next().unwrap_or_default();
-    Ok(attachment(name, bytes))
+    let name = match names_hidden(&headers) {
+        true => view::code::nameless(&name, place),
+        false => name.rsplit('/').next().unwrap_or_default().to_owned(),
+    };
+    Ok(attachment(&name, bytes))
 }
 
 /// Reads a work with its assignment.

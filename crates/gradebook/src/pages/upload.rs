@@ -196,17 +196,18 @@ async fn read_text(
 const FILES: [&str; 6] = ["rubric", "template", "solution", "works", "folder", "sheet"];
 
 /// The last part of a file's name, or of a file in a folder all of them; nothing if a part would lead elsewhere or is hidden.
+/// Signs that a system has no files with are lines.
 fn file_name(field: &Field<'_>, is_in_folder: bool) -> Option<Vec<String>> {
     let name = field.file_name()?;
     let parts: Vec<&str> = match is_in_folder {
         true => name.split('/').collect(),
         false => name.rsplit(['/', '\\']).take(1).collect(),
     };
-    let is_fine = |part: &&str| {
-        !part.is_empty() && !part.starts_with('.') && !part.contains(['/', '\\', ':', '\0'])
-    };
+    let is_fine = |part: &&str| !part.is_empty() && !part.starts_with('.');
     let is_plain = !parts.is_empty() && parts.iter().all(is_fine);
-    is_plain.then(|| parts.into_iter().map(str::to_owned).collect())
+    let odd = if cfg!(windows) { "\\:*?\"<>|\0" } else { "\0" };
+    let plain = |part: &str| part.replace(|c| odd.contains(c), "_");
+    is_plain.then(|| parts.into_iter().map(plain).collect())
 }
 
 async fn keep(mut field: Field<'_>, path: &Path) -> Result<(), PageError> {

@@ -118,9 +118,15 @@ impl Writer<'_> {
                     row.get(0)
                 })?;
         self.sql.execute(
-            "INSERT INTO assignment (course, key, title, created) VALUES (?1, ?2, ?3, ?4)
+            "INSERT INTO assignment (id, course, key, title, created) VALUES (?5, ?1, ?2, ?3, ?4)
              ON CONFLICT (course, key) DO UPDATE SET title = ?3",
-            (course, &rubric.id, &rubric.title, self.now),
+            (
+                course,
+                &rubric.id,
+                &rubric.title,
+                self.now,
+                self.next_number("assignment")?,
+            ),
         )?;
         let id: i64 = self.sql.query_row(
             "SELECT id FROM assignment WHERE course = ?1 AND key = ?2",

@@ -4,8 +4,16 @@ use rusqlite::OptionalExtension;
 
 use super::{Assignment, Reader, Writer, json};
 
-/// Name of the setting with the highest number that a submission ever had: a page that is still open names no other one.
-const FLOOR: &str = "last submission";
+/// Tables whose numbers stand in addresses: none is given twice, so that a page that is still open names nothing else.
+const NUMBERED: [&str; 3] = ["submission", "assignment", "run"];
+
+/// Name of the setting with the highest number that one of them ever had.
+fn floor(table: &str) -> String {
+    format!("last {table}")
+}
+
+/// Name of the setting that says that deleted bytes are still in the file.
+const UNSWEPT: &str = "unswept";
 
 /// Name of an assistant whose name was deleted.
 pub(crate) const FORGOTTEN: &str = "somebody who graded";
@@ -34,6 +42,17 @@ const OF_ASSIGNMENT: &[&str] = &[
     "DELETE FROM assignment WHERE id = ?1",
 ];
 
+/// A name without the number that tells it from others.
+fn without_number(name: &str) -> &str {
+    match name
+        .strip_suffix(')')
+        .and_then(|name| name.rsplit_once(" ("))
+    {
+        Some((name, _)) => name,
+        None => name,
+    }
+}
+
 impl Reader<'_> {
     fn ids(&self, query: &str, of: i64) -> rusqlite::Result<Vec<i64>> {
         let mut query = self.sql.prepare_cached(query)?;
@@ -56,19 +75,61 @@ impl Reader<'_> {
         )
     }
 
-    /// All works of the student whose a work is, by what the learning system knows them by. A name alone tells who it is
-    /// within a course.
+    /// All works of the student whose a work is, in all courses, by what the learning system knows them by. A name, and the
+    /// number that Moodle gives anew in each assignment, tell who it is within a course alone, and only where nobody else in
+    /// an assignment is called so.
     ///
     /// # Errors
     /// If SQLite says no.
     pub fn works_of_student(&self, work: i64) -> rusqlite::Result<Vec<i64>> {
-        let same = self.ids(
-            "SELECT other.id FROM submission JOIN submission AS other ON other.key = submission.key
-             JOIN assignment ON assignment.id = submission.assignment
-             JOIN assignment AS its ON its.id = other.assignment
-             WHERE submission.id = ?1 AND (submission.key <> submission.name OR its.course = assignment.course)",
-            work,
+        let mut query = self.sql.prepare_cached(
+            "SELECT submission.key, submission.key = submission.name OR submission.key LIKE 'Moodle: %', assignment.course,
+                    submission.name, submission.assignment
+             FROM submission JOIN assignment ON assignment.id = submission.assignment WHERE submission.id = ?1",
         )?;
+        type Known = (String, bool, i64, String, i64);
+        let read = |row: &rusqlite::Row<'_>| -> rusqlite::Result<Known> {
+            Ok((
+                row.get(0)?,
+                row.get(1)?,
+                row.get(2)?,
+                row.get(3)?,
+                row.get(4)?,
+            ))
+        };
+        let Some((key, is_of_course, course, name, own)) =
+            query.query_row([work], read).optional()?
+        else {
+            return Ok(Vec::new());
+        };
+        let mut same: Vec<i64> = vec![work];
+        if is_of_course {
+            let name = without_number(&name);
+            let mut others = self.sql.prepare_cached(
+                "SELECT submission.id, submission.assignment, submission.name
+                 FROM submission JOIN assignment ON assignment.id = submission.assignment
+                 WHERE assignment.course = ?1 AND submission.replaced_by IS NULL AND submission.assignment <> ?2",
+            )?;
+            let row = |row: &rusqlite::Row<'_>| -> rusqlite::Result<(i64, i64, String)> {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            };
+            let found = others.query_map((course, own), row)?;
+            let found: Vec<(i64, i64, String)> = found.collect::<rusqlite::Result<_>>()?;
+            let called: Vec<&(i64, i64, String)> = found
+                .iter()
+                .filter(|one| without_number(&one.2) == name)
+                .collect();
+            let is_only = |one: &&&(i64, i64, String)| {
+                called.iter().filter(|other| other.1 == one.1).count() == 1
+            };
+            same.extend(called.iter().filter(is_only).map(|one| one.0));
+        } else {
+            let mut query = self
+                .sql
+                .prepare_cached("SELECT id FROM submission WHERE key = ?1")?;
+            let found = query.query_map([key], |row| row.get(0))?;
+            same.extend(found.collect::<rusqlite::Result<Vec<i64>>>()?);
+        }
         let mut all = Vec::new();
         for one in same {
             all.extend(self.versions(one)?);
@@ -76,6 +137,29 @@ impl Reader<'_> {
         all.sort_unstable();
         all.dedup();
         Ok(all)
+    }
+
+    /// Works of groups that a student is in, by the number of the learning system, with others.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn groups_of_student(&self, work: i64) -> rusqlite::Result<Vec<String>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT DISTINCT grouped.name FROM submission JOIN submission AS grouped
+             ON ', ' || substr(grouped.key, instr(grouped.key, ': ') + 2) || ','
+                LIKE '%, ' || substr(submission.key, instr(submission.key, ': ') + 2) || ',%'
+             AND substr(grouped.key, 1, instr(grouped.key, ': ')) = substr(submission.key, 1, instr(submission.key, ': '))
+             WHERE submission.id = ?1 AND grouped.key <> submission.key AND submission.key <> submission.name",
+        )?;
+        query.query_map([work], |row| row.get(0))?.collect()
+    }
+
+    /// Whether deleted bytes may still be in the file.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn is_unswept(&self) -> rusqlite::Result<bool> {
+        Ok(self.setting(UNSWEPT)?.is_some())
     }
 
     /// All works of an assignment, those that count no more included.
@@ -141,15 +225,32 @@ impl Reader<'_> {
 }
 
 impl Writer<'_> {
-    /// The number of the next submission, which none ever had.
-    pub(super) fn next_submission(&self) -> rusqlite::Result<i64> {
-        let last: Option<i64> = self
-            .sql
-            .query_row("SELECT max(id) FROM submission", [], |row| row.get(0))
-            .optional()?
-            .flatten();
-        let floor: Option<i64> = self.setting(FLOOR)?.and_then(|text| text.parse().ok());
+    /// The number of the next row of a table, which none ever had.
+    pub(super) fn next_number(&self, table: &str) -> rusqlite::Result<i64> {
+        let query = format!("SELECT max(id) FROM {table}");
+        let last: Option<i64> = self.sql.query_row(&query, [], |row| row.get(0))?;
+        let floor = self.setting(&floor(table))?;
+        let floor: Option<i64> = floor.and_then(|text| text.parse().ok());
         Ok(last.max(floor).unwrap_or(0) + 1)
+    }
+
+    /// Remembers which numbers were given, before some of them go.
+    fn keep_numbers(&self) -> rusqlite::Result<()> {
+        for table in NUMBERED {
+            let last = self.next_number(table)? - 1;
+            self.set(&floor(table), &last.to_string())?;
+        }
+        self.set(UNSWEPT, "1")
+    }
+
+    /// Says that no deleted byte is left in the file.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn is_swept(&self) -> rusqlite::Result<()> {
+        self.sql
+            .execute("DELETE FROM setting WHERE name = ?1", [UNSWEPT])?;
+        Ok(())
     }
 
     /// Deletes works with all that was made of them.
@@ -157,8 +258,7 @@ impl Writer<'_> {
     /// # Errors
     /// If SQLite says no, as where another work was handed in in place of one of them.
     pub fn erase_works(&self, works: &[i64]) -> rusqlite::Result<()> {
-        let last = self.next_submission()? - 1;
-        self.set(FLOOR, &last.to_string())?;
+        self.keep_numbers()?;
         let works = json(&works);
         for statement in OF_SUBMISSIONS {
             self.sql.execute(statement, [&works])?;
@@ -198,6 +298,7 @@ impl Writer<'_> {
     /// If SQLite says no.
     pub fn forget_person(&self, person: i64) -> rusqlite::Result<()> {
         self.dismiss(person)?;
+        self.set(UNSWEPT, "1")?;
         self.sql.execute(
             "UPDATE person SET name = ?2 WHERE id = ?1 AND role = 'assistant'",
             (person, FORGOTTEN),

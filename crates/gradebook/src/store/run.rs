@@ -278,10 +278,10 @@ impl Writer<'_> {
         settings: &str,
     ) -> rusqlite::Result<i64> {
         self.sql.execute(
-            "INSERT INTO run (assignment, number, rubric_version, settings, created)
-             SELECT ?1, (SELECT count(*) + 1 FROM run WHERE assignment = ?1), id, ?2, ?3
+            "INSERT INTO run (id, assignment, number, rubric_version, settings, created)
+             SELECT ?4, ?1, (SELECT count(*) + 1 FROM run WHERE assignment = ?1), id, ?2, ?3
              FROM rubric_version WHERE assignment = ?1 ORDER BY number DESC LIMIT 1",
-            (assignment, settings, self.now),
+            (assignment, settings, self.now, self.next_number("run")?),
         )?;
         let run = self.sql.last_insert_rowid();
         let mut insert = self

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
 use tandem_grading::review::Review;
-use tandem_grading::{Graded, Origin, Original, Rubric, Submission, key_of_name};
+use tandem_grading::{Graded, Original, Rubric, Submission, key_of_name};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -337,7 +337,7 @@ impl Writer<'_> {
                 self.now,
                 earlier.as_ref().map(|(id, _)| *id),
                 key,
-                self.next_submission()?,
+                self.next_number("submission")?,
             ),
         )?;
         let id = self.sql.last_insert_rowid();
@@ -397,7 +397,8 @@ impl Writer<'_> {
     pub fn keep_original(&self, work: i64, original: &Original) -> rusqlite::Result<()> {
         let mut insert = self.sql.prepare_cached(
             "INSERT INTO original (submission, place, name, bytes)
-             SELECT ?1, (SELECT count(*) FROM original WHERE submission = ?1), ?2, ?3",
+             SELECT ?1, (SELECT count(*) FROM original WHERE submission = ?1), ?2, ?3
+             WHERE NOT EXISTS (SELECT 1 FROM original WHERE submission = ?1 AND name = ?2)",
         )?;
         insert.execute((work, &original.name, &original.bytes))?;
         Ok(())
@@ -437,9 +438,8 @@ fn is_same(known: &str, submission: &Submission) -> bool {
     if known.pictures().next().is_none() {
         new.files.iter_mut().for_each(|file| file.pictures.clear());
     }
-    if known.origin == Origin::default() {
-        known.origin = new.origin.clone();
-    }
+    // Whose it is has been told by its key; what a system calls folders and names is no matter.
+    known.origin = new.origin.clone();
     known == new
 }
 

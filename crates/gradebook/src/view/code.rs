@@ -124,9 +124,8 @@ impl Code {
         names_hidden: bool,
     ) -> Self {
         let one = |(place, (name, size)): (usize, &(String, Option<u64>))| {
-            let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
             let name = match names_hidden {
-                true => format!("file {}.{extension}", place + 1),
+                true => nameless(name, i64::try_from(place).unwrap_or(i64::MAX)),
                 false => name.clone(),
             };
             (size.map(|_| paths.original(self.work, place)), name)
@@ -134,6 +133,12 @@ impl Code {
         self.originals = originals.iter().enumerate().map(one).collect();
         self
     }
+}
+
+/// What a file is called where no student may be known by it.
+pub(crate) fn nameless(name: &str, place: i64) -> String {
+    let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
+    format!("file {}.{extension}", place.saturating_add(1))
 }
 
 /// What was handed in before a work, and how far that was; and what took its place.

@@ -95,6 +95,23 @@ fn count(site: &Site, text: &str) -> usize {
         .sum()
 }
 
+/// Deletes what a page shows, with a button of it.
+async fn delete(site: &Site, path: &str, what: &str) -> reqwest::Response {
+    let page = site.get(path).await.text().await.unwrap();
+    let seen = seen(&page, what);
+    site.post(path, &[("what", what), ("seen", &seen)]).await
+}
+
+/// What a page says that it showed beside a button.
+fn seen(page: &str, what: &str) -> String {
+    let button = format!("value=\"{what}\"");
+    let form = page.split("<form").find(|form| form.contains(&button));
+    let form = form.and_then(|form| form.split("name=\"seen\" value=\"").nth(1));
+    form.and_then(|rest| rest.split('"').next())
+        .unwrap_or_default()
+        .to_owned()
+}
+
 fn is_sound(site: &Site) {
     let sql = rusqlite::Connection::open(site.folder().join("g.sqlite")).unwrap();
     let broken = sql.query_row("SELECT count(*) FROM pragma_foreign_key_check", [], |row| {
@@ -129,9 +146,7 @@ async fn a_student_is_gone_and_nobody_else_is() {
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }
-    let deleted = site
-        .post(&format!("/w/{gone}/delete"), &[("what", "student")])
-        .await;
+    let deleted = delete(&site, &format!("/w/{gone}/delete"), "student").await;
     assert_eq!(deleted.status(), 303);
     assert_eq!(
         count(&site, &mark(1)),
@@ -150,7 +165,7 @@ async fn a_student_is_gone_and_nobody_else_is() {
     assert_eq!(format!("{:?}", works(&site.gradebook, second)[1]), before);
     assert_eq!(site.get(&format!("/w/{gone}")).await.status(), 404);
     assert_eq!(
-        site.post(&format!("/w/{gone}/delete"), &[("what", "student")])
+        delete(&site, &format!("/w/{gone}/delete"), "student")
             .await
             .status(),
         404
@@ -158,8 +173,7 @@ async fn a_student_is_gone_and_nobody_else_is() {
     assert_eq!(site.get(&format!("/w/{stays}")).await.status(), 200);
     // Who comes next gets a number that none ever had, so that no page that is still open means another one.
     let last = works(&site.gradebook, second)[2].id;
-    site.post(&format!("/w/{last}/delete"), &[("what", "submission")])
-        .await;
+    delete(&site, &format!("/w/{last}/delete"), "submission").await;
     site.gradebook
         .hand_in("Marked", &rubric("second"), &submissions())
         .unwrap();
@@ -187,9 +201,7 @@ async fn assignments_and_courses_go_whole() {
         .hand_in("Marked", &rubric("first"), &again)
         .unwrap();
     assert_eq!(
-        site.post("/a/2/delete", &[("what", "assignment")])
-            .await
-            .status(),
+        delete(&site, "/a/2/delete", "assignment").await.status(),
         303
     );
     assert_eq!(count(&site, &mark(9)), 0);
@@ -201,9 +213,7 @@ async fn assignments_and_courses_go_whole() {
         "{home}"
     );
     assert_eq!(
-        site.post("/a/3/delete", &[("what", "course")])
-            .await
-            .status(),
+        delete(&site, "/a/3/delete", "assignment").await.status(),
         303
     );
     let home = site.get("").await.text().await.unwrap();
@@ -218,9 +228,7 @@ async fn assignments_and_courses_go_whole() {
     }
     // The sample goes, too, and does not come back.
     assert_eq!(
-        site.post("/a/1/delete", &[("what", "course")])
-            .await
-            .status(),
+        delete(&site, "/a/1/delete", "assignment").await.status(),
         303
     );
     let read = |reader: &Reader<'_>| Ok(reader.assignments()?.len());
@@ -239,7 +247,7 @@ async fn nothing_is_deleted_while_a_run_goes_on() {
         .unwrap();
     models.pause_ms.store(30, Ordering::Relaxed);
     assert_eq!(site.post(&page, &[("what", "all")]).await.status(), 303);
-    let refused = site.post("/a/2/delete", &[("what", "assignment")]).await;
+    let refused = delete(&site, "/a/2/delete", "assignment").await;
     assert_eq!(refused.status(), 409);
     assert_eq!(works(&site.gradebook, 2).len(), 4);
     let other = site.reopened().await;
@@ -277,4 +285,181 @@ async fn a_backup_is_the_gradebook_and_old_assignments_are_found() {
     assert_eq!(unused(last(1)), Vec::<i64>::new());
     assert_eq!(unused(last(2)), [1]);
     assert_eq!(unused(last(3) + 1), [3, 2, 1]);
+}
+
+/// A page that is still open deletes what it showed, or nothing.
+#[tokio::test]
+async fn a_stale_page_deletes_nothing_else() {
+    let site = Site::new().await;
+    let hand_in = |course: &str, id: &str, count: usize| {
+        site.gradebook
+            .hand_in(course, &rubric(id), &submissions()[..count])
+            .unwrap()
+    };
+    hand_in("Alpha", "first", 2);
+    let page = site.get("/a/2/delete").await.text().await.unwrap();
+    let old = seen(&page, "assignment");
+    // More came in.
+    hand_in("Alpha", "first", 4);
+    let form = [("what", "assignment"), ("seen", old.as_str())];
+    assert_eq!(site.post("/a/2/delete", &form).await.status(), 422);
+    assert_eq!(works(&site.gradebook, 2).len(), 4);
+    // The last assignment goes, and another one comes: it has another number.
+    assert_eq!(
+        delete(&site, "/a/2/delete", "assignment").await.status(),
+        303
+    );
+    hand_in("Beta", "second", 2);
+    assert_eq!(site.post("/a/2/delete", &form).await.status(), 404);
+    assert_eq!(works(&site.gradebook, 3).len(), 2);
+    // A page of a work deletes no assignment.
+    let work = works(&site.gradebook, 3)[0].id;
+    let odd = site.post(&format!("/w/{work}/delete"), &form).await;
+    assert_eq!(odd.status(), 404);
+}
+
+fn of_moodle(name: &str, id: &str) -> Submission {
+    let mut one = Submission::of_text("main.py", &format!("x = '{name}'"));
+    one.name = name.to_owned();
+    one.origin = Origin {
+        system: System::Moodle,
+        students: vec![Student {
+            name: name.to_owned(),
+            ids: vec![id.to_owned()],
+        }],
+        ..Origin::default()
+    };
+    one
+}
+
+/// Moodle numbers anew in each assignment, and members of a group are several.
+#[tokio::test]
+async fn a_student_is_who_the_system_knows() {
+    let site = Site::new().await;
+    let hand_in = |course: &str, id: &str, all: &[Submission]| {
+        site.gradebook.hand_in(course, &rubric(id), all).unwrap();
+    };
+    hand_in(
+        "One",
+        "first",
+        &[
+            of_moodle("Anna Bell", "55"),
+            of_moodle("Kim Lee (1)", "1"),
+            of_moodle("Kim Lee (2)", "2"),
+        ],
+    );
+    hand_in(
+        "One",
+        "second",
+        &[of_moodle("Anna Bell", "205"), of_moodle("Kim Lee", "7")],
+    );
+    hand_in(
+        "Two",
+        "third",
+        &[of_moodle("Zed Other", "55"), of_moodle("Anna Bell", "9")],
+    );
+    let names = |id| -> Vec<String> {
+        works(&site.gradebook, id)
+            .into_iter()
+            .map(|w| w.name)
+            .collect()
+    };
+    let anna = works(&site.gradebook, 2)[0].id;
+    assert_eq!(
+        delete(&site, &format!("/w/{anna}/delete"), "student")
+            .await
+            .status(),
+        303
+    );
+    assert_eq!(
+        (names(2).len(), names(3), names(4)),
+        (
+            2,
+            vec!["Kim Lee".to_owned()],
+            vec!["Zed Other".to_owned(), "Anna Bell".to_owned()]
+        )
+    );
+    // Nobody knows which of two it is.
+    let kim = works(&site.gradebook, 3)[0].id;
+    let erasure = site
+        .gradebook
+        .would_erase(Scope::Student(kim))
+        .unwrap()
+        .unwrap();
+    assert_eq!(erasure.works, [kim]);
+}
+
+#[tokio::test]
+async fn work_of_a_group_is_others_too() {
+    let site = Site::new().await;
+    let scope = |ids: &[&str]| {
+        let mut one = Submission::of_text("main.py", "x = 1");
+        let student = |id: &&str| Student {
+            name: "Ann".to_owned(),
+            ids: vec![(*id).to_owned()],
+        };
+        one.name = ids.join(" and ");
+        one.origin = Origin {
+            system: System::Gradescope,
+            students: ids.iter().map(student).collect(),
+            ..Origin::default()
+        };
+        one
+    };
+    let all = [scope(&["s1"]), scope(&["s1", "s2"]), scope(&["s11"])];
+    site.gradebook
+        .hand_in("Three", &rubric("fourth"), &all)
+        .unwrap();
+    let ann = works(&site.gradebook, 2)[0].id;
+    let erasure = site
+        .gradebook
+        .would_erase(Scope::Student(ann))
+        .unwrap()
+        .unwrap();
+    assert_eq!((erasure.works, erasure.groups.len()), (vec![ann], 1));
+}
+
+/// While another program reads the file, what was deleted is still in it, which is said; it goes when the file is free.
+#[tokio::test]
+async fn what_cannot_be_overwritten_now_is_said_and_goes_later() {
+    let site = Site::new().await;
+    site.gradebook
+        .hand_in("Marked", &rubric("first"), &submissions())
+        .unwrap();
+    let reader = rusqlite::Connection::open(site.folder().join("g.sqlite")).unwrap();
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM submission;")
+        .unwrap();
+    let said = site
+        .gradebook
+        .erase(Scope::Assignment(2))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        said.contains("another program has the gradebook open"),
+        "{said}"
+    );
+    assert!(works(&site.gradebook, 2).is_empty());
+    drop(reader);
+    drop(site.reopened().await);
+    for i in 0..4 {
+        assert_eq!(count(&site, &mark(i)), 0);
+    }
+}
+
+#[test]
+fn a_backup_goes_where_its_name_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let gradebook = Gradebook::open(&folder.path().join("g.sqlite")).unwrap();
+    for name in [
+        "file:uri.sqlite",
+        ":memory:",
+        "file:x?mode=memory",
+        "a b 'c'.sqlite",
+    ] {
+        let file = folder.path().join(name);
+        gradebook.back_up(&file).unwrap();
+        assert!(std::fs::metadata(&file).unwrap().len() > 10_000, "{name}");
+        assert!(Gradebook::open(&file).is_ok(), "{name}");
+    }
 }
