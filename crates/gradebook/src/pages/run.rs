@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use askama::Template;
+use axum::Extension;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -17,7 +18,7 @@ use crate::error::PageError;
 use crate::live::{self, Shown};
 use crate::paths::Paths;
 use crate::runs::{self, Choice, Settings};
-use crate::store::{Assignment, Reader, RubricVersion, RunRow, now_ms};
+use crate::store::{Assignment, Person, Reader, Role, RubricVersion, RunRow, now_ms};
 use crate::view::queue::label;
 use crate::view::run::{RunView, per_work_ms};
 use crate::view::words;
@@ -250,9 +251,12 @@ pub(crate) async fn start(
 /// A run.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
-    let view = look(&shared, id).await?.ok_or(PageError::NotFound)?;
+    let view = look(&shared, id, &person)
+        .await?
+        .ok_or(PageError::NotFound)?;
     let page = RunPage {
         events: (!view.is_over).then(|| shared.paths.run_events(id)),
         run: view,
@@ -263,12 +267,13 @@ pub(crate) async fn show(
 /// What changes of it, as it changes.
 pub(crate) async fn events(
     State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
     Id(id): Id<i64>,
 ) -> Result<Response, PageError> {
     Ok(live::stream(LOOK, move || {
-        let shared = Arc::clone(&shared);
+        let (shared, person) = (Arc::clone(&shared), person.clone());
         async move {
-            let view = look(&shared, id).await.ok().flatten()?;
+            let view = look(&shared, id, &person).await.ok().flatten()?;
             let is_final = view.is_over;
             let html = view.render().ok()?;
             Some(Shown { html, is_final })
@@ -276,13 +281,19 @@ pub(crate) async fn events(
     }))
 }
 
-async fn look(shared: &Arc<Shared>, id: i64) -> Result<Option<RunView>, PageError> {
+async fn look(
+    shared: &Arc<Shared>,
+    id: i64,
+    person: &Person,
+) -> Result<Option<RunView>, PageError> {
+    let is_teacher = person.role == Role::Teacher;
     let (paths, going) = (shared.paths, shared.runs.going(id));
     let activity = Arc::clone(&shared.activity);
     let read = move |reader: &Reader<'_>| {
         RunView::new(paths, reader, id, going.as_deref(), &activity, now_ms())
     };
-    Ok(shared.store.read(read).await?)
+    let view = shared.store.read(read).await?;
+    Ok(view.map(|view| RunView { is_teacher, ..view }))
 }
 
 /// Tells a run to stop.

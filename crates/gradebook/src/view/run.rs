@@ -41,6 +41,8 @@ pub(crate) struct RunView {
     pub(crate) needs: Vec<Need>,
     pub(crate) review: String,
     pub(crate) again: String,
+    /// Who may stop it and go on with it.
+    pub(crate) is_teacher: bool,
     pub(crate) stop: String,
     pub(crate) stop_now: String,
     pub(crate) go_on: String,
@@ -199,6 +201,7 @@ impl RunView {
             needs: needs(paths, reader, &run, &works)?,
             review: paths.assignment(run.assignment),
             again: paths.runs(run.assignment),
+            is_teacher: false,
             stop: paths.stop_run(id),
             stop_now: paths.stop_run_now(id),
             go_on: paths.continue_run(id),

@@ -59,6 +59,18 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
         assert_eq!(assistant.post(path, &form).await.status(), 403, "{path}");
     }
     assert_eq!(assistant.get("/a/1/run").await.status(), 403);
+    // A run is shown to both, and only the teacher has its buttons.
+    let unfinished = |writer: &tandem_gradebook::store::Writer<'_>| {
+        let run = writer.start_run(1, &[1], "{}")?;
+        Ok(Ok::<_, tandem_gradebook::store::StoreError>(run))
+    };
+    let run = site.gradebook.store().write_now(unfinished).unwrap();
+    let page = format!("/r/{run}");
+    let (ours, theirs) = (text(&site, &page).await, text(&assistant, &page).await);
+    assert!(
+        ours.contains("go-on") && theirs.contains("run 2") && !theirs.contains("go-on"),
+        "{theirs}"
+    );
     let home = text(&assistant, "").await;
     assert!(home.contains("You are Ben.") && !home.contains("Invite"));
     // The link is of no use after that, nor is the browser.
