@@ -6,13 +6,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 use tandem_gradebook::Gradebook;
 use tandem_grading::limits::MAX_TABLE_BYTES;
 use tandem_grading::review::{Review, Standing};
 use tandem_grading::{Agreement, Points, Rubric};
 
-use crate::{files, output, tables};
+use crate::{files, output};
 
 /// The gradebook in a folder of results.
 const GRADEBOOK: &str = "gradebook.sqlite";
@@ -53,7 +55,7 @@ struct Side {
 
 /// What came out.
 #[derive(Serialize)]
-pub struct Comparison {
+struct Comparison {
     /// Submissions that both have points for.
     pub compared: usize,
     /// Those with equal points for each criterion.
@@ -70,7 +72,7 @@ pub struct Comparison {
 
 /// A criterion.
 #[derive(Serialize)]
-pub struct Compared {
+struct Compared {
     pub id: String,
     pub title: String,
     #[serde(flatten)]
@@ -79,7 +81,7 @@ pub struct Compared {
 
 /// A submission.
 #[derive(Serialize)]
-pub struct Changed {
+struct Changed {
     pub name: String,
     pub before: f64,
     pub after: f64,
@@ -110,7 +112,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::print(&serde_json::to_string_pretty(&comparison)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (agreement, changes) = tables::comparison(&comparison);
+    let (agreement, changes) = shown(&comparison);
     output::print(&agreement.to_string())?;
     if count > 0 {
         output::print(&changes.to_string())?;
@@ -274,4 +276,51 @@ fn compare(rubric: &Rubric, first: &Side, second: &Side) -> Comparison {
         criteria,
         changes: all,
     }
+}
+
+/// How far two agree, a line for each criterion; and what changes, a line for each submission.
+fn shown(comparison: &Comparison) -> (Table, Table) {
+    let mut agreement = Table::new();
+    agreement.load_style(UTF8_FULL_CONDENSED);
+    agreement.set_header(vec![
+        "criterion",
+        "equal",
+        "within one step",
+        "bias",
+        "weighted kappa",
+        "a constant: equal",
+    ]);
+    for criterion in &comparison.criteria {
+        let one = &criterion.agreement;
+        let of = |count: usize| right(format!("{count} of {}", one.count));
+        let kappa = one.kappa.map(|kappa| format!("{kappa:.2}"));
+        agreement.add_row(vec![
+            Cell::new(&criterion.title),
+            of(one.equal),
+            of(one.within_one),
+            right(format!("{:+.2}", one.bias)),
+            right(kappa.unwrap_or_else(|| "–".to_owned())),
+            of(one.constant),
+        ]);
+    }
+    let mut changes = Table::new();
+    changes.load_style(UTF8_FULL_CONDENSED);
+    changes.set_header(vec!["submission", "before", "after", "criteria"]);
+    for one in &comparison.changes {
+        let criteria = one.criteria.iter();
+        let criteria: Vec<String> = criteria
+            .map(|(id, a, b)| format!("{id} {a} → {b}"))
+            .collect();
+        changes.add_row(vec![
+            Cell::new(&one.name),
+            right(one.before.to_string()),
+            right(one.after.to_string()),
+            Cell::new(criteria.join(", ")),
+        ]);
+    }
+    (agreement, changes)
+}
+
+fn right(text: String) -> Cell {
+    Cell::new(text).set_alignment(CellAlignment::Right)
 }

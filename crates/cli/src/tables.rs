@@ -1,6 +1,5 @@
 //! Tables for the terminal.
 
-use crate::compare::Comparison;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use tandem_api::{PhasesMs, TandemInfo};
@@ -33,49 +32,6 @@ pub fn changes(changes: &[Change]) -> Table {
         ]);
     }
     table
-}
-
-/// How far two agree, a line for each criterion; and what changes, a line for each submission.
-pub fn comparison(comparison: &Comparison) -> (Table, Table) {
-    let mut agreement = Table::new();
-    agreement.load_style(UTF8_FULL_CONDENSED);
-    agreement.set_header(vec![
-        "criterion",
-        "equal",
-        "within one step",
-        "bias",
-        "weighted kappa",
-        "a constant: equal",
-    ]);
-    for criterion in &comparison.criteria {
-        let one = &criterion.agreement;
-        let of = |count: usize| right(format!("{count} of {}", one.count));
-        let kappa = one.kappa.map(|kappa| format!("{kappa:.2}"));
-        agreement.add_row(vec![
-            Cell::new(&criterion.title),
-            of(one.equal),
-            of(one.within_one),
-            right(format!("{:+.2}", one.bias)),
-            right(kappa.unwrap_or_else(|| NOTHING.to_owned())),
-            of(one.constant),
-        ]);
-    }
-    let mut changes = Table::new();
-    changes.load_style(UTF8_FULL_CONDENSED);
-    changes.set_header(vec!["submission", "before", "after", "criteria"]);
-    for one in &comparison.changes {
-        let criteria = one.criteria.iter();
-        let criteria: Vec<String> = criteria
-            .map(|(id, a, b)| format!("{id} {a} → {b}"))
-            .collect();
-        changes.add_row(vec![
-            Cell::new(&one.name),
-            right(one.before.to_string()),
-            right(one.after.to_string()),
-            Cell::new(criteria.join(", ")),
-        ]);
-    }
-    (agreement, changes)
 }
 
 /// Columns of a table that is not shown on a terminal.

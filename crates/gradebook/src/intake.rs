@@ -11,7 +11,6 @@ use tandem_grading::export::Attendance;
 use tandem_grading::{GradingError, Original, Rubric, Submission, read_originals};
 
 use crate::limits::MAX_INTAKES;
-use crate::security::random_text;
 use crate::store::{SheetFile, Store, StoreError, Writer};
 use crate::uploads::Upload;
 
@@ -48,15 +47,13 @@ impl Intakes {
         self.lock().clear();
     }
 
-    /// Remembers one; its number, which nobody guesses.
-    pub(crate) fn add(&self, intake: Intake) -> String {
-        let id = random_text();
+    /// Remembers one by its number, which nobody guesses.
+    pub(crate) fn add(&self, id: &str, intake: Intake) {
         let mut all = self.lock();
-        all.push_back((id.clone(), Arc::new(intake)));
+        all.push_back((id.to_owned(), Arc::new(intake)));
         while all.len() > MAX_INTAKES {
             all.pop_front();
         }
-        id
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<Arc<Intake>> {

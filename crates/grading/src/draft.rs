@@ -8,9 +8,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::GradingError;
+use crate::error::{GradingError, fault};
 use crate::limits;
-use crate::rubric::fault;
 use crate::style::Length;
 
 /// A rubric, unchecked. The keys are those of the YAML.

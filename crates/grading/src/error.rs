@@ -56,3 +56,11 @@ pub enum GradingError {
         source: io::Error,
     },
 }
+
+/// A rubric that cannot be used.
+pub(crate) fn fault(field: impl Into<String>, problem: impl Into<String>) -> GradingError {
+    GradingError::Rubric {
+        field: field.into(),
+        problem: problem.into(),
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::attempt::{self, Material};
 use crate::draft::{CriterionDraft, Draft, Kind, LevelDraft};
-use crate::error::GradingError;
+use crate::error::{GradingError, fault};
 use crate::files;
 use crate::limits;
 use crate::points::Points;
@@ -200,13 +200,6 @@ impl Rubric {
     /// A rubric that fails a check; the message names the field.
     pub fn parse(text: &str) -> Result<Self, GradingError> {
         parse(text).map(|(rubric, _)| rubric)
-    }
-}
-
-pub(crate) fn fault(field: impl Into<String>, problem: impl Into<String>) -> GradingError {
-    GradingError::Rubric {
-        field: field.into(),
-        problem: problem.into(),
     }
 }
 

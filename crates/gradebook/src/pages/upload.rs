@@ -19,6 +19,7 @@ use crate::Shared;
 use crate::error::PageError;
 use crate::intake::Intake;
 use crate::limits::{MAX_NAME_CHARS, MAX_UPLOADED_FILES};
+use crate::security::random_text;
 use crate::store::SheetFile;
 use crate::uploads::Upload;
 use crate::view::{self, UploadPage};
@@ -90,7 +91,8 @@ pub(crate) async fn take(
         tracing::error!(%error, "what was sent cannot be read");
         PageError::Store
     })??;
-    let id = shared.intakes.add(intake);
+    let id = random_text();
+    shared.intakes.add(&id, intake);
     Ok(Redirect::to(&shared.paths.intake(&id)).into_response())
 }
 

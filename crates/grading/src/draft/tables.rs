@@ -1,8 +1,7 @@
 //! Rubrics that come as tables: of Canvas, and in Markdown.
 
 use super::{CriterionDraft, Draft, LevelDraft};
-use crate::error::GradingError;
-use crate::rubric::fault;
+use crate::error::{GradingError, fault};
 
 /// Columns of a rubric of Canvas, before the triples of its ratings. Source: Canvas, `rubric_csv_importer.rb`.
 const CANVAS: [&str; 4] = [
