@@ -49,6 +49,17 @@ impl<S: Send + Sync, T: serde::de::DeserializeOwned + Send> FromRequestParts<S> 
     }
 }
 
+/// Does what blocks on a thread for that.
+async fn blocking<T: Send + 'static>(
+    task: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, PageError> {
+    let done = tokio::task::spawn_blocking(task).await;
+    done.map_err(|error| {
+        tracing::error!(%error, "a task ended in the middle");
+        PageError::Store
+    })
+}
+
 /// The fields of a form.
 fn fields<T>(form: Result<Form<T>, FormRejection>) -> Result<T, PageError> {
     form.map(|Form(fields)| fields).map_err(|rejection| {

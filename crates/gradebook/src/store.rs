@@ -67,9 +67,10 @@ pub enum StoreError {
         /// Why.
         source: std::io::Error,
     },
-    /// Somebody else reads the file all the time.
+    /// The file cannot be written anew now, as where somebody else reads it all the time.
     #[error(
-        "another program has the gradebook open; what was deleted is overwritten when tandem opens it next"
+        "it is deleted, and its bytes are still in the file, as another program has that open or the disk is full; they go \
+         when tandem opens it next"
     )]
     Busy,
     /// The name of a file cannot be given to SQLite.

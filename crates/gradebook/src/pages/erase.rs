@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::{Id, fields, names_hidden};
+use super::{Id, blocking, fields, names_hidden};
 use crate::erase::Scope;
 use crate::error::{GradebookError, PageError};
 use crate::store::StoreError;
@@ -133,22 +133,19 @@ async fn erase(
         shared: Arc::clone(&shared),
     };
     let task = move || gradebook.erase_seen(scope, Some(&wanted.seen));
-    let erased = tokio::task::spawn_blocking(task).await;
-    match erased {
-        Ok(Ok(Some(_))) => Ok(Redirect::to(shared.paths.home()).into_response()),
-        Ok(Ok(None)) => Err(PageError::NotFound),
-        Ok(Err(GradebookError::Busy)) => Err(PageError::Busy),
-        Ok(Err(GradebookError::Seen)) => Err(PageError::Form(
-            "Something came since this page was opened. Nothing was deleted; open it again.".to_owned(),
-        )),
-        Ok(Err(GradebookError::Store(StoreError::Busy))) => Err(PageError::Form(
-            "It is deleted. Its bytes are in the file until tandem opens it next, as another program has it open."
+    match blocking(task).await? {
+        Ok(Some(_)) => Ok(Redirect::to(shared.paths.home()).into_response()),
+        Ok(None) => Err(PageError::NotFound),
+        Err(GradebookError::Busy) => Err(PageError::Busy),
+        Err(GradebookError::Seen) => Err(PageError::Form(
+            "Something came since this page was opened. Nothing was deleted; open it again."
                 .to_owned(),
         )),
-        Ok(Err(error)) => {
-            tracing::error!(%error, "nothing can be deleted");
-            Err(PageError::Store)
-        }
+        Err(GradebookError::Store(StoreError::Busy)) => Err(PageError::Form(
+            "It is deleted. Its bytes are still in the file, as another program has that open or the disk is full; they \
+             go when tandem opens it next."
+                .to_owned(),
+        )),
         Err(error) => {
             tracing::error!(%error, "nothing can be deleted");
             Err(PageError::Store)

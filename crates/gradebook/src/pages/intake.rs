@@ -8,7 +8,7 @@ use axum::extract::{Form, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
-use super::fields;
+use super::{blocking, fields};
 use crate::Shared;
 use crate::error::PageError;
 use crate::intake::Untaken;
@@ -56,18 +56,10 @@ pub(crate) async fn take(
         intake.keep_originals(&store, &ids)?;
         Ok::<_, Untaken>(assignment)
     };
-    let taken = tokio::task::spawn_blocking(task).await;
-    let assignment = match taken {
-        Ok(Ok(assignment)) => assignment,
-        Ok(Err(error)) => {
-            tracing::error!(%error, "an upload cannot be taken in");
-            return Err(PageError::Store);
-        }
-        Err(error) => {
-            tracing::error!(%error, "an upload cannot be taken in");
-            return Err(PageError::Store);
-        }
-    };
+    let assignment = blocking(task).await?.map_err(|error| {
+        tracing::error!(%error, "an upload cannot be taken in");
+        PageError::Store
+    })?;
     let next = match is_begun {
         true => shared.paths.rubric(assignment),
         false => shared.paths.runs(assignment),

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::{Id, fields};
+use super::{Id, blocking, fields};
 use crate::error::PageError;
 use crate::limits::MAX_NAME_CHARS;
 use crate::security::{digest, random_text};
@@ -120,8 +120,7 @@ pub(crate) async fn forget(
 ) -> Result<Response, PageError> {
     write(&shared, move |writer| writer.forget_person(id)).await?;
     let store = shared.store.clone();
-    let swept = tokio::task::spawn_blocking(move || store.sweep()).await;
-    if let Ok(Err(error)) = swept {
+    if let Err(error) = blocking(move || store.sweep()).await? {
         tracing::warn!(%error, "a name is still in the file");
     }
     Ok(Redirect::to(shared.paths.home()).into_response())

@@ -14,6 +14,7 @@ use tandem_grading::limits::{
 use tandem_grading::{GradingError, Rubric, Submission, load_submissions};
 use tokio::io::AsyncWriteExt;
 
+use super::blocking;
 use super::rubric::read_draft;
 use crate::Shared;
 use crate::error::PageError;
@@ -86,11 +87,7 @@ pub(crate) async fn take(
         Err(_) => None,
     };
     let copied = copied.map(|version| version.rubric);
-    let read = tokio::task::spawn_blocking(move || read(uploaded, copied));
-    let intake = read.await.map_err(|error| {
-        tracing::error!(%error, "what was sent cannot be read");
-        PageError::Store
-    })??;
+    let intake = blocking(move || read(uploaded, copied)).await??;
     let id = random_text();
     shared.intakes.add(&id, intake);
     Ok(Redirect::to(&shared.paths.intake(&id)).into_response())
