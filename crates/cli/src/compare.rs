@@ -8,11 +8,10 @@ use anyhow::{Context, bail};
 use clap::Args;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
-use serde::Serialize;
 use tandem_gradebook::Gradebook;
 use tandem_grading::limits::MAX_TABLE_BYTES;
 use tandem_grading::review::{Review, Standing};
-use tandem_grading::{Agreement, Points, Rubric};
+use tandem_grading::{Comparison, Given, Points, Rubric};
 
 use crate::{files, output};
 
@@ -42,51 +41,12 @@ pub struct Arguments {
 /// Submissions that are listed without `--all`.
 const LISTED: usize = 20;
 
-/// Points by criterion, for each submission that has all of them.
-type Given = BTreeMap<String, BTreeMap<String, Points>>;
-
 /// One of both.
 struct Side {
     rubric: Option<Rubric>,
     given: Given,
     /// Submissions without points.
     without: usize,
-}
-
-/// What came out.
-#[derive(Serialize)]
-struct Comparison {
-    /// Submissions that both have points for.
-    pub compared: usize,
-    /// Those with equal points for each criterion.
-    pub equal: usize,
-    /// Submissions that only one of both has points for.
-    pub only_one: usize,
-    /// Mean of the second total less the first one.
-    pub mean_change: f64,
-    /// By criterion.
-    pub criteria: Vec<Compared>,
-    /// Submissions that change, those that change most first.
-    pub changes: Vec<Changed>,
-}
-
-/// A criterion.
-#[derive(Serialize)]
-struct Compared {
-    pub id: String,
-    pub title: String,
-    #[serde(flatten)]
-    pub agreement: Agreement,
-}
-
-/// A submission.
-#[derive(Serialize)]
-struct Changed {
-    pub name: String,
-    pub before: f64,
-    pub after: f64,
-    /// Criterion, and the points of both.
-    pub criteria: Vec<(String, f64, f64)>,
 }
 
 /// Compares, and shows it.
@@ -100,7 +60,7 @@ pub fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     );
     let rubric = second.rubric.as_ref().or(first.rubric.as_ref());
     let rubric = rubric.context("one of both must be a folder of results: it has the rubric")?;
-    let mut comparison = compare(rubric, &first, &second);
+    let mut comparison = Comparison::new(rubric, &first.given, &second.given);
     if comparison.compared == 0 {
         bail!("they have no submission in common that both have points for");
     }
@@ -220,61 +180,6 @@ impl Side {
             given,
             without,
         })
-    }
-}
-
-fn compare(rubric: &Rubric, first: &Side, second: &Side) -> Comparison {
-    let both = |name: &String| first.given.get(name).zip(second.given.get(name));
-    let names: Vec<&String> = first
-        .given
-        .keys()
-        .filter(|name| both(name).is_some())
-        .collect();
-    let mut criteria = Vec::new();
-    for criterion in &rubric.criteria {
-        let pairs = names.iter().filter_map(|name| {
-            let (a, b) = both(name)?;
-            Some((*a.get(&criterion.id)?, *b.get(&criterion.id)?))
-        });
-        let pairs: Vec<(Points, Points)> = pairs.collect();
-        let agreement = Agreement::new(&pairs, &criterion.allowed());
-        criteria.extend(agreement.map(|agreement| Compared {
-            id: criterion.id.clone(),
-            title: criterion.title.clone(),
-            agreement,
-        }));
-    }
-    let changes = names.iter().filter_map(|name| {
-        let (a, b) = both(name)?;
-        let ids = rubric.criteria.iter().map(|c| &c.id);
-        let pairs: Vec<(&String, f64, f64)> = ids
-            .filter_map(|id| Some((id, a.get(id)?.as_f64(), b.get(id)?.as_f64())))
-            .collect();
-        let changed = pairs.iter().filter(|(_, a, b)| a != b);
-        Some(Changed {
-            name: (*name).clone(),
-            before: pairs.iter().map(|(_, a, _)| a).sum(),
-            after: pairs.iter().map(|(_, _, b)| b).sum(),
-            criteria: changed.map(|(id, a, b)| ((*id).clone(), *a, *b)).collect(),
-        })
-    });
-    let mut all: Vec<Changed> = changes.collect();
-    let sum: f64 = all.iter().map(|one| one.after - one.before).sum();
-    let compared = all.len();
-    all.retain(|one| !one.criteria.is_empty());
-    let size = |one: &Changed| (one.after - one.before).abs();
-    all.sort_by(|a, b| {
-        size(b)
-            .total_cmp(&size(a))
-            .then_with(|| a.name.cmp(&b.name))
-    });
-    Comparison {
-        compared,
-        equal: compared - all.len(),
-        only_one: first.given.len() + second.given.len() - 2 * compared,
-        mean_change: sum / f64::from(u32::try_from(compared.max(1)).unwrap_or(u32::MAX)),
-        criteria,
-        changes: all,
     }
 }
 

@@ -390,12 +390,13 @@
       go(`${form.action}?${query}`);
       return;
     }
-    if ("undo" in form.dataset) {
+    if ("inLine" in form.dataset) {
       event.preventDefault();
-      // It takes its place in the line: what is saved before it is what it undoes.
+      // It takes its place in the line, behind what is being saved.
       line = line.then(async () => {
         try {
-          const response = await fetch(form.action, { method: "POST", signal: AbortSignal.timeout(30_000) });
+          const body = new URLSearchParams(new FormData(form));
+          const response = await fetch(form.action, { method: "POST", body, signal: AbortSignal.timeout(30_000) });
           const page = { text: await response.text(), url: response.url };
           ready.clear();
           generation += 1;
@@ -403,10 +404,10 @@
             const now = parse(page.text).getElementById("desk");
             if (now) versions.set(now.dataset.work, now.dataset.version);
             show(page, true);
-            tell("undone");
-          } else tell(parse(page.text).querySelector("main p")?.textContent ?? "not undone");
+            tell(form.dataset.inLine);
+          } else tell(parse(page.text).querySelector("main p")?.textContent ?? "not done");
         } catch {
-          tell("Perhaps not undone: look at the submission.");
+          tell("Perhaps not done: look at the submission.");
         }
       });
       return;

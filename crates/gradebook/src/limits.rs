@@ -38,3 +38,9 @@ pub const MAX_AGENT_CHARS: usize = 200;
 pub const MAX_KEY_CHARS: usize = 64;
 /// How long a browser is let in, in seconds.
 pub const SESSION_SECONDS: u64 = 180 * 24 * 3600;
+/// Most works that are chosen at once to be graded blind.
+pub const MAX_ANCHORS: usize = 100;
+/// As many are proposed.
+pub const DEFAULT_ANCHORS: usize = 20;
+/// Most changes that a page lists between two runs.
+pub const MAX_CHANGES: usize = 100;

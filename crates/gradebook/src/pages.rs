@@ -1,6 +1,7 @@
 //! What happens when a page is asked for, or a form is sent: read, decide, show.
 
 pub(crate) mod act;
+pub(crate) mod agreement;
 pub(crate) mod erase;
 pub(crate) mod export;
 pub(crate) mod home;

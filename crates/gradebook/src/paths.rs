@@ -96,6 +96,21 @@ impl Paths {
         self.at(format_args!("/w/{work}/rewrite"))
     }
 
+    /// Ends that a work is graded blind.
+    pub(crate) fn blind(self, work: i64) -> String {
+        self.at(format_args!("/w/{work}/blind"))
+    }
+
+    /// How far persons and models agree.
+    pub(crate) fn agreement(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/agreement"))
+    }
+
+    /// Chooses works that are graded blind.
+    pub(crate) fn anchors(self, assignment: i64) -> String {
+        self.at(format_args!("/a/{assignment}/anchors"))
+    }
+
     /// Has a work assessed without its comments.
     pub(crate) fn bare(self, work: i64) -> String {
         self.at(format_args!("/w/{work}/bare"))

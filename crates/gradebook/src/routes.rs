@@ -34,6 +34,7 @@ fn guarded(shared: &Arc<Shared>) -> Router<Arc<Shared>> {
         .route("/a/{id}/end", get(pages::review::end))
         .route("/a/{id}/undo", post(pages::act::undo))
         .route("/w/{id}", get(pages::review::show).post(pages::act::act))
+        .route("/w/{id}/blind", post(pages::agreement::end_blind))
         .route("/w/{id}/rewrite", post(pages::rewrite::write))
         .route("/w/{id}/bare", post(pages::rewrite::without_comments))
         .route("/w/{id}/picture/{digest}", get(pages::review::picture))
@@ -60,6 +61,8 @@ fn of_teachers() -> Router<Arc<Shared>> {
             "/a/{id}/sheet",
             post(pages::export::keep_sheet).layer(DefaultBodyLimit::max(MAX_SHEET_BYTES)),
         )
+        .route("/a/{id}/agreement", get(pages::agreement::show))
+        .route("/a/{id}/anchors", post(pages::agreement::draw))
         .route(
             "/a/{id}/rubric",
             get(pages::rubric::form).post(pages::rubric::keep),

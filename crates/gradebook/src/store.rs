@@ -3,6 +3,7 @@
 //! Readers and the writer are different types, and each works inside one transaction: a reader sees one state, and what a
 //! writer did is there as a whole or not at all. Calls block, so they run on Tokio's threads for that.
 
+mod anchor;
 mod course;
 mod erase;
 mod export;
@@ -21,6 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::platform::private_file;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
+pub use anchor::BlindReading;
 pub use course::{Assignment, RubricVersion};
 pub(crate) use erase::FORGOTTEN;
 pub use export::{PastExport, SheetFile};

@@ -1,5 +1,6 @@
 //! What a page shows, as plain values: templates hold no rules, and escape every text.
 
+pub(crate) mod agreement;
 pub(crate) mod code;
 pub(crate) mod desk;
 pub(crate) mod export;
@@ -290,8 +291,9 @@ pub(crate) struct EndPage {
     pub(crate) next: Option<String>,
     /// All submissions, from the first one.
     pub(crate) all: Option<String>,
-    /// Where grades leave, for the teacher.
+    /// Where grades leave, for the teacher; and how far persons and models agree.
     pub(crate) export: Option<String>,
+    pub(crate) agreement: Option<String>,
 }
 
 /// What an export would write.
@@ -368,6 +370,7 @@ pub(crate) struct StartPage {
     pub(crate) erase: String,
     /// Where grades leave.
     pub(crate) export: String,
+    pub(crate) agreement: String,
     /// Where works are divided, among how many, and whether they are.
     pub(crate) shares: String,
     pub(crate) people: usize,

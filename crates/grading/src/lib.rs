@@ -46,7 +46,7 @@ mod tarball;
 mod tree;
 mod verdict;
 
-pub use agreement::Agreement;
+pub use agreement::{Agreement, Changed, Comparison, CriterionAgreement, Given};
 pub use attempt::{Material, Untouched};
 pub use config::{FeedbackMode, GradingConfig, JobConfig};
 pub use draft::{CriterionDraft, Draft, Kind, LevelDraft};

@@ -418,7 +418,11 @@ impl<'a> Standing<'a> {
         }
     }
 
-    fn check_complete(&self) -> Result<(), Refusal> {
+    /// Whether all criteria have points.
+    ///
+    /// # Errors
+    /// If one has none.
+    pub fn check_complete(&self) -> Result<(), Refusal> {
         let criteria = self.rubric.criteria.iter();
         let missing: Vec<&str> = criteria
             .filter(|c| self.points(c).is_none())

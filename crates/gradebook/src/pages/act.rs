@@ -177,7 +177,8 @@ pub(super) async fn answer(
     (asked, is_settling): (&Asked, bool),
     notice: Option<Notice>,
 ) -> Result<Response, PageError> {
-    let loaded = shared.store.read(move |reader| load(reader, id)).await?;
+    let whose = (id, viewer.person);
+    let loaded = shared.store.read(move |reader| load(reader, whose)).await?;
     let loaded: Loaded = loaded.ok_or(PageError::NotFound)?;
     let is_part = headers.contains_key(PARTS);
     if !is_part && status == StatusCode::OK {

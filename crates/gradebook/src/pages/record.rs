@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::Response;
+use axum::response::{IntoResponse, Redirect, Response};
 use tandem_grading::{FeedbackMode, Job, JobRecord, build_prompt};
 
 use super::{Id, names_hidden};
@@ -19,13 +19,16 @@ use crate::view::{self, CallRow, PromptPage, RecordPage, words};
 /// What the models are sent for a work, word by word.
 pub(crate) async fn prompt(
     State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
     Id(id): Id<i64>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
     let found = shared
         .store
         .read(move |reader| {
-            let (Some(work), Some(submission)) = (reader.work(id)?, reader.submission(id)?) else {
+            let (Some(work), Some(submission)) =
+                (reader.work_for(id, person.id)?, reader.submission(id)?)
+            else {
                 return Ok(None);
             };
             let Some(held) = reader.rubric(work.assignment)? else {
@@ -81,13 +84,16 @@ pub(crate) async fn show(
     let found = shared
         .store
         .read(move |reader| {
-            let Some(work) = reader.work(id)? else {
+            let Some(work) = reader.work_for(id, person.id)? else {
                 return Ok(None);
             };
             Ok(Some((work, reader.history(id)?, reader.calls(id)?)))
         })
         .await?;
     let (work, history, calls) = found.ok_or(PageError::NotFound)?;
+    if work.is_blind {
+        return Ok(Redirect::to(&shared.paths.work(id)).into_response());
+    }
     let page = RecordPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
         back: shared.paths.work(id),

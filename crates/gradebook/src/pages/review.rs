@@ -13,7 +13,7 @@ use tandem_grading::{Rubric, Submission};
 use super::{Id, PARTS, Viewer, attachment, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
-use crate::store::{Assignment, Person, Reader, Work};
+use crate::store::{Assignment, Person, Reader, StoreError, Work, Writer};
 use crate::view::code::Code;
 use crate::view::desk::{Desk, DeskOf, Notice};
 use crate::view::list::List;
@@ -37,6 +37,7 @@ pub(crate) struct Loaded {
     work: Work,
     submission: Submission,
     originals: Vec<(String, Option<u64>)>,
+    is_opened: bool,
     bare: Option<PointsOf>,
     earlier: Option<Work>,
     /// The work that counts, if this one does not.
@@ -70,9 +71,12 @@ pub(crate) async fn original(
     Ok(attachment(&name, bytes))
 }
 
-/// Reads a work with its assignment.
-pub(crate) fn load(reader: &Reader<'_>, id: i64) -> rusqlite::Result<Option<Loaded>> {
-    let Some(work) = reader.work(id)? else {
+/// Reads a work with its assignment, as a person may see it.
+pub(crate) fn load(
+    reader: &Reader<'_>,
+    (id, person): (i64, i64),
+) -> rusqlite::Result<Option<Loaded>> {
+    let Some(work) = reader.work_for(id, person)? else {
         return Ok(None);
     };
     let assignment = reader.assignment(work.assignment)?;
@@ -82,12 +86,16 @@ pub(crate) fn load(reader: &Reader<'_>, id: i64) -> rusqlite::Result<Option<Load
         return Ok(None);
     };
     Ok(Some(Loaded {
-        works: reader.works(work.assignment)?,
+        works: reader.works_for(work.assignment, person)?,
         originals: reader.originals(id)?,
-        bare: reader.bare_reading(work.seen.result)?,
+        is_opened: work.graded.is_none() || reader.is_opened(id, person)?,
+        bare: match work.is_blind {
+            false => reader.bare_reading(work.seen.result)?,
+            true => None,
+        },
         earlier: match work.earlier {
-            Some(earlier) => reader.work(earlier)?,
-            None => None,
+            Some(earlier) if !work.is_blind => reader.work(earlier)?,
+            _ => None,
         },
         later: match work.replaced_by {
             Some(_) => reader.current(work.assignment, &work.name)?,
@@ -189,7 +197,7 @@ pub(crate) async fn first(
             else {
                 return Ok(None);
             };
-            let works = reader.works(id)?;
+            let works = reader.works_for(id, viewer.person)?;
             // One's own share, while there is something to do in it.
             let first = ["mine", "open"].into_iter().find_map(|name| {
                 let list = List::default().with(name);
@@ -222,11 +230,16 @@ pub(crate) async fn show(
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
-    let loaded = shared.store.read(move |reader| load(reader, id)).await?;
-    let loaded = loaded.ok_or(PageError::NotFound)?;
     let viewer = Viewer::new(&shared, &headers, &person);
+    let whose = (id, person.id);
+    let loaded = shared.store.read(move |reader| load(reader, whose)).await?;
+    let loaded = loaded.ok_or(PageError::NotFound)?;
     if let Some(found) = loaded.found(&asked.list, viewer) {
         return Ok(Redirect::to(&asked.list.href(shared.paths, found)).into_response());
+    }
+    if !loaded.is_opened {
+        let open = move |writer: &Writer<'_>| writer.open_to(id, person.id).map(Ok);
+        shared.store.write::<_, StoreError>(open).await?;
     }
     let is_part = headers.contains_key(PARTS);
     Ok(loaded.show((StatusCode::OK, is_part), &asked, viewer, None))
@@ -246,7 +259,7 @@ pub(crate) async fn end(
         let (Some(assignment), Some(held)) = (reader.assignment(id)?, reader.rubric(id)?) else {
             return Ok(None);
         };
-        let works = reader.works(id)?;
+        let works = reader.works_for(id, viewer.person)?;
         let list = &asked.list;
         let whole = List::default();
         let (of_list, of_all) = (viewer.list(list), viewer.list(&whole));
@@ -268,6 +281,7 @@ pub(crate) async fn end(
             next: all.first_open().map(|work| whole.href(paths, work)),
             all: all.first().map(|work| every.href(paths, work)),
             export: viewer.is_teacher.then(|| paths.export(id)),
+            agreement: viewer.is_teacher.then(|| paths.agreement(id)),
         }))
     };
     let page = shared.store.read(read).await?;

@@ -170,6 +170,7 @@ pub(crate) async fn form(
         style: StyleView::new(&style),
         shares: shared.paths.shares(id),
         export: shared.paths.export(id),
+        agreement: shared.paths.agreement(id),
         rubric: shared.paths.rubric(id),
         erase: shared.paths.erase_assignment(id),
         people: found.people,

@@ -99,6 +99,15 @@ impl Reader<'_> {
         ))?;
         query.query_row([run], rubric_version).optional()
     }
+
+    /// The versions of an assignment's rubric from one of them on.
+    pub(super) fn rubrics_from(&self, assignment: i64, id: i64) -> rusqlite::Result<Vec<Rubric>> {
+        let mut query = self.sql.prepare_cached(&format!(
+            "{RUBRIC} WHERE assignment = ?1 AND id >= ?2 ORDER BY number"
+        ))?;
+        let all = query.query_map((assignment, id), rubric_version)?;
+        all.map(|version| Ok(version?.rubric)).collect()
+    }
 }
 
 impl Writer<'_> {

@@ -14,6 +14,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0004_browsers.sql"),
     include_str!("migrations/0005_exports.sql"),
     include_str!("migrations/0006_originals.sql"),
+    include_str!("migrations/0007_anchors.sql"),
 ];
 
 /// Takes a file to the form of this version; each step is made as a whole or not at all.

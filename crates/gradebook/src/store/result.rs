@@ -98,6 +98,32 @@ impl Reader<'_> {
         Ok(all)
     }
 
+    /// The points that models had given the current works of an assignment when a run had ended, by work; nothing of those
+    /// without a score.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn points_after(
+        &self,
+        assignment: i64,
+        run: i64,
+    ) -> rusqlite::Result<HashMap<i64, PointsOf>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT submission.id, ai_value.criterion, ai_value.points
+             FROM submission JOIN result ON result.id =
+                (SELECT max(id) FROM result WHERE submission = submission.id AND run <= ?2)
+             JOIN ai_value ON ai_value.result = result.id
+             WHERE submission.assignment = ?1 AND submission.replaced_by IS NULL AND result.score IS NOT NULL",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, points(row.get(2)?)));
+        let mut all: HashMap<i64, PointsOf> = HashMap::new();
+        for row in query.query_map([assignment, run], read)? {
+            let (work, criterion, points): (i64, String, Points) = row?;
+            all.entry(work).or_default().insert(criterion, points);
+        }
+        Ok(all)
+    }
+
     /// The result of a work that holds, with its number, but for its calls.
     pub(super) fn graded(&self, work: i64, name: &str) -> rusqlite::Result<Option<(i64, Graded)>> {
         let mut query = self.sql.prepare_cached(

@@ -30,6 +30,9 @@ pub enum WriteError {
     /// Another work took its place.
     #[error("it was handed in again")]
     Replaced(i64),
+    /// The person grades it without having seen what others gave.
+    #[error("you grade this submission blind; give all points, and save them first")]
+    Blind,
     /// The rules do not allow it.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -236,6 +239,10 @@ impl Writer<'_> {
         if let Some(next) = held.replaced_by {
             return Ok(Err(WriteError::Replaced(next)));
         }
+        if let Some(given) = self.blind_points(work, by.person)? {
+            let rubric = (rubric.id, &rubric.rubric);
+            return self.change_blind((&held, rubric), given, (by.person, change));
+        }
         if held.seen.review != seen.review {
             let query = "SELECT count(*) FROM review WHERE submission = ?1 AND person = ?2";
             let own: i64 = self
@@ -356,7 +363,12 @@ impl Writer<'_> {
         Ok(Err(WriteError::NothingToUndo))
     }
 
-    fn keep_review(&self, held: &Work, next: &Review, person: i64) -> rusqlite::Result<()> {
+    pub(super) fn keep_review(
+        &self,
+        held: &Work,
+        next: &Review,
+        person: i64,
+    ) -> rusqlite::Result<()> {
         self.sql.execute(
             "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person,
                 text_is_models)
@@ -387,7 +399,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn remember(
+    pub(super) fn remember(
         &self,
         (work, by): (i64, &By<'_>),
         action: &str,

@@ -35,6 +35,8 @@ pub struct Work {
     pub changed: Option<i64>,
     /// Name of the person who did.
     pub changed_by: Option<String>,
+    /// True if the person who sees it grades it blind: neither a model's result nor what others decided is here then.
+    pub is_blind: bool,
 }
 
 /// The state of a work that a page showed; a change must name the one that it was made on. In lists only the review's.
@@ -106,6 +108,7 @@ fn bare(row: &rusqlite::Row<'_>) -> rusqlite::Result<Work> {
         seen: Seen::default(),
         changed: None,
         changed_by: None,
+        is_blind: false,
     })
 }
 

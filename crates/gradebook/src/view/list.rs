@@ -10,7 +10,7 @@ use crate::paths::Paths;
 /// The list that a page works through.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct List {
-    /// `all` lists settled works, too; `mine` those of one's own share alone.
+    /// `all` lists settled works, too; `mine` those of one's own share alone; `blind` those that one grades blind.
     list: Option<String>,
     /// The criterion that stays open through all works.
     pub(crate) by: Option<String>,
@@ -29,6 +29,10 @@ impl List {
         self.list.as_deref() == Some("mine")
     }
 
+    pub(crate) fn is_blind(&self) -> bool {
+        self.list.as_deref() == Some("blind")
+    }
+
     pub(crate) fn at(&self) -> Option<Points> {
         let number: f64 = self.at.as_deref()?.parse().ok()?;
         Points::from_f64(number)
@@ -40,7 +44,7 @@ impl List {
         (!text.is_empty()).then_some(text)
     }
 
-    /// The same works in one of the lists: open ones, `mine`, or `all`.
+    /// The same works in one of the lists: open ones, `mine`, `blind`, or `all`.
     pub(crate) fn with(&self, list: &str) -> Self {
         Self {
             list: (list != "open").then(|| list.to_owned()),

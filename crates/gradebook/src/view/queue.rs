@@ -51,6 +51,8 @@ pub(crate) struct Ordered<'a> {
     /// How many have which points for each criterion, by place and thousandths.
     spread: HashMap<(usize, u32), usize>,
     has_shares: bool,
+    /// How many this person grades blind.
+    blind: usize,
 }
 
 /// Which list, and for whom.
@@ -66,6 +68,7 @@ struct Row {
     id: i64,
     label: String,
     is_mine: bool,
+    is_blind: bool,
     state: State,
     /// Nothing more is to be done in this way of working.
     is_done: bool,
@@ -92,6 +95,7 @@ impl Row {
             ..*standing
         };
         let remark = match (finding, state) {
+            _ if work.is_blind => "to grade blind",
             (_, state) if second_look && !state.is_settled() => "a second look is wanted",
             (_, State::NotAttempted) => words::state(State::NotAttempted),
             (Some(kind), State::ToReview | State::Failed) => words::finding(kind),
@@ -115,6 +119,7 @@ impl Row {
             id: work.id,
             label: label(&work.name, work.draw, of.names_hidden),
             is_mine: work.share == Some(of.person),
+            is_blind: work.is_blind,
             state,
             is_done,
             open_place: (false, group, open_rank),
@@ -134,7 +139,10 @@ impl Row {
             .finds()
             .is_none_or(|text| self.label.to_lowercase().contains(&text));
         let has_points = list.at().is_none_or(|points| self.at == Some(points));
-        is_found && has_points && (!list.is_mine() || self.is_mine)
+        is_found
+            && has_points
+            && (!list.is_mine() || self.is_mine)
+            && (!list.is_blind() || self.is_blind)
     }
 }
 
@@ -188,6 +196,7 @@ impl<'a> Ordered<'a> {
             meter,
             places,
             spread,
+            blind: works.iter().filter(|work| work.is_blind).count(),
             has_shares: works.iter().any(|work| work.share.is_some()),
         }
     }
@@ -284,7 +293,7 @@ impl<'a> Ordered<'a> {
         let open = self.open();
         let mut lists = Vec::new();
         let mut add = |name: &str, text: &str, is_shown: bool, count: usize| {
-            let text = match is_shown {
+            let text = match is_shown || name == "blind" {
                 true => format!("{text} {count}"),
                 false => text.to_owned(),
             };
@@ -293,8 +302,11 @@ impl<'a> Ordered<'a> {
         if self.has_shares {
             add("mine", "Mine", list.is_mine(), open);
         }
+        if self.blind > 0 {
+            add("blind", "Blind", list.is_blind(), self.blind);
+        }
         let is_all = list.shows_all() && !is_part;
-        let is_open = !list.shows_all() && !list.is_mine();
+        let is_open = !list.shows_all() && !list.is_mine() && !list.is_blind();
         add("open", "Open", is_open, open);
         add("all", "All", is_all, self.rows.len());
         lists

@@ -9,6 +9,7 @@ async fn check(site: &Site, size: (u32, u32), is_dark: bool) {
         "",
         "/a/1",
         "/a/1/export",
+        "/a/1/agreement",
         "/a/1/delete",
         "/a/1/rubric",
         "/new",

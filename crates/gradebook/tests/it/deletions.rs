@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use tandem_gradebook::store::{Reader, SheetFile, StoreError, Work};
+use tandem_gradebook::store::{By, Reader, Role, Seen, SheetFile, StoreError, Work, Writer};
 use tandem_gradebook::{Gradebook, Scope};
+use tandem_grading::review::Change;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Origin, Rubric, Student, Submission, System,
 };
@@ -64,11 +65,42 @@ async fn graded(site: &Site, models: &Models) {
         };
         let kept: Result<(), StoreError> = site.gradebook.store().write_now(|writer| {
             let assignment = writer.assignments()?[0].id;
+            let works: Vec<i64> = writer
+                .works(assignment)?
+                .iter()
+                .map(|work| work.id)
+                .collect();
+            writer.draw_anchors(&works)?;
+            grade_blind(writer, works[0])?;
             writer.keep_sheet(assignment, &sheet).map(Ok)
         });
         kept.unwrap();
         std::fs::remove_dir_all(out).unwrap();
     }
+}
+
+/// The teacher gives a work the most points, without having seen the model's.
+fn grade_blind(writer: &Writer<'_>, work: i64) -> rusqlite::Result<()> {
+    let by = By {
+        person: writer.person(Role::Teacher)?,
+        session: "s",
+        key: None,
+    };
+    let rubric = writer
+        .rubric(writer.work(work)?.unwrap().assignment)?
+        .unwrap();
+    for criterion in rubric.rubric.criteria {
+        let points = criterion.allowed().last().copied();
+        let change = Change::Points {
+            criterion: criterion.id,
+            points,
+        };
+        writer
+            .change((work, Seen::default()), &by, &change)?
+            .unwrap();
+    }
+    writer.save_blind(work, &by)?.unwrap();
+    Ok(())
 }
 
 fn works(gradebook: &Gradebook, assignment: i64) -> Vec<Work> {

@@ -1,6 +1,7 @@
 //! The gradebook's pages and store, by what comes over HTTP.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod agreement;
 mod batches;
 mod deletions;
 mod exports;

@@ -16,6 +16,7 @@ const PAGES: &[(&str, &str)] = &[
     ("/new", "/new"),
     ("/a/{id}/run", "/a/1/run"),
     ("/a/{id}/export", "/a/1/export"),
+    ("/a/{id}/agreement", "/a/1/agreement"),
     ("/a/{id}/delete", "/a/1/delete"),
     ("/a/{id}/rubric", "/a/1/rubric"),
     ("/w/{id}/delete", "/w/1/delete"),

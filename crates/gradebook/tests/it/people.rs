@@ -9,7 +9,7 @@ async fn text(site: &Site, path: &str) -> String {
 }
 
 /// Invites somebody; their own client.
-async fn invited(site: &Site, name: &str) -> Site {
+pub async fn invited(site: &Site, name: &str) -> Site {
     let page = site.post("/people", &[("name", name)]).await;
     let page = page.text().await.unwrap();
     let token = page.split("token=").nth(1).unwrap();
@@ -17,7 +17,7 @@ async fn invited(site: &Site, name: &str) -> Site {
     site.with_token(token).await.unwrap()
 }
 
-fn seen(site: &Site, work: i64) -> String {
+pub fn seen(site: &Site, work: i64) -> String {
     let read = move |reader: &Reader<'_>| reader.work(work);
     let work = site.gradebook.store().read_now(read).unwrap();
     work.unwrap().seen.to_string()
@@ -52,13 +52,16 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
         ("/people/1/forget", vec![]),
         ("/a/1/rubric", vec![("do", "keep")]),
         ("/a/1/rubric/read", vec![]),
+        ("/a/1/anchors", vec![("count", "3")]),
         ("/link", vec![]),
         ("/browsers/1/out", vec![]),
         ("/a/1/shares", vec![("divided", "yes")]),
     ] {
         assert_eq!(assistant.post(path, &form).await.status(), 403, "{path}");
     }
-    assert_eq!(assistant.get("/a/1/run").await.status(), 403);
+    for page in ["/a/1/run", "/a/1/agreement"] {
+        assert_eq!(assistant.get(page).await.status(), 403);
+    }
     // A run is shown to both, and only the teacher has its buttons.
     let unfinished = |writer: &tandem_gradebook::store::Writer<'_>| {
         let run = writer.start_run(1, &[1], "{}")?;
