@@ -1,17 +1,20 @@
 //! `tandem grade`: a batch of submissions.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tandem_cluster::Public;
+use tandem_gradebook::store::SheetFile;
 use tandem_gradebook::{Batch, Gradebook, GradebookError};
+use tandem_grading::export;
+use tandem_grading::limits::MAX_TABLE_BYTES;
 use tandem_grading::{
-    EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Rubric, Status, Submission,
-    forecast, load_submissions,
+    EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Roster, Rubric, Status,
+    Submission, forecast, load_submissions,
 };
 
 use crate::address::{ANY_PORT, listen_address};
@@ -20,7 +23,7 @@ use crate::coordinator::Coordinator;
 use crate::environment::Environment;
 use crate::progress::Reporter;
 use crate::setup::{self, Setup};
-use crate::{course, nodes, output, shutdown, tables};
+use crate::{course, files, nodes, output, shutdown, stability, tables};
 
 /// Exit status if some submissions need a person, and none has failed.
 const NEEDS_A_PERSON: u8 = 3;
@@ -52,7 +55,7 @@ impl From<Feedback> for FeedbackMode {
 /// Arguments of `tandem grade`.
 #[derive(Args)]
 #[command(
-    after_help = "Exit status: 0 all graded or not attempted; 3 some need a person; 4 some failed; 1 the run did \
+    after_help = "Exit status: 0 all graded or not attempted; 3 some need a person, or with --stability differ; 4 some failed; 1 the run did \
                         not come to its end, standard error says why; 2 wrong arguments; 130 told to stop."
 )]
 pub struct Arguments {
@@ -62,7 +65,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     rubric: PathBuf,
     /// Folder for the results; each is written when it is made. Its gradebook has them, too: `tandem course` shows it.
-    #[arg(long, value_name = "DIR", required_unless_present_any = ["dry_run", "web"])]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["dry_run", "web", "stability"])]
     out: Option<PathBuf>,
     /// Puts the submissions into the gradebook and serves its pages, on which the run is started, watched and reviewed.
     #[arg(long, conflicts_with_all = ["out", "dry_run", "resume", "replace"])]
@@ -73,6 +76,9 @@ pub struct Arguments {
     /// What the gradebook calls the course.
     #[arg(long, value_name = "NAME", default_value = "My course")]
     course: String,
+    /// The course's gradebook (CSV of Canvas or Moodle, or any table with names): no model is shown who is in it.
+    #[arg(long, value_name = "FILE")]
+    roster: Option<PathBuf>,
     /// Goes on with the results of an earlier run in that folder. What would come out again is not asked for again; what
     /// failed is.
     #[arg(long, conflicts_with = "replace")]
@@ -83,6 +89,11 @@ pub struct Arguments {
     /// Grades nothing: shows how large each prompt is, and whether it fits.
     #[arg(long)]
     dry_run: bool,
+    /// Keeps nothing: grades the first so many submissions alone, alone again, and all at once in reverse, and shows what
+    /// differs.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["out", "web", "dry_run", "resume", "replace"],
+          value_parser = clap::value_parser!(u16).range(1..))]
+    stability: Option<u16>,
     /// When the feedback is written: after the analysis and from its points, or at the same time and without them.
     #[arg(long, value_enum, default_value_t = Feedback::After)]
     feedback: Feedback,
@@ -100,11 +111,15 @@ pub struct Arguments {
 /// If something cannot be read or written, or a model has no node that could serve it.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let rubric = Rubric::load(&arguments.rubric)?;
-    let submissions = load_submissions(&arguments.submissions)?;
+    let mut submissions = load_submissions(&arguments.submissions)?;
+    let roster = arguments.roster.as_deref().map(read_roster).transpose()?;
+    if let Some(roster) = &roster {
+        hide_people(&mut submissions, roster);
+    }
     let wait = Duration::from_secs(arguments.wait);
     if arguments.web {
         let gradebook = Gradebook::open(&environment.gradebook()?)?;
-        let page = gradebook.hand_in(&arguments.course, &rubric, &submissions)?;
+        let page = gradebook.hand_in(&arguments.course, &rubric, &submissions, roster.as_ref())?;
         let setup = arguments.setup.prepare(environment).await?;
         return course::serve(&gradebook, &page, setup, arguments.listen, wait).await;
     }
@@ -122,12 +137,13 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     .await?;
     let work = async {
         await_nodes(&mut coordinator, &config, wait).await?;
-        match (arguments.dry_run, &arguments.out) {
-            (false, Some(out)) => {
+        match (arguments.is_kept(), &arguments.out) {
+            (true, Some(out)) => {
                 let folder = Folder::open(out, &rubric, &submissions, arguments.earlier_run())?;
                 let gradebook = Gradebook::open_alone(&out.join(GRADEBOOK))?;
                 coordinator.connect(&gradebook, &config.grading, wait);
-                run(&gradebook, &arguments, (&rubric, &submissions), &folder).await
+                let of = (&rubric, submissions.as_slice(), roster.as_ref());
+                run(&gradebook, &arguments, of, &folder).await
             }
             _ => {
                 let jobs = &config.grading;
@@ -136,7 +152,10 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
                 settings.parallel = jobs.parallel;
                 settings.feedback_mode = arguments.feedback.into();
                 settings.node_wait = wait;
-                dry_run(&settings, &rubric, &submissions).await
+                match arguments.stability {
+                    Some(count) => stability(&settings, (&rubric, &submissions), count).await,
+                    None => dry_run(&settings, &rubric, &submissions).await,
+                }
             }
         }
     };
@@ -147,7 +166,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             return Ok(ExitCode::FAILURE);
         }
         () = shutdown::signal() => {
-            if !arguments.dry_run {
+            if arguments.is_kept() {
                 eprintln!("tandem: stopped; results that were made are kept, `--resume` goes on with them");
             }
             return Ok(ExitCode::from(shutdown::INTERRUPTED));
@@ -161,6 +180,27 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     Ok(code)
 }
 
+/// A teacher's own gradebook, which says who is in the course.
+fn read_roster(path: &Path) -> anyhow::Result<SheetFile> {
+    let bytes = files::read(path, u64::try_from(MAX_TABLE_BYTES)?)?.to_vec();
+    let told = || format!("{} is no table of students", path.display());
+    export::outline(&bytes, "").with_context(told)?;
+    let name = path.file_name().unwrap_or_default();
+    Ok(SheetFile {
+        name: name.to_string_lossy().into_owned(),
+        bytes,
+    })
+}
+
+/// Says what stands for people in prompts, also where nothing is kept.
+fn hide_people(submissions: &mut [Submission], roster: &SheetFile) {
+    let known = submissions
+        .iter()
+        .map(|one| (one.name.as_str(), &one.origin));
+    let roster = Roster::new(known, Some(&roster.bytes));
+    submissions.iter_mut().for_each(|one| roster.hide(one));
+}
+
 /// How busy nodes were; the results are there whether or not somebody can tell.
 async fn show_busy(coordinator: &mut Coordinator, is_dry_run: bool) {
     if !is_dry_run
@@ -171,7 +211,22 @@ async fn show_busy(coordinator: &mut Coordinator, is_dry_run: bool) {
     }
 }
 
+/// Grades some submissions in several ways, and shows what differs.
+async fn stability(
+    settings: &GradingConfig,
+    (rubric, submissions): (&Rubric, &[Submission]),
+    count: u16,
+) -> anyhow::Result<ExitCode> {
+    let same = stability::show(settings, rubric, submissions, usize::from(count)).await?;
+    Ok(exit_code(same.is_none(), same == Some(false)))
+}
+
 impl Arguments {
+    /// Whether results are kept.
+    const fn is_kept(&self) -> bool {
+        !self.dry_run && self.stability.is_none()
+    }
+
     fn earlier_run(&self) -> EarlierRun {
         match (self.resume, self.replace) {
             (true, _) => EarlierRun::Resume,
@@ -255,7 +310,7 @@ fn exit_code(some_failed: bool, some_need_a_person: bool) -> ExitCode {
 async fn run(
     gradebook: &Gradebook,
     arguments: &Arguments,
-    (rubric, submissions): (&Rubric, &[Submission]),
+    (rubric, submissions, roster): (&Rubric, &[Submission], Option<&SheetFile>),
     folder: &Folder<'_>,
 ) -> anyhow::Result<ExitCode> {
     let reporter = Reporter::new("grading", submissions.len());
@@ -264,6 +319,7 @@ async fn run(
         course: &arguments.course,
         rubric,
         submissions,
+        roster,
         feedback_mode: arguments.feedback.into(),
         earlier_run: arguments.earlier_run(),
         folder,

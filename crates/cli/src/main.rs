@@ -40,6 +40,7 @@ mod servers;
 mod setup;
 mod shutdown;
 mod sources;
+mod stability;
 mod tables;
 mod template;
 mod version;

@@ -1,11 +1,11 @@
 //! Works that speak to the grader, assessed once more without their comments: a teacher sees what the comments did.
 
 use tandem_grading::review::PointsOf;
+use tandem_grading::syntax::without_comments;
 use tandem_grading::{
     FindingKind, Graded, GradingConfig, GradingError, Rubric, Submission, assess,
 };
 
-use crate::colour::without_comments;
 use crate::store::{Store, StoreError, Writer};
 
 /// True if something in a work is meant for the grader, or for no eyes.

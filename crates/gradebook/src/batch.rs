@@ -9,7 +9,7 @@ use tandem_grading::{
 
 use crate::error::GradebookError;
 use crate::runs::{self, Observer, Settings};
-use crate::store::{Kept, Outcome, Reader, StoreError, Writer};
+use crate::store::{Kept, Outcome, Reader, SheetFile, StoreError, Writer};
 use crate::{Gradebook, Shared};
 
 /// What is graded, and where its results go.
@@ -20,6 +20,8 @@ pub struct Batch<'a> {
     pub rubric: &'a Rubric,
     /// Whose names differ.
     pub submissions: &'a [Submission],
+    /// The teacher's own gradebook: no model is shown who is in it.
+    pub roster: Option<&'a SheetFile>,
     /// When the feedback is written.
     pub feedback_mode: FeedbackMode,
     /// What becomes of results that are there.
@@ -50,6 +52,9 @@ impl Gradebook {
         let (assignment, works) = shared.store.write_now(|writer| {
             let assignment = writer.keep_assignment(batch.course, batch.rubric)?;
             let works = writer.hand_in_all(assignment, batch.submissions)?;
+            if let Some(roster) = batch.roster {
+                writer.keep_sheet(assignment, roster)?;
+            }
             Ok(Ok::<_, StoreError>((assignment, works)))
         })?;
         match batch.earlier_run {

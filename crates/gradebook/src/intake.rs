@@ -118,8 +118,9 @@ impl Intake {
             writer.forget_originals(id)?;
             ids[index] = Some(id);
         }
-        if let Some((sheet, _)) = &self.sheet {
-            writer.keep_sheet(assignment, sheet)?;
+        match &self.sheet {
+            Some((sheet, _)) => writer.keep_sheet(assignment, sheet)?,
+            None => writer.hide_people(assignment)?,
         }
         Ok((assignment, ids))
     }

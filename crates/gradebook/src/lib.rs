@@ -13,7 +13,6 @@ mod activity;
 mod assets;
 mod bare;
 mod batch;
-mod colour;
 mod erase;
 mod error;
 pub mod exports;
@@ -50,7 +49,7 @@ use intake::Intakes;
 use paths::Paths;
 use runs::Runs;
 pub use server::ModelServer;
-use store::{Kept, Outcome, Store, StoreError};
+use store::{Kept, Outcome, SheetFile, Store, StoreError};
 use trial::Trials;
 use uploads::Uploads;
 
@@ -180,7 +179,7 @@ impl Gradebook {
     }
 
     /// Puts submissions into an assignment of a course, which is made if there is none; returns the path of the page on
-    /// which they are graded.
+    /// which they are graded. No model is shown who is in `roster`, the teacher's own gradebook.
     ///
     /// # Errors
     /// If the store fails.
@@ -189,10 +188,14 @@ impl Gradebook {
         course: &str,
         rubric: &Rubric,
         submissions: &[Submission],
+        roster: Option<&SheetFile>,
     ) -> Result<String, GradebookError> {
         let assignment = self.shared.store.write_now(|writer| {
-            let taken = writer.take_in(course, rubric, submissions);
-            taken.map(Ok::<_, StoreError>)
+            let taken = writer.take_in(course, rubric, submissions)?;
+            if let Some(roster) = roster {
+                writer.keep_sheet(taken, roster)?;
+            }
+            Ok(Ok::<_, StoreError>(taken))
         })?;
         Ok(self.shared.paths.runs(assignment))
     }

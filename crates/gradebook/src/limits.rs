@@ -22,8 +22,6 @@ pub const MAX_FINDINGS: usize = 20;
 pub const MAX_QUEUE: usize = 200;
 /// Most values of a criterion that are shown as buttons.
 pub const MAX_BUTTONS: usize = 11;
-/// Longest line that gets colours, in bytes.
-pub const MAX_COLOURED_LINE: usize = 512;
 /// Most bytes of one submission that get colours.
 pub const MAX_COLOURED: usize = 128 << 10;
 /// Most changes that undo looks back over.

@@ -303,6 +303,12 @@ struct Begun {
 
 async fn begin(place: Place, run: i64) -> Result<Begun, PageError> {
     let shared = Arc::clone(&place.shared);
+    // An earlier version may have taken the works in.
+    let hide = move |writer: &Writer<'_>| match writer.run(run)? {
+        Some(row) => writer.hide_people(row.assignment).map(Ok),
+        None => Ok(Ok(())),
+    };
+    shared.store.write::<(), StoreError>(hide).await?;
     let read = move |reader: &Reader<'_>| task(reader, run);
     let task = shared.store.read(read).await?.ok_or(PageError::NotFound)?;
     let going = Arc::new(Going {

@@ -355,6 +355,18 @@ pub fn attendance(bytes: &[u8], submissions: &[(&str, &Origin)]) -> Result<Atten
     })
 }
 
+/// Names of the students in a teacher's own gradebook, with the numbers, logins and addresses of each; none if it cannot be
+/// read.
+pub(crate) fn people(bytes: &[u8]) -> Vec<(String, Vec<String>)> {
+    let Ok(sheet) = Sheet::read(bytes.to_vec()) else {
+        return Vec::new();
+    };
+    sheet
+        .rows()
+        .map(|row| (sheet.name(row), sheet.ids(row)))
+        .collect()
+}
+
 impl Export {
     /// Says of whom nobody in the file is found.
     fn pass_over(&mut self, index: usize, row: &Row, why: &str) {

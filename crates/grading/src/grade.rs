@@ -523,7 +523,7 @@ fn put_feedback(
     (rubric, submission): (&Rubric, &Submission),
     is_full: bool,
 ) {
-    let (mut text, hidden) = mark_hidden(answer.trim());
+    let (mut text, hidden) = mark_hidden(&submission.named(answer.trim()));
     let mut find = |kind, what: String| {
         graded
             .reasons

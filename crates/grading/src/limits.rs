@@ -63,6 +63,10 @@ pub const MAX_FOLDER_ENTRIES: usize = 4_096;
 pub const MAX_SOURCE_BYTES: u64 = 1 << 20;
 /// Most bytes of one notebook, images included.
 pub const MAX_NOTEBOOK_BYTES: u64 = 16 << 20;
+/// Tokens that a rubric may have that a model proposes, at least.
+pub const MAX_PROPOSAL_TOKENS: u32 = 2500;
+/// Longest line of code that is taken apart, for its colours and for its text, in bytes.
+pub const MAX_COLOURED_LINE: usize = 512;
 /// Most pictures of one notebook that are shown to whoever grades.
 pub const MAX_PICTURES: usize = 64;
 /// Most bytes of such a picture.

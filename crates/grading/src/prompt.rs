@@ -141,7 +141,7 @@ fn shared_part(job: Job, rubric: &Rubric) -> String {
 }
 
 /// Ways to solve the task, without line numbers: nobody is to cite them.
-fn solutions(out: &mut String, solutions: &[Material]) {
+pub(crate) fn solutions(out: &mut String, solutions: &[Material]) {
     for solution in solutions {
         out.push_str("\n# A solution, for you alone\nOthers may be as good. Never repeat it.\n");
         for file in solution.files() {
@@ -167,6 +167,7 @@ fn submission_part(
     };
     let wants_advice = rubric.style.advice_at_full_marks;
     let assessment = assessment.map(|criteria| assessed(criteria, wants_advice));
+    let assessment = assessment.map(|text| submission.nameless(&text));
     let assessment = assessment.unwrap_or_default();
     format!(
         "--- begin {nonce} ---\n{body}--- end {nonce} ---\n{explanation}{assessment}{restatement}"
@@ -195,7 +196,9 @@ fn body(files: &[SourceFile], templates: &[Material]) -> (String, bool) {
         for part in shown {
             is_elided |= !matches!(part, Shown::Line(..));
             let _ = match part {
-                Shown::Line(number, line) => writeln!(out, "{number}|{line}"),
+                Shown::Line(number, line) => {
+                    writeln!(out, "{number}|{}", file.prompt_line(number, line))
+                }
                 Shown::Same(first, last) => {
                     writeln!(out, "[lines {first} to {last}: as in the template]")
                 }

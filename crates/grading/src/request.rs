@@ -1,13 +1,13 @@
 //! What is sent to a server for one job.
 
-use crate::config::{FeedbackMode, GradingConfig};
+use crate::config::{FeedbackMode, GradingConfig, JobConfig};
 use crate::finding::joined;
 use crate::graded::{CriterionResult, Job};
 use crate::prompt::build_prompt;
 use crate::rubric::Rubric;
 use crate::schema::verdict_schema;
 use crate::submission::Submission;
-use tandem_api::{ChatRequest, Format, SamplingParams, StreamOptions, TandemOptions};
+use tandem_api::{ChatRequest, Format, Message, SamplingParams, StreamOptions, TandemOptions};
 
 /// The request of a job for a submission. The analysis is asked for the criteria of `asked`, which may be fewer than the
 /// rubric's.
@@ -32,9 +32,19 @@ pub(crate) fn request(
         prompt.submission.push_str(&ids.join(", "));
         prompt.submission.push('.');
     }
+    chat(config, settings, prompt.messages(), response_format)
+}
+
+/// A request of a job's model with these messages.
+pub(crate) fn chat(
+    config: &GradingConfig,
+    settings: &JobConfig,
+    messages: Vec<Message>,
+    response_format: Format,
+) -> ChatRequest {
     ChatRequest {
         model: settings.model.clone(),
-        messages: prompt.messages(),
+        messages,
         sampling: SamplingParams {
             max_tokens: Some(settings.max_tokens),
             temperature: Some(settings.temperature),

@@ -4,6 +4,7 @@
 
 use crate::limits;
 use crate::rubric::{Criterion, Rubric};
+use crate::source::SourceFile;
 use crate::submission::Submission;
 use serde_json::{Map, Value, json};
 
@@ -57,7 +58,7 @@ fn evidence_schema(submission: &Submission) -> Value {
     let line = json!({ "type": "integer", "minimum": 1, "maximum": submission.max_lines().max(1) });
     let mut properties = Map::new();
     if submission.files.len() > 1 {
-        let names: Vec<&str> = submission.files.iter().map(|f| f.name.as_str()).collect();
+        let names: Vec<&str> = submission.files.iter().map(|f| f.prompt_name()).collect();
         properties.insert("file".to_owned(), json!({ "enum": names }));
     }
     properties.insert("line_start".to_owned(), line.clone());
@@ -79,10 +80,13 @@ pub fn worst_case_bytes(rubric: &Rubric, submission: &Submission, rationale_char
     let longest_file = submission
         .files
         .iter()
-        .max_by_key(|f| json!(f.name).to_string().len());
+        .max_by_key(|f| json!(f.prompt_name()).to_string().len());
     let mut evidence = Map::new();
     if submission.files.len() > 1 {
-        evidence.insert("file".to_owned(), json!(longest_file.map(|f| &f.name)));
+        evidence.insert(
+            "file".to_owned(),
+            json!(longest_file.map(SourceFile::prompt_name)),
+        );
     }
     evidence.insert(
         "line_start".to_owned(),

@@ -8,6 +8,7 @@ use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
 use crate::picture::Picture;
+use crate::pseudonym::Pseudonyms;
 use crate::suspicion::suspicious;
 use crate::tree::{Entry, Shape};
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub struct SourceFile {
     /// Pictures of a notebook with the lines that stand for them, from 1; no model sees them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pictures: Vec<(usize, Picture)>,
+    /// What stands for people in it where models read it.
+    #[serde(default, skip_serializing_if = "Pseudonyms::is_empty")]
+    pub(crate) pseudonyms: Pseudonyms,
 }
 
 /// Kinds of files that are read.
@@ -117,7 +121,7 @@ const TOOL_FILES: &[&str] = &["requirements.txt", "timestamp.txt"];
 /// A lone file's name often is the student's; only its kind is shown.
 pub(crate) fn shown_name(files: &[SourceFile], file: &SourceFile) -> String {
     if files.len() > 1 {
-        return file.name.clone();
+        return file.prompt_name().to_owned();
     }
     match file.name.rsplit_once('.') {
         Some((_, extension)) => format!("submission.{extension}"),
@@ -435,6 +439,7 @@ pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<Source
         flags,
         written,
         pictures,
+        pseudonyms: Pseudonyms::default(),
     })
 }
 

@@ -11,6 +11,7 @@ use crate::intake;
 use crate::limits;
 use crate::origin::{Found, Origin};
 use crate::picture::Picture;
+use crate::pseudonym::Roster;
 use crate::rubric::Rubric;
 use crate::source::{
     Kind, LeftOut, SourceFile, is_junk, is_of_tool, kind_of, read_file, read_source, read_tree,
@@ -82,6 +83,9 @@ pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingErr
             )));
         }
     }
+    let known = submissions.iter();
+    let roster = Roster::new(known.map(|one| (one.name.as_str(), &one.origin)), None);
+    submissions.iter_mut().for_each(|one| roster.hide(one));
     Ok(submissions)
 }
 

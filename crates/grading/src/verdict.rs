@@ -150,7 +150,8 @@ fn check(
             doubt(FindingKind::TooShort, what);
         }
     }
-    let (rationale, hidden) = mark_hidden(&raw.rationale.replace(['\n', '\r', '\t'], " "));
+    let rationale = submission.named(&raw.rationale.replace(['\n', '\r', '\t'], " "));
+    let (rationale, hidden) = mark_hidden(&rationale);
     if hidden > 0 || rationale.trim().is_empty() {
         doubt(
             FindingKind::Rationale,
@@ -269,7 +270,7 @@ fn unknown_place(piece: &RawEvidence) -> String {
 /// The cited lines, if they exist.
 fn quote(piece: &RawEvidence, submission: &Submission) -> Option<Evidence> {
     let file = match (&piece.file, submission.files.as_slice()) {
-        (Some(name), files) if files.len() > 1 => files.iter().find(|f| f.name == *name)?,
+        (Some(name), files) if files.len() > 1 => files.iter().find(|f| f.prompt_name() == name)?,
         (_, [only]) => only,
         _ => return None,
     };

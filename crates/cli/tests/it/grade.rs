@@ -89,16 +89,15 @@ fn singles(out: &Path) -> BTreeMap<String, Vec<u8>> {
     names.map(read).collect()
 }
 
-#[test]
-fn a_run_that_is_killed_goes_on_where_it_was() {
+/// A node with the small models that can grade, and a configuration that asks it one after the other.
+fn small_models(dir: &Path) -> (Daemon, std::path::PathBuf) {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
     let (coder, writer) = (
         models.join("nano-coder.gguf"),
         models.join("nano-writer.gguf"),
     );
     let node = Daemon::node_of(&[("code", &coder), ("feedback", &writer)], &[]);
-    let dir = tempfile::tempdir().expect("dir");
-    let config = dir.path().join("tandem.toml");
+    let config = dir.join("tandem.toml");
     // One after the other, so that no batch rounds otherwise.
     let text = format!(
         "chunk = 512\n[[node]]\nname = \"n\"\naddress = \"{}\"\n\
@@ -110,6 +109,56 @@ fn a_run_that_is_killed_goes_on_where_it_was() {
         node.address
     );
     std::fs::write(&config, text).expect("config");
+    (node, config)
+}
+
+#[test]
+fn the_same_submission_is_graded_alone_again_and_beside_others() {
+    let dir = tempfile::tempdir().expect("dir");
+    let (_node, config) = small_models(dir.path());
+    let mut command = Command::new(TANDEM);
+    command
+        .args(["grade", "--plaintext", "--stability", "2", "--config"])
+        .arg(&config)
+        .args(["--rubric", &format!("{COURSE}/rubric.yaml")])
+        .args(
+            [
+                "s10-template-only.py",
+                "s01-complete.py",
+                "s08-vectorised.R",
+            ]
+            .map(|name| format!("{COURSE}/submissions/{name}")),
+        )
+        .env("TANDEM_DATA", data_beside(&config))
+        .current_dir(dir.path());
+    let output = finished(command);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    // The template reaches no model.
+    for (name, is_there) in [
+        ("s01-complete", true),
+        ("s08-vectorised", true),
+        ("s10", false),
+    ] {
+        assert_eq!(said.contains(name), is_there, "{said}");
+    }
+    let same = "2 of 2 have the same points for each criterion";
+    assert!(
+        said.contains(&format!("alone again: {same}, 2 the same answer")),
+        "{said}"
+    );
+    let all = said.matches(same).count() == 2;
+    assert_eq!(
+        output.status.code(),
+        Some(if all { 0 } else { 3 }),
+        "{said}"
+    );
+    assert!(!said.contains('–'), "{said}");
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_where_it_was() {
+    let dir = tempfile::tempdir().expect("dir");
+    let (_node, config) = small_models(dir.path());
     let whole = dir.path().join("whole");
     let since = Instant::now();
     finished(grade(&config, &whole, &[]));

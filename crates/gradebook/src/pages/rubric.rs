@@ -22,6 +22,10 @@ use crate::view::rubric::{ChecksView, RubricForm, RubricPage};
 const CHANGED: &str = "The rubric was changed since this page was opened. Nothing was kept; look at the version that holds, \
     in another window, and keep this one over it if you want to.";
 
+/// What a form says whose criteria are as a model wrote them.
+const UNREAD: &str = "A model wrote these criteria, and nothing of them was changed. Go over each: change what you would judge \
+    otherwise, or leave it out; then keep it.";
+
 type Held = (Assignment, RubricVersion);
 
 async fn held(shared: &Shared, id: i64) -> Result<Held, PageError> {
@@ -90,8 +94,17 @@ pub(crate) async fn keep(
             StatusCode::CONFLICT,
         ));
     }
-    let is_kept = sent.get("do").is_some_and(|what| what == "keep");
-    let (true, Ok(rubric)) = (is_kept, &rubric) else {
+    let act = sent.get("do").map(String::as_str);
+    if act == Some("propose") {
+        return propose(&shared, &held, form, &sent).await;
+    }
+    let is_unread = form.proposal.as_ref() == Some(&form.digest());
+    if act == Some("keep") && is_unread {
+        let unread = Err(vec![UNREAD.to_owned()]);
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        return Ok(page(&shared, &held, (form, &unread), status));
+    }
+    let (true, Ok(rubric)) = (act == Some("keep"), &rubric) else {
         let status = match rubric.is_err() {
             true => StatusCode::UNPROCESSABLE_ENTITY,
             false => StatusCode::OK,
@@ -99,7 +112,9 @@ pub(crate) async fn keep(
         return Ok(page(&shared, &held, (form, &rubric), status));
     };
     let before = Draft::read(&held.1.rubric.source, "").ok();
-    if before.is_some_and(|before| RubricForm::new(&before) == form) {
+    let mut plain = form.clone();
+    plain.proposal = None;
+    if before.is_some_and(|before| RubricForm::new(&before) == plain) {
         return Ok(Redirect::to(&shared.paths.runs(id)).into_response());
     }
     let mut rubric = rubric.clone();
@@ -114,6 +129,56 @@ pub(crate) async fn keep(
     };
     shared.store.write::<i64, StoreError>(keep).await?;
     Ok(Redirect::to(&shared.paths.runs(id)).into_response())
+}
+
+/// Has a model propose criteria for what is in the form, in place of those that are there; nothing is kept.
+async fn propose(
+    shared: &Shared,
+    held: &Held,
+    form: RubricForm,
+    sent: &HashMap<String, String>,
+) -> Result<Response, PageError> {
+    let refused = |form: RubricForm, status, why: String| {
+        Ok(page(shared, held, (form, &Err(vec![why])), status))
+    };
+    let points = sent.get("proposal-points").map_or("", |text| text.trim());
+    let Some(points) = points
+        .parse()
+        .ok()
+        .filter(|points| (1..=1000).contains(points))
+    else {
+        let why = format!("“{points}” is no whole number of points from 1 to 1000");
+        return refused(form, StatusCode::UNPROCESSABLE_ENTITY, why);
+    };
+    if form.title.trim().is_empty() || form.task.trim().is_empty() {
+        let why = "The task and a title are needed: a model has nothing else to go by".to_owned();
+        return refused(form, StatusCode::UNPROCESSABLE_ENTITY, why);
+    }
+    let Ok(server) = shared.server() else {
+        let why = "No model is loaded: start tandem with one, or write the criteria yourself";
+        return refused(form, StatusCode::SERVICE_UNAVAILABLE, why.to_owned());
+    };
+    let draft = Draft {
+        title: form.title.clone(),
+        task: form.task.clone(),
+        guidelines: form.guidelines.clone(),
+        ..Draft::default()
+    };
+    let solutions = &held.1.rubric.solutions;
+    let proposed = tandem_grading::propose(&server.config(), &draft, solutions, points).await;
+    match proposed {
+        Ok(criteria) => {
+            let form = form.with_proposal(&criteria);
+            let rubric = form.rubric(&held.1.rubric.id);
+            Ok(page(shared, held, (form, &rubric), StatusCode::OK))
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a model proposes no rubric");
+            let why =
+                format!("Nothing was proposed: {error}. Try again, or write the criteria yourself");
+            refused(form, StatusCode::BAD_GATEWAY, why)
+        }
+    }
 }
 
 /// Reads a rubric from a file into the form; nothing is kept.

@@ -65,7 +65,7 @@ impl Reader<'_> {
 }
 
 impl Writer<'_> {
-    /// Keeps a teacher's own gradebook in place of the one before.
+    /// Keeps a teacher's own gradebook in place of the one before; models are not shown who is in it.
     ///
     /// # Errors
     /// If SQLite says no.
@@ -74,7 +74,7 @@ impl Writer<'_> {
             "INSERT OR REPLACE INTO sheet (assignment, name, bytes, created) VALUES (?1, ?2, ?3, ?4)",
             (assignment, &sheet.name, &sheet.bytes, self.now),
         )?;
-        Ok(())
+        self.hide_people(assignment)
     }
 
     /// Remembers that a file leaves.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
 use tandem_grading::review::Review;
-use tandem_grading::{Graded, Original, Rubric, Submission, key_of_name};
+use tandem_grading::{Graded, Original, Roster, Rubric, Submission, key_of_name};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -289,7 +289,46 @@ impl Writer<'_> {
         submissions: &[Submission],
     ) -> rusqlite::Result<Vec<i64>> {
         let one = |submission| Ok(self.hand_in(assignment, submission)?.id());
-        submissions.iter().map(one).collect()
+        let ids = submissions
+            .iter()
+            .map(one)
+            .collect::<rusqlite::Result<Vec<_>>>()?;
+        self.hide_people(assignment)?;
+        Ok(ids)
+    }
+
+    /// Finds the people of an assignment in all that was handed in to it: those who handed something in, and those in the
+    /// teacher's own gradebook. Models are shown something else in their place.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn hide_people(&self, assignment: i64) -> rusqlite::Result<()> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT id, content FROM submission WHERE assignment = ?1 AND replaced_by IS NULL",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let content: String = row.get(1)?;
+            let submission: Submission = read_json(1, &content)?;
+            Ok((row.get::<_, i64>(0)?, content, submission))
+        };
+        let all = query.query_map([assignment], read)?;
+        let all = all.collect::<rusqlite::Result<Vec<_>>>()?;
+        let sheet = self.sheet(assignment)?;
+        let known = all
+            .iter()
+            .map(|(_, _, one)| (one.name.as_str(), &one.origin));
+        let roster = Roster::new(known, sheet.as_ref().map(|sheet| sheet.bytes.as_slice()));
+        let mut update = self
+            .sql
+            .prepare_cached("UPDATE submission SET content = ?1 WHERE id = ?2")?;
+        for (id, content, mut submission) in all {
+            roster.hide(&mut submission);
+            let hidden = json(&submission);
+            if hidden != content {
+                update.execute((hidden, id))?;
+            }
+        }
+        Ok(())
     }
 
     /// Keeps a submission that was handed in.
@@ -441,6 +480,9 @@ fn is_same(known: &str, submission: &Submission) -> bool {
     if known.pictures().next().is_none() {
         new.files.iter_mut().for_each(|file| file.pictures.clear());
     }
+    // What stands for people depends on who is known.
+    known.forget_pseudonyms();
+    new.forget_pseudonyms();
     // Whose it is has been told by its key; what a system calls folders and names is no matter.
     known.origin = new.origin.clone();
     known == new

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use tandem_grading::review::Standing;
+use tandem_grading::syntax::{Span, coloured};
 use tandem_grading::{Graded, Material, Rubric, Shown, SourceFile, Submission};
 
-use crate::colour::{Span, coloured};
 use crate::limits::MAX_COLOURED;
 use crate::paths::Paths;
 use crate::store::Work;

@@ -48,6 +48,8 @@ pub(crate) struct RubricForm {
     pub(crate) length: String,
     pub(crate) has_advice: bool,
     pub(crate) criteria: Vec<CriterionForm>,
+    /// Digest of the criteria that a model proposed, while somebody goes over them.
+    pub(crate) proposal: Option<String>,
 }
 
 /// Those of a criterion.
@@ -117,7 +119,36 @@ impl RubricForm {
             length: draft.length.map_or("", Length::as_str).to_owned(),
             has_advice: draft.advice_at_full_marks,
             criteria: draft.criteria.iter().map(CriterionForm::new).collect(),
+            proposal: None,
         }
+    }
+
+    /// The same with criteria that a model proposed.
+    pub(crate) fn with_proposal(mut self, criteria: &[CriterionDraft]) -> Self {
+        self.criteria = criteria.iter().map(CriterionForm::new).collect();
+        self.proposal = Some(self.digest());
+        self
+    }
+
+    /// A digest of the criteria, but for their ids.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = blake3::Hasher::new();
+        for one in &self.criteria {
+            let own = [
+                &one.title,
+                &one.description,
+                &one.points,
+                &one.step,
+                &one.question,
+            ];
+            let levels = one.levels.iter().filter(|level| !level.is_blank());
+            let levels = levels.flat_map(|level| [&level.label, &level.points, &level.text]);
+            for text in own.into_iter().chain(levels) {
+                digest.update(text.trim().as_bytes());
+                digest.update(&[0]);
+            }
+        }
+        digest.finalize().to_hex().to_string()
     }
 
     /// As a browser sends it.
@@ -177,6 +208,7 @@ impl RubricForm {
                 .into_iter()
                 .map(|(_, criterion)| criterion)
                 .collect(),
+            proposal: fields.get("proposal").cloned(),
         }
     }
 

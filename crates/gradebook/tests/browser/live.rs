@@ -86,7 +86,10 @@ async fn a_run_is_watched_stopped_and_continued() {
             work
         })
         .collect();
-    let path = site.gradebook.hand_in("Course", &rubric, &works).unwrap();
+    let path = site
+        .gradebook
+        .hand_in("Course", &rubric, &works, None)
+        .unwrap();
     let browser = Browser::open(&site, &path).await;
     assert_eq!(browser.accessibility().await, Vec::<String>::new());
     let primary = "return document.querySelector('form .primary').textContent";
@@ -161,7 +164,10 @@ async fn failures_are_counted_apart_and_tried_again() {
             work
         })
         .collect();
-    let path = site.gradebook.hand_in("Course", &rubric, &works).unwrap();
+    let path = site
+        .gradebook
+        .hand_in("Course", &rubric, &works, None)
+        .unwrap();
     let browser = Browser::open(&site, &path).await;
     browser
         .run("document.querySelector('form .primary').click()")

@@ -51,7 +51,7 @@ async fn the_documents_show_the_pages_as_they_are() {
         .collect();
     let path = site
         .gradebook
-        .hand_in("Intro course", &rubric, &works)
+        .hand_in("Intro course", &rubric, &works, None)
         .unwrap();
     models.pause_ms.store(15, Ordering::Relaxed);
     browser.enter(&site, &path).await;

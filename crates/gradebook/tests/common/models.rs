@@ -106,6 +106,7 @@ async fn answer(State(models): State<Models>, body: Bytes) -> Response {
                 .repeat(5)
                 .trim()
         ),
+        false if schema["properties"]["criteria"]["type"] == "array" => rubric().to_string(),
         false => verdict(schema).to_string(),
     };
     let parts: Vec<String> = text
@@ -146,6 +147,19 @@ async fn answer(State(models): State<Models>, body: Bytes) -> Response {
         Body::from_stream(stream),
     )
         .into_response()
+}
+
+/// Criteria that weigh 1, 2 and 4, with three levels each.
+fn rubric() -> Value {
+    let level =
+        |label: &str| json!({ "label": label, "when": format!("what is {label} can be seen") });
+    let one = |(title, weight): (&str, u32)| {
+        json!({
+            "title": title, "description": format!("It asks for {title}."), "weight": weight,
+            "levels": (["all", "half", "none"].map(level)),
+        })
+    };
+    json!({ "criteria": ([("Loop", 1), ("Names", 2), ("Result", 4)].map(one)) })
 }
 
 /// The first line as evidence, and the last of the points that each criterion allows.

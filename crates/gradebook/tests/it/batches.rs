@@ -62,6 +62,7 @@ impl Grading {
         let batch = Batch {
             course: "Course",
             rubric,
+            roster: None,
             submissions,
             feedback_mode: FeedbackMode::After,
             earlier_run,

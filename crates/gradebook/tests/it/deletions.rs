@@ -52,6 +52,7 @@ async fn graded(site: &Site, models: &Models) {
             course: "Marked",
             rubric: &rubric,
             submissions: &submissions,
+            roster: None,
             feedback_mode: FeedbackMode::After,
             earlier_run: EarlierRun::Refuse,
             folder: &folder,
@@ -207,7 +208,7 @@ async fn a_student_is_gone_and_nobody_else_is() {
     let last = works(&site.gradebook, second)[2].id;
     delete(&site, &format!("/w/{last}/delete"), "submission").await;
     site.gradebook
-        .hand_in("Marked", &rubric("second"), &submissions())
+        .hand_in("Marked", &rubric("second"), &submissions(), None)
         .unwrap();
     assert!(
         works(&site.gradebook, second)
@@ -230,7 +231,7 @@ async fn assignments_and_courses_go_whole() {
     let mut again = submissions();
     again[0].files[0].lines.push(format!("# {}", mark(9)));
     site.gradebook
-        .hand_in("Marked", &rubric("first"), &again)
+        .hand_in("Marked", &rubric("first"), &again, None)
         .unwrap();
     assert_eq!(
         delete(&site, "/a/2/delete", "assignment").await.status(),
@@ -275,7 +276,7 @@ async fn nothing_is_deleted_while_a_run_goes_on() {
     site.gradebook.connect(models.serve().await);
     let page = site
         .gradebook
-        .hand_in("Marked", &rubric("first"), &submissions())
+        .hand_in("Marked", &rubric("first"), &submissions(), None)
         .unwrap();
     models.pause_ms.store(30, Ordering::Relaxed);
     assert_eq!(site.post(&page, &[("what", "all")]).await.status(), 303);
@@ -325,7 +326,7 @@ async fn a_stale_page_deletes_nothing_else() {
     let site = Site::new().await;
     let hand_in = |course: &str, id: &str, count: usize| {
         site.gradebook
-            .hand_in(course, &rubric(id), &submissions()[..count])
+            .hand_in(course, &rubric(id), &submissions()[..count], None)
             .unwrap()
     };
     hand_in("Alpha", "first", 2);
@@ -369,7 +370,9 @@ fn of_moodle(name: &str, id: &str) -> Submission {
 async fn a_student_is_who_the_system_knows() {
     let site = Site::new().await;
     let hand_in = |course: &str, id: &str, all: &[Submission]| {
-        site.gradebook.hand_in(course, &rubric(id), all).unwrap();
+        site.gradebook
+            .hand_in(course, &rubric(id), all, None)
+            .unwrap();
     };
     hand_in(
         "One",
@@ -451,7 +454,7 @@ async fn work_of_a_group_is_others_too() {
     };
     let all = [scope(&["s1"]), scope(&["s1", "s2"]), scope(&["s11"])];
     site.gradebook
-        .hand_in("Three", &rubric("fourth"), &all)
+        .hand_in("Three", &rubric("fourth"), &all, None)
         .unwrap();
     let ann = works(&site.gradebook, 2)[0].id;
     let erasure = site
@@ -467,7 +470,7 @@ async fn work_of_a_group_is_others_too() {
 async fn what_cannot_be_overwritten_now_is_said_and_goes_later() {
     let site = Site::new().await;
     site.gradebook
-        .hand_in("Marked", &rubric("first"), &submissions())
+        .hand_in("Marked", &rubric("first"), &submissions(), None)
         .unwrap();
     let reader = rusqlite::Connection::open(site.folder().join("g.sqlite")).unwrap();
     reader

@@ -9,6 +9,7 @@ mod exports;
 mod models;
 mod pages;
 mod people;
+mod privacy;
 mod rubrics;
 mod runs;
 mod scores;

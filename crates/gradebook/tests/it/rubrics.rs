@@ -13,7 +13,10 @@ fn held(site: &Site, assignment: i64) -> RubricVersion {
 
 /// The fields of the form as the page has them, ready to be sent.
 async fn fields(site: &Site, path: &str) -> Vec<(String, String)> {
-    let page = site.get(path).await.text().await.unwrap();
+    fields_of(&site.get(path).await.text().await.unwrap())
+}
+
+fn fields_of(page: &str) -> Vec<(String, String)> {
     let form = page
         .split("data-checked")
         .nth(1)
@@ -266,4 +269,77 @@ async fn an_assignment_begins_without_a_file_of_a_rubric() {
         let refused = send_to(&site, "/new", parts).await;
         assert_eq!(refused.status(), 422, "{parts:?}");
     }
+}
+
+#[tokio::test]
+async fn a_model_proposes_criteria_which_a_person_has_to_go_over() {
+    let site = Site::new().await;
+    let page = "/a/1/rubric";
+    let before = held(&site, 1);
+    let form = fields(&site, page).await;
+    // An error keeps the form: there is no model yet.
+    let mut own = form.clone();
+    set(&mut own, "title", "A title of mine");
+    let refused = send(&site, page, &own, "propose").await;
+    assert_eq!(refused.status(), 503);
+    assert!(refused.text().await.unwrap().contains("A title of mine"));
+    let models = Models::default();
+    site.gradebook.connect(models.serve().await);
+    for points in ["", "0", "ten", "1001", "-3"] {
+        let mut odd = own.clone();
+        set(&mut odd, "proposal-points", points);
+        assert_eq!(
+            send(&site, page, &odd, "propose").await.status(),
+            422,
+            "{points}"
+        );
+    }
+    models
+        .are_ill
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    let ill = send(&site, page, &own, "propose").await;
+    assert_eq!(ill.status(), 502);
+    assert!(ill.text().await.unwrap().contains("A title of mine"));
+    models
+        .are_ill
+        .store(false, std::sync::atomic::Ordering::Relaxed);
+    set(&mut own, "proposal-points", "12");
+    let proposed = send(&site, page, &own, "propose").await;
+    assert_eq!(proposed.status(), 200);
+    let proposed = proposed.text().await.unwrap();
+    assert!(proposed.contains("12 points in 3 criteria"), "{proposed}");
+    // The task and the solution were sent, and no student's work.
+    let asked = models.asked.lock().unwrap().last().unwrap().clone();
+    assert!(
+        asked.contains("A title of mine") && asked.contains("limit"),
+        "{asked}"
+    );
+    // Shares of the weights 1, 2, 4 in halves, and levels in equal steps.
+    for points in [
+        "value=\"1.5\"",
+        "value=\"3.5\"",
+        "value=\"7\"",
+        "value=\"0.5\"",
+    ] {
+        assert!(proposed.contains(points), "{points}: {proposed}");
+    }
+    assert_eq!(held(&site, 1).number, before.number);
+    // As it is, nobody has gone over it.
+    let mut form = fields_of(&proposed);
+    let unread = send(&site, page, &form, "keep").await;
+    assert_eq!(unread.status(), 422);
+    let unread = unread.text().await.unwrap();
+    assert!(unread.contains("nothing of them was changed"), "{unread}");
+    form = fields_of(&unread);
+    set(&mut form, "c0-description", "What the course has taught.");
+    assert_eq!(send(&site, page, &form, "keep").await.status(), 303);
+    let kept = held(&site, 1);
+    assert_eq!(kept.number, before.number + 1);
+    assert_eq!(
+        (
+            kept.rubric.criteria.len(),
+            kept.rubric.max_points.to_string().as_str()
+        ),
+        (3, "12")
+    );
 }

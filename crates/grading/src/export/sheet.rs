@@ -91,6 +91,17 @@ impl Sheet {
         }
     }
 
+    /// Numbers, logins and addresses of a student, as they stand there.
+    pub(crate) fn ids(&self, row: usize) -> Vec<String> {
+        let ids = self
+            .ids
+            .iter()
+            .filter(|(_, kind)| *kind != Kind::Participant);
+        ids.map(|(column, _)| self.table.cell(row, *column))
+            .filter(|cell| !cell.trim().is_empty())
+            .collect()
+    }
+
     /// How a student is known.
     pub(crate) fn keys(&self, row: usize) -> Keys {
         let mut keys = Keys::default();

@@ -11,6 +11,7 @@ mod fake;
 mod feedback;
 mod origins;
 mod prompts;
+mod pseudonyms;
 mod reports;
 mod reviews;
 mod rubrics;

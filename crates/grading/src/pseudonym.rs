@@ -1,0 +1,606 @@
+//! What stands for students in prompts: names, numbers, logins and addresses of a course are replaced in text, and put back into
+//! what models write.
+//!
+//! [`Roster::new`] knows the people of a course, [`Roster::hide`] finds them in a submission. The files stay as they are: a
+//! prompt takes [`SourceFile::prompt_line`] and [`SourceFile::prompt_name`], and answers go through [`Submission::named`].
+//! Only text is replaced, that is comments, strings, prose and names of files: a program stays what it is, token by token. A
+//! first name alone is a common word, and stays.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use unicode_normalization::UnicodeNormalization;
+use unicode_normalization::char::is_combining_mark;
+
+use crate::export;
+use crate::origin::{Origin, System};
+use crate::source::SourceFile;
+use crate::submission::Submission;
+use crate::syntax::{self, Parts};
+
+/// Words of a name that are looked at together.
+const MAX_WORDS: usize = 6;
+/// Fewest letters of what is replaced where it is written as one word.
+const MIN_JOINED: usize = 7;
+/// Fewest characters of a number that is replaced.
+const MIN_NUMBER: usize = 6;
+/// Fewest characters of a login with a digit or a mark in it.
+const MIN_LOGIN: usize = 4;
+/// Fewest letters of a login that is made of a name.
+const MIN_NAME_LOGIN: usize = 6;
+/// Names of users that are nobody's.
+const NOBODY: &[&str] = &[
+    "user", "student", "jovyan", "runner", "root", "public", "shared", "username", "default",
+];
+
+/// What stands for people in a file, beside its lines.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pseudonyms {
+    /// Lines as models are shown them, by their numbers from 1; those that do not differ are not here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    lines: BTreeMap<usize, String>,
+    /// The name of the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// What each one stands for, as it was written first.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    of: BTreeMap<String, String>,
+}
+
+impl Pseudonyms {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl SourceFile {
+    /// A line as models are shown it; `line` is what it is, of the same number from 1.
+    pub(crate) fn prompt_line<'a>(&'a self, number: usize, line: &'a str) -> &'a str {
+        self.pseudonyms
+            .lines
+            .get(&number)
+            .map_or(line, String::as_str)
+    }
+
+    /// The path as models are shown it.
+    pub(crate) fn prompt_name(&self) -> &str {
+        self.pseudonyms.name.as_deref().unwrap_or(&self.name)
+    }
+
+    /// Makes what models are shown the lines of the file.
+    pub(crate) fn settle_names(&mut self) {
+        for (number, line) in std::mem::take(&mut self.pseudonyms.lines) {
+            if let Some(place) = self.lines.get_mut(number.saturating_sub(1)) {
+                *place = line;
+            }
+        }
+    }
+}
+
+impl Submission {
+    /// The text of a model with the people that were hidden from it.
+    #[must_use]
+    pub fn named(&self, text: &str) -> String {
+        let known = self.files.iter().flat_map(|file| &file.pseudonyms.of);
+        known.fold(text.to_owned(), |text, (pseudonym, name)| {
+            match text.contains(pseudonym.as_str()) {
+                true => text.replace(pseudonym.as_str(), name),
+                false => text,
+            }
+        })
+    }
+
+    /// The other way: a text that is sent back to a model.
+    pub(crate) fn nameless(&self, text: &str) -> String {
+        let known = self.files.iter().flat_map(|file| &file.pseudonyms.of);
+        known.fold(text.to_owned(), |text, (pseudonym, name)| {
+            match text.contains(name.as_str()) {
+                true => replaced_words(&text, name, pseudonym),
+                false => text,
+            }
+        })
+    }
+
+    /// The same without a trace of who is hidden.
+    pub fn forget_pseudonyms(&mut self) {
+        for file in &mut self.files {
+            file.pseudonyms = Pseudonyms::default();
+        }
+    }
+}
+
+/// A way to write a name, as one word without marks on letters.
+#[derive(Debug, Clone)]
+struct Form {
+    /// What stands for the person.
+    pseudonym: String,
+    /// Only some words of the name: they may be common words, unless they begin with capitals.
+    is_part: bool,
+}
+
+/// The people of a course.
+#[derive(Debug, Clone, Default)]
+pub struct Roster {
+    forms: HashMap<String, Form>,
+    /// Words with which a form begins; all where a system gives names without spaces.
+    starts: HashSet<String>,
+    /// Names that a system gave without spaces.
+    is_joined: bool,
+    /// Names in scripts without spaces between words.
+    solid: Vec<(String, String)>,
+    /// Numbers, logins and addresses.
+    exact: HashMap<String, String>,
+}
+
+/// Letters without marks, in lower case.
+fn folded(text: &str) -> String {
+    if text.is_ascii() {
+        return text.to_ascii_lowercase();
+    }
+    let letters = text.nfkd().filter(|c| !is_combining_mark(*c));
+    letters.flat_map(char::to_lowercase).nfc().collect()
+}
+
+/// The same with the two letters that German writes for one.
+fn spelled_out(text: &str) -> String {
+    let text: String = text.nfc().collect::<String>().to_lowercase();
+    let text = [
+        ("ä", "ae"),
+        ("ö", "oe"),
+        ("ü", "ue"),
+        ("ß", "ss"),
+        ("ø", "oe"),
+        ("å", "aa"),
+    ]
+    .iter()
+    .fold(text, |text, (letter, two)| text.replace(letter, two));
+    folded(&text)
+}
+
+/// Whether words of a script stand without spaces between them.
+fn is_solid(c: char) -> bool {
+    matches!(u32::from(c), 0x3040..=0x30FF | 0x3400..=0x9FFF | 0xAC00..=0xD7AF | 0xF900..=0xFAFF | 0x20000..=0x3FFFF)
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || is_combining_mark(c)
+}
+
+/// Five letters and digits that stay the same for a person, without vowels, so that they make no word.
+fn code(key: &str) -> String {
+    const LETTERS: &[u8] = b"BCDFGHJKLMNPQRSTVWXZ23456789";
+    let digest = blake3::hash(key.as_bytes());
+    let letters = digest.as_bytes().iter().take(5);
+    letters
+        .map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()]))
+        .collect()
+}
+
+/// The words of a name in the order in which it is said; of `Last, First` the last name comes last.
+fn words(name: &str) -> Vec<String> {
+    let said = match name.split_once(',') {
+        Some((last, first)) => format!("{first} {last}"),
+        None => name.to_owned(),
+    };
+    let words = said
+        .split(|c: char| !is_word(c))
+        .filter(|word| !word.is_empty());
+    words
+        .filter(|word| !word.contains(|c: char| c.is_ascii_digit()))
+        .map(str::to_owned)
+        .collect()
+}
+
+impl Roster {
+    /// Of those who handed in the submissions with these names and origins, and all in a teacher's own gradebook.
+    pub fn new<'a>(
+        submissions: impl IntoIterator<Item = (&'a str, &'a Origin)>,
+        gradebook: Option<&[u8]>,
+    ) -> Self {
+        let mut roster = Self::default();
+        for (name, origin) in submissions {
+            for student in &origin.students {
+                let is_canvas = origin.system == System::Canvas;
+                match is_canvas {
+                    true => roster.add_joined(&student.name),
+                    false => roster.add_name(&student.name),
+                }
+                // A page calls a student of Canvas as the gradebook does.
+                if is_canvas && origin.students.len() == 1 {
+                    roster.add_name(name);
+                }
+                for id in &student.ids {
+                    roster.add_exact(id, &[student.name.as_str(), name]);
+                }
+            }
+        }
+        // What is no gradebook names nobody.
+        for (name, ids) in gradebook.map(export::people).unwrap_or_default() {
+            roster.add_name(&name);
+            for id in &ids {
+                roster.add_exact(id, &[name.as_str()]);
+            }
+        }
+        roster
+    }
+
+    fn add_name(&mut self, name: &str) {
+        let words = words(name);
+        let solid: String = words.concat().nfc().collect();
+        if solid.chars().any(is_solid) && solid.chars().count() > 1 {
+            let pseudonym = format!("Student_{}", code(&solid));
+            // In such scripts the last name stands first, with a comma or without.
+            let written: String = name.nfc().filter(|c| is_word(*c)).collect();
+            for name in [written, solid] {
+                self.solid.push((name, pseudonym.clone()));
+            }
+            return;
+        }
+        if words.len() < 2 || words.len() > MAX_WORDS {
+            return;
+        }
+        let mut sorted: Vec<String> = words.iter().map(|word| folded(word)).collect();
+        sorted.sort_unstable();
+        let pseudonym = format!("Student_{}", code(&sorted.join(" ")));
+        for fold in [folded, spelled_out] {
+            let words: Vec<String> = words.iter().map(|word| fold(word)).collect();
+            for first in 0..words.len() {
+                let turned = [&words[first..], &words[..first]].concat();
+                self.add_form(&turned, &pseudonym, false);
+            }
+            for (i, one) in words.iter().enumerate() {
+                for other in &words[i + 1..] {
+                    let is_part = words.len() > 2;
+                    self.add_form(&[one.clone(), other.clone()], &pseudonym, is_part);
+                    self.add_form(&[other.clone(), one.clone()], &pseudonym, is_part);
+                }
+            }
+        }
+    }
+
+    fn add_form(&mut self, words: &[String], pseudonym: &str, is_part: bool) {
+        let joined = words.concat();
+        // Two letters are no name.
+        if joined.chars().count() < 4
+            || words.iter().any(|word| word.chars().count() < 2) && is_part
+        {
+            return;
+        }
+        self.starts.extend(words.first().cloned());
+        self.starts.insert(joined.clone());
+        let form = Form {
+            pseudonym: pseudonym.to_owned(),
+            is_part,
+        };
+        let known = self.forms.entry(joined).or_insert_with(|| form.clone());
+        known.is_part &= is_part;
+    }
+
+    /// A name of which it is not known where its words end.
+    fn add_joined(&mut self, name: &str) {
+        let name = folded(name);
+        if name.chars().count() < MIN_JOINED || name.contains(|c: char| !c.is_alphabetic()) {
+            return;
+        }
+        let pseudonym = format!("Student_{}", code(&name));
+        self.is_joined = true;
+        self.starts.insert(name.clone());
+        self.forms.entry(name).or_insert(Form {
+            pseudonym,
+            is_part: false,
+        });
+    }
+
+    /// A number, a login or an address of somebody with these names.
+    fn add_exact(&mut self, id: &str, names: &[&str]) {
+        let id = id.trim().to_lowercase();
+        let count = id.chars().count();
+        let digits = id.chars().filter(char::is_ascii_digit).count();
+        let is_known = match () {
+            () if id.contains('@') => true,
+            () if digits == count => count >= MIN_NUMBER,
+            () if id.contains(|c: char| !c.is_alphabetic()) => count >= MIN_LOGIN,
+            // One word may be any word, unless it is made of the name.
+            () => count >= MIN_NAME_LOGIN && names.iter().any(|name| is_made_of(&id, name)),
+        };
+        if !is_known || id.contains(char::is_whitespace) {
+            return;
+        }
+        let code = code(&id).to_lowercase();
+        let pseudonym = match id.contains('@') {
+            true => format!("student_{code}@mail.example"),
+            false => format!("id_{code}"),
+        };
+        self.exact.insert(id, pseudonym);
+    }
+
+    /// Finds the people in a submission, and says what stands for them.
+    pub fn hide(&self, submission: &mut Submission) {
+        submission.forget_pseudonyms();
+        // No model is asked about it.
+        if submission.problem.is_some() {
+            return;
+        }
+        let is_one_file = submission.files.len() == 1;
+        let mut code_words: Option<HashSet<String>> = None;
+        let mut hidden = Vec::new();
+        for file in &submission.files {
+            let mut pseudonyms = Pseudonyms::default();
+            let candidates: Vec<(usize, Vec<Found>)> = (0..)
+                .zip(&file.lines)
+                .map(|(index, line)| (index, self.find(line)))
+                .filter(|(_, found)| !found.is_empty())
+                .collect();
+            if !candidates.is_empty() {
+                let texts = syntax::texts(file);
+                for (index, found) in candidates {
+                    let line = &file.lines[index];
+                    let none = Vec::new();
+                    let parts: &Parts = texts.get(index).unwrap_or(&none);
+                    let mut is_hidden = |one: &Found| {
+                        let is_in = |part: &Range<usize>| {
+                            part.start <= one.at.start && one.at.end <= part.end
+                        };
+                        let text = &line[one.at.clone()];
+                        let mut is_code = || {
+                            let words = code_words.get_or_insert_with(|| code_words_of(submission));
+                            is_identifier(text) && words.contains(text)
+                        };
+                        parts.iter().any(is_in) && !is_code()
+                    };
+                    let mut found = found;
+                    found.retain(&mut is_hidden);
+                    if found.is_empty() {
+                        continue;
+                    }
+                    pseudonyms
+                        .lines
+                        .insert(index + 1, replaced(line, &found, &mut pseudonyms.of));
+                }
+            }
+            // The name of a lone file is shown to no model.
+            if !is_one_file {
+                let found = self.find(&file.name);
+                if !found.is_empty() {
+                    pseudonyms.name = Some(replaced(&file.name, &found, &mut pseudonyms.of));
+                }
+            }
+            hidden.push(pseudonyms);
+        }
+        for (file, pseudonyms) in submission.files.iter_mut().zip(hidden) {
+            file.pseudonyms = pseudonyms;
+        }
+    }
+
+    /// The people in a line, in their order, none inside of another.
+    fn find(&self, line: &str) -> Vec<Found> {
+        let mut found = Vec::new();
+        self.find_exact(line, &mut found);
+        find_homes(line, &mut found);
+        self.find_names(line, &mut found);
+        found.sort_by_key(|one| one.at.start);
+        found
+    }
+
+    fn find_exact(&self, line: &str, found: &mut Vec<Found>) {
+        if self.exact.is_empty() {
+            return;
+        }
+        let is_part = |c: char| is_word(c) || matches!(c, '.' | '_' | '-' | '+' | '@');
+        for range in runs(line, is_part) {
+            let text = &line[range.clone()];
+            let trimmed = text.trim_matches(['.', '_', '-', '+', '@']);
+            let Some(at) = text.find(trimmed).filter(|_| !trimmed.is_empty()) else {
+                continue;
+            };
+            let at = range.start + at;
+            let whole = at..at + trimmed.len();
+            if let Some(pseudonym) = self.exact.get(&trimmed.to_lowercase()) {
+                push(found, whole, pseudonym);
+                continue;
+            }
+            // A number or a login between marks, as in the name of a file.
+            for part in runs(trimmed, is_word) {
+                if let Some(pseudonym) = self.exact.get(&trimmed[part.clone()].to_lowercase()) {
+                    push(found, at + part.start..at + part.end, pseudonym);
+                }
+            }
+        }
+    }
+
+    fn find_names(&self, line: &str, found: &mut Vec<Found>) {
+        for (name, pseudonym) in &self.solid {
+            for (at, text) in line.match_indices(name.as_str()) {
+                push(found, at..at + text.len(), pseudonym);
+            }
+        }
+        if self.forms.is_empty() {
+            return;
+        }
+        let words = runs(line, is_word);
+        let mut from = 0;
+        while from < words.len() {
+            from = match self.name_at(line, &words[from..]) {
+                Some((count, pseudonym)) => {
+                    push(
+                        found,
+                        words[from].start..words[from + count - 1].end,
+                        pseudonym,
+                    );
+                    from + count
+                }
+                None => from + 1,
+            };
+        }
+    }
+
+    /// The name with which a row of words begins: how many they are, and what stands for it.
+    fn name_at(&self, line: &str, words: &[Range<usize>]) -> Option<(usize, &str)> {
+        let first = folded(&line[words[0].clone()]);
+        if !self.is_joined && !self.starts.contains(&first) {
+            return None;
+        }
+        let mut joined = first.clone();
+        let mut best = None;
+        for count in 1..=MAX_WORDS.min(words.len()) {
+            if count > 1 {
+                let gap = &line[words[count - 2].end..words[count - 1].start];
+                let is_gap = |c: char| matches!(c, ' ' | '\t' | ',' | '.' | '_' | '-' | '\'' | '’');
+                if gap.len() > 3 || !gap.chars().all(is_gap) {
+                    break;
+                }
+                joined.push_str(&folded(&line[words[count - 1].clone()]));
+            }
+            let turned = || match count {
+                // A system that gives no spaces has the last name first.
+                2 if self.is_joined => {
+                    let second = folded(&line[words[1].clone()]);
+                    self.forms.get(&format!("{second}{first}"))
+                }
+                _ => None,
+            };
+            let Some(form) = self.forms.get(&joined).or_else(turned) else {
+                continue;
+            };
+            let is_capital = |word: &Range<usize>| {
+                line[word.clone()]
+                    .chars()
+                    .next()
+                    .is_some_and(char::is_uppercase)
+            };
+            let is_enough = match (count, form.is_part) {
+                (1, _) => joined.chars().count() >= MIN_JOINED,
+                (_, true) => words[..count].iter().all(is_capital),
+                (_, false) => true,
+            };
+            if is_enough {
+                best = Some((count, form.pseudonym.as_str()));
+            }
+        }
+        best
+    }
+}
+
+/// Somebody in a line.
+struct Found {
+    at: Range<usize>,
+    pseudonym: String,
+}
+
+fn push(found: &mut Vec<Found>, at: Range<usize>, pseudonym: &str) {
+    let is_free = |one: &Found| one.at.end <= at.start || at.end <= one.at.start;
+    if found.iter().all(is_free) {
+        let pseudonym = pseudonym.to_owned();
+        found.push(Found { at, pseudonym });
+    }
+}
+
+/// Rows of characters of a kind, as ranges.
+fn runs(text: &str, is: impl Fn(char) -> bool) -> Vec<Range<usize>> {
+    let mut all: Vec<Range<usize>> = Vec::new();
+    for (at, c) in text.char_indices().filter(|(_, c)| is(*c)) {
+        match all.last_mut() {
+            Some(last) if last.end == at => last.end = at + c.len_utf8(),
+            _ => all.push(at..at + c.len_utf8()),
+        }
+    }
+    all
+}
+
+/// Names of users in paths of their folders.
+fn find_homes(line: &str, found: &mut Vec<Found>) {
+    for home in ["/home/", "/Users/", "\\Users\\", "\\\\Users\\\\"] {
+        for (at, _) in line.match_indices(home) {
+            let start = at + home.len();
+            let is_end = |c: char| !(is_word(c) || matches!(c, '.' | '_' | '-' | ' '));
+            let rest = &line[start..];
+            let end = rest.find(is_end).unwrap_or(rest.len());
+            // A name with a space goes on only to a mark between folders.
+            let is_folder = rest[end..].starts_with(['/', '\\']);
+            let name = match is_folder {
+                true => &rest[..end],
+                false => rest[..end].split(' ').next().unwrap_or_default(),
+            };
+            if !name.trim().is_empty() && !NOBODY.contains(&name.to_lowercase().as_str()) {
+                let code = code(&name.to_lowercase()).to_lowercase();
+                push(found, start..start + name.len(), &format!("user_{code}"));
+            }
+        }
+    }
+}
+
+/// A line with what stands for the people in it.
+fn replaced(line: &str, found: &[Found], of: &mut BTreeMap<String, String>) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut from = 0;
+    for one in found {
+        out.push_str(&line[from..one.at.start]);
+        out.push_str(&one.pseudonym);
+        from = one.at.end;
+        let text = &line[one.at.clone()];
+        of.entry(one.pseudonym.clone())
+            .or_insert_with(|| text.to_owned());
+    }
+    out.push_str(&line[from..]);
+    out
+}
+
+/// A text with one word for another, where that is no part of a longer one.
+fn replaced_words(text: &str, word: &str, by: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(word) {
+        let is_whole = !before.ends_with(is_word) && !after.starts_with(is_word);
+        out.push_str(before);
+        out.push_str(if is_whole { by } else { word });
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn is_identifier(text: &str) -> bool {
+    let mut letters = text.chars();
+    let is_first = letters
+        .next()
+        .is_some_and(|c| c.is_alphabetic() || c == '_');
+    is_first && letters.all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// All words that are code in a submission.
+fn code_words_of(submission: &Submission) -> HashSet<String> {
+    let mut all = HashSet::new();
+    for file in &submission.files {
+        for (line, texts) in file.lines.iter().zip(syntax::texts(file)) {
+            let mut from = 0;
+            let end = std::iter::once(line.len()..line.len());
+            for text in texts.into_iter().chain(end) {
+                let code = line.get(from..text.start).unwrap_or_default();
+                let words = code.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                all.extend(words.filter(|word| !word.is_empty()).map(str::to_owned));
+                from = text.end;
+            }
+        }
+    }
+    all
+}
+
+/// Whether a login is made of letters of a name: the beginning of one word, and another one as a whole.
+fn is_made_of(login: &str, name: &str) -> bool {
+    let said = words(name);
+    [folded, spelled_out].into_iter().any(|fold| {
+        let words: Vec<String> = said.iter().map(|word| fold(word)).collect();
+        words.iter().enumerate().any(|(i, whole)| {
+            let others = words.iter().enumerate().filter(|(j, _)| *j != i);
+            let rests = [
+                login.strip_prefix(whole.as_str()),
+                login.strip_suffix(whole.as_str()),
+            ];
+            let is_of = |rest: &&str| {
+                !rest.is_empty() && others.clone().any(|(_, other)| other.starts_with(*rest))
+            };
+            rests.iter().flatten().any(is_of)
+        })
+    })
+}
