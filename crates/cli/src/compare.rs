@@ -135,11 +135,7 @@ impl Side {
         };
         let (mut given, mut without) = (Given::new(), 0);
         for work in works {
-            let standing = Standing {
-                rubric: &rubric,
-                model: work.graded.as_ref(),
-                review: &Review::default(),
-            };
+            let standing = Standing::of_model(&rubric, work.graded.as_ref());
             // What models suggested, whatever persons made of it.
             match standing.model_total() {
                 Some(_) => _ = given.insert(work.name, standing.all_points()),

@@ -1,6 +1,6 @@
 //! A run without pages: its results go into a folder, too.
 
-use tandem_grading::review::{Decision, Review, Standing};
+use tandem_grading::review::{Decision, Standing};
 use tandem_grading::revision::Inputs;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, GradingError, Points, Progress,
@@ -181,11 +181,7 @@ fn result(
     let (review, Some(mut graded)) = (work_now.review, work_now.graded) else {
         return Ok(None);
     };
-    let standing = Standing {
-        rubric,
-        model: Some(&graded),
-        review: &Review::default(),
-    };
+    let standing = Standing::of_model(rubric, Some(&graded));
     let (criteria, total) = (standing.model_results_without(&[]), standing.model_total());
     graded.name.clone_from(&submission.name);
     graded.max_score = rubric.max_points.as_f64();

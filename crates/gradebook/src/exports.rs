@@ -1,7 +1,7 @@
 //! What an assignment's export writes: the same for a page, its preview, and the command line.
 
 use tandem_grading::export::{Choice, Export, Format, Refusal, Row, fill, write};
-use tandem_grading::review::{Decision, Standing, State};
+use tandem_grading::review::{Decision, State};
 
 use crate::limits::QUICK_MS;
 use crate::store::{Reader, Role, SheetFile, Store, StoreError};
@@ -112,11 +112,7 @@ impl Rows {
             let Some(work) = reader.work(outline.id)? else {
                 continue;
             };
-            let standing = Standing {
-                rubric: &held.rubric,
-                model: work.graded.as_ref(),
-                review: &work.review,
-            };
+            let standing = work.standing(&held.rubric);
             let count = match standing.state() {
                 State::Approved => &mut counts.approved,
                 State::WithoutPoints => &mut counts.without_points,

@@ -628,11 +628,7 @@ fn held(work: &Work, staleness: &Staleness, rubric: &Rubric) -> Held {
     let (Staleness::Criteria(stale), Some(graded)) = (staleness, &work.graded) else {
         return Held::default();
     };
-    let standing = Standing {
-        rubric,
-        model: Some(graded),
-        review: &work.review,
-    };
+    let standing = Standing::new(rubric, Some(graded), &work.review);
     let criteria = standing.model_results_without(stale);
     let holds = |id: &String| criteria.iter().any(|c| c.id == *id);
     let findings = graded.reasons.iter();

@@ -37,6 +37,33 @@ pub struct Draft {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub solution: Vec<PathBuf>,
     pub criteria: Vec<CriterionDraft>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub penalties: Vec<PenaltyDraft>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<LateDraft>,
+}
+
+/// Points that a person may take off.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct PenaltyDraft {
+    pub id: String,
+    pub title: String,
+    pub points: f64,
+}
+
+/// What a late submission loses: points, or percent of the maximum.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct LateDraft {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub points: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percent: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
 }
 
 /// A criterion of it.
@@ -56,6 +83,8 @@ pub struct CriterionDraft {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
     pub max_points: f64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bonus: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub levels: Option<Vec<LevelDraft>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,6 +166,16 @@ impl Draft {
             let mut all = std::iter::once(base.clone()).chain(numbered);
             criterion.id = all.find(|id| !taken.contains(id)).unwrap_or(base);
             taken.push(criterion.id.clone());
+        }
+        for i in 0..self.penalties.len() {
+            if self.penalties[i].id.trim().is_empty() {
+                let base = id_of(&self.penalties[i].title, "penalty");
+                let is_taken = |id: &String| self.penalties.iter().any(|one| one.id == *id);
+                let numbered = (2..).map(|number| format!("{base}-{number}"));
+                let mut all = std::iter::once(base.clone()).chain(numbered);
+                let id = all.find(|id| !is_taken(id)).unwrap_or_else(|| base.clone());
+                self.penalties[i].id = id;
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use crate::feedback::Item;
 use crate::origin::Origin;
 use crate::points::Points;
-use crate::review::{Decision, Standing, State};
+use crate::review::{Decision, Deduction, Standing, State};
 use crate::roster::Keys;
 
 pub use files::{Format, write};
@@ -44,6 +44,8 @@ pub struct Grade {
     pub max: Points,
     /// Each criterion, in the rubric's order.
     pub criteria: Vec<Scored>,
+    /// What is taken off.
+    pub deductions: Vec<Deduction>,
     /// The feedback.
     pub text: Vec<Item>,
     /// A model had a part in it.
@@ -86,6 +88,7 @@ impl Row {
                 total,
                 max: standing.rubric.max_points,
                 criteria,
+                deductions: standing.deductions(),
                 text: standing.text(),
                 // A result without a score, as of what cannot be read, is no part of it.
                 is_assisted: standing.review.text_is_models
@@ -434,6 +437,11 @@ impl Fill<'_> {
             Some(possible) => grade.total.as_f64() * (possible / grade.max.as_f64()),
             None => grade.total.as_f64(),
         };
+        if self.sheet.kind == SheetKind::Moodle && column.possible.is_some_and(|most| value > most)
+        {
+            let why = "Moodle takes no grade above the maximum: write it there by hand";
+            return self.export.leave(row, why);
+        }
         self.export.grades += 1;
         let text = decimals(value, self.sheet.has_comma(column));
         // The same number stays as it is written.

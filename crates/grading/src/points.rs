@@ -63,6 +63,11 @@ impl Points {
         is_whole.then(|| u32::try_from(product / max).ok().map(Self))?
     }
 
+    /// What is left when others are taken off; never below 0.
+    pub(crate) fn less(self, off: Self) -> Self {
+        Self(self.0.saturating_sub(off.0))
+    }
+
     /// As a JSON number: `4`, not `4.0`, when whole.
     pub(crate) fn to_json(self) -> Value {
         if self.0.is_multiple_of(SCALE) {

@@ -6,9 +6,9 @@ use crate::finding::{Finding, FindingKind};
 use crate::graded::{CriterionResult, Graded, Status};
 use crate::limits::{MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS};
 use crate::points::Points;
-use crate::rubric::{Criterion, Rubric};
+use crate::rubric::{Criterion, Penalty, Rubric};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Points by the id of the criterion.
 pub type PointsOf = BTreeMap<String, Points>;
@@ -31,6 +31,12 @@ pub struct Review {
     pub second_look: bool,
     /// For those who grade; no student sees it.
     pub note: String,
+    /// Ids of the penalties that a person gave.
+    #[serde(default)]
+    pub penalties: BTreeSet<String>,
+    /// Whether it counts as late, where a person says so.
+    #[serde(default)]
+    pub late: Option<bool>,
 }
 
 /// What was decided about a submission as a whole.
@@ -91,6 +97,15 @@ pub enum Change {
     SecondLook(bool),
     /// Writes the note.
     Note(String),
+    /// Gives a penalty of the rubric, by its id, or takes it back.
+    Penalty {
+        /// Its id.
+        id: String,
+        /// Given, or taken back.
+        is_given: bool,
+    },
+    /// Says whether it counts as late; nothing for what the learning system says.
+    Late(Option<bool>),
     /// Takes all back that a person decided, but for the note.
     Reset,
 }
@@ -101,6 +116,9 @@ pub enum Refusal {
     /// The rubric has no such criterion.
     #[error("the rubric has no criterion '{0}'")]
     Criterion(String),
+    /// The rubric has no such penalty, or no rule for late submissions.
+    #[error("the rubric has no {0}")]
+    Rule(String),
     /// The rubric does not allow these points.
     #[error("{criterion}: the rubric does not allow {points} points")]
     Points {
@@ -135,9 +153,71 @@ pub struct Standing<'a> {
     pub model: Option<&'a Graded>,
     /// What persons decided.
     pub review: &'a Review,
+    /// The learning system says that it came late.
+    pub is_late: bool,
 }
 
+/// Points that are taken off the sum.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deduction {
+    /// For what.
+    pub title: String,
+    /// How many.
+    pub points: Points,
+}
+
+/// Nothing was decided.
+static NOTHING: Review = Review {
+    points: BTreeMap::new(),
+    text: None,
+    text_for: BTreeMap::new(),
+    text_is_models: false,
+    decision: Decision::Open,
+    second_look: false,
+    note: String::new(),
+    penalties: BTreeSet::new(),
+    late: None,
+};
+
 impl<'a> Standing<'a> {
+    /// Of a submission that came in time.
+    #[must_use]
+    pub const fn new(rubric: &'a Rubric, model: Option<&'a Graded>, review: &'a Review) -> Self {
+        Self {
+            rubric,
+            model,
+            review,
+            is_late: false,
+        }
+    }
+
+    /// What a model suggests, whatever persons made of it.
+    #[must_use]
+    pub const fn of_model(rubric: &'a Rubric, model: Option<&'a Graded>) -> Self {
+        Self::new(rubric, model, &NOTHING)
+    }
+
+    /// Whether it counts as late: a person's word stands above the learning system's.
+    #[must_use]
+    pub fn counts_as_late(&self) -> bool {
+        self.rubric.late.is_some() && self.review.late.unwrap_or(self.is_late)
+    }
+
+    /// What is taken off, in the rubric's order; lateness last.
+    #[must_use]
+    pub fn deductions(&self) -> Vec<Deduction> {
+        let given = |penalty: &&Penalty| self.review.penalties.contains(&penalty.id);
+        let penalties = self.rubric.penalties.iter().filter(given);
+        let late = self.rubric.late.iter().filter(|_| self.counts_as_late());
+        let late = late.map(|late| (&late.title, late.points));
+        let all = penalties.map(|one| (&one.title, one.points)).chain(late);
+        all.map(|(title, points)| Deduction {
+            title: title.clone(),
+            points,
+        })
+        .collect()
+    }
+
     /// What the model said of a criterion, if all criteria were assessed; its points are those of the rubric then.
     #[must_use]
     pub fn model_result(&self, criterion: &Criterion) -> Option<&'a CriterionResult> {
@@ -219,13 +299,16 @@ impl<'a> Standing<'a> {
         self.rubric.criteria.iter().map(one).collect()
     }
 
-    /// Sum of the points that hold; nothing while a criterion has none. The only place where a total is made.
+    /// Sum of the points that hold less what is taken off, 0 at the least; nothing while a criterion has none. The only place
+    /// where a total is made.
     #[must_use]
     pub fn total(&self) -> Option<Points> {
         if self.review.decision == Decision::WithoutPoints {
             return None;
         }
-        sum(self.rubric.criteria.iter().map(|c| self.points(c)))
+        let sum = sum(self.rubric.criteria.iter().map(|c| self.points(c)))?;
+        let off: Points = self.deductions().iter().map(|one| one.points).sum();
+        Some(sum.less(off))
     }
 
     /// Sum of the model's points; nothing while a criterion has none.
@@ -380,6 +463,23 @@ impl<'a> Standing<'a> {
             Change::Note(note) => {
                 check_length("the note", note, MAX_NOTE_CHARS)?;
                 next.note = note.trim().to_owned();
+            }
+            Change::Penalty { id, is_given } => {
+                let is_known = self.rubric.penalties.iter().any(|one| one.id == *id);
+                match (is_known, is_given) {
+                    (false, true) => return Err(Refusal::Rule(format!("penalty '{id}'"))),
+                    (_, true) => _ = next.penalties.insert(id.clone()),
+                    (_, false) => _ = next.penalties.remove(id),
+                }
+                next.decision = Decision::Open;
+            }
+            Change::Late(late) => {
+                if self.rubric.late.is_none() {
+                    return Err(Refusal::Rule("rule for late submissions".to_owned()));
+                }
+                // What the learning system says needs no word of a person.
+                next.late = late.filter(|late| *late != self.is_late);
+                next.decision = Decision::Open;
             }
             Change::Reset => {
                 let note = std::mem::take(&mut next.note);

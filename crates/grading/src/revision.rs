@@ -112,6 +112,8 @@ pub fn carried_review(review: &Review, from: &Rubric, to: &Rubric) -> Review {
     let is_whole;
     (next.points, is_whole) = points(&review.points);
     (next.text_for, _) = points(&review.text_for);
+    let has = |id: &String| to.penalties.iter().any(|one| one.id == *id);
+    next.penalties.retain(has);
     let is_complete = to.criteria.iter().all(|c| next.points.contains_key(&c.id));
     if next.decision == Decision::Approved && !(is_whole && is_complete) {
         next.decision = Decision::Open;

@@ -1,7 +1,7 @@
 //! The rubric: read from YAML, checked completely before any submission is graded.
 
 use crate::attempt::{self, Material};
-use crate::draft::{CriterionDraft, Draft, Kind, LevelDraft};
+use crate::draft::{CriterionDraft, Draft, Kind, LateDraft, LevelDraft, PenaltyDraft};
 use crate::error::{GradingError, fault};
 use crate::files;
 use crate::limits;
@@ -25,8 +25,12 @@ pub struct Rubric {
     pub style: Style,
     /// The criteria, in the teacher's order; at least one.
     pub criteria: Vec<Criterion>,
-    /// Sum of the criteria's maxima.
+    /// Sum of the criteria's maxima, but for bonuses.
     pub max_points: Points,
+    /// What a person may take off.
+    pub penalties: Vec<Penalty>,
+    /// What a late submission loses.
+    pub late: Option<Late>,
     /// What a person should look at before using the rubric, such as vague words.
     pub warnings: Vec<String>,
     /// The text that it was read from.
@@ -52,8 +56,30 @@ pub struct Criterion {
     pub answer: Option<String>,
     /// Points for full marks.
     pub max_points: Points,
+    /// Its points come on top: they are no part of the rubric's maximum.
+    pub is_bonus: bool,
     /// Which points can be given.
     pub scale: Scale,
+}
+
+/// Points that a person may take off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Penalty {
+    /// Short id: letters, digits, `_`, `-`.
+    pub id: String,
+    /// For what.
+    pub title: String,
+    /// How many.
+    pub points: Points,
+}
+
+/// What a late submission loses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Late {
+    /// What a student reads.
+    pub title: String,
+    /// How many points.
+    pub points: Points,
 }
 
 /// A question that is answered in words.
@@ -278,7 +304,13 @@ fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
         }
         criteria.push(criterion(&path, raw)?);
     }
-    let sum: Points = criteria.iter().map(|c| c.max_points).sum();
+    let counted = criteria.iter().filter(|c| !c.is_bonus);
+    let sum: Points = counted.map(|c| c.max_points).sum();
+    if sum == Points::ZERO {
+        return Err(fault("criteria", "all are bonuses; one must count"));
+    }
+    let penalties = penalties(raw.penalties)?;
+    let late = raw.late.map(|late| late_rule(late, sum)).transpose()?;
     if let Some(stated) = raw.max_points
         && Points::from_f64(stated) != Some(sum)
     {
@@ -301,6 +333,8 @@ fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
         },
         criteria,
         max_points: sum,
+        penalties,
+        late,
         warnings,
         source: text.to_owned(),
         templates: Vec::new(),
@@ -345,8 +379,62 @@ fn criterion(path: &str, raw: CriterionDraft) -> Result<Criterion, GradingError>
         reflection,
         answer: raw.answer.map(|answer| answer.trim().to_owned()),
         max_points,
+        is_bonus: raw.bonus,
         scale,
     })
+}
+
+fn penalties(raw: Vec<PenaltyDraft>) -> Result<Vec<Penalty>, GradingError> {
+    if raw.len() > limits::MAX_CRITERIA {
+        let most = limits::MAX_CRITERIA;
+        return Err(fault("penalties", format!("more than {most}")));
+    }
+    let mut ids = HashSet::new();
+    let mut all = Vec::with_capacity(raw.len());
+    for (i, raw) in raw.into_iter().enumerate() {
+        let path = format!("penalties[{i}]");
+        check_id(&format!("{path}.id"), &raw.id)?;
+        check_text(
+            &format!("{path}.title"),
+            &raw.title,
+            limits::MAX_TITLE_CHARS,
+        )?;
+        if !ids.insert(raw.id.clone()) {
+            let problem = format!("'{}' occurs twice; ids must be unique", raw.id);
+            return Err(fault(format!("{path}.id"), problem));
+        }
+        all.push(Penalty {
+            points: taken_off(&format!("{path}.points"), raw.points)?,
+            id: raw.id,
+            title: raw.title,
+        });
+    }
+    Ok(all)
+}
+
+fn late_rule(raw: LateDraft, max: Points) -> Result<Late, GradingError> {
+    let points = match (raw.points, raw.percent) {
+        (Some(points), None) => taken_off("late.points", points)?,
+        (None, Some(percent)) => {
+            let is_share = percent > 0.0 && percent <= 100.0;
+            let share = Points::from_f64((max.as_f64() * percent * 10.0).round() / 1000.0);
+            let share = share.filter(|share| is_share && *share > Points::ZERO);
+            share.ok_or_else(|| fault("late.percent", "must be above 0, and 100 at most"))?
+        }
+        _ => return Err(fault("late", "must have points or percent, and not both")),
+    };
+    let title = raw.title.unwrap_or_else(|| "Handed in late".to_owned());
+    check_text("late.title", &title, limits::MAX_TITLE_CHARS)?;
+    Ok(Late { title, points })
+}
+
+/// Points that are taken off, which are written without a sign.
+fn taken_off(field: &str, value: f64) -> Result<Points, GradingError> {
+    let points = points(field, value)?;
+    match points == Points::ZERO {
+        true => Err(fault(field, "must be above 0; it is taken off")),
+        false => Ok(points),
+    }
 }
 
 fn reflection(

@@ -66,6 +66,11 @@ impl Act {
             "second-look" => Change::SecondLook(true),
             "no-second-look" => Change::SecondLook(false),
             "note" => Change::Note(lines(text()?)),
+            "penalty" | "no-penalty" => Change::Penalty {
+                id: self.criterion.clone().ok_or_else(not_whole)?,
+                is_given: self.act == "penalty",
+            },
+            "late" | "not-late" => Change::Late(Some(self.act == "late")),
             "reset" => Change::Reset,
             _ => return Err(not_whole()),
         })
@@ -156,7 +161,7 @@ pub(crate) async fn act(
     };
     let is_settling = matches!(change, Change::Approve { .. } | Change::WithoutPoints);
     let asked = Asked {
-        c: asked.c.or(act.criterion),
+        c: asked.c.or(act.criterion.filter(|_| act.act == "points")),
         ..asked
     };
     answer(

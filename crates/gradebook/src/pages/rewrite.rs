@@ -7,7 +7,7 @@ use axum::Extension;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use tandem_grading::review::{Change, PointsOf, Standing};
+use tandem_grading::review::{Change, PointsOf};
 use tandem_grading::{CriterionResult, Rewritten, Rubric, Submission, items, rewrite};
 
 use super::act::answer;
@@ -40,11 +40,7 @@ fn wanted(reader: &Reader<'_>, id: i64, default: Settings) -> rusqlite::Result<O
     else {
         return Ok(None);
     };
-    let standing = Standing {
-        rubric: &held.rubric,
-        model: work.graded.as_ref(),
-        review: &work.review,
-    };
+    let standing = work.standing(&held.rubric);
     if !standing.may_rewrite() {
         return Ok(None);
     }

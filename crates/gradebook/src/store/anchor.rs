@@ -232,11 +232,7 @@ impl Writer<'_> {
             points: given,
             ..Review::default()
         };
-        let standing = Standing {
-            rubric: rubric.1,
-            model: None,
-            review: &review,
-        };
+        let standing = Standing::new(rubric.1, None, &review);
         let next = match standing.after(change) {
             Err(refusal) => return Ok(Err(refusal.into())),
             Ok(next) => next,
@@ -263,11 +259,7 @@ impl Writer<'_> {
             return Ok(Err(WriteError::Unknown));
         };
         let blind = held.clone().blinded(given);
-        let standing = Standing {
-            rubric: &version.rubric,
-            model: None,
-            review: &blind.review,
-        };
+        let standing = Standing::new(&version.rubric, None, &blind.review);
         if let Err(refusal) = standing.check_complete() {
             return Ok(Err(refusal.into()));
         }

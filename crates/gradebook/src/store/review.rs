@@ -95,7 +95,7 @@ impl KeptReview {
 }
 
 const REVIEW: &str = "SELECT review.submission, review.version, review.decision, review.text, review.text_for,
-        review.second_look, review.note, review.changed, person.name, review.text_is_models
+        review.second_look, review.note, review.changed, person.name, review.text_is_models, review.penalties, review.late
     FROM review JOIN person ON person.id = review.person JOIN submission ON submission.id = review.submission";
 
 fn decision(text: &str) -> Decision {
@@ -124,6 +124,8 @@ fn read_review(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, KeptReview)> {
         second_look: row.get(5)?,
         note: row.get(6)?,
         text_is_models: row.get(9)?,
+        penalties: read_json(10, &row.get::<_, String>(10)?)?,
+        late: row.get(11)?,
     };
     let kept = KeptReview {
         review,
@@ -257,11 +259,7 @@ impl Writer<'_> {
         if held.seen != seen && !is_free {
             return Ok(Err(WriteError::Outdated));
         }
-        let standing = Standing {
-            rubric: &rubric.rubric,
-            model: held.graded.as_ref(),
-            review: &held.review,
-        };
+        let standing = held.standing(&rubric.rubric);
         match standing.after(change) {
             Err(refusal) => Ok(Err(refusal.into())),
             Ok(next) if next == held.review => Ok(Ok(())),
@@ -371,10 +369,11 @@ impl Writer<'_> {
     ) -> rusqlite::Result<()> {
         self.sql.execute(
             "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person,
-                text_is_models)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+                text_is_models, penalties, late)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
              ON CONFLICT (submission) DO UPDATE SET version = ?2, decision = ?3, text = ?4, text_for = ?5,
-                second_look = ?6, note = ?7, changed = ?8, person = ?9, text_is_models = ?10",
+                second_look = ?6, note = ?7, changed = ?8, person = ?9, text_is_models = ?10, penalties = ?11,
+                late = ?12",
             (
                 held.id,
                 held.seen.review + 1,
@@ -386,6 +385,8 @@ impl Writer<'_> {
                 self.now,
                 person,
                 next.text_is_models,
+                json(&next.penalties),
+                next.late,
             ),
         )?;
         self.sql
@@ -454,6 +455,17 @@ fn action(change: &Change, standing: &Standing<'_>) -> String {
         Change::SecondLook(true) => "second look wanted".to_owned(),
         Change::SecondLook(false) => "no second look wanted".to_owned(),
         Change::Note(_) => "note written".to_owned(),
+        Change::Penalty { id, is_given } => {
+            let known = standing.rubric.penalties.iter().find(|one| one.id == *id);
+            let title = known.map_or(id.as_str(), |one| one.title.as_str());
+            match is_given {
+                true => format!("taken off: {title}"),
+                false => format!("no more taken off: {title}"),
+            }
+        }
+        Change::Late(Some(true)) => "counts as late".to_owned(),
+        Change::Late(Some(false)) => "does not count as late".to_owned(),
+        Change::Late(None) => "late as the learning system says".to_owned(),
         Change::Reset => "back to the model's values".to_owned(),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
-use tandem_grading::review::Review;
+use tandem_grading::review::{Review, Standing};
 use tandem_grading::{Graded, Original, Roster, Rubric, Submission, key_of_name};
 
 use super::{Reader, Writer, json, read_json};
@@ -35,8 +35,21 @@ pub struct Work {
     pub changed: Option<i64>,
     /// Name of the person who did.
     pub changed_by: Option<String>,
+    /// The learning system says that it came late.
+    pub is_late: bool,
     /// True if the person who sees it grades it blind: neither a model's result nor what others decided is here then.
     pub is_blind: bool,
+}
+
+impl Work {
+    /// As it stands by a rubric.
+    #[must_use]
+    pub const fn standing<'a>(&'a self, rubric: &'a Rubric) -> Standing<'a> {
+        Standing {
+            is_late: self.is_late,
+            ..Standing::new(rubric, self.graded.as_ref(), &self.review)
+        }
+    }
 }
 
 /// The state of a work that a page showed; a change must name the one that it was made on. In lists only the review's.
@@ -91,7 +104,7 @@ impl Handed {
     }
 }
 
-const WORK: &str = "SELECT id, assignment, name, draw, replaced_by, share FROM submission";
+const WORK: &str = "SELECT id, assignment, name, draw, replaced_by, share, is_late FROM submission";
 
 /// A work without what models and persons made of it.
 fn bare(row: &rusqlite::Row<'_>) -> rusqlite::Result<Work> {
@@ -108,6 +121,7 @@ fn bare(row: &rusqlite::Row<'_>) -> rusqlite::Result<Work> {
         seen: Seen::default(),
         changed: None,
         changed_by: None,
+        is_late: row.get(6)?,
         is_blind: false,
     })
 }
@@ -357,8 +371,9 @@ impl Writer<'_> {
                     submission.name = known.name;
                     content = json(&submission);
                 }
-                let update = "UPDATE submission SET content = ?1 WHERE id = ?2";
-                self.sql.execute(update, (content, id))?;
+                let update = "UPDATE submission SET content = ?1, is_late = ?3 WHERE id = ?2";
+                let is_late = submission.origin.is_late;
+                self.sql.execute(update, (content, id, is_late))?;
                 self.keep_pictures(*id, submission)?;
                 return Ok(Handed::Same(*id));
             }
@@ -369,8 +384,8 @@ impl Writer<'_> {
             None => 0,
         };
         self.sql.execute(
-            "INSERT INTO submission (id, assignment, name, draw, content, created, share, key)
-             VALUES (?8, ?1, ?2, ?3, ?4, ?5, (SELECT share FROM submission WHERE id = ?6), ?7)",
+            "INSERT INTO submission (id, assignment, name, draw, content, created, share, key, is_late)
+             VALUES (?8, ?1, ?2, ?3, ?4, ?5, (SELECT share FROM submission WHERE id = ?6), ?7, ?9)",
             (
                 assignment,
                 self.free_name(assignment, submission)?,
@@ -380,6 +395,7 @@ impl Writer<'_> {
                 earlier.as_ref().map(|(id, _)| *id),
                 key,
                 self.next_number("submission")?,
+                submission.origin.is_late,
             ),
         )?;
         let id = self.sql.last_insert_rowid();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use askama::Template;
-use tandem_grading::review::{PointsOf, Review, Standing};
+use tandem_grading::review::{PointsOf, Standing};
 use tandem_grading::{Agreement, Comparison, Criterion, CriterionAgreement, Given, Points, Rubric};
 
 use super::queue::label;
@@ -159,20 +159,12 @@ impl AgreementPage {
 }
 
 fn standing<'a>(of: &Of<'a>, work: &'a Work) -> Standing<'a> {
-    Standing {
-        rubric: &of.version.rubric,
-        model: work.graded.as_ref(),
-        review: &work.review,
-    }
+    work.standing(&of.version.rubric)
 }
 
 /// The points of a model alone.
 fn model_points(rubric: &Rubric, work: &Work) -> Option<PointsOf> {
-    let standing = Standing {
-        rubric,
-        model: work.graded.as_ref(),
-        review: &Review::default(),
-    };
+    let standing = Standing::of_model(rubric, work.graded.as_ref());
     standing.model_total().map(|_| standing.all_points())
 }
 
@@ -257,11 +249,7 @@ fn spread(of: &Of<'_>, criterion: &Criterion) -> Spread {
 fn edits(rubric: &Rubric, approved: &[Work]) -> (usize, usize) {
     let (mut points, mut text) = (0, 0);
     for work in approved {
-        let standing = Standing {
-            rubric,
-            model: work.graded.as_ref(),
-            review: &work.review,
-        };
+        let standing = work.standing(rubric);
         let differs = |c: &Criterion| {
             let model = standing.model_points(c);
             model.is_some() && model != standing.points(c)

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use tandem_grading::review::Standing;
 use tandem_grading::syntax::{Span, coloured};
 use tandem_grading::{Graded, Material, Rubric, Shown, SourceFile, Submission};
 
@@ -148,11 +147,7 @@ fn others(
     rubric: &Rubric,
 ) -> Vec<(String, String, &'static str)> {
     let earlier = earlier.map(|earlier| {
-        let standing = Standing {
-            rubric,
-            model: earlier.graded.as_ref(),
-            review: &earlier.review,
-        };
+        let standing = earlier.standing(rubric);
         let state = words::state(standing.state());
         let points = standing.total().map_or(String::new(), |total| {
             format!(

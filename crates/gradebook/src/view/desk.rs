@@ -36,6 +36,8 @@ pub(crate) struct Desk {
     pub(crate) bare: Option<String>,
     pub(crate) read_bare: Option<String>,
     pub(crate) criteria: Vec<CriterionView>,
+    /// What can be taken off, if the rubric has something.
+    pub(crate) deductions: Vec<DeductionView>,
     pub(crate) text: Vec<ItemView>,
     pub(crate) text_is_marked: bool,
     pub(crate) text_is_own: bool,
@@ -102,6 +104,18 @@ pub(crate) struct LevelView {
     pub(crate) is_person: bool,
 }
 
+/// Points that are taken off, or may be.
+pub(crate) struct DeductionView {
+    pub(crate) title: String,
+    pub(crate) points: String,
+    pub(crate) is_given: bool,
+    /// What the button does, and of which penalty.
+    pub(crate) act: &'static str,
+    pub(crate) id: String,
+    /// Who says so, where it is not the person.
+    pub(crate) by: &'static str,
+}
+
 /// A quote with a link to it.
 pub(crate) struct EvidenceView {
     pub(crate) href: String,
@@ -146,11 +160,7 @@ pub(crate) struct DeskOf<'a> {
 impl Desk {
     pub(crate) fn new(of: &DeskOf<'_>, notice: Option<Notice>) -> Self {
         let (work, paths) = (of.work, of.order.paths());
-        let standing = Standing {
-            rubric: of.rubric,
-            model: work.graded.as_ref(),
-            review: &work.review,
-        };
+        let standing = work.standing(of.rubric);
         let open = of
             .open
             .filter(|id| of.rubric.criteria.iter().any(|c| c.id == **id));
@@ -198,6 +208,7 @@ impl Desk {
                 .enumerate()
                 .map(criterion)
                 .collect(),
+            deductions: deductions(&standing),
             text: text.map(item).collect(),
             text_is_marked,
             text_is_own: work.review.text.is_some() && !work.review.text_is_models,
@@ -215,6 +226,37 @@ impl Desk {
             next_open: next_open.map_or_else(|| of.list.on(paths.end(work.assignment)), link),
         }
     }
+}
+
+fn deductions(standing: &Standing<'_>) -> Vec<DeductionView> {
+    let (rubric, review) = (standing.rubric, standing.review);
+    let penalties = rubric.penalties.iter().map(|one| {
+        let is_given = review.penalties.contains(&one.id);
+        DeductionView {
+            title: one.title.clone(),
+            points: one.points.to_string(),
+            is_given,
+            act: if is_given { "no-penalty" } else { "penalty" },
+            id: one.id.clone(),
+            by: "",
+        }
+    });
+    let late = rubric.late.iter().map(|late| {
+        let is_given = standing.counts_as_late();
+        DeductionView {
+            title: late.title.clone(),
+            points: late.points.to_string(),
+            is_given,
+            act: if is_given { "not-late" } else { "late" },
+            id: String::new(),
+            by: match (review.late, standing.is_late) {
+                (None, true) => "as the learning system says",
+                (Some(false), _) => "it came late, and you let it pass",
+                _ => "",
+            },
+        }
+    });
+    penalties.chain(late).collect()
 }
 
 fn findings(standing: &Standing<'_>, submission: &Submission) -> Vec<FindingView> {

@@ -171,11 +171,7 @@ impl<'a> Ordered<'a> {
     pub(crate) fn new(works: &[Work], rubric: &'a Rubric, of: &'a ListOf<'a>) -> Self {
         let mut spread = HashMap::new();
         let row = |work: &Work| {
-            let standing = Standing {
-                rubric,
-                model: work.graded.as_ref(),
-                review: &work.review,
-            };
+            let standing = work.standing(rubric);
             for (i, criterion) in rubric.criteria.iter().enumerate() {
                 if let Some(points) = standing.points(criterion) {
                     *spread.entry((i, points.thousandths())).or_default() += 1;

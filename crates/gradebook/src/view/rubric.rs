@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use askama::Template;
 use tandem_grading::limits::{MAX_CRITERIA, MAX_LEVELS};
-use tandem_grading::{CriterionDraft, Draft, Kind, Length, LevelDraft, Rubric};
+use tandem_grading::{
+    CriterionDraft, Draft, Kind, LateDraft, Length, LevelDraft, PenaltyDraft, Points, Rubric,
+};
 
 use crate::paths::Paths;
 
@@ -48,8 +50,20 @@ pub(crate) struct RubricForm {
     pub(crate) length: String,
     pub(crate) has_advice: bool,
     pub(crate) criteria: Vec<CriterionForm>,
+    /// What a late submission loses: points, or a number with `%`; and what a student reads.
+    pub(crate) late: String,
+    pub(crate) late_title: String,
+    pub(crate) penalties: Vec<PenaltyForm>,
     /// Digest of the criteria that a model proposed, while somebody goes over them.
     pub(crate) proposal: Option<String>,
+}
+
+/// Those of what a person may take off.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct PenaltyForm {
+    pub(crate) id: String,
+    pub(crate) title: String,
+    pub(crate) points: String,
 }
 
 /// Those of a criterion.
@@ -59,6 +73,7 @@ pub(crate) struct CriterionForm {
     pub(crate) title: String,
     pub(crate) description: String,
     pub(crate) points: String,
+    pub(crate) is_bonus: bool,
     pub(crate) step: String,
     pub(crate) answer: String,
     pub(crate) question: String,
@@ -119,6 +134,13 @@ impl RubricForm {
             length: draft.length.map_or("", Length::as_str).to_owned(),
             has_advice: draft.advice_at_full_marks,
             criteria: draft.criteria.iter().map(CriterionForm::new).collect(),
+            late: draft.late.as_ref().map(late_text).unwrap_or_default(),
+            late_title: draft
+                .late
+                .as_ref()
+                .map(|late| text(&late.title))
+                .unwrap_or_default(),
+            penalties: draft.penalties.iter().map(PenaltyForm::new).collect(),
             proposal: None,
         }
     }
@@ -174,6 +196,7 @@ impl RubricForm {
                 title: of("title"),
                 description: of("description"),
                 points: of("points"),
+                is_bonus: fields.contains_key(&format!("c{i}-bonus")),
                 step: of("step"),
                 answer: of("answer"),
                 question: of("question"),
@@ -208,6 +231,17 @@ impl RubricForm {
                 .into_iter()
                 .map(|(_, criterion)| criterion)
                 .collect(),
+            late: text("late"),
+            late_title: text("late-title"),
+            penalties: (0..=MAX_CRITERIA)
+                .filter(|i| fields.contains_key(&format!("p{i}-title")))
+                .map(|i| PenaltyForm {
+                    id: text(&format!("p{i}-id")),
+                    title: text(&format!("p{i}-title")),
+                    points: text(&format!("p{i}-points")),
+                })
+                .filter(|one| !one.is_blank())
+                .collect(),
             proposal: fields.get("proposal").cloned(),
         }
     }
@@ -222,6 +256,24 @@ impl RubricForm {
                 Err(found) => problems.extend(found),
             }
         }
+        let mut penalties = Vec::new();
+        for one in &self.penalties {
+            match number(
+                &format!("“{}”, what is taken off", one.title.trim()),
+                &one.points,
+            ) {
+                Ok(points) => penalties.push(PenaltyDraft {
+                    id: one.id.trim().to_owned(),
+                    title: one.title.trim().to_owned(),
+                    points,
+                }),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        let late = self.late_draft().unwrap_or_else(|problem| {
+            problems.push(problem);
+            None
+        });
         let mut draft = Draft {
             id: id.to_owned(),
             title: self.title.trim().to_owned(),
@@ -234,6 +286,8 @@ impl RubricForm {
             task: self.task.trim().to_owned(),
             guidelines: self.guidelines.trim().to_owned(),
             criteria,
+            penalties,
+            late,
             ..Draft::default()
         };
         draft.number();
@@ -241,6 +295,20 @@ impl RubricForm {
             true => Ok(draft),
             false => Err(problems),
         }
+    }
+
+    fn late_draft(&self) -> Result<Option<LateDraft>, String> {
+        let Some(text) = optional(&self.late) else {
+            return Ok(None);
+        };
+        let title = optional(&self.late_title);
+        let share = text.strip_suffix('%');
+        let value = number("Late submissions", share.unwrap_or(&text))?;
+        Ok(Some(LateDraft {
+            points: share.is_none().then_some(value),
+            percent: share.is_some().then_some(value),
+            title,
+        }))
     }
 
     /// The rubric, or what is wrong with it in the words of the form.
@@ -262,6 +330,9 @@ impl RubricForm {
         if self.criteria.len() < MAX_CRITERIA {
             self.criteria.push(CriterionForm::default());
         }
+        if self.penalties.len() < MAX_CRITERIA {
+            self.penalties.push(PenaltyForm::default());
+        }
         for criterion in &mut self.criteria {
             let count = criterion.levels.len();
             let blanks = if count == 0 {
@@ -274,6 +345,29 @@ impl RubricForm {
                 .resize(count + blanks, LevelForm::default());
         }
         self
+    }
+}
+
+impl PenaltyForm {
+    fn new(draft: &PenaltyDraft) -> Self {
+        Self {
+            id: draft.id.clone(),
+            title: draft.title.clone(),
+            points: draft.points.to_string(),
+        }
+    }
+
+    fn is_blank(&self) -> bool {
+        self.title.trim().is_empty() && self.points.trim().is_empty()
+    }
+}
+
+/// Points, or percent of the maximum.
+fn late_text(late: &LateDraft) -> String {
+    match (late.points, late.percent) {
+        (Some(points), _) => points.to_string(),
+        (None, Some(percent)) => format!("{percent}%"),
+        (None, None) => String::new(),
     }
 }
 
@@ -290,6 +384,7 @@ impl CriterionForm {
             title: draft.title.clone(),
             description: draft.description.trim().to_owned(),
             points: draft.max_points.to_string(),
+            is_bonus: draft.bonus,
             step: draft.step.map(|step| step.to_string()).unwrap_or_default(),
             answer: text(&draft.answer),
             question: text(&draft.question),
@@ -358,6 +453,7 @@ impl CriterionForm {
                 min_words,
                 answer: optional(&self.answer),
                 max_points,
+                bonus: self.is_bonus,
                 // Without levels and steps, each whole point can be given.
                 step: step.or_else(|| levels.is_empty().then_some(1.0)),
                 levels: (!levels.is_empty()).then_some(levels),
@@ -373,11 +469,7 @@ impl ChecksView {
             Ok(rubric) => Self {
                 problems: Vec::new(),
                 warnings: rubric.warnings.clone(),
-                sum: Some(format!(
-                    "{} points in {} criteria",
-                    rubric.max_points,
-                    rubric.criteria.len()
-                )),
+                sum: Some(sum_text(rubric)),
             },
             Err(problems) => Self {
                 problems: problems.clone(),
@@ -386,4 +478,23 @@ impl ChecksView {
             },
         }
     }
+}
+
+/// What all criteria give, and what else changes the sum.
+fn sum_text(rubric: &Rubric) -> String {
+    let bonus: Points = rubric
+        .criteria
+        .iter()
+        .filter(|one| one.is_bonus)
+        .map(|one| one.max_points)
+        .sum();
+    let (count, max) = (rubric.criteria.len(), rubric.max_points);
+    let mut text = format!("{max} points in {count} criteria");
+    if bonus > Points::ZERO {
+        text.push_str(&format!(", {bonus} of a bonus on top"));
+    }
+    if let Some(late) = &rubric.late {
+        text.push_str(&format!(", {} less where it is late", late.points));
+    }
+    text
 }

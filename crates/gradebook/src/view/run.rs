@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use askama::Template;
-use tandem_grading::review::{Decision, Standing};
+use tandem_grading::review::Decision;
 use tandem_grading::{FindingKind, Status};
 
 use super::live::{Lane, lanes};
@@ -246,11 +246,7 @@ fn needs(
     // What an earlier run made of the others is about to be made anew.
     let made = works.iter().filter(|work| work.status.is_some());
     for work in made.filter_map(|work| of.get(&work.id)) {
-        let standing = Standing {
-            rubric: &held.rubric,
-            model: work.graded.as_ref(),
-            review: &work.review,
-        };
+        let standing = work.standing(&held.rubric);
         let failed = work
             .graded
             .as_ref()

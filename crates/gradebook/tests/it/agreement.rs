@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use tandem_gradebook::store::{Reader, Work};
-use tandem_grading::review::{Review, Standing};
+use tandem_grading::review::Standing;
 use tandem_grading::{Points, Rubric};
 
 use crate::models::Models;
@@ -263,11 +263,7 @@ async fn only_what_was_graded_blind_tells_how_far_both_agree() {
     let mut models = Vec::new();
     for (i, id) in anchors.iter().enumerate() {
         let held = work(&site, *id);
-        let alone = Standing {
-            rubric: &rubric,
-            model: held.graded.as_ref(),
-            review: &Review::default(),
-        };
+        let alone = Standing::of_model(&rubric, held.graded.as_ref());
         let model = alone.all_points();
         give(&site, *id, &all).await;
         assert_eq!(end(&site, *id, "save").await, 303);

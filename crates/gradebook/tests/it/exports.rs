@@ -2,7 +2,7 @@
 
 use tandem_gradebook::store::{By, Reader, Role, WriteError, Writer};
 use tandem_grading::Points;
-use tandem_grading::review::{Change, Standing};
+use tandem_grading::review::Change;
 
 use crate::site::Site;
 use crate::upload::send_to;
@@ -40,11 +40,7 @@ fn approved(site: &Site) -> Vec<(String, String)> {
     let read = |reader: &Reader<'_>| {
         let rubric = reader.rubric(1)?.unwrap().rubric;
         let works = reader.works(1)?.into_iter().filter_map(|work| {
-            let standing = Standing {
-                rubric: &rubric,
-                model: work.graded.as_ref(),
-                review: &work.review,
-            };
+            let standing = work.standing(&rubric);
             let is = standing.state() == tandem_grading::review::State::Approved;
             is.then(|| (work.name.clone(), standing.total().unwrap().to_string()))
         });

@@ -343,3 +343,104 @@ async fn a_model_proposes_criteria_which_a_person_has_to_go_over() {
         (3, "12")
     );
 }
+
+/// A zip of Canvas with one submission in time and one late, by a rubric with rules; the pages of both, by name.
+async fn with_rules(site: &Site) -> Vec<(String, i64)> {
+    let works = zipped(&[
+        ("lovelaceada_1_11_main.py", "x = 1\n"),
+        ("boolegeorge_LATE_2_12_main.py", "x = 2\n"),
+    ]);
+    let source = include_str!("../../../../examples/intro-course/rubric.yaml");
+    let rules = "late: {percent: 10, title: Zu spät}\npenalties:\n  - {id: name, title: No name, points: 0.5}\n";
+    let rubric = format!("{source}\n{rules}");
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Rules"),
+        ("works", Some("submissions.zip"), &works),
+        ("rubric", Some("r.yaml"), rubric.as_bytes()),
+    ];
+    take(site, parts, &[]).await;
+    let read = |reader: &Reader<'_>| {
+        let assignment = reader.assignments()?[0].id;
+        let works = reader.works(assignment)?.into_iter();
+        Ok(works.map(|work| (work.name, work.id)).collect())
+    };
+    site.gradebook.store().read_now(read).unwrap()
+}
+
+#[tokio::test]
+async fn rules_are_applied_in_code_and_a_person_has_the_last_word() {
+    let site = Site::new().await;
+    let works = with_rules(&site).await;
+    let id = |name: &str| {
+        works
+            .iter()
+            .find(|(known, _)| known.contains(name))
+            .unwrap()
+            .1
+    };
+    let (ada, george) = (id("lovelace"), id("boole"));
+    let criteria = held(&site, 2).rubric.criteria;
+    let act = async |work: i64, fields: &[(&str, &str)]| {
+        let version = crate::people::seen(&site, work);
+        let form = [&[("version", version.as_str())], fields].concat();
+        let sent = site.post(&format!("/w/{work}"), &form).await;
+        assert_eq!(sent.status(), 303, "{fields:?}");
+    };
+    for work in [ada, george] {
+        for one in &criteria {
+            let most = one.allowed().last().unwrap().to_string();
+            act(
+                work,
+                &[("do", "points"), ("criterion", &one.id), ("points", &most)],
+            )
+            .await;
+        }
+    }
+    let total = async |work: i64| {
+        let page = site.get(&format!("/w/{work}")).await.text().await.unwrap();
+        let total = page.split("<strong class=\"num\">").nth(1).unwrap();
+        (total.split('<').next().unwrap().to_owned(), page.clone())
+    };
+    assert_eq!(total(ada).await.0, "10");
+    let (late, page) = total(george).await;
+    assert!(
+        late == "9" && page.contains("as the learning system says"),
+        "{page}"
+    );
+    act(george, &[("do", "penalty"), ("criterion", "name")]).await;
+    assert_eq!(total(george).await.0, "8.5");
+    act(george, &[("do", "not-late")]).await;
+    let (passed, page) = total(george).await;
+    assert!(
+        passed == "9.5" && page.contains("you let it pass"),
+        "{page}"
+    );
+    act(george, &[("do", "late")]).await;
+    act(george, &[("do", "no-penalty"), ("criterion", "name")]).await;
+    assert_eq!(total(george).await.0, "9");
+    act(ada, &[("do", "late")]).await;
+    assert_eq!(total(ada).await.0, "9");
+    // What the rubric does not have is refused.
+    let version = crate::people::seen(&site, ada);
+    let form = [
+        ("do", "penalty"),
+        ("version", version.as_str()),
+        ("criterion", "other"),
+    ];
+    assert_eq!(site.post(&format!("/w/{ada}"), &form).await.status(), 422);
+    // The form has the rules, and another share is computed anew.
+    let mut form = fields(&site, "/a/2/rubric").await;
+    set(&mut form, "late", "50%");
+    set(&mut form, "p0-points", "2,5");
+    form.push(("c3-bonus".to_owned(), "on".to_owned()));
+    assert_eq!(
+        send(&site, "/a/2/rubric", &form, "keep").await.status(),
+        303
+    );
+    let now = held(&site, 2).rubric;
+    assert_eq!(now.max_points.to_string(), "8");
+    assert_eq!(now.late.as_ref().unwrap().points.to_string(), "4");
+    assert_eq!(now.late.unwrap().title, "Zu spät");
+    assert_eq!(now.penalties[0].points.to_string(), "2.5");
+    assert_eq!(total(george).await.0, "6");
+}

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tandem_gradebook::store::{Reader, Work};
-use tandem_grading::review::{Decision, Standing};
+use tandem_grading::review::Decision;
 use tandem_grading::{Rubric, Status, Submission};
 
 use crate::models::Models;
@@ -100,11 +100,7 @@ impl Course {
             let rubric = reader.rubric(assignment)?.unwrap().rubric;
             let works = reader.works(assignment)?;
             let total = |work: &Work| {
-                let standing = Standing {
-                    rubric: &rubric,
-                    model: work.graded.as_ref(),
-                    review: &work.review,
-                };
+                let standing = work.standing(&rubric);
                 standing.total().map(|points| points.to_string())
             };
             Ok(works

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{Export, Grade, Refusal, Row, student};
+use crate::points::Points;
 use crate::report::{cell, file_name};
 
 /// Form of an export that fills in no file of the teacher's.
@@ -105,6 +106,10 @@ fn table(approved: &[(&Row, &Grade)]) -> Vec<u8> {
             .iter()
             .map(|one| format!("points: {}", one.id)),
     );
+    let has_deductions = approved
+        .iter()
+        .any(|(_, grade)| !grade.deductions.is_empty());
+    header.extend(has_deductions.then(|| "taken off".to_owned()));
     header.push("feedback".to_owned());
     let rows = approved.iter().map(|(row, grade)| {
         let mut cells = vec![
@@ -113,6 +118,8 @@ fn table(approved: &[(&Row, &Grade)]) -> Vec<u8> {
             grade.max.to_string(),
         ];
         cells.extend(grade.criteria.iter().map(|one| one.points.to_string()));
+        let off: Points = grade.deductions.iter().map(|one| one.points).sum();
+        cells.extend(has_deductions.then(|| off.to_string()));
         cells.push(cell(&student::text(grade)));
         cells
     });
@@ -144,7 +151,12 @@ fn whole((id, title): (&str, &str), approved: &[(&Row, &Grade)]) -> Vec<u8> {
             .iter()
             .map(|c| json!({"id": c.id, "title": c.title, "points": c.points, "max_points": c.max}))
             .collect();
-        json!({"name": row.name, "total": grade.total, "max": grade.max, "criteria": criteria,
+        let off: Vec<_> = grade
+            .deductions
+            .iter()
+            .map(|one| json!({"title": one.title, "points": one.points}))
+            .collect();
+        json!({"name": row.name, "total": grade.total, "max": grade.max, "criteria": criteria, "taken_off": off,
             "feedback": student::text(grade)})
     };
     let submissions: Vec<_> = approved.iter().map(one).collect();
@@ -206,11 +218,15 @@ fn nbgrader((id, title): (&str, &str), approved: &[(&Row, &Grade)]) -> Vec<File>
 
 fn gradescope(approved: &[(&Row, &Grade)]) -> Vec<File> {
     let file = |(row, grade): &(&Row, &Grade)| {
-        let tests: Vec<_> = grade
+        let tests = grade
             .criteria
             .iter()
-            .map(|c| json!({"name": c.title, "score": c.points, "max_score": c.max, "visibility": "after_published"}))
-            .collect();
+            .map(|c| json!({"name": c.title, "score": c.points, "max_score": c.max, "visibility": "after_published"}));
+        let off = grade.deductions.iter().map(|one| {
+            let points = -one.points.as_f64();
+            json!({"name": one.title, "score": points, "max_score": 0, "visibility": "after_published"})
+        });
+        let tests: Vec<_> = tests.chain(off).collect();
         let results = json!({"score": grade.total, "output": student::shown(grade), "output_format": "md",
             "visibility": "after_published", "tests": tests});
         (format!("{}/results.json", row.folder), pretty(&results))

@@ -51,6 +51,9 @@ pub(super) fn markdown(title: &str, name: &str, grade: &Grade) -> String {
             one.max
         );
     }
+    for one in &grade.deductions {
+        let _ = writeln!(out, "- {}: −{}", quiet(&one.title), one.points);
+    }
     let _ = write!(out, "\n{}", quiet(&text(grade)));
     out
 }
@@ -102,6 +105,10 @@ pub(super) fn body(grade: &Grade) -> String {
             "<tr><td>{title}</td><td>{} of {}</td></tr>",
             one.points, one.max
         );
+    }
+    for one in &grade.deductions {
+        let title = escaped(&one.title);
+        let _ = write!(out, "<tr><td>{title}</td><td>−{}</td></tr>", one.points);
     }
     out.push_str("</table>\n");
     for (title, items) in parts(grade) {

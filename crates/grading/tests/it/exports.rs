@@ -49,11 +49,7 @@ fn row_of(name: &str, origin: &Origin, given: Option<(f64, f64)>, decision: Deci
         review.points.insert("a".to_owned(), points(a));
         review.points.insert("b".to_owned(), points(b));
     }
-    let standing = Standing {
-        rubric: &rubric,
-        model: None,
-        review: &review,
-    };
+    let standing = Standing::new(&rubric, None, &review);
     Row::new(name, origin, &standing)
 }
 
@@ -703,11 +699,7 @@ fn a_model_has_a_part_only_where_it_gave_something() {
         "feedback": null, "flags": [], "notes": [], "jobs": []}"#;
     let nothing: Graded = serde_json::from_str(text).unwrap();
     let with = |model: Option<&Graded>| {
-        let standing = Standing {
-            rubric: &rubric,
-            model,
-            review: &review,
-        };
+        let standing = Standing::new(&rubric, model, &review);
         let row = Row::new("x", &Origin::default(), &standing);
         row.grade().unwrap().is_assisted
     };

@@ -15,6 +15,7 @@ mod pseudonyms;
 mod reports;
 mod reviews;
 mod rubrics;
+mod rules;
 mod runs;
 mod sources;
 mod verdicts;

@@ -70,11 +70,7 @@ fn what_is_said_of_a_text_goes_with_it() {
             text,
             ..Review::default()
         };
-        let standing = Standing {
-            rubric: &rubric,
-            model: Some(&model),
-            review: &review,
-        };
+        let standing = Standing::new(&rubric, Some(&model), &review);
         let found: Vec<FindingKind> = standing.findings().map(|finding| finding.kind).collect();
         assert_eq!(found, left);
     }
@@ -90,11 +86,7 @@ fn points_without_a_word_are_asked_about_once() {
         feedback: None,
         ..model.clone()
     };
-    let standing_of = |review| Standing {
-        rubric: &rubric,
-        model: Some(&silent),
-        review,
-    };
+    let standing_of = |review| Standing::new(&rubric, Some(&silent), review);
     let untouched = Review::default();
     let silence = standing_of(&untouched);
     assert_eq!(silence.after(&approve(false)), Err(Refusal::Textless));
@@ -116,11 +108,7 @@ fn changed_points_mark_the_text_until_a_person_writes_it() {
     };
     let mut review = Review::default();
     let standing = |review: &Review| {
-        let standing = Standing {
-            rubric: &rubric,
-            model: Some(&model),
-            review,
-        };
+        let standing = Standing::new(&rubric, Some(&model), review);
         (
             standing.text_is_marked(),
             standing.total(),
@@ -128,11 +116,7 @@ fn changed_points_mark_the_text_until_a_person_writes_it() {
         )
     };
     let after = |review: &Review, change: &Change| {
-        let standing = Standing {
-            rubric: &rubric,
-            model: Some(&model),
-            review,
-        };
+        let standing = Standing::new(&rubric, Some(&model), review);
         standing.after(change)
     };
     assert_eq!(
@@ -183,11 +167,7 @@ fn what_was_not_graded_has_no_total_before_a_person_gives_all_points() {
     for model in [None, Some(&failed)] {
         let mut review = Review::default();
         for criterion in &rubric.criteria {
-            let standing = Standing {
-                rubric: &rubric,
-                model,
-                review: &review,
-            };
+            let standing = Standing::new(&rubric, model, &review);
             assert_eq!((standing.total(), standing.model_total()), (None, None));
             let refused = standing.after(&Change::Approve { confirmed: true });
             assert!(matches!(refused, Err(Refusal::Missing(_))));
@@ -197,11 +177,7 @@ fn what_was_not_graded_has_no_total_before_a_person_gives_all_points() {
             };
             review = standing.after(&give).unwrap();
         }
-        let standing = Standing {
-            rubric: &rubric,
-            model,
-            review: &review,
-        };
+        let standing = Standing::new(&rubric, model, &review);
         assert_eq!(standing.total(), Some(rubric.max_points));
         let settled = standing.after(&Change::WithoutPoints).unwrap();
         let standing = Standing {
@@ -248,10 +224,10 @@ proptest! {
         let model = graded(&rubric, is_graded.then_some(given.as_slice()));
         let mut review = Review::default();
         for change in &changes {
-            let standing = Standing { rubric: &rubric, model: Some(&model), review: &review };
+            let standing = Standing::new(&rubric, Some(&model), &review);
             let Ok(next) = standing.after(change) else { continue };
             review = next;
-            let standing = Standing { rubric: &rubric, model: Some(&model), review: &review };
+            let standing = Standing::new(&rubric, Some(&model), &review);
             // Points are the rubric's, and the total is their sum or nothing.
             for criterion in &rubric.criteria {
                 if let Some(points) = standing.points(criterion) {

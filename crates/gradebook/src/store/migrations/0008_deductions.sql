@@ -1,0 +1,7 @@
+-- Ids of the penalties that a person gave, and whether it counts as late where a person says so.
+ALTER TABLE review ADD COLUMN penalties TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE review ADD COLUMN late INTEGER;
+
+-- The learning system says that it came late.
+ALTER TABLE submission ADD COLUMN is_late INTEGER NOT NULL DEFAULT 0;
+UPDATE submission SET is_late = ifnull(json_extract(content, '$.origin.is_late'), 0);
