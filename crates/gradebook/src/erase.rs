@@ -71,9 +71,9 @@ impl Erasure {
         };
         for id in assignments {
             erasure.works.extend(reader.all_works(id)?);
-            erasure.not_exported += reader.not_exported(id)?;
             erasure.assignments.extend(reader.assignment(id)?);
         }
+        erasure.not_exported = reader.not_exported(&erasure.works)?;
         erasure.names = reader.names_of(&erasure.works)?;
         let is_nothing = erasure.works.is_empty() && erasure.assignments.is_empty();
         Ok((!is_nothing).then_some(erasure))

@@ -1,10 +1,11 @@
 //! What an assignment's export writes: the same for a page, its preview, and the command line.
 
+use tandem_grading::FindingKind;
 use tandem_grading::export::{Choice, Export, Format, Refusal, Row, fill, write};
 use tandem_grading::review::{Decision, State};
 
 use crate::limits::QUICK_MS;
-use crate::store::{Reader, Role, SheetFile, Store, StoreError};
+use crate::store::{Reader, Role, SheetFile, Store, StoreError, Work};
 
 /// Where grades go.
 #[derive(Debug, Clone)]
@@ -37,6 +38,8 @@ pub struct Counts {
     pub ungraded: usize,
     /// Failed.
     pub failed: usize,
+    /// Not readable for a model: a person has to grade them.
+    pub by_hand: usize,
     /// With nothing in them.
     pub not_attempted: usize,
     /// Settled without points.
@@ -88,6 +91,14 @@ pub fn keep(store: &Store, assignment: i64, written: &Written) -> Result<(), Sto
     })
 }
 
+/// Whether no model can read it.
+fn is_by_hand(work: &Work) -> bool {
+    let reasons = work.graded.iter().flat_map(|graded| &graded.reasons);
+    reasons
+        .into_iter()
+        .any(|finding| finding.kind == FindingKind::Unreadable)
+}
+
 /// The submissions of an assignment as far as they may leave, with their numbers.
 pub(crate) struct Rows {
     assignment: (String, String),
@@ -96,6 +107,8 @@ pub(crate) struct Rows {
     pub(crate) counts: Counts,
     first_again: Option<i64>,
     first_quick: Option<i64>,
+    first_by_hand: Option<i64>,
+    first_failed: Option<i64>,
 }
 
 impl Rows {
@@ -107,6 +120,7 @@ impl Rows {
         };
         let (mut works, mut rows, mut counts) = (Vec::new(), Vec::new(), Counts::default());
         let mut first_again = None;
+        let (mut first_by_hand, mut first_failed) = (None, None);
         for outline in reader.works(assignment)? {
             // With its text, which outlines lack.
             let Some(work) = reader.work(outline.id)? else {
@@ -118,10 +132,18 @@ impl Rows {
                 State::WithoutPoints => &mut counts.without_points,
                 State::ToReview | State::ToApprove => &mut counts.open,
                 State::Ungraded => &mut counts.ungraded,
+                State::Failed if is_by_hand(&work) => &mut counts.by_hand,
                 State::Failed => &mut counts.failed,
                 State::NotAttempted => &mut counts.not_attempted,
             };
             *count += 1;
+            if standing.state() == State::Failed {
+                let first = match is_by_hand(&work) {
+                    true => &mut first_by_hand,
+                    false => &mut first_failed,
+                };
+                first.get_or_insert(work.id);
+            }
             let earlier = work
                 .earlier
                 .map(|id| reader.work(id))
@@ -147,6 +169,8 @@ impl Rows {
             rows,
             counts,
             first_again,
+            first_by_hand,
+            first_failed,
         }))
     }
 
@@ -179,6 +203,11 @@ impl Rows {
     /// The first one that was handed in again since it was approved.
     pub(crate) const fn first_again(&self) -> Option<i64> {
         self.first_again
+    }
+
+    /// The first ones that failed, and that a person has to grade.
+    pub(crate) const fn first_failed(&self) -> [Option<i64>; 2] {
+        [self.first_failed, self.first_by_hand]
     }
 
     /// The first one that was approved without being read.

@@ -100,6 +100,14 @@ impl Intake {
         }
     }
 
+    /// Whether another submission is called the same.
+    pub(crate) fn has_namesake(&self, index: usize) -> bool {
+        let others = (0..self.submissions.len()).filter(|other| *other != index);
+        others
+            .into_iter()
+            .any(|other| self.name(other) == self.name(index))
+    }
+
     /// Takes in what is not left out; the number of the assignment, and that of each submission.
     pub(crate) fn keep(
         &self,

@@ -50,6 +50,8 @@ pub struct Grade {
     pub text: Vec<Item>,
     /// A model had a part in it.
     pub is_assisted: bool,
+    /// The language of the feedback, as the rubric has it.
+    pub language: Option<String>,
 }
 
 /// A submission, as far as it may leave.
@@ -90,6 +92,7 @@ impl Row {
                 criteria,
                 deductions: standing.deductions(),
                 text: standing.text(),
+                language: standing.rubric.style.language.clone(),
                 // A result without a score, as of what cannot be read, is no part of it.
                 is_assisted: standing.review.text_is_models
                     || standing

@@ -46,6 +46,11 @@ pub(crate) async fn take(
         return Ok(Redirect::to(&page).into_response());
     }
     let intake = shared.intakes.get(&id).ok_or_else(gone)?;
+    let is_left_out = |index: &usize| form.contains_key(&format!("leave-{index}"));
+    if (0..intake.submissions.len()).all(|index| is_left_out(&index)) {
+        let none = "All are left out, so there is nothing to take in. Go back, and keep those that are students.";
+        return Err(PageError::Form(none.to_owned()));
+    }
     let is_begun = intake.is_begun;
     let store = shared.store.clone();
     // What fails can be tried again: the upload is still there.

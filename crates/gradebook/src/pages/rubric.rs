@@ -49,6 +49,7 @@ fn page(
         file: paths.rubric_file(id),
         read: paths.read_rubric(id),
         number: version.number,
+        digest: blake3::hash(version.rubric.source.as_bytes()).to_hex()[..12].to_owned(),
         checks: ChecksView::new(rubric),
         form: form.with_blanks(),
     };

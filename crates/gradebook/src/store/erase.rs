@@ -218,16 +218,16 @@ impl Reader<'_> {
         query.query_map([json(&works)], |row| row.get(0))?.collect()
     }
 
-    /// How many works of an assignment were approved since its grades last left.
+    /// How many of these works were approved since the grades of their assignment last left.
     ///
     /// # Errors
     /// If SQLite says no.
-    pub fn not_exported(&self, assignment: i64) -> rusqlite::Result<i64> {
+    pub fn not_exported(&self, works: &[i64]) -> rusqlite::Result<i64> {
         let query =
             "SELECT count(*) FROM review JOIN submission ON submission.id = review.submission
-             WHERE assignment = ?1 AND replaced_by IS NULL AND decision = 'approved'
-               AND changed > ifnull((SELECT max(created) FROM export WHERE assignment = ?1), 0)";
-        self.sql.query_row(query, [assignment], |row| row.get(0))
+             WHERE submission.id IN (SELECT value FROM json_each(?1)) AND replaced_by IS NULL AND decision = 'approved'
+               AND changed > ifnull((SELECT max(created) FROM export WHERE export.assignment = submission.assignment), 0)";
+        self.sql.query_row(query, [json(&works)], |row| row.get(0))
     }
 }
 

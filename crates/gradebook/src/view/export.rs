@@ -198,6 +198,9 @@ pub(crate) fn counts(
         first.map_or_else(String::new, |work| paths.work(work))
     };
     let counts = &rows.counts;
+    let [failed, by_hand] = rows
+        .first_failed()
+        .map(|first| first.map_or_else(String::new, |work| paths.work(work)));
     let mut all = vec![
         (counts.approved, "approved", of(&[State::Approved])),
         (
@@ -205,7 +208,8 @@ pub(crate) fn counts(
             "not approved yet",
             of(&[State::ToReview, State::ToApprove]),
         ),
-        (counts.failed, "failed", of(&[State::Failed])),
+        (counts.failed, "failed", failed),
+        (counts.by_hand, "to grade by hand", by_hand),
         (counts.ungraded, "not graded yet", of(&[State::Ungraded])),
         (
             counts.not_attempted,

@@ -141,6 +141,8 @@ impl IntakeRow {
         let from = match students {
             Some([_, _, ..]) => students.map(|all| all.join("; ")),
             Some([one]) if one != name => Some(one.clone()),
+            // Two of one name are told apart by their numbers.
+            _ if intake.has_namesake(index) => submission.origin.key(),
             _ => (name != submission.name).then(|| submission.name.clone()),
         };
         let row = Self {

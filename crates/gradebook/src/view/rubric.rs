@@ -25,6 +25,8 @@ pub(crate) struct RubricPage {
     pub(crate) file: String,
     pub(crate) read: String,
     pub(crate) number: i64,
+    /// The beginning of the digest of its text.
+    pub(crate) digest: String,
     pub(crate) checks: ChecksView,
     pub(crate) form: RubricForm,
 }

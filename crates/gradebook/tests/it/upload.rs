@@ -416,3 +416,40 @@ async fn a_folder_of_the_browser_is_a_course() {
         ["Eve: Bell", "anna", "ben"]
     );
 }
+
+#[tokio::test]
+async fn an_upload_without_a_student_makes_no_assignment() {
+    let site = Site::new().await;
+    // Two of one name are told apart by their numbers.
+    let works = zipped(&[
+        ("lovelaceada_1_11_main.py", "x = 1\n"),
+        ("lovelaceada_2_12_main.py", "x = 2\n"),
+    ]);
+    let sheet = "Student,ID,SIS Login ID,Section,Sum (1)\n\"Lovelace, Ada\",1,a,A,\n\"Lovelace, Ada\",2,b,A,\n";
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Nobody"),
+        ("sheet", Some("grades.csv"), sheet.as_bytes()),
+        ("works", Some("submissions.zip"), &works),
+        ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
+    ];
+    let sent = send(&site, parts).await;
+    let found = sent.headers()["location"].to_str().unwrap().to_owned();
+    let page = site.get(&found).await.text().await.unwrap();
+    for number in ["Canvas: 1<", "Canvas: 2<"] {
+        assert!(page.contains(number), "{number}: {page}");
+    }
+    let count = || {
+        site.gradebook
+            .store()
+            .read_now(|r| Ok(r.assignments()?.len()))
+            .unwrap()
+    };
+    let before = count();
+    let none = site
+        .post(&found, &[("leave-0", "on"), ("leave-1", "on")])
+        .await;
+    assert_eq!((none.status().as_u16(), count()), (422, before));
+    // The upload is still there.
+    assert_eq!(site.post(&found, &[("leave-0", "on")]).await.status(), 303);
+    assert_eq!(count(), before + 1);
+}

@@ -2,57 +2,166 @@
 
 use std::fmt::Write as _;
 
-use super::Grade;
+use super::{Grade, Scored};
 use crate::feedback::{Item, ItemKind, is_fence};
 use crate::markdown::quiet;
+use crate::points::Points;
 
-/// Says what the text is, wherever it is read.
-fn label(grade: &Grade) -> &'static str {
-    match grade.is_assisted {
-        true => ASSISTED,
-        false => "Approved by a person.",
+/// What stands around a feedback, in a language.
+struct Words {
+    /// Of which languages, by their own names, in English and as codes.
+    of: &'static [&'static str],
+    /// `{total} of {max} points`, with marks for both.
+    points: &'static str,
+    /// Between points and maximum of a criterion.
+    of_max: &'static str,
+    strengths: &'static str,
+    next_steps: &'static str,
+    assisted: &'static str,
+    approved: &'static str,
+    /// A comma stands before decimals.
+    has_comma: bool,
+}
+
+const ENGLISH: Words = Words {
+    of: &["english", "en"],
+    points: "{total} of {max} points",
+    of_max: "of",
+    strengths: "Strengths",
+    next_steps: "Next steps",
+    assisted: "AI-assisted: suggested by a model on a machine of the school, checked and approved by a person.",
+    approved: "Approved by a person.",
+    has_comma: false,
+};
+
+const OTHERS: [Words; 4] = [
+    Words {
+        of: &["german", "deutsch", "de"],
+        points: "{total} von {max} Punkten",
+        of_max: "von",
+        strengths: "Stärken",
+        next_steps: "Nächste Schritte",
+        assisted: "Mit KI erstellt: von einem Modell auf einem Rechner der Schule vorgeschlagen, von einer Person geprüft und \
+            bestätigt.",
+        approved: "Von einer Person bestätigt.",
+        has_comma: true,
+    },
+    Words {
+        of: &["french", "français", "francais", "fr"],
+        points: "{total} points sur {max}",
+        of_max: "sur",
+        strengths: "Points forts",
+        next_steps: "Prochaines étapes",
+        assisted: "Avec l’aide d’une IA : proposé par un modèle sur une machine de l’école, vérifié et approuvé par une \
+            personne.",
+        approved: "Approuvé par une personne.",
+        has_comma: true,
+    },
+    Words {
+        of: &["spanish", "español", "espanol", "es"],
+        points: "{total} de {max} puntos",
+        of_max: "de",
+        strengths: "Puntos fuertes",
+        next_steps: "Próximos pasos",
+        assisted: "Con ayuda de IA: propuesto por un modelo en una máquina de la escuela, revisado y aprobado por una persona.",
+        approved: "Aprobado por una persona.",
+        has_comma: true,
+    },
+    Words {
+        of: &["italian", "italiano", "it"],
+        points: "{total} punti su {max}",
+        of_max: "su",
+        strengths: "Punti di forza",
+        next_steps: "Prossimi passi",
+        assisted: "Con l’aiuto dell’IA: proposto da un modello su una macchina della scuola, controllato e approvato da una \
+            persona.",
+        approved: "Approvato da una persona.",
+        has_comma: true,
+    },
+];
+
+impl Words {
+    /// Those of the language of a feedback; English where that is not known.
+    fn of(grade: &Grade) -> &'static Self {
+        let language = grade.language.as_deref().unwrap_or_default().to_lowercase();
+        let first = language
+            .split(|c: char| !c.is_alphabetic())
+            .find(|word| !word.is_empty());
+        let known = OTHERS
+            .iter()
+            .find(|words| first.is_some_and(|one| words.of.contains(&one)));
+        known.unwrap_or(&ENGLISH)
+    }
+
+    fn number(&self, points: Points) -> String {
+        let text = points.to_string();
+        match self.has_comma {
+            true => text.replace('.', ","),
+            false => text,
+        }
+    }
+
+    fn total(&self, grade: &Grade) -> String {
+        let (total, max) = (self.number(grade.total), self.number(grade.max));
+        self.points
+            .replace("{total}", &total)
+            .replace("{max}", &max)
+    }
+
+    fn scored(&self, one: &Scored) -> String {
+        format!(
+            "{} {} {}",
+            self.number(one.points),
+            self.of_max,
+            self.number(one.max)
+        )
+    }
+
+    /// Says what the text is, wherever it is read.
+    fn label(&self, grade: &Grade) -> &'static str {
+        match grade.is_assisted {
+            true => self.assisted,
+            false => self.approved,
+        }
     }
 }
 
-const ASSISTED: &str = "AI-assisted: suggested by a model on a machine of the school, checked and approved by a person.";
-
-/// Title of the part that has items of a kind.
-const PARTS: [(ItemKind, &str); 2] = [
-    (ItemKind::Strength, "Strengths"),
-    (ItemKind::NextStep, "Next steps"),
-];
-
 /// Items of a kind, with their title, where there are some.
 fn parts(grade: &Grade) -> impl Iterator<Item = (&'static str, Vec<&Item>)> {
-    let parts = PARTS.iter().map(|(kind, title)| {
-        let of_kind = grade.text.iter().filter(|item| item.kind == *kind);
-        (*title, of_kind.collect::<Vec<_>>())
+    let words = Words::of(grade);
+    let titles = [
+        (ItemKind::Strength, words.strengths),
+        (ItemKind::NextStep, words.next_steps),
+    ];
+    let parts = titles.into_iter().map(|(kind, title)| {
+        let of_kind = grade.text.iter().filter(|item| item.kind == kind);
+        (title, of_kind.collect::<Vec<_>>())
     });
     parts.filter(|(_, items)| !items.is_empty())
 }
 
 /// Markdown. Writing into a `String` cannot fail, hence the ignored results.
 pub(super) fn markdown(title: &str, name: &str, grade: &Grade) -> String {
+    let words = Words::of(grade);
     let mut out = String::new();
     let _ = writeln!(
         out,
         "# {}: {}\n\n{}\n",
         quiet(title),
         quiet(name),
-        label(grade)
+        words.label(grade)
     );
-    let _ = writeln!(out, "**{} of {} points**\n", grade.total, grade.max);
+    let _ = writeln!(out, "**{}**\n", words.total(grade));
     for one in &grade.criteria {
-        let _ = writeln!(
-            out,
-            "- {}: {} of {}",
-            quiet(&one.title),
-            one.points,
-            one.max
-        );
+        let _ = writeln!(out, "- {}: {}", quiet(&one.title), words.scored(one));
     }
     for one in &grade.deductions {
-        let _ = writeln!(out, "- {}: −{}", quiet(&one.title), one.points);
+        let _ = writeln!(
+            out,
+            "- {}: −{}",
+            quiet(&one.title),
+            words.number(one.points)
+        );
     }
     let _ = write!(out, "\n{}", quiet(&text(grade)));
     out
@@ -89,26 +198,26 @@ pub(super) fn text(grade: &Grade) -> String {
 
 /// The same to be shown somewhere else: without HTML, and with what it is.
 pub(super) fn shown(grade: &Grade) -> String {
-    format!("{}\n{}\n", quiet(&text(grade)), label(grade))
+    format!(
+        "{}\n{}\n",
+        quiet(&text(grade)),
+        Words::of(grade).label(grade)
+    )
 }
 
 /// HTML, such as for a cell of a gradebook.
 pub(super) fn body(grade: &Grade) -> String {
-    let mut out = format!(
-        "<p><strong>{} of {} points</strong></p>\n<table>",
-        grade.total, grade.max
-    );
+    let words = Words::of(grade);
+    let mut out = format!("<p><strong>{}</strong></p>\n<table>", words.total(grade));
     for one in &grade.criteria {
         let title = escaped(&one.title);
-        let _ = write!(
-            out,
-            "<tr><td>{title}</td><td>{} of {}</td></tr>",
-            one.points, one.max
-        );
+        let scored = words.scored(one);
+        let _ = write!(out, "<tr><td>{title}</td><td>{scored}</td></tr>");
     }
     for one in &grade.deductions {
         let title = escaped(&one.title);
-        let _ = write!(out, "<tr><td>{title}</td><td>−{}</td></tr>", one.points);
+        let points = words.number(one.points);
+        let _ = write!(out, "<tr><td>{title}</td><td>−{points}</td></tr>");
     }
     out.push_str("</table>\n");
     for (title, items) in parts(grade) {
@@ -118,7 +227,7 @@ pub(super) fn body(grade: &Grade) -> String {
         }
         out.push_str("</ul>\n");
     }
-    let _ = writeln!(out, "<p><small>{}</small></p>", label(grade));
+    let _ = writeln!(out, "<p><small>{}</small></p>", words.label(grade));
     out
 }
 

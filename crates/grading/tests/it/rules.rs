@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tandem_grading::export::{Format, Row, write};
 use tandem_grading::review::{Change, Decision, Refusal, Review, Standing};
-use tandem_grading::{Origin, Points, Rubric};
+use tandem_grading::{Item, ItemKind, Origin, Points, Rubric};
 
 const RUBRIC: &str = "\
 id: sum
@@ -199,6 +199,70 @@ fn a_student_reads_what_was_taken_off() {
             "−2",
         ] {
             assert!(text.contains(part), "{name}: {part}: {text}");
+        }
+    }
+}
+
+#[test]
+fn what_stands_around_a_feedback_is_in_its_language() {
+    for (language, total, title, label) in [
+        ("English", "7.5 of 10 points", "## Strengths", "AI-assisted"),
+        (
+            "German",
+            "7,5 von 10 Punkten",
+            "## Stärken",
+            "Mit KI erstellt",
+        ),
+        (
+            "de-CH",
+            "7,5 von 10 Punkten",
+            "## Stärken",
+            "Mit KI erstellt",
+        ),
+        (
+            "Français",
+            "7,5 points sur 10",
+            "## Points forts",
+            "Avec l’aide d’une IA",
+        ),
+        (
+            "spanish",
+            "7,5 de 10 puntos",
+            "## Puntos fuertes",
+            "Con ayuda de IA",
+        ),
+        (
+            "it",
+            "7,5 punti su 10",
+            "## Punti di forza",
+            "Con l’aiuto dell’IA",
+        ),
+        ("Klingon", "7.5 of 10 points", "## Strengths", "AI-assisted"),
+    ] {
+        let rubric = Rubric::parse(&format!("language: {language}\n{RUBRIC}")).unwrap();
+        let strength = Item {
+            kind: ItemKind::Strength,
+            text: "x".to_owned(),
+        };
+        let mut review = Review {
+            decision: Decision::Approved,
+            text: Some(vec![strength]),
+            text_is_models: true,
+            ..Review::default()
+        };
+        for (id, value) in [("a", 5.5), ("b", 2.0), ("more", 0.0)] {
+            review.points.insert(id.to_owned(), points(value));
+        }
+        let row = Row::new(
+            "ada",
+            &Origin::default(),
+            &Standing::new(&rubric, None, &review),
+        );
+        let zip = write(Format::Feedback, ("sum", "Sum"), &[row]).unwrap();
+        let mut zip = zip::ZipArchive::new(std::io::Cursor::new(zip.bytes)).unwrap();
+        let text = std::io::read_to_string(zip.by_name("ada.md").unwrap()).unwrap();
+        for part in [total, title, label] {
+            assert!(text.contains(part), "{language}: {part}: {text}");
         }
     }
 }
