@@ -15,7 +15,7 @@ use super::{Id, StyleFields, fields};
 use crate::Shared;
 use crate::error::PageError;
 use crate::live::{self, Shown};
-use crate::store::{Assignment, now_ms};
+use crate::store::{Assignment, Reader, now_ms};
 use crate::trial::Trial;
 use crate::view::live::LiveView;
 use crate::view::{self, StyleView, TrialForm, TrialPage};
@@ -51,14 +51,18 @@ pub(crate) async fn start(
     let pasted = fields(form)?;
     let server = shared.server()?;
     let id = pasted.assignment;
-    let held = shared.store.read(move |reader| reader.rubric(id)).await?;
-    let held = held.ok_or_else(|| PageError::Form("There is no such rubric.".to_owned()))?;
+    let read = move |reader: &Reader<'_>| Ok(reader.rubric(id)?.zip(Some(reader.roster(id)?)));
+    let held = shared.store.read(read).await?;
+    let (held, roster) =
+        held.ok_or_else(|| PageError::Form("There is no such rubric.".to_owned()))?;
     let name = match pasted.name.trim() {
         "" => "work.txt".to_owned(),
         name => name.to_owned(),
     };
     let text = pasted.text.replace("\r\n", "\n");
-    let submission = Submission::of_text(&name, &text);
+    let mut submission = Submission::of_text(&name, &text);
+    // What is pasted may be a student's.
+    roster.hide(&mut submission);
     if let Some(problem) = &submission.problem {
         return Err(PageError::Form(format!("“{name}”: {problem}.")));
     }

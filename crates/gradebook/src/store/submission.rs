@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
 use tandem_grading::review::{Review, Standing};
-use tandem_grading::{Graded, Original, Roster, Rubric, Submission, key_of_name};
+use tandem_grading::{Graded, Origin, Original, Roster, Rubric, Submission, key_of_name};
 
 use super::{Reader, Writer, json, read_json};
 
@@ -239,6 +239,32 @@ impl Reader<'_> {
         Ok(known.map(|known| is_same(&known, submission)))
     }
 
+    /// Who is in an assignment: those who handed something in, and those in the teacher's own gradebook.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn roster(&self, assignment: i64) -> rusqlite::Result<Roster> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT name, json_extract(content, '$.origin') FROM submission
+             WHERE assignment = ?1 AND replaced_by IS NULL",
+        )?;
+        let read = |row: &rusqlite::Row<'_>| {
+            let origin: Option<String> = row.get(1)?;
+            let origin = origin
+                .map(|text| read_json::<Origin>(1, &text))
+                .transpose()?;
+            Ok((row.get::<_, String>(0)?, origin.unwrap_or_default()))
+        };
+        let known = query.query_map([assignment], read)?;
+        let known = known.collect::<rusqlite::Result<Vec<_>>>()?;
+        let sheet = self.sheet(assignment)?;
+        let names = known.iter().map(|(name, origin)| (name.as_str(), origin));
+        Ok(Roster::new(
+            names,
+            sheet.as_ref().map(|sheet| sheet.bytes.as_slice()),
+        ))
+    }
+
     /// The files of a work as they were handed in: the name of each, and its size where it was kept.
     ///
     /// # Errors
@@ -327,11 +353,7 @@ impl Writer<'_> {
         };
         let all = query.query_map([assignment], read)?;
         let all = all.collect::<rusqlite::Result<Vec<_>>>()?;
-        let sheet = self.sheet(assignment)?;
-        let known = all
-            .iter()
-            .map(|(_, _, one)| (one.name.as_str(), &one.origin));
-        let roster = Roster::new(known, sheet.as_ref().map(|sheet| sheet.bytes.as_slice()));
+        let roster = self.roster(assignment)?;
         let mut update = self
             .sql
             .prepare_cached("UPDATE submission SET content = ?1 WHERE id = ?2")?;

@@ -76,6 +76,7 @@ pub(crate) struct CriterionView {
     pub(crate) model: Option<String>,
     pub(crate) person: Option<String>,
     pub(crate) max: String,
+    pub(crate) is_bonus: bool,
     pub(crate) levels: Vec<LevelView>,
     /// True if the values are short buttons in a row.
     pub(crate) is_compact: bool,
@@ -400,6 +401,7 @@ fn criterion(
         model: model.map(|p| p.to_string()),
         person: person.map(|p| p.to_string()),
         max: of.max_points.to_string(),
+        is_bonus: of.is_bonus,
         levels: views,
         is_compact,
         values,
