@@ -1,5 +1,6 @@
 //! `tandem grade --stability`: how far a model gives the same submission the same, alone, once more, and beside others.
 
+use anyhow::bail;
 use comfy_table::{Cell, CellAlignment};
 use tandem_grading::{
     Comparison, Given, Graded, GradingConfig, GradingError, Job, Progress, Rubric, Submission,
@@ -30,6 +31,15 @@ pub async fn show(
         .take(count)
         .cloned()
         .collect();
+    if chosen.is_empty() {
+        bail!("none of the submissions is one that a model is asked about");
+    }
+    if chosen.len() < count {
+        eprintln!(
+            "tandem: a model is asked about {} of the submissions alone",
+            chosen.len()
+        );
+    }
     let mut ways = Vec::new();
     for way in &WAYS[..2] {
         ways.push(alone(settings, rubric, &chosen, way).await?);

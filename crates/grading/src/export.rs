@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use crate::feedback::Item;
 use crate::origin::Origin;
 use crate::points::Points;
-use crate::review::{Decision, Deduction, Standing, State};
+use crate::review::{Correction, Decision, Standing, State};
 use crate::roster::Keys;
 
 pub use files::{Format, write};
@@ -45,7 +45,7 @@ pub struct Grade {
     /// Each criterion, in the rubric's order.
     pub criteria: Vec<Scored>,
     /// What is taken off.
-    pub deductions: Vec<Deduction>,
+    pub corrections: Vec<Correction>,
     /// The feedback.
     pub text: Vec<Item>,
     /// A model had a part in it.
@@ -90,7 +90,7 @@ impl Row {
                 total,
                 max: standing.rubric.max_points,
                 criteria,
-                deductions: standing.deductions(),
+                corrections: standing.corrections(),
                 text: standing.text(),
                 language: standing.rubric.style.language.clone(),
                 // A result without a score, as of what cannot be read, is no part of it.
@@ -440,7 +440,9 @@ impl Fill<'_> {
             Some(possible) => grade.total.as_f64() * (possible / grade.max.as_f64()),
             None => grade.total.as_f64(),
         };
-        if self.sheet.kind == SheetKind::Moodle && column.possible.is_some_and(|most| value > most)
+        if self.sheet.kind == SheetKind::Moodle
+            && column.possible.is_some()
+            && grade.total > grade.max
         {
             let why = "Moodle takes no grade above the maximum: write it there by hand";
             return self.export.leave(row, why);

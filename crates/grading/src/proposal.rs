@@ -99,16 +99,45 @@ pub async fn propose(
     let proposal: Proposal =
         serde_json::from_str(answer.text.trim()).map_err(|error| unusable(&error.to_string()))?;
     let mut criteria = proposal.criteria;
-    criteria.retain(|one| !one.title.trim().is_empty() && one.levels.len() > 1);
+    criteria.iter_mut().for_each(ProposedCriterion::tidy);
+    criteria.retain(|one| !one.title.is_empty() && one.levels.len() > 1);
     match criteria.is_empty() {
         true => Err(unusable("it has no criterion with levels")),
         false => Ok(with_points(criteria, points)),
     }
 }
 
-/// The points of criteria by their weights, in halves, which add up; those of levels in equal steps down to 0.
-fn with_points(criteria: Vec<ProposedCriterion>, points: u32) -> Vec<CriterionDraft> {
+impl ProposedCriterion {
+    /// Each text in one line, as a form takes it.
+    fn tidy(&mut self) {
+        let levels = self
+            .levels
+            .iter_mut()
+            .flat_map(|one| [&mut one.label, &mut one.when]);
+        for text in [&mut self.title, &mut self.description]
+            .into_iter()
+            .chain(levels)
+        {
+            *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        }
+    }
+
+    /// Half points that keep its levels apart.
+    fn least(&self) -> u64 {
+        u64::try_from(self.levels.len()).unwrap_or(1) - 1
+    }
+}
+
+/// The points of criteria in halves, which add up: what keeps their levels apart, and the rest by their weights. Levels go in
+/// equal steps down to 0. Where there are too few points, the last criteria are left out.
+fn with_points(mut criteria: Vec<ProposedCriterion>, points: u32) -> Vec<CriterionDraft> {
     let halves = u64::from(points) * 2;
+    while criteria.len() > 1 && criteria.iter().map(ProposedCriterion::least).sum::<u64>() > halves
+    {
+        criteria.pop();
+    }
+    let least: u64 = criteria.iter().map(ProposedCriterion::least).sum();
+    let rest = halves.saturating_sub(least);
     let all: u64 = criteria
         .iter()
         .map(|one| u64::from(one.weight.max(1)))
@@ -118,17 +147,17 @@ fn with_points(criteria: Vec<ProposedCriterion>, points: u32) -> Vec<CriterionDr
     for one in criteria {
         weight += u64::from(one.weight.max(1));
         // Whole shares of what comes before: so the last one ends at the sum.
-        let until = halves * weight / all.max(1);
-        let (own, count) = (until - given, u64::try_from(one.levels.len()).unwrap_or(1));
+        let until = rest * weight / all.max(1);
+        let (own, last) = (one.least() + until - given, one.least().max(1));
         given = until;
         let level = |(i, level): (u64, ProposedLevel)| LevelDraft {
-            label: level.label.trim().to_owned(),
-            points: half(own * (count - 1 - i) / (count - 1).max(1)),
-            description: level.when.trim().to_owned(),
+            label: level.label,
+            points: half(own * (last - i) / last),
+            description: level.when,
         };
         drafts.push(CriterionDraft {
-            title: one.title.trim().to_owned(),
-            description: one.description.trim().to_owned(),
+            title: one.title,
+            description: one.description,
             max_points: half(own),
             levels: Some((0..).zip(one.levels).map(level).collect()),
             ..CriterionDraft::default()

@@ -20,7 +20,11 @@ use crate::submission::Submission;
 use crate::syntax::{self, Parts};
 
 /// Words of a name that are looked at together.
-const MAX_WORDS: usize = 6;
+const MAX_WORDS: usize = 12;
+/// The same of a name that a system gave without spaces.
+const MAX_JOINED_WORDS: usize = 4;
+/// Most bytes between two words of a name.
+const MAX_GAP: usize = 8;
 /// Fewest letters of what is replaced where it is written as one word.
 const MIN_JOINED: usize = 7;
 /// Fewest characters of a number that is replaced.
@@ -33,6 +37,9 @@ const MIN_NAME_LOGIN: usize = 6;
 const NOBODY: &[&str] = &[
     "user", "student", "jovyan", "runner", "root", "public", "shared", "username", "default",
 ];
+
+/// Begins what stands for the name of a user in a path.
+const USER: &str = "user_";
 
 /// What stands for people in a file, beside its lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,17 +90,24 @@ impl Submission {
     #[must_use]
     pub fn named(&self, text: &str) -> String {
         let known = self.files.iter().flat_map(|file| &file.pseudonyms.of);
-        known.fold(text.to_owned(), |text, (pseudonym, name)| {
-            match text.contains(pseudonym.as_str()) {
-                true => text.replace(pseudonym.as_str(), name),
-                false => text,
-            }
-        })
+        // The last ones first: the first spelling of a name is the beginning of what stands for the others.
+        let mut known: Vec<(&String, &String)> = known.collect();
+        known.sort_unstable_by(|a, b| b.cmp(a));
+        known
+            .into_iter()
+            .fold(text.to_owned(), |text, (pseudonym, name)| {
+                match text.contains(pseudonym.as_str()) {
+                    true => text.replace(pseudonym.as_str(), name),
+                    false => text,
+                }
+            })
     }
 
     /// The other way: a text that is sent back to a model.
     pub(crate) fn nameless(&self, text: &str) -> String {
         let known = self.files.iter().flat_map(|file| &file.pseudonyms.of);
+        // The name of a user is any word where it stands in no path.
+        let known = known.filter(|(pseudonym, _)| !pseudonym.starts_with(USER));
         known.fold(text.to_owned(), |text, (pseudonym, name)| {
             match text.contains(name.as_str()) {
                 true => replaced_words(&text, name, pseudonym),
@@ -127,35 +141,42 @@ pub struct Roster {
     starts: HashSet<String>,
     /// Names that a system gave without spaces.
     is_joined: bool,
-    /// Names in scripts without spaces between words.
-    solid: Vec<(String, String)>,
-    /// Numbers, logins and addresses.
+    /// Names in scripts without spaces between words, taken apart, by their first letter.
+    solid: HashMap<char, Vec<(Vec<char>, String)>>,
+    /// Numbers, logins and addresses; and the most parts between marks that one has.
     exact: HashMap<String, String>,
+    max_parts: usize,
 }
 
-/// Letters without marks, in lower case.
+/// Letters without marks, in lower case; letters of their own in the two that are written for them.
 fn folded(text: &str) -> String {
     if text.is_ascii() {
         return text.to_ascii_lowercase();
     }
     let letters = text.nfkd().filter(|c| !is_combining_mark(*c));
-    letters.flat_map(char::to_lowercase).nfc().collect()
+    let lower: String = letters.flat_map(char::to_lowercase).collect();
+    let mut out = String::with_capacity(lower.len());
+    for c in lower.nfkd().filter(|c| !is_combining_mark(*c)) {
+        match c {
+            'ß' => out.push_str("ss"),
+            'æ' => out.push_str("ae"),
+            'œ' => out.push_str("oe"),
+            'þ' => out.push_str("th"),
+            'ø' => out.push('o'),
+            'ł' => out.push('l'),
+            'đ' | 'ð' => out.push('d'),
+            'ı' => out.push('i'),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
-/// The same with the two letters that German writes for one.
-fn spelled_out(text: &str) -> String {
-    let text: String = text.nfc().collect::<String>().to_lowercase();
-    let text = [
-        ("ä", "ae"),
-        ("ö", "oe"),
-        ("ü", "ue"),
-        ("ß", "ss"),
-        ("ø", "oe"),
-        ("å", "aa"),
-    ]
-    .iter()
-    .fold(text, |text, (letter, two)| text.replace(letter, two));
-    folded(&text)
+/// What was folded, with one letter for the two that German writes for it: so `ue` is `ü` and `u`, whoever writes it how.
+fn plain(folded: &str) -> String {
+    [("ae", "a"), ("oe", "o"), ("ue", "u")]
+        .iter()
+        .fold(folded.to_owned(), |text, (two, one)| text.replace(two, one))
 }
 
 /// Whether words of a script stand without spaces between them.
@@ -200,6 +221,10 @@ impl Roster {
     ) -> Self {
         let mut roster = Self::default();
         for (name, origin) in submissions {
+            // A folder or a file for each student: it may be called so.
+            if origin.students.is_empty() && is_like_a_name(name) {
+                roster.add_name(name);
+            }
             for student in &origin.students {
                 let is_canvas = origin.system == System::Canvas;
                 match is_canvas {
@@ -227,47 +252,48 @@ impl Roster {
 
     fn add_name(&mut self, name: &str) {
         let words = words(name);
-        let solid: String = words.concat().nfc().collect();
+        let solid: String = words.concat();
         if solid.chars().any(is_solid) && solid.chars().count() > 1 {
-            let pseudonym = format!("Student_{}", code(&solid));
+            let pseudonym = format!("Student_{}", code(&solid.nfc().collect::<String>()));
             // In such scripts the last name stands first, with a comma or without.
-            let written: String = name.nfc().filter(|c| is_word(*c)).collect();
+            let written: String = name.chars().filter(|c| is_word(*c)).collect();
             for name in [written, solid] {
-                self.solid.push((name, pseudonym.clone()));
+                let apart: Vec<char> = name.nfd().collect();
+                let all = self.solid.entry(apart[0]).or_default();
+                if all.iter().all(|(known, _)| *known != apart) {
+                    all.push((apart, pseudonym.clone()));
+                }
             }
             return;
         }
         if words.len() < 2 || words.len() > MAX_WORDS {
             return;
         }
-        let mut sorted: Vec<String> = words.iter().map(|word| folded(word)).collect();
+        let words: Vec<String> = words.iter().map(|word| folded(word)).collect();
+        let mut sorted = words.clone();
         sorted.sort_unstable();
         let pseudonym = format!("Student_{}", code(&sorted.join(" ")));
-        for fold in [folded, spelled_out] {
-            let words: Vec<String> = words.iter().map(|word| fold(word)).collect();
-            for first in 0..words.len() {
-                let turned = [&words[first..], &words[..first]].concat();
-                self.add_form(&turned, &pseudonym, false);
-            }
-            for (i, one) in words.iter().enumerate() {
-                for other in &words[i + 1..] {
-                    let is_part = words.len() > 2;
-                    self.add_form(&[one.clone(), other.clone()], &pseudonym, is_part);
-                    self.add_form(&[other.clone(), one.clone()], &pseudonym, is_part);
-                }
+        for first in 0..words.len() {
+            let turned = [&words[first..], &words[..first]].concat();
+            self.add_form(&turned, &pseudonym, false);
+        }
+        for (i, one) in words.iter().enumerate() {
+            for other in &words[i + 1..] {
+                let is_part = words.len() > 2;
+                self.add_form(&[one.clone(), other.clone()], &pseudonym, is_part);
+                self.add_form(&[other.clone(), one.clone()], &pseudonym, is_part);
             }
         }
     }
 
     fn add_form(&mut self, words: &[String], pseudonym: &str, is_part: bool) {
-        let joined = words.concat();
+        let joined = plain(&words.concat());
         // Two letters are no name.
-        if joined.chars().count() < 4
-            || words.iter().any(|word| word.chars().count() < 2) && is_part
-        {
+        let is_short = |word: &String| word.chars().count() < 2;
+        if joined.chars().count() < 4 || is_part && words.iter().any(is_short) {
             return;
         }
-        self.starts.extend(words.first().cloned());
+        self.starts.extend(words.first().map(|word| plain(word)));
         self.starts.insert(joined.clone());
         let form = Form {
             pseudonym: pseudonym.to_owned(),
@@ -279,7 +305,7 @@ impl Roster {
 
     /// A name of which it is not known where its words end.
     fn add_joined(&mut self, name: &str) {
-        let name = folded(name);
+        let name = plain(&folded(name));
         if name.chars().count() < MIN_JOINED || name.contains(|c: char| !c.is_alphabetic()) {
             return;
         }
@@ -312,6 +338,7 @@ impl Roster {
             true => format!("student_{code}@mail.example"),
             false => format!("id_{code}"),
         };
+        self.max_parts = self.max_parts.max(runs(&id, is_word).len());
         self.exact.insert(id, pseudonym);
     }
 
@@ -322,99 +349,129 @@ impl Roster {
         if submission.problem.is_some() {
             return;
         }
-        let is_one_file = submission.files.len() == 1;
-        let mut code_words: Option<HashSet<String>> = None;
-        let mut hidden = Vec::new();
-        for file in &submission.files {
-            let mut pseudonyms = Pseudonyms::default();
-            let candidates: Vec<(usize, Vec<Found>)> = (0..)
-                .zip(&file.lines)
-                .map(|(index, line)| (index, self.find(line)))
-                .filter(|(_, found)| !found.is_empty())
-                .collect();
-            if !candidates.is_empty() {
-                let texts = syntax::texts(file);
-                for (index, found) in candidates {
-                    let line = &file.lines[index];
-                    let none = Vec::new();
-                    let parts: &Parts = texts.get(index).unwrap_or(&none);
-                    let mut is_hidden = |one: &Found| {
-                        let is_in = |part: &Range<usize>| {
-                            part.start <= one.at.start && one.at.end <= part.end
-                        };
-                        let text = &line[one.at.clone()];
-                        let mut is_code = || {
-                            let words = code_words.get_or_insert_with(|| code_words_of(submission));
-                            is_identifier(text) && words.contains(text)
-                        };
-                        parts.iter().any(is_in) && !is_code()
-                    };
-                    let mut found = found;
-                    found.retain(&mut is_hidden);
-                    if found.is_empty() {
-                        continue;
-                    }
-                    pseudonyms
-                        .lines
-                        .insert(index + 1, replaced(line, &found, &mut pseudonyms.of));
-                }
-            }
-            // The name of a lone file is shown to no model.
-            if !is_one_file {
-                let found = self.find(&file.name);
-                if !found.is_empty() {
-                    pseudonyms.name = Some(replaced(&file.name, &found, &mut pseudonyms.of));
-                }
-            }
-            hidden.push(pseudonyms);
-        }
+        let mut spellings = Spellings::default();
+        let mut code = CodeWords {
+            submission,
+            words: None,
+        };
+        let hidden: Vec<Pseudonyms> = submission
+            .files
+            .iter()
+            .map(|file| self.hide_in(file, &mut code, &mut spellings))
+            .collect();
         for (file, pseudonyms) in submission.files.iter_mut().zip(hidden) {
             file.pseudonyms = pseudonyms;
         }
     }
 
-    /// The people in a line, in their order, none inside of another.
-    fn find(&self, line: &str) -> Vec<Found> {
-        let mut found = Vec::new();
-        self.find_exact(line, &mut found);
-        find_homes(line, &mut found);
-        self.find_names(line, &mut found);
-        found.sort_by_key(|one| one.at.start);
-        found
+    fn hide_in(
+        &self,
+        file: &SourceFile,
+        code: &mut CodeWords<'_>,
+        spellings: &mut Spellings,
+    ) -> Pseudonyms {
+        let mut pseudonyms = Pseudonyms::default();
+        let candidates: Vec<(usize, Vec<Found>)> = (0..)
+            .zip(&file.lines)
+            .map(|(index, line)| (index, self.find(line)))
+            .filter(|(_, found)| !found.is_empty())
+            .collect();
+        let texts = match candidates.is_empty() {
+            true => Vec::new(),
+            false => syntax::texts(file),
+        };
+        for (index, mut found) in candidates {
+            let line = &file.lines[index];
+            let none = Parts::new();
+            let parts = texts.get(index).unwrap_or(&none);
+            found.retain(|one| {
+                let is_in =
+                    |part: &Range<usize>| part.start <= one.at.start && one.at.end <= part.end;
+                parts.iter().any(is_in) && !code.has(&line[one.at.clone()])
+            });
+            if !found.is_empty() {
+                let line = spellings.replace(line, &found, &mut pseudonyms.of);
+                pseudonyms.lines.insert(index + 1, line);
+            }
+        }
+        // The name of a lone file is shown to no model; one that the code names has to stay.
+        if code.submission.files.len() > 1 {
+            let mut found = self.find(&file.name);
+            found.retain(|one| !code.has(&file.name[one.at.clone()]));
+            if !found.is_empty() {
+                pseudonyms.name = Some(spellings.replace(&file.name, &found, &mut pseudonyms.of));
+            }
+        }
+        pseudonyms
     }
 
-    fn find_exact(&self, line: &str, found: &mut Vec<Found>) {
+    /// The people in a line, in their order, none inside of another.
+    fn find(&self, line: &str) -> Vec<Found> {
+        let mut places = Places::default();
+        self.find_exact(line, &mut places);
+        find_homes(line, &mut places);
+        self.find_solid(line, &mut places);
+        self.find_names(line, &mut places);
+        let found = places.0.into_iter();
+        found
+            .map(|(start, (end, pseudonym))| Found {
+                at: start..end,
+                pseudonym,
+            })
+            .collect()
+    }
+
+    fn find_exact(&self, line: &str, places: &mut Places) {
         if self.exact.is_empty() {
             return;
         }
-        let is_part = |c: char| is_word(c) || matches!(c, '.' | '_' | '-' | '+' | '@');
+        let is_part = |c: char| is_word(c) || matches!(c, '.' | '_' | '-' | '+' | '@' | '\'');
         for range in runs(line, is_part) {
-            let text = &line[range.clone()];
-            let trimmed = text.trim_matches(['.', '_', '-', '+', '@']);
-            let Some(at) = text.find(trimmed).filter(|_| !trimmed.is_empty()) else {
-                continue;
-            };
-            let at = range.start + at;
-            let whole = at..at + trimmed.len();
-            if let Some(pseudonym) = self.exact.get(&trimmed.to_lowercase()) {
-                push(found, whole, pseudonym);
-                continue;
-            }
-            // A number or a login between marks, as in the name of a file.
-            for part in runs(trimmed, is_word) {
-                if let Some(pseudonym) = self.exact.get(&trimmed[part.clone()].to_lowercase()) {
-                    push(found, at + part.start..at + part.end, pseudonym);
+            // Also between marks, as in the name of a file: the longest first.
+            let parts = runs(&line[range.clone()], is_word);
+            for first in 0..parts.len() {
+                let last = parts.len().min(first + self.max_parts);
+                for end in (first + 1..=last).rev() {
+                    let at = range.start + parts[first].start..range.start + parts[end - 1].end;
+                    let id = line[at.clone()].to_lowercase();
+                    if let Some(pseudonym) = self.exact.get(&id) {
+                        places.push(at, pseudonym);
+                        break;
+                    }
                 }
             }
         }
     }
 
-    fn find_names(&self, line: &str, found: &mut Vec<Found>) {
-        for (name, pseudonym) in &self.solid {
-            for (at, text) in line.match_indices(name.as_str()) {
-                push(found, at..at + text.len(), pseudonym);
+    /// Names in scripts without spaces, with or without one.
+    fn find_solid(&self, line: &str, places: &mut Places) {
+        if self.solid.is_empty() || line.is_ascii() {
+            return;
+        }
+        // Each letter taken apart, with the place of the whole one.
+        let mut letters: Vec<(char, Range<usize>)> = Vec::new();
+        for (at, c) in line.char_indices().filter(|(_, c)| !c.is_whitespace()) {
+            let place = at..at + c.len_utf8();
+            letters.extend(std::iter::once(c).nfd().map(|part| (part, place.clone())));
+        }
+        for (i, (first, place)) in letters.iter().enumerate() {
+            for (name, pseudonym) in self.solid.get(first).into_iter().flatten() {
+                let Some(part) = letters.get(i..i + name.len()) else {
+                    continue;
+                };
+                if part
+                    .iter()
+                    .zip(name)
+                    .all(|((letter, _), known)| letter == known)
+                {
+                    let end = part.last().map_or(place.end, |(_, place)| place.end);
+                    places.push(place.start..end, pseudonym);
+                }
             }
         }
+    }
+
+    fn find_names(&self, line: &str, places: &mut Places) {
         if self.forms.is_empty() {
             return;
         }
@@ -423,11 +480,7 @@ impl Roster {
         while from < words.len() {
             from = match self.name_at(line, &words[from..]) {
                 Some((count, pseudonym)) => {
-                    push(
-                        found,
-                        words[from].start..words[from + count - 1].end,
-                        pseudonym,
-                    );
+                    places.push(words[from].start..words[from + count - 1].end, pseudonym);
                     from + count
                 }
                 None => from + 1,
@@ -438,29 +491,39 @@ impl Roster {
     /// The name with which a row of words begins: how many they are, and what stands for it.
     fn name_at(&self, line: &str, words: &[Range<usize>]) -> Option<(usize, &str)> {
         let first = folded(&line[words[0].clone()]);
-        if !self.is_joined && !self.starts.contains(&first) {
-            return None;
-        }
-        let mut joined = first.clone();
+        let most = match (self.starts.contains(&plain(&first)), self.is_joined) {
+            (true, _) => MAX_WORDS,
+            (false, true) => MAX_JOINED_WORDS,
+            (false, false) => return None,
+        };
+        // The second one is without single letters, as for a second first name.
+        let (mut joined, mut without) = (first.clone(), first.clone());
         let mut best = None;
-        for count in 1..=MAX_WORDS.min(words.len()) {
+        for count in 1..=most.min(words.len()) {
             if count > 1 {
                 let gap = &line[words[count - 2].end..words[count - 1].start];
-                let is_gap = |c: char| matches!(c, ' ' | '\t' | ',' | '.' | '_' | '-' | '\'' | '’');
-                if gap.len() > 3 || !gap.chars().all(is_gap) {
+                let is_gap = |c: char| c.is_whitespace() || ",._-'’|/;&".contains(c);
+                if gap.len() > MAX_GAP || !gap.chars().all(is_gap) {
                     break;
                 }
-                joined.push_str(&folded(&line[words[count - 1].clone()]));
+                let word = folded(&line[words[count - 1].clone()]);
+                joined.push_str(&word);
+                if word.chars().count() > 1 {
+                    without.push_str(&word);
+                }
             }
             let turned = || match count {
                 // A system that gives no spaces has the last name first.
-                2 if self.is_joined => {
-                    let second = folded(&line[words[1].clone()]);
-                    self.forms.get(&format!("{second}{first}"))
+                2..=MAX_JOINED_WORDS if self.is_joined => {
+                    let last = folded(&line[words[count - 1].clone()]);
+                    let first = joined.strip_suffix(last.as_str())?;
+                    self.forms.get(&plain(&format!("{last}{first}")))
                 }
                 _ => None,
             };
-            let Some(form) = self.forms.get(&joined).or_else(turned) else {
+            let form = self.forms.get(&plain(&joined));
+            let form = form.or_else(|| self.forms.get(&plain(&without)));
+            let Some(form) = form.or_else(turned) else {
                 continue;
             };
             let is_capital = |word: &Range<usize>| {
@@ -488,11 +551,77 @@ struct Found {
     pseudonym: String,
 }
 
-fn push(found: &mut Vec<Found>, at: Range<usize>, pseudonym: &str) {
-    let is_free = |one: &Found| one.at.end <= at.start || at.end <= one.at.start;
-    if found.iter().all(is_free) {
-        let pseudonym = pseudonym.to_owned();
-        found.push(Found { at, pseudonym });
+/// Where people are in a line: the end of each, and what stands for it, by its start.
+#[derive(Default)]
+struct Places(BTreeMap<usize, (usize, String)>);
+
+impl Places {
+    /// Adds one, unless another one is there.
+    fn push(&mut self, at: Range<usize>, pseudonym: &str) {
+        let before = self.0.range(..at.end).next_back();
+        if before.is_none_or(|(_, (end, _))| *end <= at.start) {
+            self.0.insert(at.start, (at.end, pseudonym.to_owned()));
+        }
+    }
+}
+
+/// Which words are code in a submission; they are looked for where one is needed.
+struct CodeWords<'a> {
+    submission: &'a Submission,
+    words: Option<HashSet<String>>,
+}
+
+impl CodeWords<'_> {
+    fn has(&mut self, text: &str) -> bool {
+        let submission = self.submission;
+        let words = self.words.get_or_insert_with(|| code_words_of(submission));
+        is_identifier(text) && words.contains(text)
+    }
+}
+
+/// What stands for each spelling in a submission: so each comes back as it was.
+#[derive(Default)]
+struct Spellings {
+    of: HashMap<(String, String), String>,
+    counts: HashMap<String, usize>,
+}
+
+impl Spellings {
+    fn stands_for(&mut self, pseudonym: &str, text: &str) -> String {
+        let key = (pseudonym.to_owned(), text.to_owned());
+        if let Some(known) = self.of.get(&key) {
+            return known.clone();
+        }
+        let count = self.counts.entry(pseudonym.to_owned()).or_default();
+        *count += 1;
+        let own = match (*count, pseudonym.split_once('@')) {
+            (1, _) => pseudonym.to_owned(),
+            (number, Some((name, host))) => format!("{name}_{number}@{host}"),
+            (number, None) => format!("{pseudonym}_{number}"),
+        };
+        self.of.insert(key, own.clone());
+        own
+    }
+
+    /// A line with what stands for the people in it.
+    fn replace(
+        &mut self,
+        line: &str,
+        found: &[Found],
+        of: &mut BTreeMap<String, String>,
+    ) -> String {
+        let mut out = String::with_capacity(line.len());
+        let mut from = 0;
+        for one in found {
+            let text = &line[one.at.clone()];
+            let own = self.stands_for(&one.pseudonym, text);
+            out.push_str(&line[from..one.at.start]);
+            out.push_str(&own);
+            from = one.at.end;
+            of.insert(own, text.to_owned());
+        }
+        out.push_str(&line[from..]);
+        out
     }
 }
 
@@ -509,7 +638,7 @@ fn runs(text: &str, is: impl Fn(char) -> bool) -> Vec<Range<usize>> {
 }
 
 /// Names of users in paths of their folders.
-fn find_homes(line: &str, found: &mut Vec<Found>) {
+fn find_homes(line: &str, places: &mut Places) {
     for home in ["/home/", "/Users/", "\\Users\\", "\\\\Users\\\\"] {
         for (at, _) in line.match_indices(home) {
             let start = at + home.len();
@@ -524,26 +653,10 @@ fn find_homes(line: &str, found: &mut Vec<Found>) {
             };
             if !name.trim().is_empty() && !NOBODY.contains(&name.to_lowercase().as_str()) {
                 let code = code(&name.to_lowercase()).to_lowercase();
-                push(found, start..start + name.len(), &format!("user_{code}"));
+                places.push(start..start + name.len(), &format!("{USER}{code}"));
             }
         }
     }
-}
-
-/// A line with what stands for the people in it.
-fn replaced(line: &str, found: &[Found], of: &mut BTreeMap<String, String>) -> String {
-    let mut out = String::with_capacity(line.len());
-    let mut from = 0;
-    for one in found {
-        out.push_str(&line[from..one.at.start]);
-        out.push_str(&one.pseudonym);
-        from = one.at.end;
-        let text = &line[one.at.clone()];
-        of.entry(one.pseudonym.clone())
-            .or_insert_with(|| text.to_owned());
-    }
-    out.push_str(&line[from..]);
-    out
 }
 
 /// A text with one word for another, where that is no part of a longer one.
@@ -588,19 +701,29 @@ fn code_words_of(submission: &Submission) -> HashSet<String> {
 
 /// Whether a login is made of letters of a name: the beginning of one word, and another one as a whole.
 fn is_made_of(login: &str, name: &str) -> bool {
-    let said = words(name);
-    [folded, spelled_out].into_iter().any(|fold| {
-        let words: Vec<String> = said.iter().map(|word| fold(word)).collect();
-        words.iter().enumerate().any(|(i, whole)| {
-            let others = words.iter().enumerate().filter(|(j, _)| *j != i);
-            let rests = [
-                login.strip_prefix(whole.as_str()),
-                login.strip_suffix(whole.as_str()),
-            ];
-            let is_of = |rest: &&str| {
-                !rest.is_empty() && others.clone().any(|(_, other)| other.starts_with(*rest))
-            };
-            rests.iter().flatten().any(is_of)
-        })
+    let words: Vec<String> = words(name)
+        .iter()
+        .map(|word| plain(&folded(word)))
+        .collect();
+    let login = plain(&folded(login));
+    words.iter().enumerate().any(|(i, whole)| {
+        let others = words.iter().enumerate().filter(|(j, _)| *j != i);
+        let rests = [
+            login.strip_prefix(whole.as_str()),
+            login.strip_suffix(whole.as_str()),
+        ];
+        let is_of = |rest: &&str| {
+            !rest.is_empty() && others.clone().any(|(_, other)| other.starts_with(*rest))
+        };
+        rests.iter().flatten().any(is_of)
     })
+}
+
+/// Whether a file or folder is called as people are: several words, each with a capital where its script has them.
+fn is_like_a_name(name: &str) -> bool {
+    let is_begun = |word: &String| word.chars().next().is_some_and(|c| !c.is_lowercase());
+    let has_digit = name.contains(|c: char| c.is_ascii_digit());
+    let words = words(name);
+    let is_solid = words.concat().chars().any(is_solid);
+    !has_digit && (words.len() > 1 || is_solid) && words.iter().all(is_begun)
 }

@@ -4,7 +4,7 @@
 use crate::feedback::{Item, items};
 use crate::finding::{Finding, FindingKind};
 use crate::graded::{CriterionResult, Graded, Status};
-use crate::limits::{MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS};
+use crate::limits::{MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS, MAX_TITLE_CHARS};
 use crate::points::Points;
 use crate::rubric::{Criterion, Penalty, Rubric};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,9 @@ pub struct Review {
     /// Whether it counts as late, where a person says so.
     #[serde(default)]
     pub late: Option<bool>,
+    /// Points that a person gives or takes off beside the rubric, with the reason.
+    #[serde(default)]
+    pub adjustment: Option<Correction>,
 }
 
 /// What was decided about a submission as a whole.
@@ -104,6 +107,8 @@ pub enum Change {
         /// Given, or taken back.
         is_given: bool,
     },
+    /// Gives or takes off points beside the rubric, for a reason; nothing for none.
+    Adjust(Option<Correction>),
     /// Says whether it counts as late; nothing for what the learning system says.
     Late(Option<bool>),
     /// Takes all back that a person decided, but for the note.
@@ -157,13 +162,24 @@ pub struct Standing<'a> {
     pub is_late: bool,
 }
 
-/// Points that are taken off the sum.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Deduction {
+/// Points beside the criteria.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Correction {
     /// For what.
     pub title: String,
     /// How many.
     pub points: Points,
+    /// They come on top; else they are taken off.
+    pub is_on_top: bool,
+}
+
+impl Correction {
+    /// The points with their sign.
+    #[must_use]
+    pub fn signed(&self) -> f64 {
+        let points = self.points.as_f64();
+        if self.is_on_top { points } else { -points }
+    }
 }
 
 /// Nothing was decided.
@@ -177,6 +193,7 @@ static NOTHING: Review = Review {
     note: String::new(),
     penalties: BTreeSet::new(),
     late: None,
+    adjustment: None,
 };
 
 impl<'a> Standing<'a> {
@@ -203,19 +220,20 @@ impl<'a> Standing<'a> {
         self.rubric.late.is_some() && self.review.late.unwrap_or(self.is_late)
     }
 
-    /// What is taken off, in the rubric's order; lateness last.
+    /// What comes on top or is taken off: penalties in the rubric's order, lateness, and what a person gave beside the rubric.
     #[must_use]
-    pub fn deductions(&self) -> Vec<Deduction> {
+    pub fn corrections(&self) -> Vec<Correction> {
         let given = |penalty: &&Penalty| self.review.penalties.contains(&penalty.id);
         let penalties = self.rubric.penalties.iter().filter(given);
         let late = self.rubric.late.iter().filter(|_| self.counts_as_late());
         let late = late.map(|late| (&late.title, late.points));
         let all = penalties.map(|one| (&one.title, one.points)).chain(late);
-        all.map(|(title, points)| Deduction {
+        let of_rubric = all.map(|(title, points)| Correction {
             title: title.clone(),
             points,
-        })
-        .collect()
+            is_on_top: false,
+        });
+        of_rubric.chain(self.review.adjustment.clone()).collect()
     }
 
     /// What the model said of a criterion, if all criteria were assessed; its points are those of the rubric then.
@@ -299,16 +317,21 @@ impl<'a> Standing<'a> {
         self.rubric.criteria.iter().map(one).collect()
     }
 
-    /// Sum of the points that hold less what is taken off, 0 at the least; nothing while a criterion has none. The only place
-    /// where a total is made.
+    /// Sum of the points that hold with what comes on top and what is taken off, 0 at the least; nothing while a criterion has
+    /// none. The only place where a total is made.
     #[must_use]
     pub fn total(&self) -> Option<Points> {
         if self.review.decision == Decision::WithoutPoints {
             return None;
         }
         let sum = sum(self.rubric.criteria.iter().map(|c| self.points(c)))?;
-        let off: Points = self.deductions().iter().map(|one| one.points).sum();
-        Some(sum.less(off))
+        let corrections = self.corrections();
+        let points = |is_on_top| -> Points {
+            let of = corrections.iter().filter(|one| one.is_on_top == is_on_top);
+            of.map(|one| one.points).sum()
+        };
+        let whole: Points = [sum, points(true)].into_iter().sum();
+        Some(whole.less(points(false)))
     }
 
     /// Sum of the model's points; nothing while a criterion has none.
@@ -471,6 +494,19 @@ impl<'a> Standing<'a> {
                     (_, true) => _ = next.penalties.insert(id.clone()),
                     (_, false) => _ = next.penalties.remove(id),
                 }
+                next.decision = Decision::Open;
+            }
+            Change::Adjust(adjustment) => {
+                if let Some(one) = adjustment {
+                    check_length("the reason", &one.title, MAX_TITLE_CHARS)?;
+                    if one.title.trim().is_empty() {
+                        return Err(Refusal::Limit(
+                            "points beside the rubric need a reason".to_owned(),
+                        ));
+                    }
+                }
+                let some = adjustment.clone().filter(|one| one.points > Points::ZERO);
+                next.adjustment = some;
                 next.decision = Decision::Open;
             }
             Change::Late(late) => {

@@ -5,7 +5,7 @@
 
 use crate::config::GradingConfig;
 use crate::request;
-use crate::review::{Decision, PointsOf, Review};
+use crate::review::{Decision, PointsOf, Review, Standing};
 use crate::rubric::{Criterion, Rubric, Scale};
 use crate::submission::Submission;
 use serde::{Deserialize, Serialize};
@@ -87,9 +87,9 @@ fn wording(criterion: &Criterion) -> String {
 }
 
 /// What persons decided by a rubric, by the next version of it. Where no value stands for one that was given, the work is
-/// open again and wants a second look.
+/// open again and wants a second look; so it is where something else comes on top or is taken off.
 #[must_use]
-pub fn carried_review(review: &Review, from: &Rubric, to: &Rubric) -> Review {
+pub fn carried_review(review: &Review, from: &Rubric, to: &Rubric, is_late: bool) -> Review {
     let mut next = review.clone();
     let points = |given: &PointsOf| -> (PointsOf, bool) {
         let mut is_whole = true;
@@ -116,6 +116,17 @@ pub fn carried_review(review: &Review, from: &Rubric, to: &Rubric) -> Review {
     next.penalties.retain(has);
     let is_complete = to.criteria.iter().all(|c| next.points.contains_key(&c.id));
     if next.decision == Decision::Approved && !(is_whole && is_complete) {
+        next.decision = Decision::Open;
+    }
+    let corrections = |rubric, review| {
+        let standing = Standing::new(rubric, None, review);
+        Standing {
+            is_late,
+            ..standing
+        }
+        .corrections()
+    };
+    if next.decision == Decision::Approved && corrections(from, review) != corrections(to, &next) {
         next.decision = Decision::Open;
     }
     next.second_look |= !is_whole || next.decision != review.decision;

@@ -139,18 +139,43 @@ pub(crate) type Parts = Vec<Range<usize>>;
 /// Extensions of files that are text as a whole.
 const PROSE: &[&str] = &["md", "rmd", "qmd", "txt", "tex", "csv"];
 
-/// What begins a comment in languages whose syntax is not known.
-const COMMENT_MARKS: &[&str] = &["//", "#", "--", ";", "%", "/*", "*", "!"];
+/// Comments of languages whose syntax is not known: what begins one that goes to the end of its line, and what stands around
+/// one that does not.
+const COMMENTS: &[(&[&str], &str, Option<(&str, &str)>)] = &[
+    (&["vb", "bas"], "'", None),
+    (&["f", "f03", "f90", "f95", "for"], "!", None),
+    (&["elm", "lean"], "--", Some(("{-", "-}"))),
+    (&["adb", "ads", "vhd", "vhdl"], "--", None),
+    (&["fs", "fsi", "fsx"], "//", Some(("(*", "*)"))),
+    (&["sml", "pas", "pp"], "//", Some(("(*", "*)"))),
+    (&["asm", "s", "wat", "lsp", "scm", "ss", "rkt"], ";", None),
+    (&["pro", "prolog"], "%", Some(("/*", "*/"))),
+    (&["cob", "cbl"], "*>", None),
+    (
+        &[
+            "awk", "cr", "ex", "exs", "gd", "jl", "nim", "ps1", "tcl", "bash", "toml", "yaml",
+            "yml",
+        ],
+        "#",
+        None,
+    ),
+];
 
-/// The parts of each line that are no code: comments, strings, and text. Where it is not known what is code, these are lines
-/// that begin as a comment does.
+/// The longest line of code whose text is looked for by its syntax, in bytes.
+const MAX_TEXT_LINE: usize = 8 << 10;
+
+/// The parts of each line that are no code: comments, strings, and text. Where the syntax is not known, these are what stands
+/// in double quotes, and behind the marks of comments.
 pub(crate) fn texts(file: &SourceFile) -> Vec<Parts> {
     let name = file.name.to_lowercase();
     let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
     let mut reader = match extension {
         "ipynb" => Reader::Text,
         prose if PROSE.contains(&prose) => Reader::Text,
-        _ => Reader::of(syntax(&name)),
+        _ => match syntax(&name) {
+            Some(known) => Reader::of(known),
+            None => Reader::unknown(&name),
+        },
     };
     let is_notebook = extension == "ipynb";
     let has_chunks = matches!(extension, "rmd" | "qmd");
@@ -179,11 +204,11 @@ fn of_cell(line: &str) -> Option<Reader> {
     let head = line.strip_prefix("[cell ")?.strip_suffix(']')?;
     let (_, kind) = head.split_once(": ")?;
     Some(match kind.split_once(", ") {
-        Some((_, "r")) => Reader::of(syntax("a.R")),
-        Some((_, language)) => {
-            let known = SYNTAXES.find_syntax_by_token(language);
-            Reader::of(known.or_else(|| syntax("a.py")))
-        }
+        Some((_, "r")) => Reader::by("R"),
+        Some((_, language)) => match SYNTAXES.find_syntax_by_token(language) {
+            Some(known) => Reader::of(known),
+            None => Reader::by("py"),
+        },
         None => Reader::Text,
     })
 }
@@ -193,8 +218,8 @@ fn of_chunk(line: &str) -> Option<Reader> {
     let rest = line.trim_start().strip_prefix("```")?;
     Some(match rest.trim_start_matches('{').get(..1) {
         None => Reader::Text,
-        Some("p") => Reader::of(syntax("a.py")),
-        Some(_) => Reader::of(syntax("a.R")),
+        Some("p") => Reader::by("py"),
+        Some(_) => Reader::by("R"),
     })
 }
 
@@ -202,35 +227,114 @@ fn of_chunk(line: &str) -> Option<Reader> {
 enum Reader {
     Text,
     Code(Box<(ParseState, ScopeStack)>),
-    Unknown,
+    Unknown(Marks),
+}
+
+/// How a language whose syntax is not known marks its comments.
+#[derive(Clone, Copy)]
+struct Marks {
+    line: &'static str,
+    block: Option<(&'static str, &'static str)>,
+    /// A comment goes on from the line before.
+    is_inside: bool,
 }
 
 impl Reader {
-    fn of(syntax: Option<&SyntaxReference>) -> Self {
-        match syntax {
-            Some(syntax) => Self::Code(Box::new((ParseState::new(syntax), ScopeStack::new()))),
-            None => Self::Unknown,
-        }
+    fn of(syntax: &SyntaxReference) -> Self {
+        Self::Code(Box::new((ParseState::new(syntax), ScopeStack::new())))
+    }
+
+    /// By the extension of files in a language that is known.
+    fn by(extension: &str) -> Self {
+        let known = SYNTAXES.find_syntax_by_extension(extension);
+        known.map_or_else(|| Self::unknown(extension), Self::of)
+    }
+
+    fn unknown(name: &str) -> Self {
+        let extension = name.rsplit_once('.').map(|(_, extension)| extension);
+        let is_of = |of: &&(&[&str], _, _)| extension.is_some_and(|one| of.0.contains(&one));
+        let (line, block) = match (COMMENTS.iter().find(is_of), extension) {
+            (Some((_, line, block)), _) => (*line, *block),
+            (None, Some(_)) => ("//", Some(("/*", "*/"))),
+            // Such as a Makefile.
+            (None, None) => ("#", None),
+        };
+        Self::Unknown(Marks {
+            line,
+            block,
+            is_inside: false,
+        })
     }
 
     fn read(&mut self, line: &str) -> Parts {
-        let whole = std::iter::once(0..line.len()).collect();
         match self {
-            Self::Text => whole,
-            Self::Code(_) if line.len() > MAX_COLOURED_LINE => Self::Unknown.read(line),
+            Self::Text => std::iter::once(0..line.len()).collect(),
+            Self::Code(_) if line.len() > MAX_TEXT_LINE => Marks::STRINGS.clone().read(line),
             Self::Code(state) => {
                 let (state, stack) = state.as_mut();
                 parts(line, state, stack).unwrap_or_default()
             }
-            Self::Unknown => {
-                let line = line.trim_start();
-                match COMMENT_MARKS.iter().any(|mark| line.starts_with(mark)) {
-                    true => whole,
-                    false => Vec::new(),
-                }
-            }
+            Self::Unknown(marks) => marks.read(line),
         }
     }
+}
+
+impl Marks {
+    /// No comments.
+    const STRINGS: Self = Self {
+        line: "\n",
+        block: None,
+        is_inside: false,
+    };
+
+    fn read(&mut self, line: &str) -> Parts {
+        let mut parts = Parts::new();
+        let mut from = 0;
+        while from < line.len() {
+            let rest = &line[from..];
+            if self.is_inside {
+                let end = self.block.and_then(|(_, end)| rest.find(end));
+                let length = end.unwrap_or(rest.len());
+                parts.push(from..from + length);
+                self.is_inside = end.is_none();
+                let mark = self.block.map_or(0, |(_, end)| end.len());
+                from += length + if end.is_some() { mark } else { 0 };
+                continue;
+            }
+            if rest.starts_with(self.line) {
+                parts.push(from..line.len());
+                break;
+            }
+            let first = rest.chars().next().map_or(1, char::len_utf8);
+            match (self.block, rest.strip_prefix('"')) {
+                (Some((begin, _)), _) if rest.starts_with(begin) => {
+                    self.is_inside = true;
+                    from += begin.len();
+                }
+                (_, Some(text)) => {
+                    let length = end_of_string(text);
+                    parts.push(from + 1..from + 1 + length);
+                    from += 1 + length + usize::from(length < text.len());
+                }
+                _ => from += first,
+            }
+        }
+        parts.retain(|part| !part.is_empty());
+        parts
+    }
+}
+
+/// Bytes to the quote that ends a string, or to the end of the line.
+fn end_of_string(text: &str) -> usize {
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices() {
+        match c {
+            '"' if !is_escaped => return at,
+            '\\' => is_escaped = !is_escaped,
+            _ => is_escaped = false,
+        }
+    }
+    text.len()
 }
 
 fn parts(line: &str, state: &mut ParseState, stack: &mut ScopeStack) -> Option<Parts> {
@@ -260,9 +364,10 @@ static TEXTS: LazyLock<Vec<(Scope, bool)>> = LazyLock::new(|| {
         ("meta.interpolation", false),
         ("meta.template.expression", false),
         ("meta.embedded", false),
+        // Strings of Python with an `r` before them are read as patterns.
+        ("source.regexp", true),
         ("source", false),
         ("variable", false),
-        ("keyword", false),
         ("meta.tag", false),
         // Of HTML and XML: what stands between tags.
         ("text", true),

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Extension, extract::rejection::FormRejection};
 use serde::Deserialize;
-use tandem_grading::review::{Change, Refusal};
+use tandem_grading::review::{Change, Correction, Refusal};
 use tandem_grading::{Item, ItemKind, Points};
 
 use super::review::{Asked, Loaded, load};
@@ -70,10 +70,26 @@ impl Act {
                 id: self.criterion.clone().ok_or_else(not_whole)?,
                 is_given: self.act == "penalty",
             },
+            "adjust" => Change::Adjust(self.adjustment()?),
             "late" | "not-late" => Change::Late(Some(self.act == "late")),
             "reset" => Change::Reset,
             _ => return Err(not_whole()),
         })
+    }
+
+    /// Points beside the rubric: with a minus they are taken off.
+    fn adjustment(&self) -> Result<Option<Correction>, PageError> {
+        let number = self.points.as_deref().unwrap_or_default().trim();
+        let is_off = number.starts_with(['-', '−']);
+        let bare = number.trim_start_matches(['-', '−', '+']);
+        if bare.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Correction {
+            title: self.text.as_deref().unwrap_or_default().trim().to_owned(),
+            points: points(bare)?,
+            is_on_top: !is_off,
+        }))
     }
 
     fn item(&self, text: &str) -> Item {
@@ -147,8 +163,8 @@ pub(crate) async fn act(
                 key: key.as_deref(),
             };
             let changed = writer.change((id, seen), &by, &kept)?;
-            if let (Ok(()), Some(shown)) = (&changed, shown) {
-                writer.keep_shown(id, shown)?;
+            if let (Ok(()), Some(shown), Some(key)) = (&changed, shown, by.key) {
+                writer.keep_shown(id, key, shown)?;
             }
             Ok(changed)
         })

@@ -74,19 +74,27 @@ impl Found {
 /// The preview.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
+    Extension(person): Extension<Person>,
     Id(id): Id<i64>,
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Result<Response, PageError> {
-    let found = shared.store.read(move |r| Found::new(r, id)).await?;
-    let found = found.ok_or(PageError::NotFound)?;
+    let read = move |reader: &Reader<'_>| {
+        let works = reader.works_for(id, person.id)?;
+        let blind = works.iter().filter(|work| work.is_blind);
+        let blind: Vec<i64> = blind.map(|work| work.id).collect();
+        Ok(Found::new(reader, id)?.map(|found| (found, blind)))
+    };
+    let found = shared.store.read(read).await?;
+    let (found, blind) = found.ok_or(PageError::NotFound)?;
     let (paths, hidden) = (shared.paths, names_hidden(&headers));
     let choice = asked.choice();
     let sheet = found.sheet.map(|file| {
         let known: Result<Outline, _> = outline(&file.bytes, found.rows.title());
         let name = file.name.clone();
         let written = found.rows.write(&Target::Sheet(file, choice.clone()));
-        SheetView::new((paths, hidden), name, (known, written), &choice)
+        let blind: Vec<String> = blind.iter().map(|work| paths.work(*work)).collect();
+        SheetView::new((paths, hidden), name, (known, written), &choice).without(&blind)
     });
     let page = ExportPage {
         paths,

@@ -12,7 +12,7 @@ use super::{Id, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
 use crate::runs::Settings;
-use crate::store::{Person, Role};
+use crate::store::{Person, Role, StoreError, Work, Writer};
 use crate::view::queue::label;
 use crate::view::{self, CallRow, PromptPage, RecordPage, words};
 
@@ -40,6 +40,7 @@ pub(crate) async fn prompt(
         })
         .await?;
     let (work, submission, rubric, settings) = found.ok_or(PageError::NotFound)?;
+    open(&shared, &work, person.id).await?;
     let settings: Option<Settings> = settings;
     let is_after = settings
         .as_ref()
@@ -74,6 +75,23 @@ pub(crate) async fn prompt(
     Ok(view::page(StatusCode::OK, &page))
 }
 
+/// Remembers that a person was shown what models made of a work, if they made something.
+pub(super) async fn open(shared: &Shared, work: &Work, person: i64) -> Result<(), PageError> {
+    if work.graded.is_none() {
+        return Ok(());
+    }
+    let id = work.id;
+    let open = move |writer: &Writer<'_>| match writer.is_opened(id, person)? {
+        true => Ok(Ok(())),
+        false => writer.open_to(id, person).map(Ok),
+    };
+    shared
+        .store
+        .write::<(), StoreError>(open)
+        .await
+        .map_err(PageError::from)
+}
+
 /// What was done to a work.
 pub(crate) async fn show(
     State(shared): State<Arc<Shared>>,
@@ -94,6 +112,7 @@ pub(crate) async fn show(
     if work.is_blind {
         return Ok(Redirect::to(&shared.paths.work(id)).into_response());
     }
+    open(&shared, &work, person.id).await?;
     let page = RecordPage {
         label: label(&work.name, work.draw, names_hidden(&headers)),
         back: shared.paths.work(id),

@@ -32,8 +32,13 @@ struct Wanted {
     points: PointsOf,
 }
 
-fn wanted(reader: &Reader<'_>, id: i64, default: Settings) -> rusqlite::Result<Option<Wanted>> {
-    let (Some(work), Some(submission)) = (reader.work(id)?, reader.submission(id)?) else {
+fn wanted(
+    reader: &Reader<'_>,
+    (id, person): (i64, i64),
+    default: Settings,
+) -> rusqlite::Result<Option<Wanted>> {
+    let (Some(work), Some(submission)) = (reader.work_for(id, person)?, reader.submission(id)?)
+    else {
         return Ok(None);
     };
     let (Some(held), Some(run)) = (reader.rubric(work.assignment)?, reader.run_of_result(id)?)
@@ -41,7 +46,7 @@ fn wanted(reader: &Reader<'_>, id: i64, default: Settings) -> rusqlite::Result<O
         return Ok(None);
     };
     let standing = work.standing(&held.rubric);
-    if !standing.may_rewrite() {
+    if !standing.may_rewrite() || work.is_blind {
         return Ok(None);
     }
     let Some(criteria) = standing.assessment() else {
@@ -70,7 +75,8 @@ pub(crate) async fn write(
 ) -> Result<Response, PageError> {
     let server = shared.server()?;
     let default = Settings::of(server);
-    let read = move |reader: &Reader<'_>| wanted(reader, id, default);
+    let whose = (id, person.id);
+    let read = move |reader: &Reader<'_>| wanted(reader, whose, default);
     let wanted = shared.store.read(read).await?.ok_or_else(|| {
         let why =
             "The model writes only while a submission is open, each criterion has points, and no person has written.";

@@ -287,11 +287,18 @@ async fn look(
     id: i64,
     person: &Person,
 ) -> Result<Option<RunView>, PageError> {
-    let is_teacher = person.role == Role::Teacher;
+    let (is_teacher, person) = (person.role == Role::Teacher, person.id);
     let (paths, going) = (shared.paths, shared.runs.going(id));
     let activity = Arc::clone(&shared.activity);
     let read = move |reader: &Reader<'_>| {
-        RunView::new(paths, reader, id, going.as_deref(), &activity, now_ms())
+        RunView::new(
+            paths,
+            reader,
+            (id, person),
+            going.as_deref(),
+            &activity,
+            now_ms(),
+        )
     };
     let view = shared.store.read(read).await?;
     Ok(view.map(|view| RunView { is_teacher, ..view }))

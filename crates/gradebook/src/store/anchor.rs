@@ -26,16 +26,24 @@ pub struct BlindReading {
 }
 
 /// Anchors that a person has to grade without having seen a model's points.
-const BLIND: &str = "SELECT anchor.submission, blind_reading.points
+const BLIND: &str = "SELECT anchor.submission, blind_reading.points, blind_reading.rubric_version, submission.assignment
     FROM anchor JOIN submission ON submission.id = anchor.submission
     LEFT JOIN blind_reading ON blind_reading.submission = anchor.submission AND blind_reading.person = ?2
     WHERE replaced_by IS NULL AND blind_reading.saved IS NULL
         AND NOT EXISTS (SELECT 1 FROM opened WHERE opened.submission = anchor.submission AND opened.person = ?2)";
 
-fn blind(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, PointsOf)> {
+/// Work, points so far, the version of the rubric that they were given by, and the assignment.
+type Draft = (i64, PointsOf, Option<i64>, i64);
+
+fn draft(row: &rusqlite::Row<'_>) -> rusqlite::Result<Draft> {
     let points: Option<String> = row.get(1)?;
     let points = points.map(|text| read_json(1, &text)).transpose()?;
-    Ok((row.get(0)?, points.unwrap_or_default()))
+    Ok((
+        row.get(0)?,
+        points.unwrap_or_default(),
+        row.get(2)?,
+        row.get(3)?,
+    ))
 }
 
 impl Work {
@@ -63,9 +71,13 @@ impl Reader<'_> {
     pub fn works_for(&self, assignment: i64, person: i64) -> rusqlite::Result<Vec<Work>> {
         let query = format!("{BLIND} AND submission.assignment = ?1");
         let mut query = self.sql.prepare_cached(&query)?;
-        let mut hidden: HashMap<i64, PointsOf> = query
-            .query_map((assignment, person), blind)?
+        let drafts: Vec<Draft> = query
+            .query_map((assignment, person), draft)?
             .collect::<Result<_, _>>()?;
+        let mut hidden = HashMap::new();
+        for found in drafts {
+            hidden.insert(found.0, self.points_now(found)?);
+        }
         let works = self.works(assignment)?.into_iter();
         let seen = works.map(|work| match hidden.remove(&work.id) {
             Some(points) => work.blinded(points),
@@ -94,8 +106,18 @@ impl Reader<'_> {
     ) -> rusqlite::Result<Option<PointsOf>> {
         let query = format!("{BLIND} AND submission.id = ?1");
         let mut query = self.sql.prepare_cached(&query)?;
-        let found = query.query_row((work, person), blind).optional()?;
-        Ok(found.map(|(_, points)| points))
+        let found = query.query_row((work, person), draft).optional()?;
+        found.map(|found| self.points_now(found)).transpose()
+    }
+
+    /// The points of a draft by the rubric that holds now.
+    fn points_now(&self, (_, points, version, assignment): Draft) -> rusqlite::Result<PointsOf> {
+        match version {
+            Some(version) if !points.is_empty() => {
+                Ok(carried(points, &self.rubrics_from(assignment, version)?))
+            }
+            _ => Ok(points),
+        }
     }
 
     /// Whether a person was shown what models made of a work.
@@ -186,7 +208,7 @@ fn carried(points: PointsOf, versions: &[Rubric]) -> PointsOf {
     };
     let steps = versions.iter().zip(versions.iter().skip(1));
     let review = steps.fold(given, |review, (from, to)| {
-        carried_review(&review, from, to)
+        carried_review(&review, from, to, false)
     });
     review.points
 }

@@ -15,7 +15,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0005_exports.sql"),
     include_str!("migrations/0006_originals.sql"),
     include_str!("migrations/0007_anchors.sql"),
-    include_str!("migrations/0008_deductions.sql"),
+    include_str!("migrations/0008_corrections.sql"),
 ];
 
 /// Takes a file to the form of this version; each step is made as a whole or not at all.

@@ -95,7 +95,8 @@ impl KeptReview {
 }
 
 const REVIEW: &str = "SELECT review.submission, review.version, review.decision, review.text, review.text_for,
-        review.second_look, review.note, review.changed, person.name, review.text_is_models, review.penalties, review.late
+        review.second_look, review.note, review.changed, person.name, review.text_is_models, review.penalties, review.late,
+        review.adjustment
     FROM review JOIN person ON person.id = review.person JOIN submission ON submission.id = review.submission";
 
 fn decision(text: &str) -> Decision {
@@ -126,6 +127,10 @@ fn read_review(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, KeptReview)> {
         text_is_models: row.get(9)?,
         penalties: read_json(10, &row.get::<_, String>(10)?)?,
         late: row.get(11)?,
+        adjustment: {
+            let adjustment: Option<String> = row.get(12)?;
+            adjustment.map(|text| read_json(12, &text)).transpose()?
+        },
     };
     let kept = KeptReview {
         review,
@@ -277,14 +282,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Keeps how long a work had been shown when it was changed last, in milliseconds.
+    /// Keeps how long a work had been shown when the form with this key changed it, in milliseconds.
     ///
     /// # Errors
     /// If SQLite says no.
-    pub fn keep_shown(&self, work: i64, shown: u32) -> rusqlite::Result<()> {
+    pub fn keep_shown(&self, work: i64, key: &str, shown: u32) -> rusqlite::Result<()> {
         self.sql.execute(
-            "UPDATE history SET shown = ?2 WHERE id = (SELECT max(id) FROM history WHERE submission = ?1)",
-            (work, shown),
+            "UPDATE history SET shown = ?3 WHERE submission = ?1 AND key = ?2",
+            (work, key, shown),
         )?;
         Ok(())
     }
@@ -301,7 +306,7 @@ impl Writer<'_> {
             key: None,
         };
         for work in self.works(assignment)? {
-            let next = carried_review(&work.review, from, to);
+            let next = carried_review(&work.review, from, to, work.is_late);
             if next != work.review {
                 self.keep_review(&work, &next, by.person)?;
                 let action = "values by the new version of the rubric";
@@ -369,11 +374,11 @@ impl Writer<'_> {
     ) -> rusqlite::Result<()> {
         self.sql.execute(
             "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person,
-                text_is_models, penalties, late)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+                text_is_models, penalties, late, adjustment)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
              ON CONFLICT (submission) DO UPDATE SET version = ?2, decision = ?3, text = ?4, text_for = ?5,
                 second_look = ?6, note = ?7, changed = ?8, person = ?9, text_is_models = ?10, penalties = ?11,
-                late = ?12",
+                late = ?12, adjustment = ?13",
             (
                 held.id,
                 held.seen.review + 1,
@@ -387,6 +392,7 @@ impl Writer<'_> {
                 next.text_is_models,
                 json(&next.penalties),
                 next.late,
+                next.adjustment.as_ref().map(json),
             ),
         )?;
         self.sql
@@ -463,6 +469,11 @@ fn action(change: &Change, standing: &Standing<'_>) -> String {
                 false => format!("no more taken off: {title}"),
             }
         }
+        Change::Adjust(Some(one)) => {
+            let sign = if one.is_on_top { '+' } else { '−' };
+            format!("beside the rubric: {sign}{}, {}", one.points, one.title)
+        }
+        Change::Adjust(None) => "nothing beside the rubric".to_owned(),
         Change::Late(Some(true)) => "counts as late".to_owned(),
         Change::Late(Some(false)) => "does not count as late".to_owned(),
         Change::Late(None) => "late as the learning system says".to_owned(),

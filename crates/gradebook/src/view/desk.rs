@@ -37,7 +37,9 @@ pub(crate) struct Desk {
     pub(crate) read_bare: Option<String>,
     pub(crate) criteria: Vec<CriterionView>,
     /// What can be taken off, if the rubric has something.
-    pub(crate) deductions: Vec<DeductionView>,
+    pub(crate) corrections: Vec<CorrectionView>,
+    /// Points beside the rubric, with their sign, and why.
+    pub(crate) adjustment: Option<(String, String)>,
     pub(crate) text: Vec<ItemView>,
     pub(crate) text_is_marked: bool,
     pub(crate) text_is_own: bool,
@@ -106,7 +108,7 @@ pub(crate) struct LevelView {
 }
 
 /// Points that are taken off, or may be.
-pub(crate) struct DeductionView {
+pub(crate) struct CorrectionView {
     pub(crate) title: String,
     pub(crate) points: String,
     pub(crate) is_given: bool,
@@ -209,7 +211,11 @@ impl Desk {
                 .enumerate()
                 .map(criterion)
                 .collect(),
-            deductions: deductions(&standing),
+            corrections: corrections(&standing),
+            adjustment: work.review.adjustment.as_ref().map(|one| {
+                let sign = if one.is_on_top { "+" } else { "-" };
+                (format!("{sign}{}", one.points), one.title.clone())
+            }),
             text: text.map(item).collect(),
             text_is_marked,
             text_is_own: work.review.text.is_some() && !work.review.text_is_models,
@@ -229,11 +235,11 @@ impl Desk {
     }
 }
 
-fn deductions(standing: &Standing<'_>) -> Vec<DeductionView> {
+fn corrections(standing: &Standing<'_>) -> Vec<CorrectionView> {
     let (rubric, review) = (standing.rubric, standing.review);
     let penalties = rubric.penalties.iter().map(|one| {
         let is_given = review.penalties.contains(&one.id);
-        DeductionView {
+        CorrectionView {
             title: one.title.clone(),
             points: one.points.to_string(),
             is_given,
@@ -244,7 +250,7 @@ fn deductions(standing: &Standing<'_>) -> Vec<DeductionView> {
     });
     let late = rubric.late.iter().map(|late| {
         let is_given = standing.counts_as_late();
-        DeductionView {
+        CorrectionView {
             title: late.title.clone(),
             points: late.points.to_string(),
             is_given,

@@ -146,6 +146,19 @@ impl SheetView {
         view
     }
 
+    /// The same without the values of works, by their links: this person grades them blind.
+    pub(crate) fn without(mut self, blind: &[String]) -> Self {
+        for change in self
+            .changes
+            .iter_mut()
+            .filter(|one| blind.contains(&one.href))
+        {
+            change.before = "you grade it blind".to_owned();
+            change.after = "hidden until then".to_owned();
+        }
+        self
+    }
+
     fn fill(&mut self, (paths, names_hidden): (Paths, bool), written: Written) {
         self.digest = digest(&written);
         let works = &written.works;

@@ -159,6 +159,8 @@ impl RubricForm {
         let mut digest = blake3::Hasher::new();
         for one in &self.criteria {
             let own = [
+                &one.answer,
+                &one.words,
                 &one.title,
                 &one.description,
                 &one.points,
@@ -171,6 +173,7 @@ impl RubricForm {
                 digest.update(text.trim().as_bytes());
                 digest.update(&[0]);
             }
+            digest.update(&[u8::from(one.is_bonus)]);
         }
         digest.finalize().to_hex().to_string()
     }

@@ -133,7 +133,7 @@ impl RunView {
     pub(crate) fn new(
         paths: Paths,
         reader: &Reader<'_>,
-        id: i64,
+        (id, person): (i64, i64),
         going: Option<&Going>,
         activity: &Activity,
         now_ms: u64,
@@ -198,7 +198,7 @@ impl RunView {
             parts: parts(&counts, works.len()),
             counts,
             lanes: lanes(activity, begin, now_ms),
-            needs: needs(paths, reader, &run, &works)?,
+            needs: needs(paths, reader, (&run, person), &works)?,
             review: paths.assignment(run.assignment),
             again: paths.runs(run.assignment),
             is_teacher: false,
@@ -234,13 +234,14 @@ fn parts(
 fn needs(
     paths: Paths,
     reader: &Reader<'_>,
-    run: &RunRow,
+    (run, person): (&RunRow, i64),
     works: &[crate::store::RunWork],
 ) -> rusqlite::Result<Vec<Need>> {
     let Some(held) = reader.rubric(run.assignment)? else {
         return Ok(Vec::new());
     };
-    let all = reader.works(run.assignment)?;
+    // Nothing is told of what this person grades blind.
+    let all = reader.works_for(run.assignment, person)?;
     let of: HashMap<i64, &crate::store::Work> = all.iter().map(|w| (w.id, w)).collect();
     let mut kinds: BTreeMap<FindingKind, Need> = BTreeMap::new();
     // What an earlier run made of the others is about to be made anew.

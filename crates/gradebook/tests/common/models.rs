@@ -159,7 +159,7 @@ fn rubric() -> Value {
             "levels": (["all", "half", "none"].map(level)),
         })
     };
-    json!({ "criteria": ([("Loop", 1), ("Names", 2), ("Result", 4)].map(one)) })
+    json!({ "criteria": ([("The\n loop", 1), ("Names", 2), ("Result", 4)].map(one)) })
 }
 
 /// The first line as evidence, and the last of the points that each criterion allows.

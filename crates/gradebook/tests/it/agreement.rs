@@ -401,3 +401,112 @@ async fn what_was_given_blind_is_carried_to_another_version_of_the_rubric() {
     assert_eq!(readings.len(), 1);
     assert_eq!(readings[0].points, all);
 }
+
+#[tokio::test]
+async fn what_was_looked_at_elsewhere_is_seen_too() {
+    let site = Site::new().await;
+    for path in ["/w/4/record", "/w/5/prompt"] {
+        assert_eq!(site.get(path).await.status(), 200);
+    }
+    site.post("/a/1/anchors", &[("count", "100")]).await;
+    let blind = blind(&site).await;
+    assert!(!blind.contains(&4) && !blind.contains(&5), "{blind:?}");
+    // The run says nothing of what is wrong with those.
+    let run = text(&site, "/r/1").await;
+    for work in &blind {
+        assert!(!run.contains(&format!("/w/{work}\"")), "{work}: {run}");
+    }
+}
+
+#[tokio::test]
+async fn a_reading_that_goes_on_is_carried_to_the_next_version() {
+    let site = Site::new().await;
+    site.post("/a/1/anchors", &[("count", "2")]).await;
+    let (rubric, anchors) = (rubric(&site), blind(&site).await);
+    let all = most(&rubric);
+    for work in &anchors {
+        give(&site, *work, &all).await;
+    }
+    assert_eq!(end(&site, anchors[0], "save").await, 303);
+    let first = &rubric.criteria[0];
+    let source = rubric.source.replace(
+        &format!("points: {}", first.max_points),
+        &format!("points: {}", first.max_points.as_f64() * 2.0),
+    );
+    let source = source.replace(
+        "max_points: 10",
+        &format!("max_points: {}", 10.0 + first.max_points.as_f64()),
+    );
+    let mut next = Rubric::parse(&source).unwrap();
+    next.templates.clone_from(&rubric.templates);
+    let course = site
+        .gradebook
+        .store()
+        .read_now(|r| Ok(r.assignment(1)?.unwrap().course))
+        .unwrap();
+    let keep = site.gradebook.store().write_now(|writer| {
+        writer
+            .keep_assignment(&course, &next)
+            .map(Ok::<_, tandem_gradebook::store::StoreError>)
+    });
+    keep.unwrap();
+    assert_eq!(end(&site, anchors[1], "save").await, 303);
+    let readings = site
+        .gradebook
+        .store()
+        .read_now(|reader: &Reader<'_>| reader.blind_readings(1))
+        .unwrap();
+    for reading in readings {
+        assert_eq!(reading.points, most(&next), "{}", reading.work);
+    }
+}
+
+#[tokio::test]
+async fn a_blind_click_is_nobody_elses_time_and_an_export_shows_no_value() {
+    let site = Site::new().await;
+    let ben = invited(&site, "Ben").await;
+    site.post("/a/1/anchors", &[("count", "1")]).await;
+    let (rubric, work) = (rubric(&site), blind(&site).await[0]);
+    give(&ben, work, &most(&rubric)).await;
+    assert_eq!(end(&ben, work, "save").await, 303);
+    let version = seen(&site, work);
+    let form = [
+        ("do", "approve"),
+        ("version", version.as_str()),
+        ("confirmed", "y"),
+        ("key", "k1"),
+        ("shown", "500000"),
+    ];
+    assert_eq!(ben.post(&format!("/w/{work}"), &form).await.status(), 303);
+    let one = &rubric.criteria[0];
+    let (points, version) = (one.allowed()[0].to_string(), seen(&site, work));
+    let form = [
+        ("do", "points"),
+        ("version", version.as_str()),
+        ("criterion", one.id.as_str()),
+        ("points", points.as_str()),
+        ("key", "k2"),
+        ("shown", "10"),
+    ];
+    assert_eq!(site.post(&format!("/w/{work}"), &form).await.status(), 303);
+    let quick = site
+        .gradebook
+        .store()
+        .read_now(|reader: &Reader<'_>| reader.quick_approvals(1, 2000));
+    assert_eq!(quick.unwrap(), Vec::<i64>::new());
+    let name = self::work(&site, work).name;
+    let sheet =
+        format!("Student,ID,SIS Login ID,Section,Mean above a limit (1)\n\"A, B\",1,{name},A,\n");
+    let file = [("sheet", Some("g.csv"), sheet.as_bytes())];
+    assert_eq!(
+        crate::upload::send_to(&site, "/a/1/sheet", &file)
+            .await
+            .status(),
+        303
+    );
+    let page = text(&site, "/a/1/export?column=4").await;
+    assert!(
+        page.contains("hidden until then") && !page.contains("10.00"),
+        "{page}"
+    );
+}

@@ -314,12 +314,12 @@ async fn a_model_proposes_criteria_which_a_person_has_to_go_over() {
         asked.contains("A title of mine") && asked.contains("limit"),
         "{asked}"
     );
-    // Shares of the weights 1, 2, 4 in halves, and levels in equal steps.
+    // What keeps three levels apart, the rest by the weights 1, 2, 4 in halves; and levels in equal steps.
     for points in [
-        "value=\"1.5\"",
+        "value=\"2\"",
         "value=\"3.5\"",
-        "value=\"7\"",
-        "value=\"0.5\"",
+        "value=\"6.5\"",
+        "value=\"1.5\"",
     ] {
         assert!(proposed.contains(points), "{points}: {proposed}");
     }

@@ -257,7 +257,7 @@ const STEPS: [&str; 8] = [
     include_str!("../../src/store/migrations/0005_exports.sql"),
     include_str!("../../src/store/migrations/0006_originals.sql"),
     include_str!("../../src/store/migrations/0007_anchors.sql"),
-    include_str!("../../src/store/migrations/0008_deductions.sql"),
+    include_str!("../../src/store/migrations/0008_corrections.sql"),
 ];
 
 #[test]

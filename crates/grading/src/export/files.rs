@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{Export, Grade, Refusal, Row, student};
-use crate::points::Points;
 use crate::report::{cell, file_name};
+use crate::review::Correction;
 
 /// Form of an export that fills in no file of the teacher's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,10 +106,10 @@ fn table(approved: &[(&Row, &Grade)]) -> Vec<u8> {
             .iter()
             .map(|one| format!("points: {}", one.id)),
     );
-    let has_deductions = approved
+    let has_corrections = approved
         .iter()
-        .any(|(_, grade)| !grade.deductions.is_empty());
-    header.extend(has_deductions.then(|| "taken off".to_owned()));
+        .any(|(_, grade)| !grade.corrections.is_empty());
+    header.extend(has_corrections.then(|| "corrections".to_owned()));
     header.push("feedback".to_owned());
     let rows = approved.iter().map(|(row, grade)| {
         let mut cells = vec![
@@ -118,8 +118,9 @@ fn table(approved: &[(&Row, &Grade)]) -> Vec<u8> {
             grade.max.to_string(),
         ];
         cells.extend(grade.criteria.iter().map(|one| one.points.to_string()));
-        let off: Points = grade.deductions.iter().map(|one| one.points).sum();
-        cells.extend(has_deductions.then(|| off.to_string()));
+        let sum: f64 = grade.corrections.iter().map(Correction::signed).sum();
+        // The sum of none is -0 in Rust.
+        cells.extend(has_corrections.then(|| (sum + 0.0).to_string()));
         cells.push(cell(&student::text(grade)));
         cells
     });
@@ -151,12 +152,12 @@ fn whole((id, title): (&str, &str), approved: &[(&Row, &Grade)]) -> Vec<u8> {
             .iter()
             .map(|c| json!({"id": c.id, "title": c.title, "points": c.points, "max_points": c.max}))
             .collect();
-        let off: Vec<_> = grade
-            .deductions
+        let corrections: Vec<_> = grade
+            .corrections
             .iter()
-            .map(|one| json!({"title": one.title, "points": one.points}))
+            .map(|one| json!({"title": one.title, "points": one.signed()}))
             .collect();
-        json!({"name": row.name, "total": grade.total, "max": grade.max, "criteria": criteria, "taken_off": off,
+        json!({"name": row.name, "total": grade.total, "max": grade.max, "criteria": criteria, "corrections": corrections,
             "feedback": student::text(grade)})
     };
     let submissions: Vec<_> = approved.iter().map(one).collect();
@@ -222,8 +223,8 @@ fn gradescope(approved: &[(&Row, &Grade)]) -> Vec<File> {
             .criteria
             .iter()
             .map(|c| json!({"name": c.title, "score": c.points, "max_score": c.max, "visibility": "after_published"}));
-        let off = grade.deductions.iter().map(|one| {
-            let points = -one.points.as_f64();
+        let off = grade.corrections.iter().map(|one| {
+            let points = one.signed();
             json!({"name": one.title, "score": points, "max_score": 0, "visibility": "after_published"})
         });
         let tests: Vec<_> = tests.chain(off).collect();

@@ -6,6 +6,7 @@ use super::{Grade, Scored};
 use crate::feedback::{Item, ItemKind, is_fence};
 use crate::markdown::quiet;
 use crate::points::Points;
+use crate::review::Correction;
 
 /// What stands around a feedback, in a language.
 struct Words {
@@ -101,6 +102,12 @@ impl Words {
         }
     }
 
+    /// Points beside the criteria, with their sign.
+    fn signed(&self, one: &Correction) -> String {
+        let sign = if one.is_on_top { '+' } else { '−' };
+        format!("{sign}{}", self.number(one.points))
+    }
+
     fn total(&self, grade: &Grade) -> String {
         let (total, max) = (self.number(grade.total), self.number(grade.max));
         self.points
@@ -155,13 +162,8 @@ pub(super) fn markdown(title: &str, name: &str, grade: &Grade) -> String {
     for one in &grade.criteria {
         let _ = writeln!(out, "- {}: {}", quiet(&one.title), words.scored(one));
     }
-    for one in &grade.deductions {
-        let _ = writeln!(
-            out,
-            "- {}: −{}",
-            quiet(&one.title),
-            words.number(one.points)
-        );
+    for one in &grade.corrections {
+        let _ = writeln!(out, "- {}: {}", quiet(&one.title), words.signed(one));
     }
     let _ = write!(out, "\n{}", quiet(&text(grade)));
     out
@@ -214,10 +216,10 @@ pub(super) fn body(grade: &Grade) -> String {
         let scored = words.scored(one);
         let _ = write!(out, "<tr><td>{title}</td><td>{scored}</td></tr>");
     }
-    for one in &grade.deductions {
+    for one in &grade.corrections {
         let title = escaped(&one.title);
-        let points = words.number(one.points);
-        let _ = write!(out, "<tr><td>{title}</td><td>−{points}</td></tr>");
+        let points = words.signed(one);
+        let _ = write!(out, "<tr><td>{title}</td><td>{points}</td></tr>");
     }
     out.push_str("</table>\n");
     for (title, items) in parts(grade) {

@@ -16,6 +16,15 @@ Student,ID,SIS User ID,SIS Login ID,Section,Task 1 (77)
 \"王, 小明\",1005,55443322,wang_xm,A,
 \"Long, Hope\",1006,123,hope,A,
 \"Müller, Änne\",1007,44332211,amueller,A,
+\"山田, 太郎\",1008,33221100,yamada.t,A,
+\"김, 철수\",1009,22110099,kim-1,A,
+\"de la Cruz García del Río, María José\",1010,12121212,jane.o'doe@uni.example,A,
+\"Strauß, Jürgen\",1011,13131313,j.strauss,A,
+\"Großmann, Jörg\",1012,14141414,jgross1,A,
+\"Wiśniewski, Łukasz\",1013,15151515,lukaszw1,A,
+\"Ågård, Søren\",1014,16161616,soren1,A,
+\"Doe, Jane\",1015,17171717,jg-1,A,
+\"Mueller, Juergen\",1016,18181818,juergen1,A,
 ";
 
 fn rubric() -> Rubric {
@@ -77,6 +86,27 @@ fn people_are_replaced_in_text() {
         "Änne Müller",
         "Aenne Mueller",
         "amueller",
+        "山田 太郎",
+        "山田\u{3000}太郎",
+        "김철수",
+        "김 철수",
+        "\u{1100}\u{1175}\u{11b7} \u{110e}\u{1165}\u{11af}\u{1109}\u{116e}",
+        "María José de la Cruz García del Río",
+        "Jürgen Strauss",
+        "JÜRGEN STRAUSS",
+        "Juergen Strauß",
+        "JÖRG GROSSMANN",
+        "Jorg Grossmann",
+        "Jürgen Müller",
+        "Lukasz Wisniewski",
+        "Soren Agard",
+        "Jane\u{a0}Doe",
+        "Jane    Doe",
+        "Doe | Jane",
+        "Jane M. Doe",
+        "j.strauss",
+        "yamada.t",
+        "jg-1",
     ] {
         for (file, line) in [
             ("a.py", format!("x = 1  # by {text}.")),
@@ -92,6 +122,20 @@ fn people_are_replaced_in_text() {
             ("a.md", format!("Written by {text}")),
             ("a.txt", text.to_owned()),
             ("a.zig", format!("// {text}")),
+            ("a.swift", format!("let a = \"{text}\" // it")),
+            ("a.swift", format!("let a = 1 // {text}")),
+            ("a.vb", format!("Dim x ' {text}")),
+            ("a.f90", format!("x = 1 ! {text}")),
+            ("a.f90", format!("print *, \"{text}\"")),
+            ("a.dart", format!("/* {text} */ int x;")),
+            ("a.fs", format!("(* {text} *) let x = 1")),
+            ("a.jl", format!("x = 1 # {text}")),
+            ("Makefile", format!("all: # {text}")),
+            ("a.py", format!("x = r\"{text}\"")),
+            (
+                "a.py",
+                format!("\"\"\"{} {text} {}\"\"\"", "long ".repeat(120), "end"),
+            ),
         ] {
             let submission = hidden(file, &line);
             let lines = shown(&submission);
@@ -146,6 +190,7 @@ fn folders_of_users_are_replaced() {
         ("# C:\\Users\\Jane Doe\\x.py", "Jane Doe"),
         ("x = '/Users/jane.doe/x'", "jane.doe"),
         ("x = 'C:\\\\Users\\\\jane\\\\x'", "jane"),
+        ("open(r\"C:\\Users\\Jane Roe\\x.csv\")", "Jane Roe"),
     ] {
         let lines = shown(&hidden("a.py", line));
         assert!(
@@ -324,5 +369,142 @@ proptest! {
         let shown = shown(&submission).join("\n") + "\n";
         prop_assert_eq!(tokens(&shown), tokens(&text));
         prop_assert_eq!(submission.named(&shown).lines().count(), text.lines().count());
+    }
+}
+
+#[test]
+fn a_student_of_a_plain_folder_is_hidden_and_a_plain_word_is_not() {
+    for (name, is_hidden) in [
+        ("Jane Roe", true),
+        ("Roe, Jane", true),
+        ("Jane_Roe", true),
+        ("王小明", true),
+        ("template-only", false),
+        ("s01-complete", false),
+        ("Jane", false),
+    ] {
+        let text = name.replace(['_', ','], " ");
+        let mut one = Submission::of_text("a.py", &format!("# {text}"));
+        one.name = name.to_owned();
+        let roster = Roster::new([(name, &one.origin)], None);
+        roster.hide(&mut one);
+        assert_eq!(!shown(&one)[0].contains(&text), is_hidden, "{name}");
+    }
+}
+
+/// A submission of files with these names and texts.
+fn of_files(files: &[(&str, &str)]) -> Submission {
+    let mut all = files
+        .iter()
+        .map(|(name, text)| Submission::of_text(name, text));
+    let mut submission = all.next().unwrap();
+    all.for_each(|mut one| submission.files.append(&mut one.files));
+    roster().hide(&mut submission);
+    submission
+}
+
+#[test]
+fn each_spelling_comes_back_as_it_was() {
+    let submission = of_files(&[
+        ("Jane Doe.py", "x = 1  # Jane Doe, JANE DOE\n"),
+        (
+            "jane_doe.txt",
+            "by jane_doe, jg-1 and JG-1, jane.o'doe@uni.example, Jane.O'Doe@uni.example",
+        ),
+        ("Main.java", "// Jane Doe\nclass Main {}\n"),
+    ]);
+    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), &submission, None);
+    let body = prompt.submission;
+    assert!(
+        !body.to_lowercase().contains("doe") && !body.to_lowercase().contains("jg-1"),
+        "{body}"
+    );
+    let names: Vec<&str> = body
+        .lines()
+        .filter_map(|line| line.strip_prefix("[file "))
+        .collect();
+    let distinct: std::collections::HashSet<&&str> = names.iter().collect();
+    assert_eq!(distinct.len(), 3, "{names:?}");
+    // All that a model can repeat is restored to the letter.
+    let back = submission.named(&body);
+    for text in [
+        "Jane Doe.py",
+        "# Jane Doe, JANE DOE",
+        "jane_doe.txt",
+        "by jane_doe, jg-1 and JG-1",
+        "Jane.O'Doe@uni.example",
+    ] {
+        assert!(back.contains(text), "{text}: {back}");
+    }
+}
+
+#[test]
+fn a_file_keeps_the_name_that_the_code_uses() {
+    let submission = of_files(&[
+        ("JaneDoe.java", "public class JaneDoe {}\n"),
+        ("jane_doe.py", "x = 1\n"),
+        ("main.py", "import jane_doe\n"),
+    ]);
+    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), &submission, None);
+    for name in ["[file JaneDoe.java]", "[file jane_doe.py]"] {
+        assert!(prompt.submission.contains(name), "{}", prompt.submission);
+    }
+}
+
+#[test]
+fn words_of_an_assessment_stay_where_they_name_nobody() {
+    let mut submission = Submission::of_text(
+        "a.py",
+        "open('/home/max/x')\nopen('/home/test/y')  # Jane Doe\n",
+    );
+    roster().hide(&mut submission);
+    let criteria: Vec<_> = rubric()
+        .criteria
+        .iter()
+        .map(|c| tandem_grading::CriterionResult {
+            id: c.id.clone(),
+            title: c.title.clone(),
+            evidence: Vec::new(),
+            rationale: "The test of max in Jane Doe's work; test it.".to_owned(),
+            level: None,
+            points: c.max_points,
+            max_points: c.max_points,
+        })
+        .collect();
+    let prompt = build_prompt(Job::Feedback, &rubric(), &submission, Some(&criteria));
+    assert!(
+        prompt.submission.contains("The test of max in Student_"),
+        "{}",
+        prompt.submission
+    );
+    assert!(!prompt.submission.contains("Jane Doe"));
+}
+
+#[test]
+fn hostile_texts_and_large_courses_take_no_time() {
+    let mut gradebook = "Student,ID,SIS Login ID,Section,Task (1)\n".to_owned();
+    let letter = |i: u32| char::from_u32(0x4E00 + i).unwrap();
+    for i in 0..2000 {
+        gradebook += &format!(
+            "\"{}, {}{}\",{i},u{i},A,\n",
+            letter(i % 97),
+            letter(i),
+            letter(i / 7)
+        );
+        gradebook += &format!("\"Last{i}, First\",{},v{i},A,\n", 90_000 + i);
+    }
+    let roster = Roster::new([], Some(gradebook.as_bytes()));
+    let many = "x=1\n".repeat(60_000);
+    let one_line = format!("{}\n", "u0 First Last0 ".repeat(30_000));
+    let solid = format!("{}\n", letter(5).to_string().repeat(100_000));
+    for (name, text) in [("a.py", &many), ("a.md", &one_line), ("a.md", &solid)] {
+        let mut submission = Submission::of_text(name, text);
+        let since = std::time::Instant::now();
+        roster.hide(&mut submission);
+        assert!(
+            since.elapsed().as_secs() < 10,
+            "{name}: {:?}",
+            since.elapsed()
+        );
     }
 }

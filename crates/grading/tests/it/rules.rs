@@ -1,8 +1,9 @@
 //! Bonuses, penalties and late submissions: computed in code, in the total alone.
 
 use proptest::prelude::*;
-use tandem_grading::export::{Format, Row, write};
+use tandem_grading::export::{Choice, Format, Row, fill, write};
 use tandem_grading::review::{Change, Decision, Refusal, Review, Standing};
+use tandem_grading::revision::carried_review;
 use tandem_grading::{Item, ItemKind, Origin, Points, Rubric};
 
 const RUBRIC: &str = "\
@@ -144,7 +145,7 @@ fn what_a_rubric_does_not_have_is_not_taken_off() {
         is_late: true,
         ..Standing::new(&rubric, None, &review)
     };
-    assert!(!standing.counts_as_late() && standing.deductions().is_empty());
+    assert!(!standing.counts_as_late() && standing.corrections().is_empty());
     let late = standing.after(&Change::Late(Some(true)));
     assert!(matches!(late, Err(Refusal::Rule(_))));
     let penalty = Change::Penalty {
@@ -178,11 +179,14 @@ fn a_student_reads_what_was_taken_off() {
         String::from_utf8_lossy(&export.bytes).into_owned()
     };
     let table = text(Format::Csv);
-    assert!(table.contains("points: more,taken off,feedback"), "{table}");
-    assert!(table.contains("ada,7.5,10,6,3,2,3.5,"), "{table}");
+    assert!(
+        table.contains("points: more,corrections,feedback"),
+        "{table}"
+    );
+    assert!(table.contains("ada,7.5,10,6,3,2,-3.5,"), "{table}");
     let json: serde_json::Value = serde_json::from_str(&text(Format::Json)).unwrap();
     assert_eq!(
-        json["submissions"][0]["taken_off"][1]["title"],
+        json["submissions"][0]["corrections"][1]["title"],
         "Handed in late"
     );
     // In the files of the zip, which `exports` reads byte by byte.
@@ -264,5 +268,74 @@ fn what_stands_around_a_feedback_is_in_its_language() {
         for part in [total, title, label] {
             assert!(text.contains(part), "{language}: {part}: {text}");
         }
+    }
+}
+
+#[test]
+fn an_approved_total_changes_by_no_rule_unseen() {
+    let with = |from: &str, to: &str| Rubric::parse(&RUBRIC.replace(from, to)).unwrap();
+    let rubric = rubric();
+    let mut review = Review {
+        decision: Decision::Approved,
+        ..Review::default()
+    };
+    for (id, value) in [("a", 6.0), ("b", 3.0), ("more", 2.0)] {
+        review.points.insert(id.to_owned(), points(value));
+    }
+    review.penalties.insert("file".to_owned());
+    for (next, is_late, is_open) in [
+        (with("title: Sum\n", "title: Sums\n"), true, false),
+        (with("points: 1}", "points: 3}"), true, false),
+        (with("points: 1.5", "points: 1"), false, true),
+        (
+            with(
+                "  - {id: file, title: Wrong name of the file, points: 1.5}\n",
+                "",
+            ),
+            false,
+            true,
+        ),
+        (with("percent: 20", "percent: 10"), false, false),
+        (with("percent: 20", "percent: 10"), true, true),
+        (with("late: {percent: 20}\n", ""), true, true),
+    ] {
+        let carried = carried_review(&review, &rubric, &next, is_late);
+        let total = |rubric, review| {
+            Standing {
+                is_late,
+                ..Standing::new(rubric, None, review)
+            }
+            .total()
+        };
+        assert_eq!(
+            carried.decision == Decision::Open,
+            is_open,
+            "{}",
+            next.source
+        );
+        assert_eq!(carried.second_look, is_open);
+        if !is_open {
+            assert_eq!(total(&next, &carried), total(&rubric, &review));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn full_marks_are_never_above_the_maximum_of_moodle(max in 1..300_u32, possible in 1..300_u32) {
+        let source = format!(
+            "id: m\ntitle: M\ntask: T\ncriteria:\n  - {{id: a, title: A, description: D, max_points: {max}, step: {max}}}\n"
+        );
+        let rubric = Rubric::parse(&source).unwrap();
+        let mut review = Review { decision: Decision::Approved, text: Some(Vec::new()), ..Review::default() };
+        review.points.insert("a".to_owned(), points(f64::from(max)));
+        let row = Row::new("Ada Lovelace", &Origin::default(), &Standing::new(&rubric, None, &review));
+        let sheet = format!(
+            "Identifier,Full name,Status,Grade,Maximum Grade,Grade can be changed\nParticipant 1,Ada Lovelace,Submitted,,{possible}.00,Yes\n"
+        );
+        let choice = Choice { scales: true, ..Choice::default() };
+        let export = fill(sheet.as_bytes(), "M", &[row], &choice).unwrap();
+        prop_assert!(export.left.is_empty(), "{:?}", export.left);
+        prop_assert_eq!(&export.changes[0].after, &format!("{possible}.00"));
     }
 }

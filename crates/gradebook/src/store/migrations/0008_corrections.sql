@@ -5,3 +5,6 @@ ALTER TABLE review ADD COLUMN late INTEGER;
 -- The learning system says that it came late.
 ALTER TABLE submission ADD COLUMN is_late INTEGER NOT NULL DEFAULT 0;
 UPDATE submission SET is_late = ifnull(json_extract(content, '$.origin.is_late'), 0);
+
+-- Points that a person gives or takes off beside the rubric, and why; nothing if there are none.
+ALTER TABLE review ADD COLUMN adjustment TEXT;
