@@ -52,6 +52,7 @@ async fn press_and_watch(browser: &Browser, key: &str, pause: Duration) {
 #[tokio::test]
 async fn name_tab_queue_and_files_are_one_students_after_each_key_up_to_the_last_and_back() {
     let site = Site::new().await;
+    let browser = Browser::open(&site, "/a/1").await;
     for (i, (pause, keys)) in [
         (0, "aaa"),
         (150, "aaa"),
@@ -65,7 +66,7 @@ async fn name_tab_queue_and_files_are_one_students_after_each_key_up_to_the_last
     {
         let course = site.course(&format!("Names {i}"), 3);
         for list in ["", "?list=all"] {
-            let browser = Browser::open(&site, &format!("/a/{course}")).await;
+            browser.enter(&site, &format!("/a/{course}")).await;
             browser
                 .run(&format!("location.href = location.pathname + '{list}'"))
                 .await;
