@@ -10,7 +10,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use tandem_gradebook::Gradebook;
 use tandem_grading::limits::MAX_TABLE_BYTES;
-use tandem_grading::review::{Review, Standing};
+use tandem_grading::review::Standing;
 use tandem_grading::{Comparison, Given, Points, Rubric};
 
 use crate::{files, output};

@@ -546,6 +546,19 @@
     acts[event.detail]();
   });
 
+  // A click on the number of a line begins a comment on it.
+  document.addEventListener("click", (event) => {
+    const row = event.target instanceof Element && event.target.matches(".source [id] > b") ? event.target.parentElement : null;
+    const form = document.getElementById("comment");
+    const place = /^f(\d+)l(\d+)$/.exec(row?.id ?? "");
+    if (!place || !form) return;
+    form.closest("details").setAttribute("open", "");
+    form.elements.index.value = place[1];
+    form.elements.line.value = place[2];
+    tabs("desk");
+    form.elements.text.focus();
+  });
+
   // --- On a narrow screen one part at a time.
   let tab = "desk";
   const tabs = (next = tab, isJump = false) => {

@@ -42,3 +42,5 @@ pub const MAX_ANCHORS: usize = 100;
 pub const DEFAULT_ANCHORS: usize = 20;
 /// Most changes that a page lists between two runs.
 pub const MAX_CHANGES: usize = 100;
+/// Most earlier comments that are proposed for another line.
+pub const MAX_EARLIER_COMMENTS: usize = 50;

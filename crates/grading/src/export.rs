@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use crate::feedback::Item;
 use crate::origin::Origin;
 use crate::points::Points;
-use crate::review::{Correction, Decision, Standing, State};
+use crate::review::{Comment, Correction, Decision, Standing, State};
 use crate::roster::Keys;
 
 pub use files::{Format, write};
@@ -48,6 +48,8 @@ pub struct Grade {
     pub corrections: Vec<Correction>,
     /// The feedback.
     pub text: Vec<Item>,
+    /// What a person says of single lines.
+    pub comments: Vec<Comment>,
     /// A model had a part in it.
     pub is_assisted: bool,
     /// The language of the feedback, as the rubric has it.
@@ -92,6 +94,7 @@ impl Row {
                 criteria,
                 corrections: standing.corrections(),
                 text: standing.text(),
+                comments: standing.review.comments.clone(),
                 language: standing.rubric.style.language.clone(),
                 // A result without a score, as of what cannot be read, is no part of it.
                 is_assisted: standing.review.text_is_models

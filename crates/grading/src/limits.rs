@@ -138,6 +138,8 @@ pub const MAX_FILE_NAME_BYTES: usize = 200;
 
 /// Most items of a feedback.
 pub const MAX_ITEMS: usize = 40;
+/// Most comments on lines of one submission.
+pub const MAX_COMMENTS: usize = 100;
 /// Most characters of one of them that a person writes.
 pub const MAX_ITEM_CHARS: usize = 4_000;
 /// Most characters of a note for those who grade.

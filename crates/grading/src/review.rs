@@ -4,7 +4,7 @@
 use crate::feedback::{Item, items};
 use crate::finding::{Finding, FindingKind};
 use crate::graded::{CriterionResult, Graded, Status};
-use crate::limits::{MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS, MAX_TITLE_CHARS};
+use crate::limits::{MAX_COMMENTS, MAX_ITEM_CHARS, MAX_ITEMS, MAX_NOTE_CHARS, MAX_TITLE_CHARS};
 use crate::points::Points;
 use crate::rubric::{Criterion, Penalty, Rubric};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,20 @@ pub struct Review {
     /// Points that a person gives or takes off beside the rubric, with the reason.
     #[serde(default)]
     pub adjustment: Option<Correction>,
+    /// Comments on single lines, in the order of files and lines as somebody wrote them.
+    #[serde(default)]
+    pub comments: Vec<Comment>,
+}
+
+/// What a person says of one line; the student reads it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Comment {
+    /// Path of the file.
+    pub file: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The text.
+    pub text: String,
 }
 
 /// What was decided about a submission as a whole.
@@ -106,6 +120,17 @@ pub enum Change {
         id: String,
         /// Given, or taken back.
         is_given: bool,
+    },
+    /// Comments on a line, which the submission has.
+    Comment(Comment),
+    /// Writes a comment anew; an empty text removes it.
+    Recomment {
+        /// Which one, from 0.
+        index: usize,
+        /// What it said before.
+        was: String,
+        /// What it says now.
+        text: String,
     },
     /// Gives or takes off points beside the rubric, for a reason; nothing for none.
     Adjust(Option<Correction>),
@@ -194,6 +219,7 @@ static NOTHING: Review = Review {
     penalties: BTreeSet::new(),
     late: None,
     adjustment: None,
+    comments: Vec::new(),
 };
 
 impl<'a> Standing<'a> {
@@ -496,6 +522,18 @@ impl<'a> Standing<'a> {
                 }
                 next.decision = Decision::Open;
             }
+            Change::Comment(comment) => {
+                next.comments = commented(next.comments, comment)?;
+                next.decision = Decision::Open;
+            }
+            Change::Recomment { index, was, text } => {
+                check_length("the comment", text, MAX_ITEM_CHARS)?;
+                let known = next.comments.get_mut(*index).filter(|one| one.text == *was);
+                text.trim()
+                    .clone_into(&mut known.ok_or(Refusal::Text)?.text);
+                next.comments.retain(|one| !one.text.is_empty());
+                next.decision = Decision::Open;
+            }
             Change::Adjust(adjustment) => {
                 if let Some(one) = adjustment {
                     check_length("the reason", &one.title, MAX_TITLE_CHARS)?;
@@ -568,6 +606,31 @@ impl<'a> Standing<'a> {
             [] => Ok(()),
             missing => Err(Refusal::Missing(missing.join(", "))),
         }
+    }
+}
+
+fn commented(mut comments: Vec<Comment>, comment: &Comment) -> Result<Vec<Comment>, Refusal> {
+    check_length("the comment", &comment.text, MAX_ITEM_CHARS)?;
+    let text = comment.text.trim().to_owned();
+    if text.is_empty() {
+        return Err(Refusal::Limit("a comment needs a text".to_owned()));
+    }
+    // Those of a file stay together, by their lines.
+    let is_before = |one: &&Comment| one.file == comment.file && one.line <= comment.line;
+    let last_before = comments.iter().rposition(|one| is_before(&one));
+    let first_of_file = comments.iter().position(|one| one.file == comment.file);
+    let place = last_before.map(|place| place + 1).or(first_of_file);
+    let place = place.unwrap_or(comments.len());
+    comments.insert(
+        place,
+        Comment {
+            text,
+            ..comment.clone()
+        },
+    );
+    match comments.len() > MAX_COMMENTS {
+        true => Err(Refusal::Limit(format!("more than {MAX_COMMENTS} comments"))),
+        false => Ok(comments),
     }
 }
 

@@ -7,8 +7,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Extension, extract::rejection::FormRejection};
 use serde::Deserialize;
-use tandem_grading::review::{Change, Correction, Refusal};
-use tandem_grading::{Item, ItemKind, Points};
+use tandem_grading::review::{Change, Comment, Correction, Refusal};
+use tandem_grading::{Item, ItemKind, Points, Submission};
 
 use super::review::{Asked, Loaded, load};
 use super::{Id, PARTS, Viewer, fields};
@@ -33,7 +33,10 @@ pub(crate) struct Act {
     index: Option<usize>,
     kind: Option<String>,
     was: Option<String>,
+    line: Option<String>,
     text: Option<String>,
+    /// An earlier comment, which counts where there is no text.
+    again: Option<String>,
     confirmed: Option<String>,
     /// How long the work had been shown, in milliseconds.
     shown: Option<u32>,
@@ -57,6 +60,11 @@ impl Act {
                 item: self.item(text()?),
             },
             "add" => Change::Add(self.item(text()?)),
+            "recomment" => Change::Recomment {
+                index: self.index.ok_or_else(not_whole)?,
+                was: lines(self.was.as_deref().ok_or_else(not_whole)?),
+                text: lines(text()?),
+            },
             "model-text" => Change::ModelText,
             "approve" => Change::Approve {
                 confirmed: self.confirmed.is_some(),
@@ -75,6 +83,33 @@ impl Act {
             "reset" => Change::Reset,
             _ => return Err(not_whole()),
         })
+    }
+
+    /// A comment on a line that a work has.
+    fn comment(&self, of: &Submission) -> Result<Change, PageError> {
+        let file = self.index.and_then(|index| of.files.get(index));
+        let file = file.ok_or_else(not_whole)?;
+        let number = self.line.as_deref().unwrap_or_default().trim();
+        let line = number.parse().ok();
+        let line = line.filter(|line| (1..=file.lines.len()).contains(line));
+        let line = line.ok_or_else(|| {
+            let last = file.lines.len();
+            PageError::Form(format!(
+                "“{number}” is no line of {}: it has {last}.",
+                file.name
+            ))
+        })?;
+        let text = self
+            .text
+            .as_deref()
+            .map(str::trim)
+            .filter(|text| !text.is_empty());
+        let text = text.or(self.again.as_deref()).unwrap_or_default();
+        Ok(Change::Comment(Comment {
+            file: file.name.clone(),
+            line,
+            text: lines(text),
+        }))
     }
 
     /// Points beside the rubric: with a minus they are taken off.
@@ -112,6 +147,8 @@ impl Act {
             ("index", index.as_ref()),
             ("kind", self.kind.as_ref()),
             ("was", self.was.as_ref()),
+            ("line", self.line.as_ref()),
+            ("again", self.again.as_ref()),
             ("text", self.text.as_ref()),
         ];
         let some = all
@@ -149,7 +186,16 @@ pub(crate) async fn act(
     form: Result<Form<Act>, FormRejection>,
 ) -> Result<Response, PageError> {
     let act = fields(form)?;
-    let change = act.change()?;
+    let change = match act.act.as_str() {
+        "comment" => {
+            let of = shared
+                .store
+                .read(move |reader| reader.submission(id))
+                .await?;
+            act.comment(&of.ok_or(PageError::NotFound)?)?
+        }
+        _ => act.change()?,
+    };
     let seen: Seen = act.version.parse().map_err(|_| not_whole())?;
     let key = act.key.clone().filter(|key| key.len() <= MAX_KEY_CHARS);
     let viewer = Viewer::new(&shared, &headers, &person);

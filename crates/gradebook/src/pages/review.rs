@@ -13,6 +13,7 @@ use tandem_grading::{Rubric, Submission};
 use super::{Id, PARTS, Viewer, attachment, names_hidden};
 use crate::Shared;
 use crate::error::PageError;
+use crate::limits::MAX_EARLIER_COMMENTS;
 use crate::store::{Assignment, Person, Reader, StoreError, Work, Writer};
 use crate::view::code::Code;
 use crate::view::desk::{Desk, DeskOf, Notice};
@@ -38,6 +39,7 @@ pub(crate) struct Loaded {
     submission: Submission,
     originals: Vec<(String, Option<u64>)>,
     is_opened: bool,
+    comments: Vec<String>,
     bare: Option<PointsOf>,
     earlier: Option<Work>,
     /// The work that counts, if this one does not.
@@ -89,6 +91,7 @@ pub(crate) fn load(
         works: reader.works_for(work.assignment, person)?,
         originals: reader.originals(id)?,
         is_opened: work.graded.is_none() || reader.is_opened(id, person)?,
+        comments: reader.comments(work.assignment, MAX_EARLIER_COMMENTS)?,
         bare: match work.is_blind {
             false => reader.bare_reading(work.seen.result)?,
             true => None,
@@ -125,6 +128,7 @@ impl Loaded {
             rubric: &self.rubric,
             submission: &self.submission,
             bare: self.bare.as_ref(),
+            comments: &self.comments,
             order: &order,
             list: &asked.list,
             names_hidden,

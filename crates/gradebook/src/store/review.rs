@@ -96,7 +96,7 @@ impl KeptReview {
 
 const REVIEW: &str = "SELECT review.submission, review.version, review.decision, review.text, review.text_for,
         review.second_look, review.note, review.changed, person.name, review.text_is_models, review.penalties, review.late,
-        review.adjustment
+        review.adjustment, review.comments
     FROM review JOIN person ON person.id = review.person JOIN submission ON submission.id = review.submission";
 
 fn decision(text: &str) -> Decision {
@@ -131,6 +131,7 @@ fn read_review(row: &rusqlite::Row<'_>) -> rusqlite::Result<(i64, KeptReview)> {
             let adjustment: Option<String> = row.get(12)?;
             adjustment.map(|text| read_json(12, &text)).transpose()?
         },
+        comments: read_json(13, &row.get::<_, String>(13)?)?,
     };
     let kept = KeptReview {
         review,
@@ -198,6 +199,22 @@ impl Reader<'_> {
         )?;
         query
             .query_map((assignment, within), |row| row.get(0))?
+            .collect()
+    }
+
+    /// What persons said of lines in an assignment, the most frequent first.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn comments(&self, assignment: i64, most: usize) -> rusqlite::Result<Vec<String>> {
+        let mut query = self.sql.prepare_cached(
+            "SELECT json_extract(one.value, '$.text') AS said FROM review
+             JOIN submission ON submission.id = review.submission, json_each(review.comments) AS one
+             WHERE submission.assignment = ?1 GROUP BY said ORDER BY count(*) DESC, said LIMIT ?2",
+        )?;
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        query
+            .query_map((assignment, most), |row| row.get(0))?
             .collect()
     }
 
@@ -374,11 +391,11 @@ impl Writer<'_> {
     ) -> rusqlite::Result<()> {
         self.sql.execute(
             "INSERT INTO review (submission, version, decision, text, text_for, second_look, note, changed, person,
-                text_is_models, penalties, late, adjustment)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+                text_is_models, penalties, late, adjustment, comments)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
              ON CONFLICT (submission) DO UPDATE SET version = ?2, decision = ?3, text = ?4, text_for = ?5,
                 second_look = ?6, note = ?7, changed = ?8, person = ?9, text_is_models = ?10, penalties = ?11,
-                late = ?12, adjustment = ?13",
+                late = ?12, adjustment = ?13, comments = ?14",
             (
                 held.id,
                 held.seen.review + 1,
@@ -393,6 +410,7 @@ impl Writer<'_> {
                 json(&next.penalties),
                 next.late,
                 next.adjustment.as_ref().map(json),
+                json(&next.comments),
             ),
         )?;
         self.sql
@@ -469,6 +487,9 @@ fn action(change: &Change, standing: &Standing<'_>) -> String {
                 false => format!("no more taken off: {title}"),
             }
         }
+        Change::Comment(one) => format!("comment on {}, line {}", one.file, one.line),
+        Change::Recomment { text, .. } if text.trim().is_empty() => "a comment removed".to_owned(),
+        Change::Recomment { .. } => "a comment written anew".to_owned(),
         Change::Adjust(Some(one)) => {
             let sign = if one.is_on_top { '+' } else { '−' };
             format!("beside the rubric: {sign}{}, {}", one.points, one.title)

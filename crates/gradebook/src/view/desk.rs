@@ -1,8 +1,8 @@
 //! The right side of the review: points, reasons, feedback, and what can be done.
 
-use tandem_grading::review::{PointsOf, Standing};
+use tandem_grading::review::{Comment, PointsOf, Standing};
 use tandem_grading::{
-    Criterion, Evidence, FindingKind, Item, ItemKind, Points, Rubric, Scale, Submission,
+    Criterion, Evidence, FindingKind, Item, ItemKind, Points, Rubric, Scale, SourceFile, Submission,
 };
 
 use super::list::List;
@@ -40,6 +40,11 @@ pub(crate) struct Desk {
     pub(crate) corrections: Vec<CorrectionView>,
     /// Points beside the rubric, with their sign, and why.
     pub(crate) adjustment: Option<(String, String)>,
+    /// What a person says of lines.
+    pub(crate) comments: Vec<CommentView>,
+    /// Names of the files that can be commented on, and what was said of other lines.
+    pub(crate) files: Vec<String>,
+    pub(crate) earlier_comments: Vec<String>,
     pub(crate) text: Vec<ItemView>,
     pub(crate) text_is_marked: bool,
     pub(crate) text_is_own: bool,
@@ -126,6 +131,14 @@ pub(crate) struct EvidenceView {
     pub(crate) quote: String,
 }
 
+/// What a person says of a line.
+pub(crate) struct CommentView {
+    pub(crate) index: usize,
+    pub(crate) href: String,
+    pub(crate) place: String,
+    pub(crate) text: String,
+}
+
 /// An item of the feedback.
 pub(crate) struct ItemView {
     pub(crate) index: usize,
@@ -151,6 +164,8 @@ pub(crate) struct DeskOf<'a> {
     pub(crate) submission: &'a Submission,
     /// What the model gave without the comments, if it was asked.
     pub(crate) bare: Option<&'a PointsOf>,
+    /// What was said of lines in the assignment.
+    pub(crate) comments: &'a [String],
     pub(crate) order: &'a Ordered<'a>,
     pub(crate) list: &'a List,
     pub(crate) names_hidden: bool,
@@ -211,6 +226,14 @@ impl Desk {
                 .enumerate()
                 .map(criterion)
                 .collect(),
+            comments: comments(of),
+            files: of
+                .submission
+                .files
+                .iter()
+                .map(|file| name_of(of, file))
+                .collect(),
+            earlier_comments: of.comments.to_vec(),
             corrections: corrections(&standing),
             adjustment: work.review.adjustment.as_ref().map(|one| {
                 let sign = if one.is_on_top { "+" } else { "-" };
@@ -233,6 +256,36 @@ impl Desk {
             next_open: next_open.map_or_else(|| of.list.on(paths.end(work.assignment)), link),
         }
     }
+}
+
+fn name_of(of: &DeskOf<'_>, file: &SourceFile) -> String {
+    match of.names_hidden {
+        true => of.submission.shown_name(file),
+        false => file.name.clone(),
+    }
+}
+
+fn comments(of: &DeskOf<'_>) -> Vec<CommentView> {
+    let files = &of.submission.files;
+    let view = |(index, one): (usize, &Comment)| {
+        let file = file_index(of.submission, &one.file);
+        CommentView {
+            index,
+            href: file.map_or_else(String::new, |file| format!("#f{file}l{}", one.line)),
+            place: match file.and_then(|file| files.get(file)) {
+                Some(file) if files.len() > 1 => format!("{} {}", name_of(of, file), one.line),
+                _ => format!("line {}", one.line),
+            },
+            text: one.text.clone(),
+        }
+    };
+    of.work
+        .review
+        .comments
+        .iter()
+        .enumerate()
+        .map(view)
+        .collect()
 }
 
 fn corrections(standing: &Standing<'_>) -> Vec<CorrectionView> {

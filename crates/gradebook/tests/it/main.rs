@@ -3,6 +3,7 @@
 
 mod agreement;
 mod batches;
+mod comments;
 mod deletions;
 mod exports;
 #[path = "../common/models.rs"]

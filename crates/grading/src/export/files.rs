@@ -157,7 +157,7 @@ fn whole((id, title): (&str, &str), approved: &[(&Row, &Grade)]) -> Vec<u8> {
             .iter()
             .map(|one| json!({"title": one.title, "points": one.signed()}))
             .collect();
-        json!({"name": row.name, "total": grade.total, "max": grade.max, "criteria": criteria, "corrections": corrections,
+        json!({"name": row.name, "total": grade.total, "max": grade.max, "criteria": criteria, "corrections": corrections, "comments": grade.comments,
             "feedback": student::text(grade)})
     };
     let submissions: Vec<_> = approved.iter().map(one).collect();

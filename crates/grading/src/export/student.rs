@@ -6,7 +6,7 @@ use super::{Grade, Scored};
 use crate::feedback::{Item, ItemKind, is_fence};
 use crate::markdown::quiet;
 use crate::points::Points;
-use crate::review::Correction;
+use crate::review::{Comment, Correction};
 
 /// What stands around a feedback, in a language.
 struct Words {
@@ -18,6 +18,9 @@ struct Words {
     of_max: &'static str,
     strengths: &'static str,
     next_steps: &'static str,
+    /// Title of comments on lines, and the word for a line.
+    lines: &'static str,
+    line: &'static str,
     assisted: &'static str,
     approved: &'static str,
     /// A comma stands before decimals.
@@ -30,6 +33,8 @@ const ENGLISH: Words = Words {
     of_max: "of",
     strengths: "Strengths",
     next_steps: "Next steps",
+    lines: "On single lines",
+    line: "line",
     assisted: "AI-assisted: suggested by a model on a machine of the school, checked and approved by a person.",
     approved: "Approved by a person.",
     has_comma: false,
@@ -42,6 +47,8 @@ const OTHERS: [Words; 4] = [
         of_max: "von",
         strengths: "Stärken",
         next_steps: "Nächste Schritte",
+        lines: "Zu einzelnen Zeilen",
+        line: "Zeile",
         assisted: "Mit KI erstellt: von einem Modell auf einem Rechner der Schule vorgeschlagen, von einer Person geprüft und \
             bestätigt.",
         approved: "Von einer Person bestätigt.",
@@ -53,6 +60,8 @@ const OTHERS: [Words; 4] = [
         of_max: "sur",
         strengths: "Points forts",
         next_steps: "Prochaines étapes",
+        lines: "Sur certaines lignes",
+        line: "ligne",
         assisted: "Avec l’aide d’une IA : proposé par un modèle sur une machine de l’école, vérifié et approuvé par une \
             personne.",
         approved: "Approuvé par une personne.",
@@ -64,6 +73,8 @@ const OTHERS: [Words; 4] = [
         of_max: "de",
         strengths: "Puntos fuertes",
         next_steps: "Próximos pasos",
+        lines: "Sobre algunas líneas",
+        line: "línea",
         assisted: "Con ayuda de IA: propuesto por un modelo en una máquina de la escuela, revisado y aprobado por una persona.",
         approved: "Aprobado por una persona.",
         has_comma: true,
@@ -74,6 +85,8 @@ const OTHERS: [Words; 4] = [
         of_max: "su",
         strengths: "Punti di forza",
         next_steps: "Prossimi passi",
+        lines: "Su alcune righe",
+        line: "riga",
         assisted: "Con l’aiuto dell’IA: proposto da un modello su una macchina della scuola, controllato e approvato da una \
             persona.",
         approved: "Approvato da una persona.",
@@ -122,6 +135,11 @@ impl Words {
             self.of_max,
             self.number(one.max)
         )
+    }
+
+    /// Where a comment belongs.
+    fn place(&self, one: &Comment) -> String {
+        format!("{}, {} {}", one.file, self.line, one.line)
     }
 
     /// Says what the text is, wherever it is read.
@@ -195,6 +213,15 @@ pub(super) fn text(grade: &Grade) -> String {
             let _ = writeln!(out, "- {}", item.text.replace('\n', "\n  "));
         }
     }
+    let words = Words::of(grade);
+    if !grade.comments.is_empty() {
+        out.push_str(if out.is_empty() { "" } else { "\n" });
+        let _ = writeln!(out, "## {}\n", words.lines);
+    }
+    for one in &grade.comments {
+        let text = one.text.replace('\n', "\n  ");
+        let _ = writeln!(out, "- {}: {text}", words.place(one));
+    }
     out
 }
 
@@ -226,6 +253,14 @@ pub(super) fn body(grade: &Grade) -> String {
         let _ = write!(out, "<h2>{title}</h2>\n<ul>");
         for item in items {
             let _ = write!(out, "<li>{}</li>", item_html(&item.text));
+        }
+        out.push_str("</ul>\n");
+    }
+    if !grade.comments.is_empty() {
+        let _ = write!(out, "<h2>{}</h2>\n<ul>", words.lines);
+        for one in &grade.comments {
+            let (place, text) = (escaped(&words.place(one)), item_html(&one.text));
+            let _ = write!(out, "<li><b>{place}</b>: {text}</li>");
         }
         out.push_str("</ul>\n");
     }

@@ -8,3 +8,6 @@ UPDATE submission SET is_late = ifnull(json_extract(content, '$.origin.is_late')
 
 -- Points that a person gives or takes off beside the rubric, and why; nothing if there are none.
 ALTER TABLE review ADD COLUMN adjustment TEXT;
+
+-- Comments of persons on single lines.
+ALTER TABLE review ADD COLUMN comments TEXT NOT NULL DEFAULT '[]';
