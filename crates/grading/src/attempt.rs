@@ -32,6 +32,30 @@ impl Material {
         &self.files
     }
 
+    /// Files that came one by one and are one together. What is of no kind that is read is left out, unless there is no other.
+    pub(crate) fn of_files(what: &str, paths: &[PathBuf]) -> Result<Self, GradingError> {
+        let mut all = Self {
+            files: Vec::new(),
+            unread: Vec::new(),
+        };
+        let mut problem = None;
+        for path in paths {
+            match Self::read(what, path) {
+                Ok(one) => all.files.extend(one.files),
+                Err(error) if kind_of(path).is_none() => {
+                    all.unread.push(lossy(path.file_name()));
+                    problem.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        all.files.sort_by(|a, b| a.name.cmp(&b.name));
+        match (all.files.is_empty(), problem) {
+            (true, Some(error)) => Err(error),
+            _ => Ok(all),
+        }
+    }
+
     /// Reads a file, a folder or an archive; `what` names it in an error.
     pub(crate) fn read(what: &str, path: &Path) -> Result<Self, GradingError> {
         let fault = |problem: String| GradingError::Rubric {

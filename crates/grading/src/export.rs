@@ -251,7 +251,7 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
         });
     }
     let mut export = Export::default();
-    let places = places(&sheet, rows, &mut export);
+    let places = places(&sheet, Some(title), rows, &mut export);
     for (place, row) in places {
         let Some(grade) = &rows[row].grade else {
             let cell = sheet.table.cell(place, column.index);
@@ -276,7 +276,14 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
 }
 
 /// Which row of the file is whose; who is not found without doubt is left out, and who has no submission is named.
-fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize)> {
+///
+/// Of a table with several assignments, a student has a row for each: the one of `title` counts, any where there is none.
+fn places(
+    sheet: &Sheet,
+    title: Option<&str>,
+    rows: &[Row],
+    export: &mut Export,
+) -> Vec<(usize, usize)> {
     let students: Vec<(usize, Keys)> = sheet.rows().map(|row| (row, sheet.keys(row))).collect();
     let mut found: Vec<(usize, usize)> = Vec::new();
     // Whose submission may be there, if not which one.
@@ -286,6 +293,7 @@ fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize
             let same = students.iter().filter(|(_, theirs)| keys.is_same(theirs));
             let same: Vec<&(usize, Keys)> = same.collect();
             seen.extend(same.iter().map(|(place, _)| *place));
+            let same = of_assignment(sheet, title, same);
             let is_third = |one: &&(usize, Keys)| {
                 same.first()
                     .is_some_and(|(_, found)| keys.contradicts(found, &one.1))
@@ -323,6 +331,24 @@ fn places(sheet: &Sheet, rows: &[Row], export: &mut Export) -> Vec<(usize, usize
     places.filter(|(place, _)| is_one(*place)).collect()
 }
 
+/// Of the rows of one student, the one of an assignment; all of them where they are of several students, or none is of it.
+fn of_assignment<'a>(
+    sheet: &Sheet,
+    title: Option<&str>,
+    same: Vec<&'a (usize, Keys)>,
+) -> Vec<&'a (usize, Keys)> {
+    let is_one_student = same.iter().all(|(_, keys)| *keys == same[0].1);
+    if same.len() < 2 || !is_one_student || sheet.assignment(same[0].0).is_none() {
+        return same;
+    }
+    let title = title.map(|title| title.trim().to_lowercase());
+    let is_of = |one: &&&(usize, Keys)| title.is_none() || sheet.assignment(one.0) == title;
+    match same.iter().find(is_of) {
+        Some(one) => vec![*one],
+        None => same,
+    }
+}
+
 /// Who of a teacher's own gradebook handed something in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attendance {
@@ -350,7 +376,7 @@ pub fn attendance(bytes: &[u8], submissions: &[(&str, &Origin)]) -> Result<Atten
     let rows: Vec<Row> = submissions.iter().map(row).collect();
     let mut export = Export::default();
     let mut students = vec![Vec::new(); rows.len()];
-    for (place, index) in places(&sheet, &rows, &mut export) {
+    for (place, index) in places(&sheet, None, &rows, &mut export) {
         students[index].push(sheet.name(place));
     }
     let mut doubts = vec![None; rows.len()];

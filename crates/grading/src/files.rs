@@ -50,8 +50,17 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Decoded, &'static str> {
         let text = text.ok_or("it is broken UTF-16 text")?;
         return Ok(decoded(&text, Some("read as UTF-16")));
     }
-    if bytes.contains(&0) {
-        return Err("it is not text");
+    let zeros = bytes.iter().filter(|byte| **byte == 0).count();
+    if zeros > 0 {
+        // A few in a text are a slip of an editor, which is shown.
+        let text = std::str::from_utf8(bytes)
+            .ok()
+            .filter(|_| zeros <= bytes.len() / 100);
+        let text = text.ok_or("it is not text")?.trim_start_matches('\u{feff}');
+        return Ok(decoded(
+            &text.replace('\0', "\u{2400}"),
+            Some("it has zero bytes, shown as ␀"),
+        ));
     }
     let body = bytes.strip_prefix(&[0xEF, 0xBB, 0xBF]).unwrap_or(bytes);
     if let Ok(text) = std::str::from_utf8(body) {

@@ -61,7 +61,13 @@ pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Found>, Gra
         all.push((path, Entry::of(&real)));
     }
     let is_one = |(_, entry): &&(&PathBuf, Entry)| entry.shape() == Shape::Archive;
-    let archives = all.iter().filter(is_one).count();
+    let archives: Vec<&Entry> = all.iter().filter(is_one).map(|(_, entry)| entry).collect();
+    // A project may have several folders, too: so most of them have to look like courses.
+    let courses = archives
+        .iter()
+        .filter(|entry| looks_like_a_course(entry, budget))
+        .count();
+    let (are_courses, archives) = (courses * 2 > archives.len(), archives.len());
     let (mut found, mut single) = (Vec::new(), Vec::new());
     for (path, entry) in all {
         let fault =
@@ -72,7 +78,7 @@ pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Found>, Gra
                 found.extend(course.submitted(budget).students(budget).map_err(fault)?);
             }
             Shape::Archive if archives > 1 => {
-                let course = of_several(entry, budget);
+                let course = of_several(entry, are_courses, budget);
                 found.extend(course.students(budget).map_err(fault)?);
             }
             Shape::Archive => {
@@ -165,17 +171,28 @@ fn of_one(archive: &Entry, budget: &Budget) -> Result<Course, String> {
 }
 
 /// One of several archives: a course, or a student's. One that cannot be read is its owner's problem alone.
-fn of_several(archive: Entry, budget: &Budget) -> Course {
+fn of_several(archive: Entry, are_courses: bool, budget: &Budget) -> Course {
     let Ok(whole) = entries(&archive, budget) else {
         return Course::of_one(archive);
     };
     let course = course(&archive.name, whole, budget);
-    let folders = course.entries.iter().filter(|entry| entry.is_folder());
-    let is_course = folders.count() > 1 && !is_project(&course.entries);
+    let is_course = are_courses && has_folders_of_students(&course);
     match is_course || has_names_of_system(&course.entries) {
         true => course,
         false => Course::of_one(archive),
     }
+}
+
+fn looks_like_a_course(archive: &Entry, budget: &Budget) -> bool {
+    let whole = entries(archive, budget).unwrap_or_default();
+    let course = course(&archive.name, whole, budget);
+    has_folders_of_students(&course) || has_names_of_system(&course.entries)
+}
+
+/// Several folders, which no project has.
+fn has_folders_of_students(course: &Course) -> bool {
+    let folders = course.entries.iter().filter(|entry| entry.is_folder());
+    folders.count() > 1 && !is_project(&course.entries)
 }
 
 /// True for a folder that a learning system made for a student.

@@ -559,6 +559,7 @@ pub(crate) const SUBMITTED: &str = "submitted";
 /// The others of it, and what else lies there.
 pub(crate) const NBGRADER: &[&str] = &[
     "source",
+    "downloaded",
     "release",
     "autograded",
     "feedback",

@@ -45,6 +45,16 @@ pub struct Review {
     pub comments: Vec<Comment>,
 }
 
+impl Review {
+    /// Nothing of it but for the note.
+    fn reset(self) -> Self {
+        Self {
+            note: self.note,
+            ..Self::default()
+        }
+    }
+}
+
 /// What a person says of one line; the student reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comment {
@@ -513,6 +523,19 @@ impl<'a> Standing<'a> {
                 check_length("the note", note, MAX_NOTE_CHARS)?;
                 next.note = note.trim().to_owned();
             }
+            Change::Penalty { .. }
+            | Change::Comment(_)
+            | Change::Recomment { .. }
+            | Change::Adjust(_)
+            | Change::Late(_) => self.beside(&mut next, change)?,
+            Change::Reset => next = next.reset(),
+        }
+        Ok(next)
+    }
+
+    /// What stands beside the criteria and the feedback.
+    fn beside(&self, next: &mut Review, change: &Change) -> Result<(), Refusal> {
+        match change {
             Change::Penalty { id, is_given } => {
                 let is_known = self.rubric.penalties.iter().any(|one| one.id == *id);
                 match (is_known, is_given) {
@@ -520,11 +543,9 @@ impl<'a> Standing<'a> {
                     (_, true) => _ = next.penalties.insert(id.clone()),
                     (_, false) => _ = next.penalties.remove(id),
                 }
-                next.decision = Decision::Open;
             }
             Change::Comment(comment) => {
-                next.comments = commented(next.comments, comment)?;
-                next.decision = Decision::Open;
+                next.comments = commented(std::mem::take(&mut next.comments), comment)?;
             }
             Change::Recomment { index, was, text } => {
                 check_length("the comment", text, MAX_ITEM_CHARS)?;
@@ -532,7 +553,6 @@ impl<'a> Standing<'a> {
                 text.trim()
                     .clone_into(&mut known.ok_or(Refusal::Text)?.text);
                 next.comments.retain(|one| !one.text.is_empty());
-                next.decision = Decision::Open;
             }
             Change::Adjust(adjustment) => {
                 if let Some(one) = adjustment {
@@ -545,7 +565,6 @@ impl<'a> Standing<'a> {
                 }
                 let some = adjustment.clone().filter(|one| one.points > Points::ZERO);
                 next.adjustment = some;
-                next.decision = Decision::Open;
             }
             Change::Late(late) => {
                 if self.rubric.late.is_none() {
@@ -553,17 +572,11 @@ impl<'a> Standing<'a> {
                 }
                 // What the learning system says needs no word of a person.
                 next.late = late.filter(|late| *late != self.is_late);
-                next.decision = Decision::Open;
             }
-            Change::Reset => {
-                let note = std::mem::take(&mut next.note);
-                next = Review {
-                    note,
-                    ..Review::default()
-                };
-            }
+            _ => {}
         }
-        Ok(next)
+        next.decision = Decision::Open;
+        Ok(())
     }
 
     /// True if a model may write the text once more: no person has written in it, and nothing is decided.

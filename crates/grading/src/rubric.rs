@@ -7,6 +7,7 @@ use crate::files;
 use crate::limits;
 use crate::points::Points;
 use crate::style::Style;
+use crate::tree::is_archive;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -189,7 +190,34 @@ impl Rubric {
         let (rubric, [named_templates, named_solutions]) = read(path)?;
         check_sent("template", &named_templates, templates)?;
         check_sent("solution", &named_solutions, solutions)?;
-        rubric.with(templates, solutions)
+        let is_named = [!named_templates.is_empty(), !named_solutions.is_empty()];
+        rubric.with_sent([templates, solutions], is_named)
+    }
+
+    /// The same with what a browser sent: several files that nobody names one by one are one template, or one solution.
+    fn with_sent(
+        self,
+        [templates, solutions]: [&[PathBuf]; 2],
+        is_named: [bool; 2],
+    ) -> Result<Self, GradingError> {
+        let is_file = |path: &PathBuf| path.is_file() && !is_archive(&path.to_string_lossy());
+        let is_one = |paths: &[PathBuf], is_named: bool| {
+            !is_named && paths.len() > 1 && paths.iter().all(is_file)
+        };
+        let one = [
+            is_one(templates, is_named[0]),
+            is_one(solutions, is_named[1]),
+        ];
+        let kept = |paths, is_one| if is_one { &[][..] } else { paths };
+        let mut rubric = self.with(kept(templates, one[0]), kept(solutions, one[1]))?;
+        if one[0] {
+            rubric.templates = vec![Material::of_files("template", templates)?];
+        }
+        if one[1] {
+            rubric.solutions = vec![Material::of_files("solution", solutions)?];
+            return rubric.check_solutions();
+        }
+        Ok(rubric)
     }
 
     /// The same with these templates and solutions.
@@ -201,6 +229,12 @@ impl Rubric {
         let rubric = &mut self;
         rubric.templates = read("template", templates)?;
         rubric.solutions = read("solution", solutions)?;
+        self.check_solutions()
+    }
+
+    /// Says what of the solutions no model sees, and that they are not too long.
+    fn check_solutions(mut self) -> Result<Self, GradingError> {
+        let rubric = &mut self;
         let unread = rubric.solutions.iter().flat_map(Material::unread);
         let warnings =
             unread.map(|name| format!("solution: {name} was not read, and no model sees it"));
@@ -263,9 +297,8 @@ fn check_sent(field: &str, named: &[PathBuf], sent: &[PathBuf]) -> Result<(), Gr
     Ok(())
 }
 
-/// The rubric, and the templates and solutions that it names.
-fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
-    let raw = Draft::parse(text)?;
+/// What a rubric says before its criteria.
+fn check_head(raw: &Draft) -> Result<(), GradingError> {
     check_id("id", &raw.id)?;
     check_text("title", &raw.title, limits::MAX_TITLE_CHARS)?;
     check_text("task", &raw.task, limits::MAX_TASK_CHARS)?;
@@ -286,6 +319,13 @@ fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
             ));
         }
     }
+    Ok(())
+}
+
+/// The rubric, and the templates and solutions that it names.
+fn parse(text: &str) -> Result<(Rubric, [Vec<PathBuf>; 2]), GradingError> {
+    let raw = Draft::parse(text)?;
+    check_head(&raw)?;
     if raw.criteria.is_empty() || raw.criteria.len() > limits::MAX_CRITERIA {
         return Err(fault(
             "criteria",

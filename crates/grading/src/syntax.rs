@@ -139,9 +139,16 @@ pub(crate) type Parts = Vec<Range<usize>>;
 /// Extensions of files that are text as a whole.
 const PROSE: &[&str] = &["md", "rmd", "qmd", "txt", "tex", "csv"];
 
+/// Extensions of a language, what begins a comment to the end of its line, and what stands around another one.
+type Comments = (
+    &'static [&'static str],
+    &'static str,
+    Option<(&'static str, &'static str)>,
+);
+
 /// Comments of languages whose syntax is not known: what begins one that goes to the end of its line, and what stands around
 /// one that does not.
-const COMMENTS: &[(&[&str], &str, Option<(&str, &str)>)] = &[
+const COMMENTS: &[Comments] = &[
     (&["vb", "bas"], "'", None),
     (&["f", "f03", "f90", "f95", "for"], "!", None),
     (&["elm", "lean"], "--", Some(("{-", "-}"))),
@@ -252,7 +259,7 @@ impl Reader {
 
     fn unknown(name: &str) -> Self {
         let extension = name.rsplit_once('.').map(|(_, extension)| extension);
-        let is_of = |of: &&(&[&str], _, _)| extension.is_some_and(|one| of.0.contains(&one));
+        let is_of = |of: &&Comments| extension.is_some_and(|one| of.0.contains(&one));
         let (line, block) = match (COMMENTS.iter().find(is_of), extension) {
             (Some((_, line, block)), _) => (*line, *block),
             (None, Some(_)) => ("//", Some(("/*", "*/"))),

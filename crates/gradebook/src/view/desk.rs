@@ -179,22 +179,6 @@ impl Desk {
     pub(crate) fn new(of: &DeskOf<'_>, notice: Option<Notice>) -> Self {
         let (work, paths) = (of.work, of.order.paths());
         let standing = work.standing(of.rubric);
-        let open = of
-            .open
-            .filter(|id| of.rubric.criteria.iter().any(|c| c.id == **id));
-        let open = open.or(of.rubric.criteria.first().map(|c| c.id.as_str()));
-        let criterion = |(i, c): (usize, &Criterion)| {
-            let is_open = open == Some(c.id.as_str());
-            let mut view = criterion(i + 1, c, &standing, of.submission, is_open);
-            if let Some(points) = standing.points(c) {
-                view.others = of.order.others_with(i, points, work.id);
-                view.others_href = List::at_points(&c.id, points).href(paths, work.id);
-            }
-            view.is_alone = of.list.by.as_ref() == Some(&c.id);
-            let way = (!view.is_alone).then_some(c.id.as_str());
-            view.alone_href = of.list.by(way).href(paths, work.id);
-            view
-        };
         let text = standing.text().into_iter().enumerate();
         let text_is_marked = standing.text_is_marked();
         let link = |id: i64| of.list.href(paths, id);
@@ -219,13 +203,7 @@ impl Desk {
             bare: of.bare.map(|points| bare(points, &standing)),
             read_bare: (of.bare.is_none() && work.graded.as_ref().is_some_and(is_flagged))
                 .then(|| of.list.on(paths.bare(work.id))),
-            criteria: of
-                .rubric
-                .criteria
-                .iter()
-                .enumerate()
-                .map(criterion)
-                .collect(),
+            criteria: criteria(of, &standing),
             comments: comments(of),
             files: of
                 .submission
@@ -256,6 +234,27 @@ impl Desk {
             next_open: next_open.map_or_else(|| of.list.on(paths.end(work.assignment)), link),
         }
     }
+}
+
+/// All of them, in the rubric's order.
+fn criteria(of: &DeskOf<'_>, standing: &Standing<'_>) -> Vec<CriterionView> {
+    let (work, paths) = (of.work.id, of.order.paths());
+    let all = &of.rubric.criteria;
+    let open = of.open.filter(|id| all.iter().any(|c| c.id == **id));
+    let open = open.or(all.first().map(|c| c.id.as_str()));
+    let view = |(i, c): (usize, &Criterion)| {
+        let is_open = open == Some(c.id.as_str());
+        let mut view = criterion(i + 1, c, standing, of.submission, is_open);
+        if let Some(points) = standing.points(c) {
+            view.others = of.order.others_with(i, points, work);
+            view.others_href = List::at_points(&c.id, points).href(paths, work);
+        }
+        view.is_alone = of.list.by.as_ref() == Some(&c.id);
+        let way = (!view.is_alone).then_some(c.id.as_str());
+        view.alone_href = of.list.by(way).href(paths, work);
+        view
+    };
+    all.iter().enumerate().map(view).collect()
 }
 
 fn name_of(of: &DeskOf<'_>, file: &SourceFile) -> String {

@@ -1,7 +1,7 @@
 //! What was found in an upload, in words that a teacher knows.
 
 use askama::Template;
-use tandem_grading::{Submission, System};
+use tandem_grading::{FindingKind, Submission, System};
 
 use crate::intake::Intake;
 use crate::limits::MAX_LISTED_FILES;
@@ -127,7 +127,11 @@ impl IntakeRow {
         if earlier == Some(false) {
             remarks.push("takes the place of what was handed in before".to_owned());
         }
-        let is_odd = !remarks.is_empty();
+        let lacks_something = submission
+            .flags
+            .iter()
+            .any(|flag| flag.kind == FindingKind::LeftOut);
+        let is_odd = !remarks.is_empty() || lacks_something;
         if earlier == Some(true) {
             remarks.push("is there already".to_owned());
         }

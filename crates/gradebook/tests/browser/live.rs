@@ -86,10 +86,8 @@ async fn a_run_is_watched_stopped_and_continued() {
             work
         })
         .collect();
-    let path = site
-        .gradebook
-        .hand_in("Course", &rubric, &works, None)
-        .unwrap();
+    let path = site.gradebook.hand_in("Course", &rubric, &works, None);
+    let path = path.unwrap();
     let browser = Browser::open(&site, &path).await;
     assert_eq!(browser.accessibility().await, Vec::<String>::new());
     let primary = "return document.querySelector('form .primary').textContent";

@@ -12,6 +12,16 @@ async fn act(site: &Site, work: i64, fields: &[(&str, &str)]) -> u16 {
     sent.status().as_u16()
 }
 
+/// A comment on a line of the first file.
+fn comment<'a>(line: &'a str, text: &'a str) -> [(&'a str, &'a str); 4] {
+    [
+        ("do", "comment"),
+        ("index", "0"),
+        ("line", line),
+        ("text", text),
+    ]
+}
+
 async fn text(site: &Site, path: &str) -> String {
     site.get(path).await.text().await.unwrap()
 }
@@ -31,14 +41,6 @@ async fn feedback(site: &Site) -> String {
 #[tokio::test]
 async fn a_line_is_commented_on_and_the_student_reads_it() {
     let site = Site::new().await;
-    let comment = |line, text| {
-        [
-            ("do", "comment"),
-            ("index", "0"),
-            ("line", line),
-            ("text", text),
-        ]
-    };
     assert_eq!(act(&site, 1, &comment("3", "Why 3?")).await, 303);
     assert_eq!(act(&site, 1, &comment("1", "A <good> start")).await, 303);
     // Lines that are not there, and comments without a text.
@@ -105,6 +107,14 @@ async fn a_line_is_commented_on_and_the_student_reads_it() {
         Ok([1, 2].map(|id| reader.work(id).unwrap().unwrap().review.comments.len()))
     });
     assert_eq!(kept.unwrap(), [2, 0]);
+}
+
+#[tokio::test]
+async fn an_approved_work_has_its_comments_and_another_one_opens_it() {
+    let site = Site::new().await;
+    for (line, text) in [("3", "Why 3?"), ("1", "A <good> start")] {
+        assert_eq!(act(&site, 1, &comment(line, text)).await, 303);
+    }
     // Approved, and opened again by another comment.
     let approve = [("do", "approve"), ("confirmed", "y")];
     assert_eq!(act(&site, 1, &approve).await, 303);

@@ -420,14 +420,6 @@ async fn rules_are_applied_in_code_and_a_person_has_the_last_word() {
     assert_eq!(total(george).await.0, "9");
     act(ada, &[("do", "late")]).await;
     assert_eq!(total(ada).await.0, "9");
-    // What the rubric does not have is refused.
-    let version = crate::people::seen(&site, ada);
-    let form = [
-        ("do", "penalty"),
-        ("version", version.as_str()),
-        ("criterion", "other"),
-    ];
-    assert_eq!(site.post(&format!("/w/{ada}"), &form).await.status(), 422);
     // The form has the rules, and another share is computed anew.
     let mut form = fields(&site, "/a/2/rubric").await;
     set(&mut form, "late", "50%");
@@ -443,4 +435,23 @@ async fn rules_are_applied_in_code_and_a_person_has_the_last_word() {
     assert_eq!(now.late.unwrap().title, "Zu spät");
     assert_eq!(now.penalties[0].points.to_string(), "2.5");
     assert_eq!(total(george).await.0, "6");
+}
+
+#[tokio::test]
+async fn a_penalty_that_no_rubric_has_is_refused() {
+    let site = Site::new().await;
+    let (_, work) = with_rules(&site).await.remove(0);
+    for (act, id) in [("penalty", "other"), ("penalty", "")] {
+        let version = crate::people::seen(&site, work);
+        let form = [
+            ("do", act),
+            ("version", version.as_str()),
+            ("criterion", id),
+        ];
+        assert_eq!(site.post(&format!("/w/{work}"), &form).await.status(), 422);
+    }
+    // The sample's rubric has no rule for late ones.
+    let version = crate::people::seen(&site, 1);
+    let form = [("do", "late"), ("version", version.as_str())];
+    assert_eq!(site.post("/w/1", &form).await.status(), 422);
 }

@@ -453,3 +453,31 @@ async fn an_upload_without_a_student_makes_no_assignment() {
     assert_eq!(site.post(&found, &[("leave-0", "on")]).await.status(), 303);
     assert_eq!(count(), before + 1);
 }
+
+#[tokio::test]
+async fn files_that_students_started_from_are_one_template() {
+    let site = Site::new().await;
+    let works = zipped(&[
+        ("ada/A.py", "a = 1\n"),
+        ("ada/B.py", "b = 1\n"),
+        ("ben/A.py", "a = 1\n"),
+        ("ben/B.py", "b = 2\n"),
+    ]);
+    let parts: &[Part<'_>] = &[
+        ("course", None, b"Started"),
+        ("works", Some("works.zip"), &works),
+        ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
+        ("template", Some("A.py"), b"a = 1\n"),
+        ("template", Some("B.py"), b"b = 1\n"),
+        ("template", Some("picture.png"), b"\x89PNG\0"),
+    ];
+    let (shown, _) = take(&site, parts, &[]).await;
+    assert!(
+        shown.contains("equal to the template") && shown.contains("1 with nothing written"),
+        "{shown}"
+    );
+    let read = |reader: &Reader<'_>| Ok(reader.rubric(reader.assignments()?[0].id)?.unwrap());
+    let held = site.gradebook.store().read_now(read).unwrap();
+    assert_eq!(held.rubric.templates.len(), 1);
+    assert_eq!(held.rubric.templates[0].files().len(), 2);
+}

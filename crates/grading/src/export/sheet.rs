@@ -85,10 +85,16 @@ impl Sheet {
             .iter()
             .map(|column| self.table.cell(row, *column));
         let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
-        match parts.is_empty() {
-            true => self.table.cell(row, 0),
-            false => parts.join(", "),
+        if !parts.is_empty() {
+            return parts.join(", ");
         }
+        // A list may know its students by their ids alone.
+        let ids = self
+            .ids
+            .iter()
+            .map(|(column, _)| self.table.cell(row, *column));
+        let mut ids = ids.filter(|id| !id.trim().is_empty());
+        ids.next().unwrap_or_else(|| self.table.cell(row, 0))
     }
 
     /// Numbers, logins and addresses of a student, as they stand there.
@@ -100,6 +106,13 @@ impl Sheet {
         ids.map(|(column, _)| self.table.cell(row, *column))
             .filter(|cell| !cell.trim().is_empty())
             .collect()
+    }
+
+    /// The assignment that a row is of, where a table has those of several.
+    pub(crate) fn assignment(&self, row: usize) -> Option<String> {
+        let is = |column: &usize| self.table.cell(0, *column).trim().to_lowercase() == "assignment";
+        let column = (0..self.table.width(0)).find(is)?;
+        Some(self.table.cell(row, column).trim().to_lowercase())
     }
 
     /// How a student is known.
@@ -365,19 +378,25 @@ fn participant(cell: &str) -> Option<(String, u64)> {
 
 /// Any table: who the rows are is seen from all cells, and which column takes the grades is chosen.
 fn other(table: Table, header: &[String]) -> Sheet {
+    let named = |words: &[&str]| {
+        let is = |cell: &String| words.contains(&cell.trim().to_lowercase().as_str());
+        header.iter().position(is)
+    };
+    // As nbgrader writes it, where all rows have the same.
+    let maximum = named(&["max_score"]).and_then(|column| {
+        let mut cells = (1..table.len()).map(|row| number(&table.cell(row, column)));
+        let first = cells.next()??;
+        cells.all(|cell| cell == Some(first)).then_some(first)
+    });
     let grades: Vec<GradeColumn> = header
         .iter()
         .enumerate()
         .map(|(index, title)| GradeColumn {
             index,
             title: title.clone(),
-            possible: None,
+            possible: maximum.filter(|_| ["score", "raw_score"].contains(&title.trim())),
         })
         .collect();
-    let named = |words: &[&str]| {
-        let is = |cell: &String| words.contains(&cell.trim().to_lowercase().as_str());
-        header.iter().position(is)
-    };
     let (whole, last, first) = (named(WHOLE), named(LAST), named(FIRST));
     // A text without a digit in each row may be a part of a name, in a language that is not known here.
     let is_text = |column: usize| {

@@ -764,3 +764,81 @@ fn originals_are_those_of_their_submissions() {
     ];
     assert_eq!(found, expected);
 }
+
+#[test]
+fn projects_of_several_folders_are_no_courses_among_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let flat: &[(&str, &[u8])] = &[
+        ("Main.java", b"class Main {}"),
+        ("Help.java", b"class Help {}"),
+    ];
+    let packages: &[(&str, &[u8])] = &[
+        ("model/A.java", b"class A {}"),
+        ("view/B.java", b"class B {}"),
+        ("Main.java", b"class Main {}"),
+    ];
+    let all: Vec<PathBuf> = [
+        ("ann.zip", flat),
+        ("ben.zip", packages),
+        ("cleo.zip", flat),
+        ("dan.zip", packages),
+        ("eve.zip", flat),
+    ]
+    .map(|(name, members)| archive(&dir.path().join(name), members))
+    .to_vec();
+    let list = load_submissions(&all).unwrap();
+    assert_eq!(
+        names(&list),
+        [("ann", 2), ("ben", 3), ("cleo", 2), ("dan", 3), ("eve", 2)]
+    );
+    // Where most have folders of students, they are courses, such as two sections.
+    let section: &[(&str, &[u8])] = &[("ada/a.py", b"x = 1"), ("bob/a.py", b"x = 2")];
+    let other: &[(&str, &[u8])] = &[("cy/a.py", b"x = 3"), ("di/a.py", b"x = 4")];
+    let sections = [("one.zip", section), ("two.zip", other)];
+    let sections = sections.map(|(name, members)| archive(&dir.path().join(name), members));
+    let list = load_submissions(&sections).unwrap();
+    assert_eq!(names(&list), [("ada", 1), ("bob", 1), ("cy", 1), ("di", 1)]);
+}
+
+#[test]
+fn a_zero_byte_in_a_text_is_shown_and_loses_no_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = [
+        b"class A {\n    // odd \0 byte\n}\n".as_slice(),
+        &b"// more\n".repeat(20),
+    ]
+    .concat();
+    let zip = archive(
+        &dir.path().join("c.zip"),
+        &[
+            ("ann/A.java", &source),
+            ("ann/B.java", b"class B {}"),
+            ("bob.py", b"x"),
+        ],
+    );
+    let list = load_submissions(&[zip]).unwrap();
+    let ann = &list[0];
+    assert_eq!(ann.files.len(), 2, "{:?}", ann.flags);
+    assert_eq!(
+        ann.files[0].lines[..3],
+        ["class A {", "    // odd \u{2400} byte", "}"]
+    );
+    assert!(
+        ann.flags
+            .iter()
+            .any(|flag| flag.text.contains("zero bytes")),
+        "{:?}",
+        ann.flags
+    );
+    // What is no text stays out.
+    let binary = [b"\0\0\0\x01".as_slice(), b"class".as_slice()].concat();
+    let zip = archive(
+        &dir.path().join("d.zip"),
+        &[
+            ("ann/A.java", &binary),
+            ("ann/B.java", b"class B {}"),
+            ("bob.py", b"x"),
+        ],
+    );
+    assert_eq!(load_submissions(&[zip]).unwrap()[0].files.len(), 1);
+}

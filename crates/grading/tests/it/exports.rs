@@ -3,7 +3,9 @@
 use std::io::Read;
 
 use proptest::prelude::*;
-use tandem_grading::export::{Choice, Format, Refusal, Row, SheetKind, fill, outline, write};
+use tandem_grading::export::{
+    Choice, Format, Refusal, Row, SheetKind, attendance, fill, outline, write,
+};
 use tandem_grading::review::{Decision, Review, Standing};
 use tandem_grading::{Graded, Item, ItemKind, Origin, Points, Rubric, Student, System};
 
@@ -774,4 +776,64 @@ proptest! {
         prop_assert_eq!(again.changes.len(), 0);
         prop_assert_eq!(again.bytes, export.bytes);
     }
+}
+
+/// As nbgrader exports it: a row for each student and assignment, and names that nobody has filled in.
+const OF_NBGRADER: &str = "assignment,duedate,timestamp,student_id,last_name,first_name,email,raw_score,score,max_score\n\
+    ps1,,,bitdiddle,,,,1.5,1.5,10.0\n\
+    ps2,,,bitdiddle,,,,,,10.0\n\
+    ps1,,,hacker,,,,3.0,3.0,10.0\n\
+    ps2,,,hacker,,,,,,10.0\n";
+
+fn of_nbgrader(name: &str, given: Option<(f64, f64)>) -> Row {
+    let origin = Origin {
+        system: System::Nbgrader,
+        students: vec![Student {
+            name: name.to_owned(),
+            ids: vec![name.to_owned()],
+        }],
+        ..Origin::default()
+    };
+    row_of(name, &origin, given, Decision::Approved)
+}
+
+#[test]
+fn a_table_of_several_assignments_takes_the_grades_of_one() {
+    let origins: Vec<Origin> = ["bitdiddle", "hacker"]
+        .map(|name| Origin {
+            system: System::Nbgrader,
+            students: vec![Student {
+                name: name.to_owned(),
+                ids: vec![name.to_owned()],
+            }],
+            ..Origin::default()
+        })
+        .to_vec();
+    let all: Vec<(&str, &Origin)> = vec![("bitdiddle", &origins[0]), ("hacker", &origins[1])];
+    let found = attendance(OF_NBGRADER.as_bytes(), &all).unwrap();
+    assert_eq!(found.students, [vec!["bitdiddle"], vec!["hacker"]]);
+    assert_eq!(found.doubts, [None, None]);
+    assert!(found.absent.is_empty(), "{:?}", found.absent);
+    let rows = [
+        of_nbgrader("bitdiddle", Some((6.0, 3.0))),
+        of_nbgrader("hacker", Some((2.0, 1.0))),
+    ];
+    let score = Choice {
+        column: Some(8),
+        ..Choice::default()
+    };
+    let export = fill(OF_NBGRADER.as_bytes(), "ps2", &rows, &score).unwrap();
+    let table = records(&export.bytes, b',');
+    let scores: Vec<&str> = table.iter().skip(1).map(|row| row[8].as_str()).collect();
+    assert_eq!(scores, ["1.5", "9.00", "3.0", "3.00"]);
+    // Of an assignment that the table does not have, nothing is written.
+    let export = fill(OF_NBGRADER.as_bytes(), "ps3", &rows, &score).unwrap();
+    assert_eq!((export.grades, export.left.len()), (0, 2));
+    // Its own maximum is another one.
+    let other = OF_NBGRADER.replace("10.0", "23.0");
+    let refused = fill(other.as_bytes(), "ps2", &rows, &score);
+    assert!(
+        matches!(refused, Err(Refusal::Maximum { .. })),
+        "{refused:?}"
+    );
 }
