@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use serde_json::Value;
 
+use tandem_grading::Submission;
+
 use crate::harness::{Browser, Site};
 use crate::models::Models;
 
@@ -71,6 +73,17 @@ async fn one_submission_is_graded_live_by_two_models() {
     assert_eq!(site.gradebook.store().read_now(read).unwrap(), 11);
 }
 
+/// So many works, each a little otherwise than the pattern.
+fn works(pattern: &Submission, count: usize) -> Vec<Submission> {
+    let one = |i| {
+        let mut work = pattern.clone();
+        work.name = format!("work-{i}");
+        work.files[0].lines.push(format!("# {i}"));
+        work
+    };
+    (0..count).map(one).collect()
+}
+
 #[tokio::test]
 async fn a_run_is_watched_stopped_and_continued() {
     let site = Site::new().await;
@@ -78,14 +91,7 @@ async fn a_run_is_watched_stopped_and_continued() {
     models.pause_ms.store(8, Ordering::Relaxed);
     site.gradebook.connect(models.serve().await);
     let (rubric, pattern, _) = site.pattern();
-    let works: Vec<_> = (0..12)
-        .map(|i| {
-            let mut work = pattern.clone();
-            work.name = format!("work-{i}");
-            work.files[0].lines.push(format!("# {i}"));
-            work
-        })
-        .collect();
+    let works = works(&pattern, 12);
     let path = site.gradebook.hand_in("Course", &rubric, &works, None);
     let path = path.unwrap();
     let browser = Browser::open(&site, &path).await;
