@@ -8,15 +8,16 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
+use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 
+use crate::error::GradingError;
 use crate::export;
 use crate::origin::{Origin, System};
-use crate::source::SourceFile;
-use crate::submission::Submission;
+use crate::source::{Pseudonyms, SourceFile};
+use crate::submission::{self, Submission};
 use crate::syntax::{self, Parts};
 
 /// Words of a name that are looked at together.
@@ -33,6 +34,13 @@ const MIN_NUMBER: usize = 6;
 const MIN_LOGIN: usize = 4;
 /// Fewest letters of a login that is made of a name.
 const MIN_NAME_LOGIN: usize = 6;
+/// What stands before the name of a user in a path.
+const HOMES: [&str; 4] = [
+    concat!("/", "home/"),
+    concat!("/", "Users/"),
+    "\\Users\\",
+    "\\\\Users\\\\",
+];
 /// Names of users that are nobody's.
 const NOBODY: &[&str] = &[
     "user", "student", "jovyan", "runner", "root", "public", "shared", "username", "default",
@@ -40,26 +48,6 @@ const NOBODY: &[&str] = &[
 
 /// Begins what stands for the name of a user in a path.
 const USER: &str = "user_";
-
-/// What stands for people in a file, beside its lines.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Pseudonyms {
-    /// Lines as models are shown them, by their numbers from 1; those that do not differ are not here.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    lines: BTreeMap<usize, String>,
-    /// The name of the file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// What each one stands for, as it was written first.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    of: BTreeMap<String, String>,
-}
-
-impl Pseudonyms {
-    pub(crate) fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
 
 impl SourceFile {
     /// A line as models are shown it; `line` is what it is, of the same number from 1.
@@ -122,6 +110,24 @@ impl Submission {
             file.pseudonyms = Pseudonyms::default();
         }
     }
+}
+
+/// Finds and reads submissions: each path is a file, or a folder or a zip archive in which every file and every
+/// sub-folder is one submission. An archive is read wherever a folder may be. Of several archives, each is one submission,
+/// unless a course is in it.
+///
+/// No model is shown whose they are.
+/// What cannot be read becomes a submission with a `problem`; it never stops the others.
+///
+/// # Errors
+/// A path that does not exist, no submission at all, more than [`limits::MAX_SUBMISSIONS`](crate::limits::MAX_SUBMISSIONS), or archives that unpack to more
+/// than [`limits::MAX_ARCHIVE_BYTES`](crate::limits::MAX_ARCHIVE_BYTES).
+pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
+    let mut all = submission::read_submissions(paths)?;
+    let known = all.iter().map(|one| (one.name.as_str(), &one.origin));
+    let roster = Roster::new(known, None);
+    all.iter_mut().for_each(|one| roster.hide(one));
+    Ok(all)
 }
 
 /// A way to write a name, as one word without marks on letters.
@@ -639,7 +645,7 @@ fn runs(text: &str, is: impl Fn(char) -> bool) -> Vec<Range<usize>> {
 
 /// Names of users in paths of their folders.
 fn find_homes(line: &str, places: &mut Places) {
-    for home in ["/home/", "/Users/", "\\Users\\", "\\\\Users\\\\"] {
+    for home in HOMES {
         for (at, _) in line.match_indices(home) {
             let start = at + home.len();
             let is_end = |c: char| !(is_word(c) || matches!(c, '.' | '_' | '-' | ' '));

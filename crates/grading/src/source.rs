@@ -8,10 +8,10 @@ use crate::hidden::{mark_hidden, mark_name};
 use crate::limits;
 use crate::notebook::{NotebookCell, read_notebook};
 use crate::picture::Picture;
-use crate::pseudonym::Pseudonyms;
 use crate::suspicion::suspicious;
 use crate::tree::{Entry, Shape};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What a folder has that was not read.
@@ -42,6 +42,26 @@ pub struct SourceFile {
     /// What stands for people in it where models read it.
     #[serde(default, skip_serializing_if = "Pseudonyms::is_empty")]
     pub(crate) pseudonyms: Pseudonyms,
+}
+
+/// What stands for people in a file, beside its lines.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pseudonyms {
+    /// Lines as models are shown them, by their numbers from 1; those that do not differ are not here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) lines: BTreeMap<usize, String>,
+    /// The name of the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    /// What each one stands for, as it was written first.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) of: BTreeMap<String, String>,
+}
+
+impl Pseudonyms {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Kinds of files that are read.

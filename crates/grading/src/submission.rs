@@ -11,7 +11,6 @@ use crate::intake;
 use crate::limits;
 use crate::origin::{Found, Origin};
 use crate::picture::Picture;
-use crate::pseudonym::Roster;
 use crate::rubric::Rubric;
 use crate::source::{
     Kind, LeftOut, SourceFile, is_junk, is_of_tool, kind_of, read_file, read_source, read_tree,
@@ -42,16 +41,8 @@ pub struct Submission {
     pub origin: Origin,
 }
 
-/// Finds and reads submissions: each path is a file, or a folder or a zip archive in which every file and every
-/// sub-folder is one submission. An archive is read wherever a folder may be. Of several archives, each is one submission,
-/// unless a course is in it.
-///
-/// What cannot be read becomes a submission with a `problem`; it never stops the others.
-///
-/// # Errors
-/// A path that does not exist, no submission at all, more than [`limits::MAX_SUBMISSIONS`], or archives that unpack to more
-/// than [`limits::MAX_ARCHIVE_BYTES`].
-pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
+/// Finds and reads submissions, as [`load_submissions`](crate::load_submissions) says.
+pub(crate) fn read_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
     let budget = Budget::new();
     let found = intake::find(paths, &budget)?;
     if found.is_empty() {
@@ -83,9 +74,6 @@ pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingErr
             )));
         }
     }
-    let known = submissions.iter();
-    let roster = Roster::new(known.map(|one| (one.name.as_str(), &one.origin)), None);
-    submissions.iter_mut().for_each(|one| roster.hide(one));
     Ok(submissions)
 }
 
@@ -99,10 +87,10 @@ pub struct Original {
 }
 
 /// Gives all files of the submissions at these paths as they were handed in, each with the place of its submission among
-/// those of [`load_submissions`]; an archive of a student is one file. `each` says whether to go on.
+/// those of [`load_submissions`](crate::load_submissions); an archive of a student is one file. `each` says whether to go on.
 ///
 /// # Errors
-/// As of [`load_submissions`].
+/// As of [`load_submissions`](crate::load_submissions).
 pub fn read_originals(
     paths: &[PathBuf],
     each: &mut dyn FnMut(usize, Original) -> bool,

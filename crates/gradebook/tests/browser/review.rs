@@ -214,3 +214,33 @@ async fn a_text_is_written_item_by_item_and_no_key_fires_meanwhile() {
         "a just, jaunty u 1"
     );
 }
+
+#[tokio::test]
+async fn a_click_on_the_number_of_a_line_begins_a_comment() {
+    let site = Site::new().await;
+    let browser = Browser::open(&site, "/a/1").await;
+    browser
+        .until("document.querySelectorAll('.source [id] > b').length > 3")
+        .await;
+    browser
+        .run("document.querySelectorAll('.source [id] > b')[2].click()")
+        .await;
+    let filled = "return [comment.elements.line.value, document.activeElement.name].join()";
+    assert_eq!(browser.run(filled).await, "3,text");
+    browser
+        .run("comment.elements.text.value = 'Say why.'; comment.querySelector('button').click()")
+        .await;
+    browser
+        .until(
+            "comments.textContent.includes('line 3') && comments.textContent.includes('Say why.')",
+        )
+        .await;
+    // It opens, and by its key; what is written is saved as all else.
+    let kept = works(&site, 1);
+    assert_eq!(
+        kept.iter().map(|w| w.review.comments.len()).sum::<usize>(),
+        1
+    );
+    assert_eq!(browser.accessibility().await, Vec::<String>::new());
+    assert_eq!(browser.complaints().await, Vec::<String>::new());
+}

