@@ -41,7 +41,7 @@ const PROJECT_FILES: &[&str] = &[
 const STUDENT_FOLDERS: &[&str] = &["_assignsubmission_", "submission_"];
 
 /// The submissions at these paths, each under its name. A folder, or one archive, is a course; of several archives each is
-/// a student's, unless a course is in it.
+/// a student's, unless a system made its names, or most of them are courses.
 ///
 /// # Errors
 /// A path that does not exist, an archive or a folder that cannot be read, or more in an archive than the limits allow.

@@ -114,7 +114,7 @@ impl Submission {
 
 /// Finds and reads submissions: each path is a file, or a folder or a zip archive in which every file and every
 /// sub-folder is one submission. An archive is read wherever a folder may be. Of several archives, each is one submission,
-/// unless a course is in it.
+/// unless most of them are courses.
 ///
 /// No model is shown whose they are.
 /// What cannot be read becomes a submission with a `problem`; it never stops the others.
