@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use tandem_cluster::Public;
 use tandem_gradebook::exports::{Counts, ExportError, Target, Written, keep, preview};
@@ -97,8 +98,8 @@ struct Export {
     /// Writes the feedback, too, where the file has a column for it.
     #[arg(long, requires = "into")]
     with_feedback: bool,
-    /// The form of a file of its own: csv, feedback, moodle, nbgrader, gradescope or json.
-    #[arg(long = "as", value_name = "FORM", conflicts_with = "into", value_parser = form)]
+    /// The form of a file of its own.
+    #[arg(long = "as", value_name = "FORM", conflicts_with = "into", value_parser = forms())]
     form: Option<Format>,
     /// Where the file is written.
     #[arg(long, value_name = "FILE", required_unless_present = "dry_run")]
@@ -111,10 +112,10 @@ struct Export {
     dry_run: bool,
 }
 
-fn form(text: &str) -> Result<Format, String> {
-    let found = Format::ALL.into_iter().find(|form| form.as_str() == text);
-    let known = Format::ALL.map(Format::as_str).join(", ");
-    found.ok_or_else(|| format!("one of {known}"))
+fn forms() -> impl TypedValueParser<Value = Format> {
+    let form = |text: String| Format::ALL.into_iter().find(|form| form.as_str() == text);
+    PossibleValuesParser::new(Format::ALL.map(Format::as_str))
+        .try_map(move |text| form(text).ok_or("no form"))
 }
 
 #[derive(Args)]

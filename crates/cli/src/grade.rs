@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::builder::RangedI64ValueParser;
+use clap::{Args, ValueEnum, value_parser};
 use tandem_cluster::Public;
 use tandem_gradebook::store::SheetFile;
 use tandem_gradebook::{Batch, Gradebook, GradebookError};
@@ -14,8 +15,9 @@ use tandem_grading::export;
 use tandem_grading::limits::MAX_TABLE_BYTES;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Roster, Rubric, Status,
-    Submission, forecast, load_submissions,
+    Submission, forecast, load_submissions_for,
 };
+use tandem_proto::limits::MAX_GENERATED_TOKENS;
 
 use crate::address::{ANY_PORT, listen_address};
 use crate::config::Config;
@@ -50,6 +52,11 @@ impl From<Feedback> for FeedbackMode {
             Feedback::Parallel => Self::Parallel,
         }
     }
+}
+
+/// As many as a node makes of an answer.
+fn tokens() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=i64::from(MAX_GENERATED_TOKENS))
 }
 
 /// Arguments of `tandem grade`.
@@ -94,6 +101,12 @@ pub struct Arguments {
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["out", "web", "dry_run", "resume", "replace"],
           value_parser = clap::value_parser!(u16).range(1..))]
     stability: Option<u16>,
+    /// Tokens of an analysis at most, instead of the configuration's.
+    #[arg(long, value_name = "TOKENS", value_parser = tokens())]
+    analysis_tokens: Option<u32>,
+    /// Tokens of a feedback at most, instead of the configuration's.
+    #[arg(long, value_name = "TOKENS", value_parser = tokens())]
+    feedback_tokens: Option<u32>,
     /// When the feedback is written: after the analysis and from its points, or at the same time and without them.
     #[arg(long, value_enum, default_value_t = Feedback::After)]
     feedback: Feedback,
@@ -111,7 +124,7 @@ pub struct Arguments {
 /// If something cannot be read or written, or a model has no node that could serve it.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let rubric = Rubric::load(&arguments.rubric)?;
-    let mut submissions = load_submissions(&arguments.submissions)?;
+    let mut submissions = load_submissions_for(&arguments.submissions, &rubric)?;
     let roster = arguments.roster.as_deref().map(read_roster).transpose()?;
     if let Some(roster) = &roster {
         hide_people(&mut submissions, roster);
@@ -120,14 +133,16 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     if arguments.web {
         let gradebook = Gradebook::open(&environment.gradebook()?)?;
         let page = gradebook.hand_in(&arguments.course, &rubric, &submissions, roster.as_ref())?;
-        let setup = arguments.setup.prepare(environment).await?;
+        let mut setup = arguments.setup.prepare(environment).await?;
+        arguments.set_tokens(&mut setup.config);
         return course::serve(&gradebook, &page, setup, arguments.listen, wait).await;
     }
     let Setup {
-        config,
+        mut config,
         security,
         mut local,
     } = arguments.setup.prepare(environment).await?;
+    arguments.set_tokens(&mut config);
     let mut coordinator = Coordinator::start(
         ANY_PORT,
         Public::plaintext(),
@@ -167,7 +182,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         }
         () = shutdown::signal() => {
             if arguments.is_kept() {
-                eprintln!("tandem: stopped; results that were made are kept, `--resume` goes on with them");
+                eprintln!("tandem: stopped; results that were made are kept, `--resume` goes on with them and writes results.csv");
             }
             return Ok(ExitCode::from(shutdown::INTERRUPTED));
         }
@@ -222,6 +237,16 @@ async fn stability(
 }
 
 impl Arguments {
+    fn set_tokens(&self, config: &mut Config) {
+        let jobs = &mut config.grading;
+        for (tokens, job) in [
+            (self.analysis_tokens, &mut jobs.code_analysis),
+            (self.feedback_tokens, &mut jobs.feedback),
+        ] {
+            job.max_tokens = tokens.unwrap_or(job.max_tokens);
+        }
+    }
+
     /// Whether results are kept.
     const fn is_kept(&self) -> bool {
         !self.dry_run && self.stability.is_none()

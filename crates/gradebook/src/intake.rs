@@ -136,15 +136,20 @@ impl Intake {
     /// Keeps the files as they came, one after the other: others write meanwhile.
     pub(crate) fn keep_originals(&self, store: &Store, ids: &[Option<i64>]) -> Result<(), Untaken> {
         let mut failed = None;
-        read_originals(&self.works, &mut |index, original: Original| {
-            let Some(id) = ids.get(index).copied().flatten() else {
-                return true;
-            };
-            let kept = store
-                .write_now(|writer| writer.keep_original(id, &original).map(Ok::<_, StoreError>));
-            failed = kept.err();
-            failed.is_none()
-        })?;
+        read_originals(
+            &self.works,
+            &self.rubric,
+            &mut |index, original: Original| {
+                let Some(id) = ids.get(index).copied().flatten() else {
+                    return true;
+                };
+                let kept = store.write_now(|writer| {
+                    writer.keep_original(id, &original).map(Ok::<_, StoreError>)
+                });
+                failed = kept.err();
+                failed.is_none()
+            },
+        )?;
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 }

@@ -1,5 +1,7 @@
 //! Named limits of the pages.
 
+use std::time::Duration;
+
 /// Most bytes of a form.
 pub const MAX_FORM_BYTES: usize = 256 << 10;
 /// Most bytes of a submission that is pasted.
@@ -36,6 +38,8 @@ pub const MAX_AGENT_CHARS: usize = 200;
 pub const MAX_KEY_CHARS: usize = 64;
 /// How long a browser is let in, in seconds.
 pub const SESSION_SECONDS: u64 = 180 * 24 * 3600;
+/// How long a model may take to propose criteria.
+pub const PROPOSAL_TIME: Duration = Duration::from_secs(15 * 60);
 /// Most works that are chosen at once to be graded blind.
 pub const MAX_ANCHORS: usize = 100;
 /// As many are proposed.

@@ -52,6 +52,8 @@ impl ToldState {
 struct ToldHeld {
     name: String,
     #[serde(default)]
+    no_chat: Option<String>,
+    #[serde(default)]
     contract: ToldContract,
 }
 
@@ -118,11 +120,27 @@ impl Told {
             .collect()
     }
 
-    /// The first of some models that cannot be asked, if the server tells which can.
-    pub(crate) fn missing<'a>(&self, models: [&'a str; 2]) -> Option<&'a str> {
-        let is_there = |name: &str| self.queued.iter().any(|queued| queued.model == name);
-        let missing = models.into_iter().find(|name| !is_there(name));
-        missing.filter(|_| !self.queued.is_empty())
+    /// Why one of some models cannot be asked, if the server tells.
+    pub(crate) fn problem(&self, models: [&str; 2]) -> Option<String> {
+        let knows = |name: &str| self.queued.iter().any(|queued| queued.model == name);
+        models.into_iter().find_map(|name| {
+            if !self.queued.is_empty() && !knows(name) {
+                return Some(format!("no model `{name}` is loaded: start tandem with it"));
+            }
+            let why = self.no_chat(name)?;
+            Some(format!("`{name}` cannot be asked: {why}"))
+        })
+    }
+
+    /// Why a model answers no chats wherever it is.
+    fn no_chat(&self, name: &str) -> Option<&str> {
+        let served = self.servers.iter().flat_map(|server| &server.models);
+        let held = self.data.iter().flat_map(|node| &node.models);
+        let mut held = held.filter(|model| model.name == name).peekable();
+        held.peek()?.no_chat.as_deref().filter(|_| {
+            served.into_iter().all(|model| model.name != name)
+                && held.all(|model| model.no_chat.is_some())
+        })
     }
 
     /// What serves some models: digests of weights, and what servers tell of theirs.

@@ -375,10 +375,8 @@ async fn work(
     let config = task.settings.config(server).await;
     let config = config.map_err(|_| "the models do not answer".to_owned())?;
     let told = server.told().await.ok().flatten();
-    if let Some(missing) = told.and_then(|told| told.missing(task.settings.models())) {
-        return Err(format!(
-            "no model `{missing}` is loaded: start tandem with it"
-        ));
+    if let Some(problem) = told.and_then(|told| told.problem(task.settings.models())) {
+        return Err(problem);
     }
     let run = going.run;
     let before = shared.store.read(move |r| r.weights_of_run(run)).await;

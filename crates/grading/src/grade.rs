@@ -94,7 +94,7 @@ pub trait Store: Send + Sync {
         Held::default()
     }
 
-    /// The complete answer that the same question got earlier.
+    /// The answer that the same question got earlier: a complete one, or one that was cut at its limit.
     fn answered(&self, _index: usize, _job: Job, _question: &str) -> Option<JobRecord> {
         None
     }
@@ -385,8 +385,11 @@ impl Run<'_> {
         }
         let request = self.request(task, (job, assessment));
         let question = question(self.config, &request);
-        if let Some(record) = self.store.answered(index, job, &question) {
-            let answer = record.answer.clone();
+        let earlier = self.store.answered(index, job, &question);
+        // By chance an answer comes out shorter; without, it is cut once more.
+        let by_chance = self.config.job(job).temperature > 0.0;
+        if let Some(record) = earlier.filter(|r| r.error.is_none() || !by_chance) {
+            let answer = record.answer.clone().filter(|_| record.error.is_none());
             return Ok(Some((record, answer)));
         }
         let started_ms = since_1970();
@@ -731,9 +734,13 @@ fn outcome(
     let finish_reason = answer.as_ref().and_then(|a| a.finish);
     if finish_reason == Some(FinishReason::Length) {
         let text = format!(
-            "the answer was cut at {} tokens; raise `max_tokens` of [grading.{}] in the configuration",
+            "the answer was cut at {} tokens; raise `max_tokens` of [grading.{}] in the configuration, or --{}-tokens",
             settings.max_tokens,
-            job.as_str()
+            job.as_str(),
+            match job {
+                Job::CodeAnalysis => "analysis",
+                Job::Feedback => "feedback",
+            }
         );
         error = Some(Finding::new(FindingKind::Cut, text));
     }

@@ -5,9 +5,11 @@ use crate::archive::Budget;
 use crate::error::GradingError;
 use crate::limits;
 use crate::origin::{Found, NBGRADER, SUBMITTED, group, has_names_of_system};
+use crate::rubric::Rubric;
 use crate::source::{is_litter, kind_of};
-use crate::tree::{Entry, Shape, is_archive, stem};
+use crate::tree::{Entry, Place, Shape, is_archive, stem};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Names of folders that a project has, in lower case: where there are no others, they are no students.
 const PROJECT_FOLDERS: &[&str] = &[
@@ -45,7 +47,11 @@ const STUDENT_FOLDERS: &[&str] = &["_assignsubmission_", "submission_"];
 ///
 /// # Errors
 /// A path that does not exist, an archive or a folder that cannot be read, or more in an archive than the limits allow.
-pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Found>, GradingError> {
+pub(crate) fn find(
+    paths: &[PathBuf],
+    rubric: Option<&Rubric>,
+    budget: &Budget,
+) -> Result<Vec<Found>, GradingError> {
     let mut all = Vec::new();
     for path in paths {
         std::fs::metadata(path).map_err(|source| GradingError::Read {
@@ -68,22 +74,28 @@ pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Found>, Gra
         .filter(|entry| looks_like_a_course(entry, budget))
         .count();
     let (are_courses, archives) = (courses * 2 > archives.len(), archives.len());
-    let (mut found, mut single) = (Vec::new(), Vec::new());
+    let (mut found, mut single, mut of_trees) = (Vec::new(), Vec::new(), Vec::new());
     for (path, entry) in all {
         let fault =
             |problem: String| GradingError::Submissions(format!("{}: {problem}", path.display()));
         match entry.shape() {
+            Shape::Folder if let Some(student) = of_tree(&entry, budget) => of_trees.push(student),
             Shape::Folder => {
                 let course = Course::new(&entry.name, entries(&entry, budget).map_err(fault)?);
-                found.extend(course.submitted(budget).students(budget).map_err(fault)?);
+                found.extend(
+                    course
+                        .submitted(budget)
+                        .students(rubric, budget)
+                        .map_err(fault)?,
+                );
             }
             Shape::Archive if archives > 1 => {
                 let course = of_several(entry, are_courses, budget);
-                found.extend(course.students(budget).map_err(fault)?);
+                found.extend(course.students(rubric, budget).map_err(fault)?);
             }
             Shape::Archive => {
                 let course = of_one(&entry, budget).map_err(fault)?;
-                found.extend(course.students(budget).map_err(fault)?);
+                found.extend(course.students(rubric, budget).map_err(fault)?);
             }
             Shape::File | Shape::Problem => single.push(entry),
         }
@@ -95,8 +107,11 @@ pub(crate) fn find(paths: &[PathBuf], budget: &Budget) -> Result<Vec<Found>, Gra
         }
     }
     // A browser sends the files of a student one by one.
-    let single = Course::new("", single).students(budget);
-    found.extend(single.map_err(GradingError::Submissions)?);
+    let single = Course::new("", single);
+    for course in [single, Course::new(SUBMITTED, of_trees)] {
+        let students = course.students(rubric, budget);
+        found.extend(students.map_err(GradingError::Submissions)?);
+    }
     Ok(found)
 }
 
@@ -143,9 +158,31 @@ impl Course {
     }
 
     /// One entry for each student.
-    fn students(self, budget: &Budget) -> Result<Vec<Found>, String> {
-        group(self.entries, &self.container, budget)
+    fn students(self, rubric: Option<&Rubric>, budget: &Budget) -> Result<Vec<Found>, String> {
+        group(self.entries, &self.container, rubric, budget)
     }
+}
+
+/// A student of nbgrader's tree: the folder of one in `submitted`, or in that the folder of an assignment.
+fn of_tree(entry: &Entry, budget: &Budget) -> Option<Entry> {
+    let Place::Disk(path) = &entry.place else {
+        return None;
+    };
+    let inside = |entry: &Entry| entries(entry, budget).unwrap_or_default();
+    // Another course may be in a folder of that name.
+    let is_notebook = |entry: &Entry| entry.name.ends_with(".ipynb");
+    let is_assignment = |entry: &Entry| inside(entry).iter().any(is_notebook);
+    let parent = path.parent()?;
+    let is_submitted = |path: &Path| path.file_name().is_some_and(|name| name == SUBMITTED);
+    if is_submitted(parent) {
+        let inside = inside(entry);
+        let is_student = inside.iter().all(Entry::is_folder) && inside.iter().any(is_assignment);
+        return is_student.then(|| entry.clone());
+    }
+    (is_submitted(parent.parent()?) && is_assignment(entry)).then(|| Entry {
+        place: Place::Folder(Rc::new(vec![entry.clone()])),
+        ..Entry::of(parent)
+    })
 }
 
 /// What is in a folder, but for what nobody writes.

@@ -66,7 +66,7 @@ pub use picture::{Picture, PictureKind};
 pub use points::Points;
 pub use prompt::{Prompt, build_prompt};
 pub use proposal::propose;
-pub use pseudonym::{Roster, load_submissions};
+pub use pseudonym::{Roster, load_submissions, load_submissions_for};
 pub use report::{EarlierRun, Folder};
 pub use request::inputs;
 pub use rubric::{Criterion, Late, Level, Penalty, Reflection, Rubric, Scale};

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::archive::Budget;
 use crate::limits::{MAX_RUBRIC_BYTES, MAX_SOURCE_BYTES};
+use crate::rubric::Rubric;
 use crate::source::is_litter;
 use crate::tree::{Entry, Place, Shape, stem};
 
@@ -122,6 +123,7 @@ struct Part {
 pub(crate) fn group(
     entries: Vec<Entry>,
     container: &str,
+    rubric: Option<&Rubric>,
     budget: &Budget,
 ) -> Result<Vec<Found>, String> {
     if let Some(found) = gradescope(&entries, budget)? {
@@ -131,7 +133,7 @@ pub(crate) fn group(
         return Ok(together(entries, parts, budget));
     }
     if container == SUBMITTED
-        && let Some(found) = nbgrader(&entries, budget)?
+        && let Some(found) = nbgrader(&entries, rubric, budget)?
     {
         return Ok(found);
     }
@@ -568,13 +570,16 @@ pub(crate) const NBGRADER: &[&str] = &[
     "nbgrader_config.py",
 ];
 
-/// A folder for each student, and in it one for each assignment; nothing if they are something else. What else lies there
-/// stands by itself.
-fn nbgrader(entries: &[Entry], budget: &Budget) -> Result<Option<Vec<Found>>, String> {
-    let mut found = Vec::new();
-    // The students that have each assignment.
+/// A folder for each student, and in it one for each assignment, of which one is meant; nothing if they are something else.
+/// What else lies there stands by itself.
+fn nbgrader(
+    entries: &[Entry],
+    rubric: Option<&Rubric>,
+    budget: &Budget,
+) -> Result<Option<Vec<Found>>, String> {
+    let (mut found, mut students) = (Vec::new(), Vec::new());
+    // How many students have each assignment.
     let mut assignments: BTreeMap<String, usize> = BTreeMap::new();
-    let mut is_tree = false;
     for entry in entries {
         let inside = match entry.shape() {
             Shape::Folder => entry.entries(budget).unwrap_or_default(),
@@ -592,37 +597,44 @@ fn nbgrader(entries: &[Entry], budget: &Budget) -> Result<Option<Vec<Found>>, St
         for folder in &folders {
             *assignments.entry(folder.name.clone()).or_default() += 1;
         }
-        is_tree |= !folders.is_empty();
+        students.push((entry, folders, files));
+    }
+    let is_shared = assignments.values().any(|students| *students > 1);
+    let is_meant = |name: &&String| rubric.is_some_and(|rubric| rubric.is_called(name));
+    let mut meant = assignments.keys().filter(is_meant);
+    let assignment = match (assignments.len(), meant.next(), meant.next()) {
+        (0, ..) => return Ok(None),
+        (1, ..) => assignments.keys().next().cloned(),
+        (_, Some(one), None) => Some(one.clone()),
+        // Each student has folders of their own: a course of another kind.
+        _ if !is_shared => return Ok(None),
+        _ => None,
+    };
+    let Some(assignment) = assignment else {
+        let names: Vec<String> = assignments.into_keys().collect();
+        return Err(format!(
+            "it has several assignments: {}; give the rubric the title of one, or give the folders of one, such as \
+             {SUBMITTED}/*/{}",
+            names.join(", "),
+            names[0]
+        ));
+    };
+    for (entry, folders, files) in students {
         let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
         let note = (!names.is_empty())
             .then(|| format!("not read, as it is in no assignment: {}", names.join(", ")));
+        let folder = folders.into_iter().find(|one| one.name == assignment);
         let nothing = || Place::Problem("nothing was handed in".to_owned());
         found.push(Found {
             entry: Entry {
                 name: entry.name.clone(),
-                place: folders
-                    .first()
-                    .map_or_else(nothing, |one| one.place.clone()),
+                place: folder.map_or_else(nothing, |one| one.place),
                 note,
             },
             origin: known_by_name(System::Nbgrader, &entry.name),
         });
     }
-    let is_shared = assignments.values().any(|students| *students > 1);
-    match assignments.len() {
-        1 => Ok(is_tree.then_some(found)),
-        0 => Ok(None),
-        // Each student has folders of their own: a course of another kind.
-        _ if !is_shared => Ok(None),
-        _ => {
-            let names: Vec<String> = assignments.into_keys().collect();
-            Err(format!(
-                "it has several assignments: {}; give the folders of one, such as {SUBMITTED}/*/{}",
-                names.join(", "),
-                names[0]
-            ))
-        }
-    }
+    Ok(Some(found))
 }
 
 /// Of a student whose folder has the name by which a system knows them.

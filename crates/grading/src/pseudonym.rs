@@ -16,6 +16,7 @@ use unicode_normalization::char::is_combining_mark;
 use crate::error::GradingError;
 use crate::export;
 use crate::origin::{Origin, System};
+use crate::rubric::Rubric;
 use crate::source::{Pseudonyms, SourceFile};
 use crate::submission::{self, Submission};
 use crate::syntax::{self, Parts};
@@ -123,7 +124,22 @@ impl Submission {
 /// A path that does not exist, no submission at all, more than [`limits::MAX_SUBMISSIONS`](crate::limits::MAX_SUBMISSIONS), or archives that unpack to more
 /// than [`limits::MAX_ARCHIVE_BYTES`](crate::limits::MAX_ARCHIVE_BYTES).
 pub fn load_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
-    let mut all = submission::read_submissions(paths)?;
+    load(paths, None)
+}
+
+/// The same for a rubric: of nbgrader's tree with several assignments, the one that has its title or id.
+///
+/// # Errors
+/// As [`load_submissions`].
+pub fn load_submissions_for(
+    paths: &[PathBuf],
+    rubric: &Rubric,
+) -> Result<Vec<Submission>, GradingError> {
+    load(paths, Some(rubric))
+}
+
+fn load(paths: &[PathBuf], rubric: Option<&Rubric>) -> Result<Vec<Submission>, GradingError> {
+    let mut all = submission::read_submissions(paths, rubric)?;
     let known = all.iter().map(|one| (one.name.as_str(), &one.origin));
     let roster = Roster::new(known, None);
     all.iter_mut().for_each(|one| roster.hide(one));

@@ -154,6 +154,14 @@ impl Criterion {
 }
 
 impl Rubric {
+    /// Whether that is its title or its id.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        let name = name.trim().to_lowercase();
+        [&self.title, &self.id]
+            .map(|own| own.trim().to_lowercase())
+            .contains(&name)
+    }
+
     /// Reads a rubric and the templates and solutions that it names; also what is called `template` or `solution` beside
     /// it.
     ///

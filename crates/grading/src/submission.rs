@@ -42,9 +42,12 @@ pub struct Submission {
 }
 
 /// Finds and reads submissions, as [`load_submissions`](crate::load_submissions) says.
-pub(crate) fn read_submissions(paths: &[PathBuf]) -> Result<Vec<Submission>, GradingError> {
+pub(crate) fn read_submissions(
+    paths: &[PathBuf],
+    rubric: Option<&Rubric>,
+) -> Result<Vec<Submission>, GradingError> {
     let budget = Budget::new();
-    let found = intake::find(paths, &budget)?;
+    let found = intake::find(paths, rubric, &budget)?;
     if found.is_empty() {
         return Err(GradingError::Submissions(
             "none found under the given paths".to_owned(),
@@ -87,16 +90,19 @@ pub struct Original {
 }
 
 /// Gives all files of the submissions at these paths as they were handed in, each with the place of its submission among
-/// those of [`load_submissions`](crate::load_submissions); an archive of a student is one file. `each` says whether to go on.
+/// those of [`load_submissions_for`](crate::load_submissions_for); an archive of a student is one file. `each` says whether
+/// to go on.
 ///
 /// # Errors
 /// As of [`load_submissions`](crate::load_submissions).
 pub fn read_originals(
     paths: &[PathBuf],
+    rubric: &Rubric,
     each: &mut dyn FnMut(usize, Original) -> bool,
 ) -> Result<(), GradingError> {
     let budget = Budget::new();
-    for (index, Found { entry, .. }) in intake::find(paths, &budget)?.into_iter().enumerate() {
+    let found = intake::find(paths, Some(rubric), &budget)?;
+    for (index, Found { entry, .. }) in found.into_iter().enumerate() {
         let mut left = limits::MAX_ORIGINALS_BYTES;
         for (name, entry) in originals(&entry, &budget) {
             let most = limits::MAX_ORIGINAL_BYTES.min(left);

@@ -10,10 +10,12 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use tandem_grading::limits::MAX_RUBRIC_BYTES;
 use tandem_grading::{Draft, Rubric};
+use tokio::time::timeout;
 
 use super::{Id, PARTS, attachment, fields};
 use crate::Shared;
 use crate::error::PageError;
+use crate::limits::PROPOSAL_TIME;
 use crate::store::{Assignment, Reader, RubricVersion, StoreError, Writer};
 use crate::view;
 use crate::view::rubric::{ChecksView, RubricForm, RubricPage};
@@ -166,7 +168,12 @@ async fn propose(
         ..Draft::default()
     };
     let solutions = &held.1.rubric.solutions;
-    let proposed = tandem_grading::propose(&server.config(), &draft, solutions, points).await;
+    let config = server.config();
+    let proposed = tandem_grading::propose(&config, &draft, solutions, points);
+    let Ok(proposed) = timeout(PROPOSAL_TIME, proposed).await else {
+        let why = "Nothing was proposed: the model takes too long. Write the criteria yourself";
+        return refused(form, StatusCode::GATEWAY_TIMEOUT, why.to_owned());
+    };
     match proposed {
         Ok(criteria) => {
             let form = form.with_proposal(&criteria);

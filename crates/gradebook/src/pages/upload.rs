@@ -11,7 +11,7 @@ use tandem_grading::export::{Attendance, attendance};
 use tandem_grading::limits::{
     MAX_FILE_NAME_BYTES, MAX_TABLE_BYTES, MAX_TASK_CHARS, MAX_TITLE_CHARS,
 };
-use tandem_grading::{GradingError, Rubric, Submission, load_submissions};
+use tandem_grading::{GradingError, Rubric, Submission, load_submissions_for};
 use tokio::io::AsyncWriteExt;
 
 use super::blocking;
@@ -242,7 +242,7 @@ fn read(uploaded: Uploaded, copied: Option<Rubric>) -> Result<Intake, PageError>
             rubric.solutions = copied.solutions;
         }
     }
-    let submissions = load_submissions(&uploaded.works).map_err(told)?;
+    let submissions = load_submissions_for(&uploaded.works, &rubric).map_err(told)?;
     let sheet = uploaded.sheet.as_ref();
     let sheet = sheet
         .map(|path| read_sheet(path, &submissions))

@@ -213,8 +213,9 @@ impl Reader<'_> {
     ) -> rusqlite::Result<Option<JobRecord>> {
         let mut query = self.sql.prepare_cached(
             "SELECT record FROM model_call
-             WHERE submission = ?1 AND job = ?2 AND question = ?3 AND is_answered = 1 AND run = ifnull(?4, run)
-             ORDER BY id DESC LIMIT 1",
+             WHERE submission = ?1 AND job = ?2 AND question = ?3 AND run = ifnull(?4, run)
+                 AND (is_answered = 1 OR json_extract(record, '$.finish_reason') = 'length')
+             ORDER BY is_answered DESC, id DESC LIMIT 1",
         )?;
         query
             .query_row((work, job.as_str(), question, run), |row| {

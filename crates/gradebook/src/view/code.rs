@@ -245,13 +245,19 @@ fn code_file(
                 let lines: Vec<Line> = (*first..=*last).map(&mut line).collect();
                 let count = lines.len();
                 blocks.push(Block {
-                    folded: Some(format!("{count} lines of the template, unchanged")),
+                    folded: Some(match count {
+                        1 => "1 line of the template, unchanged".to_owned(),
+                        count => format!("{count} lines of the template, unchanged"),
+                    }),
                     is_open: lines.iter().any(|l| !l.marks.is_empty() || l.is_flagged),
                     lines,
                 });
             }
             Shown::Gone(count) => blocks.push(Block {
-                folded: Some(format!("here {count} lines of the template were deleted")),
+                folded: Some(match count {
+                    1 => "here 1 line of the template was deleted".to_owned(),
+                    count => format!("here {count} lines of the template were deleted"),
+                }),
                 is_open: false,
                 lines: Vec::new(),
             }),

@@ -60,6 +60,8 @@ pub(crate) struct Desk {
     /// The next one that needs a person, else the page that says how far it is.
     pub(crate) next_open: String,
     pub(crate) is_last: bool,
+    /// True if it was handed in again, so that this one does not count.
+    pub(crate) is_replaced: bool,
     /// True if what others gave is hidden; and where that ends.
     pub(crate) is_blind: bool,
     pub(crate) blind: String,
@@ -229,6 +231,7 @@ impl Desk {
             previous: previous.map(link),
             next: next.map(link),
             is_last: next_open.is_none(),
+            is_replaced: work.replaced_by.is_some(),
             is_blind: work.is_blind,
             blind: of.list.on(paths.blind(work.id)),
             next_open: next_open.map_or_else(|| of.list.on(paths.end(work.assignment)), link),

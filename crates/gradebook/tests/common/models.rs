@@ -28,6 +28,10 @@ pub struct Models {
     pub are_away: Arc<AtomicBool>,
     /// What they tell of their weights; nothing if that is empty.
     pub weights: Arc<Mutex<String>>,
+    /// Have no template for chats.
+    pub no_chat: Arc<AtomicBool>,
+    /// Cut each feedback at its limit.
+    pub cut: Arc<AtomicBool>,
     /// Tell of each answer what one machine would have taken alone.
     pub tell_alone: Arc<AtomicBool>,
     /// How often each prompt was answered to its end.
@@ -64,7 +68,10 @@ impl Models {
 
 async fn nodes(State(models): State<Models>) -> axum::Json<Value> {
     let weights = models.weights.lock().unwrap().clone();
-    let held = |name| json!({ "name": name, "contract": { "weights": weights } });
+    let no_chat = models.no_chat.load(Ordering::Relaxed);
+    let no_chat = no_chat.then_some("the model has no chat template");
+    let held =
+        |name| json!({ "name": name, "contract": { "weights": weights }, "no_chat": no_chat });
     let data = match weights.is_empty() {
         true => json!([]),
         false => json!([{ "name": "big", "up": true, "models": [held("code"), held("words")] }]),
@@ -123,7 +130,9 @@ async fn answer(State(models): State<Models>, body: Bytes) -> Response {
         .into_iter()
         .map(|part| chunk(json!({ "content": part }), Value::Null))
         .collect();
-    let mut end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": "stop" }] });
+    let is_cut = schema.is_null() && models.cut.load(Ordering::Relaxed);
+    let finish = if is_cut { "length" } else { "stop" };
+    let mut end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
     if models.tell_alone.load(Ordering::Relaxed) {
         end["tandem"] = told();
     }

@@ -151,6 +151,37 @@ async fn a_folder_goes_on_with_what_its_gradebook_has() {
     assert_eq!(asked, 6);
 }
 
+/// What was cut at its limit would be cut once more: it is asked for where the limit is another one, or somebody wants it.
+#[tokio::test]
+async fn an_answer_that_was_cut_is_not_asked_for_again_with_the_same_limit() {
+    let mut grading = Grading::new().await;
+    grading.models.cut.store(true, Ordering::Relaxed);
+    let (rubric, works) = (rubric(&[]), submissions(&["return 1", "return 2"]));
+    let (first, asked) = grading.run(&rubric, &works, EarlierRun::Refuse).await;
+    let first = first.unwrap();
+    assert_eq!(asked, 4);
+    let lacks_text = |g: &Graded| g.status == Status::NeedsReview && g.feedback.is_none();
+    assert!(first.iter().all(lacks_text));
+    let (again, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
+    assert_eq!((scores(&again.unwrap()), asked), (scores(&first), 0));
+
+    grading.models.cut.store(false, Ordering::Relaxed);
+    let (again, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
+    assert!(again.unwrap().iter().all(lacks_text) && asked == 0);
+    grading.server.feedback.max_tokens += 1;
+    let (more, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
+    assert_eq!(asked, 2);
+    assert!(more.unwrap().iter().all(|g| g.feedback.is_some()));
+
+    // By chance an answer may come out shorter.
+    grading.server.feedback.temperature = 0.5;
+    grading.models.cut.store(true, Ordering::Relaxed);
+    let (_, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
+    assert_eq!(asked, 2);
+    let (_, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
+    assert_eq!(asked, 2);
+}
+
 #[tokio::test]
 async fn points_of_another_rubric_are_computed_and_words_are_asked_for() {
     let grading = Grading::new().await;

@@ -410,6 +410,16 @@ async fn a_run_without_its_model_asks_nothing() {
         .store()
         .read_now(|reader| reader.works(2));
     assert!(works.unwrap().iter().all(|work| work.graded.is_none()));
+    // One that has no template for chats is refused once, not for each submission.
+    "blue".clone_into(&mut course.models.weights.lock().unwrap());
+    course.models.no_chat.store(true, Ordering::Relaxed);
+    let started = course.site.post(&course.page, &[("what", "all")]).await;
+    let run = started.headers()["location"].to_str().unwrap().to_owned();
+    course.until(&run, "could not go on").await;
+    let page = course.site.get(&run).await.text().await.unwrap();
+    let why = "`code` cannot be asked: the model has no chat template";
+    assert!(page.contains(why), "{page}");
+    assert!(course.models.asked.lock().unwrap().is_empty());
 }
 
 /// Where the models go away in the middle, what was made stays, nothing fails for it, and the run goes on once they are back.
@@ -501,14 +511,8 @@ async fn what_is_handed_in_again_says_so_and_leads_to_the_earlier_one() {
         .read_now(|reader| reader.work(old.id));
     let seen = work.unwrap().unwrap().seen.to_string();
     let form = [("do", "approve"), ("version", seen.as_str())];
-    assert_eq!(
-        course
-            .site
-            .post(&format!("/w/{}", old.id), &form)
-            .await
-            .status(),
-        303
-    );
+    let answer = course.site.post(&format!("/w/{}", old.id), &form).await;
+    assert_eq!(answer.status(), 303);
     let mut again = submissions();
     again[0].files[0].lines.push("# more".into());
     let kept = course
@@ -535,6 +539,10 @@ async fn what_is_handed_in_again_says_so_and_leads_to_the_earlier_one() {
     assert!(page.contains(&format!("/w/{}\">Look at the earlier one", old.id)));
     let page = text(format!("/w/{}", old.id)).await;
     assert!(page.contains(&format!("/w/{}\">Go to the one that counts", new.id)));
+    assert!(
+        page.contains("this one does not count") && !page.contains("value=\"reopen\""),
+        "{page}"
+    );
     // From all that came before to the one that counts, however often it was handed in.
     again[0].files[0].lines.push("# still more".into());
     course

@@ -752,7 +752,7 @@ fn originals_are_those_of_their_submissions() {
         found.push((names[index].clone(), original.name, original.bytes.unwrap()));
         true
     };
-    read_originals(&paths, &mut keep).unwrap();
+    read_originals(&paths, &crate::course::rubric(), &mut keep).unwrap();
     let found: Vec<(&str, &str, &[u8])> = found
         .iter()
         .map(|(a, b, c)| (a.as_str(), b.as_str(), c.as_slice()))

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-use tandem_grading::{GradingError, Submission, System, load_submissions};
+use tandem_grading::{GradingError, Submission, System, load_submissions, load_submissions_for};
 use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
 
@@ -21,6 +21,9 @@ const NAMES: &[&str] = &[
 ];
 
 const COUNT: usize = 30;
+
+const NOTEBOOK: &str = r#"{"cells": [{"cell_type": "code", "source": ["x = 1"], "metadata": {}, "outputs": []}],
+    "metadata": {}, "nbformat": 4, "nbformat_minor": 5}"#;
 
 /// A student: the name as `Last, First`, and a number.
 fn student(i: usize) -> (String, usize) {
@@ -69,6 +72,13 @@ fn known(list: &[Submission], system: System) -> Vec<(String, usize)> {
     let mut all: Vec<(String, usize)> = list.iter().map(one).collect();
     all.sort();
     all
+}
+
+/// What they are called.
+fn named(list: &[Submission]) -> Vec<String> {
+    let mut names: Vec<String> = list.iter().map(|one| one.name.clone()).collect();
+    names.sort();
+    names
 }
 
 fn file(name: String) -> (String, String) {
@@ -415,11 +425,6 @@ fn what_several_have_or_lies_beside_makes_no_other_course() {
 
 #[test]
 fn what_is_beside_a_system_or_of_no_kind_is_somebodys() {
-    let named = |list: &[Submission]| {
-        let mut names: Vec<String> = list.iter().map(|one| one.name.clone()).collect();
-        names.sort();
-        names
-    };
     let list = load(&files(&[
         "submitted/anna/a.py",
         "submitted/ben/a.py",
@@ -457,6 +462,46 @@ fn what_is_beside_a_system_or_of_no_kind_is_somebodys() {
                 .contains("several assignments: ps1, ps2, ps3")
         );
     }
+}
+
+/// The usual tree of nbgrader has all assignments: the rubric says which one is meant, or a path does.
+#[test]
+fn of_a_tree_of_several_assignments_one_is_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in [
+        "submitted/anna/ps1/a.ipynb",
+        "submitted/anna/ps2/a.ipynb",
+        "submitted/ben/ps2/a.ipynb",
+        "submitted/eve/ps1/a.ipynb",
+        "submitted/eve/ps1/timestamp.txt",
+        "other/submitted/week1/a.py",
+        "other/submitted/week1/b.py",
+    ] {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, NOTEBOOK).unwrap();
+    }
+    let all = [dir.path().join("submitted")];
+    let refused = load_submissions(&all).unwrap_err().to_string();
+    assert!(refused.contains("ps1, ps2; give the rubric the title of one"));
+    let mut rubric = crate::course::rubric();
+    "PS2".clone_into(&mut rubric.title);
+    let list = load_submissions_for(&all, &rubric).unwrap();
+    assert_eq!(known(&list, System::Nbgrader).len(), 3);
+    let missing: Vec<&str> = (list.iter().filter(|s| s.problem.is_some()))
+        .map(|s| s.name.as_str())
+        .collect();
+    assert_eq!(missing, ["eve"]);
+
+    let path = |path: &str| dir.path().join(path);
+    let list = load_submissions(&[path("submitted/anna/ps1"), path("submitted/eve/ps1")]).unwrap();
+    assert_eq!(known(&list, System::Nbgrader).len(), 2);
+    assert_eq!(named(&list), ["anna", "eve"]);
+    let list = load_submissions(&[path("submitted/ben")]).unwrap();
+    assert_eq!(named(&list), ["ben"]);
+    // A folder of that name may have another course.
+    let list = load_submissions(&[path("other/submitted/week1")]).unwrap();
+    assert_eq!(named(&list), ["a", "b"]);
 }
 
 #[test]
