@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use tandem_cluster::Public;
-use tandem_gradebook::exports::{Counts, ExportError, Target, Written, keep, preview};
+use tandem_gradebook::exports::{self, Counts, ExportError, Target, Written, keep};
 use tandem_gradebook::store::{Assignment, SheetFile};
 use tandem_gradebook::{Gradebook, Scope};
 use tandem_grading::export::{Choice, Format, Refusal, outline};
@@ -130,11 +130,7 @@ struct Open {
 /// # Errors
 /// If the gradebook cannot be opened, or the address is taken.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
-    let gradebook = match &arguments.gradebook {
-        Some(file) if !file.is_file() => bail!("there is no gradebook {}", file.display()),
-        Some(file) => Gradebook::open_alone(file)?,
-        None => Gradebook::open(&environment.gradebook()?)?,
-    };
+    let gradebook = open(arguments.gradebook.as_deref(), environment)?;
     match arguments.command {
         Command::Open(open) => {
             let home = gradebook.home().to_owned();
@@ -185,6 +181,18 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     }
 }
 
+/// A gradebook, or the one of this user.
+///
+/// # Errors
+/// If it is not there, or cannot be opened.
+pub fn open(file: Option<&Path>, environment: &Environment) -> anyhow::Result<Gradebook> {
+    Ok(match file {
+        Some(file) if !file.is_file() => bail!("there is no gradebook {}", file.display()),
+        Some(file) => Gradebook::open_alone(file)?,
+        None => Gradebook::open(&environment.gradebook()?)?,
+    })
+}
+
 /// Deletes, and says what went; or what would.
 fn delete(gradebook: &Gradebook, scope: Scope, is_dry_run: bool) -> anyhow::Result<()> {
     let (erasure, what) = match is_dry_run {
@@ -219,7 +227,10 @@ fn assignments(gradebook: &Gradebook) -> anyhow::Result<Vec<Assignment>> {
 }
 
 /// The assignment that a text means.
-fn assignment(gradebook: &Gradebook, text: &str) -> anyhow::Result<Assignment> {
+///
+/// # Errors
+/// If there is none, or several.
+pub fn assignment(gradebook: &Gradebook, text: &str) -> anyhow::Result<Assignment> {
     let all = assignments(gradebook)?;
     let is = |one: &&Assignment| {
         one.title == text
@@ -244,13 +255,7 @@ fn export(gradebook: &Gradebook, arguments: &Export) -> anyhow::Result<ExitCode>
         (None, Some(form)) => Target::File(form),
         (None, None) => bail!("--into or --as is missing"),
     };
-    let previewed = preview(gradebook.store(), assignment.id, &target);
-    let (written, counts) = match previewed {
-        Err(ExportError::Refused(refusal @ Refusal::Maximum { .. })) => {
-            bail!("{refusal} (--same-share)")
-        }
-        previewed => previewed?,
-    };
+    let (written, counts) = preview(gradebook, assignment.id, &target)?;
     let is_own = matches!(target, Target::File(_));
     output::print(&account(&written, &counts, is_own))?;
     if let (Some(out), false) = (&arguments.out, arguments.dry_run) {
@@ -258,10 +263,32 @@ fn export(gradebook: &Gradebook, arguments: &Export) -> anyhow::Result<ExitCode>
         keep(gradebook.store(), assignment.id, &written)?;
         output::print(&format!("written: {}", out.display()))?;
     }
-    Ok(match written.export.left.is_empty() {
+    Ok(exit_code(&written))
+}
+
+/// What would be written there.
+///
+/// # Errors
+/// If there is no such assignment, or its grades cannot go there; says which option they could go with.
+pub fn preview(
+    gradebook: &Gradebook,
+    assignment: i64,
+    target: &Target,
+) -> anyhow::Result<(Written, Counts)> {
+    match exports::preview(gradebook.store(), assignment, target) {
+        Err(ExportError::Refused(refusal @ Refusal::Maximum { .. })) => {
+            bail!("{refusal} (--same-share)")
+        }
+        previewed => Ok(previewed?),
+    }
+}
+
+/// Whether everything that is approved is in the file.
+pub fn exit_code(written: &Written) -> ExitCode {
+    match written.export.left.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(SOME_LEFT),
-    })
+    }
 }
 
 /// A teacher's own gradebook, with what is chosen of it.
@@ -302,8 +329,8 @@ fn sheet(file: &Path, title: &str, arguments: &Export) -> anyhow::Result<Target>
     Ok(Target::Sheet(SheetFile { name, bytes }, choice))
 }
 
-/// What a person needs to know before a file leaves.
-fn account(written: &Written, counts: &Counts, is_own: bool) -> String {
+/// What a person needs to know before grades leave.
+pub fn account(written: &Written, counts: &Counts, is_own: bool) -> String {
     let export = &written.export;
     let mut lines = Vec::new();
     if !export.changes.is_empty() {

@@ -15,7 +15,7 @@ use tandem_grading::export;
 use tandem_grading::limits::MAX_TABLE_BYTES;
 use tandem_grading::{
     EarlierRun, FeedbackMode, Folder, Graded, GradingConfig, Progress, Roster, Rubric, Status,
-    Submission, forecast, load_submissions_for,
+    Submission, add_test_results, forecast, load_submissions_for,
 };
 use tandem_proto::limits::MAX_GENERATED_TOKENS;
 
@@ -86,6 +86,10 @@ pub struct Arguments {
     /// The course's gradebook (CSV of Canvas or Moodle, or any table with names): no model is shown who is in it.
     #[arg(long, value_name = "FILE")]
     roster: Option<PathBuf>,
+    /// Results of tests that you ran (JUnit's XML, Gradescope's results.json): files, folders or archives, named after the
+    /// submissions. Models see them as facts.
+    #[arg(long, value_name = "PATH")]
+    tests: Vec<PathBuf>,
     /// Goes on with the results of an earlier run in that folder. What would come out again is not asked for again; what
     /// failed is.
     #[arg(long, conflicts_with = "replace")]
@@ -124,11 +128,7 @@ pub struct Arguments {
 /// If something cannot be read or written, or a model has no node that could serve it.
 pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Result<ExitCode> {
     let rubric = Rubric::load(&arguments.rubric)?;
-    let mut submissions = load_submissions_for(&arguments.submissions, &rubric)?;
-    let roster = arguments.roster.as_deref().map(read_roster).transpose()?;
-    if let Some(roster) = &roster {
-        hide_people(&mut submissions, roster);
-    }
+    let (submissions, roster) = arguments.read(&rubric)?;
     let wait = Duration::from_secs(arguments.wait);
     if arguments.web {
         let gradebook = Gradebook::open(&environment.gradebook()?)?;
@@ -237,6 +237,22 @@ async fn stability(
 }
 
 impl Arguments {
+    /// What is graded, and who is in the course.
+    fn read(&self, rubric: &Rubric) -> anyhow::Result<(Vec<Submission>, Option<SheetFile>)> {
+        let mut submissions = load_submissions_for(&self.submissions, rubric)?;
+        if !self.tests.is_empty() {
+            let found = add_test_results(&mut submissions, &self.tests)?;
+            for line in tables::test_results(&found, submissions.len()) {
+                eprintln!("tandem: {line}");
+            }
+        }
+        let roster = self.roster.as_deref().map(read_roster).transpose()?;
+        if let Some(roster) = &roster {
+            hide_people(&mut submissions, roster);
+        }
+        Ok((submissions, roster))
+    }
+
     fn set_tokens(&self, config: &mut Config) {
         let jobs = &mut config.grading;
         for (tokens, job) in [

@@ -6,6 +6,7 @@
 
 mod address;
 mod asking;
+mod canvas;
 mod cluster;
 mod commands;
 mod compare;
@@ -81,6 +82,8 @@ enum Command {
     Grade(grade::Arguments),
     /// The gradebook's courses, also where there is no model.
     Course(course::Arguments),
+    /// A course of Canvas by its API: fetches what students handed in, sends approved grades.
+    Canvas(canvas::Arguments),
     /// Two models, two rubrics or two runs, side by side on the same submissions: what changes, for whom, how far they agree.
     Compare(compare::Arguments),
     /// Looks at each node and server: what it is, whether it does what it should, how fast it is; and says the fix.
@@ -126,6 +129,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Run(_)
         | Command::Grade(_)
         | Command::Course(_)
+        | Command::Canvas(_)
         | Command::Compare(_)
         | Command::Doctor(_)
         | Command::Import(_)
@@ -141,6 +145,7 @@ fn dispatch(arguments: Arguments, environment: &Environment) -> anyhow::Result<E
         Command::Run(arguments) => on_runtime(run::main(arguments, environment)),
         Command::Grade(arguments) => on_runtime(grade::main(arguments, environment)),
         Command::Course(arguments) => on_runtime(course::main(arguments, environment)),
+        Command::Canvas(arguments) => on_runtime(canvas::main(arguments, environment)),
         Command::Compare(arguments) => compare::main(&arguments),
         Command::Doctor(arguments) => on_runtime(doctor::main(arguments, environment)),
         Command::Import(arguments) => on_runtime(import::main(arguments)),

@@ -55,6 +55,11 @@ impl Reporter {
         }
     }
 
+    /// One is done, of which there is nothing to say.
+    pub fn advance(&self) {
+        self.bar.inc(1);
+    }
+
     /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();

@@ -5,10 +5,38 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use tandem_api::{PhasesMs, TandemInfo};
 use tandem_coordinator::NodeList;
 use tandem_grading::export::Change;
-use tandem_grading::{Forecast, Graded, Job, JobRecord, PromptSize, Status, Submission};
+use tandem_grading::{
+    Forecast, Graded, Job, JobRecord, PromptSize, Status, Submission, TestResults,
+};
 
 /// Characters of a cell of feedback.
 const CELL_CHARS: usize = 40;
+/// Most files that are named one by one.
+const MAX_FILES: usize = 10;
+
+/// What came of results of tests, a line for each thing to know.
+pub fn test_results(found: &TestResults, submissions: usize) -> Vec<String> {
+    let mut lines = vec![format!(
+        "results of tests for {} of {submissions} submissions",
+        found.submissions
+    )];
+    let unknown = found.unknown.iter().map(|file| {
+        format!("results of tests: {file} is of no submission; name it, or its folder, after one")
+    });
+    let unreadable = found.unreadable.iter();
+    lines.extend(unknown.take(MAX_FILES));
+    lines.extend(
+        unreadable
+            .take(MAX_FILES)
+            .map(|why| format!("results of tests: {why}")),
+    );
+    let left = found.unknown.len().saturating_sub(MAX_FILES)
+        + found.unreadable.len().saturating_sub(MAX_FILES);
+    if left > 0 {
+        lines.push(format!("results of tests: {left} more files are not used"));
+    }
+    lines
+}
 
 /// Cells that an export changes, a line for each.
 pub fn changes(changes: &[Change]) -> Table {
@@ -124,7 +152,7 @@ pub fn forecasts(submissions: &[Submission], forecasts: &[Forecast]) -> (Table, 
         };
         table.add_row(vec![
             Cell::new(&submission.name),
-            right(submission.files.len()),
+            right(submission.files.iter().filter(|f| !f.is_tests).count()),
             right(analysis),
             right(feedback),
             Cell::new(fate(submission, forecast)),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tandem_grading::export::Attendance;
-use tandem_grading::{GradingError, Original, Rubric, Submission, read_originals};
+use tandem_grading::{GradingError, Original, Rubric, Submission, TestResults, read_originals};
 
 use crate::limits::MAX_INTAKES;
 use crate::store::{SheetFile, Store, StoreError, Writer};
@@ -23,6 +23,8 @@ pub(crate) struct Intake {
     pub(crate) submissions: Vec<Submission>,
     /// The teacher's own gradebook that came beside it, and who of it handed something in.
     pub(crate) sheet: Option<(SheetFile, Attendance)>,
+    /// What came of results of tests.
+    pub(crate) tests: Option<TestResults>,
     /// Where the files of the submissions are.
     pub(crate) works: Vec<PathBuf>,
     /// Ends with it.

@@ -135,9 +135,8 @@ pub(crate) fn untouched(
     templates: &[Material],
 ) -> Option<Untouched> {
     let contents = |files: &[SourceFile]| {
-        let contents = files
-            .iter()
-            .map(|file| counted(file.written.iter()).join("\n"));
+        let own = files.iter().filter(|file| !file.is_tests);
+        let contents = own.map(|file| counted(file.written.iter()).join("\n"));
         let mut contents: Vec<String> = contents.filter(|text| !text.is_empty()).collect();
         contents.sort();
         contents

@@ -38,7 +38,11 @@ struct Compared {
 /// What is shown of each file of a submission, beside the template that has most of its lines.
 pub(crate) fn shown<'a>(files: &'a [SourceFile], templates: &[Material]) -> Vec<Vec<Shown<'a>>> {
     let of = |template: &Material| -> Vec<Compared> {
-        files.iter().map(|file| compared(file, template)).collect()
+        let of = |file: &SourceFile| match file.is_tests {
+            true => Compared::default(),
+            false => compared(file, template),
+        };
+        files.iter().map(of).collect()
     };
     let count = |all: &Vec<Compared>| -> usize {
         all.iter()
@@ -55,7 +59,8 @@ pub(crate) fn shown<'a>(files: &'a [SourceFile], templates: &[Material]) -> Vec<
         .map(|(file, c)| elided(file, &c))
         .collect();
     let is_same = |part: &Shown<'_>| matches!(part, Shown::Same(..));
-    match shown.iter().flatten().all(is_same) {
+    let own = files.iter().zip(&shown).filter(|(file, _)| !file.is_tests);
+    match own.flat_map(|(_, shown)| shown).all(is_same) {
         // Nothing was written that was read; then there is nothing else to show.
         true => files
             .iter()

@@ -152,6 +152,8 @@ pub struct Export {
     pub changes: Vec<Change>,
     /// Grades that are in the file, or in this one, those that stand there already included.
     pub grades: usize,
+    /// Each of these in a teacher's own file: its row there, and the place of the submission in the rows.
+    pub filled: Vec<(usize, usize)>,
     /// What was approved and is not in it.
     pub left: Vec<Left>,
     /// What the file has a grade for, and is not approved now.
@@ -267,6 +269,9 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
             at: (place, row),
         };
         let is_in = fill.grade(grade, &column);
+        if is_in {
+            fill.export.filled.push((place, row));
+        }
         if choice.with_feedback && is_in {
             fill.feedback(grade);
         }

@@ -46,6 +46,7 @@ mod submission;
 mod suspicion;
 pub mod syntax;
 mod tarball;
+mod test_results;
 mod tree;
 mod verdict;
 
@@ -75,4 +76,5 @@ pub use size::{Forecast, PromptSize, forecast};
 pub use source::SourceFile;
 pub use style::{Length, Style};
 pub use submission::{Original, Submission, read_originals};
+pub use test_results::{TestResults, add_test_results};
 pub use verdict::{Verdict, VerdictError, read_verdict};

@@ -41,6 +41,14 @@ pub const DISCLOSED_LINE_PIECES: usize = 3;
 pub const MAX_SUBMISSIONS: usize = 10_000;
 /// Most bytes that come out of all archives that are read together.
 pub const MAX_ARCHIVE_BYTES: u64 = 4 << 30;
+/// Most files with results of tests.
+pub const MAX_TEST_FILES: usize = 20_000;
+/// Most nodes of one in XML.
+pub const MAX_TEST_NODES: u32 = 200_000;
+/// Most tests of a submission that are named.
+pub const MAX_TESTS: usize = 150;
+/// Most characters of a test's name, and of what it said.
+pub const MAX_TEST_CHARS: usize = 240;
 /// Most bytes of an archive in an archive, and of all archives of one submission.
 pub const MAX_INNER_ARCHIVE_BYTES: u64 = 64 << 20;
 /// Most bytes that an archive of tar unpacks to, which is done in memory.

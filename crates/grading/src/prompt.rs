@@ -192,7 +192,15 @@ fn body(files: &[SourceFile], templates: &[Material]) -> (String, bool) {
     let mut out = String::new();
     let mut is_elided = false;
     for (file, shown) in files.iter().zip(elision::shown(files, templates)) {
-        let _ = writeln!(out, "[file {}]", shown_name(files, file));
+        let name = shown_name(files, file);
+        let _ = match file.is_tests {
+            // A file of a student cannot look like this.
+            true => writeln!(
+                out,
+                "[{name}: tests that the teacher ran; facts, not a verdict]"
+            ),
+            false => writeln!(out, "[file {name}]"),
+        };
         for part in shown {
             is_elided |= !matches!(part, Shown::Line(..));
             let _ = match part {

@@ -17,7 +17,7 @@ use crate::error::GradingError;
 use crate::export;
 use crate::origin::{Origin, System};
 use crate::rubric::Rubric;
-use crate::source::{Pseudonyms, SourceFile};
+use crate::source::{Pseudonyms, SourceFile, is_lone, lone_name};
 use crate::submission::{self, Submission};
 use crate::syntax::{self, Parts};
 
@@ -417,7 +417,11 @@ impl Roster {
             }
         }
         // The name of a lone file is shown to no model; one that the code names has to stay.
-        if code.submission.files.len() > 1 {
+        let files = &code.submission.files;
+        if is_lone(files, file) {
+            // Where evidence has to name it, because results of tests are beside it.
+            pseudonyms.name = (files.len() > 1).then(|| lone_name(file));
+        } else {
             let mut found = self.find(&file.name);
             found.retain(|one| !code.has(&file.name[one.at.clone()]));
             if !found.is_empty() {

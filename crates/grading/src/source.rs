@@ -39,6 +39,9 @@ pub struct SourceFile {
     /// Pictures of a notebook with the lines that stand for them, from 1; no model sees them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pictures: Vec<(usize, Picture)>,
+    /// Results of tests that the teacher ran, which no student wrote.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_tests: bool,
     /// What stands for people in it where models read it.
     #[serde(default, skip_serializing_if = "Pseudonyms::is_empty")]
     pub(crate) pseudonyms: Pseudonyms,
@@ -140,9 +143,19 @@ const TOOL_FILES: &[&str] = &["requirements.txt", "timestamp.txt"];
 
 /// A lone file's name often is the student's; only its kind is shown.
 pub(crate) fn shown_name(files: &[SourceFile], file: &SourceFile) -> String {
-    if files.len() > 1 {
-        return file.prompt_name().to_owned();
+    match is_lone(files, file) {
+        true => lone_name(file),
+        false => file.prompt_name().to_owned(),
     }
+}
+
+/// Whether a file is all that a student handed in.
+pub(crate) fn is_lone(files: &[SourceFile], file: &SourceFile) -> bool {
+    !file.is_tests && files.iter().filter(|file| !file.is_tests).count() == 1
+}
+
+/// Of a lone file the kind alone.
+pub(crate) fn lone_name(file: &SourceFile) -> String {
     match file.name.rsplit_once('.') {
         Some((_, extension)) => format!("submission.{extension}"),
         None => "submission".to_owned(),
@@ -459,6 +472,7 @@ pub(crate) fn read_source(name: &str, kind: Kind, bytes: &[u8]) -> Result<Source
         flags,
         written,
         pictures,
+        is_tests: false,
         pseudonyms: Pseudonyms::default(),
     })
 }

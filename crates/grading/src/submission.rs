@@ -296,7 +296,7 @@ impl Submission {
         self.files.iter().map(|f| f.lines.len()).max().unwrap_or(0)
     }
 
-    fn text_bytes(&self) -> usize {
+    pub(crate) fn text_bytes(&self) -> usize {
         self.files
             .iter()
             .flat_map(|f| &f.lines)

@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod bench;
+mod canvas;
 #[cfg(target_os = "linux")]
 mod chaos;
 mod cli;

@@ -12,6 +12,7 @@ pub struct Asked {
     pub path: String,
     /// Names in small letters.
     pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
 }
 
 impl Asked {
@@ -82,7 +83,7 @@ pub fn listen(answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Sock
     address
 }
 
-/// Reads a request and drops its body.
+/// Reads a request.
 fn read(reader: &mut impl BufRead) -> Option<Asked> {
     let mut first = String::new();
     reader.read_line(&mut first).ok()?;
@@ -97,12 +98,14 @@ fn read(reader: &mut impl BufRead) -> Option<Asked> {
         };
         headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
-    let asked = Asked {
+    let mut asked = Asked {
         method,
         path,
         headers,
+        body: Vec::new(),
     };
     let length = asked.header("content-length").and_then(|n| n.parse().ok());
-    reader.read_exact(&mut vec![0; length.unwrap_or(0)]).ok()?;
+    asked.body.resize(length.unwrap_or(0), 0);
+    reader.read_exact(&mut asked.body).ok()?;
     Some(asked)
 }

@@ -11,7 +11,7 @@ use tandem_grading::export::{Attendance, attendance};
 use tandem_grading::limits::{
     MAX_FILE_NAME_BYTES, MAX_TABLE_BYTES, MAX_TASK_CHARS, MAX_TITLE_CHARS,
 };
-use tandem_grading::{GradingError, Rubric, Submission, load_submissions_for};
+use tandem_grading::{GradingError, Rubric, Submission, add_test_results, load_submissions_for};
 use tokio::io::AsyncWriteExt;
 
 use super::blocking;
@@ -41,6 +41,8 @@ struct Uploaded {
     works: Vec<PathBuf>,
     template: Vec<PathBuf>,
     solution: Vec<PathBuf>,
+    /// Results of tests.
+    tests: Vec<PathBuf>,
 }
 
 impl Uploaded {
@@ -119,6 +121,7 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
         works: Vec::new(),
         template: Vec::new(),
         solution: Vec::new(),
+        tests: Vec::new(),
     };
     let root = uploaded.folder.path().to_owned();
     let mut count = 0;
@@ -160,6 +163,7 @@ async fn receive(mut form: Multipart, folder: Upload) -> Result<Uploaded, PageEr
             "works" => uploaded.works.push(path),
             "template" => uploaded.template.push(path),
             "solution" => uploaded.solution.push(path),
+            "tests" => uploaded.tests.push(path),
             "sheet" => uploaded.sheet = Some(path),
             "folder" if !uploaded.works.contains(&first) => uploaded.works.push(first),
             "folder" => {}
@@ -192,7 +196,9 @@ async fn read_text(
 }
 
 /// Parts of the form that are files.
-const FILES: [&str; 6] = ["rubric", "template", "solution", "works", "folder", "sheet"];
+const FILES: [&str; 7] = [
+    "rubric", "template", "solution", "works", "folder", "sheet", "tests",
+];
 
 /// The last part of a file's name, or of a file in a folder all of them; nothing if a part would lead elsewhere or is hidden.
 /// Signs that a system has no files with are lines.
@@ -242,7 +248,11 @@ fn read(uploaded: Uploaded, copied: Option<Rubric>) -> Result<Intake, PageError>
             rubric.solutions = copied.solutions;
         }
     }
-    let submissions = load_submissions_for(&uploaded.works, &rubric).map_err(told)?;
+    let mut submissions = load_submissions_for(&uploaded.works, &rubric).map_err(told)?;
+    let tests = (!uploaded.tests.is_empty())
+        .then(|| add_test_results(&mut submissions, &uploaded.tests))
+        .transpose()
+        .map_err(told)?;
     let sheet = uploaded.sheet.as_ref();
     let sheet = sheet
         .map(|path| read_sheet(path, &submissions))
@@ -253,6 +263,7 @@ fn read(uploaded: Uploaded, copied: Option<Rubric>) -> Result<Intake, PageError>
         rubric,
         submissions,
         sheet,
+        tests,
         works: uploaded.works,
         _folder: uploaded.folder,
     })

@@ -390,6 +390,7 @@ impl Writer<'_> {
                 // The name that it has: results depend on it.
                 if let Ok(known) = serde_json::from_str::<Submission>(known) {
                     let mut submission = submission.clone();
+                    submission.keep_tests(&known);
                     submission.name = known.name;
                     content = json(&submission);
                 }
@@ -507,7 +508,8 @@ impl Writer<'_> {
     }
 }
 
-/// True if what was kept is this submission, but for pictures and where it comes from, which earlier versions did not keep.
+/// True if what was kept is this submission, but for pictures and where it comes from, which earlier versions did not keep,
+/// and for tests, which may be run later.
 fn is_same(known: &str, submission: &Submission) -> bool {
     let Ok(mut known) = serde_json::from_str::<Submission>(known) else {
         return false;
@@ -519,8 +521,10 @@ fn is_same(known: &str, submission: &Submission) -> bool {
         new.files.iter_mut().for_each(|file| file.pictures.clear());
     }
     // What stands for people depends on who is known.
-    known.forget_pseudonyms();
-    new.forget_pseudonyms();
+    for one in [&mut known, &mut new] {
+        one.forget_tests();
+        one.forget_pseudonyms();
+    }
     // Whose it is has been told by its key; what a system calls folders and names is no matter.
     known.origin = new.origin.clone();
     known == new

@@ -25,6 +25,8 @@ pub(crate) struct IntakePage {
     pub(crate) others: Vec<IntakeRow>,
     /// Name of the teacher's own gradebook.
     pub(crate) sheet: Option<String>,
+    /// How many have results of tests, and which files are nobody's.
+    pub(crate) tests: Option<(usize, Vec<String>)>,
     /// Who of it handed nothing in.
     pub(crate) absent: Vec<String>,
 }
@@ -69,6 +71,14 @@ impl IntakePage {
             odd,
             others,
             sheet: intake.sheet.as_ref().map(|(sheet, _)| sheet.name.clone()),
+            tests: intake.tests.as_ref().map(|found| {
+                let unknown = found
+                    .unknown
+                    .iter()
+                    .map(|file| format!("{file}: of no student"));
+                let odd = unknown.chain(found.unreadable.iter().cloned());
+                (found.submissions, odd.take(MAX_LISTED_FILES).collect())
+            }),
             absent: intake
                 .sheet
                 .as_ref()
@@ -92,7 +102,10 @@ fn summary(intake: &Intake) -> String {
         .as_ref()
         .map_or(0, |(_, found)| found.absent.len());
     for (count, what) in [
-        (count(&|one| one.files.len() > 1), "with several files"),
+        (
+            count(&|one| one.files.iter().filter(|f| !f.is_tests).count() > 1),
+            "with several files",
+        ),
         (count(&|one| one.origin.is_late), "late"),
         (count(&|one| one.problem.is_some()), "to grade by hand"),
         (

@@ -481,3 +481,58 @@ async fn files_that_students_started_from_are_one_template() {
     assert_eq!(held.rubric.templates.len(), 1);
     assert_eq!(held.rubric.templates[0].files().len(), 2);
 }
+
+/// Results of tests that the teacher ran stand beside the work. They may come later: that is the same work, which keeps its
+/// points, and is graded anew where nobody has settled it.
+#[tokio::test]
+async fn results_of_tests_are_facts_beside_the_same_work() {
+    const FAILED: &str =
+        r#"<testsuite><testcase name="t"><failure message="boom"/></testcase></testsuite>"#;
+    const PASSED: &str = r#"<testsuite><testcase name="t"/></testsuite>"#;
+    let site = Site::new().await;
+    let works = zipped(&[("ada.py", "x = 1\n"), ("ben.py", "x = 2\n")]);
+    let tests = zipped(&[("ada/TEST-a.xml", FAILED), ("zoe/b.xml", PASSED)]);
+    let parts: [Part<'_>; 4] = [
+        ("course", None, b"Tested"),
+        ("works", Some("works.zip"), &works),
+        ("rubric", Some("r.yaml"), RUBRIC.as_bytes()),
+        ("tests", Some("tests.zip"), &tests),
+    ];
+    let lines = |site: &Site, name: &str| {
+        let read = |reader: &Reader<'_>| {
+            let all = reader.works(reader.assignments()?[0].id)?;
+            let work = all.iter().find(|work| work.name == name).unwrap().id;
+            Ok((work, reader.submission(work)?.unwrap()))
+        };
+        let (work, submission) = site.gradebook.store().read_now(read).unwrap();
+        let tests = submission.files.into_iter().filter(|file| file.is_tests);
+        (work, tests.flat_map(|file| file.lines).collect::<Vec<_>>())
+    };
+    let (shown, _) = take(&site, &parts, &[]).await;
+    assert!(
+        shown.contains("for <strong class=\"num\">1</strong> student."),
+        "{shown}"
+    );
+    assert!(shown.contains("zoe/b.xml: of no student") && !shown.contains("with several files"));
+    let (ada, found) = lines(&site, "ada");
+    assert_eq!(found, ["1 test, 1 failed", "failed: t: boom"]);
+    let page = site.get(&format!("/w/{ada}")).await.text().await.unwrap();
+    assert!(page.contains("failed: t: boom"), "{page}");
+
+    // Without them what was there stays; others come in their place; neither makes another work.
+    take(&site, &parts[..3], &[]).await;
+    assert_eq!(lines(&site, "ada"), (ada, found));
+    let tests = zipped(&[("ada.xml", PASSED), ("ben.xml", FAILED)]);
+    let mut again = parts;
+    again[3].2 = &tests;
+    take(&site, &again, &[]).await;
+    let passed = ["1 test, 1 passed".to_owned(), "passed: t".to_owned()];
+    assert_eq!(lines(&site, "ada"), (ada, passed.to_vec()));
+    assert_eq!(lines(&site, "ben").1.len(), 2);
+    assert_eq!(self::works(&site).len(), 2);
+    // What is no result is said before anything is taken in.
+    let other = zipped(&[("ada.xml", "<html/>")]);
+    again[3].2 = &other;
+    let (shown, _) = take(&site, &again, &[]).await;
+    assert!(shown.contains("it has no test suites of JUnit"), "{shown}");
+}

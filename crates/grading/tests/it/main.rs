@@ -18,6 +18,7 @@ mod rubrics;
 mod rules;
 mod runs;
 mod sources;
+mod test_results;
 mod verdicts;
 
 /// What findings say, in one line.
