@@ -191,6 +191,11 @@ impl Paths {
         self.at(format_args!("/people"))
     }
 
+    /// Lets somebody see other courses.
+    pub(crate) fn courses_of(self, person: i64) -> String {
+        self.at(format_args!("/people/{person}/courses"))
+    }
+
     /// Lets somebody in no more.
     pub(crate) fn dismiss(self, person: i64) -> String {
         self.at(format_args!("/people/{person}/dismiss"))

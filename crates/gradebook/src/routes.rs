@@ -103,6 +103,7 @@ fn of_teachers() -> Router<Arc<Shared>> {
         .route("/link", post(pages::people::link))
         .route("/browsers/{id}/out", post(pages::people::let_out))
         .route("/people", post(pages::people::invite))
+        .route("/people/{id}/courses", post(pages::people::see))
         .route("/people/{id}/dismiss", post(pages::people::dismiss))
         .route("/people/{id}/forget", post(pages::people::forget))
         .route("/a/{id}/shares", post(pages::people::divide))

@@ -17,7 +17,7 @@ use axum::response::{IntoResponse, Response};
 use crate::error::PageError;
 use crate::limits::{MAX_AGENT_CHARS, SESSION_SECONDS};
 use crate::paths::OLD_HOME;
-use crate::store::{Person, Role, StoreError, Writer, now_ms};
+use crate::store::{Person, Place, Reader, Role, StoreError, Writer, now_ms};
 use crate::view;
 use crate::{Shared, TOKEN};
 
@@ -69,8 +69,36 @@ pub(crate) async fn let_in(
     if request.method() != Method::GET && !is_own_form(request.headers()) {
         return Err(PageError::Foreign);
     }
+    if person.role == Role::Assistant {
+        in_course(&shared, &person, request.uri().path()).await?;
+    }
     request.extensions_mut().insert(person);
     Ok(next.run(request).await)
+}
+
+/// Keeps an assistant out of courses of others, of which no page tells anything.
+async fn in_course(shared: &Shared, person: &Person, path: &str) -> Result<(), PageError> {
+    let mut parts = path.split('/').filter(|part| !part.is_empty());
+    let kind = parts.next();
+    let of: Option<fn(i64) -> Place> = match kind {
+        Some("a") => Some(Place::Assignment),
+        Some("w") => Some(Place::Work),
+        Some("r") => Some(Place::Run),
+        // Numbers need no signs that stand for others.
+        _ if path.contains('%') => return Err(PageError::NotFound),
+        _ => None,
+    };
+    let Some(of) = of else {
+        return Ok(());
+    };
+    let id = parts.next().and_then(|id| id.parse::<i64>().ok());
+    let place = of(id.ok_or(PageError::NotFound)?);
+    let person = person.clone();
+    let sees = move |reader: &Reader<'_>| reader.sees(&person, place);
+    match shared.store.read(sees).await? {
+        true => Ok(()),
+        false => Err(PageError::NotFound),
+    }
 }
 
 /// Lets in who comes with a token to an address of an earlier version. Where the pages are now is told to nobody else.

@@ -29,7 +29,7 @@ pub use export::{PastExport, SheetFile};
 pub use result::Kept;
 pub use review::{By, Past, Undone, WriteError};
 pub use run::{Outcome, RunRow, RunWork, Sums};
-pub use session::{Browser, Member, Person, Role};
+pub use session::{Browser, Member, Person, Place, Role, Sees};
 pub use submission::{Handed, Seen, Work};
 
 /// How long one process waits for another that writes.

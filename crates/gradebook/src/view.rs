@@ -142,6 +142,8 @@ pub(crate) struct Home {
     pub(crate) name: String,
     pub(crate) is_teacher: bool,
     pub(crate) people: Vec<PersonRow>,
+    /// Number and name of each, for the teacher alone.
+    pub(crate) courses: Vec<(i64, String)>,
     /// For the teacher alone.
     pub(crate) browsers: Vec<BrowserRow>,
 }
@@ -204,6 +206,9 @@ pub(crate) const STARTS: &[Start] = &[
 pub(crate) struct PersonRow {
     pub(crate) name: String,
     pub(crate) works: i64,
+    /// Those that they see.
+    pub(crate) courses: Vec<i64>,
+    pub(crate) see: String,
     pub(crate) dismiss: String,
     pub(crate) forget: String,
     pub(crate) is_invited: bool,

@@ -12,7 +12,7 @@ use crate::Shared;
 use crate::error::PageError;
 use crate::paths::Paths;
 use crate::security::oldest;
-use crate::store::{Browser, FORGOTTEN, Member, Person, Reader, Role};
+use crate::store::{Browser, FORGOTTEN, Person, Place, Reader, Role};
 use crate::view::list::List;
 use crate::view::queue::{ListOf, Ordered};
 use crate::view::run::RunLink;
@@ -25,11 +25,15 @@ pub(crate) async fn show(
 ) -> Result<Response, PageError> {
     let paths = shared.paths;
     let going = shared.runs.any().map(|going| going.run);
-    let (rows, members, browsers) = shared
+    let who = person.clone();
+    let (rows, people, courses, browsers) = shared
         .store
         .read(move |reader| {
             let mut rows = Vec::new();
             for assignment in reader.assignments()? {
+                if !reader.sees(&who, Place::Assignment(assignment.id))? {
+                    continue;
+                }
                 let Some(held) = reader.rubric(assignment.id)? else {
                     continue;
                 };
@@ -51,19 +55,10 @@ pub(crate) async fn show(
                     },
                 });
             }
-            Ok((rows, reader.members()?, reader.browsers(oldest())?))
+            let people = people(reader, &who, paths)?;
+            Ok((rows, people, reader.courses()?, reader.browsers(oldest())?))
         })
         .await?;
-    let row = |member: Member| PersonRow {
-        dismiss: paths.dismiss(member.id),
-        forget: paths.forget(member.id),
-        is_invited: member.is_invited,
-        name: member.name,
-        works: member.works,
-    };
-    // Who was let in once is named in the history, until the name is deleted.
-    let is_shown = |m: &Member| m.is_invited || (m.role == Role::Assistant && m.name != FORGOTTEN);
-    let assistants = members.into_iter().filter(is_shown);
     let browser = |one: Browser| BrowserRow {
         person: match (one.person.is_empty(), one.role) {
             (false, _) => one.person,
@@ -81,9 +76,34 @@ pub(crate) async fn show(
         assignments: rows,
         name: person.name,
         is_teacher: person.role == Role::Teacher,
-        people: assistants.map(row).collect(),
+        people,
+        courses,
     };
     Ok(view::page(StatusCode::OK, &page))
+}
+
+/// Assistants, as far as somebody sees a course together with them.
+fn people(reader: &Reader<'_>, who: &Person, paths: Paths) -> rusqlite::Result<Vec<PersonRow>> {
+    let own = reader.courses_of(who.id)?;
+    let mut people = Vec::new();
+    for member in reader.members()? {
+        let courses = reader.courses_of(member.id)?;
+        // Who was let in once is named in the history, until the name is deleted.
+        let was_let_in = member.role == Role::Assistant && member.name != FORGOTTEN;
+        let is_known = who.role == Role::Teacher || courses.iter().any(|c| own.contains(c));
+        if (member.is_invited || was_let_in) && is_known {
+            people.push(PersonRow {
+                see: paths.courses_of(member.id),
+                dismiss: paths.dismiss(member.id),
+                forget: paths.forget(member.id),
+                is_invited: member.is_invited,
+                name: member.name,
+                works: member.works,
+                courses,
+            });
+        }
+    }
+    Ok(people)
 }
 
 /// The last run of an assignment, and its state in words, if it goes on or something of it is left.

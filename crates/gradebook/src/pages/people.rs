@@ -1,5 +1,6 @@
 //! Who is there: one's own name, assistants, and shares of the work.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -59,13 +60,44 @@ pub(crate) async fn name(
 pub(crate) async fn invite(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
-    form: Result<Form<Name>, FormRejection>,
+    form: Result<Form<HashMap<String, String>>, FormRejection>,
 ) -> Result<Response, PageError> {
-    let name = fields(form)?.checked()?;
+    let sent = fields(form)?;
+    let name = sent.get("name").cloned().unwrap_or_default();
+    let name = Name { name }.checked()?;
+    let courses = courses(&sent)?;
     let token = random_text();
     let (kept, given) = (digest(&token), name.clone());
-    write(&shared, move |writer| writer.invite(&given, &kept)).await?;
+    write(&shared, move |writer| {
+        writer.invite(&given, &kept, &courses)
+    })
+    .await?;
     Ok(link_page(&shared, &headers, Some(name), &token))
+}
+
+/// The courses that are ticked in a form.
+fn courses(sent: &HashMap<String, String>) -> Result<Vec<i64>, PageError> {
+    let ticked = sent.keys().filter_map(|name| name.strip_prefix("course-"));
+    let courses: Result<Vec<i64>, _> = ticked.map(str::parse).collect();
+    match courses {
+        Ok(courses) if !courses.is_empty() => Ok(courses),
+        Ok(_) => {
+            let problem = "Choose a course: an assistant sees no other one.";
+            Err(PageError::Form(problem.to_owned()))
+        }
+        Err(_) => Err(PageError::NotFound),
+    }
+}
+
+/// Lets an assistant see other courses.
+pub(crate) async fn see(
+    State(shared): State<Arc<Shared>>,
+    Id(id): Id<i64>,
+    form: Result<Form<HashMap<String, String>>, FormRejection>,
+) -> Result<Response, PageError> {
+    let courses = courses(&fields(form)?)?;
+    write(&shared, move |writer| writer.set_courses(id, &courses)).await?;
+    Ok(Redirect::to(shared.paths.home()).into_response())
 }
 
 /// The link with a token, as the browser that asks reaches this server.
@@ -132,7 +164,7 @@ pub(crate) struct Division {
     divided: String,
 }
 
-/// Divides the works of an assignment among all who are let in, or takes the shares back.
+/// Divides the works of an assignment among all who see its course, or takes the shares back.
 pub(crate) async fn divide(
     State(shared): State<Arc<Shared>>,
     Id(id): Id<i64>,
@@ -140,9 +172,11 @@ pub(crate) async fn divide(
 ) -> Result<Response, PageError> {
     let is_divided = fields(form)?.divided == "yes";
     let divide = move |writer: &Writer<'_>| {
-        let members = writer.members()?.into_iter();
-        let here = members.filter(|m| is_divided && m.is_let_in());
-        let persons: Vec<i64> = here.map(|m| m.id).collect();
+        let members = match is_divided {
+            true => writer.members_of(id)?,
+            false => Vec::new(),
+        };
+        let persons: Vec<i64> = members.iter().map(|m| m.id).collect();
         writer.divide(id, &persons)
     };
     write(&shared, divide).await?;

@@ -101,9 +101,8 @@ impl Found {
             }
         }
         let runs = reader.runs(id)?;
-        let members = reader.members()?;
         Ok(Some(Self {
-            people: members.iter().filter(|m| m.is_let_in()).count(),
+            people: reader.members_of(id)?.len(),
             is_divided: reader.works(id)?.iter().any(|work| work.share.is_some()),
             choice: match config {
                 Some(config) => runs::choice(reader, id, &rubric, config)?,

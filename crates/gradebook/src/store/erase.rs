@@ -282,10 +282,12 @@ impl Writer<'_> {
         for statement in OF_ASSIGNMENT {
             self.sql.execute(statement, [assignment.id])?;
         }
-        self.sql.execute(
+        for statement in [
+            "DELETE FROM member WHERE course NOT IN (SELECT course FROM assignment)",
             "DELETE FROM course WHERE id NOT IN (SELECT course FROM assignment)",
-            [],
-        )?;
+        ] {
+            self.sql.execute(statement, [])?;
+        }
         Ok(())
     }
 

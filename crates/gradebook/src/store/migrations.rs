@@ -16,6 +16,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0006_originals.sql"),
     include_str!("migrations/0007_anchors.sql"),
     include_str!("migrations/0008_corrections.sql"),
+    include_str!("migrations/0009_members.sql"),
 ];
 
 /// Takes a file to the form of this version; each step is made as a whole or not at all.

@@ -103,6 +103,35 @@ impl Member {
     }
 }
 
+/// What belongs to a course.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// An assignment.
+    Assignment(i64),
+    /// A submission.
+    Work(i64),
+    /// A run.
+    Run(i64),
+}
+
+/// Somebody of whom it is known what they may do.
+pub trait Sees {
+    /// Number and role.
+    fn who(&self) -> (i64, Role);
+}
+
+impl Sees for Person {
+    fn who(&self) -> (i64, Role) {
+        (self.id, self.role)
+    }
+}
+
+impl Sees for Member {
+    fn who(&self) -> (i64, Role) {
+        (self.id, self.role)
+    }
+}
+
 /// A browser that is let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Browser {
@@ -166,6 +195,63 @@ impl Reader<'_> {
         query.query_map([], read)?.collect()
     }
 
+    /// Those of an assignment: who sees its course.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn members_of(&self, assignment: i64) -> rusqlite::Result<Vec<Member>> {
+        let mut members = Vec::new();
+        for member in self.members()? {
+            if member.is_let_in() && self.sees(&member, Place::Assignment(assignment))? {
+                members.push(member);
+            }
+        }
+        Ok(members)
+    }
+
+    /// All courses, by their names.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn courses(&self) -> rusqlite::Result<Vec<(i64, String)>> {
+        let mut query = self
+            .sql
+            .prepare_cached("SELECT id, name FROM course ORDER BY name, id")?;
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        query.query_map([], read)?.collect()
+    }
+
+    /// The courses that an assistant sees.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn courses_of(&self, person: i64) -> rusqlite::Result<Vec<i64>> {
+        let mut query = self
+            .sql
+            .prepare_cached("SELECT course FROM member WHERE person = ?1 ORDER BY course")?;
+        query.query_map([person], |row| row.get(0))?.collect()
+    }
+
+    /// Whether somebody sees the course of that. What is not there is seen by nobody but the teacher.
+    ///
+    /// # Errors
+    /// If SQLite says no.
+    pub fn sees(&self, member: &impl Sees, place: Place) -> rusqlite::Result<bool> {
+        let (person, Role::Assistant) = member.who() else {
+            return Ok(true);
+        };
+        let (assignment, id) = match place {
+            Place::Assignment(id) => ("?2", id),
+            Place::Work(id) => ("(SELECT assignment FROM submission WHERE id = ?2)", id),
+            Place::Run(id) => ("(SELECT assignment FROM run WHERE id = ?2)", id),
+        };
+        let query = format!(
+            "SELECT 1 FROM member JOIN assignment ON assignment.course = member.course
+             WHERE member.person = ?1 AND assignment.id = {assignment}"
+        );
+        self.sql.prepare_cached(&query)?.exists((person, id))
+    }
+
     /// The person whom a link with this digest of its token lets in.
     ///
     /// # Errors
@@ -189,16 +275,39 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Invites an assistant by a link with this digest of its token.
+    /// Invites an assistant to some courses, by a link with this digest of its token.
     ///
     /// # Errors
-    /// If SQLite says no.
-    pub fn invite(&self, name: &str, digest: &str) -> rusqlite::Result<i64> {
+    /// If SQLite says no, or there is no such course.
+    pub fn invite(&self, name: &str, digest: &str, courses: &[i64]) -> rusqlite::Result<i64> {
         self.sql.execute(
             "INSERT INTO person (name, role, created, token) VALUES (?1, ?2, ?3, ?4)",
             (name, Role::Assistant.as_str(), self.now, digest),
         )?;
-        Ok(self.sql.last_insert_rowid())
+        let person = self.sql.last_insert_rowid();
+        self.set_courses(person, courses)?;
+        Ok(person)
+    }
+
+    /// Lets somebody see these courses alone; shares in others are nobody's then.
+    ///
+    /// # Errors
+    /// If SQLite says no, or there is no such course.
+    pub fn set_courses(&self, person: i64, courses: &[i64]) -> rusqlite::Result<()> {
+        self.sql
+            .execute("DELETE FROM member WHERE person = ?1", [person])?;
+        let mut insert = self
+            .sql
+            .prepare_cached("INSERT INTO member (course, person) VALUES (?1, ?2)")?;
+        for course in courses {
+            insert.execute((course, person))?;
+        }
+        self.sql.execute(
+            "UPDATE submission SET share = NULL WHERE share = ?1 AND assignment NOT IN
+             (SELECT id FROM assignment WHERE course IN (SELECT course FROM member WHERE person = ?1))",
+            [person],
+        )?;
+        Ok(())
     }
 
     /// Lets an assistant in no more; what was decided stays, and the share is nobody's.

@@ -10,7 +10,8 @@ async fn text(site: &Site, path: &str) -> String {
 
 /// Invites somebody; their own client.
 pub async fn invited(site: &Site, name: &str) -> Site {
-    let page = site.post("/people", &[("name", name)]).await;
+    let form = [("name", name), ("course-1", "on")];
+    let page = site.post("/people", &form).await;
     let page = page.text().await.unwrap();
     let token = page.split("token=").nth(1).unwrap();
     let token = token.split('"').next().unwrap();
@@ -46,7 +47,7 @@ async fn an_assistant_reviews_under_a_name_and_does_nothing_else() {
         ("/new", vec![]),
         ("/me", vec![("name", "Ada")]),
         ("/people", vec![("name", "Eve")]),
-        ("/people/1/dismiss", vec![]),
+        ("/people/2/courses", vec![("course-1", "on")]),
         ("/a/1/delete", vec![("what", "course")]),
         ("/w/1/delete", vec![("what", "submission")]),
         ("/people/1/forget", vec![]),
@@ -163,4 +164,100 @@ async fn the_teachers_link_is_made_anew_and_browsers_are_let_out() {
     assert_eq!(site.post(path, &[]).await.status(), 303);
     assert_eq!(second.get("").await.status(), 401);
     assert_eq!(site.get("").await.status(), 200);
+}
+
+/// A course beside the sample's, with a run: a work and the run.
+fn second_course(site: &Site) -> (i64, i64) {
+    let mut rubric = tandem_grading::Rubric::parse(include_str!(
+        "../../../../examples/intro-course/rubric.yaml"
+    ))
+    .unwrap();
+    "Other".clone_into(&mut rubric.title);
+    let works = [tandem_grading::Submission::of_text("zoe.py", "x = 1\n")];
+    site.gradebook
+        .hand_in("Secret course", &rubric, &works, None)
+        .unwrap();
+    let run = |writer: &tandem_gradebook::store::Writer<'_>| {
+        let works = writer.works(2)?;
+        let run = writer.start_run(2, &[works[0].id], "{}")?;
+        Ok(Ok::<_, tandem_gradebook::store::StoreError>((
+            works[0].id,
+            run,
+        )))
+    };
+    site.gradebook.store().write_now(run).unwrap()
+}
+
+/// An assistant sees the courses that they were invited to; of others there is no page, no number and no name.
+#[tokio::test]
+async fn an_assistant_sees_no_other_course() {
+    let site = Site::new().await;
+    let (work, run) = second_course(&site);
+    // Nobody is invited to nothing.
+    let nowhere = site.post("/people", &[("name", "Eve")]).await;
+    assert_eq!(nowhere.status(), 422);
+    let missing = [("name", "Eve"), ("course-77", "on")];
+    assert!(!site.post("/people", &missing).await.status().is_success());
+    let ben = invited(&site, "Ben").await;
+    let home = text(&ben, "").await;
+    assert!(
+        home.contains("Sample course") && !home.contains("Secret course"),
+        "{home}"
+    );
+    let paths = [
+        "/a/2".to_owned(),
+        "/a/2/end".to_owned(),
+        format!("/w/{work}"),
+        format!("/w/{work}/record"),
+        format!("/w/{work}/prompt"),
+        format!("/w/{work}/file/0"),
+        format!("/w/{work}/picture/0"),
+        format!("/r/{run}"),
+        format!("/r/{run}/events"),
+        "/w/%31".to_owned(),
+        format!("/w/0{work}"),
+        format!("/w/+{work}"),
+        "/w/99".to_owned(),
+        "/w".to_owned(),
+    ];
+    for path in &paths {
+        let page = ben.get(path).await;
+        assert_eq!(page.status(), 404, "{path}");
+        assert!(!page.text().await.unwrap().contains("zoe"), "{path}");
+    }
+    let form = [("do", "second-look"), ("version", "0")];
+    for path in [
+        format!("/w/{work}"),
+        format!("/w/{work}/blind"),
+        format!("/w/{work}/rewrite"),
+        format!("/w/{work}/bare"),
+        "/a/2/undo".to_owned(),
+    ] {
+        assert_eq!(ben.post(&path, &form).await.status(), 404, "{path}");
+    }
+    // Nor is a share of it theirs.
+    site.post("/a/2/shares", &[("divided", "yes")]).await;
+    let share = |reader: &Reader<'_>| Ok(reader.works(2)?[0].share);
+    assert_eq!(site.gradebook.store().read_now(share).unwrap(), Some(1));
+    // Until the teacher lets them see it, and no longer.
+    let both = [("course-1", "on"), ("course-2", "on")];
+    assert_eq!(site.post("/people/2/courses", &both).await.status(), 303);
+    assert!(text(&ben, "").await.contains("Secret course"));
+    assert_eq!(ben.get(&format!("/w/{work}")).await.status(), 200);
+    site.post("/a/2/shares", &[("divided", "yes")]).await;
+    site.post("/a/1/shares", &[("divided", "yes")]).await;
+    site.post("/people/2/courses", &[("course-2", "on")]).await;
+    assert_eq!(ben.get("/w/1").await.status(), 404);
+    let shares = |reader: &Reader<'_>| {
+        let works = reader.works(1)?.into_iter().chain(reader.works(2)?);
+        Ok(works.filter(|work| work.share == Some(2)).count())
+    };
+    assert!(site.gradebook.store().read_now(shares).unwrap() <= 1);
+    assert_eq!(ben.get(&format!("/w/{work}")).await.status(), 200);
+    // A course that is deleted leaves nothing behind.
+    let gone = tandem_gradebook::Scope::Assignment(2);
+    site.gradebook.erase(gone).unwrap();
+    assert!(!text(&ben, "").await.contains("Secret course"));
+    let left = |reader: &Reader<'_>| reader.courses_of(2);
+    assert_eq!(site.gradebook.store().read_now(left).unwrap(), [0; 0]);
 }

@@ -249,7 +249,7 @@ fn what_is_sent_twice_is_done_once() {
 }
 
 /// The steps from one form of the store to the next.
-const STEPS: [&str; 8] = [
+const STEPS: [&str; 9] = [
     include_str!("../../src/store/migrations/0001_initial.sql"),
     include_str!("../../src/store/migrations/0002_second.sql"),
     include_str!("../../src/store/migrations/0003_pictures.sql"),
@@ -258,6 +258,7 @@ const STEPS: [&str; 8] = [
     include_str!("../../src/store/migrations/0006_originals.sql"),
     include_str!("../../src/store/migrations/0007_anchors.sql"),
     include_str!("../../src/store/migrations/0008_corrections.sql"),
+    include_str!("../../src/store/migrations/0009_members.sql"),
 ];
 
 #[test]
