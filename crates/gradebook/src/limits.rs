@@ -44,6 +44,8 @@ pub const PROPOSAL_TIME: Duration = Duration::from_secs(15 * 60);
 pub const MAX_ANCHORS: usize = 100;
 /// As many are proposed.
 pub const DEFAULT_ANCHORS: usize = 20;
+/// Most values of a criterion that are plotted.
+pub const MAX_PLOT_VALUES: usize = 13;
 /// Most changes that a page lists between two runs.
 pub const MAX_CHANGES: usize = 100;
 /// Most earlier comments that are proposed for another line.

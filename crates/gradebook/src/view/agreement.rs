@@ -7,7 +7,7 @@ use tandem_grading::review::{PointsOf, Standing};
 use tandem_grading::{Agreement, Comparison, Criterion, CriterionAgreement, Given, Points, Rubric};
 
 use super::queue::label;
-use crate::limits::{DEFAULT_ANCHORS, MAX_CHANGES};
+use crate::limits::{DEFAULT_ANCHORS, MAX_CHANGES, MAX_PLOT_VALUES};
 use crate::paths::Paths;
 use crate::runs::Settings;
 use crate::store::{Assignment, BlindReading, RubricVersion, RunRow, Work};
@@ -35,6 +35,8 @@ pub(crate) struct AgreementPage {
     /// A model beside persons, and persons beside each other.
     pub(crate) model: Vec<AgreementRow>,
     pub(crate) human: Vec<AgreementRow>,
+    /// The model beside persons.
+    pub(crate) plots: Vec<Plot>,
     pub(crate) spread: Vec<Spread>,
     /// Works that were approved with a model's result; of these, with other points, and with another text.
     pub(crate) approved: usize,
@@ -56,6 +58,31 @@ pub(crate) struct AgreementRow {
     /// Equal if the second one always gave the same.
     pub(crate) constant: usize,
 }
+
+/// How often each pair of points was given for a criterion, as a plot.
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    /// Width and height.
+    pub(crate) size: usize,
+    /// Each value with its middle, from the left and from below.
+    pub(crate) axis: Vec<(usize, usize, String)>,
+    pub(crate) dots: Vec<Dot>,
+    /// The same in words.
+    pub(crate) text: String,
+}
+
+/// A pair that was given.
+pub(crate) struct Dot {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
+    pub(crate) radius: String,
+    pub(crate) count: usize,
+    pub(crate) is_equal: bool,
+}
+
+/// Side of a cell of a plot, and what its values have beside and below it.
+const CELL: usize = 30;
+const GUTTER: usize = 34;
 
 /// How often each number of points was given for a criterion.
 pub(crate) struct Spread {
@@ -128,6 +155,9 @@ impl AgreementPage {
         let persons: BTreeSet<i64> = of.readings.iter().map(|one| one.person).collect();
         let list = List::default().with("blind");
         let (other_points, other_text) = edits(rubric, of.approved);
+        let models = of.works.iter();
+        let models = models.filter_map(|work| Some((work.id, model_points(rubric, work)?)));
+        let models: HashMap<i64, PointsOf> = models.collect();
         Self {
             paths,
             course: of.assignment.course.clone(),
@@ -141,7 +171,12 @@ impl AgreementPage {
             persons: persons.len(),
             possible: of.possible,
             next: of.blind_here.map(|work| list.href(paths, work)),
-            model: rows(&with_model(of)),
+            model: rows(&Agreement::by_criterion(rubric, with_model(of, &models))),
+            plots: rubric
+                .criteria
+                .iter()
+                .filter_map(|c| plot(c, with_model(of, &models)))
+                .collect(),
             human: rows(&among_persons(of)),
             spread: match of.blind_here {
                 // What models gave is hidden while somebody has to grade blind.
@@ -168,14 +203,70 @@ fn model_points(rubric: &Rubric, work: &Work) -> Option<PointsOf> {
     standing.model_total().map(|_| standing.all_points())
 }
 
-fn with_model(of: &Of<'_>) -> Vec<CriterionAgreement> {
-    let rubric = &of.version.rubric;
-    let models = of.works.iter();
-    let models = models.filter_map(|work| Some((work.id, model_points(rubric, work)?)));
-    let models: HashMap<i64, PointsOf> = models.collect();
+/// What persons gave blind, and a model.
+fn with_model<'a>(
+    of: &Of<'a>,
+    models: &'a HashMap<i64, PointsOf>,
+) -> impl Iterator<Item = (&'a PointsOf, &'a PointsOf)> {
     let pairs = of.readings.iter();
-    let pairs = pairs.filter_map(|one| Some((&one.points, models.get(&one.work)?)));
-    Agreement::by_criterion(rubric, pairs)
+    pairs.filter_map(|one| Some((&one.points, models.get(&one.work)?)))
+}
+
+/// Which points a model gave where a person gave which; nothing of a criterion with more values than anybody reads.
+fn plot<'a>(
+    criterion: &Criterion,
+    pairs: impl Iterator<Item = (&'a PointsOf, &'a PointsOf)>,
+) -> Option<Plot> {
+    let mut values = criterion.allowed();
+    values.sort_unstable();
+    values.dedup();
+    if values.len() > MAX_PLOT_VALUES {
+        return None;
+    }
+    let place = |points: &PointsOf| {
+        let points = points.get(&criterion.id)?;
+        values.iter().position(|value| value == points)
+    };
+    let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    for (person, model) in pairs {
+        if let (Some(person), Some(model)) = (place(person), place(model)) {
+            *counts.entry((person, model)).or_default() += 1;
+        }
+    }
+    let most = *counts.values().max()?;
+    let size = GUTTER + CELL * values.len();
+    let middle = |place: usize| GUTTER + CELL * place + CELL / 2;
+    let said = counts.iter().map(|((person, model), count)| {
+        let (person, model) = (values[*person], values[*model]);
+        format!("you {person}, the model {model}: {count}")
+    });
+    Some(Plot {
+        title: criterion.title.clone(),
+        size,
+        text: said.collect::<Vec<_>>().join("; "),
+        axis: (values.iter().enumerate())
+            .map(|(place, value)| (middle(place), size - middle(place), value.to_string()))
+            .collect(),
+        dots: counts
+            .iter()
+            .map(|((person, model), count)| Dot {
+                x: middle(*person),
+                y: size - middle(*model),
+                radius: radius(*count, most),
+                count: *count,
+                is_equal: person == model,
+            })
+            .collect(),
+    })
+}
+
+/// The area tells how many there are of the most.
+fn radius(count: usize, most: usize) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "counts of submissions")]
+    let share = count as f64 / most as f64;
+    #[expect(clippy::cast_precision_loss, reason = "a constant")]
+    let largest = CELL as f64 / 2.0 - 2.0;
+    format!("{:.1}", largest * share.sqrt())
 }
 
 fn among_persons(of: &Of<'_>) -> Vec<CriterionAgreement> {

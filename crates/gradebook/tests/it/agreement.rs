@@ -236,6 +236,26 @@ fn row(page: &str, title: &str) -> Vec<String> {
         .collect()
 }
 
+/// The plot of a criterion has these pairs, in words, too.
+fn plots(page: &str, title: &str, mut pairs: Vec<(f64, f64)>) {
+    let plot = format!("aria-label=\"{title}: ");
+    let plot = page.split(&plot).nth(1).unwrap().split('"').next().unwrap();
+    for part in plot.split("; ") {
+        let (points, count) = part.rsplit_once(": ").unwrap();
+        let points = points.strip_prefix("you ").unwrap();
+        let (you, model) = points.split_once(", the model ").unwrap();
+        let pair: (f64, f64) = (you.parse().unwrap(), model.parse().unwrap());
+        let before = pairs.len();
+        pairs.retain(|one| *one != pair);
+        assert_eq!(
+            before - pairs.len(),
+            count.parse::<usize>().unwrap(),
+            "{plot}"
+        );
+    }
+    assert!(pairs.is_empty(), "{plot}: {pairs:?}");
+}
+
 #[tokio::test]
 async fn only_what_was_graded_blind_tells_how_far_both_agree() {
     let site = Site::new().await;
@@ -291,6 +311,12 @@ async fn only_what_was_graded_blind_tells_how_far_both_agree() {
             ("6", equal.to_string().as_str())
         );
         assert_eq!(cells[3], format!("{bias:+.2}"), "{}", criterion.title);
+        let own = given[..2].iter().map(|points| (*points, *points));
+        plots(
+            &page,
+            &criterion.title,
+            given.iter().map(|m| (top, *m)).chain(own).collect(),
+        );
         // Persons beside each other: the second table.
         let human = page.split("Persons beside each other").nth(1).unwrap();
         let equal = given[..2].iter().filter(|points| **points == top).count();
