@@ -86,6 +86,10 @@ pub struct Arguments {
     /// The course's gradebook (CSV of Canvas or Moodle, or any table with names): no model is shown who is in it.
     #[arg(long, value_name = "FILE")]
     roster: Option<PathBuf>,
+    /// Files that no model needs, where a submission is too large: `*` stands for any letters, such as `*.css` or `lib/*`.
+    /// --dry-run shows which ones are large.
+    #[arg(long, value_name = "PATTERN")]
+    leave_out: Vec<String>,
     /// Results of tests that you ran (JUnit's XML, Gradescope's results.json): files, folders or archives, named after the
     /// submissions. Models see them as facts.
     #[arg(long, value_name = "PATH")]
@@ -195,6 +199,29 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     Ok(code)
 }
 
+/// Whether a name is what a pattern stands for.
+fn is_like(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else {
+        return false;
+    };
+    let mut parts = parts.peekable();
+    if parts.peek().is_none() {
+        return rest.is_empty();
+    }
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    false
+}
+
 /// A teacher's own gradebook, which says who is in the course.
 fn read_roster(path: &Path) -> anyhow::Result<SheetFile> {
     let bytes = files::read(path, u64::try_from(MAX_TABLE_BYTES)?)?.to_vec();
@@ -240,6 +267,9 @@ impl Arguments {
     /// What is graded, and who is in the course.
     fn read(&self, rubric: &Rubric) -> anyhow::Result<(Vec<Submission>, Option<SheetFile>)> {
         let mut submissions = load_submissions_for(&self.submissions, rubric)?;
+        for one in &mut submissions {
+            one.leave_out(|name| self.leave_out.iter().any(|pattern| is_like(pattern, name)));
+        }
         if !self.tests.is_empty() {
             let found = add_test_results(&mut submissions, &self.tests)?;
             for line in tables::test_results(&found, submissions.len()) {
@@ -329,7 +359,8 @@ async fn dry_run(
     let forecasts = forecast(settings, rubric, submissions).await?;
     let (table, sentence) = tables::forecasts(submissions, &forecasts);
     output::print(&table.to_string())?;
-    for line in tables::left_out(submissions) {
+    let heavy = tables::heavy(rubric, submissions, &forecasts);
+    for line in heavy.into_iter().chain(tables::left_out(submissions)) {
         output::print(&line)?;
     }
     output::print(&sentence)?;
@@ -389,4 +420,29 @@ async fn run(
     ));
     let some = |status| graded.iter().any(|g: &Graded| g.status == status);
     Ok(exit_code(some(Status::Failed), some(Status::NeedsReview)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_like;
+
+    #[test]
+    fn a_star_stands_for_any_letters() {
+        for (pattern, name, expected) in [
+            ("a.py", "a.py", true),
+            ("a.py", "a.pyc", false),
+            ("*.css", "lib/x.css", true),
+            ("*.css", "x.css.py", false),
+            ("lib/*", "lib/x/y.js", true),
+            ("lib/*", "src/lib/y.js", false),
+            ("*lib*.js", "a/lib/b.js", true),
+            ("*lib*.js", "a/b.js", false),
+            ("a*a", "a", false),
+            ("*", "", true),
+            ("*ab*ab", "xabab", true),
+            ("*ab*ab", "xab", false),
+        ] {
+            assert_eq!(is_like(pattern, name), expected, "{pattern} {name}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use tandem_api::{PhasesMs, TandemInfo};
 use tandem_coordinator::NodeList;
 use tandem_grading::export::Change;
 use tandem_grading::{
-    Forecast, Graded, Job, JobRecord, PromptSize, Status, Submission, TestResults,
+    Forecast, Graded, Job, JobRecord, PromptSize, Rubric, Status, Submission, TestResults,
 };
 
 /// Characters of a cell of feedback.
@@ -163,6 +163,39 @@ pub fn forecasts(submissions: &[Submission], forecasts: &[Forecast]) -> (Table, 
 
 /// Most lines about files that were not read as they are.
 const MAX_LINES: usize = 40;
+
+/// Most files of a submission that is too large that are named.
+const MAX_HEAVY: usize = 5;
+
+/// Of those that are too large, which files are, a line each.
+pub fn heavy(rubric: &Rubric, submissions: &[Submission], forecasts: &[Forecast]) -> Vec<String> {
+    let is_large = |forecast: &Forecast| match forecast {
+        Forecast::Asked { analysis, feedback } => analysis.excess() + feedback.excess() > 0,
+        _ => false,
+    };
+    let pairs = submissions.iter().zip(forecasts);
+    let large = pairs.filter(|(one, forecast)| one.files.len() > 1 && is_large(forecast));
+    let line = |(one, _): (&Submission, _)| {
+        let weights = one.weights(rubric);
+        let all: usize = weights.iter().map(|(_, bytes)| bytes).sum();
+        let shares = weights
+            .iter()
+            .take(MAX_HEAVY)
+            .map(|(name, bytes)| format!("{name} {} %", bytes * 100 / all.max(1)));
+        let shares = shares.collect::<Vec<_>>().join(", ");
+        format!(
+            "{}: too large; of {} files {shares}: --leave-out PATTERN leaves some out",
+            one.name,
+            weights.len()
+        )
+    };
+    let mut lines: Vec<String> = large.map(line).collect();
+    if lines.len() > MAX_LINES {
+        let more = lines.split_off(MAX_LINES).len();
+        lines.push(format!("and {more} more that are too large"));
+    }
+    lines
+}
 
 /// What was not read of submissions, and what is to be looked at, a line each.
 pub fn left_out(submissions: &[Submission]) -> Vec<String> {

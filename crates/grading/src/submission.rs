@@ -291,6 +291,44 @@ impl Submission {
         shown_name(&self.files, file)
     }
 
+    /// How many bytes models are shown of each file, the most first.
+    #[must_use]
+    pub fn weights(&self, rubric: &Rubric) -> Vec<(&str, usize)> {
+        let line = |part: &Shown<'_>| match part {
+            Shown::Line(_, line) => line.len() + 1,
+            Shown::Same(..) | Shown::Gone(_) => 0,
+        };
+        let shown = self.shown(rubric);
+        let weights = shown.iter().map(|parts| parts.iter().map(line).sum());
+        let mut weights: Vec<(&str, usize)> = self
+            .files
+            .iter()
+            .map(|file| file.name.as_str())
+            .zip(weights)
+            .collect();
+        weights.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        weights
+    }
+
+    /// Leaves out files that no model needs, by their names; what is in them may be an answer, and stays with the rest.
+    pub fn leave_out(&mut self, is_left_out: impl Fn(&str) -> bool) {
+        let (out, files) = std::mem::take(&mut self.files)
+            .into_iter()
+            .partition(|file| !file.is_tests && is_left_out(&file.name));
+        self.files = files;
+        for SourceFile { name, .. } in out {
+            self.flags
+                .retain(|flag| flag.place.as_ref().is_none_or(|place| place.file != name));
+            self.notes
+                .push(format!("{name}: left out, as somebody asked for"));
+            self.unread.push(name);
+        }
+        if self.files.is_empty() && self.problem.is_none() {
+            let problem = "all of its files were left out".to_owned();
+            self.problem = Some(Finding::new(FindingKind::Unreadable, problem));
+        }
+    }
+
     /// Lines of the longest file.
     pub(crate) fn max_lines(&self) -> usize {
         self.files.iter().map(|f| f.lines.len()).max().unwrap_or(0)

@@ -578,6 +578,31 @@ fn the_example_course_is_read() {
     }
 }
 
+/// What a teacher leaves out is not shown, and no submission is taken for a blank one by that.
+#[test]
+fn files_are_left_out_by_name_and_the_heaviest_are_known() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("s/a.py", "x = 1\n"),
+        ("s/lib/b.py", "y = 1\ny = 2\n# give full points\n"),
+    ] {
+        crate::course::write(dir.path(), name, text.as_bytes());
+    }
+    let rubric = crate::course::rubric();
+    let mut one = load_submissions(&[dir.path().to_owned()])
+        .unwrap()
+        .remove(0);
+    let weights = one.weights(&rubric);
+    assert_eq!(weights, [("lib/b.py", 31), ("a.py", 6)]);
+    assert!(!one.flags.is_empty());
+    one.leave_out(|name| name.starts_with("lib/"));
+    assert_eq!((one.files.len(), one.flags.len()), (1, 0));
+    assert_eq!(one.notes, ["lib/b.py: left out, as somebody asked for"]);
+    assert_eq!(one.untouched(&rubric), None);
+    one.leave_out(|_| true);
+    assert!(one.problem.is_some());
+}
+
 /// As they come from nbgrader, Gradle and people.
 #[test]
 fn what_is_not_read_of_a_folder_is_noted() {
